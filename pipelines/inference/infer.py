@@ -320,7 +320,7 @@ def _add_derived(result: Inference, time: TimeColumn | None, taken: set[str]) ->
     features = result.content["features"]
     if time is None or TIME_COLUMN in {feature["source"] for feature in features}:
         return
-    first, last = int(time.us[time.us > 0].min()), int(time.us.max())
+    first, last = int(time.us[~time.bad].min()), int(time.us.max())
     if last - first <= DAY_US:
         name = time.column.name
         result.notes.append(f"{name} spans no more than a day: no hour and weekday are derived from it")
@@ -340,7 +340,7 @@ def _time_and_partition(sample: Sample, time: TimeColumn | None) -> tuple[dict[s
     """The ``time`` of a mapping, and partitions that hold a bounded number of rows on the average."""
     if time is None:
         return {"row_order": dict(_ROW_ORDER)}, _ROW_ORDER_PARTITION
-    good = time.us[time.us > 0]
+    good = time.us[~time.bad]
     span = max(1, int(good.max()) - int(good.min()))
     content = with_range(time).model_dump(mode="json", exclude_none=True)
     for partition in _PARTITIONS:

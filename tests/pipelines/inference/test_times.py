@@ -224,8 +224,9 @@ def test_a_given_unit_takes_no_zeros_for_times_but_times_that_begin_at_zero(tmp_
     given = inferred(table(tmp_path, when=[0, *SECONDS[1:]]), time="when=s")
     assert given.content["time"] == {"column": "when", "unit": "s", "first": "1990-01-01"}
     assert any("1 of 1,000 rows have no readable time" in note for note in given.notes)
-    given = inferred(table(tmp_path, when=range(ROWS)), time="when=s")
-    assert given.content["time"] == {"column": "when", "unit": "s"}
+    for begins_at_zero in (range(ROWS), [0] * ROWS):
+        given = inferred(table(tmp_path, when=begins_at_zero), time="when=s")
+        assert given.content["time"] == {"column": "when", "unit": "s"}
 
 
 @pytest.mark.parametrize("values", [range(35_000, 65_000, 30), [f"{k}.5" for k in range(20_000, 70_000, 50)]])
