@@ -215,19 +215,24 @@ def _parse_rest(
     before = words[: words.index("--")] if "--" in words else words
     names = [word.partition("=")[0] for word in before if word.startswith("--") and " " not in word]
     misspelled = [name for name in names if not any(option.startswith(name) for option in options)]
-    required = [action for action in parser._actions if action.required]
-    for action in required:
+    either: list[Any] = [*parser._actions, *parser._mutually_exclusive_groups]
+    required = [one for one in either if one.required]
+    # As it is: an error's usage says which options are required.
+    parser.usage = parser.format_usage().removeprefix("usage: ").rstrip().replace("%", "%%")
+    for one in required:
         # A misspelled option is the likely cause of one that is missing.
-        action.required = not misspelled
+        one.required = not misspelled
     # argparse gives an argument that may be absent nothing at all when an option stands before its words.
     if any(action.nargs == "*" for action in parser._actions):
         found, unknown = parser.parse_known_intermixed_args(words, found)
     else:
         found, unknown = parser.parse_known_args(words, found)
-    for action in required:
-        action.required = True
+    for one in required:
+        one.required = True
     if unknown:
-        if misspelled and any(getattr(found, action.dest) is None for action in required):
+        if misspelled and any(
+            getattr(found, action.dest) is None for action in parser._actions if action.required
+        ):
             unknown = misspelled
         name, known = unknown[0].partition("=")[0], [name for name in options if name.startswith("--")]
         # A single dash in place of two is forgiven only here.
