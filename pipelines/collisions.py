@@ -1,7 +1,6 @@
 """Shares of values of hashed features that share an id, estimated from the ids that an ingest has met."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -63,21 +62,21 @@ class Collisions:
             there = ids[ids != MISSING_ID]
             self._counts[name].add(there, np.zeros(len(there), np.bool_))
 
-    def merge(self, other: "Collisions") -> None:
-        """Adds what another one has noted, of rows with the same features."""
-        for name, marks in self._marks.items():
-            marks |= other._marks[name]
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Returns what ``merge`` takes: of marked ids a bit each."""
+        found = {f"marks/{name}": np.packbits(own) for name, own in self._marks.items()}
         for name, counts in self._counts.items():
-            counts.merge(other._counts[name])
+            found |= {f"counts/{name}/{part}": values for part, values in counts.to_arrays().items()}
+        return found
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A bit each, where it is sent from one worker to another.
-        marks = {name: (len(own), np.packbits(own)) for name, own in self._marks.items()}
-        return {**vars(self), "_marks": marks}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        marks = {name: np.unpackbits(bits, count=size) for name, (size, bits) in state["_marks"].items()}
-        vars(self).update({**state, "_marks": {name: own.view(np.bool_) for name, own in marks.items()}})
+    def merge(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Adds what another one has noted (``to_arrays``), of rows with the same features."""
+        for name, marks in self._marks.items():
+            marks |= np.unpackbits(arrays[f"marks/{name}"], count=len(marks)).view(np.bool_)
+        for name, counts in self._counts.items():
+            begin = f"counts/{name}/"
+            parts = {key.removeprefix(begin): own for key, own in arrays.items() if key.startswith(begin)}
+            counts.merge(BoundedCounts.from_arrays(parts, 1))
 
     def shares(self) -> dict[str, float]:
         """Estimates the share of the values of each feature with ``buckets`` that share their id."""

@@ -1,6 +1,7 @@
 """Counts of each id of a feature, in bounded memory: exact as long as that fits, an estimate beyond."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import numpy as np
 
@@ -107,6 +108,27 @@ class BoundedCounts:
             stay = np.sort(order[: self._kept])
             ids, occurrences, in_clicks = ids[stay], occurrences[stay], in_clicks[stay]
         self._ids, self._all, self._clicked = ids, occurrences, in_clicks
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Returns all that ``from_arrays`` needs."""
+        self._flush()
+        lost = np.array([not self._exact, self._shortfall], np.int64)
+        return {
+            "ids": self._ids,
+            "all": self._all,
+            "clicked": self._clicked,
+            "hashes": self._hashes,
+            "lost": lost,
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], kept: int = KEPT_IDS) -> Self:
+        """Makes the counters that ``to_arrays`` described."""
+        counts = cls(kept)
+        counts._ids, counts._all, counts._clicked = arrays["ids"], arrays["all"], arrays["clicked"]
+        counts._hashes = arrays["hashes"]
+        counts._exact, counts._shortfall = not arrays["lost"][0], int(arrays["lost"][1])
+        return counts
 
     def distinct(self) -> int:
         self._flush()

@@ -11,15 +11,17 @@ A unit that is read again writes the same files again, so that a worker may be k
 """
 
 import hashlib
+import io
 import json
-import pickle
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
+from ctr.io.arrays import read_arrays
 from ctr.io.files import remove_temporaries, write_atomic, write_atomic_bytes
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.accounts import UnitReport
@@ -140,14 +142,15 @@ def read_staged(spool: Path, starts: Sequence[int]) -> list[tuple[int, bytes]]:
 
 def write_collisions(spool: Path, met: Collisions) -> None:
     """Stores the ids that a worker has met."""
-    content = pickle.dumps(met)
-    write_atomic_bytes(spool / "ids" / hashlib.sha256(content).hexdigest(), content)
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **met.to_arrays())
+    write_atomic_bytes(spool / "ids" / hashlib.sha256(content.getvalue()).hexdigest(), content.getvalue())
 
 
-def read_collisions(spool: Path) -> Iterator[Collisions]:
-    """Yields what ``write_collisions`` has stored."""
+def read_collisions(spool: Path) -> Iterator[dict[str, np.ndarray]]:
+    """Yields what ``write_collisions`` has stored, as ``Collisions.merge`` takes it."""
     for path in sorted((spool / "ids").glob("*")):
-        yield pickle.loads(path.read_bytes())
+        yield read_arrays(path)
 
 
 def write_staged(spool: Path, start: int, manifest: bytes) -> None:

@@ -27,8 +27,6 @@ FORBIDDEN = {
     *("tf.py_function", "tf.numpy_function", "tf.load_op_library", "tf.keras.models.load_model"),
 }
 ALLOWED = {
-    # A coder between the workers of one Beam job, which pickle the job's own steps for each other anyhow.
-    ("pipelines/events/steps.py", "pickle"),
     # A training step calls the solver of its own process; no export has it (ctr/serving/graph.py).
     ("optim/shampoo/exchange.py", "tf.numpy_function"),
     # A worker's step exchanges arrays with the other workers of the machine; no export has it either.
