@@ -1,8 +1,8 @@
 """Operations of the rules on arrays of strings of Arrow and of numbers of NumPy; the text of values in such arrays.
 
 Strings are large_string without nulls, or a dictionary of them for the items of lists, of which only the distinct ones
-are changed. TensorFlow is loaded for many long strings, and for text, of which it cuts and hashes n-grams faster than
-these become an array.
+are changed; where columns are derived also string, and null stays null. TensorFlow is loaded for many long strings, and
+for text, of which it cuts and hashes n-grams faster than these become an array.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from ctr.data.ids.rules import SMALLEST_NORMAL
 from ctr.data.schema import MISSING_ID
-from ctr.data.spelling import WHOLE, WHOLE_SPELLED, float_text
+from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast, float_text
 from ctr.io.errors import InputError
 from ctr.io.farmhash import LONGEST, fingerprint64, fingerprints_of
 
@@ -93,6 +93,22 @@ def numbers(values: np.ndarray) -> np.ndarray:
 
 def spell(strings: pa.Array) -> pa.Array:
     return _on_distinct(spell_array, strings)
+
+
+def prefix(strings: pa.Array, length: int) -> pa.Array:
+    return pc.utf8_slice_codeunits(strings, 0, length)
+
+
+def cast(strings: pa.Array, cast: Cast) -> pa.Array:
+    pattern, spelled = CASTS[cast]
+    fits = pc.match_substring_regex(strings, pattern)
+    empty = pa.scalar("", strings.type)
+    return pc.if_else(fits, pc.replace_substring_regex(strings, pattern, spelled), empty)
+
+
+def periods(times: np.ndarray, length: int, shift: int, count: int) -> np.ndarray:
+    found = times // length + shift
+    return found % count if count else found
 
 
 def split(strings: pa.Array, separator: str) -> tuple[pa.Array, np.ndarray]:
