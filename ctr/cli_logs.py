@@ -219,7 +219,9 @@ def _ingest(arguments: argparse.Namespace) -> None:
     check_anything_to_do(arguments.out, bool(arguments.input), arguments.append)
     if arguments.input:
         mapped_files(mapping, arguments.input)
-    load_tensorflow()
+    # Only n-grams are made by it.
+    if any(feature.kind == "text" for feature in mapping.features):
+        load_tensorflow()
     from ctr.pipelines.ingest.run import ingest
 
     with closing(Bar(None, "rows")) as bar:

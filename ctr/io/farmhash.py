@@ -1,26 +1,28 @@
-"""FarmHash's Fingerprint64, without TensorFlow: of one text, and of many short ones at once in NumPy.
+"""FarmHash's Fingerprint64, without TensorFlow: of one text, and of many at once in NumPy.
 
 The same lines compute both: words are Python's integers, or arrays of uint64, of which multiplying drops what is beyond
-64 bits as the masks do. Of arrays it takes a third of the time that TensorFlow takes to read them.
+64 bits as the masks do. Of arrays of short texts it takes a third of the time that TensorFlow takes to read them.
 Source: FarmHash by Geoff Pike, Google (MIT license), ``farmhashna::Hash64``.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-LONGEST = 64  # bytes of the longest text that is hashed in NumPy
-
 Words = Any
 """An integer from 0 to 2^64 - 1, or uint64 [N]."""
+
+State = tuple[Words, ...]
+"""Of a text of more than a block: x, y, z, and the pairs v and w, one after the other."""
 
 _MASK = (1 << 64) - 1
 _K0, _K1, _K2 = 0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F
 _BLOCK = 64
 _MOST = 1 << 15  # texts at once, so that what is computed of them stays in the cache
+_FEW = 16  # texts up to which Python is faster, block by block
 _two_words = struct.Struct("<2Q").unpack_from
 _word = struct.Struct("<Q").unpack_from
 _half_word = struct.Struct("<I").unpack_from
@@ -30,7 +32,7 @@ _block = struct.Struct("<8Q").unpack_from
 def fingerprint64(text: bytes) -> int:
     """Returns the fingerprint of some bytes, from 0 to 2^64 - 1."""
     size = len(text)
-    if size > 64:
+    if size > _BLOCK:
         return _of_more(text)
     if size > 32:
         words = *_two_words(text), *_two_words(text, 16), *_two_words(text, size - 32)
@@ -45,7 +47,7 @@ def fingerprint64(text: bytes) -> int:
 
 
 def fingerprints_of(content: npt.NDArray[np.uint8], begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns the fingerprints, uint64 [N], of texts of at most ``LONGEST`` bytes, by begin and size in bytes."""
+    """Returns the fingerprints, uint64 [N], of texts by begin and size in bytes."""
     if len(begins) > _MOST:
         starts = range(0, len(begins), _MOST)
         parts = [fingerprints_of(content, begins[at : at + _MOST], sizes[at : at + _MOST]) for at in starts]
@@ -61,6 +63,10 @@ def fingerprints_of(content: npt.NDArray[np.uint8], begins: np.ndarray, sizes: n
         at = np.flatnonzero((sizes >= shortest) & (sizes <= longest))
         if len(at):
             found[at] = _hashed(compute, kind, places, padded, begins[at], sizes[at])
+    at = np.flatnonzero(sizes > _BLOCK)
+    if len(at):
+        at = at[np.argsort(-sizes[at])]
+        found[at] = _of_many(padded, begins[at], sizes[at])
     return found
 
 
@@ -150,48 +156,83 @@ _LENGTHS: tuple[tuple[int, int, Callable[..., Words], str, tuple[int, ...]], ...
     (4, 7, _of_halves, "<u4", (0, -4)),
     (8, 16, _of_two, "<u8", (0, -8)),
     (17, 32, _of_four, "<u8", (0, 8, -16, -8)),
-    (33, LONGEST, _of_eight, "<u8", (0, 8, 16, 24, -32, -24, -16, -8)),
+    (33, _BLOCK, _of_eight, "<u8", (0, 8, 16, 24, -32, -24, -16, -8)),
 )
 """Sizes from and to, how they are hashed, and the places of the words that are read, from the begin or the end."""
 
 
 def _of_more(text: bytes) -> int:
     """Of 65 bytes and more: blocks of 64, then the last 64 bytes, which may overlap them."""
-    x, y = 81 * _K2 + _word(text)[0] & _MASK, 81 * _K1 + 113 & _MASK
-    z = _folded(y * _K2 + 113 & _MASK) * _K2 & _MASK
-    v, w = (0, 0), (0, 0)
     size = len(text)
+    state = _begun(_word(text)[0])
     for begin in range(0, (size - 1) // _BLOCK * _BLOCK, _BLOCK):
-        s = _block(text, begin)
-        x = _rotated(x + y + v[0] + s[1], 37) * _K1 & _MASK
-        y = _rotated(y + v[1] + s[6], 42) * _K1 & _MASK
-        x ^= w[1]
-        y = y + v[0] + s[5] & _MASK
-        z = _rotated(z + w[0], 33) * _K1 & _MASK
-        v = _weak(s[:4], v[1] * _K1, x + w[0])
-        w = _weak(s[4:], z + w[1], y + s[2])
-        x, z = z, x
+        state = _with_block(state, _block(text, begin))
+    found: int = _ended(state, _block(text, size - _BLOCK), size - 1 & _BLOCK - 1)
+    return found
+
+
+def _of_many(content: npt.NDArray[np.uint8], begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The same of texts from the longest to the shortest; the few longest are hashed one by one."""
+    every = np.ndarray((len(content) - 7,), "<u8", content, strides=(1,))
+    found = np.empty(len(begins), np.uint64)
+    found[:_FEW] = [
+        fingerprint64(content[begin : begin + size].tobytes())
+        for begin, size in zip(begins[:_FEW].tolist(), sizes[:_FEW].tolist(), strict=True)
+    ]
+    begins, sizes = begins[_FEW:], sizes[_FEW:]
+    if len(begins):
+        blocks = (sizes - 1) // _BLOCK
+        state = np.empty((7, len(begins)), np.uint64)
+        for row, part in zip(state, _begun(every[begins]), strict=True):
+            row[:] = part
+        for number in range(blocks[0]):
+            left = int(np.searchsorted(-blocks, -number))
+            words = _words(every, begins[:left] + number * _BLOCK)
+            for row, part in zip(state, _with_block(tuple(state[:, :left]), words), strict=True):
+                row[:left] = part
+        rest = (sizes - 1 & _BLOCK - 1).astype(np.uint64)
+        found[_FEW:] = _ended(tuple(state), _words(every, begins + sizes - _BLOCK), rest)
+    return found
+
+
+def _words(every: np.ndarray, places: np.ndarray) -> list[np.ndarray]:
+    return [every[places + word] for word in range(0, _BLOCK, 8)]
+
+
+def _begun(word: Words) -> State:
+    y = 81 * _K1 + 113 & _MASK
+    return (81 * _K2 & _MASK) + word & _MASK, y, _folded(y * _K2 + 113 & _MASK) * _K2 & _MASK, 0, 0, 0, 0
+
+
+def _with_block(state: State, s: Sequence[Words]) -> State:
+    x, y, z, v, other_v, w, other_w = state
+    x = _rotated(x + y + v + s[1], 37) * _K1 & _MASK
+    y = _rotated(y + other_v + s[6], 42) * _K1 & _MASK
+    x = x ^ other_w
+    y = y + v + s[5] & _MASK
+    z = _rotated(z + w, 33) * _K1 & _MASK
+    return (z, y, x, *_weak(s[:4], other_v * _K1, x + w), *_weak(s[4:], z + other_w, y + s[2]))
+
+
+def _ended(state: State, s: Sequence[Words], rest: Words) -> Words:
+    x, y, z, v, other_v, w, other_w = state
     multiplier = _K1 + ((z & 0xFF) << 1) & _MASK
-    s = _block(text, size - _BLOCK)
-    first = w[0] + (size - 1 & _BLOCK - 1)
-    v = (v[0] + first & _MASK, v[1])
-    w = (first + v[0] & _MASK, w[1])
-    x = _rotated(x + y + v[0] + s[1], 37) * multiplier & _MASK
-    y = _rotated(y + v[1] + s[6], 42) * multiplier & _MASK
-    x ^= w[1] * 9 & _MASK
-    y = y + v[0] * 9 + s[5] & _MASK
-    z = _rotated(z + w[0], 33) * multiplier & _MASK
-    v = _weak(s[:4], v[1] * multiplier, x + w[0])
-    w = _weak(s[4:], z + w[1], y + s[2])
-    x, z = z, x
-    one = _mixed(v[0], w[0], multiplier) + _folded(y) * _K0 + z & _MASK
-    return _mixed(one, _mixed(v[1], w[1], multiplier) + x & _MASK, multiplier)
+    w = w + rest
+    v = v + w & _MASK
+    w = w + v & _MASK
+    x = _rotated(x + y + v + s[1], 37) * multiplier & _MASK
+    y = _rotated(y + other_v + s[6], 42) * multiplier & _MASK
+    x = x ^ other_w * 9 & _MASK
+    y = y + v * 9 + s[5] & _MASK
+    z = _rotated(z + w, 33) * multiplier & _MASK
+    v, other_v = _weak(s[:4], other_v * multiplier, x + w)
+    w, other_w = _weak(s[4:], z + other_w, y + s[2])
+    one = _mixed(v, w, multiplier) + _folded(y) * _K0 + x & _MASK
+    return _mixed(one, _mixed(other_v, other_w, multiplier) + z & _MASK, multiplier)
 
 
-def _weak(words: tuple[int, ...], a: int, b: int) -> tuple[int, int]:
-    a += words[0]
-    b = _rotated(b + a + words[3], 21)
-    c = a
-    a += words[1] + words[2]
-    b += _rotated(a, 44)
-    return a + words[3] & _MASK, b + c & _MASK
+def _weak(words: Sequence[Words], a: Words, b: Words) -> tuple[Words, Words]:
+    c = a + words[0]
+    b = _rotated(b + c + words[3], 21)
+    a = c + words[1] + words[2]
+    return a + words[3] & _MASK, b + _rotated(a, 44) + c & _MASK

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.derived import Derived
-from ctr.data.ids.arrow import spell_array, text_array
+from ctr.data.ids import arrow
+from ctr.data.ids.rules import derived_column
 from ctr.data.mapping import FIRST_TIME, LAST_TIME, TIME_LIMIT_US, Mapping, Time
-from ctr.data.spelling import CAST_NAMES, CASTS
+from ctr.data.spelling import CAST_NAMES
 from ctr.data.time_formats import ZONES
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import (
@@ -147,17 +148,21 @@ def add_derived(
     for name, rule in derive.items():
         if rule.of_time:
             assert times is not None
-            length, shift, count = rule.periods
-            periods = times // length + shift
-            made[name] = pa.array(periods % count if count else periods)
-        elif rule.is_copy:
-            made[name] = columns[rule.source]
-        else:
-            made[name] = _respelled(name, rule, columns[rule.source], verdict)
+            made[name] = pa.array(derived_column(arrow, rule, times))
+            continue
+        values = columns[rule.source]
+        if not rule.is_copy:
+            values = _as_text(name, rule, values)
+        made[name] = derived_column(arrow, rule, values)
+        if rule.cast in CAST_NAMES:
+            bad = pc.and_(pc.equal(made[name], ""), pc.not_equal(values, ""))
+            bad = pc.fill_null(bad, False).to_numpy(zero_copy_only=False)
+            what = CAST_NAMES[rule.cast]
+            verdict.refuse(bad, name, f"not {what}", values, f"{what}, or empty")
     columns |= made
 
 
-def _respelled(name: str, rule: Derived, source: pa.Array, verdict: Verdict) -> pa.Array:
+def _as_text(name: str, rule: Derived, source: pa.Array) -> pa.Array:
     is_nested = pa.types.is_nested(source.type)
     if is_nested and rule.cast == "text":
         return source
@@ -166,17 +171,7 @@ def _respelled(name: str, rule: Derived, source: pa.Array, verdict: Verdict) -> 
         if is_nested:
             what = f", which has {'no prefix' if rule.prefix is not None else f'no cast to {rule.cast}'}"
         raise InputError(f"derive.{name}: the column {rule.source} is of type {source.type}{what}")
-    texts = text_array(source)
-    if rule.prefix is not None:
-        return pc.utf8_slice_codeunits(spell_array(texts), 0, rule.prefix)
-    if rule.cast is None or rule.cast == "text":
-        return texts
-    pattern, spelled = CASTS[rule.cast]
-    fits = pc.match_substring_regex(texts, pattern)
-    bad = pc.and_(pc.invert(fits), pc.not_equal(texts, ""))
-    bad = pc.fill_null(bad, False).to_numpy(zero_copy_only=False)
-    verdict.refuse(bad, name, f"not {CAST_NAMES[rule.cast]}", texts, f"{CAST_NAMES[rule.cast]}, or empty")
-    return pc.replace_substring_regex(texts, pattern, spelled)
+    return arrow.text_array(source)
 
 
 def check_numbers(names: Sequence[str], columns: Columns, verdict: Verdict) -> None:

@@ -20,10 +20,21 @@ def test_it_is_tensorflows_for_every_length():
 def test_of_arrays_it_is_the_same():
     rng = random.Random(1)
     texts = [
-        rng.randbytes(rng.choice([0, 1, 2, 3, 5, 7, 8, 12, 16, 17, 25, 32, 33, 50, 64]))
+        rng.randbytes(
+            rng.choice([0, 1, 2, 3, 5, 7, 8, 12, 16, 17, 25, 32, 33, 50, 64, 65, 128, 129, 190, 300])
+        )
         for _ in range(40_000)
     ]
-    for some in (texts, texts[:9], [text for text in texts if 8 <= len(text) <= 16], [b"ab"], [b""], []):
+    texts += [rng.randbytes(size) for size in [*range(65, 260), 5000] for _ in range(20)]
+    for some in (
+        texts,
+        texts[:9],
+        [text for text in texts if 8 <= len(text) <= 16],
+        [b"ab"],
+        [b"a" * 70],
+        [b""],
+        [],
+    ):
         sizes = np.array([len(text) for text in some], np.int64)
         begins = np.cumsum(sizes) - sizes
         content = np.frombuffer(b"".join(some), np.uint8)

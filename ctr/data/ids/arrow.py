@@ -1,8 +1,8 @@
 """Operations of the rules on arrays of strings of Arrow and of numbers of NumPy; the text of values in such arrays.
 
 Strings are large_string without nulls, or a dictionary of them for the items of lists, of which only the distinct ones
-are changed. TensorFlow is loaded for many long strings, and for text, of which it cuts and hashes n-grams faster than
-these become an array.
+are changed; where columns are derived also string, and null stays null. TensorFlow is loaded only for text, of which it
+cuts and hashes n-grams faster than these become an array.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +14,9 @@ import pyarrow.compute as pc
 
 from ctr.data.ids.rules import SMALLEST_NORMAL
 from ctr.data.schema import MISSING_ID
-from ctr.data.spelling import WHOLE, WHOLE_SPELLED, float_text
+from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast, float_text
 from ctr.io.errors import InputError
-from ctr.io.farmhash import LONGEST, fingerprint64, fingerprints_of
-
-_FEW = 4096  # long strings up to which Python is faster than loading TensorFlow
+from ctr.io.farmhash import fingerprints_of
 
 
 def may_spell(strings: pa.Array) -> bool:
@@ -95,6 +93,22 @@ def spell(strings: pa.Array) -> pa.Array:
     return _on_distinct(spell_array, strings)
 
 
+def prefix(strings: pa.Array, length: int) -> pa.Array:
+    return pc.utf8_slice_codeunits(strings, 0, length)
+
+
+def cast(strings: pa.Array, cast: Cast) -> pa.Array:
+    pattern, spelled = CASTS[cast]
+    fits = pc.match_substring_regex(strings, pattern)
+    empty = pa.scalar("", strings.type)
+    return pc.if_else(fits, pc.replace_substring_regex(strings, pattern, spelled), empty)
+
+
+def periods(times: np.ndarray, length: int, shift: int, count: int) -> np.ndarray:
+    found = times // length + shift
+    return found % count if count else found
+
+
 def split(strings: pa.Array, separator: str) -> tuple[pa.Array, np.ndarray]:
     lists = pc.split_pattern(strings, separator)
     return lists.flatten().cast(pa.large_string()), pc.list_value_length(lists).to_numpy().astype(np.int32)
@@ -126,32 +140,17 @@ def ngrams(
 
 def fingerprint(strings: Any) -> np.ndarray:
     if not isinstance(strings, pa.Array):
-        return _in_tensorflow(strings)
+        from ctr.data.ids import graph
+
+        prints: np.ndarray = graph.fingerprint(strings).numpy()
+        return prints
     if pa.types.is_dictionary(strings.type):
         found: np.ndarray = fingerprint(strings.dictionary)[strings.indices.to_numpy()]
         return found
     begins, sizes = _sizes(strings)
     content = strings.buffers()[2]
     data = np.frombuffer(b"" if content is None else content, np.uint8)
-    long = np.flatnonzero(sizes > LONGEST)
-    if not len(long):
-        return fingerprints_of(data, begins, sizes)
-    prints = np.empty(len(strings), np.uint64)
-    short = np.flatnonzero(sizes <= LONGEST)
-    prints[short] = fingerprints_of(data, begins[short], sizes[short])
-    others = strings.take(pa.array(long))
-    if len(long) <= _FEW:
-        prints[long] = [fingerprint64(text) for text in others.cast(pa.large_binary()).to_pylist()]
-    else:
-        prints[long] = _in_tensorflow(_as_tensor(others))
-    return prints
-
-
-def _in_tensorflow(strings: Any) -> np.ndarray:
-    from ctr.data.ids import graph
-
-    prints: np.ndarray = graph.fingerprint(strings).numpy()
-    return prints
+    return fingerprints_of(data, begins, sizes)
 
 
 def bucket(prints: np.ndarray, counts: Sequence[int]) -> np.ndarray:

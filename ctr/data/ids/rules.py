@@ -35,6 +35,9 @@ class Operations(Protocol):
 
     def numbers(self, values: Vector) -> Vector: ...  # also of strings and integers; NaN: not a number
     def spell(self, strings: Vector) -> Vector: ...  # whole numbers without a fraction
+    def prefix(self, strings: Vector, length: int) -> Vector: ...  # so many characters
+    def cast(self, strings: Vector, cast: Cast) -> Vector: ...  # the empty string for what it does not accept
+    def periods(self, times: Vector, length: int, shift: int, count: int) -> Vector: ...
     def split(self, strings: Vector, separator: str) -> tuple[Vector, Rows]: ...
     def strip(self, strings: Vector, characters: str) -> Vector: ...  # ASCII characters, at both ends
     def keep(self, strings: Vector, rows: Rows, most: int, which: str) -> tuple[Vector, Rows]: ...
@@ -57,12 +60,9 @@ class Operations(Protocol):
 
 
 class RawOperations(Operations, Protocol):
-    """What it takes to begin with the columns of a request; ingestion has derived ones already."""
+    """What it takes to begin with the columns of a request; ingestion derives columns before, of times that it has."""
 
     def decimals(self, integers: Vector) -> Vector: ...
-    def prefix(self, strings: Vector, length: int) -> Vector: ...  # so many characters
-    def cast(self, strings: Vector, cast: Cast) -> Vector: ...  # the empty string for what it does not accept
-    def periods(self, times: Vector, length: int, shift: int, count: int) -> Vector: ...
     def is_negative(self, times: Vector) -> Vector: ...
     def stack(
         self, vectors: Sequence[Vector]
@@ -125,7 +125,15 @@ class FeatureIds:
         assert not isinstance(feature, Cross)
         rule = self._schema.derive.get(feature.source)
         values = column_of(raw, feature, feature.source if rule is None else rule.column)
-        return values if rule is None else derived_values(xp, rule, values, feature.source in self._numbers)
+        if rule is None:
+            return values
+        derived = derived_column(xp, rule, values)
+        if not rule.of_time:
+            return derived
+        missing = xp.is_negative(values)
+        if feature.source in self._numbers:
+            return xp.where(missing, np.nan, xp.numbers(derived))
+        return xp.where(missing, "", xp.decimals(derived))
 
     def of_values(
         self, xp: Operations, feature: Category | Number | Text, values: Vector, rows: Rows = None
@@ -178,13 +186,10 @@ def cross_ids(xp: Operations, feature: Cross, parts: Sequence[Made]) -> Made:
     return Made(ids_of_prints(xp, state, [feature.buckets]), state, rows=rows)
 
 
-def derived_values(xp: RawOperations, rule: Derived, values: Vector, as_number: bool) -> Vector:
-    """Makes a derived column of times, missing if negative, or of values: numbers, or strings."""
+def derived_column(xp: Operations, rule: Derived, values: Vector) -> Vector:
+    """Makes a derived column: whole numbers of times, strings of strings; a copy is the values themselves."""
     if rule.of_time:
-        periods, missing = xp.periods(values, *rule.periods), xp.is_negative(values)
-        if as_number:
-            return xp.where(missing, np.nan, xp.numbers(periods))
-        return xp.where(missing, "", xp.decimals(periods))
+        return xp.periods(values, *rule.periods)
     if rule.prefix is not None:
         return xp.prefix(xp.spell(values), rule.prefix)
     return xp.cast(values, rule.cast) if rule.cast in CASTS else values
