@@ -103,9 +103,8 @@ class Cell:
     verdict: str = ""  # better, worse, differs, ...: how it is colored
     sign: str = ""  # of the verdict, for the eye alone
     look: int | None = None  # of the line that stands before it
-    bar: tuple[float, float, float] | None = (
-        None  # an interval from 0 to 120, and what it is of; 60 is no difference
-    )
+    # An interval from 0 to 120, and what it is of; 60 is no difference.
+    bar: tuple[float, float, float] | None = None
     span: int = 1  # columns that it takes
 
     def __str__(self) -> str:

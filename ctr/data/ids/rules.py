@@ -45,12 +45,10 @@ class Operations(Protocol):
     def fingerprint(self, strings: Vector) -> Vector: ...  # unsigned, 64 bits
     def bucket(self, prints: Vector, counts: Sequence[int]) -> Vector: ...  # 1 + print mod count
     def grown(self, prints: Vector) -> Vector: ...  # the 64 bits read as signed; 1 for 0
-    def look_up(
-        self, prints: Vector, places: Mapping[int, int]
-    ) -> Vector: ...  # else the number after the last
-    def rank(
-        self, numbers: Vector, edges: Sequence[float]
-    ) -> Vector: ...  # 1 + how many edges are at or below
+    # The place of each, or the number after the last place.
+    def look_up(self, prints: Vector, places: Mapping[int, int]) -> Vector: ...
+    # 1 + how many edges are at or below.
+    def rank(self, numbers: Vector, edges: Sequence[float]) -> Vector: ...
     def mix(self, parts: Sequence[Vector]) -> Vector: ...
     def spread(self, vector: Vector, rows: Rows) -> Vector: ...  # a row's value for each of its items
     def is_empty(self, strings: Vector) -> Vector: ...
@@ -64,9 +62,8 @@ class RawOperations(Operations, Protocol):
 
     def decimals(self, integers: Vector) -> Vector: ...
     def is_negative(self, times: Vector) -> Vector: ...
-    def stack(
-        self, vectors: Sequence[Vector]
-    ) -> Vector: ...  # strings of several features, which bucket counts apart
+    # Strings of several features, which `bucket` counts apart.
+    def stack(self, vectors: Sequence[Vector]) -> Vector: ...
     def unstack(self, vector: Vector, count: int) -> list[Vector]: ...
 
 
