@@ -20,7 +20,7 @@ from ctr.io.errors import InputError
 from ctr.search.run import run_search
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from report_pages import Page
+from report_pages import Html
 from small_runs import LOGISTIC, draw_examples, merged, publish
 from small_searches import BASE
 
@@ -183,10 +183,10 @@ def test_random_search_and_its_report(place, capsys):
     assert len(rung["tried"]) == 3 and rung["end"] is None and record["judged"] == []
     assert [one["logloss"] for one in rung["tried"]] == sorted(one["logloss"] for one in rung["tried"])
     page = Path("out/report.html").read_text()
-    shown = Page(page)
-    shown.check_policy()
+    shown = Html(page)
+    shown.check()
     assert "Rates & <b>" in shown.words and "<script>" in shown.words
-    assert len(shown.plots()) == 1
+    assert len(shown.images()) == 1
     before = page
     assert main(["search", "--report", "--out", "out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == record
