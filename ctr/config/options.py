@@ -54,7 +54,7 @@ class OptionsKey:
         start, given = self.start, dict(content)
         if self.presets and "preset" in given:
             name = given.pop("preset")
-            if name not in self.presets:
+            if not isinstance(name, str) or name not in self.presets:
                 raise ValueError(f"preset is {name!r}; allowed: {', '.join(self.presets)}")
             start = self.presets[name]
         return start.changed(given, self.without)
