@@ -39,7 +39,7 @@ def shampoo(setting: Setting) -> dict[str, Any]:
 
 
 def objective(setting: Setting) -> dict[str, Any]:
-    """What ranking, distillation and bias constraints add together, on a simulated log."""
+    """Returns what ranking, distillation and bias constraints add together, on a simulated log."""
     with tempfile.TemporaryDirectory() as folder:
         simulated = bench_objective.make_log(
             Path(folder) / "log", (bench_objective.FEEDS + 1) * setting.size.batch
@@ -91,7 +91,7 @@ class Target:
 
 
 def has_matrix_units() -> bool:
-    """Whether this processor has AMX."""
+    """Returns whether this processor has AMX."""
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.exists() and "amx_bf16" in cpuinfo.read_text()
 

@@ -101,7 +101,7 @@ def training_step(size: Size, rounds: int, turn: int | None = None) -> dict[str,
 
 
 def family_training_step(size: Size, rounds: int, turn: int) -> dict[str, dict[str, Any]]:
-    """What each of the family adds to AdaGrad's step, with all that is computed every so many steps."""
+    """Returns what each of the family adds to AdaGrad's step, with all that is computed every so many steps."""
     changes = {
         name: change if change is ADAGRAD else {"optimizer": {"dense": change}}
         for name, change in FAMILY.items()

@@ -249,7 +249,7 @@ class Simulated:
         )
 
     def logistic_regression(self, batch: int) -> Record:
-        """How far the long log's truth is from main effects."""
+        """Returns how far the long log's truth is from main effects."""
         linear = {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": self.plan.model["prior"]}
         values = START._replace(rate=OPTIMIZERS["adagrad"].start).values
         plan = replace(self.plan, model=linear)
@@ -270,7 +270,7 @@ class Simulated:
         ]
 
     def ablate(self, batch: int, best: Point) -> dict[str, Any]:
-        """What changes of the tuned Shampoo + Nesterov do to the excess of the last half."""
+        """Returns what changes of the tuned Shampoo + Nesterov do to the excess of the last half."""
         found = {}
         base = self.run("ablation", "shampoo_nesterov", batch, best.values, ABLATION_SEED)
         theirs = read_arrays(base)["excess"][BINS // 2 :]

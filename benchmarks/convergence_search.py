@@ -72,12 +72,12 @@ def _best_full(done: Mapping[Point, float], start: Point) -> Point:
 
 
 def is_settled(done: Mapping[Point, float], start: Point, accumulator: bool = True) -> bool:
-    """Whether the best full-grid point is inside of what was tried along every axis."""
+    """Returns whether the best full-grid point is inside of what was tried along every axis."""
     return start in done and all(point in done for point in _full_steps(_best_full(done, start), accumulator))
 
 
 def next_point(done: Mapping[Point, float], start: Point, accumulator: bool = True) -> Point | None:
-    """What to try next, given the results so far (smaller is better); None when nothing is left.
+    """Returns what to try next, given the results so far (smaller is better); None when nothing is left.
 
     Args:
         done: results by point.

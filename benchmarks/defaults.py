@@ -80,7 +80,7 @@ def judge(ours: Sequence[Result], rivals: Sequence[Result], metric: str) -> Verd
 
 
 def judge_calibration(ours: Sequence[Result]) -> str:
-    """Whether predicted over actual clicks is within ``TOLERANCE`` of 1, or its interval holds 1."""
+    """Returns whether predicted over actual clicks is within ``TOLERANCE`` of 1, or its interval holds 1."""
     ratio = ours[0].record["calibration_ratio"] if ours else None
     if ratio is None:
         return "-"
@@ -122,7 +122,7 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def count(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """How often each verdict was given."""
+    """Returns how often each verdict was given."""
     names = [name for name in next(iter(rows.values()), {}) if name.startswith("≥") or name == "clicks right"]
     return {name: dict(Counter(str(row[name]).partition(" (")[0] for row in rows.values())) for name in names}
 

@@ -110,7 +110,7 @@ def _step(built: Built, lowered: Lowered, count: int) -> jax.stages.Wrapped:
 
 
 def _arguments(built: Built, number: int) -> list[np.ndarray]:
-    """What all devices are given at a step, behind each other."""
+    """Returns what all devices are given at a step, behind each other."""
     of_all = [
         argument_values(built.step.learning(feeds[number % len(feeds)], built.ramps, built.rates)[1])
         for feeds in built.feeds_of

@@ -32,7 +32,7 @@ class Ended(NamedTuple):
 
     @property
     def result(self) -> Any:
-        """What it handed over by ``give``."""
+        """Returns what it handed over by ``give``."""
         return json.loads(self.output.partition(RESULT)[2].splitlines()[0])
 
 

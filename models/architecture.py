@@ -105,12 +105,12 @@ class Architecture:
 
     @property
     def has_network(self) -> bool:
-        """Whether there is more than linear weights."""
+        """Returns whether there is more than linear weights."""
         return bool(self.cross_layers or self.deep_units)
 
     @property
     def prefixes(self) -> list[str]:
-        """What the names of each component's weights begin with."""
+        """Returns what the names of each component's weights begin with."""
         return [f"component_{number}/" for number in range(self.components)] if self.components > 1 else [""]
 
     @property

@@ -14,7 +14,7 @@ class Part:
         return weights
 
     def looked_up(self, layout: TableLayout, looked_up: LookedUp) -> LookedUp:
-        """What is computed with of what a table gives."""
+        """Returns what is computed with of what a table gives."""
         return looked_up
 
     def curvature(self, layout: TableLayout, curvature: RowCurvature) -> RowCurvature:

@@ -40,7 +40,7 @@ class FeatureRows:
 
     @cached_property
     def salt(self) -> np.int64:
-        """What distinguishes its ids that grow from those of other features."""
+        """Returns what distinguishes its ids that grow from those of other features."""
         return np.frombuffer(hashlib.sha256(self.name.encode()).digest()[:8], "<i8")[0]
 
 

@@ -34,7 +34,7 @@ _DYNAMIC = re.compile(r"\w\[(?:[<=\d]+,)*<=\d|\bdynamic-reshape\(")
 
 
 def program_faults(given: str, compiled: str, may_be_wide: bool = False) -> list[str]:
-    """What is wrong with a program, as it was given to the compiler and as that left it.
+    """Returns what is wrong with a program, as it was given to the compiler and as that left it.
 
     Args:
         may_be_wide: whether it may have float64, which a TPU computes in many float32 operations.
@@ -56,7 +56,7 @@ def program_faults(given: str, compiled: str, may_be_wide: bool = False) -> list
 
 
 def in_place_faults(changed: Sequence[str], results: int, aliases: Mapping[int, int]) -> list[str]:
-    """Which variables the compiled step does not update in their own memory.
+    """Returns which variables the compiled step does not update in their own memory.
 
     Args:
         changed: their names, in the order in which the step returns them.
@@ -70,7 +70,7 @@ def in_place_faults(changed: Sequence[str], results: int, aliases: Mapping[int, 
 def number_faults(
     chip: str, needed: int, temporary: int, flops_ratio: float | None, max_ratio: float = MAX_FLOPS_RATIO
 ) -> list[str]:
-    """Which limits a compiled step is beyond.
+    """Returns which limits a compiled step is beyond.
 
     Args:
         needed: bytes of memory that it needs in all.

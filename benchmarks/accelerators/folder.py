@@ -104,7 +104,7 @@ def _entry(name: str, spec: Spec, value: np.ndarray) -> list[Any]:
 
 
 def shampoo_facts(built: Built) -> dict[str, Any] | None:
-    """What the host computes roots by; None where there are none."""
+    """Returns what the host computes roots by; None where there are none."""
     core = built.state.dense_optimizer.core
     if not core.layout.factors:
         return None

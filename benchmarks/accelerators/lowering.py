@@ -56,7 +56,7 @@ class Lowered:
 
     @property
     def argument_bytes(self) -> int:
-        """What goes to the device at every step."""
+        """Returns what goes to the device at every step."""
         return sum(spec_bytes(self.specs[name]) for name in self.arguments)
 
 
@@ -99,7 +99,7 @@ def argument_values(arguments: tuple[Any, ...]) -> dict[str, np.ndarray]:
 
 
 def output_aliases(text: str) -> dict[int, int]:
-    """Which parameter's memory each result of a program has, from the first line of its text."""
+    """Returns which parameter's memory each result of a program has, from the first line of its text."""
     head = text.partition("\n")[0]
     return {int(output): int(parameter) for output, parameter in _ALIAS.findall(head)}
 

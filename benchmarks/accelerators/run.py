@@ -194,7 +194,7 @@ class Model:
 
 
 def check(name):
-    """Whether steps here give what they gave where the folder was made."""
+    """Returns whether steps here give what they gave where the folder was made."""
     model, expected = Model(name), np.load(HERE / f"{name}.expected.npz")
     program = model.program
     feeds = [arguments(program, *one) for one in examples(program["size"], program["feeds"])]

@@ -125,7 +125,7 @@ def _salt(name: str) -> int:
 
 
 def _values(feature: Feature) -> int:
-    """How many values it has over the pass."""
+    """Returns how many values it has over the pass."""
     clocks = {"hour": 24, "weekday": 7}
     return clocks.get(feature.kind, feature.size * (1 + math.ceil(feature.churn)))
 

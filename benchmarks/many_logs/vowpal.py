@@ -71,7 +71,7 @@ def _blocks(begins: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def _order(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Which of 2 N lines come when: the first N have no labels, the others have.
+    """Returns which of 2 N lines come when: the first N have no labels, the others have.
 
     Args:
         sizes: int64 [Q], the rows of each query, N together.

@@ -113,7 +113,7 @@ def _anonymous(count: int, effect: float) -> tuple[Feature, ...]:
 
 
 def _features(entry: str | dict[str, Any]) -> tuple[Feature, ...]:
-    """What an entry of ``worlds.yaml`` stands for."""
+    """Returns what an entry of ``worlds.yaml`` stands for."""
     if isinstance(entry, str):
         return (CLOCKS[entry],)
     if "anonymous" in entry:

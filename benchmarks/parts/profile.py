@@ -70,7 +70,7 @@ def _called(name: str, event: xplane_pb2.XEvent, facts: Mapping[int, str]) -> st
 
 
 def is_operation(name: str) -> bool:
-    """Whether an event of a trace is an operation of the graph: its name, a colon, and its type."""
+    """Returns whether an event of a trace is an operation of the graph: its name, a colon, and its type."""
     return _OPERATION.match(name) is not None
 
 
@@ -110,7 +110,7 @@ def by_part(operations: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def trace_steps(model: Model) -> dict[str, Any]:
-    """What one turn is made of, divided by its steps."""
+    """Returns what one turn is made of, divided by its steps."""
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)
         traced = model.turn()["ms"]

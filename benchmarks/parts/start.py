@@ -35,7 +35,7 @@ POINTS = {
 
 @cache
 def fresh_process(size: Size) -> dict[str, float]:
-    """What ``parts/fresh.py`` found."""
+    """Returns what ``parts/fresh.py`` found."""
     return run_python([FOLDER / "parts/fresh.py", json.dumps(asdict(size))])[0].result
 
 

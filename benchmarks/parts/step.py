@@ -66,14 +66,14 @@ def measure(setting: Setting) -> dict[str, Any]:
 def _over_fastest(
     turns: Mapping[str, list[Numbers]], found: Mapping[str, Any], rivals: list[str], own: str
 ) -> dict[str, Any]:
-    """How many times as fast our own step is as the fastest rival's."""
+    """Returns how many times as fast our own step is as the fastest rival's."""
     fastest = min(rivals, key=lambda arm: found[arm]["ms"])
     times = ([one["ms"] for one in turns[arm]] for arm in (fastest, own))
     return {"fastest": fastest, "times_as_fast": ratio(*times)}
 
 
 def imports(module: str) -> bool:
-    """Whether this Python has a module that can be imported."""
+    """Returns whether this Python has a module that can be imported."""
     return subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True).returncode == 0
 
 

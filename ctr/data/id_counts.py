@@ -60,7 +60,7 @@ class BoundedCounts:
 
     @property
     def exact(self) -> bool:
-        """Whether no id was dropped; else ``distinct`` is an estimate."""
+        """Returns whether no id was dropped; else ``distinct`` is an estimate."""
         self._flush()
         return self._exact
 

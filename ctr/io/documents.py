@@ -104,7 +104,7 @@ read_short_floats(_Loader)
 
 
 def _count_values(node: yaml.Node, known: dict[int, int | None], depth: int) -> int:
-    """How many values a node has when every alias stands for a copy."""
+    """Returns how many values a node has when every alias stands for a copy."""
     size = known.get(id(node), 0)
     if size is None:
         raise ValueError("an alias (*) refers to a value that contains it")

@@ -188,6 +188,6 @@ def dual_step(
 def _errors(
     index: tf.Tensor, label: tf.Tensor, probability: tf.Tensor, weight: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which rows count, bool [B], and their y - p; 0 with a gradient of zero for the others."""
+    """Returns which rows count, bool [B], and their y - p; 0 with a gradient of zero for the others."""
     inside = (index >= 0) & (weight > 0)
     return inside, tf.where(inside, label - probability, tf.zeros_like(probability))

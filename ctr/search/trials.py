@@ -126,7 +126,7 @@ def run_rung(problem: Problem, number: int, candidates: Sequence[Tried]) -> Rung
 
 
 def _compared(baseline: Path, run: Path) -> dict[str, Any]:
-    """What ``Tried`` holds of the progressive logloss of a run, against that of the baseline."""
+    """Returns what ``Tried`` holds of the progressive logloss of a run, against that of the baseline."""
     ours, theirs = read_run(run).metrics, read_run(baseline).metrics
     if not same_examples(theirs, ours):
         raise InputError(f"{run}: scored other rows than {baseline}; candidates must score the same")

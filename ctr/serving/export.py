@@ -219,7 +219,7 @@ def _find_same(out: Path, names: Sequence[Path], described: Mapping[str, Any]) -
 
 
 def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
+    """Returns whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
     first, second = ({log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (one, other))
     if first.keys() != second.keys():
         return True

@@ -173,7 +173,7 @@ class Scorer:
         return self._inputs[name].read(features, few)
 
     def _are_few(self, rows: int) -> bool:
-        """Whether so many rows are scored without TensorFlow, of which there are then fewer left."""
+        """Returns whether so many rows are scored without TensorFlow, of which there are then fewer left."""
         if not 0 < rows <= self._few:
             return False
         if self._loaded is None and rows > _FEW_ROWS:

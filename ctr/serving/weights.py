@@ -139,7 +139,7 @@ def _keys_name(table: str) -> str:
 
 
 def _find(keys: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the wanted keys are among ``keys``, which rise: bool [N]; and the places of these."""
+    """Returns which of the wanted keys are among ``keys``, which rise: bool [N]; and the places of these."""
     places = np.searchsorted(keys, wanted)
     known = places < len(keys)
     known[known] = keys[places[known]] == wanted[known]

@@ -435,7 +435,7 @@ class TrainConfig(StrictModel):
         return self.model.table_layouts(schema, self.ids.shared_rows)
 
     def ramps_at(self, examples: int, before: Mapping[str, int] | None = None) -> dict[str, float]:
-        """What every ramp has reached when ``examples`` examples were trained on; 0 for what is off.
+        """Returns what every ramp has reached when ``examples`` examples were trained on; 0 for what is off.
 
         Args:
             before: by a ramp's name, how many examples were trained on before these; see ``ctr.training.warm_start``.

@@ -121,7 +121,7 @@ def _sums(
     inputs: Sequence[tf.Tensor],
     is_bias: bool = False,
 ) -> BatchSums:
-    """What a calibrator learns by from a logit, which multiplies a constant and ``inputs``."""
+    """Returns what a calibrator learns by from a logit, which multiplies a constant and ``inputs``."""
     logit, weight = tf.stop_gradient(logit), targets["own_weight"]
     gradient = weight * (tf.sigmoid(logit) - targets["label"])
     columns = [tf.ones_like(weight), *(tf.stop_gradient(one) for one in inputs)]

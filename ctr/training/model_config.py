@@ -148,7 +148,7 @@ class ModelConfig(StrictModel):
 
     @property
     def has_network(self) -> bool:
-        """Whether embeddings are used at all."""
+        """Returns whether embeddings are used at all."""
         return bool(self.crosses.layers or self.deep.units)
 
     @model_validator(mode="after")

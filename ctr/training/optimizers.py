@@ -87,7 +87,7 @@ def table_optimizer(
 
 
 def samples_labels(optimizer: DenseOptimizer) -> bool:
-    """Whether it learns from labels that are sampled from the model."""
+    """Returns whether it learns from labels that are sampled from the model."""
     return isinstance(optimizer, DenseKfac) and optimizer.seed is not None
 
 

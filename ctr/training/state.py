@@ -143,12 +143,12 @@ class TrainState:
 
     @property
     def seat(self) -> Seat | None:
-        """Which parts of each batch this process computes; None: all of it, as it is alone."""
+        """Returns which parts of each batch this process computes; None: all of it, as it is alone."""
         return seat_in(self.group, self.tables.divided, self.samples_labels)
 
     @property
     def sharding(self) -> Sharding:
-        """How the arrays are divided over the workers, by the names of ``arrays``."""
+        """Returns how the arrays are divided over the workers, by the names of ``arrays``."""
         workers = self.workers
         return Sharding(workers.rank, workers.size, self.tables.lengths(), self.dense_optimizer.parts())
 

@@ -211,7 +211,7 @@ def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _He
 
 
 def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
-    """Which worker failed, and how; None where all are done, or the first one is, which leaves last.
+    """Returns which worker failed, and how; None where all are done, or the first one is, which leaves last.
 
     A worker that ended only because it lost another one is named only if nothing else is known.
     """

@@ -123,7 +123,7 @@ class RowLines:
         return tf.gather(tf.reshape(whole, [size, -1, *whole.shape[1:]]), self._owners.number)
 
     def _place(self, slots: tf.Tensor) -> tf.Tensor:
-        """Which of the places of its line each slot has, bool [U, k, 1]."""
+        """Returns which of the places of its line each slot has, bool [U, k, 1]."""
         return tf.one_hot(slots % self._each, self._each, True, False)[:, :, tf.newaxis]
 
     # Between two steps.

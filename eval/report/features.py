@@ -138,7 +138,7 @@ def _share_figures(shown: ShownRun) -> list[page.Figure]:
 
 
 def _slot_figures(shown: ShownRun) -> list[page.Figure]:
-    """How the rows of each feature whose ids grow are used; in the colors of the table."""
+    """Returns how the rows of each feature whose ids grow are used; in the colors of the table."""
     features = {
         feature.name: (place, feature.slots)
         for place, feature in enumerate(shown.health.features)

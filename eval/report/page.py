@@ -193,7 +193,7 @@ class Series:
 
     @property
     def known(self) -> int:
-        """How many points have a value."""
+        """Returns how many points have a value."""
         return int(np.isfinite(np.asarray(self.y, np.float64)).sum())
 
 
@@ -247,7 +247,7 @@ class Figure:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether at least two points are known, of one series where each is a line: fewer are no plot."""
+        """Returns whether at least two points are known, of one series where each is a line: fewer are no plot."""
         if not self.hovered:
             return any(panel.series for panel in self.panels)
         counts = [one.known for _, one in self.hovered]

@@ -180,7 +180,7 @@ class KfacCore:
             counter.assign_add(tf.math.count_nonzero(flags))
 
     def _invert_layer(self, number: int, correction: tf.Tensor) -> tf.Tensor:
-        """Whether a layer's inverses are new, their damping, and whether they failed, [3]."""
+        """Returns whether a layer's inverses are new, their damping, and whether they failed, [3]."""
         options, state = self.options, self._state[number]
         sums = Factors(
             *(tf.math.divide_no_nan(state[side].read_value(), correction) for side in Factors._fields)

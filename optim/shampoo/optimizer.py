@@ -170,7 +170,7 @@ class ShampooCore(GradientSteps):
         return {**self.momentum.update(others, decays), **self.graft_momentum.update(own, decays)}
 
     def _decays(self, rate: tf.Tensor) -> Decays:
-        """What M decays by, and mu, which is scaled by the rate over the largest one so far (PT App. C.1)."""
+        """Returns what M decays by, and mu, which is scaled by the rate over the largest one so far (PT App. C.1)."""
         options, largest, last = self.options, self.largest_rate, self.mu
         if largest is None or last is None:
             return options.momentum, options.momentum

@@ -71,7 +71,7 @@ def _mirror(lower: tf.Tensor) -> tf.Tensor:
 
 @lru_cache(maxsize=64)
 def _places(size: int) -> np.ndarray:
-    """Where in the packed form each element of a matrix is, int32 [d * d]."""
+    """Returns where in the packed form each element of a matrix is, int32 [d * d]."""
     rows = size - size // 2
     half = size - rows
     i, j = np.indices([size, size])

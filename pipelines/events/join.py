@@ -42,7 +42,7 @@ class Joined:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing happened in the partition, so that there is nothing to publish."""
+        """Returns whether nothing happened in the partition, so that there is nothing to publish."""
         return not (self.counters["impressions"] or self.counters["clicks"])
 
 

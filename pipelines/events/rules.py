@@ -47,12 +47,12 @@ class PartitionRules:
 
     @property
     def ahead(self) -> int:
-        """How long before its impression's query a click can have been."""
+        """Returns how long before its impression's query a click can have been."""
         return 2 * self.skew if self.show else self.skew
 
     @property
     def lookback(self) -> int:
-        """How long before a click the query of its impression can have been, if the click is late."""
+        """Returns how long before a click the query of its impression can have been, if the click is late."""
         return self.show + self.window + self.late_window
 
 

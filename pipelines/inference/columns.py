@@ -112,7 +112,7 @@ def _is_separator(texts: Sequence[str], counts: Sequence[int], mark: str) -> boo
 
 
 def _change_places(parts: Sequence[Sequence[str]]) -> bool:
-    """Whether lists of one length, of three items or more, have the same items at all places."""
+    """Returns whether lists of one length, of three items or more, have the same items at all places."""
     if len(parts[0]) < 3:
         return False
     places = [set(place) for place in zip(*parts, strict=True)]
@@ -328,7 +328,7 @@ def _numbers(
 
 
 def _has_fractions(lists: pa.Array, texts: Sequence[str]) -> bool:
-    """Whether lists hold numbers with fractions."""
+    """Returns whether lists hold numbers with fractions."""
     items = lists.flatten().drop_null()
     if not pa.types.is_floating(items.type) and not pa.types.is_decimal(items.type):
         return is_text(items.type) and bool(len(items)) and is_vector(texts)
@@ -337,7 +337,7 @@ def _has_fractions(lists: pa.Array, texts: Sequence[str]) -> bool:
 
 
 def _is_prose(texts: Sequence[str]) -> bool:
-    """Whether most values are several words each, and few of the words come back often."""
+    """Returns whether most values are several words each, and few of the words come back often."""
     words = [word for text in texts for word in text.lower().split()]
     several = sum(len(text.split()) > 1 for text in texts)
     return several > 0.5 * len(texts) and len(set(words)) > max(50, 0.1 * len(words))

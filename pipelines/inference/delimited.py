@@ -108,7 +108,7 @@ def _without_lines(text: str, count: int) -> str:
 
 
 def _lines_before(text: str) -> tuple[int, str | None]:
-    """How many lines stand before a table, and the delimiter that one of them names.
+    """Returns how many lines stand before a table, and the delimiter that one of them names.
 
     They are empty, comments that begin with #, or Excel's ``sep=;``. A comment with as many fields as the line below is
     left: it may have the names.
@@ -140,7 +140,7 @@ def _title_lines(text: str, rows: Sequence[Sequence[str]]) -> int:
 
 
 def _is_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row names the columns: words above numbers, or values unlike those below.
+    """Returns whether the first row names the columns: words above numbers, or values unlike those below.
 
     Names may be numbers, such as 101 of an anonymous feature, where others are words. Rows that repeat the first one do
     not speak against it where it is a header for other reasons, as in files put together by ``cat``.
@@ -187,13 +187,13 @@ def _is_name(text: str) -> bool:
 
 
 def _are_numbers(values: set[str]) -> bool:
-    """Whether there are values and all are numbers, but for those that mean a missing one."""
+    """Returns whether there are values and all are numbers, but for those that mean a missing one."""
     numbers = values.difference(NULLS)
     return bool(numbers) and all(map(_is_number, numbers))
 
 
 def _is_number(text: str) -> bool:
-    """Whether a text is a finite or infinite decimal number; ``nan`` and ``inf`` are words."""
+    """Returns whether a text is a finite or infinite decimal number; ``nan`` and ``inf`` are words."""
     try:
         float(text)
     except ValueError:

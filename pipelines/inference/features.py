@@ -130,7 +130,7 @@ def _number_or_category(column: ColumnProfile) -> Decision:
 
 
 def _counts_something(values: np.ndarray) -> bool:
-    """Whether whole numbers are like amounts: they begin near 0, and small ones are the most frequent."""
+    """Returns whether whole numbers are like amounts: they begin near 0, and small ones are the most frequent."""
     # -1 or 0 may stand for none, before ids.
     positive = values[values > 0]
     if not len(positive):
@@ -176,7 +176,7 @@ def _number(column: ColumnProfile, because: str) -> Decision:
 
 
 def _is_spread(values: np.ndarray, size: float) -> bool:
-    """Whether no bucket of a size holds many more values than the most frequent value is."""
+    """Returns whether no bucket of a size holds many more values than the most frequent value is."""
     most = np.unique(values, return_counts=True)[1].max()
     buckets = np.unique(np.floor(values / size), return_counts=True)[1].max()
     return bool(buckets <= max(0.3 * len(values), 1.2 * most))

@@ -176,7 +176,7 @@ def _check_session(roles: Roles) -> None:
 
 
 def _decide(roles: Roles, kept: Sequence[str]) -> Iterator[tuple[str, Decision]]:
-    """What becomes of each column that has no role."""
+    """Returns what becomes of each column that has no role."""
     seen: dict[bytes, ColumnProfile] = {}
     for name in roles.used:
         seen.setdefault(roles.columns[name].codes.tobytes(), roles.columns[name])

@@ -151,7 +151,7 @@ def _neither(column: ColumnProfile) -> str:
 
 
 def _is_near(column: ColumnProfile) -> bool:
-    """Whether a column that is no label nearly is one."""
+    """Returns whether a column that is no label nearly is one."""
     found = _two_values(column)
     return found is not None and not column.has_word(_PLURALS) and bool(found[1].mean() <= _NEARLY)
 
@@ -375,7 +375,7 @@ def _items(column: ColumnProfile) -> list[list[str]]:
 
 
 def _is_part(rows: list[list[str]], others: list[list[str]]) -> bool:
-    """Whether a column's items are, row by row, some of those of another column."""
+    """Returns whether a column's items are, row by row, some of those of another column."""
     pairs = [(set(row), set(other)) for row, other in zip(rows, others, strict=True) if row]
     inside = sum(row <= other for row, other in pairs)
     fewer = sum(len(row) < len(other) for row, other in pairs)
@@ -383,7 +383,7 @@ def _is_part(rows: list[list[str]], others: list[list[str]]) -> bool:
 
 
 def _is_count_name(column: ColumnProfile) -> bool:
-    """Whether a name is that of a number of outcomes: clicks, num_clicks, total_conversion."""
+    """Returns whether a name is that of a number of outcomes: clicks, num_clicks, total_conversion."""
     return column.consists_of(lexicon.LABEL_WORDS, lexicon.LABEL_HELPERS | lexicon.COUNT_WORDS)
 
 

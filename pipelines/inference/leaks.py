@@ -201,7 +201,7 @@ def _rates(groups: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _is_pure(rows: np.ndarray, clicks: np.ndarray, base: float) -> np.ndarray:
-    """Whether nearly all rows of groups are positive, and not by chance."""
+    """Returns whether nearly all rows of groups are positive, and not by chance."""
     return (clicks >= PURE * rows) & (clicks * np.log(base) < np.log(_CHANCE))
 
 
@@ -235,7 +235,7 @@ def find_outcome(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray)
 
 
 def _agrees(column: ColumnProfile, labels: np.ndarray, labeled: np.ndarray) -> bool:
-    """Whether the rows in which something happened, or the others, are all positive or all negative."""
+    """Returns whether the rows in which something happened, or the others, are all positive or all negative."""
     off_codes = [place for place, text in enumerate(column.lower) if text in _OFF]
     happened = ((column.codes >= 0) & ~np.isin(column.codes, off_codes))[labeled]
     label = labels[labeled].astype(bool)

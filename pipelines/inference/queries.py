@@ -140,7 +140,7 @@ def _find_fault(column: ColumnProfile, users: Sequence[ColumnProfile], roles: Ro
 
 
 def _is_contiguous(codes: np.ndarray) -> bool:
-    """Whether the rows of nearly every value follow one another."""
+    """Returns whether the rows of nearly every value follow one another."""
     codes = codes[codes >= 0]
     return int(_begins(codes).sum()) <= 1.02 * len(np.unique(codes)) + 1
 
@@ -195,7 +195,7 @@ def _again(column: ColumnProfile, places: np.ndarray, text: str) -> str:
 
 
 def _is_run(column: ColumnProfile, head: int) -> bool:
-    """Whether the values of a column, ids with many values, stand in groups of consecutive rows."""
+    """Returns whether the values of a column, ids with many values, stand in groups of consecutive rows."""
     codes = column.codes[:head]
     codes = codes[codes >= 0]
     if column.missing_share > TOLERANCE or not (column.numbers is None or column.is_whole) or not len(codes):

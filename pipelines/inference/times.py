@@ -171,7 +171,7 @@ _FILE_ORDER = Choice(NONE, "the order of the file is the time")
 
 
 def _name_rank(column: ColumnProfile) -> int:
-    """How much a name speaks for the time of a row.
+    """Returns how much a name speaks for the time of a row.
 
     3: it says so. 1 or 2: it may be it. 0: it says nothing. -1: the time of another event such as the outcome. -2: that
     of a thing, such as a birthday.
@@ -238,7 +238,7 @@ def find_time(column: ColumnProfile, head_rows: int, named: bool = False) -> Tim
 
 
 def _oddity(found: TimeColumn) -> tuple[int, int]:
-    """How often the time falls from row to row, one number for all that are in no order; and its span."""
+    """Returns how often the time falls from row to row, one number for all that are in no order; and its span."""
     us = found.us[:5000][~found.bad[:5000]]
     if not len(us):
         return 0, 0

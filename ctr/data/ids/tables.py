@@ -68,7 +68,7 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
 
 
 def _has_usable_dictionaries(column: pa.ChunkedArray) -> bool:
-    """Whether its dictionaries hold text and can be joined into one, with a further value for null."""
+    """Returns whether its dictionaries hold text and can be joined into one, with a further value for null."""
     # Indices of fewer bits may leave no room for the values of other chunks.
     if not _is_text(column.type.value_type) or column.type.index_type != pa.int32():
         return False

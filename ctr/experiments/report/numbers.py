@@ -257,7 +257,7 @@ def _number(column: str, record: Record | None) -> dict[str, float | None]:
 
 
 def _pairs(column: str, record: Record) -> dict[str, object]:
-    """What the pairs of an arm's seeds differ by, and its ratio to the reference's."""
+    """Returns what the pairs of an arm's seeds differ by, and its ratio to the reference's."""
     row: dict[str, object] = {}
     for name, mean, pairs in ((column, "mean", "by_pair"), (f"{column}_ratio", "ratio", "ratio_by_pair")):
         each = [one["value"] if isinstance(one, dict) else one for one in record.get(pairs, {}).values()]

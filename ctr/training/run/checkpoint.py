@@ -85,7 +85,7 @@ class _Hashing(io.RawIOBase):
 
 
 def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
-    """What ``np.savez`` writes, from the arrays' own memory instead of a second copy."""
+    """Returns what ``np.savez`` writes, from the arrays' own memory instead of a second copy."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             array = np.asarray(array, order="C")

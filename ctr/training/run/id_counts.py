@@ -90,7 +90,7 @@ def _most_used(fingerprints: np.ndarray, uses: np.ndarray) -> np.ndarray:
 
 
 def slots_content(slots: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """What a line of metrics and a summary say of the slots: of all features together, and of each."""
+    """Returns what a line of metrics and a summary say of the slots: of all features together, and of each."""
     total = {name: sum(counts[name] for counts in slots.values()) for name in SLOT_COUNTS}
     return {
         **_slot_numbers(total),
@@ -108,7 +108,7 @@ def _slot_numbers(counts: Mapping[str, int]) -> dict[str, int | float | None]:
 
 
 def slots_of_pass(timeline: Timeline) -> dict[str, Any]:
-    """What a summary says of the slots, ``ids``; empty where no ids grow."""
+    """Returns what a summary says of the slots, ``ids``; empty where no ids grow."""
     slots = {feature: timeline.slot_total(feature) for feature in timeline.slots}
     return {"ids": slots_content(slots)} if slots else {}
 
