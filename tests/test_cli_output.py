@@ -1,18 +1,10 @@
 """Progress: what is left where batches grow, a line of eighty columns, and a line a minute without a terminal."""
 
-import contextlib
-import fcntl
-import os
-import pty
-import struct
-import sys
-import termios
-import threading
-
 import pytest
 
 from ctr.cli_output import LINE_SECONDS, Bar, Pace
 from ctr.data.batches import BatchSize
+from terminal import standard_error_shown
 
 METRICS = {"per_query_auc": 0.5253, "auc": 0.5301, "logloss": 0.2709, "calibration_ratio": 1.0388}
 TOTAL = 45_840_617
@@ -96,29 +88,13 @@ def test_nothing_is_said_within_a_minute_or_where_it_is_to_be_quiet(capsys, monk
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_a_bar_fits_its_terminal(columns, monkeypatch):
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    shown: list[bytes] = []
-
-    def read() -> None:
-        # Linux reports the end as an error.
-        with contextlib.suppress(OSError):
-            while part := os.read(master, 4096):
-                shown.append(part)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with os.fdopen(slave, "w") as terminal, monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", terminal)
+    with standard_error_shown(columns, monkeypatch) as states:
         bar = Bar(TOTAL, "examples", BatchSize(4096, 1 / 256))
         for position in (8, 4096, TOTAL // 2, TOTAL):
             bar.phase("compiling")
             bar(position, METRICS)
             bar.phase("")
         bar.close()
-    reader.join()
-    os.close(master)
-    states = [state.strip("\r\n") for state in b"".join(shown).decode().split("\r")]
     assert max(map(len, states)) <= columns
     last = next(state for state in reversed(states) if state.strip())
     assert "45.8M/45.8M" in last

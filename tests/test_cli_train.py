@@ -140,20 +140,6 @@ def test_one_worker_is_this_process(place, launched, capfd):
     assert launched == []
 
 
-@pytest.mark.slow
-def test_the_result_of_a_finished_run_needs_neither_tensorflow_nor_arrow(place, fresh_python, root):
-    assert main(train("--json")) == 0
-    script = f"""
-import sys
-from ctr.cli import main
-print("status", main({train("--json")!r}), sorted({{"tensorflow", "pyarrow", "pandas"}} & set(sys.modules)))
-"""
-    lines = fresh_python("-c", script, cwd=place, path=root).stdout.splitlines()
-    assert lines[-1] == "status 0 []"
-    summary = json.loads((place / "run" / "summary.json").read_text())
-    assert json.loads("\n".join(lines[:-1]))["logloss"] == summary["logloss"]
-
-
 def test_logs_of_workers_alone_make_no_run_directory_of_another_kind(place, launched):
     (place / "run" / "workers").mkdir(parents=True)
     assert main(train("--workers", "2")) == 0
@@ -232,7 +218,10 @@ def test_workers_write_checkpoints_by_one_clock(place, pair):
 def test_a_worker_that_is_killed_costs_one_line_and_no_bit(place, pair, rank):
     process = start(place, "--workers", "2", "--json")
     wait_for_checkpoint(place, process)
-    os.kill(children(process.pid)[rank], signal.SIGKILL)
+    workers = children(process.pid)
+    assert len(workers) == 2
+    assert_nobody_can_connect([process.pid, *workers])
+    os.kill(workers[rank], signal.SIGKILL)
     out, err = process.communicate()
     assert process.returncode == 0, err
     assert err.startswith(f"warning: worker {rank} was killed (SIGKILL;") and err.count("\n") == 1
@@ -247,20 +236,13 @@ def sockets(pid: int) -> set[str]:
     return {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
 
 
-@pytest.mark.slow
-def test_nobody_can_connect_to_workers_of_one_machine(place):
-    process = start(place, "--workers", "2")
-    wait_for_checkpoint(place, process)
-    pids = [process.pid, *children(process.pid)]
-    assert len(pids) == 3
+def assert_nobody_can_connect(pids: list[int]) -> None:
+    """The sockets that these processes share have neither an address nor a name."""
     found = set().union(*map(sockets, pids))
     # The sockets of all processes, by their inodes: those of the network, and those with a path or another name.
-    network = [
-        line.split() for kind in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6") for line in proc_net(kind)
-    ]
+    kinds = ("tcp", "tcp6", "udp", "udp6", "raw", "raw6")
+    network = [line.split() for kind in kinds for line in proc_net(kind)]
     named = [line.split() for line in proc_net("unix")]
-    process.send_signal(signal.SIGTERM)
-    process.communicate()
     assert found & {line[6] for line in named}, "the workers are connected to each other"
     assert not found & {line[9] for line in network}
     assert not found & {line[6] for line in named if len(line) > 7}
@@ -286,7 +268,7 @@ def test_a_worker_that_is_stopped_is_named(place):
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_bad_rows_are_one_line_and_nothing_restarts(place):
     shard = next((place / "log").rglob("*.parquet"))
     content = bytearray(shard.read_bytes())

@@ -88,14 +88,10 @@ def sdist(checkout, fresh_python, tmp_path_factory) -> Path:
     return archive
 
 
-def test_bare_imports_are_found():
+def test_nothing_imports_a_bare_room(root):
     source = "import models\nfrom eval.metrics import auc\ndef late():\n    import numpy, optim.roots\n"
     assert sorted(bare_imports(source)) == ["eval.metrics", "models", "optim.roots"]
     assert bare_imports("from ctr import models\nfrom . import eval\nimport ctr.optim, evaluate\n") == []
-
-
-@pytest.mark.slow
-def test_nothing_imports_a_bare_room(root):
     files = python_files(root)
     assert len(files) > len(ROOMS)
     faults = {str(path.relative_to(root)): bare_imports(path.read_text(), str(path)) for path in files}
@@ -105,23 +101,6 @@ def test_nothing_imports_a_bare_room(root):
 def test_runs_from_the_root(root, fresh_python):
     done = fresh_python("-m", "ctr", "--help", cwd=root)
     assert "usage: ctr" in done.stdout
-
-
-def test_help_loads_no_tensorflow(fresh_python, tmp_path, root):
-    code = (
-        "import sys\n"
-        "from ctr.cli import main\n"
-        "sys.argv = ['ctr', '--help']\n"
-        "try:\n"
-        "    status = main()\n"
-        "except SystemExit as stop:\n"
-        "    status = stop.code\n"
-        "assert not status, status\n" + LOADED
-    )
-    done = fresh_python("-c", code, cwd=tmp_path, path=root)
-    loaded = set(done.stdout.splitlines()[-1].split())
-    assert "ctr" in loaded
-    assert not loaded & KERAS_OR_TENSORFLOW
 
 
 def test_eval_loads_no_tensorflow_and_sets_nothing(fresh_python, tmp_path, root):

@@ -5,38 +5,16 @@ import logging
 import sys
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
 from ctr.cli import main
 from ctr.cli_output import load_tensorflow
-from ctr.data.log import create_log
-from ctr.data.schema import Category, Schema
-from ctr.data.shards import pack_ids, publish_partition
-
-SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9, width=2),))
+from small_runs import INTERVALS, draw_examples, publish
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("verbosity") / "log"
-    create_log(folder, SCHEMA)
-    row = np.arange(60)
-    table = pa.table(
-        {
-            "query_time": row // 3 * 1_000_000,
-            "timestamp": row,
-            "query_id": row // 3,
-            "example_id": row,
-            "label": (row % 2).astype(np.int8),
-            "train_weight": np.ones(60, np.float32),
-            "metric_weight": np.ones(60, np.float32),
-            "ids": pack_ids((row % 9).astype(np.int32).reshape(-1, 1)),
-        }
-    )
-    publish_partition(folder, SCHEMA, 0, 10**9, table)
-    return folder
+    return publish(tmp_path_factory.mktemp("verbosity") / "log", draw_examples(20).table(), INTERVALS[:1])
 
 
 @pytest.fixture
@@ -58,8 +36,7 @@ def test_nothing_but_the_result_without_a_terminal(sample, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
-@pytest.mark.parametrize("flag", ["-v", "--verbose"])
+@pytest.mark.parametrize(("place", "flag"), [("before", "-v"), ("after", "--verbose")])
 def test_verbose_reports_files_and_times(sample, log, capfd, place, flag):
     assert sample() == 0
     plain = capfd.readouterr().out
@@ -107,16 +84,9 @@ def test_the_progress_bar(log, monkeypatch, flags, shown):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     assert main(["inspect", str(log), *flags]) == 0
-    assert ("60.0/60.0" in terminal.getvalue()) == shown
+    assert (f"{len(draw_examples(20))}/{len(draw_examples(20))}" in terminal.getvalue()) == shown
     # A message stands on a line of its own.
     assert all("rows/s]" not in line for line in terminal.getvalue().splitlines() if " s] reading" in line)
-
-
-def test_both_at_once_are_refused(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["inspect", "log", "-v", "-q"])
-    assert end.value.code == 2
-    assert "not allowed with" in capsys.readouterr().err
 
 
 @pytest.mark.slow
