@@ -24,7 +24,7 @@ help:
 	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
 	@echo "make test    the tests, without the slow ones"
 	@echo "make slow    the slow tests"
-	@echo "make soak    the long versions of the tests of faults, for hours, and a pass over 20 million examples"
+	@echo "make soak    for hours: kills, fuzzing, products of options, faults put into the code, a pass over 20 million examples"
 	@echo "make lint    style, formatting, and which module may import which"
 	@echo "make types   type checks"
 	@echo "make bench   how fast it is, beside others and beside the machine's limits; numbers in runs/bench.json"
@@ -62,7 +62,9 @@ slow: $(INSTALLED)
 	$(PYTEST) -m "slow and not soak" || { status=$$?; test $$status -eq 5 || exit $$status; }
 
 soak: $(INSTALLED)
-	$(BIN)/pytest -m soak
+	$(PYTEST) -m "not slow and not soak" --hypothesis-profile=random
+	$(BIN)/pytest -m soak --hypothesis-profile=random
+	$(BIN)/python tests/mutations/mutations.py
 	$(BIN)/python benchmarks/bench_endurance.py
 
 flink: $(INSTALLED) flink-jars
