@@ -1,26 +1,21 @@
 """Derived columns and numeric categories: what ingestion makes of a row is what the exported graph makes of it."""
 
 import itertools
-import json
 from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import raw_logs
 from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
 from ctr.data.ids.graph import transform_tensors
 from ctr.data.mapping import Mapping
-from ctr.data.spelling import float_text
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.examples import make_examples
-from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.rows.sources import Chunk
 from ctr.serving.raw_values import make_numbers, make_texts, make_times
 
@@ -33,7 +28,7 @@ def number(source, boundaries):
     return {"name": f"n_{source}", "kind": "number", "source": source, "boundaries": boundaries}
 
 
-EDGES = [-1, 0.1, 1, 12, 1e6]
+BOUNDARIES = [-1, 0.1, 1, 12, 1e6]
 DERIVE = {
     "hour": {"from": "time", "part": "hour"},
     "weekday": {"from": "time", "part": "weekday"},
@@ -59,8 +54,8 @@ CONTENT = {
     "features": [
         *(category(name) for name in (*DERIVE, "zip", "code") if not name.endswith("_number")),
         number("hour_number", [0, 6, 12, 23]),
-        number("amount", EDGES),
-        number("price_number", EDGES),
+        number("amount", BOUNDARIES),
+        number("price_number", BOUNDARIES),
         {"name": "f_size", "kind": "category", "source": "code", "vocabulary": ["0", "12", "1.5", "a"]},
         {"name": "f_tags", "kind": "category", "source": "tags", "multivalent": True, "separator": "|"},
         {"name": "f_title", "kind": "text", "source": "code"},
@@ -127,64 +122,21 @@ def check_agreement(columns, values, times):
         assert ids == [expected[name][row] for row in kept], name
 
 
-def _us(*moment):
-    return int(datetime(*moment, tzinfo=UTC).timestamp()) * 1_000_000
-
-
-DAYS = [(1970, 1, 2), (1999, 12, 31, 12), (2000, 2, 29), (2000, 3, 1), (2019, 11, 12), (2023, 2, 28, 12)]
-DAYS += [(2024, 2, 29, 12), (2024, 12, 31, 23), (2100, 3, 1), (9999, 12, 31)]
-MIDNIGHTS = [0, *(_us(*day) for day in DAYS)]
+DAYS = "1970-01-02 2000-02-29 2000-03-01 2019-11-12 2023-02-28 2024-02-29 2024-12-31 2100-03-01 9999-12-31"
+NOON = 43_200_000_000
+MIDNIGHTS = [0, *(int(datetime.fromisoformat(f"{day}T00Z").timestamp()) * 1_000_000 for day in DAYS.split())]
+EDGES = [*MIDNIGHTS, *(midnight + NOON for midnight in MIDNIGHTS)]
 TIMES = st.one_of(
-    st.tuples(st.sampled_from(MIDNIGHTS), st.sampled_from([-1, 0, 1])).map(lambda pair: max(0, sum(pair))),
+    st.tuples(st.sampled_from(EDGES), st.sampled_from([-1, 0, 1])).map(lambda pair: max(0, sum(pair))),
     st.integers(0, 253_402_300_799_999_999),
 )
-SPELLED = [
-    "12",
-    "12.0",
-    "12.00",
-    "-3.0",
-    "-0.0",
-    "0.0",
-    "0",
-    "-0",
-    "01234",
-    "01234.0",
-    "12.50",
-    "1.10",
-    "12.",
-]
-SPELLED += [
-    "+12.0",
-    ".0",
-    "1e3",
-    "0x0c",
-    "ffff.0",
-    "1.0.0",
-    "1.5",
-    "007",
-    "99999999999999999999.0",
-    "nan",
-    "inf",
-]
-SPELLED += ["12.0 ", "12.0\n"]
+WORDS = "12 12.0 12.00 -3.0 -0.0 0.0 0 -0 01234 01234.0 12.50 1.10 12. +12.0 .0 1e3 0x0c ffff.0 1.0.0 1.5 007 nan inf"
+SPELLED = [*WORDS.split(), "99999999999999999999.0", "12.0 ", "12.0\n"]
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="|"), max_size=6)
 TEXTS = st.none() | st.sampled_from([*SPELLED, "日本語", "é", "e\u0301x", "👩‍👧", "a\x00b", ""]) | TEXT
 FLOATS = st.floats() | st.sampled_from([12.0, -0.0, 0.1, 1e15, 1e16, 2.0**53, 1e-5, 123456789.0])
-NUMBERS = [
-    "",
-    "0.1",
-    ".5",
-    "5.",
-    " 7 ",
-    "+3",
-    "1e5",
-    "-1E-3",
-    "-Infinity",
-    "\u200312",
-    "0.10000000149011612",
-    "1_0",
-]
-NUMBER_TEXTS = st.none() | st.sampled_from([*NUMBERS, "x", *SPELLED]) | st.floats().map(repr) | TEXT
+NUMBERS = ["", "0.1", ".5", "5.", "+3", "1e5", "-1E-3", "-Infinity", "0.10000000149011612", "1_0", "x", " 7 "]
+NUMBER_TEXTS = st.none() | st.sampled_from([*NUMBERS, "\u200312", *SPELLED]) | st.floats().map(repr) | TEXT
 ROWS = st.tuples(TIMES, TEXTS, TEXTS, NUMBER_TEXTS, st.none() | FLOATS, TEXTS)
 
 
@@ -227,9 +179,9 @@ def test_typed_columns(data, kind, times):
 
 def test_times_around_midnight_and_leap_days():
     """Against Python's calendar."""
-    times = sorted({max(0, edge + step) for edge, step in itertools.product(MIDNIGHTS, (-1, 0, 1))})
+    times = sorted({max(0, edge + step) for edge, step in itertools.product(EDGES, (-1, 0, 1))})
     moments = [datetime.fromtimestamp(time // 1_000_000, UTC) for time in times]
-    halves = sorted({str(time // 43_200_000_000) for time in times})
+    halves = sorted({str(time // NOON) for time in times})
     words = {"hour": [str(n) for n in range(24)], "weekday": [str(n) for n in range(7)], "half_day": halves}
     features = [
         {"name": n, "kind": "category", "source": n, "vocabulary": found} for n, found in words.items()
@@ -238,7 +190,7 @@ def test_times_around_midnight_and_leap_days():
     expected = {
         "hour": [1 + moment.hour for moment in moments],
         "weekday": [1 + moment.weekday() for moment in moments],
-        "half_day": [1 + halves.index(str(time // 43_200_000_000)) for time in times],
+        "half_day": [1 + halves.index(str(time // NOON)) for time in times],
     }
     assert ingested({}, times, mapping)[0] == expected
     made = transform_tensors(mapping.feature_schema, {TIME_COLUMN: tf.constant(times, tf.int64)})
@@ -295,33 +247,17 @@ def test_lists_have_no_cast():
 
 
 @pytest.mark.parametrize("cast", [None, "integer"])
-def test_one_category_from_every_format(tmp_path, cast):
-    """What pandas writes for whole numbers beside a missing one: 12.0 in CSV and JSON, a float column in Parquet."""
+def test_whole_numbers_beside_a_missing_one_are_one_category_in_every_form(cast):
+    """As pandas writes them: 12.0 in CSV and JSON, and floats in Parquet."""
     whole = [12, None, 7, 0, -3]
-    floats = [None if value is None else float(value) for value in whole]
-    columns = {"id": list(range(5)), "time": [1_600_000_000] * 5, "click": [1] * 5}
-    spellings = {"ints": str, "floats": lambda value: float_text(float(value)), "zeros": "{}.000".format}
-    paths = []
-    for name, spell in spellings.items():
-        texts = ["" if value is None else spell(value) for value in whole]
-        rows = [(*columns, "c"), *zip(*columns.values(), texts, strict=True)]
-        paths.append(tmp_path / f"{name}.csv")
-        paths[-1].write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
-    for name, values in {"ints": whole, "floats": floats}.items():
-        table = {**columns, "c": values}
-        rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-        paths.append(tmp_path / f"{name}.jsonl")
-        paths[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for number, kind in enumerate((pa.int64(), pa.float64(), pa.float32(), pa.decimal128(10, 2))):
-        paths.append(tmp_path / f"{number}.parquet")
-        pq.write_table(pa.table({**columns, "c": pa.array(whole, kind)}), paths[-1])
-    content = {"joins": None, "query": None, "weight": None, "label": "click"}
-    content["features"] = [{"name": "f", "kind": "category", "source": "d" if cast else "c"}]
-    content["derive"] = {"d": {"from": "c", "cast": cast}} if cast else None
-    ids = []
-    for path in paths:
-        mapping = raw_logs.make_mapping(input={"type": path.suffix[1:]}, **content)
-        ingest(mapping, [path], tmp_path / f"log {path.name}")
-        ids.append([example["f"] for example in raw_logs.read_log(tmp_path / f"log {path.name}")])
-    assert len(set(ids[0])) == 5
-    assert all(found == ids[0] for found in ids), ids
+    columns = [
+        pa.array(whole, kind) for kind in (pa.int64(), pa.float64(), pa.float32(), pa.decimal128(10, 2))
+    ]
+    columns += [
+        pa.array([None if value is None else spelling.format(value) for value in whole])
+        for spelling in ("{}", "{}.0", "{}.000")
+    ]
+    derive = {"d": {"from": "c", "cast": cast}} if cast else {}
+    mapping = make_mapping(derive=derive, features=[category("d" if cast else "c")])
+    ids = [ingested({"c": column}, [0] * 5, mapping)[0] for column in columns]
+    assert len(set(*ids[0].values())) == 5 and all(found == ids[0] for found in ids), ids
