@@ -135,26 +135,6 @@ def test_vowpal_wabbit_reads_a_query_without_labels_and_then_with_them(
         assert text.read_text().split("\n")[:-1] == list(expected_lines(log, sizes))
 
 
-@pytest.mark.parametrize("settings", ["", "-b 24 --ftrl", "-b 24 -q ::"])
-def test_vowpal_wabbit_predicts_a_query_before_it_learns_any_of_it(tmp_path: Path, settings: str) -> None:
-    vowpalwabbit = pytest.importorskip("vowpalwabbit")
-    sizes = [1, 3, 40, 1, 7, 2] * 5
-    log = small_log(sizes, 1)
-    text = tmp_path / "rows.txt"
-    vowpal.write_text(log, text)
-    found = vowpal.predict(log, text, settings)
-    workspace = vowpalwabbit.Workspace(f"--loss_function logistic {settings} --quiet")
-    expected, begin = [], 0
-    for size in sizes:
-        examples = [workspace.parse(vowpal_lines(log, row, True)) for row in range(begin, begin + size)]
-        expected += [workspace.predict(example) for example in examples]
-        for example in examples:
-            workspace.learn(example)
-            workspace.finish_example(example)
-        begin += size
-    np.testing.assert_allclose(found, expected, atol=2e-6)
-
-
 def result(folder: Path, name: str, label: np.ndarray, logit: np.ndarray) -> Any:
     metrics = ProgressiveMetrics()
     metrics.update(label, logit, np.ones(len(label)), np.arange(len(label)))

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 import fault_points
 import raw_logs
 from ctr.cli import main
-from ctr.config import parse_model
 from ctr.data.log import list_partitions, read_manifests
-from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.ingest.state import read_state
@@ -389,42 +387,21 @@ def test_the_command_line(tmp_path, capsys):
         assert told in "".join(capsys.readouterr())
 
 
-EXAMPLES = {
-    "input": {"type": "csv"},
-    "time": {"column": "t", "unit": "s"},
-    "query": None,
-    "example_id": "id",
-    "label": "y",
-    "partition": "1d",
-    "features": [{"name": "c", "kind": "category", "source": "c"}],
-}
-
-
-def write_examples(path, days, twice=()):
-    """A CSV file with 300 rows of each day; the first row of the days ``twice`` appears again at the end of its day."""
-    lines = ["t,y,id,c"]
-    for day in days:
-        times = [FIRST + day * DAY + 60 * row for row in range(300)]
-        rows = [f"{at},{n % 3 == 0:d},{day * 1000 + n},{n}" for n, at in enumerate(times)]
-        lines += rows + ([rows[0]] if day in twice else [])
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 def test_duplicates_among_held_rows_are_rejected_when_these_are_published(tmp_path):
-    mapping = parse_model(Mapping, EXAMPLES, "test")
-    first = write_examples(tmp_path / "first.csv", [0, 1], twice=[0, 1])
-    ingest(mapping, [first], tmp_path / "log", append=True, now_us=NOW)
+    mapping = raw_logs.make_mapping(query=None, partition="1d")
+    days = make_days(shift=0, days=2, count=400)
+    (path,) = write_days(tmp_path / "in", [[row for day in days for row in (*day, day[0])]])
+    ingest(mapping, [path], tmp_path / "log", append=True, now_us=NOW)
     closed = ingest(mapping, [], tmp_path / "log", now_us=NOW)
-    assert (closed.examples, closed.rejected, closed.held_rows) == (300, 1, 0)
+    assert (closed.examples, closed.rejected, closed.held_rows) == (len(days[1]), 1, 0)
     assert len(closed.rejects_file.read_text().splitlines()) == 1
     assert "1 rows rejected" in closed.as_text()
 
 
 def test_a_close_that_was_killed_while_it_published_is_completed_by_the_same_command(tmp_path):
-    mapping = parse_model(Mapping, EXAMPLES, "test")
+    mapping = raw_logs.make_mapping(query=None, partition="7d")
     log = tmp_path / "log"
-    ingest(mapping, [write_examples(tmp_path / "a.csv", [0])], log, append=True, now_us=NOW)
+    ingest(mapping, write_days(tmp_path / "in", make_days(days=1)), log, append=True, now_us=NOW)
     kill = fault_points.Counting("link.before", 1, die, str(log))
     with pytest.raises(Killed), fault_points.watching(kill, training=False):
         ingest(mapping, [], log, now_us=NOW)
@@ -434,9 +411,10 @@ def test_a_close_that_was_killed_while_it_published_is_completed_by_the_same_com
 
 
 def test_a_refused_ingest_leaves_no_shard_that_readers_take_for_a_lost_partition(tmp_path):
-    mapping = parse_model(Mapping, EXAMPLES, "test")
-    ingest(mapping, [write_examples(tmp_path / "late.csv", [5])], tmp_path / "log", now_us=NOW)
-    path = write_examples(tmp_path / "early.csv", [1, 2], twice=[2])
+    mapping = raw_logs.make_mapping(query=None, partition="1d")
+    early, twice, last = make_days(shift=0, days=3)
+    late, before = write_days(tmp_path / "in", [last, [*early, *twice, twice[0]]])
+    ingest(mapping, [late], tmp_path / "log", now_us=NOW)
     with pytest.raises(InputError, match="rejected, more than the allowed share"):
-        ingest(mapping, [path], tmp_path / "log", max_reject_share=0.001, now_us=NOW)
+        ingest(mapping, [before], tmp_path / "log", max_reject_share=0.001, now_us=NOW)
     assert len(read_manifests(tmp_path / "log")) == 1
