@@ -190,8 +190,10 @@ def test_late_and_malformed_rows_count_together_against_the_allowed_share(tmp_pa
     share = 2 / len(days[1])
     paths = write_days(tmp_path / "in", days)
     ingest(mapping, [paths[0]], tmp_path / "log", now_us=NOW)
-    with pytest.raises(InputError, match=f"4 of {len(days[1])} rows rejected"):
-        ingest(mapping, [paths[1]], tmp_path / "log", now_us=NOW, max_reject_share=share)
+    # Also where no row is published, since those that are good stay held back.
+    for append in (False, True):
+        with pytest.raises(InputError, match=f"4 of {len(days[1])} rows rejected"):
+            ingest(mapping, [paths[1]], tmp_path / "log", append=append, now_us=NOW, max_reject_share=share)
 
 
 def test_a_day_that_is_left_out_is_seen_and_refused_when_it_comes_as_is_any_file_without_append(tmp_path):

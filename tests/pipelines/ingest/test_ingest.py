@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import raw_logs
 from ctr.data.log import list_partitions
-from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest import examples as examples_module
 from ctr.pipelines.ingest import partitions as partitions_module
@@ -95,36 +94,6 @@ def test_the_size_of_blocks_changes_neither_ids_made_of_rows_nor_rejects(tmp_pat
         logs.append(raw_logs.log_bytes(log))
         assert (result.examples, result.rejected) == (119, 2)
     assert logs[0] == logs[1] == logs[2]
-
-
-@pytest.mark.parametrize(
-    ("suffix", "separator", "block_bytes"), [("csv", ",", 1 << 10), ("tsv", "\t", 1 << 20)]
-)
-def test_categories_that_are_read_as_dictionaries_give_the_same_log(
-    tmp_path, monkeypatch, suffix, separator, block_bytes
-):
-    rows = raw_logs.make_rows(200, seed=6)
-    # Bytes that are no UTF-8 in a category, a line with too many fields, and an empty value.
-    assert "color" in raw_logs.make_mapping().value_sources
-    rows[40]["color"], rows[41]["color"], rows[120]["color"] = "\udcff", "", "\udcc3"
-    rows[77]["id"] = f"{rows[77]['id']}{separator}"
-    names = raw_logs.COLUMNS
-    lines = [separator.join("" if row[name] is None else str(row[name]) for name in names) for row in rows]
-    raw_logs.write_rows(tmp_path / "in", [])
-    path = tmp_path / "in" / f"rows.{suffix}"
-    path.write_text("\n".join([separator.join(names), *lines]), errors="surrogateescape")
-    found = []
-    for encoded in (True, False):
-        with monkeypatch.context() as patch:
-            if not encoded:
-                patch.setattr(Mapping, "value_sources", ())
-            mapping = raw_logs.make_mapping(input={"type": suffix}, keep_values="all")
-            log = tmp_path / f"log{encoded}"
-            result = ingest(mapping, [path], log, block_bytes=block_bytes, max_reject_share=0.5)
-        content = {file.relative_to(log): file.read_bytes() for file in log.rglob("*") if file.is_file()}
-        found.append((content, result.rejected, result.reject_reasons))
-    assert found[0] == found[1]
-    assert found[0][1] == 3
 
 
 def test_rows_without_an_id_get_a_hash_of_name_row_and_time(tmp_path):

@@ -71,6 +71,13 @@ def nested(column, value):
         ("csv", lambda line: line.rpartition(b",")[0], "line", "wrong number of fields"),
         ("csv", lambda line: line.replace(b'"abz"', b'"a\xe9z"'), "code", "invalid UTF-8"),
         ("tsv", lambda line: line.replace(b"abz", b"a\xe9z"), "code", "invalid UTF-8"),
+        # Of a category, which is read as a dictionary.
+        (
+            "tsv",
+            lambda line: b"\t".join([*line.split(b"\t")[:6], b"bl\xe9", *line.split(b"\t")[7:]]),
+            "color",
+            "invalid UTF-8",
+        ),
         ("jsonl", lambda line: line[:-1], "line", "malformed JSON"),
         ("jsonl", lambda line: b"[1, 2]", "line", "malformed JSON"),
         ("jsonl", lambda line: line.replace(b'"id"', b'"\xff": 1, "id"'), "line", "invalid UTF-8"),
