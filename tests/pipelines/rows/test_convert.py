@@ -18,7 +18,6 @@ from ctr.data.mapping import Label, Time
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import (
     check_encoded,
-    check_utf8,
     convert_checked,
     mix_ids,
     parse_ids,
@@ -62,27 +61,6 @@ def test_refused_values_are_found_one_by_one(texts):
     assert values.to_pylist() == [good.get(text) for text in texts]
     assert bad.tolist() == [text not in good for text in texts]
     assert values.type == pa.int64()
-
-
-BROKEN = pa.array([b"ok", b"\xff"]).view(pa.string())
-
-
-@pytest.mark.parametrize(
-    ("column", "values"),
-    [
-        (pa.array([b"caf\xc3\xa9", b"caf\xe9", None, b""], pa.binary()), ["café", BAD, None, ""]),
-        (pa.array([b"caf\xc3\xa9", b"caf\xe9", None, b""], pa.large_binary()), ["café", BAD, None, ""]),
-        (BROKEN, ["ok", BAD]),
-        (pa.ListArray.from_arrays(pa.array([0, 1, 1, 2]), BROKEN), [["ok"], [], BAD]),
-        (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
-        (pa.array(["a"], pa.string_view()), ["a"]),
-        (pa.array([1, 2]), [1, 2]),
-    ],
-)
-def test_bytes_that_are_not_utf8_are_marked(column, values):
-    found, bad = check_utf8(column)
-    assert found.to_pylist() == [None if value is BAD else value for value in values]
-    assert bad.tolist() == [value is BAD for value in values]
 
 
 def test_dictionaries_are_checked_by_their_values():

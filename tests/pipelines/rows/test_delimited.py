@@ -74,18 +74,6 @@ def test_quoted_names_in_the_header(tmp_path):
     assert read(path, ["a, b"])[0] == [(2, (b"1",))]
 
 
-def test_columns_may_come_as_dictionaries(tmp_path):
-    path = write(tmp_path, b"a,b\nx,1\ny,1\n,2\nx\nx,NA\n")
-    form = parse_model(DelimitedInput, {"type": "csv", "nulls": ["NA"]}, "test")
-    chunks = list(read_delimited(SourceFile(0, path, path.name), form, ["b", "a"], 1 << 20, ["a", "b"]))
-    table = chunks[0].table
-    assert [str(table.column(name).type.value_type) for name in ("a", "b")] == ["binary", "binary"]
-    assert table.column("a").to_pylist() == [b"x", b"y", b"", b"x"]
-    assert table.column("b").to_pylist() == [b"1", b"1", b"2", None]
-    assert len(table.column("b").chunk(0).dictionary) == 2
-    assert [reject.row for chunk in chunks for reject in chunk.rejects] == [5]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -136,15 +136,6 @@ def test_a_truncated_file_is_named(tmp_path, suffix, share):
     assert not list((tmp_path / "log").glob(".spill-*"))
 
 
-def test_a_flipped_bit_in_a_compressed_file_is_noticed(tmp_path):
-    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(500), "csv.gz")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 16
-    path.write_bytes(bytes(content))
-    with pytest.raises(InputError, match=r"rows\.csv\.gz: |rows rejected"):
-        ingest(raw_logs.make_mapping(), [path], tmp_path / "log")
-
-
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_a_missing_column_is_named_with_those_found(tmp_path, suffix):
     path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(9), suffix)

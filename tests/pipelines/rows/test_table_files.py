@@ -64,7 +64,10 @@ def test_a_type_that_cannot_be_read_is_named(tmp_path, column, values, message):
         ingest(raw_logs.make_mapping(input={"type": "parquet"}), [path], tmp_path / "log")
 
 
-@pytest.mark.parametrize("kind", ["string", "large_string", "list", "large_list", "dictionary"])
+@pytest.mark.parametrize(
+    "kind",
+    ["string", "large_string", "string_view", "binary", "list", "large_list", "fixed list", "dictionary"],
+)
 def test_text_that_is_not_utf8_is_set_aside(tmp_path, kind):
     texts = [b"ab"] * 40
     texts[20] = b"a\xe9"
@@ -75,6 +78,9 @@ def test_text_that_is_not_utf8_is_set_aside(tmp_path, kind):
         "list": pa.ListArray.from_arrays(pa.array(range(41), pa.int32()), broken),
         "large_list": pa.LargeListArray.from_arrays(pa.array(range(41), pa.int64()), broken),
         "dictionary": broken.dictionary_encode(),
+        "string_view": broken.cast(pa.string_view()),
+        "binary": pa.array(texts, pa.binary()),
+        "fixed list": pa.FixedSizeListArray.from_arrays(broken, 1),
     }[kind]
     name = "tags" if "list" in kind else "code"
     path = write(tmp_path, {name: column})
