@@ -21,19 +21,8 @@ from ctr.objective.config import ConstraintLog
 from ctr.serving.metadata import find_model
 
 ADDRESSES = ("gs://b/x", "hdfs:///x", "file:///x", "https://b/x", "S3A://b/x", "dbfs:/x")
-PLACES = {
-    "FILE",
-    "DIR",
-    "LOG",
-    "RUN",
-    "RUN_A",
-    "RUN_B",
-    "MODEL",
-    "INPUT",
-    "PREDICTIONS",
-    "EXPERIMENT",
-    "SEARCH",
-}
+PLACES = {"FILE", "DIR", "LOG", "RUN", "RUN_A", "RUN_B", "MODEL"}
+PLACES |= {"INPUT", "PREDICTIONS", "EXPERIMENT", "SEARCH"}
 
 
 def path_arguments(
