@@ -75,6 +75,7 @@ R_ROWS = "".join(f'"{n}" "u{n}" {n % 2}\n' for n in range(1, 20))
         # Values that stand for none are no names, and one row of values is none.
         ("NA,101,0\n3,7,1\n4,8,0\n", "c1 c2 c3"),
         ("u1,101,0\nu2,7,1\nu1,101,0\n", "c1 c2 c3"),
+        ("user,ad\nu1,a\nuser,ad\nu2,b\n", "user ad"),
         ("click,ad,note\n1,7,\nclick,ad,note\n0,8,NULL\n", "click ad note"),
         ("# of May\n\n#\nuser,click\nu1,0\nu2,1\n", "user click"),
         ("# of May\n#user,click\nu1,0\nu2,1\n", "#user click"),
