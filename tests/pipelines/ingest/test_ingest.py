@@ -210,7 +210,7 @@ def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch):
 
 
 KILLED = """
-import json, sys
+import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 import fault_points, raw_logs
