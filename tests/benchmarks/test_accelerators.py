@@ -5,9 +5,6 @@ import pytest
 import reference
 from accelerators import checks, kinds, lowering, replicas
 
-from ctr.config import parse_model
-from ctr.training.config import TrainConfig
-
 CLEAN = "HloModule a, input_output_alias={ {0}: (1, {}, may-alias) }\n  %x = f32[4]{0} add(f32[4] %a, f32[4] %b)\n"
 
 
@@ -58,7 +55,16 @@ def test_state_that_is_copied_is_named():
     assert checks.in_place_faults(["a"], 2, aliases) == []
 
 
-@pytest.mark.parametrize("kind", ["Shampoo", "ranking, distillation, constraints", "defaults"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Shampoo",
+        *(
+            pytest.param(k, marks=pytest.mark.slow)
+            for k in ("ranking, distillation, constraints", "defaults")
+        ),
+    ],
+)
 def test_the_parameters_of_a_lowered_step_are_named(kind):
     built = kinds.build(kinds.KINDS[kind], reference.TINY, kinds.SMALL)
     lowered = built.lowered()
@@ -82,6 +88,7 @@ def test_the_parameters_of_a_lowered_step_are_named(kind):
     )
 
 
+@pytest.mark.slow
 def test_a_step_of_several_chips_is_lowered_with_growing_ids():
     alone = kinds.build(kinds.KINDS["defaults"], reference.TINY, kinds.SMALL, in_lines=True)
     built = kinds.build(
@@ -94,9 +101,3 @@ def test_a_step_of_several_chips_is_lowered_with_growing_ids():
     for number, id_map in alone.state.tables.id_maps.items():
         ours, theirs = built.state.tables.id_maps[number].to_arrays(), id_map.to_arrays()
         np.testing.assert_array_equal(ours["slots/fingerprint"], theirs["slots/fingerprint"])
-
-
-@pytest.mark.parametrize("rows", [2048, 4096, 262_144])
-def test_batches_of_any_size_are_allowed(rows):
-    batch = parse_model(TrainConfig, reference.reference_config({}, rows), "test").batch
-    assert batch.rows == rows <= batch.max_query_rows

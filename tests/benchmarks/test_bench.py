@@ -22,11 +22,8 @@ from parts import profile
 def test_an_operation_belongs_to_the_scope_it_lies_in(operation: str, part: str, way: str) -> None:
     assert profile.is_operation(operation)
     assert profile.part_of(operation) == (part, way)
-
-
-def test_what_is_no_operation() -> None:
-    for name in ("ExecutorState::Process", "FunctionRun", "EagerLocalExecute: __inference_step_1553"):
-        assert not profile.is_operation(name)
+    # What the executor says of itself is no operation.
+    assert not profile.is_operation("ExecutorState::Process") and not profile.is_operation("FunctionRun")
 
 
 def test_an_event_counts_without_those_within_it() -> None:
@@ -36,13 +33,9 @@ def test_an_event_counts_without_those_within_it() -> None:
         found[name] = found.get(name, 0) + own
     assert found == {"outer": 60, "inner": 35, "innermost": 5, "next": 7}
     assert list(profile.own_times([])) == []
-
-
-def test_parts_add_up_to_all() -> None:
     parts = profile.by_part({"deep/a:A": 1.0, "gradient_tape/deep/a:B": 2.0, "x:C": 1.0})
     assert parts["deep"] == {"forward_ms": 1.0, "backward_ms": 2.0, "share": 0.75}
-    assert sum(part["share"] for part in parts.values()) == 1
-    assert parts["row_update"]["share"] == 0
+    assert sum(part["share"] for part in parts.values()) == 1 and parts["row_update"]["share"] == 0
 
 
 def measured(step: float, row_update: float) -> dict[str, Any]:
@@ -66,15 +59,10 @@ def test_targets_are_met_from_their_own_side() -> None:
     assert missed[0]["limit"] in ("at least 1.20x", "at least 1.50x")
     assert missed[1]["limit"] == "at least 1.30x" and missed[2]["limit"] == "at most 15.0%"
     assert "| 15.1% | NOT met |" in bench.targets_report(missed)
-
-
-def test_what_no_operation_was_found_for_is_not_met() -> None:
-    judged = bench.judge(measured(2.0, 0.0))
-    assert judged[2]["measured"] == "not measured" and not judged[2]["met"]
+    # What no operation was found for is not met, and an overhead is a ratio without its 1.
+    unknown = bench.judge(measured(2.0, 0.0))[2]
+    assert unknown["measured"] == "not measured" and not unknown["met"]
     assert bench.judge({"environment": {}}) == []
-
-
-def test_an_overhead_is_a_ratio_without_its_1() -> None:
     found = {"shampoo": {str(batch): {"over_adagrad": {"ratio": 1.12}} for batch in (4096, 16384)}}
     assert [(one["measured"], one["limit"], one["met"]) for one in bench.judge(found)] == [
         ("12.0%", "at most 25.0%", True),

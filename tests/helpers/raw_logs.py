@@ -40,6 +40,11 @@ FEATURES = [
     {"name": "hour", "kind": "number", "source": "hour", "boundaries": list(HOUR_EDGES)},
     {"name": "zone", "kind": "category", "source": "zone", "vocabulary": list(ZONES)},
 ]
+QUERIES = {
+    "none": None,
+    "column": {"column": "user"},
+    "session": {"session": {"by": "user", "gap": f"{GAP_S}s"}},
+}
 # The same, and some whose ids grow.
 GROWING_FEATURES = [
     *FEATURES,

@@ -50,9 +50,18 @@ def test_what_numpy_wrote_comes_back(tmp_path, save):
         (array("'<f8'", "(10000000000000,)", bytes(64)), "does not hold"),
         (array("'<f8'", "(2, 2)", bytes(64)), "does not hold"),
         (array("'<f8'", "(-1,)", bytes(64)), "does not hold|shape"),
+        (array("'<U0'", "(1000000000000,)"), "does not hold"),
         (array("'|O'", "(1,)", pickle.dumps([print])), "does not hold"),
         (array("'<f8'", "x", bytes(64)), "."),
         (array("'<f8'", "(" * 400, bytes(64)), "."),
+        # Headers that overcome a parser are no shortage of memory.
+        *(
+            (
+                array("'<f8'", f"({sign * (9000 // len(sign))}1,)", bytes(8)),
+                "does not hold an array of numbers",
+            )
+            for sign in ("-", "not ", "1if 1else ", "lambda:", "1**")
+        ),
         (b"\x93NUMPY\x07\x00" + bytes(64), "."),
         (pickle.dumps([1]), "."),
         (b"", "."),
@@ -87,22 +96,16 @@ def test_a_shortage_or_a_disk_that_fails_is_not_taken_for_damage(failure):
     assert last > 5
 
 
-@pytest.mark.parametrize("sign", ["-", "not ", "1if 1else ", "lambda:", "1**"])
-def test_a_header_that_overcomes_a_parser_is_no_shortage_of_memory(sign):
-    content = array("'<f8'", f"({sign * (9000 // len(sign))}1,)", bytes(8))
-    with pytest.raises(ValueError, match="does not hold an array of numbers or text"):
-        read_arrays(pack({"a.npy": content}))
-
-
 def test_a_size_that_the_archive_cannot_hold_takes_no_memory():
-    content = bytearray(pack({"a.npy": array("'|u1'", "(4000000000,)")}).getvalue())
-    place = content.index(b"PK\x01\x02") + 20
-    header = len(array("'|u1'", "(4000000000,)"))
-    content[place : place + 8] = struct.pack("<II", 2**32 - 2, 4_000_000_000 + header)
-    with pytest.raises(ValueError, match="cannot have the"):
-        read_arrays(io.BytesIO(bytes(content)))
-    with pytest.raises(ValueError, match="does not hold"):
-        read_arrays(pack({"a.npy": array("'<U0'", "(1000000000000,)")}))
+    member = array("'|u1'", "(4000000000,)")
+    size = struct.pack("<I", 2**32 - 2)
+    # The sizes of a member, packed and unpacked, as the archive's table has them.
+    for at, sizes in ((20, size + struct.pack("<I", 4_000_000_000 + len(member))), (24, size)):
+        content = bytearray(pack({"a.npy": member}).getvalue())
+        place = content.index(b"PK\x01\x02") + at
+        content[place : place + len(sizes)] = sizes
+        with pytest.raises(ValueError, match=r"cannot have the 4[0-9]{9} bytes"):
+            read_arrays(io.BytesIO(bytes(content)))
 
 
 def test_archives_that_are_refused():
@@ -115,13 +118,5 @@ def test_archives_that_are_refused():
     ):
         with pytest.raises(ValueError, match=words):
             read_arrays(file)
-    with pytest.raises(ValueError, match=r"have 68 bytes; allowed: 10|have [0-9]+ bytes; allowed: 10"):
+    with pytest.raises(ValueError, match=r"have [0-9]+ bytes; allowed: 10"):
         read_arrays(pack({"a.npy": good}), most_bytes=10)
-
-
-def test_a_member_that_says_that_it_is_larger_than_it_can_be():
-    content = bytearray(pack({"a.npy": array("'|u1'", "(100000000000,)")}).getvalue())
-    place = content.index(b"PK\x01\x02") + 24
-    content[place : place + 4] = struct.pack("<I", 2**32 - 2)
-    with pytest.raises(ValueError, match="cannot have the 4294967294 bytes"):
-        read_arrays(io.BytesIO(bytes(content)))

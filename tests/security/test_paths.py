@@ -21,20 +21,8 @@ from ctr.io.errors import InputError
 from ctr.objective.config import ConstraintLog, DistillationConfig
 from ctr.training.config import SampleConfig
 
-OUTSIDE = (
-    "../x",
-    "../../x",
-    "a/../../x",
-    "/etc/passwd",
-    "a/b",
-    "..",
-    ".",
-    "",
-    "a\0b",
-    "a\nb",
-    "\x1b[2J",
-    "x\u202e",
-)
+NAMES = ("../x", "../../x", "a/../../x", "/etc/passwd", "a/b", "", "a\0b", "a\nb", "\x1b[2J", "x\u202e")
+OUTSIDE = (*NAMES, "..", ".")
 
 
 @pytest.fixture
@@ -54,44 +42,40 @@ def edit(path: Path, change) -> None:
     path.write_bytes(sealed_bytes(content))
 
 
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_shards_of_a_manifest(log, name):
-    (path,) = log.glob("manifests/*")
-    edit(path, lambda content: content["shards"][0].update(file=f"{name}.parquet"))
-    # A name of dots is one of a file in the folder, but not that of this shard.
-    message = r"shard 0 is \.+parquet: not the name" if name in (".", "..") else r"\.json: shards\.0\.file: "
-    with pytest.raises(InputError, match=message):
-        read_manifests(log)
+def test_files_that_a_manifest_names_lie_in_its_folder(log):
+    (partition,) = read_manifests(log)
+    (path,), (sidecar,) = log.glob("manifests/*"), log.glob("sidecars/teacher/*.json")
+    for name in OUTSIDE:
+        edit(path, lambda content, file=f"{name}.parquet": content["shards"][0].update(file=file))
+        # A name of dots is one of a file in the folder, but not that of this shard.
+        message = (
+            r"shard 0 is \.+parquet: not the name" if name in (".", "..") else r"\.json: shards\.0\.file: "
+        )
+        with pytest.raises(InputError, match=message):
+            read_manifests(log)
+    for name in NAMES:
+        edit(sidecar, lambda content, file=f"{name}.parquet": content.update(file=file))
+        with pytest.raises(InputError, match=r"\.json: file: "):
+            read_sidecar_partition(log, "teacher", partition)
 
 
-@pytest.mark.parametrize("name", [name for name in OUTSIDE if name not in (".", "..")])
-def test_files_of_a_sidecar(log, name):
-    (path,) = log.glob("sidecars/teacher/*.json")
-    edit(path, lambda content: content.update(file=f"{name}.parquet"))
-    with pytest.raises(InputError, match=r"\.json: file: "):
-        read_sidecar_partition(log, "teacher", read_manifests(log)[0])
-
-
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_names_in_configurations(log, name):
-    with pytest.raises(InputError, match="a name consists of letters"):
-        sidecar_folder(log, name)
-    for model, content in (
-        (SampleConfig, {"name": name}),
-        (DistillationConfig, {"teacher": name}),
-        (ConstraintLog, {"name": name, "path": "log"}),
-        (EventSampling, {"name": name, "rule": {}}),
-        (EventTeacher, {"name": name, "model": "model"}),
-    ):
-        with pytest.raises(InputError, match=r"name|teacher"):
-            parse_model(model, content, "test")
-
-
-@pytest.mark.parametrize("name", [name for name in OUTSIDE if name not in (".", "..")])
-def test_names_of_an_experiment(name):
-    for key in ("arms", "teachers", "samplings"):
-        with pytest.raises(InputError, match=key):
-            parse_model(ExperimentConfig, {key: {name: {}}}, "test")
+def test_names_in_configurations(tmp_path):
+    for name in OUTSIDE:
+        with pytest.raises(InputError, match="a name consists of letters"):
+            sidecar_folder(tmp_path, name)
+        for model, content in (
+            (SampleConfig, {"name": name}),
+            (DistillationConfig, {"teacher": name}),
+            (ConstraintLog, {"name": name, "path": "log"}),
+            (EventSampling, {"name": name, "rule": {}}),
+            (EventTeacher, {"name": name, "model": "model"}),
+        ):
+            with pytest.raises(InputError, match=r"name|teacher"):
+                parse_model(model, content, "test")
+    for name in NAMES:
+        for key in ("arms", "teachers", "samplings"):
+            with pytest.raises(InputError, match=key):
+                parse_model(ExperimentConfig, {key: {name: {}}}, "test")
 
 
 @pytest.mark.parametrize("folder", ["../x", "runs/../../x", "/etc", "", "a\0b"])
@@ -138,16 +122,14 @@ def test_a_manifest_cannot_ask_for_any_amount_of_memory(log, monkeypatch):
         read_shard(log, manifest.shards[0], read_schema(log))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"PAR1", b"no parquet at all", pa.BufferOutputStream().getvalue().to_pybytes()],
-)
-def test_a_shard_with_its_hash_that_is_no_parquet(log, content):
+def test_a_shard_with_its_hash_that_is_no_parquet(log):
     (path,) = log.glob("manifests/*")
-    digest = hashlib.sha256(content).hexdigest()
-    file = f"{path.stem}-0000-{digest[:16]}.parquet"
-    (log / "shards" / file).write_bytes(content)
-    edit(path, lambda c: c["shards"][0].update(file=file, bytes=len(content), sha256=digest))
-    (manifest,) = read_manifests(log)
-    with pytest.raises(InputError, match="not a Parquet file that can be read"):
-        read_shard(log, manifest.shards[0], read_schema(log))
+    for content in (b"", b"PAR1", b"no parquet at all"):
+        digest = hashlib.sha256(content).hexdigest()
+        file = f"{path.stem}-0000-{digest[:16]}.parquet"
+        (log / "shards" / file).write_bytes(content)
+        changes = {"file": file, "bytes": len(content), "sha256": digest}
+        edit(path, lambda manifest, changes=changes: manifest["shards"][0].update(changes))
+        (manifest,) = read_manifests(log)
+        with pytest.raises(InputError, match="not a Parquet file that can be read"):
+            read_shard(log, manifest.shards[0], read_schema(log))

@@ -10,10 +10,24 @@ from hypothesis import strategies as st
 import run_directories
 from ctr.cli import main
 from ctr.eval.report import render_report
+from ctr.eval.report.html import render_page
+from ctr.eval.report.page import Cell, Page, Table, Words, code
 from ctr.io.errors import InputError, one_line, printable
 from report_pages import Html
 
 HOSTILE = """</script><script>alert(1)</script>"'><img src=x onerror=alert(1)>{{ 7*7 }}{% raw %}&lt;"""
+
+
+def test_words_of_a_page_are_no_part_of_it():
+    blocks = [
+        Words(HOSTILE),
+        Words(HOSTILE, "file"),
+        Table([HOSTILE, ""], [[code(HOSTILE), Cell("", (HOSTILE,))]]),
+    ]
+    html = render_page(Page(HOSTILE, (HOSTILE, code(HOSTILE)), blocks, []))
+    assert html.count("<script") == 1 and "<img" not in html
+    # The title, twice the heading, and what stands in the blocks.
+    assert Html(html).words.count(HOSTILE) == 8
 
 
 @pytest.mark.slow
@@ -46,13 +60,8 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
     assert [tag for tag, _ in page.elements].count("script") == 1
     for svg in page.images():
         parts = list(ElementTree.fromstring(svg).iter())
-        assert not {part.tag.rpartition("}")[2] for part in parts} & {
-            "script",
-            "foreignObject",
-            "a",
-            "image",
-            "style",
-        }
+        tags = {part.tag.rpartition("}")[2] for part in parts}
+        assert not tags & {"script", "foreignObject", "a", "image", "style"}
         assert not [name for part in parts for name in part.attrib if name.lower().startswith("on")]
         # Names are in the words beside a plot, never in it.
         assert not any("alert" in text or "frac" in text for part in parts if (text := part.text or ""))
@@ -63,7 +72,6 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
 @pytest.mark.parametrize(
     "entries",
     [
-        {"skipped_ranges": [HOSTILE]},
         {"skipped_ranges": HOSTILE},
         {"skipped_ranges": [[HOSTILE, 1]]},
         {"quarantined": [{"checkpoint": HOSTILE, "rows": [0, 20]}]},
@@ -86,15 +94,11 @@ def test_a_terminal_obeys_nothing_in_an_error(text):
     assert not set(line) & set("\x1b\r\x08\x07\x9b\u202e\u2066\u200b\x00\x7f\u2028")
 
 
-def test_an_error_without_words_is_told_by_its_kind():
-    assert one_line(KeyError()) == "KeyError"
-    assert one_line(MemoryError(" \n")) == "MemoryError"
-
-
-def test_what_is_harmless_stays_as_it_is():
+def test_what_is_harmless_stays_and_an_error_without_words_is_told_by_its_kind():
     for text in ("日本 Grün £ – ×", "a\tb\nc", "x y"):
         assert printable(text) == text
     assert printable("a\x1b[31mb\r\u202e") == r"a\x1b[31mb\r\u202e"
+    assert (one_line(KeyError()), one_line(MemoryError(" \n"))) == ("KeyError", "MemoryError")
 
 
 @pytest.mark.parametrize("value", ["\x1b]0;title\x07", "a\rb", "\u202eoof", "two\nlines"])

@@ -7,20 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctr.data.schema import Number
 from ctr.pipelines.inference.columns import find_nulls
 from ctr.pipelines.inference.features import decide_feature
-from ctr.pipelines.inference.times import find_time
 from made_tables import facts_of
-
-
-def test_numbers_that_are_no_times_are_none():
-    rng = np.random.default_rng(0)
-    for values in (rng.integers(0, 24, 500), rng.integers(10**9, 4 * 10**9, 500), rng.random(500)):
-        assert find_time(facts_of(values.tolist(), "spend"), 500) is None
-    # Without a name, seconds must grow from row to row.
-    grown = (10**9 + np.arange(500)).tolist()
-    assert find_time(facts_of(grown), 500).time.unit == "s"
-    assert find_time(facts_of(grown[::-1]), 500) is None
 
 
 @settings(max_examples=25, deadline=None)
@@ -55,8 +45,6 @@ def test_the_range_that_is_named_holds_every_value(values):
 
 
 def test_most_values_of_amounts_are_told_apart_by_their_buckets():
-    from ctr.data.schema import Number
-
     rng = np.random.default_rng(0)
     cases = {
         "counts over orders of magnitude": rng.zipf(1.5, 3000).clip(max=10**6),
@@ -69,21 +57,6 @@ def test_most_values_of_amounts_are_told_apart_by_their_buckets():
         ids = np.searchsorted(feature.edges(), values, side="right")
         shares = np.bincount(ids) / len(values)
         assert shares.max() < 0.5 and (shares > 0).sum() >= 8, name
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    lists=st.lists(
-        st.lists(st.sampled_from(["Ab1", "Bc2", "Cd3", "De4", "Ef5"]), min_size=0, max_size=4),
-        min_size=60,
-        max_size=90,
-    ),
-    mark=st.sampled_from("|;,"),
-)
-def test_lists_are_split_at_their_separator(lists, mark):
-    lists = [["Ab1", "Bc2"], ["Ab1"], ["Bc2", "Cd3", "De4"], ["Ef5", "Bc2"]] * 6 + lists
-    decision = decide_feature(facts_of([mark.join(items) for items in lists]))
-    assert decision.feature == {"kind": "category", "source": "a", "multivalent": True, "separator": mark}
 
 
 def test_titles_are_text_and_codes_are_categories():

@@ -5,24 +5,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import raw_logs
 from ctr.config import parse_model
 from ctr.data.ids.arrow import string_ids
 from ctr.data.kept_values import read_values
-from ctr.data.log import read_manifests
 from ctr.data.mapping import Mapping
-from ctr.data.reader import rows_of_table
-from ctr.data.shards import read_shard
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
-from ctr.pipelines.inference.infer import PARTITION_ROWS
-from ctr.pipelines.inference.leaks import find_leak
 from ctr.pipelines.inference.mapping_file import guess_table, mapping_text
-from made_tables import becomes, facts_of, hotel_searches, inferred, ingested, write_table
+from made_tables import becomes, hotel_searches, inferred, ingested, write_table
 
 LABELS = {
     "0": ("0", "1"),
     "yes": ("no", "yes"),
-    "true": ("false", "true"),
     "TRUE": ("FALSE", "TRUE"),
     "signed": ("-1", "1"),
     "float": ("0.0", "1.0"),
@@ -79,19 +74,10 @@ def test_any_table_gives_a_mapping_and_a_guess_for_each_column(
     assert max(map(len, guess_table(found.guesses, 80).splitlines())) <= 80
 
 
-def test_the_mapping_file_makes_a_log_of_every_row(tmp_path):
-    path = write_table(tmp_path / "hotel.csv", hotel_searches())
-    found = inferred(path, label="click_bool")
-    _, result = ingested(found, path)
-    assert (result.queries, result.clicks, result.rejected) == (60, 60, 0)
-    assert result.examples == result.rows == len(hotel_searches()["srch_id"])
-
-
 def test_two_outcomes_are_a_question_and_none_is_a_feature_of_the_other(tmp_path):
-    path = write_table(tmp_path / "hotel.csv", hotel_searches())
-    found = inferred(path)
-    assert found.mapping is None
-    (doubt,) = found.doubts
+    columns = hotel_searches()
+    path = write_table(tmp_path / "hotel.csv", columns)
+    (doubt,) = inferred(path).doubts
     assert doubt.option == "--label"
     assert [choice.value for choice in doubt.choices] == ["click_bool", "booking_bool"]
     for label, other in (("click_bool", "booking_bool"), ("booking_bool", "click_bool")):
@@ -99,19 +85,10 @@ def test_two_outcomes_are_a_question_and_none_is_a_feature_of_the_other(tmp_path
         assert (shown[label], shown[other], shown["gross_usd"]) == ("label", "not used", "not used")
         assert (shown["srch_id"], shown["date_time"]) == ("query", "time, format iso8601")
         assert shown["review"] == "number, even buckets" and shown["site_id"] == "not used"
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [("flag", ("0", "1")), ("c", ("no", "yes")), ("promotion", ("false", "true"))],
-)
-def test_a_label_is_never_guessed_by_its_values_alone(tmp_path, name, values):
-    rng = np.random.default_rng(0)
-    columns = {"a": rng.integers(0, 9, 50).tolist(), name: [values[k] for k in rng.integers(0, 2, 50)]}
-    path = write_table(tmp_path / "x.csv", columns)
-    found = inferred(path)
-    assert found.mapping is None and [choice.value for choice in found.doubts[0].choices] == [name]
-    assert inferred(path, label=name).mapping.label.column == name
+    # The file that is written makes a log of every row.
+    _, result = ingested(inferred(path, label="click_bool"), path)
+    assert (result.queries, result.clicks, result.rejected) == (60, 60, 0)
+    assert result.examples == result.rows == len(columns["srch_id"])
 
 
 def test_a_rating_is_offered_with_a_threshold(tmp_path):
@@ -123,44 +100,11 @@ def test_a_rating_is_offered_with_a_threshold(tmp_path):
     }
     path = write_table(tmp_path / "x.inter", columns, "\t")
     (doubt,) = inferred(path).doubts
-    assert [choice.value for choice in doubt.choices] == ["rating>=3"] or doubt.choices[
-        0
-    ].value == "rating>=4"
+    assert doubt.choices[0].value in ("rating>=3", "rating>=4")
     found = inferred(path, label="rating>=4", query="user_id", session_gap="30m")
     assert found.content["label"] == {"column": "rating:float", "op": ">=", "value": 4.0}
     assert found.content["query"] == {"session": {"by": "user_id:token", "gap": "30m"}}
     assert [feature["name"] for feature in found.content["features"]] == ["user_id", "hour", "weekday"]
-
-
-def label_and_base(
-    seed: int, share: float = 0.05, rows: int = 4000
-) -> tuple[np.ndarray, np.random.Generator]:
-    rng = np.random.default_rng(seed)
-    return (rng.random(rows) < share).astype(np.int8), rng
-
-
-@pytest.mark.parametrize("share", [0.003, 0.05, 0.5])
-@pytest.mark.parametrize("seed", range(4))
-def test_columns_made_of_the_label_leak_and_others_do_not(seed, share):
-    label, rng = label_and_base(seed, share, 20_000)
-    known = np.ones(len(label), bool)
-    leaks = {
-        "dwell": np.where(label, rng.integers(30, 900, len(label)), 0).tolist(),
-        "paid": [round(float(rng.random() * 50), 2) if one and rng.random() < 0.6 else None for one in label],
-        "state": ["done" if one else str(rng.choice(["open", "seen"])) for one in label],
-        "noisy": (label ^ (rng.random(len(label)) < share * 0.004)).tolist(),
-    }
-    plain = {
-        "ids": rng.integers(0, 3000, len(label)).tolist(),
-        "price": rng.random(len(label)).tolist(),
-        "strong": np.where(rng.random(len(label)) < 0.4, label, rng.integers(0, 2, len(label))).tolist(),
-        "gaps": [None if rng.random() < 0.9 else 1 for _ in label],
-        "unique": np.arange(len(label)).tolist(),
-    }
-    for name, values in leaks.items():
-        assert find_leak(facts_of(values, name), label, known), name
-    for name, values in plain.items():
-        assert not find_leak(facts_of(values, name), label, known), name
 
 
 def test_duplicates_propensities_and_ids_are_no_features(tmp_path):
@@ -184,47 +128,12 @@ def test_duplicates_propensities_and_ids_are_no_features(tmp_path):
     assert [feature["name"] for feature in kept] == ["item", "item_code"]
 
 
-def test_consecutive_groups_without_a_name_are_a_question(tmp_path):
-    rng = np.random.default_rng(0)
-    page = np.repeat(rng.permutation(100_000)[:80], rng.integers(2, 9, 80))
-    columns = {"page_of": page.tolist(), "x": rng.integers(0, 9, len(page)).tolist()}
-    columns["click"] = rng.integers(0, 2, len(page)).tolist()
-    path = write_table(tmp_path / "x.csv", columns)
-    (doubt,) = inferred(path).doubts
-    assert (doubt.option, [choice.value for choice in doubt.choices]) == ("--query", ["page_of", "none"])
-    assert inferred(path, query="none").mapping.query is None
-    assert inferred(path, query="page_of").mapping.query.column == "page_of"
-
-
-def test_several_times_are_a_question_unless_names_decide(tmp_path):
-    rng = np.random.default_rng(0)
-    times = rng.integers(1_600_000_000, 1_700_000_000, (2, 90))
-    columns = {"click": rng.integers(0, 2, 90).tolist(), "a": rng.integers(0, 4, 90).tolist()}
-    path = write_table(tmp_path / "x.csv", columns | {"shown_date": times[0], "seen_date": times[1]})
-    (doubt,) = inferred(path).doubts
-    assert (doubt.option, len(doubt.choices)) == ("--time", 3)
-    assert "row_order" in inferred(path, time="none").content["time"]
-    path = write_table(tmp_path / "y.csv", columns | {"timestamp": times[0], "click_time": times[1]})
-    found = inferred(path)
-    assert found.content["time"] == {"column": "timestamp", "unit": "s"}
-    assert becomes(found)["click_time"] == "not used"
-
-
-def test_partitions_hold_a_bounded_number_of_rows(tmp_path):
-    rng = np.random.default_rng(0)
-    columns = {"ts": (1_700_000_000 + np.arange(2000) * 60).tolist(), "a": rng.integers(0, 4, 2000).tolist()}
-    columns["click"] = rng.integers(0, 2, 2000).tolist()
-    path = write_table(tmp_path / "x.csv", columns)
-    assert inferred(path).content["partition"] == "1d"
-    assert PARTITION_ROWS == 500_000
-
-
 def test_values_are_kept_of_tables_of_a_bounded_size(tmp_path, monkeypatch):
     path = write_table(tmp_path / "hotel.csv", hotel_searches())
     found = inferred(path, label="click_bool")
     assert "\nkeep_values: all\n" in mapping_text(found, path.name)
     ingested(found, path)
-    [hotel] = {str(one) for one in hotel_searches()["prop_id"][:1]}
+    hotel = str(hotel_searches()["prop_id"][0])
     [fingerprint] = string_ids(np.array([hotel])).tolist()
     assert read_values(tmp_path / "log", "prop_id", [fingerprint]) == {fingerprint: hotel}
 
@@ -259,8 +168,8 @@ def test_values_are_kept_of_tables_of_a_bounded_size(tmp_path, monkeypatch):
 )
 def test_options_that_cannot_be(tmp_path, options, words):
     rng = np.random.default_rng(0)
-    columns = {"price": (rng.random(60) + 2).round(3).tolist(), "click": [0, 1] * 30, "a": list("xy") * 30}
-    path = write_table(tmp_path / "x.csv", columns | {"a": rng.choice(list("xyz"), 60).tolist()})
+    columns = {"price": (rng.random(60) + 2).round(3), "click": [0, 1] * 30, "a": rng.choice(list("xyz"), 60)}
+    path = write_table(tmp_path / "x.csv", columns)
     with pytest.raises(InputError) as refusal:
         inferred(path, **options)
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
@@ -269,12 +178,9 @@ def test_options_that_cannot_be(tmp_path, options, words):
 def test_decimal_commas_become_numbers_of_the_log(tmp_path):
     rng = np.random.default_rng(0)
     prices = rng.integers(100, 900_000, 300) / 100
-    columns = {
-        "price": [f"{price:.2f}".replace(".", ",") for price in prices],
-        "a": rng.integers(0, 9, 300).tolist(),
-    }
-    columns["price_decimal_comma"] = rng.integers(0, 3, 300).tolist()
-    columns["click"] = rng.integers(0, 2, 300).tolist()
+    columns = {"price": [f"{price:.2f}".replace(".", ",") for price in prices]}
+    for name, values in {"a": 9, "price_decimal_comma": 3, "click": 2}.items():
+        columns[name] = rng.integers(0, values, 300).tolist()
     path = write_table(tmp_path / "x.csv", columns, ";")
     found = inferred(path)
     assert inferred(path, keep=("price",)).content == found.content
@@ -282,14 +188,9 @@ def test_decimal_commas_become_numbers_of_the_log(tmp_path):
     [price] = [feature for feature in mapping.features if feature.name == "price"]
     assert mapping.derive[price.source].cast == "decimal_comma" and price.source not in columns
     assert (result.rows, result.rejected) == (300, 0)
-    [manifest] = read_manifests(tmp_path / "log")
-    [entry] = manifest.shards
-    schema = mapping.feature_schema
-    table = read_shard(tmp_path / "log", entry, schema)
-    place = schema.single_valued.index("price")
-    ids = rows_of_table(table, schema, 0).ids[:, place]
-    assert ids.tolist() == (1 + np.searchsorted(price.edges(), prices, side="right")).tolist()
-    assert len(set(ids.tolist())) > 20
+    ids = [example["price"] for example in raw_logs.read_log(tmp_path / "log")]
+    assert ids == (1 + np.searchsorted(price.edges(), prices, side="right")).tolist()
+    assert len(set(ids)) > 20
 
 
 def test_features_keep_the_names_of_their_columns_and_are_told_apart(tmp_path):

@@ -85,6 +85,15 @@ def test_a_name_of_a_label_with_other_values_is_a_question_that_shows_them(tmp_p
             inferred(path, label="click")
 
 
+@pytest.mark.parametrize(
+    ("clicks", "wrong", "is_label"), [(400, 2, True), (400, 3, False), (1600, 2, True), (1600, 3, False)]
+)
+def test_a_label_may_have_other_values_in_half_a_percent_of_its_rarer_class(clicks, wrong, is_label):
+    """2 of 400: a value that is neither may be one of the rarer kind."""
+    values = [1] * clicks + [0] * (ROWS - clicks) + [2] * wrong
+    assert (plain_label(facts_of(values, "click")) is not None) == is_label
+
+
 def test_an_outcome_beside_a_certain_label_is_asked_where_it_nearly_is_one(tmp_path):
     columns = {"ad": [0, 1, 2, 3] * 500, "click": spelled(0, 1, [(100, 2)]), "booked": spelled(0, 1)}
     (doubt,) = inferred(write_table(tmp_path / "x.csv", columns)).doubts
@@ -99,12 +108,10 @@ def test_an_outcome_beside_a_certain_label_is_asked_where_it_nearly_is_one(tmp_p
     ("name", "values"),
     [
         ("class", ("<=50K", ">50K")),
-        ("Restaurant(<20)", (" <=50K", " >50K")),
         ("a>=b", ("01", "02")),
         ("x==y", ("it's", 'the "b"')),
         ('with "quotes"', ("1", "two")),
         ("y = z", ('"a"', "'b'")),
-        ("state of it", ("3", "4")),
         ("b", ("a==b", "1e3")),
     ],
 )
@@ -140,9 +147,7 @@ def test_a_rule_takes_one_pair_of_quotes_off():
     assert {rule: Label.model_validate(rule).value for rule in rules} == rules
 
 
-@pytest.mark.parametrize(
-    ("prefix", "shown"), [("", "Impression"), ("num_", "views"), ("total ", "ad_impressions")]
-)
+@pytest.mark.parametrize(("prefix", "shown"), [("", "Impression"), ("total ", "ad_impressions")])
 def test_counts_of_clicks_are_no_label(tmp_path, prefix, shown):
     rng = np.random.default_rng(0)
     impressions = rng.integers(1, 9, ROWS)

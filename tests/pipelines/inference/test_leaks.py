@@ -27,7 +27,30 @@ def clicks_after(
 
 
 def leak(values, label, name="a") -> str:
-    return find_leak(facts_of(np.asarray(values).tolist(), name), label, np.ones(len(label), bool))
+    values = values.tolist() if isinstance(values, np.ndarray) else values
+    return find_leak(facts_of(values, name), label, np.ones(len(label), bool))
+
+
+@pytest.mark.parametrize("share", [0.003, 0.05, 0.5])
+def test_columns_made_of_the_label_leak_and_others_do_not(share):
+    rng = np.random.default_rng(1)
+    label = (rng.random(20_000) < share).astype(np.int8)
+    rows = len(label)
+    leaks = {
+        "dwell": np.where(label, rng.integers(30, 900, rows), 0),
+        "paid": [round(float(rng.random() * 50), 2) if one and rng.random() < 0.6 else None for one in label],
+        "state": ["done" if one else str(rng.choice(["open", "seen"])) for one in label],
+        "noisy": label ^ (rng.random(rows) < share * 0.004),
+    }
+    plain = {
+        "ids": rng.integers(0, 3000, rows),
+        "price": rng.random(rows),
+        "strong": np.where(rng.random(rows) < 0.4, label, rng.integers(0, 2, rows)),
+        "gaps": [None if rng.random() < 0.9 else 1 for _ in label],
+        "unique": np.arange(rows),
+    }
+    for name, values in (leaks | plain).items():
+        assert bool(leak(values, label, name)) == (name in leaks), name
 
 
 @pytest.mark.parametrize(("share", "opened"), [(0.1, 0.4), (0.3, 0.85), (0.9, 0.6)])
@@ -76,54 +99,35 @@ def outcome(values, label, name) -> str:
     return find_outcome(facts_of(np.asarray(values).tolist(), name), label, np.ones(len(label), bool))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["is_follow", "isComment", "is_profile_enter", "skip_2", "not_skipped", "opened", "unsubscribed", "bounced",
-     "added_to_cart", "forward:token"],
-)  # fmt: skip
-def test_two_values_named_like_an_outcome_are_one(name):
-    label, _, rng = clicks_after(0.1, 1.0)
-    # Without a word that means other things, whatever the rows say.
-    values = rng.integers(0, 2, ROWS) if name != "added_to_cart" else label & (rng.random(ROWS) < 0.02)
-    assert outcome(values, label, name)
-    assert not outcome(values, label, f"past_{name}s_7d")
+# Of two values, whatever the rows say.
+OUTCOMES = "is_follow isComment is_profile_enter skip_2 not_skipped opened unsubscribed bounced forward:token"
+# Amounts, where the label agrees; and times, spent or of a deed, by their names.
+AMOUNTS = "profile_stay_time comment_stay_time tips revenue_usd order_value view_duration"
+TIMES = "watch_ratio dwell_time play_time_ms clicked_at purchased_at play_duration"
+# Features with such words.
+FLAGS = "is_open subscribed paid"
+COUNTS = "comment_count num_orders share_price payment_type return_days like_rate play_store order_id"
+COUNTS += " total_watch_time stay_time created_at registered_at last_clicked_at video_time"
 
 
-@pytest.mark.parametrize(
-    "name", ["profile_stay_time", "comment_stay_time", "tips", "revenue_usd", "order_value", "view_duration"]
-)
-def test_amounts_named_like_an_outcome_are_one_where_the_label_agrees(name):
+def test_columns_named_like_an_outcome_are_one_and_features_with_such_words_stay():
     label, _, rng = clicks_after(0.3, 1.0)
+    flags, counts = rng.integers(0, 2, ROWS), rng.integers(0, 900, ROWS)
+    rare = label & (rng.random(ROWS) < 0.02)
+    for name in OUTCOMES.split():
+        assert outcome(flags, label, name) and not outcome(flags, label, f"past_{name}s_7d"), name
+    # A word that means other things, too.
+    assert outcome(rare, label, "added_to_cart") and not outcome(rare, label, "past_added_to_carts_7d")
     few = (label > 0) & (rng.random(ROWS) < 0.03)
-    assert outcome(np.where(few, rng.integers(1, 90_000, ROWS), 0), label, name)
-    assert outcome(np.where(label > 0, rng.integers(20, 90, ROWS), rng.integers(0, 60, ROWS)), label, name)
-    assert not outcome(rng.integers(0, 900, ROWS), label, name)
-
-
-def test_a_time_spent_and_a_time_of_a_deed_are_outcomes_by_their_names():
-    label, _, rng = clicks_after(0.3, 1.0)
-    for name in ("watch_ratio", "dwell_time", "play_time_ms", "clicked_at", "purchased_at", "play_duration"):
-        assert outcome(rng.integers(0, 900, ROWS), label, name), name
-    for name in (
-        "total_watch_time",
-        "stay_time",
-        "created_at",
-        "registered_at",
-        "last_clicked_at",
-        "video_time",
-    ):
-        assert not outcome(rng.integers(0, 900, ROWS), label, name), name
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["comment_count", "num_orders", "share_price", "payment_type", "is_open", "subscribed", "return_days", "like_rate",
-     "paid", "play_store", "order_id"],
-)  # fmt: skip
-def test_features_with_such_words_stay(name):
-    label, _, rng = clicks_after(0.1, 1.0)
-    values = rng.integers(0, 2 if name in ("is_open", "subscribed", "paid") else 30, ROWS)
-    assert not outcome(values, label, name)
+    rarely = np.where(few, rng.integers(1, 90_000, ROWS), 0)
+    longer = np.where(label > 0, rng.integers(20, 90, ROWS), rng.integers(0, 60, ROWS))
+    for name in AMOUNTS.split():
+        assert outcome(rarely, label, name) and outcome(longer, label, name), name
+        assert not outcome(counts, label, name), name
+    for name in TIMES.split():
+        assert outcome(counts, label, name), name
+    for values, names in ((flags, FLAGS), (counts % 30, COUNTS)):
+        assert not [name for name in names.split() if outcome(values, label, name)]
 
 
 def test_outcomes_are_shown_with_what_keeps_them(tmp_path):

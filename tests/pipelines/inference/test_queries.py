@@ -38,8 +38,7 @@ def test_a_few_rows_without_a_query_are_rejects(tmp_path):
     assert (result.queries, result.examples, result.rejected) == (PAGES, len(PAGE) - 4, 4)
 
 
-@pytest.mark.parametrize("name", ["page_id", "search_id", "impression_id", "session_id"])
-@pytest.mark.parametrize("values", [5, 12])
+@pytest.mark.parametrize(("name", "values"), [("page_id", 5), ("search_id", 12), ("impression_id", 5)])
 def test_a_few_values_that_come_back_are_a_feature(tmp_path, name, values):
     kinds = np.random.default_rng(0).integers(0, values, len(PAGE))
     found = inferred(table(tmp_path, kinds, name, ts=TIMES))
@@ -109,3 +108,12 @@ def test_ids_that_begin_again_in_each_file_are_asked(tmp_path):
         doubt.option == "--query"
         and "values of request_id come back after more than 200 rows" in doubt.question
     )
+
+
+def test_consecutive_groups_without_a_name_are_a_question(tmp_path):
+    pages = np.random.default_rng(0).permutation(100_000)[:PAGES][PAGE]
+    path = table(tmp_path, pages, name="page_of")
+    (doubt,) = inferred(path).doubts
+    assert (doubt.option, [choice.value for choice in doubt.choices]) == ("--query", ["page_of", "none"])
+    assert inferred(path, query="none").mapping.query is None
+    assert inferred(path, query="page_of").mapping.query.column == "page_of"

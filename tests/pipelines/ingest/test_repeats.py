@@ -1,5 +1,7 @@
 """Rows that come again are recognized whatever their file is called, and times that are unlikely are named."""
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,46 +15,58 @@ from ctr.pipelines.ingest.repeats import Repeats, hash_rows
 from ctr.pipelines.ingest.run import ingest
 
 NOW = 1_700_000_000_000_000
+PLAIN = {"example_id": None, "query": None}
 
 
-BUCKETED_AND_GROWING = pytest.mark.parametrize(
-    "features", [raw_logs.FEATURES, raw_logs.GROWING_FEATURES], ids=["bucketed", "growing"]
-)
+def write(folder, seed, *names, form="csv", rows=300):
+    return [
+        raw_logs.write_rows(folder / "in", raw_logs.make_rows(rows, seed=seed), form, name=name)
+        for name in names
+    ]
 
 
-@BUCKETED_AND_GROWING
-def test_a_renamed_copy_in_one_command(tmp_path, features):
-    rows = raw_logs.make_rows(300, seed=1)
-    mapping = raw_logs.make_mapping(example_id=None, query=None, features=features)
-    paths = [raw_logs.write_rows(tmp_path / "in", rows, name=name) for name in ("day", "day (1)")]
+def test_a_renamed_copy_in_one_command(tmp_path):
+    mapping = raw_logs.make_mapping(**PLAIN, features=raw_logs.GROWING_FEATURES)
+    paths = write(tmp_path, 1, "day", "day (1)")
     single = ingest(mapping, paths[:1], tmp_path / "single", now_us=NOW)
     assert (single.repeated_rows, single.repeated_share, single.warnings) == (0, 0.0, [])
     double = ingest(mapping, paths, tmp_path / "double", now_us=NOW)
     assert (double.rows, double.examples, double.repeated_rows, double.repeated_share) == (600, 600, 300, 0.5)
     (warning,) = double.warnings
-    assert warning.startswith(
-        "300 of 600 rows (50%) were seen before: day (1).csv repeats 300 rows of day.csv"
-    )
-    assert f"\nwarning: {warning}" in double.as_text()
+    told = "300 of 600 rows (50%) were seen before: day (1).csv repeats 300 rows of day.csv"
+    assert warning.startswith(told) and f"\nwarning: {warning}" in double.as_text()
+    # Files of the same length and columns are no copies.
+    others = [*paths[:1], *write(tmp_path, 5, "other"), *write(tmp_path, 6, "third")]
+    assert ingest(mapping, others, tmp_path / "others", now_us=NOW).repeated_rows == 0
 
 
-@BUCKETED_AND_GROWING
-@pytest.mark.parametrize("form", ["csv.gz", "jsonl"])
-def test_a_copy_in_another_form_that_is_added_later(tmp_path, form, features):
-    # Rows of which one ends a block, which the hash of one in a thousand does.
-    rows = raw_logs.make_rows(300, seed=2 if features is raw_logs.FEATURES else 7)
-    kind = form.partition(".")[0]
-    first = raw_logs.write_rows(tmp_path / "in", rows, "csv", name="a")
-    plain = {"example_id": None, "query": None, "partition": "7d", "features": features}
+@pytest.mark.parametrize(
+    ("form", "features", "seed"),
+    # Of either seed one of the rows ends a block, which the hash of one in a thousand does.
+    [("csv.gz", raw_logs.FEATURES, 2), ("jsonl", raw_logs.GROWING_FEATURES, 7)],
+    ids=["bucketed", "growing"],
+)
+def test_a_copy_in_another_form_that_is_added_later(tmp_path, form, features, seed):
+    rows = raw_logs.make_rows(300, seed=seed)
+    plain = {**PLAIN, "partition": "7d", "features": features}
+    (first,) = write(tmp_path, seed, "a")
     ingest(raw_logs.make_mapping(**plain), [first], tmp_path / "log", append=True, now_us=NOW)
     copy = raw_logs.write_rows(tmp_path / "in", [*rows, *raw_logs.make_rows(100, seed=3)], form, name="b")
-    mapping = raw_logs.make_mapping(**plain, input={"type": kind})
+    mapping = raw_logs.make_mapping(**plain, input={"type": form.partition(".")[0]})
     result = ingest(mapping, [copy], tmp_path / "log", append=True, now_us=NOW)
     # What stands in one block with new rows is not recognized.
     assert 200 <= result.repeated_rows <= 300
+    assert f"b.{form} repeats" in result.warnings[0]
     assert result.warnings[0].endswith("unless the repetition is intended")
-    assert "b." + form + " repeats" in result.warnings[0]
     assert result.held_rows == 700
+
+
+def test_rows_without_a_time_are_recognized(tmp_path):
+    time = {"row_order": {"start": "2020-01-01T00:00:00Z", "step_us": 1_000_000}}
+    derive = {"hour": {"from": "rating"}, "zone": {"from": "code", "prefix": 2}}
+    mapping = raw_logs.make_mapping(time=time, derive=derive, **PLAIN)
+    paths = write(tmp_path, 4, "a", "b")
+    assert ingest(mapping, paths, tmp_path / "log", now_us=NOW).repeated_rows == 300
 
 
 def plain_features(count: int, **buckets: int | None) -> Mapping:
@@ -64,13 +78,12 @@ def plain_features(count: int, **buckets: int | None) -> Mapping:
     return raw_logs.make_mapping(example_id=None, query=None, features=features)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data(), st.integers(0, 3), st.booleans())
 def test_a_row_that_differs_in_a_bit_of_an_id_has_another_hash(data, count, growing):
     mapping = plain_features(count, buckets=None if growing else 2**31 - 1)
     schema = mapping.feature_schema
-    low = -(2**63) if growing else 0
-    high = 2**63 - 1 if growing else 2**31 - 2
+    low, high = (-(2**63), 2**63 - 1) if growing else (0, 2**31 - 2)
     ids = data.draw(st.lists(st.integers(low, high), min_size=count + 2, max_size=count + 2))
     row, place = np.array(ids, schema.id_type), data.draw(st.integers(0, count + 1))
     other = row.copy()
@@ -91,32 +104,11 @@ def test_a_row_that_differs_in_a_bit_of_an_id_has_another_hash(data, count, grow
 
 
 def test_hashes_of_bucketed_ids_are_those_that_earlier_ingests_remember():
-    mapping = plain_features(2, buckets=100)
-    ids = pack_ids(np.array([[1, 2], [3, 99]], np.int32))
-    table = pa.table(
-        {
-            **{"label": [0, 1], "train_weight": pa.array([1, 0.5], pa.float32()), "query_time": [7, 8]},
-            **{"ids": ids, "c2": pa.array([[1, 5], []], pa.list_(pa.int32()))},
-        }
-    )
-    assert hash_rows(mapping, table).tolist() == [18197815969206509959, 13950089570427028828]
-
-
-def test_files_of_the_same_length_and_columns_are_no_copies(tmp_path):
-    mapping = raw_logs.make_mapping(example_id=None, query=None)
-    paths = [
-        raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(300, seed=n), name=f"{n}") for n in range(3)
-    ]
-    assert ingest(mapping, paths, tmp_path / "log", now_us=NOW).repeated_rows == 0
-
-
-def test_rows_without_a_time_are_recognized(tmp_path):
-    rows = raw_logs.make_rows(300, seed=4)
-    order = {"row_order": {"start": "2020-01-01T00:00:00Z", "step_us": 1_000_000}}
-    mapping = raw_logs.make_mapping(time=order, query=None, example_id=None, derive={
-        "hour": {"from": "rating"}, "zone": {"from": "code", "prefix": 2}})  # fmt: skip
-    paths = [raw_logs.write_rows(tmp_path / "in", rows, name=name) for name in "ab"]
-    assert ingest(mapping, paths, tmp_path / "log", now_us=NOW).repeated_rows == 300
+    columns = {"label": [0, 1], "train_weight": pa.array([1, 0.5], pa.float32()), "query_time": [7, 8]}
+    columns |= {"ids": pack_ids(np.array([[1, 2], [3, 99]], np.int32))}
+    columns |= {"c2": pa.array([[1, 5], []], pa.list_(pa.int32()))}
+    found = hash_rows(plain_features(2, buckets=100), pa.table(columns))
+    assert found.tolist() == [18197815969206509959, 13950089570427028828]
 
 
 def test_copies_are_found_wherever_they_begin_and_however_rows_come():
@@ -135,22 +127,19 @@ def test_copies_are_found_wherever_they_begin_and_however_rows_come():
 
 
 @pytest.mark.parametrize(
-    ("unit", "warning"),
+    ("unit", "now", "warning"),
     [
-        ("ms", "40 of 40 times lie before the year 1990, the earliest at 1970-01-19T"),
-        ("s", None),
+        ("s", NOW, None),
+        (
+            "ms",
+            NOW,
+            r"40 of 40 times lie before the year 1990, the earliest at 1970-01-19T.*check time.unit or",
+        ),
+        ("s", 1_600_000_000_000_000, "40 of 40 times lie in the future, the latest at 2020-09-13T"),
     ],
 )
-def test_seconds_that_are_read_as_milliseconds(tmp_path, unit, warning):
-    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(40))
+def test_unlikely_times_are_named(tmp_path, unit, now, warning):
     mapping = raw_logs.make_mapping(time={"column": "time", "unit": unit}, query=None)
-    result = ingest(mapping, [path], tmp_path / "log", now_us=NOW)
-    assert [found[: len(warning or "")] for found in result.warnings] == ([warning] if warning else [])
-    assert not warning or result.warnings[0].endswith("check time.unit or time.format of the mapping")
-
-
-def test_times_in_the_future(tmp_path):
-    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(40))
-    result = ingest(raw_logs.make_mapping(query=None), [path], tmp_path / "log", now_us=1_600_000_000_000_000)
-    (warning,) = result.warnings
-    assert warning.startswith("40 of 40 times lie in the future, the latest at 2020-09-13T")
+    result = ingest(mapping, write(tmp_path, 0, "rows", rows=40), tmp_path / "log", now_us=now)
+    assert len(result.warnings) == (warning is not None)
+    assert all(re.match(warning, one) for one in result.warnings)

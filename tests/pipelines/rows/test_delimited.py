@@ -12,6 +12,8 @@ from ctr.io.errors import InputError
 from ctr.pipelines.rows.delimited import TEXT_AFTER, UNCLOSED, StrictQuotes, delimited_columns, read_delimited
 from ctr.pipelines.rows.sources import SourceFile
 
+IN_A_RUN = "wrong number of fields in a quoted run of lines"
+
 
 def read(path, wanted, block_bytes=1 << 20, **form):
     """[(row number, values)] and [(row number, reason)] of a file."""
@@ -31,48 +33,44 @@ def write(folder, content):
     return path
 
 
-def test_quotes_in_csv_and_in_tsv(tmp_path):
-    path = write(tmp_path, b'a,b\n"x, ""y""",2\n"two\nlines",3\n"",4\n')
-    assert read(path, ["b", "a"])[0] == [
-        (2, (b"2", b'x, "y"')),
-        (3, (b"3", b"two\nlines")),
-        (4, (b"4", None)),
-    ]
-    path = write(tmp_path, b'a\tb\n"x\t2\ny"z\t3\n')
-    assert read(path, ["a"], type="tsv")[0] == [(2, (b'"x',)), (3, (b'y"z',))]
-    path = write(tmp_path, b'a\tb\n"x\ty"\t2\n')
-    assert read(path, ["a"], type="tsv", quoting=True)[0] == [(2, (b"x\ty",))]
+TWO = [(2, (b"1", b"2")), (3, (b"3", b"4"))]
 
 
-def test_columns_delimiter_and_nulls_may_be_given(tmp_path):
-    path = write(tmp_path, b"1;NA\n;2\n")
-    assert read(path, ["b", "a"], header=False, columns=["a", "b"], delimiter=";", nulls=["NA", "1"])[0] == [
-        (1, (None, None)),
-        (2, (b"2", b"")),
-    ]
-
-
-def test_columns_may_come_as_dictionaries(tmp_path):
-    path = write(tmp_path, b"a,b\nx,1\ny,1\n,2\nx\nx,NA\n")
-    form = parse_model(DelimitedInput, {"type": "csv", "nulls": ["NA"]}, "test")
-    chunks = list(read_delimited(SourceFile(0, path, path.name), form, ["b", "a"], 1 << 20, ["a", "b"]))
-    table = chunks[0].table
-    assert [str(table.column(name).type.value_type) for name in ("a", "b")] == ["binary", "binary"]
-    assert table.column("a").to_pylist() == [b"x", b"y", b"", b"x"]
-    assert table.column("b").to_pylist() == [b"1", b"1", b"2", None]
-    assert len(table.column("b").chunk(0).dictionary) == 2
-    assert [reject.row for chunk in chunks for reject in chunk.rejects] == [5]
-
-
-def test_a_byte_order_mark_line_ends_and_no_last_line_end(tmp_path):
-    path = write(tmp_path, b"\xef\xbb\xbfa,b\r\n1,2\r\n3,4")
-    assert read(path, ["a", "b"])[0] == [(2, (b"1", b"2")), (3, (b"3", b"4"))]
+@pytest.mark.parametrize(
+    ("content", "form", "rows"),
+    [
+        # Delimiters and line ends within quotes, doubled quotes, an empty value; in tsv a quote is a character.
+        (b'a,b\n"x, ""y""",2\n"two\nlines",3\n"",4\n', {},
+         [(2, (b'x, "y"', b"2")), (3, (b"two\nlines", b"3")), (4, (None, b"4"))]),
+        (b'a\tb\n"x\t2\ny"z\t3\n', {"type": "tsv"}, [(2, (b'"x', b"2")), (3, (b'y"z', b"3"))]),
+        (b'a\tb\n"x\ty"\t2\n', {"type": "tsv", "quoting": True}, [(2, (b"x\ty", b"2"))]),
+        # Quotes within a field are plain.
+        (b'a,b\n5" disk,x"y"\n"5"" disk",""\n', {}, [(2, (b'5" disk', b'x"y"')), (3, (b'5" disk', None))]),
+        (b"1;NA\n;2\n", {"header": False, "columns": ["a", "b"], "delimiter": ";", "nulls": ["NA", "1"]},
+         [(1, (None, None)), (2, (b"", b"2"))]),
+        # A byte order mark, Windows' line ends, and no last line end.
+        (b"\xef\xbb\xbfa,b\r\n1,2\r\n3,4", {}, TWO),
+        (b"b,x,x,a\n2,0,0,1\n4,0,0,3\n", {}, TWO),
+        (b"", {"header": False, "columns": ["a", "b"]}, []),
+        # A delimiter at the end of all lines, of those below the header, and of the header.
+        (b"a,b,\n1,2,\n3,4,\n", {}, TWO),
+        (b"a,b\n1,2,\n3,4,\n", {}, TWO),
+        (b"a,b,\n1,2\n3,4\n", {}, TWO),
+        # The number of the row, which R writes without a name.
+        (b'"a","b"\n"1",1,2\n"2",3,4\n', {}, TWO),
+        (b"a\tb\r1\t2\r3\t4\r", {"type": "tsv"}, TWO),
+        (b"\xef\xbb\xbfsep=;\r\na;b\r\n1;2\r\n", {"delimiter": ";", "skip_lines": 1}, [(3, (b"1", b"2"))]),
+        (b'# by "me\n\n#\na,b\n1,2\n', {"skip_lines": 3}, [(5, (b"1", b"2"))]),
+        (b"# c\n1,2\n", {"skip_lines": 1, "header": False, "columns": ["a", "b"]}, [(2, (b"1", b"2"))]),
+    ],
+)  # fmt: skip
+def test_what_is_read(tmp_path, content, form, rows):
+    assert read(write(tmp_path, content), ["a", "b"], **form) == (rows, [])
 
 
 def test_quoted_names_in_the_header(tmp_path):
     path = write(tmp_path, b'"a, b",c\n1,2\n')
-    form = DelimitedInput(type="csv")
-    assert delimited_columns(path, form) == ("a, b", "c")
+    assert delimited_columns(path, DelimitedInput(type="csv")) == ("a, b", "c")
     assert read(path, ["a, b"])[0] == [(2, (b"1",))]
 
 
@@ -84,30 +82,12 @@ def test_quoted_names_in_the_header(tmp_path):
         (b"a,a\n1,2\n", "the column a appears twice"),
         (b"caf\xe9,a\n1,2\n", "is not text in UTF-8"),
         (b"b,c\n1,2\n", "no column a; the columns found are b, c"),
+        (b"a,b\n" + b"x" * 500 + b",2\n", "a quote that is never closed"),
     ],
 )
-def test_bad_headers(tmp_path, content, message):
+def test_files_without_a_header_or_with_a_record_longer_than_a_block_are_refused(tmp_path, content, message):
     with pytest.raises(InputError, match=message):
-        read(write(tmp_path, content), ["a"])
-
-
-@pytest.mark.parametrize(
-    ("content", "form", "rows"),
-    [
-        # A delimiter at the end of all lines, of those below the header, and of the header.
-        (b"a,b,\n1,2,\n3,4,\n", {}, [(2, (b"1", b"2")), (3, (b"3", b"4"))]),
-        (b"a,b\n1,2,\n3,4,\n", {}, [(2, (b"1", b"2")), (3, (b"3", b"4"))]),
-        (b"a,b,\n1,2\n3,4\n", {}, [(2, (b"1", b"2")), (3, (b"3", b"4"))]),
-        # The number of the row, which R writes without a name.
-        (b'"a","b"\n"1",5,6\n"2",7,8\n', {}, [(2, (b"5", b"6")), (3, (b"7", b"8"))]),
-        (b"a\tb\r1\t2\r3\t4\r", {"type": "tsv"}, [(2, (b"1", b"2")), (3, (b"3", b"4"))]),
-        (b"\xef\xbb\xbfsep=;\r\na;b\r\n1;2\r\n", {"delimiter": ";", "skip_lines": 1}, [(3, (b"1", b"2"))]),
-        (b'# by "me\n\n#\na,b\n1,2\n', {"skip_lines": 3}, [(5, (b"1", b"2"))]),
-        (b"# c\n1,2\n", {"skip_lines": 1, "header": False, "columns": ["a", "b"]}, [(2, (b"1", b"2"))]),
-    ],
-)
-def test_lines_before_the_header_and_names_as_many_as_fields(tmp_path, content, form, rows):
-    assert read(write(tmp_path, content), ["a", "b"], **form) == (rows, [])
+        read(write(tmp_path, content), ["a"], block_bytes=64)
 
 
 @pytest.mark.parametrize("line", [b"a,b,c", b'"a","b","c"', b"a,b,c,"])
@@ -121,27 +101,11 @@ def test_a_header_that_comes_again_is_rejected_as_what_it_is(tmp_path, line, blo
     assert read(write(tmp_path, b"a,b\na,b\n"), ["a"])[0] == [(2, (b"a",))]
 
 
-def test_unused_columns_may_repeat(tmp_path):
-    path = write(tmp_path, b",b,b,a\n1,2,3,4\n")
-    assert read(path, ["a"])[0] == [(2, (b"4",))]
-
-
-def test_an_empty_file_without_header_has_no_rows(tmp_path):
-    assert read(write(tmp_path, b""), ["a"], header=False, columns=["a"]) == ([], [])
-
-
-def test_a_record_longer_than_a_block_is_refused(tmp_path):
-    with pytest.raises(InputError, match="a quote that is never closed"):
-        read(write(tmp_path, b"a,b\n" + b"x" * 500 + b",2\n"), ["a"], block_bytes=64)
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(good=st.lists(st.booleans(), max_size=60), block_bytes=st.integers(16, 80))
 def test_rows_are_numbered_past_bad_ones(tmp_path, good, block_bytes):
-    lines = [b"%d,x" % place if ok else b"bad" for place, ok in enumerate(good)]
-    rows, rejects = read(
-        write(tmp_path, b"".join(line + b"\n" for line in [b"a,b", *lines])), ["a"], block_bytes
-    )
+    lines = [b"a,b", *(b"%d,x" % place if ok else b"bad" for place, ok in enumerate(good))]
+    rows, rejects = read(write(tmp_path, b"".join(line + b"\n" for line in lines)), ["a"], block_bytes)
     assert rows == [(2 + place, (b"%d" % place,)) for place, ok in enumerate(good) if ok]
     assert rejects == [(2 + place, "wrong number of fields") for place, ok in enumerate(good) if not ok]
 
@@ -150,30 +114,26 @@ def test_rows_are_numbered_past_bad_ones(tmp_path, good, block_bytes):
 def test_a_quote_that_is_never_closed_costs_its_own_line(tmp_path, block_bytes):
     lines = [b"%d,x" % place for place in range(1000)]
     lines[10] = b'10,"x'
-    rows, rejects = read(write(tmp_path, b"\n".join([b"a,b", *lines]) + b"\n"), ["a"], block_bytes)
-    assert rows == [(2 + place, (b"%d" % place,)) for place in range(1000) if place != 10]
-    assert rejects == [(12, "a quote is never closed")]
     # Quoted values after it stand as they are.
     lines[500] = b'500,"y, ""z"""'
     rows, rejects = read(write(tmp_path, b"\n".join([b"a,b", *lines]) + b"\n"), ["a", "b"], block_bytes)
-    assert rejects == [(12, "a quote is never closed")]
-    assert (502, (b"500", b'y, "z"')) in rows
-    assert len(rows) == 999
+    assert rejects == [(12, UNCLOSED)]
+    values = {place: (b"%d" % place, b"x") for place in range(1000) if place != 10}
+    assert rows == [(2 + n, pair) for n, pair in {**values, 500: (b"500", b'y, "z"')}.items()]
 
 
 @pytest.mark.parametrize("block_bytes", [64, 1 << 20])
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b'"3"x,y', "text after a closing quote"),
-        (b'3,"y"z', "text after a closing quote"),
-        (b'3,"y" ', "text after a closing quote"),
-        (b'3,"y""', "a quote is never closed"),
-        (b'"3,y', "a quote is never closed"),
-        (b'3,"', "a quote is never closed"),
+        (b'"3"x,y', TEXT_AFTER),
+        (b'3,"y" ', TEXT_AFTER),
+        (b'3,"y""', UNCLOSED),
+        (b'"3,y', UNCLOSED),
+        (b'3,"', UNCLOSED),
     ],
 )
-def test_malformed_quotes(tmp_path, line, reason, block_bytes):
+def test_malformed_quotes_with_any_line_ends(tmp_path, line, reason, block_bytes):
     for end in (b"\n", b"\r\n"):
         for after in (end + b'4,"y"' + end + b"5,y", b""):
             path = write(tmp_path, end.join([b"a,b", b'1,"two' + end + b'lines"', b"", b"2,y", line]) + after)
@@ -183,20 +143,24 @@ def test_malformed_quotes(tmp_path, line, reason, block_bytes):
             assert rows == (numbered if after else numbered[:2])
 
 
+def test_each_line_that_a_quoted_run_swallows_is_a_reject(tmp_path):
+    rows, rejects = read(write(tmp_path, b'a,b\n1,2\n"3\n4\n5"\n6,7\n'), ["a"])
+    assert [values for _, values in rows] == [(b"1",), (b"6",)]
+    assert rejects == [(3, IN_A_RUN)] * 3
+
+
 def test_the_line_and_what_is_allowed_are_shown(tmp_path):
     path = write(tmp_path, b'\xef\xbb\xbf"a","b"\n1,"caf\xe9"x\n')
-    form = parse_model(DelimitedInput, {"type": "csv"}, "test")
+    form = DelimitedInput(type="csv")
     (chunk,) = [c for c in read_delimited(SourceFile(0, path, "x.csv"), form, ["a"], 1 << 20) if c.rejects]
     (reject,) = chunk.rejects
     assert (reject.row, reject.key, reject.value) == (2, "line", '1,"caf\\xe9"x')
     assert reject.allowed.startswith("a quoted value ends with a quote")
-
-
-def test_quotes_within_a_field_are_plain_and_one_column_has_its_faults_too(tmp_path):
-    path = write(tmp_path, b'a,b\n5" disk,x"y"\n"5"" disk",""\n')
-    assert read(path, ["a", "b"]) == ([(2, (b'5" disk', b'x"y"')), (3, (b'5" disk', None))], [])
-    path = write(tmp_path, b'a\n"1"\n"2"x\n3\n')
-    assert read(path, ["a"]) == ([(2, (b"1",)), (4, (b"3",))], [(3, "text after a closing quote")])
+    # One column has its faults, too.
+    assert read(write(tmp_path, b'a\n"1"\n"2"x\n3\n'), ["a"]) == (
+        [(2, (b"1",)), (4, (b"3",))],
+        [(3, TEXT_AFTER)],
+    )
 
 
 def plain_records(text):
@@ -231,27 +195,26 @@ def plain_records(text):
     return found
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pieces=st.lists(st.sampled_from(['"', '"', ",", "\n", "x", "x", '"x"', '""', "x,y\n"]), max_size=40),
     block_bytes=st.integers(60, 90),
 )
 def test_any_text_with_quotes_is_read_by_the_rules(tmp_path, pieces, block_bytes):
     text = "".join(pieces)
-    rows, rejects = read(
-        write(tmp_path, text.encode()), ["a", "b"], block_bytes, header=False, columns=["a", "b"]
-    )
-    records = plain_records(text)
-    expected = [
-        (number, tuple(value.encode() or None for value in fields))
-        for number, fields in enumerate(records, 1)
-        if fields is not None and len(fields) == 2
-    ]
-    assert rows == expected
-    quotes = [row for row, reason in rejects if reason in (UNCLOSED, TEXT_AFTER)]
-    assert quotes == [number for number, fields in enumerate(records, 1) if fields is None]
-    others = {row for row, reason in rejects} - set(quotes)
-    assert others == {number for number, fields in enumerate(records, 1) if fields and len(fields) != 2}
+    names = ["a", "b"]
+    rows, rejects = read(write(tmp_path, text.encode()), names, block_bytes, header=False, columns=names)
+    numbered = list(enumerate(plain_records(text), 1))
+    good = [(number, fields) for number, fields in numbered if fields is not None and len(fields) == 2]
+    assert rows == [(number, tuple(value.encode() or None for value in fields)) for number, fields in good]
+    faults = [row for row, reason in rejects if reason in (UNCLOSED, TEXT_AFTER)]
+    assert faults == [number for number, fields in numbered if fields is None]
+    # A record over several lines is as many rejects.
+    lengths = {
+        n: 1 + sum(f.count("\n") for f in fields) for n, fields in numbered if fields and len(fields) != 2
+    }
+    others = [row for row, reason in rejects if reason not in (UNCLOSED, TEXT_AFTER)]
+    assert others == [number for number, count in lengths.items() for _ in range(count)]
 
 
 @pytest.mark.parametrize("size", [1, 5, 12, 17, 1 << 20])

@@ -4,13 +4,11 @@ import json
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import raw_logs
 from ctr.data.mapping import Label
 from ctr.io.errors import InputError
-from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.rows.convert import parse_ids, parse_labels, parse_numbers
 from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.sources import SourceFile
@@ -66,9 +64,11 @@ LINE = st.one_of(
 )
 
 
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LINE, max_size=8))
+# Arrow breaks a column of lists that begins with nulls.
+@example([dump({"n": 1, "t": "x", "l": [None, None]}), dump({"n": 1, "l": [None, "a"]})])
+@example([])
 def test_blocks_mean_what_their_lines_mean(tmp_path, lines):
     # Every column is there at least once, so that the end of the file does not complain.
     lines = [*lines, dump({"n": 1, "t": "x", "l": ["y"]})]
@@ -93,11 +93,6 @@ def test_blocks_mean_what_their_lines_mean(tmp_path, lines):
         assert text == (
             t if t is None or isinstance(t, str) else json.dumps(t) if isinstance(t, bool) else str(t)
         )
-
-
-def test_lists_that_begin_with_nulls(tmp_path):
-    lines = [dump({"n": 1, "t": "x", "l": items}) for items in ([None, None], [None, "a"], ["y"])]
-    assert [row[3] for row in meaning(read(tmp_path / "x", lines))] == [[None, None], [None, "a"], ["y"]]
 
 
 def test_plain_blocks_take_the_fast_way(tmp_path, monkeypatch):
@@ -135,19 +130,6 @@ def test_a_column_may_be_absent_from_many_lines_but_not_from_all(tmp_path):
     with pytest.raises(InputError, match="no column t in any line; the columns found are n, l"):
         read(tmp_path / "x", lines, block_bytes=64)
     assert len(meaning(read(tmp_path / "x", [*lines, dump({"t": "x"})], block_bytes=64))) == 51
-
-
-def test_an_empty_file_has_no_rows(tmp_path):
-    assert read(tmp_path / "x", []) == []
-
-
-def test_side_tables_beside_json_are_joined(tmp_path):
-    rows = raw_logs.make_rows(30)
-    path = raw_logs.write_rows(tmp_path / "in", rows, "jsonl")
-    mapping = raw_logs.make_mapping(input={"type": "jsonl"})
-    ingest(mapping, [path], tmp_path / "log")
-    expected = raw_logs.reference([(path.name, 0, row) for row in rows], mapping)
-    assert raw_logs.read_log(tmp_path / "log") == expected
 
 
 def test_lines_that_arrows_parser_does_not_survive_are_read_by_themselves(tmp_path):

@@ -17,19 +17,16 @@ from ctr.pipelines.rows.sources import SourceFile
 TIMES = ["11/9/2019 2:04:46 PM", "11/12/2019 12:00:00 AM", "11/11/2019 9:05:01 AM"]
 
 
-def entity(name):
-    return {"Label": "x", "WikidataId": name, "OccurrenceOffsets": [0]}
-
-
-def make_news(count=8):
+def make_news():
     """id -> (category, subcategory, title, abstract, title entities, abstract entities); N9x are unknown."""
     source = random.Random(1)
     news = {}
-    for place in range(count):
-        titles = [f"Q{source.randrange(5)}" for _ in range(source.randrange(3))]
-        abstracts = [f"Q{source.randrange(5)}" for _ in range(source.randrange(3))]
-        abstract = None if place == 3 else f'an "abstract" {place}'
-        news[f"N{place}"] = (f"c{place % 3}", f"s{place % 4}", f'Title "{place}', abstract, titles, abstracts)
+    for n in range(8):
+        titles, abstracts = (
+            [f"Q{source.randrange(5)}" for _ in range(source.randrange(3))] for _ in range(2)
+        )
+        abstract = None if n == 3 else f'an "abstract" {n}'
+        news[f"N{n}"] = (f"c{n % 3}", f"s{n % 4}", f'Title "{n}', abstract, titles, abstracts)
     return news
 
 
@@ -44,54 +41,44 @@ def make_lines(count, seed=0):
     return lines
 
 
-def write(folder, lines, news=None, suffix=""):
+def write(folder, lines, suffix=""):
     folder.mkdir(exist_ok=True)
     behaviors = "".join("\t".join([*line[:3], " ".join(line[3]), " ".join(line[4])]) + "\n" for line in lines)
-    rows = []
-    for name, (category, subcategory, title, abstract, titles, abstracts) in (news or make_news()).items():
+    rows = ""
+    for name, (*texts, titles, abstracts) in make_news().items():
         lists = [
-            "" if not names and name == "N1" else json.dumps([entity(n) for n in names])
-            for names in (titles, abstracts)
+            json.dumps([{"Label": "x", "WikidataId": one} for one in ids]) for ids in (titles, abstracts)
         ]
-        rows.append(
-            "\t".join([name, category, subcategory, title, abstract or "", "http://x", *lists]) + "\n"
-        )
-    for name, content in (("behaviors.tsv", behaviors), ("news.tsv", "".join(rows))):
+        # No entities may also be an empty field.
+        lists = ["" if text == "[]" and name == "N1" else text for text in lists]
+        rows += "\t".join([name, *(text or "" for text in texts), "http://x", *lists]) + "\n"
+    for name, content in (("behaviors.tsv", behaviors), ("news.tsv", rows)):
         data = content.encode()
         (folder / (name + suffix)).write_bytes(gzip.compress(data) if suffix else data)
     return folder
 
 
-def unique(names):
-    return list(dict.fromkeys(names))
-
-
 def plain(lines, news):
     rows = []
     for impression, user, time, history, candidates in lines:
+        known = [news[name] for name in history if name in news]
+        shared = {
+            "impression_id": impression,
+            "user_id": user,
+            "time": time,
+            "history": history or [""],
+            "history_length": len(history),
+            "history_categories": [category for category, *_ in known],
+            "history_subcategories": [subcategory for _, subcategory, *_ in known],
+        }
         for candidate in candidates:
             name, _, clicked = candidate.rpartition("-")
-            known = news.get(name)
-            rows.append(
-                {
-                    "impression_id": impression,
-                    "user_id": user,
-                    "time": time,
-                    "history": history or [""],
-                    "history_length": len(history),
-                    "history_categories": [news[n][0] for n in history if n in news],
-                    "history_subcategories": [news[n][1] for n in history if n in news],
-                    "news_id": name,
-                    "clicked": clicked,
-                    "example_id": f"{impression}-{name}",
-                    "category": known and known[0],
-                    "subcategory": known and known[1],
-                    "title": known and known[2],
-                    "abstract": known and known[3],
-                    "title_entities": known and unique(known[4]),
-                    "entities": known and unique([*known[4], *known[5]]),
-                }
-            )
+            *texts, titles, abstracts = news.get(name) or [None] * 6
+            row = {**shared, "news_id": name, "clicked": clicked, "example_id": f"{impression}-{name}"}
+            row |= dict(zip(("category", "subcategory", "title", "abstract"), texts, strict=True))
+            row["title_entities"] = titles and list(dict.fromkeys(titles)) if titles is not None else None
+            both = None if titles is None else list(dict.fromkeys([*titles, *abstracts]))
+            rows.append({**row, "entities": both})
     return rows
 
 
@@ -99,71 +86,55 @@ def test_candidates_are_those_of_a_plain_reader(tmp_path):
     lines = make_lines(40)
     folder = write(tmp_path / "in", lines)
     source = SourceFile(0, folder / "behaviors.tsv", "behaviors.tsv")
-    rows, numbers = [], []
-    for chunk in read_mind(source, News.load(folder), MIND_COLUMNS, 1 << 20):
-        rows += chunk.table.to_pylist()
-        numbers += chunk.rows.tolist()
-        assert chunk.rejects == []
-    assert rows == plain(lines, make_news())
+    chunks = list(read_mind(source, News.load(folder), MIND_COLUMNS, 1 << 20))
+    assert [row for chunk in chunks for row in chunk.table.to_pylist()] == plain(lines, make_news())
+    numbers = [number for chunk in chunks for number in chunk.rows.tolist()]
     assert numbers == [number for number, line in enumerate(lines, 1) for _ in line[4]]
+    assert not any(chunk.rejects for chunk in chunks)
 
 
-FEATURES = [
-    {"name": "news", "kind": "category", "source": "news_id", "vocabulary": ["N0", "N1"]},
-    {"name": "hour", "kind": "category", "source": "hour", "vocabulary": ["0", "9", "14"]},
-    {
-        **{"name": "history", "kind": "category", "source": "history", "multivalent": True},
-        **{"vocabulary": [f"N{n}" for n in range(8)], "max_values": 2, "keep": "last"},
-    },
-]
+CONTENT = {
+    "input": {"type": "mind"},
+    "time": {"column": "time", "format": "%m/%d/%Y %I:%M:%S %p"},
+    "query": {"column": "impression_id"},
+    "example_id": "example_id",
+    "label": "clicked",
+    "derive": {"hour": {"from": "time", "part": "hour"}},
+    "partition": "1d",
+    "features": [
+        {"name": "news", "kind": "category", "source": "news_id", "vocabulary": ["N0", "N1"]},
+        {"name": "hour", "kind": "category", "source": "hour", "vocabulary": ["0", "9", "14"]},
+        {
+            **{"name": "history", "kind": "category", "source": "history", "multivalent": True},
+            **{"vocabulary": [f"N{n}" for n in range(8)], "max_values": 2, "keep": "last"},
+        },
+    ],
+}
 
 
-def mapping():
-    content = {
-        "input": {"type": "mind"},
-        "time": {"column": "time", "format": "%m/%d/%Y %I:%M:%S %p"},
-        "query": {"column": "impression_id"},
-        "example_id": "example_id",
-        "label": "clicked",
-        "derive": {"hour": {"from": "time", "part": "hour"}},
-        "partition": "1d",
-        "features": FEATURES,
-    }
-    return parse_model(Mapping, content, "test")
+def mapping(**changes):
+    return parse_model(Mapping, {**CONTENT, **changes}, "test")
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_query_is_an_impression(tmp_path, suffix):
+def test_a_query_is_an_impression_however_the_files_are_cut_and_compressed(tmp_path):
     lines = make_lines(60, seed=2)
-    folder = write(tmp_path / "in", lines, suffix=suffix)
-    result = ingest(mapping(), [folder], tmp_path / "log")
+    whole, packed = write(tmp_path / "in", lines), write(tmp_path / "packed", lines, suffix=".gz")
+    parts = write(tmp_path / "parts", lines[:20])
+    write(tmp_path / "rest", lines[20:])
+    (tmp_path / "rest" / "behaviors.tsv").rename(parts / "behaviors_2.tsv")
+    result = ingest(mapping(), [whole], tmp_path / "log")
+    ingest(mapping(), [packed], tmp_path / "packed log")
+    ingest(mapping(), [parts / "behaviors.tsv", parts / "behaviors_2.tsv"], tmp_path / "parts log")
     examples = raw_logs.read_log(tmp_path / "log")
+    assert raw_logs.read_log(tmp_path / "packed log") == examples == raw_logs.read_log(tmp_path / "parts log")
     assert (result.queries, result.examples) == (60, sum(len(line[4]) for line in lines))
-    by_impression = {}
-    for example in examples:
-        by_impression.setdefault(example["query_id"], []).append(example)
     hours = dict(zip(TIMES, (3, 1, 2), strict=True))
     for impression, _, time, history, candidates in lines:
-        shown = by_impression[int(impression)]
-        assert sorted(example["label"] for example in shown) == sorted(int(c[-1]) for c in candidates)
-        assert sorted(e["news"] for e in shown) == sorted(
-            {"N0": 1, "N1": 2}.get(c[:-2], 3) for c in candidates
-        )
+        shown = [example for example in examples if example["query_id"] == int(impression)]
+        expected = [({"N0": 1, "N1": 2}.get(c[:-2], 3), int(c[-1])) for c in candidates]
+        assert sorted((example["news"], example["label"]) for example in shown) == sorted(expected)
         known = [1 + int(n[1:]) if int(n[1:]) < 8 else 9 for n in history][-2:]
         assert all(e["history"] == known and e["hour"] == hours[time] for e in shown)
-    keys = [(e["query_time"], e["query_id"]) for e in examples]
-    assert keys == sorted(keys)
-
-
-def test_several_files_share_the_news_of_their_folder(tmp_path):
-    lines = make_lines(30, seed=3)
-    whole, parts = write(tmp_path / "whole", lines), write(tmp_path / "parts", lines)
-    text = (parts / "behaviors.tsv").read_text().splitlines(keepends=True)
-    (parts / "behaviors.tsv").write_text("".join(text[:10]))
-    (parts / "behaviors_2.tsv").write_text("".join(text[10:]))
-    ingest(mapping(), [whole], tmp_path / "log")
-    ingest(mapping(), [parts / "behaviors.tsv", parts / "behaviors_2.tsv"], tmp_path / "log2")
-    assert raw_logs.read_log(tmp_path / "log2") == raw_logs.read_log(tmp_path / "log")
 
 
 def test_bad_lines_and_candidates_are_set_aside(tmp_path):
@@ -184,8 +155,7 @@ def test_bad_lines_and_candidates_are_set_aside(tmp_path):
     example = next(r for r in found if r[1] == "example_id")[3]
     assert found == [
         (2, "line", "no candidates", ""),
-        (3, "time", "unreadable or out of range", "noon"),
-        (3, "time", "unreadable or out of range", "noon"),
+        *[(3, "time", "unreadable or out of range", "noon")] * 2,
         (4, "example_id", "duplicate in its query", example),
         (4, "label", "not a label", "2"),
         (4, "label", "not a label", "N2"),
@@ -195,42 +165,37 @@ def test_bad_lines_and_candidates_are_set_aside(tmp_path):
     ]
 
 
+NOT_A_LIST = "row 1: the entities are not a JSON list"
+
+
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("lines", "message"),
     [
-        (
-            "N1\tc\ts\tt\ta\tu\t[]\t[]\n" * 2,
-            "news.tsv row 2: the news id 'N1' is missing or appears more than once",
-        ),
-        ("\tc\ts\tt\ta\tu\t[]\t[]\n", "news.tsv row 1: the news id None is missing"),
-        ("N1\tc\ts\tt\ta\tu\t[]\n", "news.tsv row 1: wrong number of fields"),
-        ("N1\tc\ts\tt\ta\tu\t[{\t[]\n", "news.tsv row 1: the entities are not a JSON list"),
-        ('N1\tc\ts\tt\ta\tu\t[]\t[{"Label": 1}]\n', "news.tsv row 1: the entities are not a JSON list"),
-        ("N1\tc\ts\tt\ta\tu\t3\t[]\n", "news.tsv row 1: the entities are not a JSON list"),
+        ("N1\tc\ts\tt\ta\tu\t[]\t[]\n" * 2, "row 2: the news id 'N1' is missing or appears more than once"),
+        ("\tc\ts\tt\ta\tu\t[]\t[]\n", "row 1: the news id None is missing"),
+        ("N1\tc\ts\tt\ta\tu\t[]\n", "row 1: wrong number of fields"),
+        ("N1\tc\ts\tt\ta\tu\t[{\t[]\n", NOT_A_LIST),
+        ('N1\tc\ts\tt\ta\tu\t[]\t[{"Label": 1}]\n', NOT_A_LIST),
+        ("N1\tc\ts\tt\ta\tu\t3\t[]\n", NOT_A_LIST),
+        # Those that a fuzzer found.
+        ("N1\ta\tb\tc\td\te\t" + "[" * 5000 + "\t[]\n", NOT_A_LIST),
+        ('N1\ta\tb\tc\td\te\t[{"WikidataId": 5}]\t[]\n', NOT_A_LIST),
+        ('N1\ta\tb\tc\td\te\t[{"WikidataId": ["a"]}]\t[]\n', NOT_A_LIST),
+        ('N1\ta\tb\tc\td\te\t[{"WikidataId": "\\ud800"}]\t[]\n', NOT_A_LIST),
+        (None, "no such file; it must be in the directory of behaviors.tsv"),
     ],
 )
-def test_bad_news_end_the_job(tmp_path, line, message):
-    folder = write(tmp_path / "in", make_lines(3))
-    (folder / "news.tsv").write_text(line)
-    with pytest.raises(InputError, match=message):
-        ingest(mapping(), [folder], tmp_path / "log")
-
-
-def test_the_news_must_be_there(tmp_path):
-    folder = write(tmp_path / "in", make_lines(3))
-    (folder / "news.tsv").unlink()
-    with pytest.raises(
-        InputError, match=r"news.tsv: no such file; it must be in the directory of behaviors.tsv"
-    ):
-        ingest(mapping(), [folder / "behaviors.tsv"], tmp_path / "log")
+def test_bad_news_end_the_job(tmp_path, lines, message):
+    if lines is not None:
+        (tmp_path / "news.tsv").write_text(lines)
+    with pytest.raises(InputError, match=rf"news\.tsv:? {message}"):
+        News.load(tmp_path)
 
 
 def test_unknown_columns_are_named(tmp_path):
     folder = write(tmp_path / "in", make_lines(3))
-    features = [{"name": "position", "kind": "category", "source": "position"}]
-    changed = mapping().model_copy(update={"features": parse_model(
-        Mapping, {**mapping().model_dump(by_alias=True), "features": features}, "test").features})  # fmt: skip
+    other = mapping(features=[{"name": "position", "kind": "category", "source": "position"}])
     with pytest.raises(
         InputError, match="no column position; the columns found are impression_id, user_id, "
     ):
-        ingest(changed, [folder], tmp_path / "log")
+        ingest(other, [folder], tmp_path / "log")

@@ -10,7 +10,7 @@ import pytest
 import raw_logs
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
-from ctr.pipelines.rows.sources import find_files, open_bytes, require_columns
+from ctr.pipelines.rows.sources import find_files, open_bytes
 
 
 def touch(folder, *names):
@@ -20,67 +20,28 @@ def touch(folder, *names):
         path.write_text(name)
 
 
-def test_folders_give_their_files_in_natural_order(tmp_path):
-    touch(tmp_path, "day_10.csv", "day_2.csv", "day_1.csv", "day_1.csv.gz", "notes.txt", "sub/day_0.csv")
-    found = find_files([tmp_path], ["*.csv", "*.csv.gz"], [])
-    assert [source.name for source in found] == ["day_1.csv", "day_1.csv.gz", "day_2.csv", "day_10.csv"]
-    assert [source.number for source in found] == [0, 1, 2, 3]
-    assert [source.name for source in find_files([tmp_path], ["**/*.csv"], [])] == [
-        *("day_1.csv", "day_2.csv", "day_10.csv", "sub/day_0.csv")
-    ]
+DAYS = ("day_10.csv", "day_2.csv", "day_1.csv", "day_1.csv.gz", "notes.txt", "sub/day_0.csv")
+HIDDEN = ("a.csv", ".b.csv", "_c.csv", "_temporary/d.csv", "k=1/.e.csv")
 
 
-def test_files_keep_the_order_in_which_they_are_given(tmp_path):
-    touch(tmp_path, "b.csv", "a.csv", "c/x.csv")
-    found = find_files([tmp_path / "b.csv", tmp_path / "c", tmp_path / "a.csv"], ["*.csv"], [])
-    assert [source.name for source in found] == ["b.csv", "x.csv", "a.csv"]
-
-
-def test_side_tables_are_no_input(tmp_path):
-    touch(tmp_path, "rows.csv", "items.csv", "sub/items.csv", "sub/rows2.csv")
-    assert [s.name for s in find_files([tmp_path], ["**/*.csv"], ["items.csv"])] == [
-        "rows.csv",
-        "sub/rows2.csv",
-    ]
-
-
-def test_hidden_files_are_no_input_unless_a_pattern_names_them(tmp_path):
-    touch(tmp_path, "a.csv", ".b.csv", "_c.csv", "_temporary/d.csv", "k=1/.e.csv")
-    assert [s.name for s in find_files([tmp_path], ["**/*.csv"], [])] == ["a.csv"]
-    assert [s.name for s in find_files([tmp_path], ["_*.csv"], [])] == ["_c.csv"]
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_folders_give_columns_and_a_file_may_lack_some_or_hold_nothing(tmp_path, suffix):
-    features = [f for f in raw_logs.GROWING_FEATURES if f["name"] not in ("kind", "zone")]
-    rows = raw_logs.make_rows(60)
-    colors = {"red": "red", "green": "green", "blue": "blue", "pink": "p%69nk"}
-    for row in rows:
-        row["price"] = None if row["color"] == "green" else row["price"]
-    content = {"features": features, "joins": (), "input": {"type": suffix, "pattern": f"**/rows.{suffix}"}}
-    raw_logs.write_rows(tmp_path / "whole", rows, suffix)
-    ingest(raw_logs.make_mapping(**content), [tmp_path / "whole"], tmp_path / "log")
-    for color in {row["color"] for row in rows}:
-        part = [row for row in rows if row["color"] == color]
-        folder = tmp_path / "parts" / f"color={colors.get(color, '__HIVE_DEFAULT_PARTITION__')}"
-        table = raw_logs.typed_table(part).drop_columns(["color", *(["price"] if color == "green" else [])])
-        folder.mkdir(parents=True)
-        path = folder / f"rows.{suffix}"
-        if suffix == "csv":
-            names = table.column_names
-            lines = [names, *([row[name] or "" for name in names] for row in part)]
-            path.write_text("".join(",".join(line) + "\n" for line in lines))
-        elif suffix == "jsonl":
-            path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
-        else:
-            pq.write_table(table, path)
-    (tmp_path / "parts" / f"rows.{suffix}").write_bytes(b"")
-    with pytest.raises(InputError, match="no column price"):
-        ingest(raw_logs.make_mapping(**content), [tmp_path / "parts"], tmp_path / "refused")
-    content["input"]["optional"] = ["price"]
-    result = ingest(raw_logs.make_mapping(**content), [tmp_path / "parts"], tmp_path / "again")
-    assert raw_logs.read_log(tmp_path / "again") == raw_logs.read_log(tmp_path / "log")
-    assert result.warnings == [f"1 of 6 files hold no rows: rows.{suffix}"]
+@pytest.mark.parametrize(
+    ("names", "inputs", "patterns", "sides", "found"),
+    [
+        # The natural order within a folder, and that of the command between inputs.
+        (DAYS, ["."], ["*.csv", "*.csv.gz"], [], ["day_1.csv", "day_1.csv.gz", "day_2.csv", "day_10.csv"]),
+        (DAYS, ["."], ["**/*.csv"], [], ["day_1.csv", "day_2.csv", "day_10.csv", "sub/day_0.csv"]),
+        (("b.csv", "a.csv", "c/x.csv"), ["b.csv", "c", "a.csv"], ["*.csv"], [], ["b.csv", "x.csv", "a.csv"]),
+        # Side tables are no input, and hidden files only where a pattern names them.
+        (("r.csv", "i.csv", "s/i.csv", "s/r.csv"), ["."], ["**/*.csv"], ["i.csv"], ["r.csv", "s/r.csv"]),
+        (HIDDEN, ["."], ["**/*.csv"], [], ["a.csv"]),
+        (HIDDEN, ["."], ["_*.csv"], [], ["_c.csv"]),
+    ],
+)
+def test_files_that_are_input_and_their_order(tmp_path, names, inputs, patterns, sides, found):
+    touch(tmp_path, *names)
+    sources = find_files([tmp_path / name for name in inputs], patterns, sides)
+    assert [source.name for source in sources] == found
+    assert [source.number for source in sources] == list(range(len(found)))
 
 
 @pytest.mark.parametrize(
@@ -99,10 +60,43 @@ def test_bad_inputs_are_refused(tmp_path, names, inputs, message):
         find_files([tmp_path / name for name in inputs], ["*.csv"], [])
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_folders_give_columns_and_a_file_may_lack_some_or_hold_nothing(tmp_path, suffix):
+    features = [f for f in raw_logs.GROWING_FEATURES if f["name"] not in ("kind", "zone")]
+    rows = raw_logs.make_rows(60)
+    for row in rows:
+        row["price"] = None if row["color"] == "green" else row["price"]
+    form = {"type": suffix, "pattern": f"**/rows.{suffix}"}
+    content = {"features": features, "joins": (), "input": form}
+    raw_logs.write_rows(tmp_path / "whole", rows, suffix)
+    ingest(raw_logs.make_mapping(**content), [tmp_path / "whole"], tmp_path / "log")
+    folders = {"red": "red", "green": "green", "blue": "blue", "pink": "p%69nk"}
+    for color in {row["color"] for row in rows}:
+        part = [row for row in rows if row["color"] == color]
+        folder = tmp_path / "parts" / f"color={folders.get(color, '__HIVE_DEFAULT_PARTITION__')}"
+        table = raw_logs.typed_table(part).drop_columns(["color", *(["price"] if color == "green" else [])])
+        folder.mkdir(parents=True)
+        path = folder / f"rows.{suffix}"
+        if suffix == "csv":
+            lines = [table.column_names, *([row[name] or "" for name in table.column_names] for row in part)]
+            path.write_text("".join(",".join(line) + "\n" for line in lines))
+        elif suffix == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+        else:
+            pq.write_table(table, path)
+    (tmp_path / "parts" / f"rows.{suffix}").write_bytes(b"")
+    with pytest.raises(InputError, match="no column price"):
+        ingest(raw_logs.make_mapping(**content), [tmp_path / "parts"], tmp_path / "refused")
+    content["input"] = {**form, "optional": ["price"]}
+    result = ingest(raw_logs.make_mapping(**content), [tmp_path / "parts"], tmp_path / "again")
+    assert raw_logs.read_log(tmp_path / "again") == raw_logs.read_log(tmp_path / "log")
+    assert result.warnings == [f"1 of 6 files hold no rows: rows.{suffix}"]
+
+
 def test_bytes_are_decompressed_by_extension(tmp_path):
+    # Of several members, as cat makes them.
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"one\n") + gzip.compress(b"two\n"))
-    with pa.CompressedOutputStream(str(tmp_path / "a.zst"), "zstd") as file:
-        file.write(b"three\n")
+    (tmp_path / "a.zst").write_bytes(pa.compress(b"three\n", "zstd", asbytes=True))
     (tmp_path / "a.csv").write_bytes(b"four\n")
     for name, content in (("a.gz", b"one\ntwo\n"), ("a.zst", b"three\n"), ("a.csv", b"four\n")):
         with open_bytes(tmp_path / name) as stream:
@@ -113,10 +107,8 @@ def test_bytes_are_decompressed_by_extension(tmp_path):
     ("name", "content", "words"),
     [
         ("a.csv", "t,y\n1,0\n".encode("utf-16"), "is UTF-16"),
-        ("a.csv", "t,y\n1,0\n".encode("utf-16-le"), "is UTF-16"),
         ("a.jsonl", "{}".encode("utf-16-be"), "is UTF-16"),
         ("a.csv", b"PK\x03\x04", "is a zip archive"),
-        ("a.csv.gz", b"PK\x03\x04", "is a zip archive"),
         ("a.csv", gzip.compress(b"t,y\n", mtime=0), "is compressed with gzip"),
         ("a.csv.zst", gzip.compress(b"t,y\n", mtime=0), "is compressed with gzip"),
         ("a.csv.gz", b"t,y\n", "is not compressed with gzip, though its name ends in .gz"),
@@ -129,11 +121,14 @@ def test_a_file_of_another_kind_is_named(tmp_path, name, content, words):
         open_bytes(tmp_path / name)
 
 
-@pytest.mark.parametrize("suffix", ["csv.gz", "tsv.zst", "jsonl.gz", "parquet"])
-@pytest.mark.parametrize("share", [0.5, 0.98])
+@pytest.mark.parametrize(
+    ("suffix", "share"),
+    [("csv.gz", 0.5), ("tsv.zst", 0.98), ("jsonl.gz", 0.98), ("parquet", 0.5), ("parquet", 0)],
+)
 def test_a_truncated_file_is_named(tmp_path, suffix, share):
     path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(500), suffix)
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)] or b"no,parquet\n")
     mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]})
     with pytest.raises(InputError, match=rf"in/rows.{suffix}: damaged, truncated or not of this format"):
         ingest(mapping, [path], tmp_path / "log")
@@ -141,16 +136,7 @@ def test_a_truncated_file_is_named(tmp_path, suffix, share):
     assert not list((tmp_path / "log").glob(".spill-*"))
 
 
-def test_a_flipped_bit_in_a_compressed_file_is_noticed(tmp_path):
-    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(500), "csv.gz")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 16
-    path.write_bytes(bytes(content))
-    with pytest.raises(InputError, match=r"rows\.csv\.gz: |rows rejected"):
-        ingest(raw_logs.make_mapping(), [path], tmp_path / "log")
-
-
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 def test_a_missing_column_is_named_with_those_found(tmp_path, suffix):
     path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(9), suffix)
     mapping = raw_logs.make_mapping(input={"type": suffix}, label="clicked >= 4", weight="importance")
@@ -158,10 +144,5 @@ def test_a_missing_column_is_named_with_those_found(tmp_path, suffix):
         ingest(mapping, [path], tmp_path / "log")
     line = str(caught.value)
     assert line.startswith(f"{path}: no column clicked, importance")
-    assert "the columns found are " in line
-    assert all(name in line for name in raw_logs.COLUMNS)
+    assert "the columns found are " in line and all(name in line for name in raw_logs.COLUMNS)
     assert "\n" not in line
-
-
-def test_nothing_missing_passes(tmp_path):
-    require_columns(tmp_path, ["a"], ["b", "a"])
