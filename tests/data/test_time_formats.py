@@ -105,10 +105,12 @@ print([None if fault else time for time, fault in zip(times.tolist(), bad.tolist
 """
 
 
-@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
-def test_names_of_zones_are_read_the_same_on_every_machine(zone):
+def test_names_of_zones_are_read_the_same_on_every_machine():
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env={**os.environ, "TZ": zone}, capture_output=True, text=True
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "TZ": "America/New_York"},
+        capture_output=True,
+        text=True,
     )
     us = 1_700_000_000_000_000
     assert done.stdout.strip() == str([us, us, None, None, None, None]), done.stderr
