@@ -102,13 +102,14 @@ def test_publishing_again_gives_the_same_bytes_and_other_content_is_refused(
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_of_two_publishers_at_once_the_first_one_wins(log: Path, monkeypatch: Any, seed: int) -> None:
-    rival, done = hashed_rows(SCHEMA, 50, seed=seed), []
+    rival, done = hashed_rows(SCHEMA, 50, seed=seed), list[Any]()
 
     def after_the_rival(call: Any) -> Any:
         def called(source: Any, target: Any) -> None:
             # The last moment before the name of a manifest would be there.
             if not done and Path(target).parent.name == "manifests":
-                done.append(publish(log, rival))
+                done.append(None)
+                done[0] = publish(log, rival)
             call(source, target)
 
         return called

@@ -117,28 +117,14 @@ def test_a_boundary_rounds_to_float32_as_the_value_does() -> None:
 
 @BUCKETED_AND_GROWING
 def test_multivalent_category_cuts_drops_and_keeps(buckets: int | None) -> None:
+    feature = {"kind": "category", "name": "m", "source": "s", "buckets": buckets, "multivalent": True}
+    rows = pa.array([["", "a", "b", None, "c", "a"], [], None, ["x y"]], pa.list_(pa.string()))
+    other = pa.large_list(pa.large_string()), pa.list_(pa.dictionary(pa.int8(), pa.string()))
     for keep, kept in (("first", ["a", "b"]), ("last", ["c", "a"])):
-        schema = make_schema(
-            {
-                "kind": "category",
-                "name": "m",
-                "source": "s",
-                "buckets": buckets,
-                "multivalent": True,
-                "separator": "|",
-                "max_values": 2,
-                "keep": keep,
-            }
-        )
+        schema = make_schema({**feature, "separator": "|", "max_values": 2, "keep": keep})
         ids = [[hashed(text, buckets) for text in kept], [], [], [hashed("x y", buckets)]]
         assert table_ids(schema, {"s": ["|a||b|c|a|", "", None, "x y"]})["m"] == ids
-        rows = [["", "a", "b", None, "c", "a"], [], None, ["x y"]]
-        for kind in (
-            pa.list_(pa.string()),
-            pa.large_list(pa.large_string()),
-            pa.list_(pa.dictionary(pa.int8(), pa.string())),
-        ):
-            column = pa.array(rows, pa.list_(pa.string())).cast(kind)
+        for column in (rows, *(rows.cast(kind) for kind in other)):
             assert table_ids(schema, {"s": column})["m"] == ids
             assert table_ids(schema, {"s": column.slice(1, 3)})["m"] == ids[1:]
 
@@ -157,47 +143,14 @@ def test_what_stands_around_the_values_of_a_list_is_taken_off() -> None:
     assert "strip" not in bare.canonical_json() and schema.version != bare.version
 
 
-@BUCKETED_AND_GROWING
-def test_lists_of_integers_are_their_text(buckets: int | None) -> None:
-    schema = make_schema(
-        {"kind": "category", "name": "m", "source": "s", "multivalent": True, "buckets": buckets}
-    )
-    assert table_ids(schema, {"s": [[1, 22], [], None, [None, 1]]}) == table_ids(
-        schema, {"s": ["1 22", "", None, "1"]}
-    )
+def test_lists_of_integers_are_their_text() -> None:
+    schema = make_schema({"kind": "category", "name": "m", "source": "s", "multivalent": True})
+    lists = table_ids(schema, {"s": [[1, 22], [], None, [None, 1]]})
+    assert lists == table_ids(schema, {"s": ["1 22", "", None, "1"]})
     fixed = pa.array([[1, 22], [3, 4]], pa.list_(pa.int64(), 2))
     assert table_ids(schema, {"s": fixed}) == table_ids(schema, {"s": ["1 22", "3 4"]})
     ragged = tf.ragged.constant([[1, 22], []], tf.int64)
     assert tensor_ids(schema, {"s": ragged}) == table_ids(schema, {"s": ["1 22", ""]})
-
-
-# Features of every kind: with buckets or a vocabulary, and (in capitals) with ids that grow, also where only the cross
-# or only one of its parts has buckets.
-CROSSES = make_schema(
-    {"kind": "category", "name": "a", "source": "a", "buckets": 5},
-    {"kind": "category", "name": "b", "source": "b", "vocabulary": ["x", "y"]},
-    {"kind": "number", "name": "n", "source": "n", "boundaries": [0, 1]},
-    {"kind": "text", "name": "t", "source": "t", "words": [1, 2], "buckets": 1000},
-    {
-        **{"kind": "category", "name": "m", "source": "m", "buckets": 1000},
-        **{"multivalent": True, "max_values": 2, "keep": "last"},
-    },
-    {"kind": "category", "name": "A", "source": "a"},
-    {"kind": "text", "name": "T", "source": "t", "words": [1, 2]},
-    {"kind": "category", "name": "M", "source": "m", "multivalent": True, "max_values": 2, "keep": "last"},
-    {"kind": "cross", "name": "ab", "of": ["a", "b"], "buckets": 1000},
-    {"kind": "cross", "name": "ba", "of": ["b", "a"], "buckets": 1000},
-    {"kind": "cross", "name": "abn", "of": ["a", "b", "n"], "buckets": 1000},
-    {"kind": "cross", "name": "at", "of": ["a", "t"], "buckets": 1000},
-    {"kind": "cross", "name": "mn", "of": ["m", "n"], "buckets": 1000},
-    {"kind": "cross", "name": "Ab", "of": ["A", "b"], "buckets": 1000},
-    {"kind": "cross", "name": "AB", "of": ["A", "b"]},
-    {"kind": "cross", "name": "BA", "of": ["b", "a"]},
-    {"kind": "cross", "name": "ABN", "of": ["A", "b", "n"]},
-    {"kind": "cross", "name": "AT", "of": ["a", "T"]},
-    {"kind": "cross", "name": "MN", "of": ["M", "n"]},
-)
-BUCKETED = CROSSES.only([name for name in CROSSES.by_name if name.islower()])
 
 
 @pytest.mark.parametrize(
@@ -250,21 +203,34 @@ def keys_of(rows: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("schema", [CROSSES, BUCKETED], ids=["mixed", "bucketed"])
-def test_pack_table_is_under_the_shard_schema(schema: Schema) -> None:
-    raw = pa.table(
-        {"a": ["p", "q"], "b": ["x", "y"], "n": [1, 2], "t": ["u v", ""], "m": [["1"], ["2", "3"]]}
+def of_every_kind(**buckets: int) -> Schema:
+    return make_schema(
+        {"kind": "category", "name": "a", "source": "a", **buckets},
+        {"kind": "category", "name": "b", "source": "b", "vocabulary": ["x", "y"]},
+        {"kind": "number", "name": "n", "source": "n", "boundaries": [0, 1]},
+        {"kind": "text", "name": "t", "source": "t", "words": [1, 2], **buckets},
+        {"kind": "cross", "name": "ab", "of": ["a", "b"], "buckets": 1000},
+        {"kind": "cross", "name": "tn", "of": ["t", "n"], **buckets},
     )
+
+
+RAW = {"a": ["p", "q"], "b": ["x", "y"], "n": [1.0, 2.0], "t": ["u v", ""]}
+
+
+@pytest.mark.parametrize("schema", [of_every_kind(), of_every_kind(buckets=50)], ids=["growing", "bucketed"])
+def test_pack_table_is_under_the_shard_schema(schema: Schema) -> None:
+    raw = pa.table(RAW)
     table = pack_table(schema, pa.table(keys_of(2)), raw)
     assert table.schema.equals(shard_schema(schema))
     table.validate(full=True)
-    ids = table_ids(schema, dict(zip(raw.column_names, raw.columns, strict=True)))
+    ids = table_ids(schema, RAW)
     packed = unpack_ids(table.column("ids").combine_chunks(), schema)
-    for at, name in enumerate(schema.single_valued):
-        assert packed[:, at].tolist() == ids[name]
-    for name in schema.multivalent:
-        assert table.column(name).to_pylist() == ids[name]
+    assert packed.T.tolist() == [ids[name] for name in schema.single_valued]
+    assert [table.column(name).to_pylist() for name in schema.multivalent] == [ids["t"], ids["tn"]]
     assert table.column("label").to_pylist() == [0, 1]
+    keys = pa.table(keys_of(0)).cast(pa.schema(list(shard_schema(schema))[:7]))
+    none = pack_table(schema, keys, raw.slice(0, 0))
+    assert none.num_rows == 0 and none.schema.equals(shard_schema(schema))
 
 
 @pytest.mark.parametrize(
@@ -292,14 +258,6 @@ def test_pack_table_refuses_bad_keys(name: str, values: list[Any] | None, messag
             pa.table({key: value for key, value in keys.items() if value is not None}),
             pa.table({"s": ["a", "b"]}),
         )
-
-
-def test_tables_without_rows() -> None:
-    empty = pa.table({"a": pa.array([], pa.string()), "b": pa.array([], pa.dictionary(pa.int32(), pa.string())),
-                      "n": pa.array([], pa.float64()), "t": pa.array([], pa.string()),
-                      "m": pa.array([], pa.list_(pa.string()))})  # fmt: skip
-    none = pack_table(CROSSES, pa.table(keys_of(0)).cast(pa.schema(list(shard_schema(CROSSES))[:7])), empty)
-    assert none.num_rows == 0 and none.schema.equals(shard_schema(CROSSES))
 
 
 def test_string_ids_are_signed_fingerprints() -> None:
