@@ -274,7 +274,7 @@ def columns_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {**columns, "n": numbers[0], "time_us": numbers[1]}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(ROW, min_size=1, max_size=4))
 @example([{**dict.fromkeys("avmt", LETTERS), "n": -0.0, "time_us": 0}])
 def test_all_ways_make_the_same_ids(rows: list[dict[str, Any]]) -> None:
@@ -284,7 +284,7 @@ def test_all_ways_make_the_same_ids(rows: list[dict[str, Any]]) -> None:
     check_ingestion(EVERY, columns, ids)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.fixed_dictionaries({name: st.binary(max_size=9) for name in "avmt"}), min_size=1, max_size=3)
 )
@@ -294,7 +294,7 @@ def test_bytes_that_are_no_utf8_have_ids_too(rows: list[dict[str, bytes]]) -> No
     assert RowIds(EVERY)(columns) == from_tensors(EVERY_IN_GRAPH(as_tensors(columns)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.integers(-(2**63), 2**63 - 1) | st.sampled_from([2**53 + 1, -(2**63), 2**63 - 1]), min_size=1)
 )
@@ -308,7 +308,7 @@ def test_integers_are_their_decimal_text(values: list[int]) -> None:
     assert from_tensors(transform_tensors(schema, {"x": tf.constant(values, tf.int64)})) == expected
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.lists(st.none() | ITEMS, max_size=5), min_size=1))
 def test_lists_have_the_ids_of_their_joined_text(rows: list[list[str | None]]) -> None:
     feature = {"kind": "category", "source": "m", "multivalent": True, "separator": "|", "max_values": 3}
@@ -326,7 +326,7 @@ def test_lists_have_the_ids_of_their_joined_text(rows: list[list[str | None]]) -
     assert from_tensors(transform_tensors(schema, {**as_tensors(other), "m": ragged})) == expected
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20, unique=True
@@ -374,7 +374,7 @@ HARD_CASES = st.sampled_from("ΣσςΑα İIıi ÌJĮ \u0301\u0307'.-\0\n\u00ad\
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.text(ASSIGNED | HARD_CASES, max_size=30), min_size=1, max_size=5))
 def test_any_text_matches_a_plain_tokeniser(texts: list[str]) -> None:
     check_tokens(texts, [1, 2], [3], 20)
@@ -429,7 +429,7 @@ def test_a_saved_model_gives_the_same_ids(tmp_path: Path) -> None:
     module = tf.Module()
     module.transform = EVERY_IN_GRAPH
     tf.saved_model.save(module, str(tmp_path))
-    texts = dict.fromkeys("avmt", ["Two Words", "x||y", ""])
+    texts = {name: ["Two Words", "x||y", ""] for name in "avmt"}
     columns = as_tensors({**texts, **{name: COLUMNS[name][:3] for name in ("n", "time_us")}})
     loaded = tf.saved_model.load(str(tmp_path)).transform(columns)
     assert from_tensors(loaded) == from_tensors(transform_tensors(EVERY, columns))
