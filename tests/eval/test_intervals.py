@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +24,10 @@ from ctr.eval.states import BUCKETS
 from jackknife import degrees_of
 
 
-@pytest.mark.parametrize("degrees", [*range(1, 256), 10_000])
-def test_student_t_quantile_agrees_with_scipy(degrees: int) -> None:
-    assert student_t_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-11)
-
-
-def test_student_t_needs_a_degree_of_freedom() -> None:
+def test_student_t_quantile_agrees_with_scipy() -> None:
+    degrees = np.array([*range(1, 256), 10_000])
+    expected = stats.t.ppf(0.975, degrees)
+    np.testing.assert_allclose([student_t_quantile(int(one)) for one in degrees], expected, rtol=1e-11)
     with pytest.raises(ValueError, match="degrees must be at least 1, got 0"):
         student_t_quantile(0)
 
@@ -50,9 +47,12 @@ def test_interval_of_a_mean_is_that_of_student_with_the_degrees_of_its_variance(
         occupied = rng.permutation(np.arange(BUCKETS) < count)
         sample = values[occupied]
         expected = stats.t.interval(0.95, degrees_of(sample), sample.mean(), stats.sem(sample))
-        assert np.array(mean_estimate(values, occupied).interval()) == pytest.approx(
-            np.array(expected), rel=1e-11
-        )
+        np.testing.assert_allclose(mean_estimate(values, occupied).interval(), expected, rtol=1e-11)
+    # A variance that few buckets carry has few degrees, twice their number.
+    values = (np.arange(BUCKETS) < 3).astype(float)
+    margin = stats.sem(values) * stats.t.ppf(0.975, 6)
+    estimate = mean_estimate(values, np.ones(BUCKETS, np.bool_))
+    assert np.ptp(estimate.interval()) / 2 == pytest.approx(margin, rel=1e-9)
 
 
 def test_each_entry_of_an_array_has_its_own_buckets() -> None:
@@ -65,14 +65,6 @@ def test_each_entry_of_an_array_has_its_own_buckets() -> None:
         alone = mean_estimate(values[:, *place], occupied[:, *place]).interval()
         np.testing.assert_allclose([low[place], high[place]], alone, rtol=1e-12, equal_nan=True)
     assert np.isnan([low[2, 0], high[2, 0]]).all()
-
-
-def test_a_variance_that_few_buckets_carry_has_few_degrees() -> None:
-    values = np.zeros(BUCKETS)
-    values[:3] = 1.0
-    estimate = mean_estimate(values, np.ones(BUCKETS, np.bool_))
-    margin = stats.sem(values) * stats.t.ppf(0.975, 6)
-    assert np.ptp(estimate.interval()) / 2 == pytest.approx(margin, rel=1e-9)
 
 
 @pytest.mark.parametrize(("scale", "to"), [("log", np.log), ("logit", special.logit)])
@@ -101,14 +93,10 @@ def test_undefined_with_one_bucket_or_an_undefined_replicate() -> None:
     assert np.array_equal(Estimate(np.array(0.5), replicates, elsewhere).interval(), (0.5, 0.5))
 
 
-def test_deletions_leave_out_one_bucket_each() -> None:
-    counts = np.arange(BUCKETS, dtype=float)
-    np.testing.assert_array_equal(deletions() @ counts, counts.sum() - counts)
-
-
 def test_all_but_one_is_what_deletions_leave() -> None:
-    rng = np.random.default_rng(6)
-    for shape in ((BUCKETS,), (BUCKETS, 3), (BUCKETS, 5, 2)):
+    rng, counts = np.random.default_rng(6), np.arange(BUCKETS, dtype=float)
+    np.testing.assert_array_equal(deletions() @ counts, counts.sum() - counts)
+    for shape in ((BUCKETS,), (BUCKETS, 5, 2)):
         sums = rng.random(shape)
         np.testing.assert_allclose(all_but_one(sums), np.tensordot(deletions(), sums, axes=1), rtol=1e-13)
     # Beside one bucket the others are nothing; without it they are all there is.
@@ -120,13 +108,18 @@ def test_all_but_one_is_what_deletions_leave() -> None:
     assert others[0, 0] == others[255, 1] == 1e30
 
 
-def test_difference_pairs_buckets() -> None:
+def test_difference_pairs_buckets_that_either_run_has() -> None:
     rng = np.random.default_rng(2)
     shared, own = rng.normal(size=(2, BUCKETS))
     everywhere = np.ones(BUCKETS, bool)
     first, second = mean_estimate(shared, everywhere), mean_estimate(shared + 0.1 * own + 1, everywhere)
     expected = mean_estimate(0.1 * own + 1, everywhere).interval()
     np.testing.assert_allclose(difference(first, second).interval(), expected, rtol=1e-10)
+    # Runs without a common query are independent: the variances add.
+    values, first_half = np.arange(BUCKETS) % 5.0, np.arange(BUCKETS) < BUCKETS / 2
+    first, second = mean_estimate(values, first_half), mean_estimate(values, ~first_half)
+    expected = np.hypot(*(np.ptp(estimate.interval()) for estimate in (first, second)))
+    assert np.ptp(difference(first, second).interval()) == pytest.approx(expected, rel=0.02)
 
 
 def test_mean_and_quotient_are_those_of_each_replicate() -> None:
@@ -146,17 +139,6 @@ def test_mean_and_quotient_are_those_of_each_replicate() -> None:
     assert np.ptp(share.interval()) / share.point == pytest.approx(relative, rel=0.1)
     nothing = Estimate(np.array(0.0), np.zeros(BUCKETS), everywhere)
     assert np.isnan(quotient(first, nothing).point)
-
-
-def test_difference_counts_buckets_that_either_run_has() -> None:
-    values = np.arange(BUCKETS) % 5.0
-    first_half = np.arange(BUCKETS) < BUCKETS / 2
-    first = mean_estimate(values, first_half)
-    second = mean_estimate(values, ~first_half)
-    spread_1, spread_2 = (np.ptp(estimate.interval()) for estimate in (first, second))
-    # Runs without a common query are independent: the variances add.
-    expected = np.hypot(spread_1, spread_2)
-    assert np.ptp(difference(first, second).interval()) == pytest.approx(expected, rel=0.02)
 
 
 class Population:
@@ -233,26 +215,16 @@ def test_intervals_cover_the_truth_and_pairing_narrows_them() -> None:
         assert paired < 0.3 * unpaired, (name, paired, unpaired)
 
 
-def rare_clicks(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return logged(rng, queries=1600, rows=5, base=-6.6, spread=1.0)
+# Queries, level of clicks: rare clicks, few queries, an ordinary log.
+LOGS = {"rare clicks": (1600, -6.6), "sixty queries": (60, -1.5), "ordinary": (600, -1.8)}
 
 
-def sixty_queries(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return logged(rng, queries=60, rows=5, base=-1.5, spread=1.0)
-
-
-def ordinary(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return logged(rng, queries=600, rows=5, base=-1.8, spread=1.0)
-
-
-def logged(
-    rng: np.random.Generator, queries: int, rows: int, base: float, spread: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def logged(rng: np.random.Generator, queries: int, base: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Labels, logits of a model that knows part of what makes clicks, and queries; each query has its own level."""
-    level, appeal = rng.normal(0, 0.5, (queries, 1)), rng.normal(0, spread, (queries, rows))
-    label = rng.random((queries, rows)) < special.expit(base + level + appeal)
-    logit = base + 0.12 + 0.4 * level + 0.9 * appeal + rng.normal(0, 0.3, (queries, rows))
-    query = np.repeat(rng.integers(0, 2**62, queries), rows)
+    level, appeal = rng.normal(0, 0.5, (queries, 1)), rng.normal(0, 1, (queries, 5))
+    label = rng.random((queries, 5)) < special.expit(base + level + appeal)
+    logit = base + 0.12 + 0.4 * level + 0.9 * appeal + rng.normal(0, 0.3, (queries, 5))
+    query = np.repeat(rng.integers(0, 2**62, queries), 5)
     return label.ravel(), logit.ravel(), query
 
 
@@ -272,15 +244,15 @@ def found_in(label: np.ndarray, logit: np.ndarray, query: np.ndarray) -> dict[st
 
 
 @pytest.mark.slow(first=1)
-@pytest.mark.parametrize("draw", [rare_clicks, sixty_queries, ordinary])
-def test_intervals_of_few_clicks_and_of_few_queries_cover(draw: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("kind", LOGS)
+def test_intervals_of_few_clicks_and_of_few_queries_cover(kind: str) -> None:
     logs, rng = 600, np.random.default_rng(5)
-    many = [draw(rng) for _ in range(600)]
+    many = [logged(rng, *LOGS[kind]) for _ in range(600)]
     truth = found_in(*(np.concatenate(parts) for parts in zip(*many, strict=True)))
     missed: dict[str, list[tuple[bool, bool]]] = {name: [] for name in truth}
     with threadpool_limits(1):
         for _ in range(logs):
-            for name, (_, low, high) in found_in(*draw(rng)).items():
+            for name, (_, low, high) in found_in(*logged(rng, *LOGS[kind])).items():
                 missed[name].append((truth[name][0] < low, truth[name][0] > high))
     for name, sides in missed.items():
         below, above = np.mean(sides, axis=0)
