@@ -6,6 +6,7 @@ import pytest
 from scipy.optimize import brentq
 
 from ctr.eval.compare import compare, same_examples
+from ctr.eval.intervals import difference
 from ctr.eval.logistic import sigmoid
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import query_bucket
@@ -34,6 +35,9 @@ def test_columns_say_how_b_differs_from_a(make_log: Callable[..., Any]) -> None:
         assert row["difference"] == pytest.approx(row["b"] - row["a"], abs=1e-15)
         if metric != "calibration_bias":
             assert row["relative_percent"] == pytest.approx(100 * (row["b"] - row["a"]) / abs(row["a"]))
+        if metric != "calibration_ratio":
+            ends = difference(a.estimates()[str(metric)], b.estimates()[str(metric)]).interval()
+            assert (row["ci95_low"], row["ci95_high"]) == pytest.approx(tuple(map(float, ends)), rel=1e-12)
         assert row["ci95_low"] < row["difference"] < row["ci95_high"]
     # Noise on the logits spoils ranking and loss, beyond chance on a log of this size.
     assert table.loc[["auc", "per_query_auc"], "ci95_high"].max() < 0

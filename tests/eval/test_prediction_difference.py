@@ -18,6 +18,8 @@ from ctr.eval.prediction_difference import (
     last_half,
     pair_predictions,
 )
+from ctr.eval.states import query_bucket
+from jackknife import margin_of
 from run_directories import make_rows, predict, write_predictions
 
 PROBABILITIES = st.floats(0, 1, allow_subnormal=False)
@@ -121,37 +123,60 @@ def test_bad_tables_are_refused(second: pd.DataFrame, message: str) -> None:
 # ---------------------------------------------------------------- the files of two runs
 
 
-def joined_pd(a: pd.DataFrame, b: pd.DataFrame, since: float = -np.inf) -> Any:
+def plain_terms(a: pd.DataFrame, b: pd.DataFrame, since: float = -np.inf) -> tuple[np.ndarray, np.ndarray]:
+    """The terms of the examples of both from a time on, and the buckets of their queries."""
     joined = a.merge(b, on="example_id")
     joined = joined[joined["query_time_x"] >= since]
-    return pytest.approx(plain(*(sigmoid(joined[side]) for side in ("logit_x", "logit_y"))), rel=1e-12)
+    first, second = (sigmoid(joined[side]) for side in ("logit_x", "logit_y"))
+    return 2 * np.abs(first - second) / (first + second), query_bucket(joined["query_id_x"].to_numpy())
 
 
-@pytest.mark.parametrize(("parts_a", "parts_b"), [(1, 1), (3, 5), (7, 2)])
-def test_late_parts_and_ranges_are_those_of_their_rows(tmp_path: Path, parts_a: int, parts_b: int) -> None:
-    rows = make_rows(3, queries=120)
-    tables = [rows.assign(logit=predict(rows, seed, 1.0)) for seed in (1, 2)]
-    a = write_predictions(tmp_path / "a", tables[0], parts_a)
-    b = write_predictions(tmp_path / "b", tables[1], parts_b)
-    times = rows["query_time"].to_numpy()
-    whole = float(pair_predictions(a, b).difference.point)
-    for since in (times[0], times[1] + 1, int(np.median(times)), times[-1], times[-1] + 1):
-        paired = pair_predictions(a, b, since)
-        late = float(paired.late.point)
-        assert math.isnan(late) if since > times[-1] else late == joined_pd(*tables, since)
+@pytest.mark.parametrize(
+    ("parts_a", "parts_b", "times"),
+    [
+        (1, 1, "apart"),
+        (1, 20, "apart"),
+        (20, 1, "coarse"),
+        (15, 7, "coarse"),
+        (15, 7, "equal"),
+        (3, 5, "equal"),
+    ],
+)
+def test_examples_of_both_are_paired_however_the_files_are_cut(
+    tmp_path: Path, parts_a: int, parts_b: int, times: str
+) -> None:
+    rows = make_rows(4, queries=60)
+    rows["query_time"] //= {"apart": 1, "coarse": 10**11, "equal": 10**16}[times]
+    rng, tables, runs = np.random.default_rng(parts_a), [], []
+    for name, parts, first in (("a", parts_a, 0), ("b", parts_b, len(rows) // 4)):
+        table = rows.assign(logit=predict(rows, first, 1.0))[first:]
+        tables.append(table[rng.random(len(table)) < 0.8])
+        runs.append(write_predictions(tmp_path / name, tables[-1], parts))
+    paired, (terms, buckets) = pair_predictions(*runs), plain_terms(*tables)
+    unmatched = paired.only_a, paired.only_b
+    assert (paired.examples, *unmatched) == (len(terms), *(len(table) - len(terms) for table in tables))
+    assert min(paired.examples, *unmatched) > 0
+    whole = float(paired.difference.point)
+    assert whole == pytest.approx(terms.mean(), rel=1e-12)
+    margin = margin_of([terms[buckets != one].mean() for one in np.unique(buckets)])
+    assert paired.difference.interval() == pytest.approx((whole - margin, whole + margin), rel=1e-9)
+    # The late part is that of the rows from there on; the whole pass does not depend on where it is parted.
+    when = rows["query_time"].to_numpy()
+    for since in (when[0], when[1] + 1, int(np.median(when)), when[-1] + 1, np.inf):
+        paired, (late, _) = pair_predictions(*runs, since), plain_terms(*tables, since)
+        expected = late.mean() if len(late) else np.nan
+        assert float(paired.late.point) == pytest.approx(expected, rel=1e-12, nan_ok=True)
         assert float(paired.difference.point) == pytest.approx(whole, rel=1e-14)
-        assert paired.examples == len(rows)
-    # Parted nowhere, the whole pass is the same to the last bit.
-    assert float(pair_predictions(a, b, np.inf).difference.point) == whole == joined_pd(*tables)
+    assert float(paired.difference.point) == whole
     # Of other times nothing counts.
-    begin, since, end = (int(time) for time in np.quantile(times, [0.2, 0.5, 0.9]))
-    inside = (times >= begin) & (times < end)
-    kept = [table[inside] for table in tables]
-    paired = pair_predictions(a, b, since, (begin, end))
-    assert paired.examples == inside.sum() > 0 and (paired.only_a, paired.only_b) == (0, 0)
-    assert float(paired.difference.point) == joined_pd(*kept)
-    assert float(paired.late.point) == joined_pd(*kept, since)
-    assert pair_predictions(a, b, since, (int(times[-1]) + 1, np.inf)).examples == 0
+    begin, since, end = (int(time) for time in np.quantile(when, [0.2, 0.5, 0.9]))
+    kept = [table[(table["query_time"] >= begin) & (table["query_time"] < end)] for table in tables]
+    paired, (terms, _) = pair_predictions(*runs, since, (begin, end)), plain_terms(*kept)
+    assert (paired.examples, paired.only_a) == (len(terms), len(kept[0]) - len(terms))
+    if len(terms):
+        assert float(paired.difference.point) == pytest.approx(terms.mean(), rel=1e-12)
+        assert float(paired.late.point) == pytest.approx(plain_terms(*kept, since)[0].mean(), rel=1e-12)
+    assert pair_predictions(*runs, since, (int(when[-1]) + 1, np.inf)).examples == 0
 
 
 def test_the_last_half_begins_in_the_middle_of_the_time(tmp_path: Path) -> None:
