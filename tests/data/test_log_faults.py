@@ -356,25 +356,6 @@ def test_a_disk_that_does_not_give_a_file_is_named_with_it(
             give_out(whole.log, [])
 
 
-def test_a_shard_that_vanishes_during_a_pass_is_named(tmp_path: Path) -> None:
-    log = make_log(tmp_path / "log")
-    manifests = read_manifests(log)
-    blocks = read_rows(log, SCHEMA, manifests)
-    assert len(next(blocks)) == 20
-    path = log / "shards" / manifests[0].shards[1].file
-    path.unlink()
-    with pytest.raises(InputError, match=f"{path}: the file is missing, though a manifest names it"):
-        next(blocks)
-
-
-def test_times_of_impressions_may_step_back_within_a_query(tmp_path: Path) -> None:
-    table = hashed_rows(SCHEMA, 20, timestamp=np.arange(20)[::-1] * 500)
-    create_log(tmp_path / "log", SCHEMA)
-    publish_partition(tmp_path / "log", SCHEMA, 0, 10_000, table)
-    (block,) = read_rows(tmp_path / "log", SCHEMA, read_manifests(tmp_path / "log"))
-    assert block.timestamp.tolist() == table.column("timestamp").to_pylist()
-
-
 def test_an_example_that_a_sidecar_has_twice_is_named(tmp_path: Path) -> None:
     log = tmp_path / "log"
     create_log(log, SCHEMA)

@@ -27,7 +27,8 @@ def hashed_rows(schema: Schema, count: int, first: int = 0, seed: int = 0, **col
 
     made: dict[str, Any] = {
         "query_time": row // 2 * QUERY_US,
-        "timestamp": row * QUERY_US // 2,
+        # Of the two rows of a query the second one is shown first.
+        "timestamp": (row ^ 1) * QUERY_US // 2,
         "query_id": row // 2 + 7,
         "example_id": row + 50,
         "label": rng.integers(0, 2, count),
@@ -38,16 +39,13 @@ def hashed_rows(schema: Schema, count: int, first: int = 0, seed: int = 0, **col
     }
     for name in schema.multivalent:
         made[name] = [draw(name, size).tolist() for size in rng.integers(0, 4, count)]
-    fields = shard_schema(schema)
-    arrays = [
-        values
-        if isinstance(values := {**made, **columns}[field.name], pa.Array)
-        else as_array(values, field.type)
-        for field in fields
-    ]
+    made, fields = {**made, **columns}, shard_schema(schema)
+    arrays = [as_array(made[field.name], field.type) for field in fields]
     return pa.Table.from_arrays(arrays, schema=fields)
 
 
 def as_array(values: Any, kind: pa.DataType) -> pa.Array:
-    """Of this type, however wide the numbers are."""
+    """Of this type, however wide the numbers are; an array stays what it is."""
+    if isinstance(values, pa.Array):
+        return values
     return pa.array(values, kind) if isinstance(values, list) else pa.array(values).cast(kind)
