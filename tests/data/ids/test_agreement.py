@@ -171,11 +171,18 @@ COLUMNS = {
 }
 
 
-def test_fingerprints_are_those_of_farmhash() -> None:
+def test_fingerprints_are_those_of_farmhash_and_ids_are_made_of_them() -> None:
     texts, prints = list(PRINTS), list(PRINTS.values())
     assert [fingerprint64(text.encode()) for text in texts] == prints
-    schema = make_schema({"name": "c", "kind": "category", "source": "c"})
-    assert all_ways(schema, {"c": texts}) == {"c": [0, *map(growing, prints[1:])]}
+    # Two buckets leave one id for all values; the largest count fits int32.
+    bounds = {"grown": None, "two": 2, "some": 1000, "most": 2**31 - 1}
+    schema = make_schema(
+        *({"kind": "category", "name": name, "source": "c", "buckets": one} for name, one in bounds.items())
+    )
+    assert all_ways(schema, {"c": texts}) == {
+        name: [0, *(growing(one) if buckets is None else 1 + one % (buckets - 1) for one in prints[1:])]
+        for name, buckets in bounds.items()
+    }
 
 
 def test_ids_are_those_of_the_first_logs() -> None:
@@ -191,16 +198,6 @@ def test_the_one_value_whose_fingerprint_says_missing_has_the_next_id() -> None:
     for operations, some in ((arrow, prints), (graph, tf.constant(prints)), (Operations(), prints.tolist())):
         ids = np.asarray(ids_of_prints(operations, some, [None]))
         assert ids.dtype == np.int64 and ids.tolist() == [1, 1, -1]
-
-
-def test_two_buckets_leave_one_id_for_all_values_and_the_largest_count_fits_int32() -> None:
-    feature = {"kind": "category", "source": "s"}
-    schema = make_schema(
-        {**feature, "name": "two", "buckets": 2}, {**feature, "name": "most", "buckets": 2**31 - 1}
-    )
-    ids = all_ways(schema, {"s": ["hello", "a", ""]})
-    assert ids["two"] == [1, 1, 0]
-    assert ids["most"] == [1 + PRINTS["hello"] % (2**31 - 2), 1 + PRINTS["a"] % (2**31 - 2), 0]
 
 
 # Features of every kind, with buckets, a vocabulary, and ids that grow; crosses of all of them.
@@ -422,14 +419,3 @@ def test_a_cross_mixes_the_full_fingerprints_in_order() -> None:
         assert ids["abn" + mark] == [of(p, q, 2), of(none, x, 3), 0]
         assert ids["am" + mark] == [[of(p, one), of(p, two)], [], [of(none, four)]]
         assert ids["mn" + mark] == [[of(one, 2), of(two, 2)], [], [of(four, 0)]]
-
-
-@pytest.mark.slow
-def test_a_saved_model_gives_the_same_ids(tmp_path: Path) -> None:
-    module = tf.Module()
-    module.transform = EVERY_IN_GRAPH
-    tf.saved_model.save(module, str(tmp_path))
-    texts = {name: ["Two Words", "x||y", ""] for name in "avmt"}
-    columns = as_tensors({**texts, **{name: COLUMNS[name][:3] for name in ("n", "time_us")}})
-    loaded = tf.saved_model.load(str(tmp_path)).transform(columns)
-    assert from_tensors(loaded) == from_tensors(transform_tensors(EVERY, columns))
