@@ -21,11 +21,12 @@ from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.reader import Rows, read_rows
 from ctr.data.schema import Category, Number, Schema, StepBuckets
-from ctr.data.shards import pack_ids, publish_partition, shard_schema
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.data.stream import Selection, check_selection, read_selection
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
+from ctr.io.files import write_atomic_bytes
 from hashed_rows import QUERY_US, hashed_rows
 
 # Ids with a bound, and ids that grow.
@@ -222,46 +223,28 @@ def test_any_missing_file_is_refused_but_the_last_manifest(whole: Whole) -> None
 # ---------------------------------------------------------------- publishers that are at fault
 
 
-def forge(
-    log: Path, parts: list[pa.Table], change: Callable[[list[dict]], Any] = lambda shards: None
-) -> None:
+def forge(log: Path, parts: list[pa.Table], change: Callable[[list[dict]], Any]) -> None:
     """Publishes [0, 50 ms) with these shards, whatever they hold; ``change`` changes what the manifest says of them."""
     create_log(log, SCHEMA)
-    for name in ("shards", "manifests"):
-        (log / name).mkdir(exist_ok=True)
-    stem = f"{0:019d}-{50_000:019d}"
-    shards = []
+    stem, shards = f"{0:019d}-{50_000:019d}", []
     for number, part in enumerate(parts):
-        part = part.cast(shard_schema(SCHEMA)).combine_chunks()
-        content = parquet_bytes(part)
+        content = parquet_bytes(part.combine_chunks())
         digest = hashlib.sha256(content).hexdigest()
         file = f"{stem}-{number:04d}-{digest[:16]}.parquet"
-        (log / "shards" / file).write_bytes(content)
-        times, queries = part.column("query_time").to_pylist(), part.column("query_id").to_pylist()
-        shards.append(
-            {
-                "file": file,
-                "rows": part.num_rows,
-                "queries": len(set(queries)),
-                "first_query_time": times[0] if times else 0,
-                "last_query_time": times[-1] if times else 0,
-                "bytes": len(content),
-                "sha256": digest,
-            }
-        )
+        write_atomic_bytes(log / "shards" / file, content)
+        times = part["query_time"].to_pylist() or [0]
+        entry = {"file": file, "rows": part.num_rows, "queries": len(set(part["query_id"].to_pylist()))}
+        entry |= {"first_query_time": times[0], "last_query_time": times[-1]}
+        shards.append({**entry, "bytes": len(content), "sha256": digest})
     change(shards)
-    content = {
-        "format": 1,
-        "start": 0,
-        "end": 50_000,
-        "schema_version": SCHEMA.version,
-        "rows": sum(shard["rows"] for shard in shards),
-        "queries": sum(shard["queries"] for shard in shards),
-        "clicks": 0,
-        "shards": shards,
-        "counters": {},
-    }
-    (log / "manifests" / f"{stem}.json").write_bytes(sealed_bytes(content))
+    sums = {name: sum(shard[name] for shard in shards) for name in ("rows", "queries")}
+    content = {"format": 1, "start": 0, "end": 50_000, "schema_version": SCHEMA.version, "clicks": 0, **sums}
+    manifest = sealed_bytes({**content, "shards": shards, "counters": {}})
+    write_atomic_bytes(log / "manifests" / f"{stem}.json", manifest)
+
+
+def unchanged(shards: list[dict]) -> None:
+    """As the shards are."""
 
 
 def set_of(number: int, **values: Any) -> Callable[[list[dict]], None]:
@@ -288,30 +271,15 @@ SAME_TIME = [hashed_rows(SCHEMA, 10, first, query_time=[3000] * 10) for first in
         (ROWS, set_of(1, first_query_time=4999), 10, "-0001-.* times from 5000 to 9000, .* 4999 to 9000"),
         (ROWS, set_of(1, last_query_time=9001), 10, "-0001-.* times from 5000 to 9000, .* 5000 to 9001"),
         # A shard of one time only may stand there twice, or before its time, as far as times tell.
-        (
-            [SAME_TIME[0], SAME_TIME[0]],
-            None,
-            10,
-            r"-0001-.*: row 0 \(.*example_id 50\) comes before the last",
-        ),
-        (
-            [SAME_TIME[1], SAME_TIME[0]],
-            None,
-            10,
-            r"-0001-.*: row 0 \(.*example_id 50\) comes before the last",
-        ),
-        (
-            [ROWS[0].slice(0, 9), ROWS[0].slice(9)],
-            None,
-            9,
-            r"-0001-.*: row 0 \(query_time 4000, query_id 11, example_id 59\) belongs to the query of the last row",
-        ),
+        ([SAME_TIME[0]] * 2, None, 10, "-0001-.*: row 0 .*example_id 50. comes before the last"),
+        (SAME_TIME[1::-1], None, 10, "-0001-.*: row 0 .*example_id 50. comes before the last"),
+        ([ROWS[0].slice(0, 9), ROWS[0].slice(9)], None, 9, "-0001-.*id 59. belongs to the query of the last"),
     ],
 )
 def test_what_a_publisher_at_fault_wrote_is_refused(
     tmp_path: Path, parts: list[pa.Table], change: Any, rows: int, message: str
 ) -> None:
-    forge(tmp_path / "log", parts, change or (lambda shards: None))
+    forge(tmp_path / "log", parts, change or unchanged)
     found: list[Rows] = []
     with pytest.raises(InputError, match=message):
         found.extend(read_rows(tmp_path / "log", SCHEMA, read_manifests(tmp_path / "log")))
@@ -319,21 +287,18 @@ def test_what_a_publisher_at_fault_wrote_is_refused(
 
 
 def test_content_that_is_no_shard_of_this_log_is_refused(tmp_path: Path) -> None:
-    for name, parts, message in (
-        ("text", ROWS[:1], "not a Parquet file that can be read: "),
-        ("nulls", ROWS[:1], "a column is of another type or has nulls: .*label.* null"),
-        ("wide", ROWS[:1], "a column is of another type or has nulls: .*"),
+    nulls = ROWS[0].set_column(4, "label", pa.nulls(10, pa.int8()))
+    wide = ROWS[0].set_column(7, "ids", pack_ids(np.zeros((10, 3), np.int32)))
+    for number, (content, message) in enumerate(
+        (
+            (b"PAR1 and no more", "not a Parquet file that can be read: "),
+            (parquet_bytes(nulls), "a column is of another type or has nulls: .*label.* null"),
+            (parquet_bytes(wide), "a column is of another type or has nulls: .*"),
+        )
     ):
-        log = tmp_path / name
-        table = parts[0]
-        if name == "nulls":
-            table = table.set_column(4, "label", pa.array([None] * 10, pa.int8()))
-        if name == "wide":
-            table = table.set_column(7, "ids", pack_ids(np.zeros((10, 3), np.int32)))
-        content = b"PAR1 and no more" if name == "text" else parquet_bytes(table)
-        digest = hashlib.sha256(content).hexdigest()
+        log, digest = tmp_path / f"log{number}", hashlib.sha256(content).hexdigest()
         file = f"{0:019d}-{50_000:019d}-0000-{digest[:16]}.parquet"
-        forge(log, parts, set_of(0, file=file, sha256=digest, bytes=len(content)))
+        forge(log, ROWS[:1], set_of(0, file=file, sha256=digest, bytes=len(content)))
         (log / "shards" / file).write_bytes(content)
         with pytest.raises(InputError, match=f"{file}: {message}") as refusal:
             list(read_rows(log, SCHEMA, read_manifests(log)))
@@ -377,7 +342,7 @@ def test_an_example_that_a_sidecar_has_twice_is_named(tmp_path: Path) -> None:
 
 def test_what_the_forger_of_these_tests_writes_can_be_read(tmp_path: Path) -> None:
     for name, parts in (("times", ROWS), ("one time", SAME_TIME)):
-        forge(tmp_path / name, parts)
+        forge(tmp_path / name, parts, unchanged)
         blocks = read_rows(tmp_path / name, SCHEMA, read_manifests(tmp_path / name))
         assert [id for block in blocks for id in block.example_id.tolist()] == list(range(50, 80))
 

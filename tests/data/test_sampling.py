@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctr.config import apply_settings, dump_yaml, parse_model, read_yaml
@@ -272,6 +272,7 @@ RATES = st.floats(0, 1) | st.sampled_from([0.0, 0.5, 1.0])
     st.lists(st.integers(0, 60), max_size=4),
     st.sampled_from(["1", "a"]),
 )
+@example([(0, 0.3), (1, 0.4)] * 25, [7, 14, 23, 31], "1")
 def test_strata_are_those_of_whole_numbers_however_rows_are_divided_into_calls(rows, cuts, salt):
     stratum = np.array([one for one, _ in rows], np.int64)
     rate = np.array([share for _, share in rows])
