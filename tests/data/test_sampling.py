@@ -15,7 +15,6 @@ from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.sampling import SamplingConfig, Strata, condition_names, decide
 from ctr.data.time_range import TimeRange
 from ctr.eval.logistic import row_logloss
-from ctr.eval.states import query_bucket
 from ctr.io.errors import InputError
 from ctr.io.hashing import uniform_hash
 
@@ -49,7 +48,7 @@ def all_rules(
 
 
 def plain_hash(number: int, salt: str) -> float:
-    """The same in whole numbers of Python."""
+    """The hash in whole numbers of Python: two rounds of splitmix64, with keys of the salt's SHA-256."""
 
     def mix(state: int) -> int:
         state = (state + 0x9E3779B97F4A7C15) % 2**64
@@ -69,33 +68,6 @@ def test_numbers_never_change():
         assert uniform_hash(ids, salt).tolist() == [plain_hash(number, salt) for number in ids.tolist()]
     assert uniform_hash(ids[:2], "1").tolist() == [0.4843904412841096, 0.03234266002529396]
     assert ids.tolist() == [0, 1, -1, 2**63 - 1, -(2**63)]
-
-
-def chi_squared_of_independence(a: np.ndarray, b: np.ndarray) -> float:
-    """For two columns of K and L codes, in standard deviations from what independence gives."""
-    table = np.zeros((a.max() + 1, b.max() + 1))
-    np.add.at(table, (a, b), 1)
-    expected = table.sum(1, keepdims=True) * table.sum(0, keepdims=True) / table.sum()
-    freedom = (table.shape[0] - 1) * (table.shape[1] - 1)
-    return float((((table - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
-
-
-def test_numbers_are_uniform_and_independent_of_query_buckets_other_salts_and_neighbors():
-    count = np.arange(200_000)
-    for ids in (count, count * 64, -count, count << 40):
-        numbers = uniform_hash(ids, "1")
-        assert (numbers >= 0).all() and (numbers < 1).all()
-        counts = np.bincount((numbers * 1000).astype(int), minlength=1000)
-        # Chi-squared with 999 degrees of freedom: mean 999, standard deviation 44.7.
-        assert abs(((counts - 200) ** 2 / 200).sum() - 999) < 5 * 44.7
-    for salt in ("1", "a"):
-        tenth = (uniform_hash(count, salt) * 10).astype(int)
-        # The hardest case: one example a query, and both numbered alike.
-        others = uniform_hash(count, salt + "2"), uniform_hash(count + 1, salt)
-        for other in (query_bucket(count), *((numbers * 10).astype(int) for numbers in others)):
-            assert abs(chi_squared_of_independence(tenth, other)) < 5
-    # Dependence would be seen.
-    assert chi_squared_of_independence(query_bucket(count) // 26, query_bucket(count)) > 1000
 
 
 # ---------------------------------------------------------------- the estimate
