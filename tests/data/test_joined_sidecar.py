@@ -74,23 +74,10 @@ def check(result: dict[str, np.ndarray], ids: np.ndarray, found: Any) -> None:
         assert np.array_equal(result[name], expected, equal_nan=is_float), name
 
 
-def test_blocks_of_the_same_log_forward_and_back(log):
-    for size in (1, 7, 10, 12, 30):
-        sidecar = JoinedSidecar(log, "teacher", COLUMNS)
-        for begin in (*range(0, 30, size), 25, 3, 12, 0):
-            block = slice(begin, begin + size)
-            check(sidecar.at(TIMES[block], IDS[block]), IDS[block], True)
-    check(sidecar.at(TIMES[:0], IDS[:0]), IDS[:0], True)
-    assert str(sidecar) == f"sidecar teacher of {log}"
-    # A student on part of the log, with one example that the teacher does not know.
-    kept = np.array([10, 13, 22, 28, 29, 999])
-    check(sidecar.at(np.append(TIMES[kept[:-1]], TIMES[-1]), kept), kept, kept != 999)
-
-
 @settings(max_examples=10)
 @given(data=st.data())
 def test_any_rows_in_any_blocks(tmp_path_factory, data):
-    """Against brute force: a sidecar in any order of rows, asked for rows that may not be there."""
+    """Against brute force: a sidecar in any order of rows, asked forward and back for rows that may not be there."""
     folder = tmp_path_factory.mktemp("any") / "log"
     known = set()
     for partition in range(3):
@@ -119,6 +106,7 @@ def test_each_partition_is_read_once_and_then_forgotten(log, monkeypatch):
 
     monkeypatch.setattr(joined_sidecar, "read_sidecar_partition", counted)
     sidecar = JoinedSidecar(log, "teacher", COLUMNS)
+    assert str(sidecar) == f"sidecar teacher of {log}"
     for row in range(30):
         sidecar.at(TIMES[row : row + 1], IDS[row : row + 1])
     # The last block needed only partition 2: the others are gone.

@@ -10,9 +10,7 @@ import pandas as pd
 import pytest
 
 from ctr.eval.ads_churn import AdsChurn, compare_loops
-from ctr.eval.states import BUCKETS, query_bucket
 from ctr.io.errors import InputError
-from jackknife import margin_of
 
 
 def plain(first: Any, second: Any) -> dict[str, float]:
@@ -70,25 +68,6 @@ def test_equal_and_empty_and_a_mean_that_stays_while_every_query_changes() -> No
     state = AdsChurn()
     state.update([0, 5], [5, 0], [1, 2])
     assert churn(state) == {"mean_churn": 0, "query_churn": 2}
-
-
-def test_intervals_are_those_of_deleting_each_bucket() -> None:
-    rng = np.random.default_rng(3)
-    query = rng.permutation(10**6)[:900]
-    first = rng.integers(0, 7, 900)
-    second = np.maximum(first - rng.integers(0, 3, 900), 0)
-    whole = AdsChurn()
-    whole.update(first, second, query)
-    assert churn(whole) == pytest.approx(plain(first, second))
-    bucket = query_bucket(query)
-    used = np.unique(bucket)
-    assert 200 < len(used) < BUCKETS + 1
-    without = pd.DataFrame([plain(first[bucket != one], second[bucket != one]) for one in used])
-    for name, estimate in whole.estimates().items():
-        margin = margin_of(without[name].to_numpy())
-        low, high = estimate.interval()
-        assert (high - low) / 2 == pytest.approx(margin)
-        assert (high + low) / 2 == pytest.approx(plain(first, second)[name])
 
 
 def test_bad_columns() -> None:

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.metrics import log_loss
 
 from ctr.eval.base_rate import nothing_learned
@@ -84,17 +82,6 @@ def test_logloss_is_nan_without_weight_and_entropy_with_one_class() -> None:
     assert metric.result() == pytest.approx(math.log(2))
     assert math.isnan(metric.normalized_entropy())
     assert np.isnan(metric.estimate().interval()).all()
-
-
-@settings(max_examples=30)
-@given(st.lists(st.tuples(st.booleans(), st.floats(-50, 50), st.integers(0, 4)), min_size=1, max_size=30))
-def test_a_whole_weight_counts_as_copies(rows: list[tuple[bool, float, int]]) -> None:
-    label, logit, weight = (np.array(column) for column in zip(*rows, strict=True))
-    copied = [np.repeat(column, weight) for column in (label, logit)]
-    whole = stream((label, logit, weight, np.zeros(len(label), int)))
-    copies = stream((*copied, np.ones(weight.sum()), np.zeros(weight.sum(), int)))
-    np.testing.assert_allclose(whole.result(), copies.result(), rtol=1e-12)
-    np.testing.assert_allclose(whole.normalized_entropy(), copies.normalized_entropy(), rtol=1e-12)
 
 
 # ---------------------------------------------------------------- no better than the base rate

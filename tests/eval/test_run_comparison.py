@@ -182,22 +182,17 @@ def test_the_dict_is_json(runs):
     assert content["prediction_difference"]["only_a"] == 0
 
 
-def test_the_text_is_aligned(runs):
-    text = compare_runs(*runs).as_text()
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 110
-    assert all(line == line.rstrip() for line in lines)
-    header = next(line for line in lines if "b - a" in line)
-    table = [
-        line
-        for line in lines
-        if line.startswith(("PerQueryAUC", "AUC", "logloss", "normalized", "calib", "predicted /"))
-    ]
+def test_the_text_has_a_line_for_each_metric_that_fits_a_terminal(runs):
+    lines = compare_runs(*runs).as_text().splitlines()
+    assert max(map(len, lines)) <= 110 and all(line == line.rstrip() for line in lines)
+    starts = ("PerQueryAUC", "AUC", "logloss", "normalized", "calib", "predicted /")
+    table = [line for line in lines if line.startswith(starts)]
     assert len(table) == len(COMPARED)
+    assert {line.split()[-1] for line in table} <= {"better", "worse", "differs", "significant"}
+    header = next(line for line in lines if "b - a" in line)
     for heading in (" a", " b", "b - a", "95% interval", "relative"):
         end = f"{header}  ".index(f"{heading}  ") + len(heading)
         assert all(line[end - 1] != " " and line[end : end + 2] == "  " for line in table)
-    assert {line.split()[-1] for line in table} <= {"better", "worse", "differs", "significant"}
 
 
 def test_runs_of_one_class(rows, tmp_path):
