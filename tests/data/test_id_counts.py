@@ -62,6 +62,17 @@ def test_counts_that_do_not_fit_say_how_far_off_they_are_also_merged(kept, monke
         assert counts.top(1) == [(1, *exact[1])]
 
 
+def test_what_an_id_lost_each_time_adds_up():
+    counts, total = BoundedCounts(2), 0
+    for threes in (2, 2, 10):
+        ids = np.repeat([1, 2, 3], [3, 3, threes])
+        counts.add(ids, ids < 0)
+        # Each time all are counted, and the rarest is dropped.
+        shortfall, total = counts.shortfall, total + threes
+    found = {number: occurrences for number, occurrences, _ in counts.top(3)}
+    assert total - found[3] == 4 <= shortfall
+
+
 def test_few_ids_get_a_counter_each_while_there_is_room():
     for buckets, expected in (([100, 5, 30, 1000], "BDDB"), ([None, 5, None, 30], "BDBD")):
         kinds = [type(counts).__name__[0] for counts in make_counts(buckets, dense_ids=40)]

@@ -187,7 +187,7 @@ RISING = np.arange(6000) % np.where(np.arange(6000) < 3000, 10, 4) == 0
         (100, {"label": [0] * 300}, ["all labels are 0: there is nothing to learn"]),
         (100, {"label": [1] * 300}, ["all labels are 1: there is nothing to learn"]),
         (100, {"largest": {"user": 1}}, ["feature user has no value in any row"]),
-        (100, {"largest": {"tags": 2, "title": 2}}, []),
+        (100, {"largest": {"tags": 2, "title": 2, "user_x_device": 3}}, []),
         (0, {}, ["the log has no rows"]),
         (100, {"label": FAULTY}, ["10.0% of the rows (30) are faulty: the label is neither 0 nor 1, or an id lies "
                                   "outside its feature's buckets"]),

@@ -137,6 +137,9 @@ def test_a_partition_without_a_sidecar_is_not_found_until_it_is_there(tmp_path):
     check(sidecar.at(TIMES, IDS), IDS, IDS // 10 == 1)
     write(folder, manifests[2], np.arange(20, 30))
     check(sidecar.at(TIMES, IDS), IDS, IDS // 10 >= 1)
+    # Nor are examples among others that the sidecar does not know.
+    some = np.where(IDS % 3 == 1, 1000 + IDS, IDS)
+    check(sidecar.at(TIMES, some), some, (IDS // 10 >= 1) & (IDS % 3 != 1))
 
 
 def refused(message: str, run: Any, *arguments: Any) -> None:

@@ -88,6 +88,8 @@ def test_features_are_parted_by_how_many_ids_they_have() -> None:
     assert schema.sources == ("t", "s", "m", "x")
     assert schema.growing == ("t", "a", "m", "at")
     assert id_bounds(schema, ["n", "an", "a", "t"]) == [4, 77, None, None]
+    # With a cross come its parts.
+    assert schema.only(["an"]).single_valued == ("a", "n", "an") and not schema.only(["an"]).multivalent
 
 
 def test_ids_are_int64_only_where_some_grow() -> None:

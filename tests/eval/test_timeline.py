@@ -89,6 +89,7 @@ def test_a_long_pass_keeps_few_entries_and_loses_nothing(rows):
     coarse = timeline.joined(np.arange(0, len(timeline), 7))
     assert len(coarse) == -(-len(timeline) // 7) and coarse.total("ad") == timeline.total("ad")
     assert coarse.slot_total("ad") == timeline.slot_total("ad")
+    np.testing.assert_array_equal(timeline.joined(np.arange(len(timeline))).sums, timeline.sums)
     ends = np.isin(timeline.windows[:, 0], coarse.windows[:, 0])
     assert coarse.slot_series("ad")["occupancy"].tolist() == series["occupancy"][ends].tolist()
     assert coarse.windows[0, 1] == 0 and coarse.windows[-1, 0] == count
