@@ -1,4 +1,4 @@
-"""Whole-query batches, against a packer of a few lines."""
+"""Whole-query batches against a packer of a few lines, and the rows of a second log against a loop over its queries."""
 
 import math
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.data.batches import Batch, BatchSize, batches_within, whole_query_batches
-from ctr.data.reader import Rows
+from ctr.data.batches import Batch, BatchSize, Interleaved, batches_within, whole_query_batches
+from ctr.data.reader import Rows, join_rows
 from ctr.io.errors import InputError
 
 
-def make_rows(query_sizes: list[int], faulty: set[int] = frozenset(), same_time: bool = False) -> Rows:
-    """A log whose rows can be reported apart in every column. Neighbouring queries differ in time or in id only."""
-    count = sum(query_sizes)
+def make_rows(
+    query_sizes: list[int], faulty: frozenset[int] = frozenset(), times: list[int] | None = None
+) -> Rows:
+    """A log whose rows can be told apart in every column; of equal times, queries that differ in their id only."""
+    count, row = sum(query_sizes), np.arange(sum(query_sizes))
     query = np.repeat(np.arange(len(query_sizes)), query_sizes)
-    row = np.arange(count)
-    lengths = row % 3
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = np.concatenate([[0], np.cumsum(row % 3)])
     return Rows(
-        query_time=np.zeros(count, np.int64) if same_time else query * 10,
+        query_time=query * 10 if times is None else np.array(times, np.int64)[query],
         timestamp=query * 10 + 1,
-        query_id=query + 100 if same_time else np.full(count, 100),
+        query_id=np.full(count, 100) if times is None else query + 100,
         example_id=row + 1000,
         label=(row % 2).astype(np.float32),
         train_weight=row.astype(np.float32),
@@ -33,26 +33,15 @@ def make_rows(query_sizes: list[int], faulty: set[int] = frozenset(), same_time:
         multivalent={"m": (np.arange(offsets[-1], dtype=np.int32), offsets)},
         fault=np.isin(row, list(faulty)).astype(np.int8),
         position=row,
+        joined={"x": row * 2},
     )
 
 
-def rows_as_tuples(rows: Rows) -> list[tuple]:
+def as_tuples(rows: Rows) -> list[tuple]:
+    columns = [getattr(rows, name).tolist() for name in Rows._COLUMNS] + [rows.joined["x"].tolist()]
     values, offsets = rows.multivalent["m"]
-    return [
-        (
-            *(
-                getattr(rows, name)[index].item()
-                for name in ("query_time", "timestamp", "query_id", "example_id")
-            ),
-            *(
-                getattr(rows, name)[index].item()
-                for name in ("label", "train_weight", "metric_weight", "fault")
-            ),
-            tuple(rows.ids[index].tolist()),
-            tuple(values[offsets[index] : offsets[index + 1]].tolist()),
-        )
-        for index in range(len(rows))
-    ]
+    columns.append([part.tolist() for part in np.split(values, offsets)[1:-1]])
+    return list(zip(*columns, strict=True))
 
 
 def cut(rows: Rows, cuts: list[int]) -> list[Rows]:
@@ -72,65 +61,61 @@ def pack_greedily(query_sizes: list[int], batch_rows: int) -> list[tuple[int, in
     return [*ranges, (begin, end)] if end > begin else ranges
 
 
-def same(batch: Batch, other: Batch) -> bool:
-    return (
-        batch.end == other.end
-        and batch.begin == other.begin
-        and rows_as_tuples(batch.rows) == rows_as_tuples(other.rows)
-        and rows_as_tuples(batch.rejects) == rows_as_tuples(other.rejects)
-    )
+def contents(batches: list[Batch]) -> list[tuple]:
+    return [(one.begin, one.end, as_tuples(one.rows), as_tuples(one.rejects)) for one in batches]
 
 
 @dataclass
 class Case:
     query_sizes: list[int]
-    faulty: set[int]
+    faulty: frozenset[int]
     batch_rows: int
     cuts: list[int]
     same_time: bool
 
     @property
     def rows(self) -> Rows:
-        return make_rows(self.query_sizes, self.faulty, self.same_time)
+        return make_rows(
+            self.query_sizes, self.faulty, [0] * len(self.query_sizes) if self.same_time else None
+        )
 
-    def batches(self, start: int = 0) -> list[Batch]:
+    def batches(self, size: int | BatchSize, start: int = 0, cuts: list[int] | None = None) -> list[Batch]:
         rows = self.rows.slice(start, sum(self.query_sizes))
-        return list(whole_query_batches(cut(rows, self.cuts), self.batch_rows, 10_000))
+        return list(whole_query_batches(cut(rows, self.cuts if cuts is None else cuts), size, 10_000))
 
 
-cases = st.builds(
+CASES = st.builds(
     Case,
     query_sizes=st.lists(st.integers(1, 12), max_size=25),
-    faulty=st.sets(st.integers(0, 100), max_size=12),
+    faulty=st.frozensets(st.integers(0, 100), max_size=12),
     batch_rows=st.integers(1, 20),
     cuts=st.lists(st.integers(0, 150), max_size=30),
     same_time=st.booleans(),
 )
 
 
-@given(cases)
-def test_batches_are_the_greedily_packed_whole_queries_of_the_log(case):
-    batches = case.batches()
-    begins = [0, *(batch.end for batch in batches)]
-    found = [(begin, batch.end) for begin, batch in zip(begins, batches, strict=False)]
+@settings(max_examples=60)
+@given(CASES, st.lists(st.integers(0, 150), max_size=30))
+def test_batches_are_the_greedily_packed_whole_queries_from_the_end_of_any_on(case, other_cuts):
+    batches = case.batches(case.batch_rows)
+    found = [(batch.begin, batch.end) for batch in batches]
     assert found == pack_greedily(case.query_sizes, case.batch_rows)
-    log = rows_as_tuples(case.rows)
-    for (begin, end), batch in zip(found, batches, strict=True):
-        assert batch.begin == begin
+    log = as_tuples(case.rows)
+    for begin, end, rows, rejects in contents(batches):
         # Of the rows of the range none is lost, changed or twice there; only faulty ones are set apart.
-        assert rows_as_tuples(batch.rows) == [row for row in log[begin:end] if row[7] == 0]
-        assert rows_as_tuples(batch.rejects) == [row for row in log[begin:end] if row[7] != 0]
+        bad = [row for row in log[begin:end] if row[3] - 1000 in case.faulty]
+        assert rejects == bad and rows == [row for row in log[begin:end] if row not in bad]
+    # However the rows come, and wherever a reader begins.
+    for index in range(len(batches)):
+        remaining = case.batches(case.batch_rows, batches[index].end, other_cuts)
+        assert contents(remaining) == contents(batches[index + 1 :])
 
 
-@given(cases, st.sampled_from([0.05, 0.25, 1.0]), st.integers(0, 30), st.integers(0, 20))
+@settings(max_examples=60)
+@given(CASES, st.sampled_from([0.05, 0.25, 1.0]), st.integers(0, 30), st.integers(0, 20))
 def test_growing_batches_depend_on_their_place_alone(case, growth, origin, resumed_after):
     size = BatchSize(case.batch_rows, growth, first=2, origin=origin)
-
-    def batches(start: int, cuts: list[int]) -> list[Batch]:
-        rows = case.rows.slice(start, sum(case.query_sizes))
-        return list(whole_query_batches(cut(rows, cuts), size, 10_000))
-
-    found = batches(0, [])
+    found = case.batches(size, cuts=[])
     begins, queries = [0, *(batch.end for batch in found)], [0, *np.cumsum(case.query_sizes).tolist()]
     for begin, end in pairwise(begins):
         share = growth * max(0, begin - origin)
@@ -138,21 +123,19 @@ def test_growing_batches_depend_on_their_place_alone(case, growth, origin, resum
         # As many whole queries as fit, or one that is too large.
         fitting = [after for after in queries if begin < after <= begin + allowed]
         assert end == (fitting[-1] if fitting else min(after for after in queries if after > begin))
-    # However the rows come, and wherever a reader begins.
     done = min(resumed_after, len(found))
-    for expected, other in zip(found[done:], batches(begins[done], case.cuts), strict=True):
-        assert same(expected, other)
+    assert contents(case.batches(size, begins[done])) == contents(found[done:])
 
 
-@given(cases, st.lists(st.integers(0, 25), max_size=6), st.integers(0, 20))
+@settings(max_examples=60)
+@given(CASES, st.lists(st.integers(0, 25), max_size=6), st.integers(0, 20))
 def test_batches_within_ends_are_those_of_each_part_by_itself(case, part_ends, resumed_after):
     begins = np.cumsum([0, *case.query_sizes])
     ends = np.sort(begins[[min(end, len(case.query_sizes)) for end in part_ends]].astype(np.int64))
     blocks = cut(case.rows, [*ends.tolist()])
     found = list(batches_within(ends, blocks, case.batch_rows, 10_000))
     expected = [batch for part in blocks for batch in whole_query_batches([part], case.batch_rows, 10_000)]
-    assert len(found) == len(expected)
-    assert all(map(same, found, expected))
+    assert contents(found) == contents(expected)
     if found:
         # Likewise from the end of any of them on.
         done = min(resumed_after, len(found) - 1)
@@ -160,53 +143,28 @@ def test_batches_within_ends_are_those_of_each_part_by_itself(case, part_ends, r
             part.slice(*np.searchsorted(part.position, [found[done].end, 10**6]).tolist()) for part in blocks
         ]
         again = list(batches_within(ends, rest, case.batch_rows, 10_000))
-        assert len(again) == len(found) - done - 1
-        assert all(map(same, again, found[done + 1 :]))
-
-
-@given(cases, st.lists(st.integers(0, 150), max_size=30))
-def test_batches_do_not_depend_on_the_blocks_they_come_in(case, other_cuts):
-    other = Case(case.query_sizes, case.faulty, case.batch_rows, other_cuts, case.same_time)
-    for batch, again in zip(case.batches(), other.batches(), strict=True):
-        assert same(batch, again)
-
-
-@settings(max_examples=50)
-@given(cases)
-def test_from_the_end_of_any_batch_the_remaining_ones_are_the_same(case):
-    batches = case.batches()
-    for index, batch in enumerate(batches):
-        remaining = case.batches(start=batch.end)
-        assert all(same(*pair) for pair in zip(batches[index + 1 :], remaining, strict=True))
+        assert contents(again) == contents(found[done + 1 :])
 
 
 def test_a_worked_example():
-    rows = make_rows([2, 2, 1, 7, 3], faulty={1, 4})
+    rows = make_rows([2, 2, 1, 7, 3, 3], frozenset({1, 4, 15, 16, 17}))
     batches = list(whole_query_batches([rows], batch_rows=5, max_query_rows=7))
-    assert [batch.end for batch in batches] == [5, 12, 15]
-    assert [batch.rows.example_id.tolist() for batch in batches] == [
-        [1000, 1002, 1003],
-        [1005, 1006, 1007, 1008, 1009, 1010, 1011],
-        [1012, 1013, 1014],
-    ]
-    assert [batch.rejects.example_id.tolist() for batch in batches] == [[1001, 1004], [], []]
-
-
-def test_a_batch_of_only_faulty_rows_still_moves_the_position():
-    batches = list(whole_query_batches([make_rows([3, 3], faulty={0, 1, 2})], batch_rows=3, max_query_rows=3))
-    assert [(len(batch.rows), len(batch.rejects), batch.end) for batch in batches] == [(0, 3, 3), (3, 0, 6)]
+    # The first batch is full to the last row; one of faulty rows alone still moves the position.
+    assert [(batch.begin, batch.end) for batch in batches] == [(0, 5), (5, 12), (12, 15), (15, 18)]
+    found = [(batch.rows.position.tolist(), batch.rejects.position.tolist()) for batch in batches]
+    assert found == [([0, 2, 3], [1, 4]), ([*range(5, 12)], []), ([12, 13, 14], []), ([], [15, 16, 17])]
+    assert list(whole_query_batches([make_rows([]), make_rows([])], 5, 5)) == []
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 1000])
 def test_a_query_that_is_too_large_is_named(block):
-    rows = make_rows([3, 2, 9, 1], same_time=True)
+    rows = make_rows([3, 2, 9, 1], times=[0] * 4)
     stream = whole_query_batches(cut(rows, list(range(0, 15, block))), batch_rows=4, max_query_rows=8)
-    found = []
-    with pytest.raises(InputError) as caught:
-        found.extend(iter(stream))
-    message = str(caught.value)
-    assert "query_id 102 (from row 5 of the log) has 9 rows" in message
-    assert "at most 8 are allowed (batch.max_query_rows)" in message
+    message = (
+        r"query_id 102 \(from row 5 of the log\) has 9 rows.*at most 8 are allowed \(batch.max_query_rows"
+    )
+    with pytest.raises(InputError, match=message):
+        list(stream)
     # The same query is let through when it may be that large.
     allowed = list(whole_query_batches([rows], batch_rows=4, max_query_rows=9))
     assert [batch.end for batch in allowed] == [3, 5, 14, 15]
@@ -224,46 +182,82 @@ def test_an_endless_query_is_refused_before_the_log_ends():
 
 
 def test_a_large_query_in_small_blocks_is_not_copied_again_and_again(monkeypatch):
-    copied = 0
-    concatenate = np.concatenate
+    copied, concatenate = [], np.concatenate
 
-    def counting(arrays, *args, **kwargs):
-        nonlocal copied
-        joined = concatenate(arrays, *args, **kwargs)
-        copied += len(joined)
+    def counting(*arguments, **keywords):
+        copied.append(len(joined := concatenate(*arguments, **keywords)))
         return joined
 
-    rows = make_rows([4000])
-    blocks = cut(rows, list(range(0, 4000, 5)))
+    blocks = cut(make_rows([4000]), list(range(0, 4000, 5)))
     monkeypatch.setattr(np, "concatenate", counting)
     assert [batch.end for batch in whole_query_batches(blocks, batch_rows=10, max_query_rows=4000)] == [4000]
     # Some dozen columns, each copied a few times over; joined at every block it would be 400 times over.
-    assert copied < 4000 * 100
+    assert sum(copied) < 4000 * 100
 
 
 def test_a_large_block_is_copied_only_where_a_batch_begins_before_it():
     rows = make_rows([3] * 2000)
-    blocks = cut(rows, [3000, 3001])
-    batches = list(whole_query_batches(blocks, batch_rows=50, max_query_rows=50))
+    batches = list(whole_query_batches(cut(rows, [3000, 3001]), batch_rows=50, max_query_rows=50))
     assert [batch.end for batch in batches] == [*range(48, 6001, 48)]
     views = [np.shares_memory(batch.rows.example_id, rows.example_id) for batch in batches]
     # The batch of rows 2976 to 3024 comes from all three blocks.
     assert [batch.end for batch, view in zip(batches, views, strict=True) if not view] == [3024]
 
 
-def test_no_blocks_no_batches():
-    assert list(whole_query_batches([], 5, 5)) == []
-    assert list(whole_query_batches([make_rows([]), make_rows([])], 5, 5)) == []
-
-
 @pytest.mark.parametrize("size", [(4096, 1 / 256, 8, 0), (100, 0.3, 8, 7), (64, None, 8, 0), (8, 1.0, 8, 3)])
-@pytest.mark.parametrize(("begin", "end"), [(0, 0), (0, 1), (5, 5_000), (3_000, 400_000)])
-def test_plateaus_are_the_full_batches_one_by_one(size, begin, end):
+def test_plateaus_are_the_full_batches_one_by_one(size):
     batches = BatchSize(*size)
-    counts: dict[int, int] = {}
-    position = begin
-    while position < end:
-        rows = batches.at(position)
-        counts[rows] = counts.get(rows, 0) + 1
-        position += rows
-    assert dict(batches.plateaus(begin, end)) == counts
+    for begin, end in ((0, 0), (0, 1), (5, 5_000), (3_000, 400_000)):
+        counts: dict[int, int] = {}
+        position = begin
+        while position < end:
+            rows = batches.at(position)
+            counts[rows] = counts.get(rows, 0) + 1
+            position += rows
+        assert dict(batches.plateaus(begin, end)) == counts
+
+
+# ---------------------------------------------------------------- a second log beside the first
+
+
+def due(rows: Rows, until: list[int], most: int) -> list[list[int]]:
+    """The positions of the rows that are given out up to each time."""
+    queries = [np.flatnonzero(rows.query_id == one).tolist() for one in np.unique(rows.query_id)]
+    given_out = []
+    for time in until:
+        taken: list[int] = []
+        while queries and rows.query_time[queries[0][0]] <= time:
+            if taken and len(taken) + len(queries[0]) > most:
+                break
+            taken += queries.pop(0)
+        given_out.append(taken)
+    return given_out
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=15),
+    st.lists(st.integers(-1, 35), max_size=12).map(sorted),
+    st.integers(1, 12),
+    st.lists(st.integers(0, 60)),
+)
+def test_whole_queries_come_in_time_not_too_many_at_once_and_from_any_position(queries, until, most, cuts):
+    rows = make_rows([size for _, size in queries], times=sorted(time for time, _ in queries))
+    expected = due(rows, until, most)
+    for stop in range(len(until) + 1):
+        # As if it had stopped before a time.
+        start = sum(map(len, expected[:stop]))
+        stream = Interleaved(cut(rows.slice(start, len(rows)), cuts), most, 6, "a log")
+        found = [stream.until(time) for time in until[stop:]]
+        assert [[] if part is None else part.position.tolist() for part in found] == expected[stop:]
+        parts = [part for part in found if part is not None]
+        if parts:
+            joined = join_rows(parts)
+            assert joined.joined["x"].tolist() == (2 * joined.position).tolist()
+
+
+def test_a_query_that_is_too_large_for_a_second_log_is_refused_by_name():
+    stream = Interleaved([make_rows([3, 5], times=[1, 2])], 4, 4, "the log")
+    assert len(stream.until(1)) == 3
+    with pytest.raises(InputError, match="the log: query_id 101 has 5 rows; at most 4"):
+        stream.until(2)

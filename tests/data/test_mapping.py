@@ -9,8 +9,14 @@ import yaml
 
 from ctr.config import dump_yaml, parse_model
 from ctr.data.mapping import (
+    DelimitedInput,
+    Derived,
+    Join,
     Label,
     Mapping,
+    RowOrder,
+    Session,
+    Time,
     duration_us,
     format_names,
     input_patterns,
@@ -83,13 +89,7 @@ def test_key_and_raw_columns_are_those_that_the_mapping_names():
 def test_what_may_be_left_out():
     content = {key: CONTENT[key] for key in ("input", "time", "label", "partition")}
     mapping = parse({**content, "features": CONTENT["features"][:1]})
-    assert (mapping.joins, mapping.query, mapping.example_id, mapping.weight, mapping.derive) == (
-        (),
-        None,
-        None,
-        None,
-        {},
-    )
+    assert (mapping.joins, mapping.query, mapping.weight, mapping.derive) == ((), None, None, {})
     assert mapping.shard_rows == 1_000_000
     assert parse({**content, "query": "none", "features": CONTENT["features"][:1]}).query is None
 
@@ -97,54 +97,30 @@ def test_what_may_be_left_out():
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("colour", 1, "colour: unknown key; allowed: derive, example_id"),
-        ("input.type", "xml", "input: .*'csv'"),
-        ("input.type", ..., "input: .*type"),
         ("input.delimitr", ",", "input.csv.delimitr: unknown key"),
         ("input.delimiter", ";;", "input.csv.delimiter: ';;'"),
         ("input.header", False, "required with header: false, and allowed only there"),
         ("input.columns", ["a"], "required with header: false, and allowed only there"),
         ("input", {"type": "csv", "header": False, "columns": ["a", "a"]}, "columns: a name appears twice"),
-        ("input", {"type": "parquet", "header": True}, "input.parquet.header: unknown key"),
         ("input", {"type": "jsonl"}, "with jsonl, each join requires input"),
         ("input", {"type": "mind"}, "the mind reader already joins the news"),
-        ("joins.0.on", "item", "joins.0.on: unknown key"),
-        ("joins.0.key", ..., "joins.0.key: missing"),
-        ("joins.0.input", {"type": "jsonl"}, "joins.0.input: .*'parquet'"),
         ("time", {}, "exactly one of column and row_order"),
         ("time.format", "iso8601", "exactly one of unit and format"),
         ("time.unit", ..., "exactly one of unit and format"),
-        ("time.unit", "minutes", "time.unit: 'minutes'"),
         ("time", {"row_order": {"start": "soon", "step_us": 1}}, "time.row_order.start: 'soon'"),
         ("time", {"row_order": {"start": 0, "step_us": 0}}, "time.row_order.step_us: 0"),
         ("time", {"row_order": {"start": 0, "step_us": 1}, "unit": "s"}, "row_order allows neither"),
         ("query", {"column": "q", "session": {"by": "u", "gap": "1m"}}, "exactly one of column and session"),
         ("query", {}, "exactly one of column and session"),
-        ("query", "all", "query: 'all'"),
-        ("query.session.gap", 30, "query.session.gap: 30"),
         ("query.session.gap", "30 minutes", "a duration is a whole number and a unit"),
         ("label", {"column": "r", "op": ">="}, "both op and value"),
         ("label", "event >= buy", ">= compares numbers"),
-        ("label", 1, "label: 1"),
         ("partition", "0h", "a duration is a whole number and a unit"),
-        ("partition", ..., "partition: missing"),
-        ("shard_rows", 0, "shard_rows: 0"),
         ("derive.hour.from", "at", "part and every are computed from the row's time; required: from: time"),
         ("derive.hour.prefix", 2, "part, every, prefix and cast cannot be combined"),
-        ("derive.zip3.prefix", 0, "derive.zip3.prefix: 0"),
         ("derive.zip3.cast", "integer", "part, every, prefix and cast cannot be combined"),
-        (
-            "derive.copy.cast",
-            "float",
-            "derive.copy.cast: 'float'.*'text', 'integer', 'number' or 'decimal_comma'",
-        ),
         ("derive.zip3.from", "copy", "copy is itself derived"),
         ("derive.at", {"from": "zip"}, "derive.at: a column of this name is read as a key"),
-        ("features", [], "features: "),
-        ("features.0.kind", "embedding", "features.0: .*'category'"),
-        ("features.0.width", -1, "features.0.category.width: -1"),
-        ("features.1.name", "user", "feature user is defined twice"),
-        ("features.4.log", ..., "exactly one of boundaries, log and step"),
     ],
 )
 def test_faults_are_named_by_their_path(path, value, message):
@@ -153,18 +129,8 @@ def test_faults_are_named_by_their_path(path, value, message):
     assert "\n" not in str(caught.value)
 
 
-def test_all_faults_are_told_together():
-    content = changed("partition", "soon")
-    content["shard_rows"] = 0
-    with pytest.raises(
-        InputError, match=r"partition: 'soon'.*shard_rows: 0|shard_rows: 0.*partition: 'soon'"
-    ):
-        parse(content)
-
-
-@pytest.mark.parametrize(
-    ("text", "column", "op", "value"),
-    [
+def test_labels_and_durations_as_text():
+    for text, column, op, value in (
         ("click", "click", None, None),
         (" rating >= 4 ", "rating", ">=", 4.0),
         ("rating>=4", "rating", ">=", 4.0),
@@ -172,19 +138,11 @@ def test_all_faults_are_told_together():
         ("event == buy", "event", "==", "buy"),
         ("event != 'no buy'", "event", "!=", "no buy"),
         ("two words <= 1e3", "two words", "<=", 1000.0),
-    ],
-)
-def test_labels_as_text(text, column, op, value):
-    label = Label.model_validate(text)
-    assert (label.column, label.op, label.value) == (column, op, value)
-
-
-@pytest.mark.parametrize(
-    ("text", "us"),
-    [("1us", 1), ("5ms", 5000), ("90s", 90_000_000), ("30m", 1.8e9), ("2h", 7.2e9), ("7d", 6.048e11)],
-)
-def test_durations_are_microseconds(text, us):
-    assert duration_us(text) == us
+    ):
+        label = Label.model_validate(text)
+        assert (label.column, label.op, label.value) == (column, op, value)
+    microseconds = {"1us": 1, "5ms": 5000, "90s": 90_000_000, "30m": 1.8e9, "2h": 7.2e9, "7d": 6.048e11}
+    assert {text: duration_us(text) for text in microseconds} == microseconds
 
 
 def test_the_start_of_row_order_is_utc():
@@ -194,9 +152,12 @@ def test_the_start_of_row_order_is_utc():
 
 
 def test_the_pattern_of_files_follows_the_input_type():
-    assert input_patterns(parse(CONTENT).input) == ("*.csv", "*.csv.gz", "*.csv.zst")
-    assert input_patterns(parse(changed("input", {"type": "parquet"})).input) == ("*.parquet",)
-    assert input_patterns(parse(changed("input.pattern", "day_*")).input) == ("day_*",)
+    for path, value, patterns in (
+        ("label", "rating", ("*.csv", "*.csv.gz", "*.csv.zst")),
+        ("input", {"type": "parquet"}, ("*.parquet",)),
+        ("input.pattern", "day_*", ("day_*",)),
+    ):
+        assert input_patterns(parse(changed(path, value)).input) == patterns
 
 
 def test_a_mapping_survives_its_own_echo(tmp_path):
@@ -209,14 +170,11 @@ def test_a_mapping_survives_its_own_echo(tmp_path):
 
 def test_a_file_is_named_in_its_faults(tmp_path):
     path = tmp_path / "mapping.yaml"
-    with pytest.raises(InputError, match=re.escape(f"mapping {path}: no such file")):
-        load_mapping(path)
-    path.write_text("input: [")
-    with pytest.raises(InputError, match=re.escape(f"mapping {path}: not YAML")):
-        load_mapping(path)
-    path.write_text("- 1")
-    with pytest.raises(InputError, match=re.escape(f"mapping {path}: a mapping of keys")):
-        load_mapping(path)
+    for text, fault in ((None, "no such file"), ("input: [", "not YAML"), ("- 1", "a mapping of keys")):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(InputError, match=re.escape(f"mapping {path}: {fault}")):
+            load_mapping(path)
 
 
 def test_the_shipped_formats():
@@ -236,12 +194,8 @@ def test_the_example_of_the_documentation_is_valid(root, tmp_path):
     assert {"joins", "query", "weight", "derive"} <= mapping.model_fields_set
 
 
-@pytest.mark.parametrize(
-    "model", ["Mapping", "DelimitedInput", "Join", "Time", "RowOrder", "Session", "Derived"]
-)
-def test_every_key_is_documented(root, model):
-    import ctr.data.mapping as module
-
+def test_every_key_is_documented(root):
     text = (Path(root) / "docs" / "mapping.md").read_text()
-    for name, field in getattr(module, model).model_fields.items():
-        assert f"`{field.alias or name}`" in text
+    for model in (Mapping, DelimitedInput, Join, Time, RowOrder, Session, Derived):
+        for name, field in model.model_fields.items():
+            assert f"`{field.alias or name}`" in text, (model.__name__, name)

@@ -1,6 +1,7 @@
 """The log as arrays: faults, slices, and nothing of a damaged shard."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,75 +12,32 @@ from hypothesis import strategies as st
 from ctr.data.log import create_log, read_manifests
 from ctr.data.reader import FAULTS, Rows, join_rows, read_rows, rows_of_table
 from ctr.data.schema import Category, Schema
-from ctr.data.shards import pack_ids, publish_partition, unpack_ids
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
+from hashed_rows import hashed_rows
 
-SCHEMA = Schema(
-    features=(
-        Category(name="a", source="a", buckets=10),
-        Category(name="m", source="m", buckets=6, multivalent=True),
-        Category(name="b", source="b", buckets=4),
-        Category(name="n", source="n", buckets=8, multivalent=True),
-    )
-)
-# The ids of half of the features grow.
-MIXED = Schema(
-    features=(
-        Category(name="a", source="a"),
-        Category(name="m", source="m", multivalent=True),
-        Category(name="b", source="b", buckets=4),
-        Category(name="n", source="n", buckets=8, multivalent=True),
-    )
-)
-BOTH = pytest.mark.parametrize("schema", [SCHEMA, MIXED], ids=["bucketed", "mixed"])
 LISTS = ("m", "n")
+BUCKETS = {"a": 10, "m": 6, "b": 4, "n": 8}
 
 
-def make_table(count: int, seed: int = 0, first: int = 0, schema: Schema = SCHEMA) -> pa.Table:
-    """Good rows ``first`` to ``first + count`` of a log with two rows a query and a query a millisecond."""
-    rng = np.random.default_rng([seed, first])
-    row = np.arange(first, first + count)
-
-    def draw(name: str, count: int) -> np.ndarray:
-        buckets = schema.by_name[name].buckets
-        if buckets is None:
-            return rng.integers(-(2**63), 2**63 - 1, count, endpoint=True)
-        return rng.integers(0, buckets, count).astype(schema.id_type)
-
-    columns = {
-        "query_time": row // 2 * 1000,
-        "timestamp": row * 500,
-        "query_id": row // 2 + 7,
-        "example_id": row + 50,
-        "label": rng.integers(0, 2, count).astype(np.int8),
-        "train_weight": rng.random(count).astype(np.float32),
-        "metric_weight": rng.random(count).astype(np.float32),
-        "ids": pack_ids(np.stack([draw("a", count), draw("b", count)], axis=1)),
-    }
-    for name in LISTS:
-        lengths = rng.integers(0, 4, count)
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        columns[name] = pa.ListArray.from_arrays(offsets, draw(name, offsets[-1]))
-    return pa.table(columns)
+def make_schema(*growing: str) -> Schema:
+    features = []
+    for name, buckets in BUCKETS.items():
+        bound = None if name in growing else buckets
+        features.append(Category(name=name, source=name, buckets=bound, multivalent=name in LISTS))
+    return Schema(features=tuple(features))
 
 
-def with_column(table: pa.Table, name: str, values: object) -> pa.Table:
-    return table.set_column(table.column_names.index(name), name, values)
+# The ids of half of the features grow.
+SCHEMA, MIXED = make_schema(), make_schema("a", "m")
+BOTH = pytest.mark.parametrize("schema", [SCHEMA, MIXED], ids=["bucketed", "mixed"])
+ONE_VALUE = ("query_time", "timestamp", "query_id", "example_id", "label", "train_weight", "metric_weight")
 
 
-def as_records(rows: Rows) -> list[dict]:
+def as_records(rows: Rows) -> list[dict[str, Any]]:
     records = []
     for index in range(len(rows)):
-        names = (
-            "query_time",
-            "timestamp",
-            "query_id",
-            "example_id",
-            "label",
-            "train_weight",
-            "metric_weight",
-        )
-        record = {name: getattr(rows, name)[index].item() for name in (*names, "fault")}
+        record = {name: getattr(rows, name)[index].item() for name in (*ONE_VALUE, "fault")}
         record["ids"] = rows.ids[index].tolist()
         for name in LISTS:
             values, offsets = rows.multivalent[name]
@@ -88,7 +46,7 @@ def as_records(rows: Rows) -> list[dict]:
     return records
 
 
-def as_written(table: pa.Table) -> list[dict]:
+def as_written(table: pa.Table) -> list[dict[str, Any]]:
     """What ``as_records`` should give for a table of good rows, by way of Arrow's own conversion."""
     records = table.to_pylist()
     for record in records:
@@ -101,38 +59,35 @@ def as_written(table: pa.Table) -> list[dict]:
 def make_log(folder: Path, schema: Schema) -> Path:
     """60 rows in two partitions and five shards."""
     create_log(folder, schema)
-    publish_partition(folder, schema, 0, 20_000, make_table(40, schema=schema), shard_rows=15)
-    publish_partition(folder, schema, 20_000, 30_000, make_table(20, first=40, schema=schema), shard_rows=15)
+    for start, end in ((0, 20_000), (20_000, 30_000)):
+        rows = hashed_rows(schema, (end - start) // 500, start // 500)
+        publish_partition(folder, schema, start, end, rows, shard_rows=15)
     assert [len(manifest.shards) for manifest in read_manifests(folder)] == [3, 2]
     return folder
 
 
 @pytest.fixture
-def log(tmp_path) -> Path:
+def log(tmp_path: Path) -> Path:
     return make_log(tmp_path / "log", SCHEMA)
 
 
 @BOTH
-def test_rows_hold_what_was_written(schema):
-    table = make_table(30, schema=schema)
+def test_rows_hold_what_was_written_of_slices_too(schema):
+    table = hashed_rows(schema, 30)
     rows = rows_of_table(table, schema, first=5)
     assert as_records(rows) == as_written(table)
+    assert as_records(rows_of_table(table.slice(11, 9), schema, 0)) == as_written(table.slice(11, 9))
     assert rows.position.tolist() == list(range(5, 35))
     assert rows.ids.dtype == (np.int32 if schema is SCHEMA else np.int64)
     assert {values.dtype for values, _ in rows.multivalent.values()} == {rows.ids.dtype}
     assert {rows.label.dtype, rows.train_weight.dtype, rows.metric_weight.dtype} == {np.dtype(np.float32)}
 
 
-@BOTH
-def test_a_sliced_table_has_its_own_rows_only(schema):
-    table = make_table(30, schema=schema)
-    assert as_records(rows_of_table(table.slice(11, 9), schema, 0)) == as_written(table.slice(11, 9))
-
-
+@settings(max_examples=40)
 @given(st.data(), st.sampled_from([SCHEMA, MIXED]))
 def test_slices_selections_and_joins(data, schema):
     count = data.draw(st.integers(0, 12))
-    rows = rows_of_table(make_table(count, schema=schema), schema, first=3)
+    rows = rows_of_table(hashed_rows(schema, count), schema, first=3)
     records = as_records(rows)
     begin = data.draw(st.integers(0, count))
     end = data.draw(st.integers(begin, count))
@@ -151,69 +106,65 @@ def test_slices_selections_and_joins(data, schema):
 
 
 def test_queries_begin_where_time_or_id_changes():
-    rows = rows_of_table(make_table(6), SCHEMA, 0)
+    rows = rows_of_table(hashed_rows(SCHEMA, 6), SCHEMA, 0)
     assert rows.query_begins().tolist() == [0, 2, 4]
-    table = with_column(make_table(6), "query_id", pa.array([1, 1, 2, 2, 2, 2]))
-    table = with_column(table, "query_time", pa.array([0, 0, 0, 0, 1, 1]))
-    assert rows_of_table(table, SCHEMA, 0).query_begins().tolist() == [0, 2, 4]
+    keys = {"query_id": [1, 1, 2, 2, 2, 2], "query_time": [0, 0, 0, 0, 1, 1]}
+    assert rows_of_table(hashed_rows(SCHEMA, 6, **keys), SCHEMA, 0).query_begins().tolist() == [0, 2, 4]
     assert rows.slice(0, 0).query_begins().tolist() == []
 
 
-def with_id(column: int, value: int, schema: Schema = SCHEMA) -> pa.Table:
-    table = make_table(6, schema=schema)
-    ids = unpack_ids(table.column("ids").combine_chunks(), schema).copy()
-    ids[4, column] = value
-    return with_column(table, "ids", pack_ids(ids))
-
-
-def with_value(column: str, value: object, dtype: type) -> pa.Table:
-    values = make_table(6).column(column).to_numpy().astype(dtype)
-    values[4] = value
-    return with_column(make_table(6), column, pa.array(values))
-
-
-def with_list(column: str, values: list[int], schema: Schema = SCHEMA) -> pa.Table:
-    lists = pa.array([[1], [], [2, 3], [], values, [1]], pa.list_(pa.from_numpy_dtype(schema.id_type)))
-    return with_column(make_table(6, schema=schema), column, lists)
+def with_fifth(schema: Schema = SCHEMA, **values: Any) -> pa.Table:
+    """Six rows that are good but for the fifth, in which these columns hold these values."""
+    columns: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in LISTS:
+            columns[name] = [[1], [], [2, 3], [], value, [1]]
+        elif name in BUCKETS:
+            ids = columns.setdefault("ids", np.zeros((6, 2), schema.id_type))
+            ids[4, schema.single_valued.index(name)] = value
+        else:
+            columns[name] = [0, 1, 0, 1, value, 0] if name == "label" else [1, 0.5, 1e9, 0, value, 2]
+    if "ids" in columns:
+        columns["ids"] = pack_ids(columns["ids"])
+    return hashed_rows(schema, 6, **columns)
 
 
 LABEL, TRAIN, METRIC, OUTSIDE = FAULTS[1:]
 
 
 @pytest.mark.parametrize(
-    ("table", "reason"),
+    ("column", "bad", "good", "reason"),
     [
-        (with_value("label", 2, np.int8), LABEL),
-        (with_value("label", -1, np.int8), LABEL),
-        (with_value("train_weight", np.nan, np.float32), TRAIN),
-        (with_value("train_weight", np.inf, np.float32), TRAIN),
-        (with_value("train_weight", -0.5, np.float32), TRAIN),
-        (with_value("train_weight", 1.1e9, np.float32), TRAIN),
-        (with_value("metric_weight", np.nan, np.float32), METRIC),
-        (with_value("metric_weight", np.inf, np.float32), METRIC),
-        (with_value("metric_weight", -1e-30, np.float32), METRIC),
-        (with_value("metric_weight", 1e38, np.float32), METRIC),
-        (with_id(0, 10), OUTSIDE),
-        (with_id(0, -1), OUTSIDE),
-        (with_id(1, 4), OUTSIDE),
-        (with_list("m", [5, 6]), OUTSIDE),
-        (with_list("m", [-1]), OUTSIDE),
-        (with_list("n", [0, 0, 8]), OUTSIDE),
+        ("label", [2, -1], [1, 0], LABEL),
+        ("train_weight", [np.nan, np.inf, -0.5, 1.1e9], [0, 1e9], TRAIN),
+        ("metric_weight", [np.nan, np.inf, -1e-30, 1e38], [0, 1e9], METRIC),
+        ("a", [10, -1], [9, 0], OUTSIDE),
+        ("b", [4], [0, 3], OUTSIDE),
+        ("m", [[5, 6], [-1]], [[], [5]], OUTSIDE),
+        ("n", [[0, 0, 8]], [[7, 0, 7]], OUTSIDE),
     ],
 )
-def test_a_faulty_row_is_marked_with_its_reason_and_no_other_row_is(table, reason):
-    rows = rows_of_table(table, SCHEMA, 0)
-    assert [FAULTS[code] for code in rows.fault] == ["", "", "", "", reason, ""]
+def test_a_faulty_row_is_marked_with_its_reason_and_no_other_row_is(column, bad, good, reason):
+    for values, expected in ((bad, reason), (good, "")):
+        for value in values:
+            rows = rows_of_table(with_fifth(**{column: value}), SCHEMA, 0)
+            assert [FAULTS[code] for code in rows.fault] == ["", "", "", "", expected, ""], value
 
 
-# Some are 0 or 1 in their low 32 bits.
-@pytest.mark.parametrize("value", [4, -1, 2**32, -(2**32) + 1, 2**63 - 1, -(2**63)])
-def test_beside_ids_that_grow_those_with_buckets_lie_within_them(value):
-    for table in (with_id(1, value, MIXED), with_list("n", [0, value * 2 if value == 4 else value], MIXED)):
-        rows = rows_of_table(table, MIXED, 0)
-        assert [FAULTS[code] for code in rows.fault] == ["", "", "", "", OUTSIDE, ""]
-    for table in (with_id(0, value, MIXED), with_list("m", [value, 0], MIXED)):
-        assert not rows_of_table(table, MIXED, 0).fault.any()
+def test_the_first_of_several_faults_counts():
+    rows = rows_of_table(with_fifth(label=9, train_weight=-1, metric_weight=-1, a=10), SCHEMA, 0)
+    assert [FAULTS[code] for code in rows.fault] == ["", "", "", "", LABEL, ""]
+    rows = rows_of_table(with_fifth(train_weight=-1, metric_weight=-1, a=10), SCHEMA, 0)
+    assert FAULTS[rows.fault[4]] == TRAIN
+
+
+def test_beside_ids_that_grow_those_with_buckets_lie_within_them():
+    # Some are 0 or 1 in their low 32 bits.
+    for value in (8, -1, 2**32, -(2**32) + 1, 2**63 - 1, -(2**63)):
+        for outside in (with_fifth(MIXED, b=value), with_fifth(MIXED, n=[0, value])):
+            assert np.flatnonzero(rows_of_table(outside, MIXED, 0).fault).tolist() == [4]
+        for inside in (with_fifth(MIXED, a=value), with_fifth(MIXED, m=[value, 0])):
+            assert not rows_of_table(inside, MIXED, 0).fault.any()
 
 
 @BOTH
@@ -221,7 +172,7 @@ def test_of_many_rows_those_with_ids_outside_are_marked(schema):
     count, wrong = 20_000, [0, 4095, 4096, 12_345, 19_999]
     ids = np.tile(np.array([9, 3], schema.id_type), (count, 1))
     ids[wrong, [0, 1, 0, 1, 0]] = [10, 4, -1, -(2**31), 2**31 - 1]
-    table = with_column(make_table(count, schema=schema), "ids", pack_ids(ids))
+    table = hashed_rows(schema, count, ids=pack_ids(ids), m=[[]] * count, n=[[]] * count)
     rows = rows_of_table(table, schema, 0)
     if schema is MIXED:
         wrong = [4095, 12_345]
@@ -229,93 +180,53 @@ def test_of_many_rows_those_with_ids_outside_are_marked(schema):
     assert {FAULTS[code] for code in rows.fault[wrong]} == {OUTSIDE}
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        with_value("label", 1, np.int8),
-        with_value("train_weight", 0, np.float32),
-        with_value("metric_weight", 0, np.float32),
-        with_value("train_weight", 1e9, np.float32),
-        with_id(0, 9),
-        with_id(1, 0),
-        with_list("m", []),
-        with_list("n", [7, 0, 7]),
-    ],
-)
-def test_values_at_the_edge_are_no_faults(table):
-    assert not rows_of_table(table, SCHEMA, 0).fault.any()
-
-
-def test_the_first_of_several_faults_counts():
-    table = with_value("label", 9, np.int8)
-    table = with_column(table, "train_weight", pa.array(np.full(6, -1, np.float32)))
-    rows = rows_of_table(table, SCHEMA, 0)
-    assert [FAULTS[code] for code in rows.fault] == [TRAIN] * 4 + [LABEL, TRAIN]
-
-
 def test_features_of_one_kind_only():
-    single = Schema(features=(SCHEMA.features[0],))
-    rows = rows_of_table(with_column(make_table(4), "ids", pack_ids(np.full((4, 1), 3, np.int32))), single, 0)
+    single, multivalent = SCHEMA.only(["a"]), SCHEMA.only(["m"])
+    rows = rows_of_table(hashed_rows(single, 4, ids=pack_ids(np.full((4, 1), 3, np.int32))), single, 0)
     assert (rows.ids.tolist(), dict(rows.multivalent)) == ([[3]] * 4, {})
-    multivalent = Schema(features=(SCHEMA.features[1],))
-    rows = rows_of_table(make_table(4).drop_columns(["ids"]), multivalent, 0)
-    assert rows.ids.shape == (4, 0)
-    assert not rows.fault.any()
+    rows = rows_of_table(hashed_rows(SCHEMA, 4).drop_columns(["ids"]), multivalent, 0)
+    assert rows.ids.shape == (4, 0) and not rows.fault.any()
 
 
 @BOTH
 def test_a_log_is_read_in_its_order_from_any_row(tmp_path, schema):
     log = make_log(tmp_path / "log", schema)
     manifests = read_manifests(log)
-    expected = as_written(make_table(40, schema=schema))
-    expected += as_written(make_table(20, first=40, schema=schema))
+    expected = [
+        row for first, count in ((0, 40), (40, 20)) for row in as_written(hashed_rows(schema, count, first))
+    ]
     for start in range(0, 61):
         blocks = list(read_rows(log, schema, manifests, start))
         assert [record for block in blocks for record in as_records(block)] == expected[start:]
-        position = start
-        for block in blocks:
-            assert block.position.tolist() == list(range(position, position + len(block)))
-            position += len(block)
+        positions = [position for block in blocks for position in block.position.tolist()]
+        assert positions == list(range(start, 60))
 
 
 def test_a_range_of_times_is_cut_out_and_what_lies_outside_is_not_read(log):
     manifests = read_manifests(log)
-    expected = [(int(t), p) for p, t in enumerate(read_times(log, manifests))]
-    times = sorted({time for time, _ in expected})
-    for begin in (0, times[3], times[-2] + 1):
-        for end in (times[5], times[-1], times[-1] + 1):
+    # Two rows of each millisecond.
+    for begin in (0, 3000, 28_001):
+        for end in (5000, 29_000, 29_001):
             for start in (0, 7, 33):
                 blocks = list(read_rows(log, SCHEMA, manifests, start, (begin, end)))
-                found = [int(position) for block in blocks for position in block.position]
-                assert found == [p for time, p in expected if begin <= time < end and p >= start]
+                found = [position for block in blocks for position in block.position.tolist()]
+                assert found == [row for row in range(start, 60) if begin <= row // 2 * 1000 < end]
+    # Nor is a shard before the position or the times.
     (log / "shards" / manifests[0].shards[0].file).unlink()
     later = manifests[0].shards[1].first_query_time
-    assert sum(len(block) for block in read_rows(log, SCHEMA, manifests, 0, (later, 10**9))) > 0
-
-
-def read_times(log, manifests):
-    return np.concatenate([block.query_time for block in read_rows(log, SCHEMA, manifests)])
-
-
-def test_a_shard_before_the_start_is_not_read(log):
-    (log / "shards" / read_manifests(log)[0].shards[0].file).unlink()
-    assert sum(len(block) for block in read_rows(log, SCHEMA, read_manifests(log), 16)) == 44
+    assert sum(len(block) for block in read_rows(log, SCHEMA, manifests, 0, (later, 10**9))) == 44
+    assert sum(len(block) for block in read_rows(log, SCHEMA, manifests, 16)) == 44
     with pytest.raises(InputError, match="missing"):
-        list(read_rows(log, SCHEMA, read_manifests(log), 15))
+        list(read_rows(log, SCHEMA, manifests, 15))
 
 
-@settings(max_examples=30)
-@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_nothing_of_a_damaged_shard_is_used(tmp_path_factory, place, bit):
-    folder = tmp_path_factory.mktemp("damaged") / "log"
-    create_log(folder, SCHEMA)
-    manifest = publish_partition(folder, SCHEMA, 0, 20_000, make_table(40), shard_rows=15)
-    path = folder / "shards" / manifest.shards[1].file
+def test_nothing_of_a_damaged_shard_is_used(log):
+    manifest = read_manifests(log)[0]
+    path = log / "shards" / manifest.shards[1].file
     content = bytearray(path.read_bytes())
-    content[int(place * len(content))] ^= 1 << bit
+    content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    found = []
-    with pytest.raises(InputError) as caught:
-        found.extend(read_rows(folder, SCHEMA, read_manifests(folder)))
-    assert str(path) in str(caught.value)
+    found: list[Rows] = []
+    with pytest.raises(InputError, match=str(path)):
+        found.extend(read_rows(log, SCHEMA, read_manifests(log)))
     assert [(block.position[0], len(block)) for block in found] == [(0, manifest.shards[0].rows)]

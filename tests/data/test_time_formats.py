@@ -43,7 +43,7 @@ def read(text: str, form: str) -> int | None:
     return None if bad[0] else int(us[0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50)
 @given(
     moment=st.datetimes(datetime(1971, 1, 1), datetime(2068, 12, 31)),
     date=st.sampled_from(DATES),
@@ -74,25 +74,30 @@ def test_texts_are_read_as_python_reads_them_quickly_or_not(moment, date, clock,
         assert one is not None
 
 
-@pytest.mark.parametrize(
-    ("form", "text", "moment"),
-    [
-        ("%Y%m%d%H%M%S%f", "20231114221320008", datetime(2023, 11, 14, 22, 13, 20, 8000)),
-        ("%Y%m%d%H%M%S%f", "20231114221320", None),
-        # Python alone would read the first month, and the 31st.
-        ("%Y%m%d%H%M%S%f", "20231314221320008", None),
-        ("%Y%m%d", "2023114", None),
-        ("%Y-%m-%dT%H:%M:%S%z", "2023-11-14T22:13:20Z", datetime(2023, 11, 14, 22, 13, 20)),
-        ("%Y-%m-%dT%H:%M:%S%z", "2023-11-14T22:13:20+01:00", datetime(2023, 11, 14, 21, 13, 20)),
-        ("%d%b%Y", "14NOV2023", datetime(2023, 11, 14)),
-        ("%d%b%Y", "14NOW2023", None),
-        ("%d/%b/%Y:%H:%M:%S %z", "14/nov/2023:22:13:20 +0000", datetime(2023, 11, 14, 22, 13, 20)),
-        ("%I:%M %p %d.%m.%Y", "12:05 am 14.11.2023", datetime(2023, 11, 14, 0, 5)),
-        ("%I:%M %p %d.%m.%Y", "12:05 PM 14.11.2023", datetime(2023, 11, 14, 12, 5)),
-    ],
-)
-def test_a_format_need_not_print_back_what_it_reads(form, text, moment):
-    assert read(text, form) == (moment and (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1))
+def test_a_format_need_not_print_back_what_it_reads():
+    texts = {
+        "%Y%m%d%H%M%S%f": {
+            "20231114221320008": datetime(2023, 11, 14, 22, 13, 20, 8000),
+            "20231114221320": None,
+            # Python alone would read the first month, and the 31st.
+            "20231314221320008": None,
+        },
+        "%Y%m%d": {"2023114": None},
+        "%Y-%m-%dT%H:%M:%S%z": {
+            "2023-11-14T22:13:20Z": datetime(2023, 11, 14, 22, 13, 20),
+            "2023-11-14T22:13:20+01:00": datetime(2023, 11, 14, 21, 13, 20),
+        },
+        "%d%b%Y": {"14NOV2023": datetime(2023, 11, 14), "14NOW2023": None},
+        "%d/%b/%Y:%H:%M:%S %z": {"14/nov/2023:22:13:20 +0000": datetime(2023, 11, 14, 22, 13, 20)},
+        "%I:%M %p %d.%m.%Y": {
+            "12:05 am 14.11.2023": datetime(2023, 11, 14, 0, 5),
+            "12:05 PM 14.11.2023": datetime(2023, 11, 14, 12, 5),
+        },
+    }
+    for form, moments in texts.items():
+        for text, moment in moments.items():
+            us = moment and (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1)
+            assert read(text, form) == us, (form, text)
 
 
 SCRIPT = """
@@ -105,10 +110,12 @@ print([None if fault else time for time, fault in zip(times.tolist(), bad.tolist
 """
 
 
-@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
-def test_names_of_zones_are_read_the_same_on_every_machine(zone):
+def test_names_of_zones_are_read_the_same_on_every_machine():
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env={**os.environ, "TZ": zone}, capture_output=True, text=True
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "TZ": "America/New_York"},
+        capture_output=True,
+        text=True,
     )
     us = 1_700_000_000_000_000
     assert done.stdout.strip() == str([us, us, None, None, None, None]), done.stderr

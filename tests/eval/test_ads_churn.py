@@ -10,9 +10,7 @@ import pandas as pd
 import pytest
 
 from ctr.eval.ads_churn import AdsChurn, compare_loops
-from ctr.eval.states import BUCKETS, query_bucket
 from ctr.io.errors import InputError
-from jackknife import margin_of
 
 
 def plain(first: Any, second: Any) -> dict[str, float]:
@@ -59,13 +57,7 @@ def test_churn_of_a_few_queries_is_that_worked_by_hand() -> None:
     assert churn(state) == {"mean_churn": pytest.approx(1 / 8.5), "query_churn": pytest.approx(9 / 8.5)}
 
 
-def test_the_mean_may_stay_while_every_query_changes() -> None:
-    state = AdsChurn()
-    state.update([0, 5], [5, 0], [1, 2])
-    assert churn(state) == {"mean_churn": 0, "query_churn": 2}
-
-
-def test_equal_and_empty() -> None:
+def test_equal_and_empty_and_a_mean_that_stays_while_every_query_changes() -> None:
     state = AdsChurn()
     assert all(math.isnan(value) for value in churn(state).values())
     state.update([0], [0], [1])
@@ -73,41 +65,19 @@ def test_equal_and_empty() -> None:
     assert state.ads_per_query() == (0, 0)
     state.update([3], [3], [2])
     assert churn(state) == {"mean_churn": 0, "query_churn": 0}
+    state = AdsChurn()
+    state.update([0, 5], [5, 0], [1, 2])
+    assert churn(state) == {"mean_churn": 0, "query_churn": 2}
 
 
-def test_intervals_are_those_of_deleting_each_bucket() -> None:
-    rng = np.random.default_rng(3)
-    query = rng.permutation(10**6)[:900]
-    first = rng.integers(0, 7, 900)
-    second = np.maximum(first - rng.integers(0, 3, 900), 0)
-    whole, parts = AdsChurn(), [AdsChurn(), AdsChurn()]
-    whole.update(first, second, query)
-    for index, part in enumerate(parts):
-        part.update(first[index::2], second[index::2], query[index::2])
-    parts[1].merge(parts[0])
-    assert churn(parts[1]) == churn(whole) == pytest.approx(plain(first, second))
-    bucket = query_bucket(query)
-    used = np.unique(bucket)
-    assert 200 < len(used) < BUCKETS + 1
-    without = pd.DataFrame([plain(first[bucket != one], second[bucket != one]) for one in used])
-    for name, estimate in whole.estimates().items():
-        margin = margin_of(without[name].to_numpy())
-        low, high = estimate.interval()
-        assert (high - low) / 2 == pytest.approx(margin)
-        assert (high + low) / 2 == pytest.approx(plain(first, second)[name])
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
+def test_bad_columns() -> None:
+    for columns, message in (
         (([1], [2], [0.5]), "query_id must be int64, got float64"),
         (([-1], [2], [3]), "first must hold counts of at least 0, got -1"),
         (([1], [2, 3], [3, 4]), "columns must have one length, got first 1, second 2, query_id 2"),
-    ],
-)
-def test_bad_columns(columns: tuple[Any, Any, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AdsChurn().update(*columns)
+    ):
+        with pytest.raises(ValueError, match=message):
+            AdsChurn().update(*columns)
 
 
 def test_two_loops_by_day_without_randomized_queries(tmp_path: Path) -> None:
@@ -148,22 +118,22 @@ def test_loops_that_showed_nothing(tmp_path: Path) -> None:
     assert comparison.as_text()
 
 
+def refused(message: str, *loops: Path) -> None:
+    with pytest.raises(InputError, match=message) as refusal:
+        compare_loops(*loops)
+    assert "\n" not in str(refusal.value)
+
+
 def test_loops_over_different_queries_are_refused(tmp_path: Path) -> None:
     a = make_loop(tmp_path / "a")
-    others = [
-        make_loop(tmp_path / "longer", days=(5, 6, 7)),
-        make_loop(tmp_path / "later", days=(6, 7)),
-        make_loop(tmp_path / "drawn", randomized=np.arange(600) % 7 == 1),
-        make_loop(tmp_path / "none", days=()),
-    ]
-    for other, extent in zip(
-        others, ("900 on the days 5 to 7", "600 on the days 6 to 7", "600", "none"), strict=True
+    for name, columns, extent in (
+        ("longer", {"days": (5, 6, 7)}, "900 on the days 5 to 7"),
+        ("later", {"days": (6, 7)}, "600 on the days 6 to 7"),
+        ("drawn", {"randomized": np.arange(600) % 7 == 1}, "600"),
+        ("none", {"days": ()}, "none"),
     ):
-        with pytest.raises(
-            InputError, match=rf"served different queries, 600 on the days 5 to 6 and {extent}"
-        ) as refusal:
-            compare_loops(a, other)
-        assert "\n" not in str(refusal.value)
+        message = f"served different queries, 600 on the days 5 to 6 and {extent}"
+        refused(message, a, make_loop(tmp_path / name, **columns))
 
 
 def test_loops_in_different_worlds_are_refused(tmp_path: Path) -> None:
@@ -171,44 +141,27 @@ def test_loops_in_different_worlds_are_refused(tmp_path: Path) -> None:
     none = np.zeros(600, bool)
     a = make_loop(tmp_path / "a", randomized=none)
     b = make_loop(tmp_path / "b", seed=1, world=1, randomized=none)
-    with pytest.raises(InputError, match=r"a and .*b: are of different worlds, see log/world.yaml of each"):
-        compare_loops(a, b)
+    refused("a and .*b: are of different worlds, see log/world.yaml of each", a, b)
     (b / "log" / "world.yaml").unlink()
     assert compare_loops(a, b).as_dict()["queries"] == 600
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"ads": np.full(600, 1.5)}, "ads must hold whole numbers without nulls, got float64"),
-        ({"ads": np.full(600, -1)}, "ads must be at least 0, got -1"),
+def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
+    good = make_loop(tmp_path / "good")
+    for number, (columns, message) in enumerate(
         (
-            {"randomized": np.zeros(600, np.int8)},
-            "randomized must hold true or false without nulls, got int8",
-        ),
-        ({"query_id": np.zeros(600, np.int64)}, "a query appears twice; allowed: each once"),
-    ],
-)
-def test_a_damaged_table_is_refused(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
-    good, bad = make_loop(tmp_path / "good"), make_loop(tmp_path / "bad", **columns)
-    with pytest.raises(InputError, match=f"bad/shown.parquet: {message}"):
-        compare_loops(good, bad)
-
-
-def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
-    good, bad = make_loop(tmp_path / "good"), make_loop(tmp_path / "bad")
-    with pytest.raises(
-        InputError,
-        match=r"absent/shown.parquet: no such file; allowed: a finished output directory of `ctr simulate",
+            ({"ads": np.full(600, 1.5)}, "ads must hold whole numbers without nulls, got float64"),
+            ({"ads": np.full(600, -1)}, "ads must be at least 0, got -1"),
+            ({"randomized": np.zeros(600, np.int8)}, "randomized must hold true or false without nulls"),
+            ({"query_id": np.zeros(600, np.int64)}, "a query appears twice; allowed: each once"),
+        )
     ):
-        compare_loops(tmp_path / "absent", good)
-    pd.DataFrame({"day": [1]}).to_parquet(bad / "shown.parquet")
-    with pytest.raises(InputError, match=r"bad/shown.parquet: not readable as the queries of a loop"):
-        compare_loops(good, bad)
-    content = (good / "shown.parquet").read_bytes()
-    (bad / "shown.parquet").write_bytes(content[: len(content) // 2])
-    with pytest.raises(
-        InputError, match=r"bad/shown.parquet: not readable as the queries of a loop"
-    ) as refusal:
-        compare_loops(good, bad)
-    assert "\n" not in str(refusal.value)
+        bad = make_loop(tmp_path / f"bad{number}", **columns)
+        refused(f"{bad}/shown.parquet: {message}", good, bad)
+    finished = "no such file; allowed: a finished output directory of `ctr simulate"
+    refused(f"absent/shown.parquet: {finished}", tmp_path / "absent", good)
+    path = bad / "shown.parquet"
+    pd.DataFrame({"day": [1]}).to_parquet(path)
+    refused(f"{path}: not readable as the queries of a loop", good, bad)
+    path.write_bytes((good / "shown.parquet").read_bytes()[:-100])
+    refused(f"{path}: not readable as the queries of a loop", good, bad)

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from ctr.eval.auc import StreamingAUC, roc_auc
-from ctr.eval.intervals import deletions
 from ctr.eval.rows import scored_rows
-from ctr.eval.states import query_bucket
 
 LOGITS = st.integers(-40, 40).map(lambda tenth: tenth / 10)
 ROWS = st.lists(st.tuples(st.booleans(), LOGITS, st.integers(0, 3)), min_size=1, max_size=40)
@@ -27,12 +25,6 @@ def pairwise_auc(label: Any, score: Any, weight: Any) -> float:
     return won / total if total else float("nan")
 
 
-def stream(log: Any) -> StreamingAUC:
-    auc = StreamingAUC()
-    auc.update(scored_rows(*log.columns()))
-    return auc
-
-
 def floor_to(logit: Any, width: float) -> Any:
     return np.floor(np.clip(logit, -16, 16 - 1e-9) / width)
 
@@ -42,17 +34,11 @@ def test_exact_auc_is_the_share_of_ordered_pairs(make_log: Callable[..., Any]) -
         log = make_log(seed, queries=12)
         expected = pairwise_auc(log.label, log.logit, log.weight)
         assert roc_auc(log.label, log.logit, log.weight) == pytest.approx(expected, abs=1e-13)
-
-
-def test_exact_auc_agrees_with_sklearn(make_log: Callable[..., Any]) -> None:
     log = make_log(1, queries=2000)
     expected = roc_auc_score(log.label, log.logit, sample_weight=log.weight)
     assert roc_auc(log.label, log.logit, log.weight) == pytest.approx(expected, abs=1e-12)
     assert roc_auc(log.label, log.logit) == pytest.approx(roc_auc_score(log.label, log.logit), abs=1e-12)
-
-
-def test_auc_with_weights_and_a_tie_is_that_worked_by_hand() -> None:
-    # Clicks at 3 (weight 2) and 1; non-clicks at 2, 1 (weight 3), 0: of 3 * 5 weighted pairs, the click at 3
+    # By hand: clicks at 3 (weight 2) and 1; non-clicks at 2, 1 (weight 3), 0: of 3 * 5 weighted pairs, the click at 3
     # wins 2 * 5, the one at 1 wins 1 and ties 3.
     assert roc_auc([1, 1, 0, 0, 0], [3, 1, 2, 1, 0], [2, 1, 1, 3, 1]) == pytest.approx(12.5 / 15)
 
@@ -70,12 +56,10 @@ def test_undefined_without_both_classes(label: Any, score: Any, weight: Any) -> 
     assert np.isnan(auc.estimate().interval()).all()
 
 
-@pytest.mark.parametrize("scale", [1e-150, 1e150, 1e300])
-def test_scale_of_weights_is_immaterial(scale: float) -> None:
-    assert roc_auc([1, 0, 1, 0], [3, 2, 2, 1], np.array([1, 2, 3, 1]) * scale) == pytest.approx(9 / 12)
-
-
-def test_one_huge_weight_does_not_drown_the_rest() -> None:
+def test_weights_of_any_size_count_by_their_ratio() -> None:
+    for scale in (1e-150, 1e150, 1e300):
+        assert roc_auc([1, 0, 1, 0], [3, 2, 2, 1], np.array([1, 2, 3, 1]) * scale) == pytest.approx(9 / 12)
+    # One huge weight does not drown the rest.
     assert roc_auc([1, 0, 0, 0], [1, 2, 0, 0], [1e30, 1, 1, 2]) == pytest.approx(0.75, abs=1e-15)
 
 
@@ -108,9 +92,7 @@ def test_stream_equals_binned_auc_within_its_bound_at_every_prefix(make_log: Cal
 def test_error_bound_is_reached_when_a_bin_holds_all_pairs_in_order() -> None:
     auc = StreamingAUC()
     auc.update(scored_rows([0, 1], [1e-6, 2e-6], [3.0, 5.0], [1, 1]))
-    assert auc.result() == 0.5
-    assert auc.error_bound() == 0.5
-    assert roc_auc([0, 1], [1e-6, 2e-6]) == 1.0
+    assert (auc.result(), auc.error_bound(), roc_auc([0, 1], [1e-6, 2e-6])) == (0.5, 0.5, 1.0)
 
 
 def test_clipped_logits_are_counted_and_tied() -> None:
@@ -120,34 +102,6 @@ def test_clipped_logits_are_counted_and_tied() -> None:
     # Ties: (-1e4, -17) and (1e4, 16, 15.999 lies in its own bin). Pairs: 0.5 + 1 + 1 against -1e4;
     # 0 + 0.5 + 0 against 16.
     assert auc.result() == pytest.approx(3.0 / 6)
-
-
-def test_estimate_leaves_out_one_bucket_each(make_log: Callable[..., Any]) -> None:
-    log = make_log(4, queries=60)
-    # Without the bucket of the first query, whose weight dwarfs all others', these still count.
-    log.weight[log.query_id == log.query_id[0]] *= 1e25
-    auc = stream(log)
-    estimate = auc.estimate()
-    buckets = query_bucket(log.query_id)
-    for bucket in np.unique(buckets):
-        kept = log[buckets != bucket]
-        expected = roc_auc(kept.label, floor_to(kept.logit, 1 / 32), kept.weight)
-        assert estimate.replicates[bucket] == pytest.approx(expected, abs=1e-12, nan_ok=True)
-    assert estimate.point == auc.result()
-    np.testing.assert_array_equal(np.flatnonzero(estimate.occupied), np.unique(buckets[log.weight > 0]))
-
-
-def test_merging_takes_in_bins_that_only_one_side_has() -> None:
-    low, high, whole = (StreamingAUC() for _ in range(3))
-    columns = [0, 1, 0], np.array([-20.0, -15.99, -15.99]), [1.0, 2.0, 3.0], [1, 2, 2]
-    low.update(scored_rows(*columns))
-    high.update(scored_rows(columns[0], -columns[1], *columns[2:]))
-    for sign in (1, -1):
-        whole.update(scored_rows(columns[0], sign * columns[1], *columns[2:]))
-    low.merge(high)
-    low.merge(StreamingAUC())
-    for name, array in whole.to_arrays().items():
-        np.testing.assert_array_equal(low.to_arrays()[name], array)
 
 
 def test_interval_is_undefined_when_coarse_bins_tie_what_fine_bins_tell_apart() -> None:
@@ -164,37 +118,18 @@ def test_interval_is_undefined_when_coarse_bins_tie_what_fine_bins_tell_apart() 
     assert np.isfinite(auc.estimate().interval()).all()
 
 
-def test_occupied_buckets_are_those_with_weight() -> None:
-    auc = StreamingAUC()
-    auc.update(scored_rows([0, 1, 1], [0, 0, 0], [1, 0, 2], [10, 11, 12]))
-    np.testing.assert_array_equal(
-        np.flatnonzero(auc.estimate().occupied), np.sort(query_bucket(np.array([10, 12])))
-    )
-    assert deletions()[0, 0] == 0
-
-
-@settings(max_examples=60, deadline=None)
-@given(ROWS)
-def test_increasing_transforms_change_nothing(rows: list[tuple[bool, float, int]]) -> None:
+@settings(max_examples=40)
+@given(ROWS, st.randoms(use_true_random=False))
+def test_increasing_transforms_copies_and_exchanged_classes(
+    rows: list[tuple[bool, float, int]], rnd: Any
+) -> None:
     label, score, weight = (np.array(column) for column in zip(*rows, strict=True))
     expected = roc_auc(label, score, weight)
-    for transformed in (np.exp(score), score**3, 1e-3 * score - 5, np.unique(score, return_inverse=True)[1]):
+    for transformed in (np.exp(score), score**3, np.unique(score, return_inverse=True)[1]):
         np.testing.assert_equal(roc_auc(label, transformed, weight), expected)
-
-
-@settings(max_examples=60, deadline=None)
-@given(ROWS, st.randoms(use_true_random=False))
-def test_a_whole_weight_counts_as_copies_in_any_order(rows: list[tuple[bool, float, int]], rnd: Any) -> None:
-    label, score, weight = (np.array(column) for column in zip(*rows, strict=True))
+    # A whole weight counts as copies, in any order.
     copies = [row for row in rows for _ in range(row[2])]
     rnd.shuffle(copies)
-    expected = roc_auc(label, score, weight)
     got = roc_auc([row[0] for row in copies], [row[1] for row in copies])
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
-
-
-@settings(max_examples=60, deadline=None)
-@given(ROWS)
-def test_swapping_the_classes_mirrors_auc(rows: list[tuple[bool, float, int]]) -> None:
-    label, score, weight = (np.array(column) for column in zip(*rows, strict=True))
-    np.testing.assert_allclose(roc_auc(~label, score, weight), 1 - roc_auc(label, score, weight), atol=1e-12)
+    np.testing.assert_allclose(roc_auc(~label, score, weight), 1 - expected, atol=1e-12)

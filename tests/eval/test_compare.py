@@ -6,6 +6,7 @@ import pytest
 from scipy.optimize import brentq
 
 from ctr.eval.compare import compare, same_examples
+from ctr.eval.intervals import difference
 from ctr.eval.logistic import sigmoid
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import query_bucket
@@ -23,25 +24,25 @@ def test_columns_say_how_b_differs_from_a(make_log: Callable[..., Any]) -> None:
     log = make_log(0, queries=3000)
     a, b = stream(log), stream(log, noise=0.8)
     table = compare(a, b)
-    assert table.index.tolist() == [
-        "auc",
-        "per_query_auc",
-        "logloss",
-        "normalized_entropy",
-        "calibration_bias",
-        "calibration_ratio",
-    ]
+    ranking, ratios = (
+        ["auc", "per_query_auc", "logloss", "normalized_entropy"],
+        ["calibration_bias", "calibration_ratio"],
+    )
+    assert table.index.tolist() == ranking + ratios
     for metric, row in table.iterrows():
         for side, run in (("a", a), ("b", b)):
             assert row[side] == pytest.approx(run.headline()[str(metric)], rel=1e-14)
         assert row["difference"] == pytest.approx(row["b"] - row["a"], abs=1e-15)
         if metric != "calibration_bias":
             assert row["relative_percent"] == pytest.approx(100 * (row["b"] - row["a"]) / abs(row["a"]))
+        if metric != "calibration_ratio":
+            ends = difference(a.estimates()[str(metric)], b.estimates()[str(metric)]).interval()
+            assert (row["ci95_low"], row["ci95_high"]) == pytest.approx(tuple(map(float, ends)), rel=1e-12)
         assert row["ci95_low"] < row["difference"] < row["ci95_high"]
     # Noise on the logits spoils ranking and loss, beyond chance on a log of this size.
     assert table.loc[["auc", "per_query_auc"], "ci95_high"].max() < 0
     assert table.loc[["logloss", "normalized_entropy"], "ci95_low"].min() > 0
-    assert table.loc[["auc", "per_query_auc", "logloss", "normalized_entropy"], "significant"].all()
+    assert table.loc[ranking, "significant"].all()
 
 
 def test_a_shift_moves_calibration_and_not_ranking(make_log: Callable[..., Any]) -> None:
@@ -53,50 +54,29 @@ def test_a_shift_moves_calibration_and_not_ranking(make_log: Callable[..., Any])
     assert not table.loc[["auc", "per_query_auc"], "significant"].any()
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "says"),
-    [
-        (0.0, 0.5, "worse"),
-        (0.5, 0.0, "better"),
-        (0.5, 0.25, "better"),
-        (-0.5, 0.0, "better"),
-        (-0.25, -0.5, "worse"),
-        (0.2, 0.2, "not significant"),
-    ],
-)
-def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(
-    make_log: Callable[..., Any], first: float, second: float, says: str
-) -> None:
-    log = make_log(1, queries=3000)
-    clicks = np.average(log.label, weights=log.weight)
-    # The shift with which as many clicks are predicted as there are.
-    middle = brentq(lambda shift: np.average(sigmoid(log.logit + shift), weights=log.weight) - clicks, -9, 9)
-    row = compare(stream(log, shift=middle + first), stream(log, shift=middle + second)).loc[
-        "calibration_ratio"
-    ]
-    assert row["verdict"] == says
-    for side, shift in (("a", first), ("b", second)):
-        predicted = np.average(sigmoid(log.logit + middle + shift), weights=log.weight)
-        assert row[side] == pytest.approx(predicted / clicks, rel=1e-12)
-
-
-def test_ratios_as_far_above_1_as_below_differ_without_a_better_one(make_log: Callable[..., Any]) -> None:
+def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(make_log: Callable[..., Any]) -> None:
     log = make_log(1, queries=3000)
     clicks = np.average(log.label, weights=log.weight)
 
-    def shift_to(ratio: float) -> float:
-        return float(
-            brentq(
-                lambda shift: np.average(sigmoid(log.logit + shift), weights=log.weight) - ratio * clicks,
-                -9,
-                9,
-            )
-        )
+    def with_ratio(ratio: float) -> ProgressiveMetrics:
+        def beyond(shift: float) -> float:
+            return float(np.average(sigmoid(log.logit + shift), weights=log.weight) - ratio * clicks)
 
-    row = compare(stream(log, shift=shift_to(0.8)), stream(log, shift=shift_to(1 / 0.8))).loc[
-        "calibration_ratio"
-    ]
-    assert (row["significant"], row["verdict"]) == (True, "differs")
+        return stream(log, shift=float(brentq(beyond, -9, 9)))
+
+    for first, second, says in (
+        (1.0, 1.4, "worse"),
+        (1.4, 1.0, "better"),
+        (1.4, 1.2, "better"),
+        (0.7, 1.0, "better"),
+        (0.8, 0.7, "worse"),
+        (1.2, 1.2, "not significant"),
+        # As far above 1 as below, they differ without a better one.
+        (0.8, 1 / 0.8, "differs"),
+    ):
+        row = compare(with_ratio(first), with_ratio(second)).loc["calibration_ratio"]
+        assert (row["verdict"], row["significant"]) == (says, says != "not significant")
+        assert (row["a"], row["b"]) == pytest.approx((first, second), rel=1e-9)
 
 
 def test_swapping_the_runs_mirrors_the_table(make_log: Callable[..., Any]) -> None:
@@ -110,16 +90,12 @@ def test_swapping_the_runs_mirrors_the_table(make_log: Callable[..., Any]) -> No
 
 
 def test_a_run_summed_in_another_order_does_not_differ(make_log: Callable[..., Any]) -> None:
-    log = make_log(3, queries=300)
-    merged = ProgressiveMetrics()
+    log, merged = make_log(3, queries=300), ProgressiveMetrics()
     for batch in log.batches(queries=7):
-        shard = ProgressiveMetrics()
-        shard.update(*batch.columns())
-        merged.merge(shard)
+        merged.merge(stream(batch))
     table = compare(stream(log), merged)
     np.testing.assert_allclose(table["difference"], 0, atol=1e-12)
-    assert not table["significant"].any()
-    assert same_examples(stream(log), merged)
+    assert not table["significant"].any() and same_examples(stream(log), merged)
 
 
 def test_undefined_is_not_significant() -> None:

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -7,8 +6,6 @@ import pytest
 from scipy import special, stats
 from threadpoolctl import threadpool_limits
 
-from ctr.eval.auc import StreamingAUC
-from ctr.eval.calibration import Calibration
 from ctr.eval.intervals import (
     Estimate,
     all_but_one,
@@ -18,19 +15,15 @@ from ctr.eval.intervals import (
     quotient,
     student_t_quantile,
 )
-from ctr.eval.logloss import Logloss
-from ctr.eval.per_query_auc import PerQueryAUC
-from ctr.eval.rows import ScoredRows, scored_rows
+from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import BUCKETS
 from jackknife import degrees_of
 
 
-@pytest.mark.parametrize("degrees", [*range(1, 256), 10_000])
-def test_student_t_quantile_agrees_with_scipy(degrees: int) -> None:
-    assert student_t_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-11)
-
-
-def test_student_t_needs_a_degree_of_freedom() -> None:
+def test_student_t_quantile_agrees_with_scipy() -> None:
+    degrees = np.array([*range(1, 256), 10_000])
+    expected = stats.t.ppf(0.975, degrees)
+    np.testing.assert_allclose([student_t_quantile(int(one)) for one in degrees], expected, rtol=1e-11)
     with pytest.raises(ValueError, match="degrees must be at least 1, got 0"):
         student_t_quantile(0)
 
@@ -50,9 +43,12 @@ def test_interval_of_a_mean_is_that_of_student_with_the_degrees_of_its_variance(
         occupied = rng.permutation(np.arange(BUCKETS) < count)
         sample = values[occupied]
         expected = stats.t.interval(0.95, degrees_of(sample), sample.mean(), stats.sem(sample))
-        assert np.array(mean_estimate(values, occupied).interval()) == pytest.approx(
-            np.array(expected), rel=1e-11
-        )
+        np.testing.assert_allclose(mean_estimate(values, occupied).interval(), expected, rtol=1e-11)
+    # A variance that few buckets carry has few degrees, twice their number.
+    values = (np.arange(BUCKETS) < 3).astype(float)
+    margin = stats.sem(values) * stats.t.ppf(0.975, 6)
+    estimate = mean_estimate(values, np.ones(BUCKETS, np.bool_))
+    assert np.ptp(estimate.interval()) / 2 == pytest.approx(margin, rel=1e-9)
 
 
 def test_each_entry_of_an_array_has_its_own_buckets() -> None:
@@ -65,14 +61,6 @@ def test_each_entry_of_an_array_has_its_own_buckets() -> None:
         alone = mean_estimate(values[:, *place], occupied[:, *place]).interval()
         np.testing.assert_allclose([low[place], high[place]], alone, rtol=1e-12, equal_nan=True)
     assert np.isnan([low[2, 0], high[2, 0]]).all()
-
-
-def test_a_variance_that_few_buckets_carry_has_few_degrees() -> None:
-    values = np.zeros(BUCKETS)
-    values[:3] = 1.0
-    estimate = mean_estimate(values, np.ones(BUCKETS, np.bool_))
-    margin = stats.sem(values) * stats.t.ppf(0.975, 6)
-    assert np.ptp(estimate.interval()) / 2 == pytest.approx(margin, rel=1e-9)
 
 
 @pytest.mark.parametrize(("scale", "to"), [("log", np.log), ("logit", special.logit)])
@@ -101,14 +89,10 @@ def test_undefined_with_one_bucket_or_an_undefined_replicate() -> None:
     assert np.array_equal(Estimate(np.array(0.5), replicates, elsewhere).interval(), (0.5, 0.5))
 
 
-def test_deletions_leave_out_one_bucket_each() -> None:
-    counts = np.arange(BUCKETS, dtype=float)
-    np.testing.assert_array_equal(deletions() @ counts, counts.sum() - counts)
-
-
 def test_all_but_one_is_what_deletions_leave() -> None:
-    rng = np.random.default_rng(6)
-    for shape in ((BUCKETS,), (BUCKETS, 3), (BUCKETS, 5, 2)):
+    rng, counts = np.random.default_rng(6), np.arange(BUCKETS, dtype=float)
+    np.testing.assert_array_equal(deletions() @ counts, counts.sum() - counts)
+    for shape in ((BUCKETS,), (BUCKETS, 5, 2)):
         sums = rng.random(shape)
         np.testing.assert_allclose(all_but_one(sums), np.tensordot(deletions(), sums, axes=1), rtol=1e-13)
     # Beside one bucket the others are nothing; without it they are all there is.
@@ -120,13 +104,18 @@ def test_all_but_one_is_what_deletions_leave() -> None:
     assert others[0, 0] == others[255, 1] == 1e30
 
 
-def test_difference_pairs_buckets() -> None:
+def test_difference_pairs_buckets_that_either_run_has() -> None:
     rng = np.random.default_rng(2)
     shared, own = rng.normal(size=(2, BUCKETS))
     everywhere = np.ones(BUCKETS, bool)
     first, second = mean_estimate(shared, everywhere), mean_estimate(shared + 0.1 * own + 1, everywhere)
     expected = mean_estimate(0.1 * own + 1, everywhere).interval()
     np.testing.assert_allclose(difference(first, second).interval(), expected, rtol=1e-10)
+    # Runs without a common query are independent: the variances add.
+    values, first_half = np.arange(BUCKETS) % 5.0, np.arange(BUCKETS) < BUCKETS / 2
+    first, second = mean_estimate(values, first_half), mean_estimate(values, ~first_half)
+    expected = np.hypot(*(np.ptp(estimate.interval()) for estimate in (first, second)))
+    assert np.ptp(difference(first, second).interval()) == pytest.approx(expected, rel=0.02)
 
 
 def test_mean_and_quotient_are_those_of_each_replicate() -> None:
@@ -148,141 +137,64 @@ def test_mean_and_quotient_are_those_of_each_replicate() -> None:
     assert np.isnan(quotient(first, nothing).point)
 
 
-def test_difference_counts_buckets_that_either_run_has() -> None:
-    values = np.arange(BUCKETS) % 5.0
-    first_half = np.arange(BUCKETS) < BUCKETS / 2
-    first = mean_estimate(values, first_half)
-    second = mean_estimate(values, ~first_half)
-    spread_1, spread_2 = (np.ptp(estimate.interval()) for estimate in (first, second))
-    # Runs without a common query are independent: the variances add.
-    expected = np.hypot(spread_1, spread_2)
-    assert np.ptp(difference(first, second).interval()) == pytest.approx(expected, rel=0.02)
+# Queries, level of clicks: rare clicks, few queries, an ordinary log.
+LOGS = {"ordinary": (600, -1.8), "rare clicks": (1600, -6.6), "sixty queries": (60, -1.5)}
 
 
-class Population:
-    """Queries that differ: each has its own size, level of clicks, and error of the models.
+def logged(rng: np.random.Generator, queries: int, base: float) -> list[np.ndarray]:
+    """Labels, logits of two models that know part of what makes clicks, and queries; each query has its own level.
 
-    A query's level moves the labels and, in part, the logits of all its rows; both models share most of
-    their error, and `second` has less of it.
+    Both models share most of their error, and the second has less of it.
     """
-
-    def __init__(self, seed: int, queries: int) -> None:
-        rng = np.random.default_rng(seed)
-        size = np.minimum(1 + rng.geometric(0.3, queries), 12)
-        query = np.repeat(np.arange(queries), size)
-        rows = len(query)
-        level, shared = rng.normal(0, 0.8, queries)[query], rng.normal(0, 0.5, queries)[query]
-        appeal = rng.normal(0, 1, rows)
-        truth = -1.0 + level + appeal
-        error = shared + rng.normal(0, 0.7, rows)
-        self.label = rng.random(rows) < 1 / (1 + np.exp(-truth))
-        self.first = -1.2 + 0.6 * level + 0.8 * appeal + error
-        self.second = -1.1 + 0.7 * level + 0.8 * appeal + 0.9 * error + rng.normal(0, 0.1, rows)
-        self.weight = rng.choice([0.5, 1.0, 4.0], queries)[query]
-        self.query = query
-        self.ids = rng.permutation(2**40 + np.arange(queries))[query]
-
-    def rows(self, logit: Any, queries: slice) -> ScoredRows:
-        rows = slice(*np.searchsorted(self.query, [queries.start, queries.stop]))
-        return scored_rows(self.label[rows], logit[rows], self.weight[rows], self.ids[rows])
+    level, appeal = rng.normal(0, 0.5, (queries, 1)), rng.normal(0, 1, (queries, 5))
+    label = rng.random((queries, 5)) < special.expit(base + level + appeal)
+    error = rng.normal(0, 0.3, (queries, 5))
+    first = base + 0.12 + 0.4 * level + 0.9 * appeal + error
+    second = first + 0.05 * appeal - 0.1 * error + rng.normal(0, 0.05, (queries, 5))
+    query = np.repeat(rng.integers(0, 2**62, queries), 5)
+    return [label.ravel(), first.ravel(), second.ravel(), query]
 
 
-def estimates(rows: ScoredRows) -> dict[str, Estimate]:
-    auc, per_query, logloss, calibration = StreamingAUC(), PerQueryAUC(), Logloss(), Calibration()
-    for metric in (auc, per_query, logloss, calibration):
-        metric.update(rows)
-    return {
-        "auc": auc.estimate(),
-        "per_query_auc": per_query.estimate(),
-        "logloss": logloss.estimate(),
-        "normalized_entropy": logloss.normalized_entropy_estimate(),
-        "calibration_bias": calibration.estimate(),
-    }
+def estimates(label: Any, logit: Any, query: Any) -> tuple[dict[str, Estimate], tuple[float, float]]:
+    """Each metric's estimate, and the ends of the interval of predicted over actual clicks."""
+    metrics = ProgressiveMetrics()
+    metrics.update(label, logit, np.ones(len(label)), query)
+    ratio = {"calibration_ratio": metrics.calibration.ratio_estimate()}
+    return {**metrics.estimates(), **ratio}, metrics.calibration.ratio_interval()
 
 
-@pytest.mark.slow
-def test_intervals_cover_the_truth_and_pairing_narrows_them() -> None:
-    logs, queries = 300, 300
-    population = Population(seed=0, queries=400_000)
-    everything = slice(0, 400_000)
-    truth_first, truth_second = (
-        {name: estimate.point for name, estimate in estimates(population.rows(logit, everything)).items()}
-        for logit in (population.first, population.second)
-    )
-    covered: dict[str, list[bool]] = {name: [] for name in truth_first}
-    covered_difference: dict[str, list[bool]] = {name: [] for name in truth_first}
-    width: dict[str, list[tuple[float, float]]] = {name: [] for name in truth_first}
+@pytest.mark.slow(first=2)
+@pytest.mark.parametrize("kind", LOGS)
+def test_intervals_cover_the_truth_and_pairing_narrows_them(kind: str) -> None:
+    rng = np.random.default_rng(5)
+    many = [
+        np.concatenate(parts) for parts in zip(*(logged(rng, *LOGS[kind]) for _ in range(600)), strict=True)
+    ]
+    truth, truth_second = (estimates(many[0], logit, many[3])[0] for logit in many[1:3])
+    missed: dict[str, list[tuple[bool, bool]]] = {}
+    widths: dict[str, list[tuple[float, float]]] = {}
     with threadpool_limits(1):
-        for log in range(logs):
-            part = slice(log * queries, (log + 1) * queries)
-            first, second = (
-                estimates(population.rows(logit, part)) for logit in (population.first, population.second)
-            )
-            for name, estimate in first.items():
-                low, high = estimate.interval()
-                covered[name].append(bool(low <= truth_first[name] <= high))
-                low_2, high_2 = difference(estimate, second[name]).interval()
-                truth = truth_second[name] - truth_first[name]
-                covered_difference[name].append(bool(low_2 <= truth <= high_2))
-                unpaired = np.hypot(high - low, np.subtract(*second[name].interval()))
-                width[name].append((float(high_2 - low_2), float(unpaired)))
-    for name in truth_first:
-        assert 0.92 <= np.mean(covered[name]) <= 0.98, (name, np.mean(covered[name]))
-        assert 0.92 <= np.mean(covered_difference[name]) <= 0.98, (name, np.mean(covered_difference[name]))
-        paired, unpaired = np.mean(width[name], axis=0)
-        assert paired < 0.3 * unpaired, (name, paired, unpaired)
-
-
-def rare_clicks(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return logged(rng, queries=1600, rows=5, base=-6.6, spread=1.0)
-
-
-def sixty_queries(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return logged(rng, queries=60, rows=5, base=-1.5, spread=1.0)
-
-
-def ordinary(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return logged(rng, queries=600, rows=5, base=-1.8, spread=1.0)
-
-
-def logged(
-    rng: np.random.Generator, queries: int, rows: int, base: float, spread: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Labels, logits of a model that knows part of what makes clicks, and queries; each query has its own level."""
-    level, appeal = rng.normal(0, 0.5, (queries, 1)), rng.normal(0, spread, (queries, rows))
-    label = rng.random((queries, rows)) < special.expit(base + level + appeal)
-    logit = base + 0.12 + 0.4 * level + 0.9 * appeal + rng.normal(0, 0.3, (queries, rows))
-    query = np.repeat(rng.integers(0, 2**62, queries), rows)
-    return label.ravel(), logit.ravel(), query
-
-
-def found_in(label: np.ndarray, logit: np.ndarray, query: np.ndarray) -> dict[str, tuple[float, ...]]:
-    """Each metric with the ends of its interval."""
-    rows = scored_rows(label, logit, np.ones(len(label)), query)
-    auc, logloss, calibration = StreamingAUC(), Logloss(), Calibration()
-    for state in (auc, logloss, calibration):
-        state.update(rows)
-    found = {
-        "auc": (estimate := auc.estimate(), *estimate.interval()),
-        "logloss": (estimate := logloss.estimate(), *estimate.interval()),
-        "normalized_entropy": (estimate := logloss.normalized_entropy_estimate(), *estimate.interval()),
-        "calibration_ratio": (calibration.ratio_estimate(), *calibration.ratio_interval()),
-    }
-    return {name: (float(one.point), float(low), float(high)) for name, (one, low, high) in found.items()}
-
-
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("draw", [rare_clicks, sixty_queries, ordinary])
-def test_intervals_of_few_clicks_and_of_few_queries_cover(draw: Callable[..., Any]) -> None:
-    logs, rng = 600, np.random.default_rng(5)
-    many = [draw(rng) for _ in range(600)]
-    truth = found_in(*(np.concatenate(parts) for parts in zip(*many, strict=True)))
-    missed: dict[str, list[tuple[bool, bool]]] = {name: [] for name in truth}
-    with threadpool_limits(1):
-        for _ in range(logs):
-            for name, (_, low, high) in found_in(*draw(rng)).items():
-                missed[name].append((truth[name][0] < low, truth[name][0] > high))
-    for name, sides in missed.items():
-        below, above = np.mean(sides, axis=0)
+        for _ in range(600):
+            label, first, second, query = logged(rng, *LOGS[kind])
+            (found, clicks), (other, _) = estimates(label, first, query), estimates(label, second, query)
+            for name, estimate in found.items():
+                low, high = clicks if name == "calibration_ratio" else estimate.interval()
+                paired = difference(estimate, other[name]).interval()
+                change = truth_second[name].point - truth[name].point
+                for key, ends, value in (
+                    (name, (low, high), truth[name].point),
+                    (f"difference of {name}", paired, change),
+                ):
+                    missed.setdefault(key, []).append((bool(value < ends[0]), bool(value > ends[1])))
+                apart = np.hypot(high - low, np.subtract(*other[name].interval()))
+                widths.setdefault(name, []).append((float(paired[1] - paired[0]), float(apart)))
+    # Of rare clicks and of few queries the others have no intervals that promise so much.
+    few = ("auc", "logloss", "normalized_entropy", "calibration_ratio")
+    for name in missed if kind == "ordinary" else few:
+        below, above = np.mean(missed[name], axis=0)
         assert 0.925 <= 1 - below - above <= 0.98, (name, below, above)
         assert max(below, above) <= 0.05, (name, below, above)
+    if kind == "ordinary":
+        for name, pairs in widths.items():
+            paired, apart = np.mean(pairs, axis=0)
+            assert paired < 0.3 * apart, (name, paired, apart)

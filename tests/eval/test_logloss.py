@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.metrics import log_loss
 
+from ctr.eval.base_rate import nothing_learned
 from ctr.eval.logistic import row_logloss, sigmoid
 from ctr.eval.logloss import Logloss
+from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.rows import scored_rows
-from ctr.eval.states import query_bucket
 
 getcontext().prec = 40
 
@@ -29,13 +28,15 @@ def stream(columns: Any) -> Logloss:
     return metric
 
 
-@pytest.mark.parametrize("logit", [0.0, 1e-9, 0.3, -2.5, 20.0, 36.0, -40.0, 99.0, 709.0, -745.0, 1e4, -1e4])
-@pytest.mark.parametrize("label", [0, 1])
-def test_loss_and_probability_of_one_row(label: int, logit: float) -> None:
-    loss = row_logloss(np.array([label == 1]), np.array([logit]))[0]
-    assert loss == pytest.approx(float(exact_loss(label, logit)), rel=1e-15)
-    probability = float(1 / (1 + Decimal(-logit).exp()))
-    assert sigmoid(logit) == pytest.approx(probability, rel=4e-16, abs=5e-324)
+def test_loss_and_probability_of_one_row() -> None:
+    logits = np.array([0.0, 1e-9, 0.3, -2.5, 20.0, 36.0, -40.0, 99.0, 709.0, -745.0, 1e4, -1e4])
+    for label in (0, 1):
+        exact = [float(exact_loss(label, logit)) for logit in logits]
+        np.testing.assert_allclose(
+            row_logloss(np.full(12, label == 1), logits), exact, rtol=1e-15, atol=1e-30
+        )
+    exact = [float(1 / (1 + Decimal(-logit).exp())) for logit in logits]
+    np.testing.assert_allclose(sigmoid(logits), exact, rtol=4e-16, atol=5e-324)
 
 
 def test_agrees_with_a_plain_sum_at_every_prefix(make_log: Callable[..., Any]) -> None:
@@ -83,22 +84,35 @@ def test_logloss_is_nan_without_weight_and_entropy_with_one_class() -> None:
     assert np.isnan(metric.estimate().interval()).all()
 
 
-def test_replicates_leave_out_one_bucket_each(make_log: Callable[..., Any]) -> None:
-    log = make_log(3)
-    metric, own = stream(log.columns()), query_bucket(log.query_id)
-    for bucket in np.unique(own)[:5]:
-        without = stream((log.label, log.logit, log.weight * (own != bucket), log.query_id))
-        assert metric.estimate().replicates[bucket] == pytest.approx(without.result(), rel=1e-12)
-        entropy = metric.normalized_entropy_estimate().replicates[bucket]
-        assert entropy == pytest.approx(without.normalized_entropy(), rel=1e-12)
+# ---------------------------------------------------------------- no better than the base rate
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.floats(-50, 50), st.integers(0, 4)), min_size=1, max_size=30))
-def test_a_whole_weight_counts_as_copies(rows: list[tuple[bool, float, int]]) -> None:
-    label, logit, weight = (np.array(column) for column in zip(*rows, strict=True))
-    copied = [np.repeat(column, weight) for column in (label, logit)]
-    whole = stream((label, logit, weight, np.zeros(len(label), int)))
-    copies = stream((*copied, np.ones(weight.sum()), np.zeros(weight.sum(), int)))
-    np.testing.assert_allclose(whole.result(), copies.result(), rtol=1e-12)
-    np.testing.assert_allclose(whole.normalized_entropy(), copies.normalized_entropy(), rtol=1e-12)
+def summary_of(strength: float, noise: float, rows: int = 4000) -> dict[str, Any]:
+    """Metrics of logits that follow the true ones by ``strength``, with noise of their own."""
+    rng = np.random.default_rng(3)
+    truth = rng.normal(0, 1.5, rows)
+    logit = strength * truth + noise * rng.normal(size=rows)
+    metrics = ProgressiveMetrics()
+    metrics.update(rng.random(rows) < sigmoid(truth), logit, np.ones(rows), np.arange(rows))
+    return metrics.summary()
+
+
+def test_what_is_no_better_than_the_base_rate_has_learned_nothing() -> None:
+    for strength, noise, words in (
+        (1, 0.1, ""),
+        (-1, 0.1, "worse than the base rate alone (normalized entropy 1."),
+        (0, 1, "worse than the base rate"),
+        (0, 0.01, "told from the base rate alone (normalized entropy 1.0"),
+    ):
+        found = nothing_learned(summary_of(strength, noise))
+        assert words in found and bool(found) == bool(words)
+    # An interval decides where there is one.
+    for value, interval, is_nothing in (
+        (0.99, [0.95, 1.03], True),
+        (0.99, [0.98, 0.999], False),
+        (1.2, [None, None], True),
+        (0.8, [None, None], False),
+        (None, [None, None], False),
+    ):
+        found = nothing_learned({"normalized_entropy": value, "normalized_entropy_ci95": interval})
+        assert bool(found) == is_nothing

@@ -1,5 +1,8 @@
+"""Relative prediction difference: of columns, of two tables, and of the files of two runs."""
+
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,17 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.eval.logistic import sigmoid
-from ctr.eval.prediction_difference import PredictionDifference, join_predictions
+from ctr.eval.prediction_difference import (
+    PredictionDifference,
+    join_predictions,
+    last_half,
+    pair_predictions,
+)
 from ctr.eval.states import query_bucket
+from jackknife import margin_of
+from run_directories import make_rows, predict, write_predictions
 
-PROBABILITIES = st.floats(0, 1)
-PAIRS = st.lists(st.tuples(PROBABILITIES, PROBABILITIES), min_size=1, max_size=30)
+PROBABILITIES = st.floats(0, 1, allow_subnormal=False)
 
 
 def plain(first: Any, second: Any) -> float:
-    terms = [
-        abs(p1 - p2) / ((p1 + p2) / 2) if p1 or p2 else 0.0 for p1, p2 in zip(first, second, strict=True)
-    ]
+    terms = [abs(p - q) / ((p + q) / 2) if p or q else 0.0 for p, q in zip(first, second, strict=True)]
     return math.fsum(terms) / len(terms)
 
 
@@ -33,63 +40,20 @@ def test_pd_of_a_few_pairs_is_that_worked_by_hand() -> None:
     # 0.02 against 0.04: 0.02 / 0.03; 0 against 0.5: 2; equal: 0; both 0: 0.
     expected = (2 / 3 + 2 + 0 + 0) / 4
     assert prediction_difference([0.02, 0.0, 0.3, 0.0], [0.04, 0.5, 0.3, 0.0]) == pytest.approx(expected)
-
-
-def test_smallest_probabilities() -> None:
     assert prediction_difference([5e-324], [0.0]) == 2.0
     assert prediction_difference([1e-300], [3e-300]) == pytest.approx(1.0)
     assert math.isnan(prediction_difference([], []))
-
-
-@settings(max_examples=60, deadline=None)
-@given(PAIRS)
-def test_symmetric_and_between_0_and_2(pairs: list[tuple[float, float]]) -> None:
-    first, second = zip(*pairs, strict=True)
-    assert prediction_difference(first, second) == prediction_difference(second, first)
-    assert 0 <= prediction_difference(first, second) <= 2 + 1e-15
-    assert prediction_difference(first, first) == 0
-
-
-def make_pairs(seed: int, rows: int) -> tuple[Any, Any, Any]:
-    rng = np.random.default_rng(seed)
-    logit = rng.normal(-3, 1, rows)
-    return sigmoid(logit), sigmoid(logit + rng.normal(0, 0.2, rows)), rng.integers(0, rows // 4, rows)
-
-
-def test_stream_agrees_at_every_prefix_and_merges() -> None:
-    first, second, query = make_pairs(0, 200)
-    whole, parts = PredictionDifference(), [PredictionDifference(), PredictionDifference()]
-    for batch, start in enumerate(range(0, 200, 17)):
-        rows = slice(start, start + 17)
-        whole.update(first[rows], second[rows], query[rows])
-        parts[batch % 2].update(first[rows], second[rows], query[rows])
-        assert whole.result() == pytest.approx(plain(first[: rows.stop], second[: rows.stop]), rel=1e-12)
-    parts[0].merge(parts[1])
-    np.testing.assert_allclose(parts[0].difference, whole.difference, rtol=1e-12)
-    np.testing.assert_array_equal(parts[0].examples, whole.examples)
-    again = PredictionDifference.from_arrays(whole.to_arrays())
-    np.testing.assert_array_equal(again.difference, whole.difference)
-
-
-def test_replicates_leave_out_one_bucket_each_and_the_interval_covers() -> None:
-    first, second, query = make_pairs(1, 20_000)
-    metric = PredictionDifference()
-    metric.update(first, second, query)
-    own = query_bucket(query)
-    for bucket in range(3):
-        expected = plain(first[own != bucket], second[own != bucket])
-        assert metric.estimate().replicates[bucket] == pytest.approx(expected, rel=1e-12)
-    low, high = metric.estimate().interval()
-    # For p << 1 the difference is that of the logits, N(0, 0.2): its mean magnitude is 0.2 * sqrt(2 / pi).
-    truth = prediction_difference(*make_pairs(2, 1_000_000)[:2])
-    assert low < truth < high
-    assert truth == pytest.approx(0.2 * math.sqrt(2 / math.pi), rel=0.1)
-    assert high - low < 0.1 * truth
-
-
-def test_pd_and_its_interval_are_nan_without_examples() -> None:
-    assert math.isnan(PredictionDifference().result())
     assert np.isnan(PredictionDifference().estimate().interval()).all()
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(PROBABILITIES, PROBABILITIES), min_size=1, max_size=30))
+def test_it_is_the_plain_mean_symmetric_and_between_0_and_2(pairs: list[tuple[float, float]]) -> None:
+    first, second = zip(*pairs, strict=True)
+    found = prediction_difference(first, second)
+    assert found == pytest.approx(plain(first, second), rel=1e-12)
+    assert found == prediction_difference(second, first) and 0 <= found <= 2 + 1e-15
+    assert prediction_difference(first, first) == 0
 
 
 @pytest.mark.parametrize(
@@ -107,39 +71,27 @@ def test_bad_columns_are_refused(columns: Any, message: str) -> None:
         PredictionDifference().update(*columns)
 
 
-def table(**columns: Any) -> pd.DataFrame:
-    return pd.DataFrame(columns)
+# ---------------------------------------------------------------- two tables
 
-
-FIRST = table(
-    example_id=[9, -1, 4, 7], query_id=[1, 2, 1, 3], logit=[0.0, 1.0, -1.0, 2.0], extra=list("abcd")
-)
-SECOND = table(logit=[3.0, 0.5, -2.0], query_id=[3, 1, 5], example_id=[7, 9, 8])
+FIRST = pd.DataFrame({"example_id": [9, -1, 4, 7], "query_id": [1, 2, 1, 3], "logit": [0.0, 1.0, -1.0, 2.0]})
+SECOND = pd.DataFrame({"logit": [3.0, 0.5, -2.0], "query_id": [3, 1, 5], "example_id": [7, 9, 8]})
 
 
 def test_join_aligns_by_example() -> None:
-    joined = join_predictions(FIRST, SECOND)
-    np.testing.assert_array_equal(joined.example_id, [7, 9])
-    np.testing.assert_array_equal(joined.query_id, [3, 1])
+    joined = join_predictions(FIRST.assign(extra="x"), SECOND)
+    assert (joined.example_id.tolist(), joined.query_id.tolist()) == ([7, 9], [3, 1])
     np.testing.assert_array_equal(joined.first, sigmoid(np.array([2.0, 0.0])))
     np.testing.assert_array_equal(joined.second, sigmoid(np.array([3.0, 0.5])))
     assert (joined.only_first, joined.only_second) == (2, 1)
-
-
-def test_join_without_common_examples() -> None:
-    joined = join_predictions(FIRST, SECOND[2:])
-    assert (len(joined.first), joined.only_first, joined.only_second) == (0, 4, 1)
-    assert math.isnan(prediction_difference(joined.first, joined.second))
+    none = join_predictions(FIRST, SECOND[2:])
+    assert (len(none.first), none.only_first, none.only_second) == (0, 4, 1)
 
 
 @pytest.mark.parametrize(
     ("second", "message"),
     [
         (SECOND.drop(columns="logit"), "the second prediction table must have columns logit"),
-        (
-            pd.concat([SECOND, SECOND[:1]]),
-            "second example_id must hold each example once, got 7 2 times",
-        ),
+        (pd.concat([SECOND, SECOND[:1]]), "second example_id must hold each example once, got 7 2 times"),
         (SECOND.assign(example_id=[7.0, 9.0, 8.0]), "second example_id must be int64, got float64"),
         (SECOND.assign(logit=[1.0, np.inf, 0.0]), "second logit must hold finite numbers, got inf at row 1"),
         (
@@ -151,3 +103,78 @@ def test_join_without_common_examples() -> None:
 def test_bad_tables_are_refused(second: pd.DataFrame, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         join_predictions(FIRST, second)
+
+
+# ---------------------------------------------------------------- the files of two runs
+
+
+def plain_terms(a: pd.DataFrame, b: pd.DataFrame, since: float = -np.inf) -> tuple[np.ndarray, np.ndarray]:
+    """The terms of the examples of both from a time on, and the buckets of their queries."""
+    joined = a.merge(b, on="example_id")
+    joined = joined[joined["query_time_x"] >= since]
+    first, second = (sigmoid(joined[side]) for side in ("logit_x", "logit_y"))
+    return 2 * np.abs(first - second) / (first + second), query_bucket(joined["query_id_x"].to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("parts_a", "parts_b", "times"),
+    [
+        (1, 1, "apart"),
+        (1, 20, "apart"),
+        (20, 1, "coarse"),
+        (15, 7, "coarse"),
+        (15, 7, "equal"),
+        (3, 5, "equal"),
+    ],
+)
+def test_examples_of_both_are_paired_however_the_files_are_cut(
+    tmp_path: Path, parts_a: int, parts_b: int, times: str
+) -> None:
+    rows = make_rows(4, queries=60)
+    rows["query_time"] //= {"apart": 1, "coarse": 10**11, "equal": 10**16}[times]
+    rng, tables, runs = np.random.default_rng(parts_a), [], []
+    for name, parts, first in (("a", parts_a, 0), ("b", parts_b, len(rows) // 4)):
+        table = rows.assign(logit=predict(rows, first, 1.0))[first:]
+        tables.append(table[rng.random(len(table)) < 0.8])
+        runs.append(write_predictions(tmp_path / name, tables[-1], parts))
+    paired, (terms, buckets) = pair_predictions(*runs), plain_terms(*tables)
+    unmatched = paired.only_a, paired.only_b
+    assert (paired.examples, *unmatched) == (len(terms), *(len(table) - len(terms) for table in tables))
+    assert min(paired.examples, *unmatched) > 0
+    whole = float(paired.difference.point)
+    assert whole == pytest.approx(terms.mean(), rel=1e-12)
+    margin = margin_of([terms[buckets != one].mean() for one in np.unique(buckets)])
+    assert paired.difference.interval() == pytest.approx((whole - margin, whole + margin), rel=1e-9)
+    # The late part is that of the rows from there on; the whole pass does not depend on where it is parted.
+    when = rows["query_time"].to_numpy()
+    for since in (when[0], when[1] + 1, int(np.median(when)), when[-1] + 1, np.inf):
+        paired, (late, _) = pair_predictions(*runs, since), plain_terms(*tables, since)
+        expected = late.mean() if len(late) else np.nan
+        assert float(paired.late.point) == pytest.approx(expected, rel=1e-12, nan_ok=True)
+        assert float(paired.difference.point) == pytest.approx(whole, rel=1e-14)
+    assert float(paired.difference.point) == whole
+    # Of other times nothing counts.
+    begin, since, end = (int(time) for time in np.quantile(when, [0.2, 0.5, 0.9]))
+    kept = [table[(table["query_time"] >= begin) & (table["query_time"] < end)] for table in tables]
+    paired, (terms, _) = pair_predictions(*runs, since, (begin, end)), plain_terms(*kept)
+    assert (paired.examples, paired.only_a) == (len(terms), len(kept[0]) - len(terms))
+    if len(terms):
+        assert float(paired.difference.point) == pytest.approx(terms.mean(), rel=1e-12)
+        assert float(paired.late.point) == pytest.approx(plain_terms(*kept, since)[0].mean(), rel=1e-12)
+    assert pair_predictions(*runs, since, (int(when[-1]) + 1, np.inf)).examples == 0
+
+
+def test_the_last_half_begins_in_the_middle_of_the_time(tmp_path: Path) -> None:
+    rows = make_rows(3, queries=120)
+    table, times = rows.assign(logit=predict(rows, 1, 1.0)), rows["query_time"].to_numpy()
+    run = write_predictions(tmp_path / "a", table, 4)
+    expected = last_half(run)
+    assert 0 <= 2 * expected - times[0] - times[-1] <= 1
+    begin, end = (int(time) for time in np.quantile(times, [0.2, 0.9]))
+    assert abs(last_half(run, (begin, end)) - (begin + end) / 2) <= 1
+    assert last_half(run, (times[0] - 5, end)) == last_half(run, (-np.inf, end))
+    # Files without rows do not count.
+    for name in ("0" * 20, "9" * 20):
+        table.iloc[:0].to_parquet(run / "predictions" / f"{name}.parquet", index=False)
+    assert last_half(run) == expected
+    assert last_half(write_predictions(tmp_path / "none", table, 0)) is None

@@ -35,11 +35,6 @@ def test_queries_are_numbered_wherever_their_rows_stand() -> None:
     np.testing.assert_array_equal(ascending.query_buckets, query_bucket(np.array([-2, 5, 9])))
 
 
-def test_a_batch_may_be_empty() -> None:
-    rows = scored_rows([], [], [], [])
-    assert (rows.examples, rows.queries, len(rows.logit), len(rows.query)) == (0, 0, 0, 0)
-
-
 def test_logits_of_any_size_give_exact_probability_and_loss() -> None:
     rows = scored_rows([0, 1, 0, 1, 1], [1e4, 1e4, -1e4, -1e4, -40.0], np.ones(5), np.arange(5))
     np.testing.assert_array_equal(rows.probability[:4], [1.0, 1.0, 0.0, 0.0])
@@ -47,10 +42,12 @@ def test_logits_of_any_size_give_exact_probability_and_loss() -> None:
     np.testing.assert_allclose(rows.loss, [1e4, 0.0, 0.0, 1e4, 40.0], rtol=1e-15)
 
 
-@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint8, np.float32, object])
-def test_labels_of_any_dtype(dtype: Any) -> None:
-    rows = scored_rows(**(GOOD | {"label": np.array([0, 1, 1]).astype(dtype)}))
-    np.testing.assert_array_equal(rows.label, [False, True])
+def test_labels_of_any_dtype_and_a_batch_without_rows() -> None:
+    for dtype in (bool, np.int8, np.uint8, np.float32, object):
+        rows = scored_rows(**(GOOD | {"label": np.array([0, 1, 1]).astype(dtype)}))
+        np.testing.assert_array_equal(rows.label, [False, True])
+    empty = scored_rows([], [], [], [])
+    assert (empty.examples, empty.queries, len(empty.logit), len(empty.query)) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +64,7 @@ def test_labels_of_any_dtype(dtype: Any) -> None:
         ("weight", [np.inf, 1, 1], "weight must hold finite numbers of at least 0, got inf at row 0"),
         ("query_id", [1.0, 2.0, 3.0], "query_id must be int64, got float64"),
         ("query_id", np.array([1, 2, 3], np.uint64), "query_id must be int64, got uint64"),
-        (
-            "query_id",
-            [1, 2],
-            "columns must have one length, got label 3, logit 3, weight 3, query_id 2",
-        ),
+        ("query_id", [1, 2], "columns must have one length, got label 3, logit 3, weight 3, query_id 2"),
     ],
 )
 def test_bad_columns_are_refused_in_one_line(column: str, values: Any, message: str) -> None:

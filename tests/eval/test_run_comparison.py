@@ -1,34 +1,27 @@
 import json
 import shutil
-from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 import run_directories
 from ctr.cli import main
-from ctr.eval.prediction_difference import pair_predictions
-from ctr.eval.report import render_report
+from ctr.eval.compare import compare
+from ctr.eval.prediction_difference import PredictionDifference, join_predictions
+from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.run_comparison import NotComparableError, compare_runs, differing_keys
 from ctr.eval.run_files import COMPARED, distinct_names
-from ctr.eval.states import query_bucket
 from ctr.io.errors import InputError
-from jackknife import margin_of
-from run_directories import make_rows, predict, write_predictions, write_run
+from run_directories import make_rows, predict, write_run
 
 
 @pytest.fixture(scope="module")
 def rows():
     return make_rows(1, queries=250)
-
-
-@pytest.fixture(scope="module")
-def few_rows():
-    return make_rows(4, queries=60)
 
 
 @pytest.fixture(scope="module")
@@ -49,138 +42,26 @@ def recorded(run: Path) -> pd.DataFrame:
     return pd.concat([pd.read_parquet(path) for path in sorted(run.glob("predictions/*.parquet"))])
 
 
-def brute_auc(label, score, weight):
-    """Every pair of a click and a non-click."""
-    above = (score[label == 1][:, None] - score[label == 0][None, :] + 0.0) / 2
-    pairs = weight[label == 1][:, None] * weight[label == 0][None, :]
-    return float((pairs * (np.sign(above) + 1) / 2).sum() / pairs.sum())
-
-
-def brute_metrics(table: pd.DataFrame) -> dict[str, float]:
-    table = table[table["metric_weight"] > 0]
-    label = table["label"].to_numpy()
-    score, weight = (table[name].to_numpy(np.float64) for name in ("logit", "metric_weight"))
-    p = 1 / (1 + np.exp(-score))
-    logloss = -np.average(np.where(label == 1, np.log(p), np.log(1 - p)), weights=weight)
-    rate = np.average(label, weights=weight)
-    by_query = [
-        brute_auc(*(part[name].to_numpy(np.float64) for name in ("label", "logit", "metric_weight")))
-        for _, part in table.groupby("query_id")
-        if part["label"].nunique() == 2
-    ]
-    return {
-        "per_query_auc": float(np.mean(by_query)),
-        "auc": brute_auc(label, score, weight),
-        "logloss": float(logloss),
-        "normalized_entropy": float(logloss / stats.entropy([rate, 1 - rate])),
-        "calibration_bias": float(rate - np.average(p, weights=weight)),
-        "calibration_ratio": float(np.average(p, weights=weight) / rate),
-    }
-
-
-def jackknife(point: float, replicates: list[float]) -> tuple[float, float]:
-    margin = margin_of(replicates)
-    return point - margin, point + margin
-
-
-def brute_pd(a: pd.DataFrame, b: pd.DataFrame) -> tuple[float, tuple[float, float], int, int, int]:
-    """PD, its interval, examples of both, of a only and of b only."""
-    first = {int(row.example_id): row for row in a.itertuples()}
-    second = {int(row.example_id): row for row in b.itertuples()}
-    terms = defaultdict(list)
-    for example, row in first.items():
-        if example in second:
-            p, q = (1 / (1 + np.exp(-np.float64(logit))) for logit in (row.logit, second[example].logit))
-            terms[int(query_bucket(np.array([row.query_id]))[0])].append(abs(p - q) / ((p + q) / 2))
-    everything = [term for part in terms.values() for term in part]
-    replicates = [
-        float(np.mean([term for other, part in terms.items() if other != bucket for term in part]))
-        for bucket in terms
-    ]
-    point = float(np.mean(everything))
-    both = len(everything)
-    return point, jackknife(point, replicates), both, len(first) - both, len(second) - both
-
-
-def test_metrics_are_those_of_the_predictions(runs):
+def test_metrics_and_prediction_difference_are_those_of_the_predictions(runs):
     comparison = compare_runs(*runs)
-    values_a, values_b = (brute_metrics(recorded(run)) for run in runs)
+    metrics, tables = [], [recorded(run) for run in runs]
+    for table in tables:
+        metrics.append(ProgressiveMetrics())
+        metrics[-1].update(*(table[name] for name in ("label", "logit", "metric_weight", "query_id")))
+    expected = compare(*metrics).loc[list(COMPARED)]
     assert list(comparison.metrics.index) == list(COMPARED)
-    for metric, row in comparison.metrics.iterrows():
-        # AUC counts logits closer than 1/2048 as ties.
-        tolerance = 1e-4 if metric == "auc" else 1e-12
-        assert row["a"] == pytest.approx(values_a[metric], abs=tolerance)
-        assert row["b"] == pytest.approx(values_b[metric], abs=tolerance)
-        assert row["difference"] == pytest.approx(values_b[metric] - values_a[metric], abs=2 * tolerance)
-        relative = 100 * (values_b[metric] - values_a[metric]) / abs(values_a[metric])
-        if metric == "calibration_bias" and np.isnan(row["relative_percent"]):
-            continue
-        assert row["relative_percent"] == pytest.approx(relative, abs=0.05 if metric == "auc" else 1e-9)
-
-
-def test_intervals_are_those_of_a_jackknife_over_the_buckets(few_rows, tmp_path):
-    runs = [
-        write_run(tmp_path / str(seed), few_rows, predict(few_rows, seed, skill))
-        for seed, skill in ((1, 0.7), (2, 1.4))
-    ]
-    comparison = compare_runs(*runs)
-    tables = [recorded(run) for run in runs]
-    buckets = [query_bucket(table["query_id"].to_numpy()) for table in tables]
-    replicates = defaultdict(list)
-    for bucket in np.unique(buckets[0][tables[0]["metric_weight"] > 0]):
-        a, b = (brute_metrics(table[own != bucket]) for table, own in zip(tables, buckets, strict=True))
-        for metric in COMPARED:
-            replicates[metric].append(b[metric] - a[metric])
-    # Buckets without a scored query do not count for PerQueryAUC: there the replicate is the metric itself.
-    scored = comparison.run_a.metrics.per_query_auc.estimate().occupied.sum()
-    for metric, row in comparison.metrics.iterrows():
-        own = replicates[metric]
-        if metric == "per_query_auc":
-            own = [value for value in own if abs(value - row["difference"]) > 1e-15]
-            assert len(own) == scored
-        low, high = jackknife(row["difference"], own)
-        # AUC's replicates count logits closer than 1/32 as ties.
-        tolerance = 0.02 * (high - low) if metric == "auc" else 1e-10
-        assert row["ci95_low"] == pytest.approx(low, abs=tolerance)
-        assert row["ci95_high"] == pytest.approx(high, abs=tolerance)
-        assert row["significant"] == (row["ci95_low"] > 0 or row["ci95_high"] < 0)
-
-
-def test_prediction_difference_is_that_of_a_plain_loop(runs):
-    paired = compare_runs(*runs).predictions
-    point, interval, both, only_a, only_b = brute_pd(*(recorded(run) for run in runs))
-    assert paired.difference.point == pytest.approx(point, abs=1e-12)
-    assert paired.difference.interval() == pytest.approx(interval, abs=1e-10)
-    assert (paired.examples, paired.only_a, paired.only_b) == (both, only_a, only_b) == (both, 0, 0)
-
-
-@pytest.mark.parametrize(("parts_a", "parts_b"), [(1, 20), (20, 1), (15, 7), (6, 6)])
-@pytest.mark.parametrize("times", ["apart", "coarse", "equal"])
-def test_unmatched_examples_are_counted_however_the_files_are_cut(
-    few_rows, tmp_path, parts_a, parts_b, times
-):
-    rows = few_rows.copy()
-    if times == "coarse":
-        rows["query_time"] //= 10**11
-    if times == "equal":
-        rows["query_time"] = 5
-    rng = np.random.default_rng(parts_a)
-    runs = []
-    for name, parts, first in (("a", parts_a, 0), ("b", parts_b, len(rows) // 4)):
-        table = rows.assign(logit=predict(rows, parts, 1.0))[first:]
-        runs.append(write_predictions(tmp_path / name, table[rng.random(len(table)) < 0.8], parts))
-    paired = pair_predictions(*runs)
-    point, interval, both, only_a, only_b = brute_pd(*(recorded(run) for run in runs))
-    assert (paired.examples, paired.only_a, paired.only_b) == (both, only_a, only_b)
-    assert min(both, only_a, only_b) > 0
-    assert paired.difference.point == pytest.approx(point, abs=1e-12)
-    assert paired.difference.interval() == pytest.approx(interval, abs=1e-10)
+    pd.testing.assert_frame_equal(comparison.metrics[expected.columns], expected, rtol=1e-9)
+    both = join_predictions(*tables)
+    assert len(both.first) == len(tables[0]) == comparison.predictions.examples
+    expected = PredictionDifference()
+    expected.update(both.first, both.second, both.query_id)
+    assert comparison.predictions.difference.point == pytest.approx(expected.result(), rel=1e-12)
+    assert (comparison.predictions.only_a, comparison.predictions.only_b) == (0, 0)
 
 
 def test_a_run_equals_itself(runs):
     comparison = compare_runs(runs[0], runs[0])
-    assert (comparison.metrics["difference"] == 0).all()
-    assert not comparison.metrics["significant"].any()
+    assert (comparison.metrics["difference"] == 0).all() and not comparison.metrics["significant"].any()
     assert comparison.predictions.difference.point == 0
     assert "The configurations are equal." in comparison.as_text()
 
@@ -212,12 +93,6 @@ def test_without_predictions(copies):
     assert comparison.no_predictions in comparison.as_text()
 
 
-def test_what_it_costs(runs):
-    costs = compare_runs(*runs).as_dict()["cost"]
-    assert costs["step_ms_p50"] == {"a": 4.0, "b": 6.0, "ratio": 1.5, "ratio_range": None}
-    assert costs["parameters_embedding"] == {"a": 20_000, "b": 20_000, "ratio": 1.0, "ratio_range": None}
-
-
 def timed_run(folder: Path, rows: pd.DataFrame, speeds: np.ndarray, **more: Any) -> Path:
     run = write_run(folder, rows, predict(rows, 3, 1.0), windows=len(speeds), parts=1, **more)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -246,38 +121,41 @@ def test_times_have_ranges_and_no_ratio_between_batches_of_other_sizes(rows, tmp
     assert max(map(len, comparison.as_text().splitlines())) <= 110
 
 
-def test_runs_that_differ_by_the_seed_are_neither_better_nor_worse(rows, tmp_path):
-    noise = predict(rows, 5, 0.0)
-    other = {**run_directories.CONFIG, "seed": 2}
-    run_a = write_run(tmp_path / "a", rows, noise)
+def test_a_better_run_is_called_better_unless_runs_differ_by_the_seed_alone(rows, tmp_path):
+    noise, other = predict(rows, 5, 0.0), {**run_directories.CONFIG, "seed": 2}
     better = noise + 2 * rows["label"].to_numpy() - np.float32(0.6)
+    run_a = write_run(tmp_path / "a", rows, noise)
     run_b = write_run(tmp_path / "b", rows, better, config=other)
     comparison = compare_runs(run_a, run_b)
     assert set(comparison.metrics["verdict"]) == {"differs"} and comparison.differs_by_seed
     text = " ".join(comparison.as_text().split())
     assert "ctr replay" in text and "a, the baseline: " in text
-    assert "ctr replay" in render_report([run_a, run_b])
-    changed = {**other, "model": {}}
-    run_c = write_run(tmp_path / "c", rows, better, config=changed)
-    comparison = compare_runs(run_a, run_c)
-    assert "better" in set(comparison.metrics["verdict"]) and "ctr replay" not in comparison.as_text()
+    run_c = write_run(tmp_path / "c", rows, better, config={**other, "model": {}})
+    for runs, says in (((run_a, run_c), "better"), ((run_c, run_a), "worse")):
+        text = compare_runs(*runs).as_text()
+        verdicts = {line.split()[0]: line.split()[-1] for line in text.splitlines() if line}
+        assert {verdicts[name] for name in ("PerQueryAUC", "AUC", "logloss", "normalized")} == {says}
+        assert "ctr replay" not in text
 
 
-def test_unknown_costs(copies):
-    summary = json.loads((copies[0] / "summary.json").read_text())
-    del summary["step_ms_p50"]
-    summary["examples_per_second"] = None
-    summary["parameters_dense"] = 0
-    (copies[0] / "summary.json").write_text(json.dumps(summary))
+def test_costs_and_where_one_is_unknown(copies):
+    def ratio(a: Any, b: Any, value: float | None) -> dict[str, Any]:
+        return {"a": a, "b": b, "ratio": value, "ratio_range": None}
+
+    costs = compare_runs(*copies).as_dict()["cost"]
+    assert costs["step_ms_p50"] == ratio(4.0, 6.0, 1.5)
+    assert costs["parameters_embedding"] == ratio(20_000, 20_000, 1.0)
+    _edit(copies[0] / "summary.json", step_ms_p50=..., examples_per_second=None, parameters_dense=0)
     comparison = compare_runs(*copies)
-    assert comparison.as_dict()["cost"]["step_ms_p50"] == {
-        "a": None,
-        "b": 6.0,
-        "ratio": None,
-        "ratio_range": None,
-    }
-    assert comparison.as_dict()["cost"]["parameters_dense"]["ratio"] is None
-    assert "–" in comparison.as_text()
+    costs = comparison.as_dict()["cost"]
+    assert costs["step_ms_p50"] == ratio(None, 6.0, None)
+    assert costs["parameters_dense"]["ratio"] is None and "–" in comparison.as_text()
+
+
+def _edit(path: Path, **values: Any) -> None:
+    """Sets keys of a JSON file, or deletes them (...)."""
+    content = {**json.loads(path.read_text()), **values}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
 
 
 def test_settings_that_differ():
@@ -304,40 +182,17 @@ def test_the_dict_is_json(runs):
     assert content["prediction_difference"]["only_a"] == 0
 
 
-def test_the_text_is_aligned(runs):
-    text = compare_runs(*runs).as_text()
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 110
-    assert all(line == line.rstrip() for line in lines)
-    header = next(line for line in lines if "b - a" in line)
-    table = [
-        line
-        for line in lines
-        if line.startswith(("PerQueryAUC", "AUC", "logloss", "normalized", "calib", "predicted /"))
-    ]
+def test_the_text_has_a_line_for_each_metric_that_fits_a_terminal(runs):
+    lines = compare_runs(*runs).as_text().splitlines()
+    assert max(map(len, lines)) <= 110 and all(line == line.rstrip() for line in lines)
+    starts = ("PerQueryAUC", "AUC", "logloss", "normalized", "calib", "predicted /")
+    table = [line for line in lines if line.startswith(starts)]
     assert len(table) == len(COMPARED)
+    assert {line.split()[-1] for line in table} <= {"better", "worse", "differs", "significant"}
+    header = next(line for line in lines if "b - a" in line)
     for heading in (" a", " b", "b - a", "95% interval", "relative"):
         end = f"{header}  ".index(f"{heading}  ") + len(heading)
         assert all(line[end - 1] != " " and line[end : end + 2] == "  " for line in table)
-    assert {line.split()[-1] for line in table} <= {"better", "worse", "differs", "significant"}
-
-
-def test_a_better_run_is_called_better(rows, tmp_path):
-    noise = predict(rows, 5, 0.0)
-    run_a = write_run(tmp_path / "a", rows, noise)
-    run_b = write_run(tmp_path / "b", rows, noise + 2 * rows["label"].to_numpy() - np.float32(0.6))
-    verdicts = {
-        line.split()[0]: line.split()[-1]
-        for line in compare_runs(run_a, run_b).as_text().splitlines()
-        if line
-    }
-    assert [verdicts[name] for name in ("PerQueryAUC", "AUC", "logloss", "normalized")] == ["better"] * 4
-    backwards = {
-        line.split()[0]: line.split()[-1]
-        for line in compare_runs(run_b, run_a).as_text().splitlines()
-        if line
-    }
-    assert [backwards[name] for name in ("PerQueryAUC", "AUC", "logloss", "normalized")] == ["worse"] * 4
 
 
 def test_runs_of_one_class(rows, tmp_path):
@@ -357,123 +212,93 @@ def test_runs_of_one_class(rows, tmp_path):
 
 
 def test_other_environments_are_told(copies):
-    path = copies[1] / "environment.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"cpu_count": 64}))
+    _edit(copies[1] / "environment.json", cpu_count=64)
     comparison = compare_runs(*copies)
     assert comparison.as_dict()["environment"] == [{"key": "cpu_count", "a": 2, "b": 64}]
     assert "Speeds may differ" in comparison.as_text()
 
 
-def test_other_logs_are_refused(rows, runs, tmp_path):
+def test_other_logs_and_other_examples_are_refused(rows, runs, tmp_path):
     other = write_run(tmp_path / "other", rows, predict(rows, 3, 1.0), log_sha256="b" * 64)
     with pytest.raises(NotComparableError, match="read different logs") as caught:
         compare_runs(runs[0], other)
     assert all(str(part) in str(caught.value) for part in (runs[0], other, "a" * 12, "b" * 12))
-
-
-def test_other_examples_are_refused(rows, runs, tmp_path):
     part = rows.iloc[: len(rows) // 2]
-    other = write_run(tmp_path / "other", part, predict(part, 3, 1.0))
     with pytest.raises(NotComparableError, match="scored different examples"):
-        compare_runs(runs[0], other)
+        compare_runs(runs[0], write_run(tmp_path / "part", part, predict(part, 3, 1.0)))
 
 
-def _edit(path, change):
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-
-
-def _flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0x55
-    path.write_bytes(content)
-
-
-def _truncate(path):
+def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def _drop_state(path):
+def _drop_state(path: Path) -> None:
     with np.load(path) as arrays:
         kept = {name: array for name, array in arrays.items() if name != "logloss/loss"}
     np.savez(path, **kept)
 
 
-FAULTS = {
-    "no folder": (lambda run: shutil.rmtree(run), "no such run directory"),
-    "not finished": (lambda run: (run / "summary.json").unlink(), "the run is not finished"),
-    "no run": (
-        lambda run: [(run / name).unlink() for name in ("summary.json", "config.yaml")],
-        "this is not a run directory",
-    ),
-    "summary cut": (lambda run: _truncate(run / "summary.json"), "summary.json: not JSON"),
-    "summary a list": (
-        lambda run: (run / "summary.json").write_text("[]"),
-        "must be a JSON object, got list",
-    ),
-    "no log hash": (
-        lambda run: _edit(run / "summary.json", lambda content: content | {"log_sha256": 5}),
-        "log_sha256 must be a string, got 5",
-    ),
-    "cost no number": (
-        lambda run: _edit(run / "summary.json", lambda content: content | {"step_ms_p50": "fast"}),
+def _no_run(path: Path) -> None:
+    path.unlink()
+    (path.parent / "config.yaml").unlink()
+
+
+# What is done to which file of a run, and what is said of it.
+FAULTS: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("summary.json", lambda path: shutil.rmtree(path.parent), "no such run directory"),
+    ("summary.json", Path.unlink, "the run is not finished"),
+    ("summary.json", _no_run, "this is not a run directory"),
+    ("summary.json", _truncate, "summary.json: not JSON"),
+    ("summary.json", lambda path: path.write_text("[]"), "must be a JSON object, got list"),
+    ("summary.json", lambda path: _edit(path, log_sha256=5), "log_sha256 must be a string, got 5"),
+    (
+        "summary.json",
+        lambda path: _edit(path, step_ms_p50="fast"),
         "step_ms_p50 must be a number, got 'fast'",
     ),
-    "summary of before": (
-        lambda run: _edit(run / "summary.json", lambda content: content | {"examples": 7}),
-        "summary.json counts 7 examples",
-    ),
-    "states missing": (lambda run: (run / "metric_states.npz").unlink(), "metric_states.npz: no such file"),
-    "states flipped": (lambda run: _flip(run / "metric_states.npz"), "metric_states.npz: damaged"),
-    "states cut": (lambda run: _truncate(run / "metric_states.npz"), "metric_states.npz: damaged"),
-    "states incomplete": (lambda run: _drop_state(run / "metric_states.npz"), "metric_states.npz: damaged"),
-    "states no archive": (
-        lambda run: (run / "metric_states.npz").write_bytes(b"\x93NUMPY nonsense"),
-        "metric_states.npz: damaged",
-    ),
-    "config no YAML": (lambda run: (run / "config.yaml").write_text("a: [1\nb: 2"), "config.yaml: not YAML"),
-    "config a list": (lambda run: (run / "config.yaml").write_text("- 1"), "must be a mapping"),
-    "config no text": (
-        lambda run: (run / "config.yaml").write_bytes(b"\xff\xfe\xff"),
-        "config.yaml: not readable",
-    ),
-    "no environment": (lambda run: (run / "environment.json").unlink(), "environment.json: no such file"),
-    "predictions cut": (
-        lambda run: _truncate(sorted(run.glob("predictions/*"))[1]),
+    ("summary.json", lambda path: _edit(path, examples=7), "summary.json counts 7 examples"),
+    ("metric_states.npz", Path.unlink, "metric_states.npz: no such file"),
+    ("metric_states.npz", _truncate, "metric_states.npz: damaged"),
+    ("metric_states.npz", _drop_state, "metric_states.npz: damaged"),
+    ("metric_states.npz", lambda path: path.write_bytes(b"\x93NUMPY nonsense"), "metric_states.npz: damaged"),
+    ("config.yaml", lambda path: path.write_text("a: [1\nb: 2"), "config.yaml: not YAML"),
+    ("config.yaml", lambda path: path.write_text("- 1"), "must be a mapping"),
+    ("config.yaml", lambda path: path.write_bytes(b"\xff\xfe\xff"), "config.yaml: not readable"),
+    ("environment.json", Path.unlink, "environment.json: no such file"),
+    ("predictions/*", _truncate, "parquet: not readable as predictions"),
+    (
+        "predictions/*",
+        lambda path: pd.DataFrame({"example_id": [1]}).to_parquet(path),
         "parquet: not readable as predictions",
     ),
-    "predictions without logit": (
-        lambda run: pd.DataFrame({"example_id": [1]}).to_parquet(sorted(run.glob("predictions/*"))[0]),
-        "parquet: not readable as predictions",
-    ),
-}
+]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_bad_input_ends_with_one_line(copies, fault, capsys):
-    spoil, message = FAULTS[fault]
-    spoil(copies[1])
-    with pytest.raises(InputError, match=message) as caught:
-        compare_runs(*copies)
-    text = str(caught.value)
-    assert "\n" not in text
-    assert str(copies[1]) in text
-    assert main(["compare", *map(str, copies)]) == 1
+def test_bad_input_ends_with_one_line(runs, tmp_path, capsys):
+    for number, (name, spoil, message) in enumerate(FAULTS):
+        run = shutil.copytree(runs[1], tmp_path / f"run{number}")
+        spoil(sorted(run.glob(name))[-1])
+        with pytest.raises(InputError, match=message) as caught:
+            compare_runs(runs[0], run)
+        text = str(caught.value)
+        assert "\n" not in text and str(run) in text
+    assert main(["compare", str(runs[0]), str(run)]) == 1
     assert capsys.readouterr().err == f"error: {text}\n"
 
 
-@pytest.mark.parametrize("place", [0.001, 0.3, 0.6, 0.999])
-def test_no_flipped_byte_goes_unnoticed(copies, place):
-    path = copies[0] / "metric_states.npz"
-    before = compare_runs(*copies).metrics
-    content = bytearray(path.read_bytes())
-    content[int(place * len(content))] ^= 0xFF
-    path.write_bytes(content)
-    try:
-        after = compare_runs(*copies).metrics
-    except InputError:
-        return
-    # A time stamp in the archive, say, means nothing.
-    pd.testing.assert_frame_equal(before, after)
+def test_no_flipped_byte_of_the_states_goes_unnoticed(copies):
+    path, before = copies[0] / "metric_states.npz", compare_runs(*copies).metrics
+    whole = path.read_bytes()
+    for place in (0.001, 0.3, 0.6, 0.999):
+        content = bytearray(whole)
+        content[int(place * len(content))] ^= 0xFF
+        path.write_bytes(content)
+        try:
+            after = compare_runs(*copies).metrics
+        except InputError:
+            continue
+        # A time stamp in the archive, say, means nothing.
+        pd.testing.assert_frame_equal(before, after)
 
 
 def test_command_line(runs, capsys):

@@ -19,6 +19,7 @@ SCHEMA = Schema.model_validate(
             {"name": "tags", "kind": "category", "source": "tags", "multivalent": True},
             {"name": "words", "kind": "text", "source": "site"},
             {"name": "cross", "kind": "cross", "of": ["site", "age"]},
+            {"name": "long", "kind": "category", "source": "f", "vocabulary": [f"v{i}" for i in range(500)]},
         ]
     }
 )
@@ -27,26 +28,28 @@ SCHEMA = Schema.model_validate(
 def ingested(name, column):
     """The ids that ``transform_table`` gives a column of the feature's source."""
     count = len(column)
-    empty = {"site": pa.array([""] * count), "age": pa.array([0] * count), "tags": pa.array([""] * count)}
+    empty = {
+        "site": pa.array([""] * count),
+        "age": pa.array([0] * count),
+        "tags": pa.array([""] * count),
+        "f": pa.array([""] * count),
+    }
     table = pa.table({**empty, SCHEMA.by_name[name].source: column})
     return transform_table(SCHEMA, table)[0][:, SCHEMA.single_valued.index(name)].tolist()
 
 
 @pytest.mark.parametrize("name", ["site", "known", "grown"])
-@pytest.mark.parametrize(
-    ("values", "column"),
-    [
-        (["a", "7", "", "true"], pa.array(["a", "7", "", "true"])),
-        ([7, None], pa.array([7, None], pa.int64())),
-        ([True, None], pa.array([True, None])),
-        ([7.0, None], pa.array([7.0, None])),
-        ([], pa.array([], pa.string())),
-    ],
-)
-def test_categories_have_the_ids_that_ingestion_gives(name, values, column):
-    ids = feature_ids(SCHEMA, name, values)
-    assert ids.dtype == ("int64" if name == "grown" else "int32")
-    assert ids.tolist() == ingested(name, column)
+def test_categories_have_the_ids_that_ingestion_gives(name):
+    for values, kind in (
+        (["a", "7", "", "true"], pa.string()),
+        ([7, None], pa.int64()),
+        ([True, None], pa.bool_()),
+        ([7.0, None], pa.float64()),
+        ([], pa.string()),
+    ):
+        ids = feature_ids(SCHEMA, name, values)
+        assert ids.dtype == ("int64" if name == "grown" else "int32")
+        assert ids.tolist() == ingested(name, pa.array(values, kind))
 
 
 def test_only_buckets_make_different_values_share_an_id():
@@ -65,13 +68,8 @@ def test_numbers_stand_for_their_bucket():
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        (
-            "sight",
-            ["a"],
-            "sight is not a feature of the log; allowed: site, grown, small, known, age, tags, words, cross",
-        ),
+        ("sight", ["a"], "sight is not a feature of the log; allowed: site, grown, small, known, age, tags"),
         ("tags", ["a"], "feature tags is a multivalent category"),
-        ("words", ["a"], "feature words is a text"),
         ("cross", ["a"], "feature cross is a cross"),
         ("age", [20, "old"], "feature age: 'old' is not a number"),
         ("known", ["a", "b"], "feature known: 'b' is not in its vocabulary; allowed: a, 7, true"),
@@ -79,6 +77,7 @@ def test_numbers_stand_for_their_bucket():
         ("site", ["7", 7], "feature site: 7 and '7' have the same id"),
         ("site", ["7.0", 7], "feature site: 7 and '7.0' have the same id"),
         ("known", ["a", 8.0], "feature known: '8' is not in its vocabulary"),
+        ("long", ["x"], r"v0, v1, .*v19, \.\.\.$"),
         ("age", [20, 29], "feature age: 29 and 20 have the same id 2; name one of them"),
         ("small", ["a", "b", "c"], "feature small: .* have the same id"),
     ],
@@ -86,15 +85,3 @@ def test_numbers_stand_for_their_bucket():
 def test_values_that_a_feature_cannot_have_are_refused(name, values, message):
     with pytest.raises(InputError, match=message):
         feature_ids(SCHEMA, name, values)
-
-
-def test_a_long_vocabulary_is_not_shown_whole():
-    schema = Schema.model_validate(
-        {
-            "features": [
-                {"name": "f", "kind": "category", "source": "f", "vocabulary": [f"v{i}" for i in range(500)]}
-            ]
-        }
-    )
-    with pytest.raises(InputError, match=r"v0, v1, .*v19, \.\.\.$"):
-        feature_ids(schema, "f", ["x"])
