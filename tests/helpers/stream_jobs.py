@@ -20,8 +20,8 @@ from ctr.pipelines.events.follow import ingest_events
 from ctr.pipelines.events.publish import begin_log
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
+from event_files import published
 from java_services import ROOT
-from stream_helpers import published
 
 MAPPING = ROOT / "examples" / "events" / "simulated.yaml"
 WAIT_SECONDS = 90
@@ -53,7 +53,7 @@ class Traffic:
 
     @property
     def whole(self) -> dict[str, bytes]:
-        return published(self.log)
+        return published(self.log, ("rejects", "late"))
 
     @property
     def partitions(self) -> int:

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+import event_files
 import java_services
-import stream_helpers
 import stream_jobs
 
 MISSING = java_services.missing(java_services.FLINK_JARS)
@@ -30,7 +30,7 @@ def test_a_drained_job_is_the_batch_job_and_ends_by_itself(traffic, tmp_path):
         status, said, complaints = stream_jobs.ended(process)
     assert (status, complaints) == (0, "")
     assert said.startswith(f"{log}: {traffic.partitions} partitions, ")
-    assert stream_helpers.published(log) == traffic.whole
+    assert event_files.published(log, ("rejects", "late")) == traffic.whole
     assert len(traffic.whole) > 50
 
 
@@ -55,7 +55,7 @@ def test_a_job_that_is_killed_again_and_again_is_simply_run_again(traffic, tmp_p
         stream_jobs.job(log, endpoint, traffic.events, "--drain") as process,
     ):
         assert stream_jobs.ended(process)[0] == 0
-    assert stream_helpers.published(log) == traffic.whole
+    assert event_files.published(log, ("rejects", "late")) == traffic.whole
 
 
 @pytest.mark.soak
@@ -89,7 +89,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(traff
         status, said, complaints = stream_jobs.told_to_stop(process, signal.SIGTERM)
     assert (status, complaints) == (0, "")
     assert said.startswith(f"{log}: {traffic.partitions} partitions, ")
-    assert stream_helpers.published(log) == traffic.whole
+    assert event_files.published(log, ("rejects", "late")) == traffic.whole
 
 
 @pytest.mark.soak
@@ -108,7 +108,7 @@ def test_a_worker_that_fails_is_tried_again_by_flink(traffic, tmp_path):
         (log / "unmatched").unlink()
         status, _, complaints = stream_jobs.ended(process)
     assert (status, complaints) == (0, "")
-    assert stream_helpers.published(log) == traffic.whole
+    assert event_files.published(log, ("rejects", "late")) == traffic.whole
 
 
 @pytest.mark.soak
@@ -156,7 +156,7 @@ def test_a_late_event_is_set_aside_and_a_job_server_that_goes_away_ends_the_comm
         target.with_suffix(".tmp").write_bytes(again.read_bytes())
         target.with_suffix(".tmp").rename(target)
         stream_jobs.wait(lambda: {path.name for path in (log / "late").iterdir()} > before, process)
-        assert stream_helpers.published(log) == traffic.whole
+        assert event_files.published(log, ("rejects", "late")) == traffic.whole
         server.__exit__(None, None, None)
         status, said, complaints = stream_jobs.ended(process)
         assert (status, said, complaints.count("\n")) == (1, "", 1), complaints
@@ -166,4 +166,4 @@ def test_a_late_event_is_set_aside_and_a_job_server_that_goes_away_ends_the_comm
         )
         assert (status, said) == (1, "")
         assert complaints.startswith(f"error: --beam-options: no job server at {endpoint}: ")
-    assert stream_helpers.published(log) == traffic.whole
+    assert event_files.published(log, ("rejects", "late")) == traffic.whole
