@@ -17,7 +17,6 @@ import java_services
 from ctr.config import parse_model
 from ctr.data.event_mapping import load_event_mapping
 from ctr.pipelines.events.follow import ingest_events
-from ctr.pipelines.events.publish import begin_log
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 from event_files import published
@@ -74,12 +73,6 @@ def make_traffic(folder: Path, later: Callable[[int], int] | None = None, mappin
             pq.write_table(table, path)
     ingest_events(load_event_mapping(mapping), [folder / "events"], folder / "log")
     return Traffic(folder / "events", folder / "log")
-
-
-def begin(log: Path) -> Path:
-    """A log without partitions."""
-    begin_log(log, load_event_mapping(MAPPING))
-    return log
 
 
 def copy_files(files: list[Path], folder: Path, age: float = 3600.0) -> None:

@@ -433,30 +433,6 @@ def test_the_command_shows_metrics_and_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_the_command_is_quiet_and_its_fault_is_one_line(
-    tmp_path: Path, fresh_python: Any, root: Path
-) -> None:
-    good = write(tmp_path / "good.parquet", make_table(19))
-    bad = write(tmp_path / "bad.parquet", spoiled(make_table(20), "logit", 0, math.nan))
-    code = (
-        "import sys\nfrom pathlib import Path\n"
-        "from ctr.io.errors import InputError\nfrom ctr.pipelines.evaluate.command import run_evaluate\n"
-        "assert 'apache_beam' not in sys.modules\n"
-        "print(run_evaluate([Path(sys.argv[1])])['examples'])\n"
-        "try:\n    run_evaluate([Path(sys.argv[2])])\nexcept InputError as error:\n    print(error)\n"
-        "print(sorted({'tensorflow'} & set(sys.modules)))\n"
-    )
-    done = fresh_python("-c", code, good, bad, cwd=root)
-    rows = pq.read_metadata(good).num_rows
-    assert done.stdout.splitlines() == [
-        str(rows),
-        f"{bad} row 1: logit must be a finite number, got nan",
-        "[]",
-    ]
-    assert done.stderr == ""
-
-
-@pytest.mark.soak
 def test_a_trained_run_comes_out_as_its_own_summary(tmp_path: Path) -> None:
     from ctr.config import parse_model
     from ctr.eval.prediction_difference import pair_predictions

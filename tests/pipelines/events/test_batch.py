@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -14,7 +13,6 @@ import model_cases
 import raw_logs
 from ctr.config import parse_model, read_yaml
 from ctr.data.event_mapping import EventMapping
-from ctr.data.ids.arrow import string_ids
 from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_sampled_log
 from ctr.data.sidecar import read_sidecar_partition
@@ -241,30 +239,6 @@ def test_examples_are_sampled_as_the_log_would_be(folder: Path, log: Path, tmp_p
         tmp_path / "later/sampling.yaml"
     ).read_bytes()
     assert event_files.read_side(tmp_path / "sampled", "unmatched") == event_files.read_side(log, "unmatched")
-
-
-@pytest.mark.soak
-def test_ids_that_grow_are_sampled_as_those_with_buckets(folder: Path, tmp_path: Path) -> None:
-    """By the values of a feature, which one with a vocabulary and one whose ids grow have in common."""
-    content = event_files.content()
-    shade = {"name": "shade", "kind": "category", "source": "color"}
-    words = {"name": "words", "kind": "category", "source": "tags", "multivalent": True}
-    features = [*content["features"], shade, words]
-    kept = []
-    for name in ("color", "shade"):
-        seldom = {"rate": 0.5, "low_visibility": {"feature": name, "values": ["blue", None]}}
-        sampling = {"name": "half", "rule": {**RULE, "uninformative": seldom}}
-        mapping = event_files.mapping(features=features, sampling=sampling)
-        assert mapping.sampling is not None
-        ingest(mapping, folder, tmp_path / name)
-        kept.append(raw_logs.read_log(tmp_path / name))
-    assert kept[0] == kept[1] != []
-    ingest(event_files.mapping(features=features), folder, tmp_path / "log")
-    write_sampled_log(tmp_path / "log", "half", mapping.sampling.rule, tmp_path / "later")
-    assert raw_logs.read_log(tmp_path / "later") == kept[0]
-    shades = {row["shade"] for row in raw_logs.read_log(tmp_path / "log")}
-    assert shades == {0, *string_ids(pa.array(["red", "green", "blue", "pink"])).tolist()}
-    assert all(0 not in row["words"] for row in kept[0])
 
 
 @pytest.fixture(scope="module")

@@ -102,11 +102,11 @@ def broken_off(source: random.Random, run: Callable[[], object]) -> None:
             run()
 
 
-def cut(source: random.Random, rows: Sequence[Any]) -> list[Sequence[Any]]:
+def cut(source: random.Random, rows: Sequence[Any], count: int = 5) -> list[Sequence[Any]]:
     """Pieces of a few sizes, of which some are empty."""
-    places = sorted(source.randrange(len(rows) + 1) for _ in range(3))
-    places.append(source.choice(places))
-    return [rows[a:b] for a, b in zip([0, *sorted(places)], [*sorted(places), len(rows)], strict=True)]
+    places = [source.randrange(len(rows) + 1) for _ in range(count - 2)]
+    places = sorted([*places, places[0]])
+    return [rows[a:b] for a, b in zip([0, *places], [*places, len(rows)], strict=True)]
 
 
 def encoded(kind: str, pieces: Sequence[Any]) -> list[tuple[str, bytes]]:
@@ -136,7 +136,8 @@ def watch(source: random.Random, events: Events, mapping: EventMapping, log: Pat
     """Files one or some at a time, one kind now and then far ahead; the process changes, and breaks off."""
     folder = log.parent / "events"
     folder.mkdir()
-    waiting = {kind: encoded(kind, cut(source, events[kind])) for kind in KINDS}
+    # More of them than a round takes, so that 2 must come before 10.
+    waiting = {kind: encoded(kind, cut(source, events[kind], 12)) for kind in KINDS}
     ahead = source.random()
 
     def follow(rounds: int) -> None:
@@ -158,7 +159,9 @@ def watch(source: random.Random, events: Events, mapping: EventMapping, log: Pat
     follow(source.randrange(1, 4))
     for files in waiting.values():
         event_files.write_files(folder, files)
-    done = watch_events(mapping, [folder], log, DRAIN, lambda: False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("ctr.pipelines.events.follow._FILES_A_ROUND", 4)
+        done = watch_events(mapping, [folder], log, DRAIN, lambda: False)
     assert done.pending == 0
     assert done.counts.impressions.read == len(events["impressions"])
     # One more finds nothing.

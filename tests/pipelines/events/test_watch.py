@@ -12,7 +12,6 @@ import pytest
 
 import event_files
 import raw_logs
-from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
@@ -85,40 +84,6 @@ def assert_conserved(log: Path, progress: Progress) -> None:
     assert counts.read == inside + counts.late + counts.rejected + progress.pending
 
 
-@pytest.mark.soak
-def test_many_files_are_read_in_the_order_of_their_names(
-    events: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # More than a round takes, so that the order of 2 and 10 matters to the clock.
-    monkeypatch.setattr("ctr.pipelines.events.follow._FILES_A_ROUND", 5)
-    folder = event_files.write_events(tmp_path / "events", events, files=11)
-    drain(event_files.mapping(), folder, tmp_path / "log")
-    ingest_events(event_files.mapping(), [folder], tmp_path / "at once", max_reject_share=0)
-    assert event_files.published(tmp_path / "log") == event_files.published(tmp_path / "at once")
-
-
-@pytest.mark.slow
-def test_what_comes_after_a_drain_is_too_late_for_what_is_published(
-    files: list[File], tmp_path: Path
-) -> None:
-    folder, log = tmp_path / "events", tmp_path / "log"
-    event_files.write_files(folder, files[:4])
-    drain(event_files.mapping(), folder, log)
-    shards = {
-        name: data
-        for name, data in event_files.published(log).items()
-        if name.startswith(("shards", "manifests"))
-    }
-    event_files.write_files(folder, files[4:])
-    progress = drain(event_files.mapping(), folder, log)
-    assert progress.counts.impressions.late > 10
-    found = event_files.published(log)
-    assert shards.items() < {k: v for k, v in found.items() if k.startswith(("shards", "manifests"))}.items()
-    assert_conserved(log, progress)
-    late = progress.counts.impressions.late + progress.counts.clicks.late
-    assert len(event_files.read_side(log, "late")) == late
-
-
 def test_nothing_is_published_before_both_kinds_have_reached_its_end(
     files: list[File], batch: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -144,61 +109,24 @@ def test_a_partition_is_published_when_the_clock_reaches_its_close(
     assert progress.published == published
 
 
-def test_a_kind_that_is_silent_for_long_holds_nothing_back(files: list[File], tmp_path: Path) -> None:
-    folder, log = tmp_path / "events", tmp_path / "log"
-    shown = [file for file in files if file[0].startswith("impressions")]
-    settings = WatchSettings(poll_seconds=0.02, settle_seconds=0, max_reject_share=0, idle_seconds=0.4)
-    looks = iter(range(500))
-    published: list[Manifest] = []
-
-    def report(progress: Progress, more: list[Manifest]) -> None:
-        published.extend(more)
-
-    def rest() -> bool:
-        return bool(published) or next(looks, None) is None
-
-    progress = follow(event_files.mapping(), folder, log, [shown], settings, rest, report)
-    assert published
-    last = max(event["arrival_time"] for event in event_files.draw_events(COUNT)["impressions"])
-    # As far as the impressions reach, or the moments after them in which both kinds were silent.
-    assert last <= progress.clock_us < last + 60_000_000
-    assert sum(manifest.clicks for manifest in published) == 0
-    assert_conserved(log, progress)
-
-
-def test_when_all_are_silent_time_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["impressions", None])
+def test_a_kind_that_is_silent_for_long_holds_nothing_back(kind: str | None, tmp_path: Path) -> None:
+    """Or both are, and time goes on."""
     mapping = event_files.mapping(partition="100ms", click_window="50ms", delay="50ms")
-    event = event_files.impression(1, 5, 5)
-    settings = WatchSettings(poll_seconds=0.02, settle_seconds=0, idle_seconds=0.1)
+    shown = [event_files.impression(1, 5, 5), *([event_files.impression(2, 6, 6)] if kind else [])]
+    settings = WatchSettings(poll_seconds=0.02, settle_seconds=0, max_reject_share=0, idle_seconds=0.2)
     published: list[Manifest] = []
-    looks = iter(range(500))
-
-    def report(progress: Progress, more: list[Manifest]) -> None:
-        published.extend(more)
-
-    rounds = [[("impressions/0.jsonl", event_files.encode([event], "jsonl"))]]
-    follow(
-        *(mapping, tmp_path / "events", tmp_path / "log", rounds, settings),
-        *(lambda: bool(published) or next(looks, None) is None, report),
+    looks = iter(range(1_000))
+    progress = follow(
+        *(mapping, tmp_path / "events", tmp_path / "log"),
+        [[("impressions/0.jsonl", event_files.encode(shown, "jsonl"))]],
+        settings,
+        rest=lambda: bool(published) or next(looks, None) is None,
+        report=lambda progress, more: published.extend(more),
     )
-    assert [manifest.rows for manifest in published] == [1]
-
-
-@pytest.mark.soak
-def test_without_arrivals_events_arrive_at_their_times(events: Any, tmp_path: Path) -> None:
-    content = event_files.content(delay="100s")
-    for kind in ("impressions", "clicks"):
-        del content[kind]["arrival"]
-    mapping = parse_model(EventMapping, content, "test")
-    files = event_files.encode_files(events, FILES)
-    follow(mapping, tmp_path / "events", tmp_path / "log", [[file] for file in files])
-    drain(mapping, tmp_path / "events", tmp_path / "log")
-    ingest_events(mapping, [tmp_path / "events"], tmp_path / "at once")
-    # The side files say when events arrived, which is another matter here: not before the clock.
-    sides = ("rejects", "unmatched", "conflicting")
-    assert event_files.published(tmp_path / "log", sides) == event_files.published(
-        tmp_path / "at once", sides
-    )
+    assert published[0].rows == 1
+    assert progress.clock_us >= shown[-1]["arrival_time"]
+    assert_conserved(tmp_path / "log", progress)
 
 
 # ---------------------------------------------------------------- files that are not as they should be
