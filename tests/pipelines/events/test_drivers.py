@@ -128,8 +128,6 @@ def batch(source: random.Random, events: Events, mapping: EventMapping, log: Pat
     for kind in KINDS:
         counts = getattr(result.counts, kind)
         assert counts.read == len(events[kind]) == result.counters[kind] + counts.late
-        assert counts.late > 0
-    assert all(result.counters[name] for name in (*CLICK_COUNTERS, *NOT_PUBLISHED) if name != "sampled_out")
 
 
 def watch(source: random.Random, events: Events, mapping: EventMapping, log: Path) -> None:
@@ -247,6 +245,13 @@ def test_every_driver_publishes_the_join_of_single_events(
 ) -> None:
     events, log = drawn(seed), tmp_path / "log"
     DRIVERS[driver](random.Random(f"{driver} {seed}"), events, event_files.mapping(**CHANGES[name]), log)
+    if (driver, name, seed) == FAST[0]:
+        # Nothing that can become of an event is absent.
+        met = Counter[str]()
+        for manifest in read_manifests(log):
+            met.update(manifest.counters)
+        assert all(met[name] for name in (*CLICK_COUNTERS, *NOT_PUBLISHED) if name != "sampled_out")
+        assert {"impressions", "clicks"} <= {path.name.split("-")[0] for path in (log / "late").iterdir()}
     aside = ("rejects", "late")
     assert event_files.published(log, aside) == event_files.published(whole(name, seed), aside)
     # Events that are too late lie in files of their own for each piece of the input; workers may set one aside twice.
@@ -254,7 +259,7 @@ def test_every_driver_publishes_the_join_of_single_events(
     if driver == "stream":
         assert set(map(repr, late)) == set(map(repr, wanted))
     else:
-        assert late == wanted != []
+        assert late == wanted
 
 
 def test_all_that_a_job_writes_is_durable_before_it_has_its_name(tmp_path: Path) -> None:
