@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import hashlib
 import io
 import json
 import logging
@@ -191,13 +192,13 @@ def write_events(folder: Path, events: dict[str, list[Event]], files: int = 3, f
     return write_files(folder, encode_files(events, files, form))
 
 
-def published(log: Path, without: Sequence[str] = ("rejects",)) -> dict[str, bytes]:
-    """All files of a log by name but the spool's, those that a killed process left, and those of some folders."""
+def published(log: Path, without: Sequence[str] = ("rejects",)) -> dict[str, str]:
+    """The hashes of all files of a log but the spool's, those that a killed process left, and those of some folders."""
     found = {}
     for path in sorted(log.rglob("*")):
         place = path.relative_to(log)
         if path.is_file() and not is_temporary(path) and place.parts[0] not in (".events", *without):
-            found[place.as_posix()] = path.read_bytes()
+            found[place.as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
 

@@ -51,7 +51,7 @@ class Traffic:
         return sorted(found, key=lambda path: path.name)
 
     @property
-    def whole(self) -> dict[str, bytes]:
+    def whole(self) -> dict[str, str]:
         return published(self.log, ("rejects", "late"))
 
     @property

@@ -68,12 +68,12 @@ def files(events: Any) -> list[File]:
 
 
 @pytest.fixture(scope="module")
-def batch(files: list[File], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def batch(files: list[File], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The files of the log of all events at once."""
     folder = tmp_path_factory.mktemp("batch")
     event_files.write_files(folder / "events", files)
     ingest_events(event_files.mapping(), [folder / "events"], folder / "log", max_reject_share=0)
-    found: dict[str, bytes] = event_files.published(folder / "log")
+    found: dict[str, str] = event_files.published(folder / "log")
     assert any(name.startswith("late/") for name in found)
     return found
 
@@ -172,7 +172,7 @@ def test_files_that_are_not_as_they_should_be_are_told_and_the_job_goes_on(
 
 
 def test_a_file_that_is_being_written_holds_back_those_after_it(
-    files: list[File], batch: dict[str, bytes], tmp_path: Path
+    files: list[File], batch: dict[str, str], tmp_path: Path
 ) -> None:
     folder, log = tmp_path / "events", tmp_path / "log"
     settled = WatchSettings(poll_seconds=0, settle_seconds=1_000, max_reject_share=0)
@@ -203,7 +203,7 @@ def test_when_most_files_are_damaged_the_job_ends(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_now_is_read_by_the_next_process(
-    files: list[File], batch: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[File], batch: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, log = tmp_path / "events", tmp_path / "log"
 
@@ -219,12 +219,13 @@ def test_a_file_that_cannot_be_read_now_is_read_by_the_next_process(
 
 
 def test_what_a_killed_reading_set_down_of_a_file_that_is_another_now_does_not_count(
-    files: list[File], batch: dict[str, bytes], tmp_path: Path
+    files: list[File], batch: dict[str, str], tmp_path: Path
 ) -> None:
     folder, log = tmp_path / "events", tmp_path / "log"
     name, content = files[0]
-    half = content[: content.index(b"\n", len(content) // 2) + 1]
-    follow(event_files.mapping(), folder, log, [[(name, content.replace(b": 10", b": 20") + half)]])
+    # Another number of events, and one in a partition that has none now.
+    other = event_files.encode([event_files.impression(5_000, 500)], "jsonl")
+    follow(event_files.mapping(), folder, log, [[(name, other + content.replace(b": 10", b": 20"))]])
     for path in (log / ".events" / "units").iterdir():
         path.unlink()
     event_files.write_files(folder, files)
@@ -311,7 +312,7 @@ def test_arrivals_may_lie_before_those_of_files_before_them_as_far_as_they_overl
 
 
 def test_a_batch_and_a_watch_leave_the_logs_of_each_other_alone(
-    files: list[File], batch: dict[str, bytes], tmp_path: Path
+    files: list[File], batch: dict[str, str], tmp_path: Path
 ) -> None:
     mapping, folder, log = event_files.mapping(), tmp_path / "events", tmp_path / "log"
     event_files.write_files(folder, files)
