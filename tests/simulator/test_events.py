@@ -168,7 +168,7 @@ def test_all_formats_hold_the_same_rows(small: Any, tmp_path: Path) -> None:
     for form in ("parquet", "csv", "jsonl"):
         simulate(small({"format": form}, examples=600), tmp_path / "log", events=tmp_path / form)
     paths = [path for kind in KINDS for path in (tmp_path / "parquet" / kind).iterdir()]
-    assert len(paths) > 50
+    assert len(paths) > 20
     for path in paths:
         name, expected = f"{path.parent.name}/{path.stem}", pq.read_table(path)
         assert pa_csv.read_csv(tmp_path / "csv" / f"{name}.csv").equals(expected)
