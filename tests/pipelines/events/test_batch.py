@@ -52,6 +52,7 @@ def log(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------- forms
 
 
+@pytest.mark.slow
 def test_every_form_of_the_events_becomes_the_same_log(events: Any, log: Path, tmp_path: Path) -> None:
     logs = [log]
     for form in ("csv.gz", "parquet"):
@@ -191,6 +192,7 @@ def test_a_damaged_file_and_one_without_a_column_are_named(events: Any, tmp_path
     assert not list(tmp_path.glob("*/manifests"))
 
 
+@pytest.mark.slow
 def test_bad_events_are_described_and_too_many_of_them_end_the_job(
     events: Any, log: Path, tmp_path: Path
 ) -> None:

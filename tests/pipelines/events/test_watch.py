@@ -287,6 +287,7 @@ def test_a_job_without_end_is_judged_by_its_latest_events() -> None:
 # ---------------------------------------------------------------- arrivals across files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [None, "44s"])
 def test_arrivals_may_lie_before_those_of_files_before_them_as_far_as_they_overlap(
     overlap: str | None, tmp_path: Path
