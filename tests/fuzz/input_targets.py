@@ -1,24 +1,122 @@
-# ruff: noqa: E501
-"""Fuzzing of raw inputs: tables, data sets in their own formats, events."""
+"""Fuzzing of example logs and of raw inputs: tables, data sets in their own formats, events."""
 
 import gzip
-import io
+import hashlib
 import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from log_targets import require_log
-from target import FEATURES, Parse, Prepare, put
+from target import FEATURES, Parse, Prepare, Target, in_place, put, require_usable
 
 from ctr.config import parse_model
-from ctr.data.event_mapping import EventMapping
+from ctr.data.log import read_manifests, read_schema, schema_bytes
 from ctr.data.mapping import Mapping, load_format
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Schema
+from ctr.data.shards import read_shard
+from ctr.data.sidecar import SidecarHash, read_sidecar_partition, write_sidecar_partition
+from ctr.io.documents import sealed_bytes
+from ctr.io.errors import InputError
+
+# ---------------------------------------------------------------- example logs
+
+
+def small_log(folder: Path) -> Path:
+    """Two partitions and a sidecar, made once."""
+    import small_runs as small
+
+    log = folder / "log"
+    if not log.exists():
+        small.publish(log, small.draw_examples(30).table(), ((0, 20_000), (20_000, 10**9)))
+        for partition in read_manifests(log):
+            shards = [read_shard(log, entry, small.SCHEMA) for entry in partition.shards]
+            ids = np.concatenate([shard["example_id"].to_numpy() for shard in shards])
+            columns = {"logit": np.zeros(len(ids), np.float32), "kept": np.ones(len(ids), bool)}
+            write_sidecar_partition(log, "teacher", partition, pa.table({"example_id": ids, **columns}))
+    return log
+
+
+def require_log(log: Path) -> int:
+    """All that a log promises of the rows that it has; returns their number."""
+    schema, rows = read_schema(log), 0
+    require_usable(schema)
+    for manifest in read_manifests(log):
+        for entry in manifest.shards:
+            found = rows_of_table(read_shard(log, entry, schema), schema, rows)
+            assert len(found) == entry.rows
+            rows += len(found)
+    return rows
+
+
+def _read_log(log: Path) -> None:
+    require_log(log)
+    for partition in read_manifests(log):
+        read_sidecar_partition(log, "teacher", partition)
+    SidecarHash(log, "teacher").until()
+
+
+def _seal_document(log: Path, path: Path) -> None:
+    """A changed manifest with the hash that makes it valid; as it is it must be read or refused as well."""
+    try:
+        _read_log(log)
+    except InputError as error:
+        if not any(words in str(error) for words in ("by an unreleased version", "damaged: its content")):
+            raise
+    tree = json.loads(path.read_bytes())
+    tree.pop("manifest_sha256", None)
+    path.write_bytes(sealed_bytes(tree))
+
+
+def _seal_part(pattern: str, **moved: str) -> Any:
+    """Makes the first manifest of a pattern speak of the changed file, under a name that no hash contradicts."""
+
+    def seal(log: Path, path: Path) -> None:
+        manifest, content = min(log.glob(pattern)), path.read_bytes()
+        tree = json.loads(manifest.read_bytes())
+        tree.pop("manifest_sha256")
+        digest = hashlib.sha256(content).hexdigest()
+        name = f"{manifest.stem}-0000-{digest[:16]}.parquet" if "shards" in tree else "changed.parquet"
+        entry = tree["shards"][0] if "shards" in tree else tree
+        entry |= {"file": name, "bytes": len(content), "sha256": digest}
+        manifest.write_bytes(sealed_bytes(tree))
+        put(path.parent / name, content)
+
+    return seal
+
+
+def _read_sidecar(log: Path) -> None:
+    from ctr.data.joined_sidecar import JoinedSidecar, count_missing
+
+    manifests = read_manifests(log)
+    count_missing(log, manifests, JoinedSidecar(log, "teacher", ["logit"], manifests), "logit")
+
+
+def _schema_seeds(folder: Path) -> list[bytes]:
+    growing = [{key: value for key, value in feature.items() if key != "buckets"} for feature in FEATURES]
+    own = [schema_bytes(parse_model(Schema, {"features": one}, "test")) for one in (FEATURES, growing)]
+    return [*own, (small_log(folder) / "schema.json").read_bytes()]
+
+
+def _parse_schema(folder: Path, content: bytes) -> None:
+    """As it is, and with the hash that makes a changed one valid."""
+    path = put(folder / "bare/schema.json", content)
+    try:
+        read_schema(path.parent)
+    except InputError as error:
+        if "recorded version" not in str(error):
+            raise
+    tree = json.loads(content)
+    schema = parse_model(Schema, {key: tree[key] for key in tree.keys() - {"format", "version"}}, "test")
+    path.write_bytes(schema_bytes(schema))
+    assert read_schema(path.parent) == schema
+    require_usable(schema)
+
+
+# ---------------------------------------------------------------- tables
 
 
 def _ingested(folder: Path, mapping: Mapping, path: Path) -> None:
@@ -27,57 +125,59 @@ def _ingested(folder: Path, mapping: Mapping, path: Path) -> None:
     log = folder / "out"
     shutil.rmtree(log, ignore_errors=True)
     result = ingest(mapping, [path], log, max_reject_share=1)
-    if log.exists() and (log / "schema.json").exists():
+    if (log / "schema.json").exists():
         assert require_log(log) == result.rows - result.rejected, result
     for file in log.glob("rejects/*"):
         assert len([json.loads(line) for line in file.read_text().split("\n")[:-1]]) == result.rejected
 
 
-def _table_input(suffix: str, changes: dict[str, Any], name: str = "rows") -> tuple[Prepare, Parse]:
-    def prepare(folder: Path) -> list[bytes]:
-        import raw_logs as rows
+def _table_input(suffix: str, name: str = "") -> tuple[Prepare, Parse]:
+    """A table of rows, or the side table beside it."""
+    changed = name or f"rows.{suffix}"
 
-        own = folder / "tables"
-        path = rows.write_rows(own, rows.make_rows(12), suffix)
-        if name == "shops":
-            path = own / "shops.csv"
-        return [path.read_bytes()]
+    def prepare(folder: Path) -> list[bytes]:
+        import raw_logs
+
+        raw_logs.write_rows(folder / "tables", raw_logs.make_rows(12), suffix)
+        return [(folder / "tables" / changed).read_bytes()]
 
     def parse(folder: Path, content: bytes) -> None:
         import raw_logs
 
-        mapping = raw_logs.make_mapping(**changes)
-        put(folder / "tables" / (f"rows.{suffix}" if name == "rows" else f"{name}.csv"), content)
+        put(folder / "tables" / changed, content)
+        mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]})
         _ingested(folder, mapping, folder / f"tables/rows.{suffix}")
 
     return prepare, parse
 
 
-_FORMATS: dict[str, dict[str, str]] = {
-    "criteo": {
-        "train.txt": "".join(
-            "\t".join([label, *["1", "-2", "5"], *[""] * 10, *(f"{n:08x}" for n in range(26))]) + "\n"
-            for label in "010"
-        )
-    },
-    "avazu": {
-        "train.csv": "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,device_id,"
-        "device_ip,device_model,device_type,device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21\n"
-        "7,1,14102113,1,0,a,b,c,d,e,f,g,h,i,1,2,3,4,5,6,7,8,-1,9\n18446744073709551000,0,14102112,1,1"
-        + ",x" * 19
-        + "\n"
-    },
+_CRITEO = "".join(
+    "\t".join([one, *"125", *[""] * 10, *(f"{n:08x}" for n in range(26))]) + "\n" for one in "010"
+)
+_AVAZU = (
+    "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,device_id,"
+    "device_ip,device_model,device_type,device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21\n"
+    "7,1,14102113,1,0,a,b,c,d,e,f,g,h,i,1,2,3,4,5,6,7,8,-1,9\n"
+    f"18446744073709551000,0,14102112,1,1{',x' * 19}\n"
+)
+_BANDIT = (
+    ",timestamp,item_id,position,click,propensity_score,user_feature_0,user_feature_1,user_feature_2,"
+    "user_feature_3,user-item_affinity_0\n0,2019-11-24 00:00:17.004101+00:00,1,2,0,0.1,a,b,c,d,0.0\n"
+    "1,2019-11-24 00:00:18+00:00,7,3,1,0.1,a,b,c,e,0.0\n"
+)
+_MOVIE = "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n"
+_USER = "user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token\n"
+_RATING = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+FORMATS: dict[str, dict[str, str]] = {
+    "criteo": {"train.txt": _CRITEO},
+    "avazu": {"train.csv": _AVAZU},
     "movielens": {
-        "x.inter": "user_id:token\titem_id:token\trating:float\ttimestamp:float\n1\t10\t4\t900000000\n2\t10\t3\t900000000\n"
-        "1\t11\t3.5\t900001800\n1\t12\t5\t900003601\n",
-        "x.item": "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n"
-        '10\tA "Film"\t1995\tDrama Comedy\n11\tB\t1996\tDrama\n',
-        "x.user": "user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token\n1\t24\tM\tcook\t85711\n",
+        "x.inter": f"{_RATING}1\t10\t4\t900000000\n2\t10\t3\t900000000\n1\t11\t3.5\t900001800\n1\t12\t5\t900003601\n",
+        "x.item": f'{_MOVIE}10\tA "Film"\t1995\tDrama Comedy\n11\tB\t1996\tDrama\n',
+        "x.user": f"{_USER}1\t24\tM\tcook\t85711\n",
     },
     "open_bandit": {
-        "all.csv": ",timestamp,item_id,position,click,propensity_score,user_feature_0,user_feature_1,user_feature_2,"
-        "user_feature_3,user-item_affinity_0\n0,2019-11-24 00:00:17.004101+00:00,1,2,0,0.1,a,b,c,d,0.0\n"
-        "1,2019-11-24 00:00:18+00:00,7,3,1,0.1,a,b,c,e,0.0\n",
+        "all.csv": _BANDIT,
         "item_context.csv": ",item_id,item_feature_0,item_feature_1,item_feature_2,item_feature_3\n0,1,-0.5,x,y,z\n",
     },
     "mind": {
@@ -89,10 +189,9 @@ _FORMATS: dict[str, dict[str, str]] = {
 
 
 def _format(name: str, changed: str) -> tuple[Prepare, Parse]:
-    files = _FORMATS[name]
+    files = FORMATS[name]
 
     def prepare(folder: Path) -> list[bytes]:
-        (folder / name).mkdir(exist_ok=True)
         for file, text in files.items():
             put(folder / name / file, text.encode())
         return [files[changed].encode()]
@@ -104,86 +203,18 @@ def _format(name: str, changed: str) -> tuple[Prepare, Parse]:
     return prepare, parse
 
 
-def _events(form: str, kind: Any) -> tuple[Prepare, Parse]:
-    def prepare(folder: Path) -> list[bytes]:
-        import event_files as events
-
-        rows = events.draw_events(12)[kind]
-        (folder / kind).mkdir(exist_ok=True)
-        if form == "jsonl":
-            return ["".join(json.dumps(row) + "\n" for row in rows).encode()]
-        fields = [pa.field(key, value) for key, value in events.TYPES.items() if key in rows[0]]
-        sink = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(rows, pa.schema(fields)), sink)
-        return [sink.getvalue()]
-
-    def parse(folder: Path, content: bytes) -> None:
-        import event_files as events
-        from ctr.pipelines.events.read import Unit, read_unit, split_units
-        from ctr.pipelines.events.tables import prepare as make
-
-        mapping: EventMapping = events.mapping(form)
-        path = put(folder / kind / f"x.{form}", content)
-        for unit in split_units([Unit(kind, path.name, path)]):
-            for chunk in read_unit(mapping, unit):
-                table, rejects = make(mapping, kind, chunk, events.BEGIN_US + 10**9)
-                assert table.num_rows + len(rejects) == chunk.count
-                _require_events(mapping, kind, table)
-
-    return prepare, parse
-
-
-def _require_events(mapping: EventMapping, kind: str, table: pa.Table) -> None:
-    for column in table.columns:
-        assert not column.null_count
-    if kind == "impressions":
-        rows = rows_of_table(table, mapping.feature_schema, 0)
-        assert not rows.fault.any()
-
-
-def _kafka(kind: Any) -> tuple[Prepare, Parse]:
-    def prepare(folder: Path) -> list[bytes]:
-        import event_files as events
-
-        return ["".join(json.dumps(row) + "\n" for row in events.draw_events(12)[kind]).encode()]
-
-    def parse(folder: Path, content: bytes) -> None:
-        from apache_beam.utils.timestamp import Timestamp
-
-        import event_files as events
-        from ctr.pipelines.events.kafka import _Gather
-        from ctr.pipelines.events.tables import prepare as make
-
-        mapping: EventMapping = events.mapping("jsonl", impressions={"topic": "i"}, clicks={"topic": "c"})
-        gather = _Gather(mapping, kind)
-        gather.start_bundle()
-        values = [*content.split(b"\n"), content, None]
-        for offset, value in enumerate(values):
-            record = SimpleNamespace(value=value, topic="t", partition=0, offset=offset)
-            assert not list(gather.process(record, Timestamp(1)))
-        found = [chunk.value.chunk for chunk in gather.finish_bundle()]
-        assert sum(chunk.count for chunk in found) == len(values) - 1, "a record is lost"
-        for chunk in found:
-            _require_events(mapping, kind, make(mapping, kind, chunk, events.BEGIN_US + 10**9)[0])
-
-    return prepare, parse
-
-
 def _scored_rows(suffix: str) -> tuple[Prepare, Parse]:
     """What ``ctr score`` reads."""
     schema = parse_model(Schema, {"features": FEATURES}, "test")
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"user": 1, "price": 2.5, "tags": "a|b", "title": "Red shoe", "position": "1", "size": 3, "age": 30},
         {"user": "x", "price": None, "tags": "", "title": None, "position": "9", "size": 1e9, "age": 5},
     ]
-    texts = {
-        "csv": ",".join(rows[0]) + "\n" + "".join(",".join(map(str, row.values())) + "\n" for row in rows),
-        "jsonl": "".join(json.dumps({**row, "tags": ["a"]}) + "\n" for row in rows),
-    }
-    texts["csv.gz"] = texts["csv"]
+    table = "".join(",".join(map(str, line)) + "\n" for line in (rows[0], *(row.values() for row in rows)))
+    lines = "".join(json.dumps({**row, "tags": ["a"]}) + "\n" for row in rows)
 
     def prepare(folder: Path) -> list[bytes]:
-        content = texts[suffix].encode()
+        content = (lines if suffix == "jsonl" else table).encode()
         return [gzip.compress(content), gzip.compress(content * 2000)] if suffix.endswith("gz") else [content]
 
     def parse(folder: Path, content: bytes) -> None:
@@ -195,3 +226,103 @@ def _scored_rows(suffix: str) -> tuple[Prepare, Parse]:
             json.dumps(rejects)
 
     return prepare, parse
+
+
+# ---------------------------------------------------------------- events
+
+
+def _event_seeds(kind: str, form: str) -> Prepare:
+    def prepare(folder: Path) -> list[bytes]:
+        import event_files
+
+        return [event_files.encode(event_files.draw_events(12)[kind], form)]
+
+    return prepare
+
+
+def _require_events(mapping: Any, kind: Any, chunk: Any) -> None:
+    import event_files
+    from ctr.pipelines.events.tables import prepare
+
+    table, rejects = prepare(mapping, kind, chunk, event_files.BEGIN_US + 10**9)
+    assert table.num_rows + len(rejects) == chunk.count
+    assert not any(column.null_count for column in table.columns)
+    if kind == "impressions":
+        assert not rows_of_table(table, mapping.feature_schema, 0).fault.any()
+
+
+def _events(form: str, kind: Any) -> tuple[Prepare, Parse]:
+    def parse(folder: Path, content: bytes) -> None:
+        import event_files
+        from ctr.pipelines.events.read import Unit, read_unit, split_units
+
+        mapping = event_files.mapping(form)
+        path = put(folder / kind / f"x.{form}", content)
+        for unit in split_units([Unit(kind, path.name, path)]):
+            for chunk in read_unit(mapping, unit):
+                _require_events(mapping, kind, chunk)
+
+    return _event_seeds(kind, form), parse
+
+
+def _kafka(kind: Any) -> tuple[Prepare, Parse]:
+    def parse(folder: Path, content: bytes) -> None:
+        from apache_beam.utils.timestamp import Timestamp
+
+        import event_files
+        from ctr.pipelines.events.kafka import _Gather
+
+        mapping = event_files.mapping("jsonl", impressions={"topic": "i"}, clicks={"topic": "c"})
+        gather = _Gather(mapping, kind)
+        gather.start_bundle()
+        values = [*content.split(b"\n"), content, None]
+        for offset, value in enumerate(values):
+            record = SimpleNamespace(value=value, topic="t", partition=0, offset=offset)
+            assert not list(gather.process(record, Timestamp(1)))
+        found = [chunk.value.chunk for chunk in gather.finish_bundle()]
+        assert sum(chunk.count for chunk in found) == len(values) - 1, "a record is lost"
+        for chunk in found:
+            _require_events(mapping, kind, chunk)
+
+    return _event_seeds(kind, "jsonl"), parse
+
+
+KINDS = ("impressions", "clicks")
+TARGETS = {
+    "schema": Target("json", _schema_seeds, _parse_schema),
+    "manifest": Target("json", *in_place(small_log, "manifests/*.json", _read_log, _seal_document)),
+    "sidecar manifest": Target("json", *in_place(small_log, "sidecars/*/*.json", _read_log, _seal_document)),
+    "shard": Target("parquet", *in_place(small_log, "shards/*", require_log, _seal_part("manifests/*"))),
+    "sidecar": Target(
+        "parquet",
+        *in_place(
+            small_log, "sidecars/teacher/*.parquet", _read_sidecar, _seal_part("sidecars/teacher/*.json")
+        ),
+    ),
+    **{
+        suffix: Target(form, *_table_input(suffix))
+        for form, suffixes in {
+            "text": ("csv", "tsv"),
+            "bytes": ("csv.gz", "csv.zst"),
+            "jsonl": ("jsonl",),
+            "parquet": ("parquet",),
+        }.items()
+        for suffix in suffixes
+    },
+    "side table": Target("text", *_table_input("csv", "shops.csv")),
+    **{
+        f"{name} {file}": Target("text", *_format(name, file))
+        for name, files in FORMATS.items()
+        for file in files
+    },
+    **{
+        f"{kind} {form}": Target(form, *_events(form, kind))
+        for kind in KINDS
+        for form in ("jsonl", "parquet")
+    },
+    **{f"kafka {kind}": Target("jsonl", *_kafka(kind)) for kind in KINDS},
+    **{
+        f"scored {suffix}": Target(form, *_scored_rows(suffix))
+        for suffix, form in (("csv", "text"), ("jsonl", "jsonl"), ("csv.gz", "bytes"))
+    },
+}

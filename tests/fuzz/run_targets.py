@@ -1,83 +1,87 @@
-"""Fuzzing of checkpoints, run directories and experiments."""
+"""Fuzzing of checkpoints, run directories, experiments, exported models, and of the command line."""
 
 import atexit
 import functools
 import hashlib
+import io
 import json
 import shutil
 import tempfile
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from target import Parse, Prepare, put, require_finite
+from input_targets import small_log
+from target import Target, in_place, put, require_finite
 
 from ctr.io.documents import parse_json, sealed_bytes
+from ctr.io.errors import InputError
+
+# ---------------------------------------------------------------- what a run keeps
 
 
-def _checkpoint_folder(folder: Path) -> Path:
+def _checkpoints(folder: Path) -> Path:
     from ctr.training.run import checkpoint
 
     target = folder / "checkpoints"
     if not target.exists():
-        arrays = {
-            "weights|a": np.ones((3, 2), np.float32),
-            "states|b/c": np.arange(4),
-            "flag": np.array(True),
-        }
-        checkpoint.save(target, 10, arrays, {"position": {"examples": 10}, "parts": ["a.parquet"]}, 2)
+        weights = {"weights|a": np.ones((3, 2), np.float32), "states|b/c": np.arange(4)}
+        state = {"position": {"examples": 10}, "parts": ["a.parquet"]}
+        checkpoint.save(target, 10, {**weights, "flag": np.array(True)}, state, 2)
     return target
+
+
+def _seal_checkpoint(folder: Path, path: Path) -> None:
+    from ctr.training.run import checkpoint
+
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
+        state = json.loads((path.parent / "state.json").read_bytes())
+        state["arrays_sha256"] = hashlib.sha256((path.parent / "arrays.npz").read_bytes()).hexdigest()
+        state["state_sha256"] = checkpoint._state_hash(state)
+        (path.parent / "state.json").write_text(json.dumps(state))
+
+
+def _read_checkpoint(folder: Path) -> None:
+    from ctr.training.run import checkpoint
+
+    arrays, _ = checkpoint.read(folder)
+    assert all(array.dtype != object for array in arrays.values())
 
 
 def _quarantine_seeds(folder: Path) -> list[bytes]:
     from ctr.training.run.rollback import Rollback, write_rollbacks
 
-    (folder / "went_back").mkdir(exist_ok=True)
     past = [
         Rollback(checkpoint=100, rows=(110, 200), query_times=(5, 9), reason="3 steps were skipped"),
         Rollback(checkpoint=100, rows=(200, 200), query_times=None, reason="dense/000 is not finite"),
     ]
-    seeds = []
-    for count in (2, 1):
-        write_rollbacks(folder / "went_back", past[:count])
-        seeds.append((folder / "went_back/quarantine.json").read_bytes())
-    return seeds
+    (folder / "went_back").mkdir()
+    write_rollbacks(folder / "went_back", past)
+    return [(folder / "went_back/quarantine.json").read_bytes()]
 
 
 def _parse_quarantine(folder: Path, content: bytes) -> None:
+    """With a hash that fits, where there can be one."""
     from ctr.training.run.rollback import as_json, check_kept, is_quarantined, read_rollbacks
 
-    path = folder / "went_back/quarantine.json"
-    put(path, content)
-    # As it is, and with a hash that fits.
-    try:
+    path = put(folder / "went_back/quarantine.json", content)
+    with suppress(ValueError, AttributeError, TypeError):
         tree = parse_json(content)
-        assert isinstance(tree, dict)
         tree.pop("manifest_sha256", None)
-    except (ValueError, AssertionError):
-        pass
-    else:
         path.write_bytes(sealed_bytes(tree))
-    found = read_rollbacks(folder / "went_back")
-    check_kept(folder / "went_back", as_json(found), found)
-    assert isinstance(is_quarantined(100, 200, found), bool)
+    found = read_rollbacks(path.parent)
+    check_kept(path.parent, as_json(found), found)
     for one in found:
         assert 0 <= one.rows[0] <= one.rows[1]
         assert is_quarantined(*one.rows, found) == (one.rows[0] < one.rows[1])
 
 
 def _launch_seeds(folder: Path) -> list[bytes]:
-    (folder / "begun").mkdir(exist_ok=True)
-    (folder / "begun" / "config.yaml").write_text("seed: 1\n")
-    entry = {
-        "part": "feature",
-        "name": "user",
-        "status": "taken",
-        "optimizer": "fresh",
-        "why": "other buckets",
-    }
+    put(folder / "begun/config.yaml", b"seed: 1\n")
+    entry = {"part": "feature", "name": "user", "status": "taken", "optimizer": "fresh", "why": "buckets"}
     content = {
         "run": str((folder / "old").resolve()),
         "checkpoint": 100,
@@ -101,42 +105,31 @@ def _parse_launch(folder: Path, content: bytes) -> None:
     warm_start(folder / "log", TrainConfig(), folder / "begun", InitFrom(folder / "old"))
 
 
-def _checkpoint_file(name: str) -> tuple[Prepare, Parse]:
-    def prepare(folder: Path) -> list[bytes]:
-        return [next(_checkpoint_folder(folder).glob(f"*/{name}")).read_bytes()]
+# ---------------------------------------------------------------- runs and experiments
 
-    def parse(folder: Path, content: bytes) -> None:
-        """With the hashes that make a changed file valid, where it can still have them."""
-        from ctr.training.run import checkpoint
-
-        folder = _checkpoint_folder(folder)
-        path = next(folder.glob("[0-9]*"))
-        before = {file: file.read_bytes() for file in path.iterdir()}
-        try:
-            (path / name).write_bytes(content)
-            try:
-                state = json.loads((path / "state.json").read_bytes())
-                state["arrays_sha256"] = hashlib.sha256((path / "arrays.npz").read_bytes()).hexdigest()
-                state["state_sha256"] = checkpoint._state_hash(state)
-                (path / "state.json").write_text(json.dumps(state))
-            except (ValueError, TypeError, AttributeError, RecursionError):
-                pass
-            arrays, _ = checkpoint.read(folder)
-            assert all(array.dtype != object for array in arrays.values())
-        finally:
-            for file, text in before.items():
-                file.write_bytes(text)
-
-    return prepare, parse
-
-
-_FAULTS: dict[str, Any] = {
+FAULTS: dict[str, Any] = {
     "skipped_steps": 2,
     "skipped_ranges": [[0, 20], [40, 60]],
     "rollbacks": 1,
     "quarantined": [{"checkpoint": 0, "rows": [0, 20], "query_times": [5, 9], "reason": "3 steps"}],
     "quarantined_rows": 20,
     "shampoo": {"failed": 1, "lost": 0},
+}
+SPECTRA = [
+    {"name": "deep/0", "shape": [3, 2], "singular_values": [2.0, 1.0]},
+    {"name": "deep/1", "shape": [9, 9], "omitted": "too large"},
+]
+RUN_FILES = {
+    "summary.json": "json",
+    "environment.json": "json",
+    "metrics.jsonl": "jsonl",
+    "config.yaml": "yaml",
+    "rejects.jsonl": "jsonl",
+    "weight_spectra.json": "json",
+    "data_health.json": "json",
+    "timeline.npz": "npz",
+    "metric_states.npz": "npz",
+    "predictions/*.parquet": "parquet",
 }
 
 
@@ -151,12 +144,8 @@ def _two_runs() -> Path:
     rows = make.make_rows(1, queries=60)
     for name, seed in (("run", 1), ("other", 2)):
         logit = make.predict(rows, seed, 1.0)
-        make.write_run(folder / name, rows, logit, slices=("position",), rejects=("bad",), **_FAULTS)
-        spectra = [
-            {"name": "deep/0", "shape": [3, 2], "singular_values": [2.0, 1.0]},
-            {"name": "deep/1", "shape": [9, 9], "omitted": "too large"},
-        ]
-        (folder / name / "weight_spectra.json").write_text(json.dumps({"weights": spectra}))
+        make.write_run(folder / name, rows, logit, slices=("position",), rejects=("bad",), **FAULTS)
+        put(folder / name / "weight_spectra.json", json.dumps({"weights": SPECTRA}).encode())
     return folder
 
 
@@ -166,130 +155,86 @@ def run_folder(folder: Path) -> Path:
     return folder / "run"
 
 
-def _run_file(name: str) -> tuple[Prepare, Parse]:
-    def prepare(folder: Path) -> list[bytes]:
-        return [_file_of(run_folder(folder), name).read_bytes()]
+def _read_run(run: Path, compares: bool, pairs: bool) -> None:
+    from ctr.eval import run_files
+    from ctr.eval.prediction_difference import pair_predictions
+    from ctr.eval.report.data_health import read_data_health
+    from ctr.eval.report.faults import faults_of
+    from ctr.eval.report.shown_run import show_runs
+    from ctr.eval.run_comparison import compare_runs
 
-    def parse(folder: Path, content: bytes) -> None:
-        from ctr.eval.prediction_difference import pair_predictions
-        from ctr.eval.report.data_health import read_data_health
-        from ctr.eval.report.faults import faults_of
-        from ctr.eval.report.shown_run import show_runs
-        from ctr.eval.run_comparison import compare_runs
-        from ctr.eval.run_files import (
-            InputError,
-            count_rejects,
-            read_environment,
-            read_run,
-            read_timeline,
-            read_weight_spectra,
-            read_windows,
-        )
-
-        run = run_folder(folder)
-        path = _file_of(run, name)
-        before = path.read_bytes()
+    found = run_files.read_run(run)
+    for read in ("environment", "windows", "weight_spectra", "timeline"):
+        getattr(run_files, f"read_{read}")(run)
+    read_data_health(run)
+    faults_of(found, run_files.count_rejects(run))
+    if compares:
+        show_runs([run])
+        compared = compare_runs(run.parent / "other", run)
+        json.dumps(compared.as_dict(), allow_nan=False)
+        compared.as_text()
+    if pairs:
         try:
-            path.write_bytes(content)
-            found = read_run(run)
-            read_environment(run)
-            read_windows(run)
-            read_weight_spectra(run)
-            read_timeline(run)
-            read_data_health(run)
-            faults_of(found, count_rejects(run))
-            if name in ("summary.json", "config.yaml", "metric_states.npz"):
-                show_runs([run])
-                compared = compare_runs(folder / "other", run)
-                json.dumps(compared.as_dict(), allow_nan=False)
-                compared.as_text()
-            if name.startswith("predictions"):
-                try:
-                    pair_predictions(folder / "other", run)
-                except ValueError as error:
-                    # What cannot be joined; a comparison then tells why in the place of the difference.
-                    raise InputError(str(error)) from None
-        finally:
-            path.write_bytes(before)
-
-    return prepare, parse
+            pair_predictions(run.parent / "other", run)
+        except ValueError as error:
+            # What cannot be joined; a comparison then tells why in the place of the difference.
+            raise InputError(str(error)) from None
 
 
-def _file_of(folder: Path, pattern: str) -> Path:
-    return min(folder.glob(pattern))
+def _run_file(name: str) -> Target:
+    compares = name in ("summary.json", "config.yaml", "metric_states.npz")
+    read = functools.partial(_read_run, compares=compares, pairs=name.startswith("predictions"))
+    return Target(RUN_FILES[name], *in_place(run_folder, name, read))
 
 
-_REPORTED = (
-    "summary.json",
-    "environment.json",
-    "metrics.jsonl",
-    "weight_spectra.json",
-    "data_health.json",
-    "rejects.jsonl",
-    "config.yaml",
-)
+def _reported(run: Path) -> list[Path]:
+    return [run / name for name, form in RUN_FILES.items() if form in ("json", "jsonl", "yaml")]
 
 
 def _report_seeds(folder: Path) -> list[bytes]:
     """The files of a run in one."""
-    run = run_folder(folder)
-    return ["\0".join((run / name).read_text() for name in _REPORTED).encode()]
+    return [b"\0".join(path.read_bytes() for path in _reported(run_folder(folder)))]
 
 
 def _parse_report(folder: Path, content: bytes) -> None:
     from ctr.eval.report import render_report
 
     run = run_folder(folder)
-    before = {name: (run / name).read_bytes() for name in _REPORTED}
+    before = [path.read_bytes() for path in _reported(run)]
     try:
-        for name, text in zip(_REPORTED, content.split(b"\0"), strict=False):
-            (run / name).write_bytes(text)
+        for path, text in zip(_reported(run), content.split(b"\0"), strict=False):
+            path.write_bytes(text)
         page = render_report([run])
         page.encode()
         assert page.count("<script") == 1
     finally:
-        for name, text in before.items():
-            (run / name).write_bytes(text)
+        for path, text in zip(_reported(run), before, strict=True):
+            path.write_bytes(text)
 
 
-def _experiment_folder(folder: Path) -> Path:
+def _experiment(folder: Path) -> Path:
     import experiment_folders as make
     import run_directories
 
     target = folder / "experiment"
     if not target.exists():
         rows = run_directories.make_rows(1, queries=60)
-        run_directories.write_plan(
-            target, {"base": {"seeds": [1]}, "arm": {"seeds": [1, 2], "paper": {"accuracy": "1%"}}}
-        )
+        arms = {"base": {"seeds": [1]}, "arm": {"seeds": [1, 2], "paper": {"accuracy": "1%"}}}
+        run_directories.write_plan(target, arms)
         for name, seed in (("base", 1), ("arm", 1), ("arm", 2)):
-            make.write_small(
-                target / run_directories.run_folder(name, seed), rows, make.logits(rows, name, seed)
-            )
-        costs = {name: make.cost("base") for name in ("base", "arm")}
-        (target / "costs.json").write_text(
-            json.dumps({"arms": costs, "rounds": 3, "teacher_flops": {"big": 1e7}})
-        )
+            place = target / run_directories.run_folder(name, seed)
+            make.write_small(place, rows, make.logits(rows, name, seed))
+        costs = {name: make.cost("base") for name in arms}
+        found = {"arms": costs, "rounds": 3, "teacher_flops": {"big": 1e7}}
+        put(target / "costs.json", json.dumps(found).encode())
     return target
 
 
-def _experiment_file(name: str) -> tuple[Prepare, Parse]:
-    def prepare(folder: Path) -> list[bytes]:
-        return [(_experiment_folder(folder) / name).read_bytes()]
+def _write_experiment(target: Path) -> None:
+    from ctr.experiments.report.write import write_experiment
 
-    def parse(folder: Path, content: bytes) -> None:
-        from ctr.experiments.report.write import write_experiment
-
-        target = _experiment_folder(folder)
-        before = (target / name).read_bytes()
-        try:
-            (target / name).write_bytes(content)
-            write_experiment(target).encode("utf-8", "surrogateescape")
-            require_finite(json.loads((target / "result.json").read_text()))
-        finally:
-            (target / name).write_bytes(before)
-
-    return prepare, parse
+    write_experiment(target).encode("utf-8", "surrogateescape")
+    require_finite(json.loads((target / "result.json").read_text()))
 
 
 def _evaluate_seeds(folder: Path) -> list[bytes]:
@@ -299,25 +244,16 @@ def _evaluate_seeds(folder: Path) -> list[bytes]:
 def _parse_evaluate(folder: Path, content: bytes) -> None:
     from ctr.pipelines.evaluate.rows import find_row_groups, gather, read_row_group
 
-    path = put(folder / "predictions.parquet", content)
-    for group in find_row_groups([path]):
+    for group in find_row_groups([put(folder / "predictions.parquet", content)]):
         rows = gather(list(read_row_group(group)))
         assert np.isfinite(rows["logit"]).all() and np.isfinite(rows["weight"]).all()
 
 
 def _loop_seeds(folder: Path) -> list[bytes]:
-    (folder / "loop").mkdir(exist_ok=True)
-    (folder / "base").mkdir(exist_ok=True)
-    count = 40
-    table = pa.table(
-        {
-            "day": pa.array(np.arange(count) // 20, pa.int64()),
-            "query_id": np.arange(count),
-            "randomized": np.arange(count) % 5 == 0,
-            "ads": np.arange(count) % 4,
-        }
-    )
-    pq.write_table(table, folder / "base/shown.parquet")
+    number = np.arange(40)
+    columns = {"day": number // 20, "query_id": number, "randomized": number % 5 == 0, "ads": number % 4}
+    (folder / "base").mkdir()
+    pq.write_table(pa.table(columns), folder / "base/shown.parquet")
     return [(folder / "base/shown.parquet").read_bytes()]
 
 
@@ -328,3 +264,110 @@ def _parse_loop(folder: Path, content: bytes) -> None:
     compared = compare_loops(folder / "base", folder / "loop")
     json.dumps(compared.as_dict(), allow_nan=False)
     compared.as_text()
+
+
+# ---------------------------------------------------------------- exported models
+
+
+def _export(folder: Path) -> Path:
+    import model_cases
+    from ctr.serving.export import publish
+
+    target = folder / "models"
+    if not target.exists():
+        made = model_cases.make_case(model_cases.MODELS["factorized"], "float32", folder / "trained", rows=6)
+        publish(made.snapshot, target)
+    return next(target.glob("[0-9]*"))
+
+
+def _seal_export(model: Path, path: Path) -> None:
+    from ctr.serving.metadata import EXTRA, FILE
+
+    metadata = model / EXTRA / FILE
+    if path != metadata:
+        tree = json.loads(metadata.read_bytes())
+        tree["files"][path.relative_to(model).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+        metadata.write_text(json.dumps(tree))
+
+
+def _read_export(model: Path) -> None:
+    from ctr.serving.scorer import Scorer
+    from model_cases import draw_raw
+
+    assert Scorer(model).predict(draw_raw(3)).shape == (3,)
+
+
+# ---------------------------------------------------------------- the command line
+
+COMMANDS = (
+    "compare run other --json",
+    "compare run run/predictions",
+    "report missing other",
+    "sample log --name half --set non_click_rate=0.5",
+    "train log --config absent.yaml --out new --set model.deep.units=[8]",
+    "score model log --out scores.parquet",
+    "evaluate missing --against run",
+    "export run --out model --checkpoint 5",
+)
+
+
+def _command_seeds(folder: Path) -> list[bytes]:
+    run_folder(folder)
+    small_log(folder)
+    return ["\n".join(line.split()).encode() for line in COMMANDS]
+
+
+def _parse_command(folder: Path, content: bytes) -> None:
+    """Arguments, one a line. The commands are those that end at once where the files are as they are here."""
+    from ctr.cli import main
+
+    arguments = content.replace(b"\0", b"").decode("utf-8", "surrogateescape").split("\n")
+    # Nothing outside the folder is touched.
+    paths = [part for argument in arguments for part in (argument, argument.partition("=")[2])]
+    if any(path.startswith(("/", "~")) or ".." in path for path in paths):
+        return
+    if arguments[0] not in {line.split()[0] for line in COMMANDS}:
+        return
+    reported = io.StringIO()
+    with redirect_stdout(io.StringIO()), redirect_stderr(reported):
+        try:
+            status: Any = main(arguments)
+        except SystemExit as ended:
+            status = ended.code
+    # 2: the usage, and what is wrong with the arguments.
+    assert status in (0, 1, 2)
+    if status == 1:
+        text = reported.getvalue()
+        assert text.startswith("error: ")
+        assert text.count("\n") == 1
+        assert text[:-1].isprintable(), repr(text)
+        raise InputError(text)
+
+
+TARGETS = {
+    **{
+        f"checkpoint {name}": Target(
+            form, *in_place(_checkpoints, f"*/{name}", _read_checkpoint, _seal_checkpoint)
+        )
+        for name, form in (("arrays.npz", "npz"), ("state.json", "json"))
+    },
+    "quarantine": Target("json", _quarantine_seeds, _parse_quarantine),
+    "launch": Target("json", _launch_seeds, _parse_launch),
+    **{f"run {name}": _run_file(name) for name in RUN_FILES},
+    "report": Target("text", _report_seeds, _parse_report, slow=True),
+    **{
+        f"experiment {name}": Target("json", *in_place(_experiment, name, _write_experiment), slow=True)
+        for name in ("plan.json", "costs.json")
+    },
+    "evaluated predictions": Target("parquet", _evaluate_seeds, _parse_evaluate),
+    "loop": Target("parquet", _loop_seeds, _parse_loop),
+    **{
+        f"export {name}": Target(form, *in_place(_export, name, _read_export, _seal_export), slow=True)
+        for name, form in (
+            ("assets.extra/ctr.json", "json"),
+            ("saved_model.pb", "bytes"),
+            ("variables/variables.index", "bytes"),
+        )
+    },
+    "command line": Target("text", _command_seeds, _parse_command),
+}

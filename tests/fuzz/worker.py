@@ -1,4 +1,4 @@
-"""Fuzzes some targets in this process and writes what became of it; ``long.py`` and the tests start it.
+"""Fuzzes some parsers in this process and writes what became of it; ``test_fuzz.py`` starts it.
 
 A process of its own: a crash, a hang or too much memory ends it, and its parent finds the input that did it.
 """
@@ -22,15 +22,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 sys.path.append(str(Path(__file__).resolve().parent.parent / "helpers"))
 
+import config_targets
+import input_targets
+import run_targets
 from mutate import mutate
-from targets import TARGETS, Target
+from target import Target
 
 from ctr.io.errors import InputError
 
-CURRENT, RESULT = "current", "result.json"
+TARGETS = {**config_targets.TARGETS, **input_targets.TARGETS, **run_targets.TARGETS}
 SECONDS_EACH, SECONDS_FIRST = 30, 300
 """What takes longer hangs; what is first has libraries to load."""
-SHOWN_FAILURES = 20
+MEMORY = 8 << 30
 
 
 class Outcome:
@@ -43,21 +46,17 @@ class Outcome:
 
     def run(self, target: Target, folder: Path, content: bytes) -> None:
         """Parses one input."""
-        (self._out / CURRENT).write_bytes(content)
+        (self._out / "current").write_bytes(content)
         self.executions += 1
         faulthandler.dump_traceback_later(SECONDS_EACH if self.executions > 1 else SECONDS_FIRST, exit=True)
         try:
             target.parse(folder, content)
             self.accepted += 1
-        except InputError as error:
+        except (InputError, OSError) as error:
             self.refused += 1
-            if not str(error).strip():
+            # The command line says errors of the system in one line, too.
+            if not str(error).strip() or (isinstance(error, OSError) and error.errno is None):
                 self._fail(error, content)
-        except OSError as error:
-            # The command line says these in one line, too.
-            if error.errno is None:
-                self._fail(error, content)
-            self.refused += 1
         except Exception as error:
             self._fail(error, content)
         finally:
@@ -65,24 +64,19 @@ class Outcome:
 
     def _fail(self, error: Exception, content: bytes) -> None:
         frames = traceback.extract_tb(error.__traceback__)
-        ours = [
-            frame for frame in frames if "/tests/fuzz/" not in frame.filename and "/ctr/" in frame.filename
-        ]
+        ours = [frame for frame in frames if "/tests/" not in frame.filename and "/ctr/" in frame.filename]
         last = (ours or frames)[-1]
         key = f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno}"
         found = self.failures.setdefault(key, {"count": 0, "error": str(error)[:300]})
         found["count"] += 1
-        if "input" not in found and len(self.failures) <= SHOWN_FAILURES:
+        if "input" not in found:
             path = self._out / f"{self.name} {key}".replace("/", "_").replace(" ", "-")
             path.write_bytes(content)
             found |= {"input": str(path), "trace": "".join(traceback.format_exception(error))[-3000:]}
 
-    def as_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
-
-def fuzz(name: str, seed: int, executions: int, seconds: float, out: Path) -> Outcome:
-    """Parses the valid files of a target, then broken ones until so many were parsed or so long it took."""
+def fuzz(name: str, seed: int, executions: int, out: Path) -> Outcome:
+    """Parses a valid file of a target, then broken ones."""
     target, outcome = TARGETS[name], Outcome(name, out)
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="ctr-fuzz-", dir=memory if memory.is_dir() else None) as made:
@@ -95,10 +89,7 @@ def fuzz(name: str, seed: int, executions: int, seconds: float, out: Path) -> Ou
             outcome.failures.setdefault(
                 "a valid file is not accepted", {"count": 1, "error": str(seeds[0][:80])}
             )
-        begun = time.monotonic()
         for number in range(executions):
-            if time.monotonic() - begun > seconds:
-                break
             source = random.Random(f"{name} {seed} {number}")
             outcome.run(target, folder, mutate(source, target.form, seeds))
         os.chdir(out)
@@ -107,34 +98,29 @@ def fuzz(name: str, seed: int, executions: int, seconds: float, out: Path) -> Ou
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    quick = [name for name, target in TARGETS.items() if not target.slow]
-    parser.add_argument(
-        "targets", nargs="*", default=quick, metavar="TARGET", help="default: all that are quick"
-    )
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="default: all that are quick")
     parser.add_argument("--slow", action="store_true", help="all that are not")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--executions", type=int, default=10**9, help="of each target")
-    parser.add_argument("--seconds", type=float, default=1e9, help="for each target")
-    parser.add_argument("--memory-gb", type=float, default=8)
+    parser.add_argument("--executions", type=int, required=True, help="of each target")
     parser.add_argument("--out", type=Path, required=True, help="folder for the result and failing inputs")
-    arguments = parser.parse_args()
-    out = arguments.out.resolve()
+    given = parser.parse_args()
+    names = given.targets or [name for name, target in TARGETS.items() if target.slow == given.slow]
+    out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    limit = int(arguments.memory_gb * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    results = []
-    names = [name for name in TARGETS if name not in quick] if arguments.slow else arguments.targets
+    results: list[dict[str, Any]] = []
     for name in names:
+        begun = time.monotonic()
         (out / "name").write_text(name)
-        outcome = fuzz(name, arguments.seed, arguments.executions, arguments.seconds, out)
-        results.append(outcome.as_dict())
-        (out / RESULT).write_text(json.dumps(results))
-    (out / "done").touch()
+        outcome = {key: value for key, value in vars(fuzz(name, given.seed, given.executions, out)).items()}
+        results.append({key: value for key, value in outcome.items() if not key.startswith("_")})
+        results[-1]["seconds"] = round(time.monotonic() - begun, 2)
+        (out / "result.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

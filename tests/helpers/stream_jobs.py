@@ -17,11 +17,10 @@ import java_services
 from ctr.config import parse_model
 from ctr.data.event_mapping import load_event_mapping
 from ctr.pipelines.events.follow import ingest_events
-from ctr.pipelines.events.publish import begin_log
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
+from event_files import published
 from java_services import ROOT
-from stream_helpers import published
 
 MAPPING = ROOT / "examples" / "events" / "simulated.yaml"
 WAIT_SECONDS = 90
@@ -52,8 +51,8 @@ class Traffic:
         return sorted(found, key=lambda path: path.name)
 
     @property
-    def whole(self) -> dict[str, bytes]:
-        return published(self.log)
+    def whole(self) -> dict[str, str]:
+        return published(self.log, ("rejects", "late"))
 
     @property
     def partitions(self) -> int:
@@ -74,12 +73,6 @@ def make_traffic(folder: Path, later: Callable[[int], int] | None = None, mappin
             pq.write_table(table, path)
     ingest_events(load_event_mapping(mapping), [folder / "events"], folder / "log")
     return Traffic(folder / "events", folder / "log")
-
-
-def begin(log: Path) -> Path:
-    """A log without partitions."""
-    begin_log(log, load_event_mapping(MAPPING))
-    return log
 
 
 def copy_files(files: list[Path], folder: Path, age: float = 3600.0) -> None:

@@ -9,11 +9,14 @@ import pytest
 import event_files
 import raw_logs
 from ctr.cli import main
+from ctr.config import parse_model
 from ctr.data.id_counts import BoundedCounts
 from ctr.data.ids.arrow import string_ids
-from ctr.data.inspection import inspect_log
+from ctr.data.inspection import inspect_log, shared_buckets
 from ctr.data.inspection_text import inspection_text
 from ctr.data.log import read_manifests
+from ctr.data.schema import Schema
+from ctr.data.shards import pack_ids
 from ctr.pipelines import collisions
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.follow import ingest_events
@@ -64,6 +67,18 @@ def test_the_share_is_about_that_of_the_values(rows, given, tmp_path):
     # Both buckets of the labels are in use: there are two of them or more.
     assert "labels 50.0% (" in warning and f"person {100 * result.shared_ids['person']:.1f}% (" in warning
     assert warning.endswith("leave buckets out of the mapping, and each value has an id of its own")
+
+
+@pytest.mark.parametrize("marked", [collisions._MARKED, 0])
+def test_missing_values_are_no_ids_that_collide(monkeypatch, marked):
+    monkeypatch.setattr(collisions, "_MARKED", marked)
+    feature = {"name": "user", "kind": "category", "source": "user", "buckets": 3}
+    found = Collisions(parse_model(Schema, {"features": [feature]}, "test"))
+    found.add(pa.table({"ids": pack_ids(np.array([[0], [1], [1]], np.int32))}))
+    one = found.shares()["user"]
+    found.add(pa.table({"ids": pack_ids(np.array([[0], [2]], np.int32))}))
+    # Both of the buckets that values have are in use: there may be any number of values.
+    assert one == pytest.approx(shared_buckets(1, 2)[1]) and found.shares()["user"] == pytest.approx(0.5)
 
 
 def test_very_many_buckets_are_estimated(given, tmp_path, monkeypatch):

@@ -9,15 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from ctr.cli import main
 from ctr.experiments.costs import measure_apart
 from ctr.experiments.jobs import Job, run_job
 from ctr.experiments.tasks import Place
 from ctr.pipelines.processes import safe_environment, safe_workers
-from ctr.simulator.config import SimulatorConfig
-from ctr.simulator.simulate import simulate
 
 TRAP = "from pathlib import Path\nPath({seen!r}).touch()\nraise ImportError('the folder of a user was looked in')\n"
 NAMES = ("json", "typing", "ctr", "numpy", "pandas", "tensorflow", "yaml", "apache_beam", "dill", "site")
@@ -127,28 +124,3 @@ def test_the_checkout_itself_stays_on_the_path(root, tmp_path, monkeypatch):
     with safe_workers():
         assert os.environ["PYTHONSAFEPATH"] == "1"
     assert os.environ["PYTHONSAFEPATH"] == "0"
-
-
-@pytest.mark.slow
-def test_a_whole_experiment(trapped, tmp_path, capfd):
-    simulate(SimulatorConfig(examples=2000), tmp_path / "log")
-    experiment = {
-        "title": "Small",
-        "config": {
-            "batch": {"rows": 256},
-            "model": {"crosses": {"layers": 1, "rank": 2}, "deep": {"units": [4]}},
-        },
-        "seeds": [1],
-        "teachers": {"wide": {"set": {"model.deep.units": [8]}}},
-        "arms": {"student": {"teacher": "wide"}},
-    }
-    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment))
-    given = [
-        str(tmp_path / "experiment.yaml"),
-        "--log",
-        str(tmp_path / "log"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert main(["replay", *given, "--no-timing"]) == 0, capfd.readouterr().err
-    assert not trapped()

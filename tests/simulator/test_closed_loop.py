@@ -298,90 +298,67 @@ def test_randomized_queries_that_the_log_does_not_have_are_not_told(tmp_path: Pa
     assert shown["ads"].sum() == day["examples"] == pytest.approx(day["ads_per_query"] * len(shown))
 
 
-def edited(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def edited(run: Path, **changes: Any) -> None:
+    """Changes keys of a run's configuration, given with ``__`` for the dots in their names."""
     content = yaml.safe_load((run / "config.yaml").read_text())
-    change(content)
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        place = content
+        for name in path:
+            place = place[name]
+        place[last] = value
     (run / "config.yaml").write_text(yaml.safe_dump(content))
 
 
-def sampled(content: dict[str, Any]) -> None:
-    content["sampling"] = {"name": "half"}
+def constrained_to(path: str) -> dict[str, Any]:
+    logs = [{"name": "random", "path": path, "own_loss": True}]
+    return {"objective__bias_constraints__logs": logs}
 
 
-def ended(content: dict[str, Any]) -> None:
-    content["time_range"] = {"end": "2026-01-08T12:00"}
-
-
-def taught(content: dict[str, Any]) -> None:
-    content["objective"]["distillation"] = {"teacher": "teacher"}
-
-
-def constrained_to(path: str) -> Callable[[dict[str, Any]], object]:
-    def change(content: dict[str, Any]) -> None:
-        content["objective"]["bias_constraints"]["logs"][0]["path"] = path
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda place: (place / "run" / "summary.json").unlink(),
-            "run: no summary.json: a finished run of ctr train",
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: Path("run/summary.json").unlink(), "run: no summary.json: a finished run of ctr train"),
+    (lambda: Path("run/config.yaml").unlink(), "run: no config.yaml: a finished run of ctr train"),
+    (lambda: Path("log/world.yaml").unlink(), "log: no world.yaml: not a simulated log"),
+    (lambda: simulate(world(days=4), Path("log")), "log: is not the log that the run was trained on"),
+    (lambda: Path("out/mine").mkdir(parents=True), "out is neither empty nor a loop"),
+    (lambda: Path("out").write_text(""), "out is neither empty nor a loop"),
+    (lambda: create_log(Path("out/log"), SCHEMA), "out is neither empty nor a loop"),
+    (lambda: edited(Path("run"), sampling={"name": "half"}), "config: sampling: the sample has no decisions"),
+    (
+        lambda: edited(Path("run"), time_range={"end": "2026-01-08T12:00"}),
+        "config: time_range.end: 2026-01-08",
+    ),
+    (
+        lambda: edited(Path("run"), objective__distillation={"teacher": "teacher"}),
+        "config: objective.distillation.missing: refuse",
+    ),
+    (lambda: edited(Path("run"), **constrained_to("log")), "random, log: not of randomized traffic only"),
+    (lambda: simulate(world(days=4), Path("x"), None, Path("random")), "random: its days are not those"),
+    (
+        lambda: (
+            simulate(world(seed=1), Path("x"), None, Path("y")),
+            edited(Path("run"), **constrained_to("y")),
         ),
-        (
-            lambda place: (place / "run" / "config.yaml").unlink(),
-            "run: no config.yaml: a finished run of ctr train",
-        ),
-        (lambda place: (place / "log" / "world.yaml").unlink(), "log: no world.yaml: not a simulated log"),
-        (
-            lambda place: simulate(world(days=4), place / "log"),
-            "log: is not the log that the run was trained on",
-        ),
-        (lambda place: (place / "out" / "mine").mkdir(parents=True), "out is neither empty nor a loop"),
-        (lambda place: (place / "out").write_text(""), "out is neither empty nor a loop"),
-        (lambda place: create_log(place / "out" / "log", SCHEMA), "out is neither empty nor a loop"),
-        (lambda place: edited(place / "run", sampled), "config: sampling: the sample has no decisions"),
-        (lambda place: edited(place / "run", ended), "config: time_range.end: 2026-01-08"),
-        (lambda place: edited(place / "run", taught), "config: objective.distillation.missing: refuse"),
-        (
-            lambda place: edited(place / "run", constrained_to("log")),
-            "random, log: not of randomized traffic only",
-        ),
-        (
-            lambda place: simulate(world(days=4), place / "x", None, place / "random"),
-            "random: its days are not those",
-        ),
-        (
-            lambda place: (
-                simulate(world(seed=1), place / "x", None, place / "y"),
-                edited(place / "run", constrained_to("y")),
-            ),
-            "random, y: its world is not that of log",
-        ),
-    ],
-)
+        "random, y: its world is not that of log",
+    ),
+]
+
+
 def test_what_cannot_go_round_is_refused_before_anything_is_written(
-    place: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Path], object],
-    message: str,
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("log", "random", "run"):
-        shutil.copytree(place / name, tmp_path / name)
-    monkeypatch.chdir(tmp_path)
-    edited(tmp_path / "run", constrained_to("random"))
-    change(tmp_path)
-    before = digests(tmp_path)
-    with pytest.raises(InputError) as refusal:
-        run_closed_loop(Path("run"), Path("log"), 1, Path("out"))
-    assert message in str(refusal.value)
-    assert digests(tmp_path) == before
-
-
-def test_no_days_are_refused(place: Path) -> None:
+    for number, (change, message) in enumerate(REFUSED):
+        folder = tmp_path / str(number)
+        for name in ("log", "random", "run"):
+            shutil.copytree(place / name, folder / name)
+        monkeypatch.chdir(folder)
+        edited(Path("run"), **constrained_to("random"))
+        change()
+        before = digests(folder)
+        with pytest.raises(InputError) as refusal:
+            run_closed_loop(Path("run"), Path("log"), 1, Path("out"))
+        assert message in str(refusal.value)
+        assert digests(folder) == before
     with pytest.raises(InputError, match="days: 0 is not allowed; allowed: at least 1"):
         run_closed_loop(place / "run", place / "log", 0, place / "none")
 
@@ -417,39 +394,21 @@ def test_the_command_serves_and_compares(
     assert "run/shown.parquet: no such file" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--policy", "run", "--days", "2"), "--policy RUN, --log LOG and --days N go together"),
-        (("--log", "log", "--days", "2"), "--policy RUN, --log LOG and --days N go together"),
-        (
-            ("--policy", "run", "--log", "log", "--examples", "2"),
-            "--policy RUN, --log LOG and --days N go together",
-        ),
-        (
-            ("--policy", "run", "--log", "log", "--days", "2", "--set", "seed=1"),
-            "--set does not go with --policy",
-        ),
-        (
-            ("--policy", "run", "--log", "log", "--days", "2", "--config", "x"),
-            "--config does not go with --policy",
-        ),
-        (
-            ("--policy", "run", "--log", "log", "--days", "2", "--randomized", "x"),
-            "--randomized does not go with --policy",
-        ),
-        (("--policy", "run", "--log", "log", "--days", "2"), "run: no summary.json"),
-        (("--policy", "run", "--log", "log", "--days", "-2"), "days: -2 is not allowed"),
-    ],
-)
 def test_the_command_refuses(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    message: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["simulate", *arguments, "--out", "out"]) == 1
-    assert capfd.readouterr().err.startswith(f"error: {message}")
+    policy = ("--policy", "run", "--log", "log")
+    for arguments, message in (
+        (("--policy", "run", "--days", "2"), "--policy RUN, --log LOG and --days N go together"),
+        (("--log", "log", "--days", "2"), "--policy RUN, --log LOG and --days N go together"),
+        ((*policy, "--examples", "2"), "--policy RUN, --log LOG and --days N go together"),
+        ((*policy, "--days", "2", "--set", "seed=1"), "--set does not go with --policy"),
+        ((*policy, "--days", "2", "--config", "x"), "--config does not go with --policy"),
+        ((*policy, "--days", "2", "--randomized", "x"), "--randomized does not go with --policy"),
+        ((*policy, "--days", "2"), "run: no summary.json"),
+        ((*policy, "--days", "-2"), "days: -2 is not allowed"),
+    ):
+        assert main(["simulate", *arguments, "--out", "out"]) == 1
+        assert capfd.readouterr().err.startswith(f"error: {message}")
     assert not list(tmp_path.iterdir())

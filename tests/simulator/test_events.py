@@ -13,38 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctr.cli import main
-from ctr.config import parse_model
 from ctr.data.ids.tables import transform_table
 from ctr.data.log import read_manifests
-from ctr.data.shards import read_shard, unpack_ids
+from ctr.data.shards import unpack_ids
 from ctr.io.errors import InputError
-from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import simulate
-from log_files import digests
+from log_files import digests, rows_of
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
-EXAMPLES = 24_000
-WORLD: dict[str, Any] = {
-    "examples": EXAMPLES,
-    "queries_per_day": 1_500,
-    "users": 300,
-    "ads": 100,
-    "advertisers": 20,
-    "words": 100,
-    "topics": 5,
-    "base_ctr": 0.2,
-    "events": {"duplicate_share": 0.05, "straggler_share": 0.02},
-}
-
-
-def settings(**changes: Any) -> SimulatorConfig:
-    return parse_model(SimulatorConfig, {**WORLD, **changes}, "test")
-
-
-def small(**events: Any) -> SimulatorConfig:
-    return settings(examples=2_000, queries_per_day=200, events=events)
+KINDS = ("impressions", "clicks")
 
 
 def events_of(folder: Path, kind: str) -> pa.Table:
@@ -53,8 +32,7 @@ def events_of(folder: Path, kind: str) -> pa.Table:
 
 
 def log_of(folder: Path) -> pa.Table:
-    shards = [entry for manifest in read_manifests(folder) for entry in manifest.shards]
-    return pa.concat_tables([read_shard(folder, entry, SCHEMA) for entry in shards])
+    return pa.concat_tables([rows_of(folder, manifest) for manifest in read_manifests(folder)])
 
 
 def numbers(table: pa.Table, name: str) -> np.ndarray:
@@ -75,64 +53,58 @@ def assert_share(hits: np.ndarray, share: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """LOG and EVENTS of one simulation."""
-    folder = tmp_path_factory.mktemp("simulated")
-    counts = simulate(settings(), folder / "log", events=folder / "events")
-    assert counts["examples"] == EXAMPLES
-    for kind in ("impressions", "clicks"):
-        assert counts[f"delivered_{kind}"] == len(events_of(folder / "events", kind))
-    files = [path for path in (folder / "events").rglob("*") if path.is_file()]
-    assert counts["event_files"] == len(files) - 1  # events.yaml
-    return folder
+def impressions(simulated: Any) -> pa.Table:
+    return events_of(simulated.events, "impressions")
 
 
 @pytest.fixture(scope="module")
-def impressions(folder: Path) -> pa.Table:
-    return events_of(folder / "events", "impressions")
+def clicks(simulated: Any) -> pa.Table:
+    return events_of(simulated.events, "clicks")
 
 
-@pytest.fixture(scope="module")
-def clicks(folder: Path) -> pa.Table:
-    return events_of(folder / "events", "clicks")
-
-
-def test_the_log_is_the_same_with_and_without_events(folder: Path, tmp_path: Path) -> None:
-    simulate(settings(), tmp_path / "alone")
-    assert digests(tmp_path / "alone") == digests(folder / "log")
-
-
-def test_every_impression_of_the_log_arrives_with_its_raw_values(folder: Path, impressions: pa.Table) -> None:
-    log = log_of(folder / "log")
-    events = once(impressions)
-    order = np.argsort(numbers(log, "example_id"))
-    assert numbers(events, "impression_id").tolist() == numbers(log, "example_id")[order].tolist()
-    log = log.take(order)
-    assert numbers(events, "query_id").tolist() == numbers(log, "query_id").tolist()
-    for name in ("timestamp", "query_time"):
-        assert numbers(events, "event_time").tolist() == numbers(log, name).tolist()
+def assert_logged(log: pa.Table, shown: pa.Table) -> None:
+    """Every impression of the log arrives with its raw values."""
+    events = once(shown)
+    log = log.take(np.argsort(numbers(log, "example_id")))
+    for name, own in (
+        ("example_id", "impression_id"),
+        ("query_id", "query_id"),
+        ("timestamp", "event_time"),
+        ("query_time", "event_time"),
+    ):
+        assert np.array_equal(numbers(events, own), numbers(log, name))
     matrix, lists = transform_table(SCHEMA, events)
     assert np.array_equal(unpack_ids(log.column("ids").combine_chunks(), SCHEMA), matrix)
     for name, (values, lengths) in lists.items():
         of_log = log.column(name).combine_chunks()
-        assert of_log.flatten().to_numpy().tolist() == values.tolist()
-        assert np.diff(of_log.offsets.to_numpy()).tolist() == lengths.tolist()
+        assert np.array_equal(of_log.flatten().to_numpy(), values)
+        assert np.array_equal(np.diff(of_log.offsets.to_numpy()), lengths)
 
 
-def test_what_is_clicked_in_the_log_has_a_click_and_nothing_else_has(
-    folder: Path, impressions: pa.Table, clicks: pa.Table
+def assert_clicked(log: pa.Table, clicks: pa.Table) -> None:
+    """What is clicked in the log has a click, and nothing else has."""
+    clicked = numbers(log, "example_id")[numbers(log, "label") > 0]
+    assert np.array_equal(np.unique(numbers(clicks, "impression_id")), np.sort(clicked))
+
+
+def test_the_events_are_the_traffic_of_the_log(
+    simulated: Any, impressions: pa.Table, clicks: pa.Table
 ) -> None:
-    log = log_of(folder / "log")
-    labels = by_id(log, "example_id", "label")
-    assert set(by_id(clicks)) == {number for number, label in labels.items() if label}
+    log = log_of(simulated.log)
+    assert_logged(log, impressions)
+    assert_clicked(log, clicks)
     served = by_id(impressions)
     assert all(time > served[number] for number, time in by_id(clicks).items())
+    for kind, table in (("impressions", impressions), ("clicks", clicks)):
+        assert simulated.counts[f"delivered_{kind}"] == len(table)
+    files = [path for path in simulated.events.rglob("*") if path.is_file()]
+    assert simulated.counts["event_files"] == len(files) - 1  # events.yaml
 
 
-@pytest.mark.parametrize("kind", ["impressions", "clicks"])
-def test_files_are_cut_and_sorted_by_arrival(folder: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_are_cut_and_sorted_by_arrival(simulated: Any, kind: str) -> None:
     late = 0
-    for path in (folder / "events" / kind).iterdir():
+    for path in (simulated.events / kind).iterdir():
         table = pq.read_table(path)
         hour = datetime.strptime(path.stem, "%Y-%m-%dT%H").replace(tzinfo=UTC)
         begin = int(hour.timestamp()) * SECOND_US
@@ -146,10 +118,10 @@ def test_files_are_cut_and_sorted_by_arrival(folder: Path, kind: str) -> None:
     assert late > 100  # out of order
 
 
-@pytest.mark.parametrize("kind", ["impressions", "clicks"])
-def test_what_comes_twice_is_a_copy_that_arrives_later(folder: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_twice_is_a_copy_that_arrives_later(simulated: Any, kind: str) -> None:
     copies: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for row in events_of(folder / "events", kind).to_pylist():
+    for row in events_of(simulated.events, kind).to_pylist():
         copies[row["impression_id"]].append(row)
     assert_share(np.array([len(rows) == 2 for rows in copies.values()]), 0.05)
     for rows in copies.values():
@@ -173,78 +145,45 @@ def test_delays_are_those_of_the_settings(impressions: pa.Table, clicks: pa.Tabl
     assert (delay > day).any()
 
 
-@pytest.mark.slow
-def test_the_same_settings_give_the_same_bytes_also_after_an_interruption(tmp_path: Path) -> None:
-    def interrupt(position: int) -> None:
-        if position > 1_000:
-            raise KeyboardInterrupt
-
-    simulate(small(), tmp_path / "log", events=tmp_path / "whole")
-    broken = tmp_path / "broken"
-    with pytest.raises(KeyboardInterrupt):
-        simulate(small(), tmp_path / "log", interrupt, events=broken)
-    written = digests(broken)
-    # What is written is final, however the simulation goes on.
-    assert written.items() < digests(tmp_path / "whole").items()
-    # As a kill in the middle of a file leaves it.
-    (broken / "clicks" / "2026-01-05T07.parquet.partial-0123456789abcdef").write_bytes(b"half")
-    simulate(small(), tmp_path / "log", events=broken)
-    assert digests(broken) == digests(tmp_path / "whole")
-    simulate(small(), tmp_path / "log", events=broken)
-    assert digests(broken) == digests(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_other_seeds_give_other_delays(tmp_path: Path) -> None:
-    delays = []
-    for seed in (0, 1):
-        config = small().model_copy(update={"seed": seed})
-        simulate(config, tmp_path / f"log{seed}", events=tmp_path / f"events{seed}")
-        table = events_of(tmp_path / f"events{seed}", "impressions")
-        delays.append(set((numbers(table, "arrival_time") - numbers(table, "event_time")).tolist()))
+def test_a_shorter_log_and_another_seed(small: Any, tmp_path: Path) -> None:
+    found: dict[str, list[list[dict[str, Any]]]] = {}
+    for name, changes in (("long", {}), ("short", {"examples": 701}), ("other", {"seed": 1})):
+        config = small(**{"examples": 1_000, **changes})
+        simulate(config, tmp_path / f"{name} log", events=tmp_path / name)
+        found[name] = [events_of(tmp_path / name, kind).to_pylist() for kind in KINDS]
+    # A shorter log has the same events of its impressions.
+    wanted = set(numbers(log_of(tmp_path / "short log"), "example_id").tolist())
+    assert len(wanted) == 701
+    for short, long in zip(found["short"], found["long"], strict=True):
+        assert short == [row for row in long if row["impression_id"] in wanted]
+    # Another seed has other delays.
+    delays = [
+        {row["arrival_time"] - row["event_time"] for row in found[name][0]} for name in ("long", "other")
+    ]
     assert len(delays[0] & delays[1]) < 20
 
 
-def test_a_shorter_log_has_the_same_events_of_its_impressions(folder: Path, tmp_path: Path) -> None:
-    simulate(settings(examples=7_001), tmp_path / "log", events=tmp_path / "events")
-    wanted = set(numbers(log_of(tmp_path / "log"), "example_id").tolist())
-    assert len(wanted) == 7_001
-    for kind in ("impressions", "clicks"):
-        short = events_of(tmp_path / "events", kind).to_pylist()
-        long = events_of(folder / "events", kind).to_pylist()
-        assert short == [row for row in long if row["impression_id"] in wanted]
-
-
 @pytest.mark.slow
-def test_all_formats_hold_the_same_rows(tmp_path: Path) -> None:
+def test_all_formats_hold_the_same_rows(small: Any, tmp_path: Path) -> None:
     for form in ("parquet", "csv", "jsonl"):
-        simulate(small(format=form), tmp_path / "log", events=tmp_path / form)
-    names = {
-        path.relative_to(tmp_path / "parquet").with_suffix("") for path in files_in(tmp_path / "parquet")
-    }
-    assert len(names) > 50
-    for form in ("csv", "jsonl"):
-        assert {
-            path.relative_to(tmp_path / form).with_suffix("") for path in files_in(tmp_path / form)
-        } == names
-    for name in names:
-        expected = pq.read_table(tmp_path / "parquet" / f"{name}.parquet")
+        simulate(small({"format": form}, examples=600), tmp_path / "log", events=tmp_path / form)
+    paths = [path for kind in KINDS for path in (tmp_path / "parquet" / kind).iterdir()]
+    assert len(paths) > 20
+    for path in paths:
+        name, expected = f"{path.parent.name}/{path.stem}", pq.read_table(path)
         assert pa_csv.read_csv(tmp_path / "csv" / f"{name}.csv").equals(expected)
         lines = (tmp_path / "jsonl" / f"{name}.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == expected.to_pylist()
+    for form in ("csv", "jsonl"):
+        assert len([path for kind in KINDS for path in (tmp_path / form / kind).iterdir()]) == len(paths)
 
 
-def files_in(events: Path) -> list[Path]:
-    return [path for kind in ("impressions", "clicks") for path in (events / kind).iterdir()]
-
-
-def test_without_delays_events_come_in_the_order_of_the_log(tmp_path: Path) -> None:
-    nothing = dict.fromkeys(
-        ("delivery_seconds", "straggler_share", "duplicate_share", "click_seconds", "late_click_share"), 0
-    )
-    simulate(small(**nothing), tmp_path / "log", events=tmp_path / "events")
+def test_without_delays_events_come_in_the_order_of_the_log(small: Any, tmp_path: Path) -> None:
+    names = ("delivery_seconds", "straggler_share", "duplicate_share", "click_seconds", "late_click_share")
+    nothing = small(dict.fromkeys(names, 0), examples=600)
+    simulate(nothing, tmp_path / "log", events=tmp_path / "events")
     log = log_of(tmp_path / "log")
-    shown, clicked = (events_of(tmp_path / "events", kind) for kind in ("impressions", "clicks"))
+    shown, clicked = (events_of(tmp_path / "events", kind) for kind in KINDS)
     for table in (shown, clicked):
         assert table.column("arrival_time").equals(table.column("event_time"))
     assert numbers(shown, "impression_id").tolist() == numbers(log, "example_id").tolist()
@@ -253,10 +192,10 @@ def test_without_delays_events_come_in_the_order_of_the_log(tmp_path: Path) -> N
     assert numbers(clicked, "event_time").tolist() == (numbers(log, "timestamp")[labels] + 1).tolist()
 
 
-def test_everything_can_come_twice_and_never_at_the_same_time(tmp_path: Path) -> None:
-    config = small(duplicate_share=1, delivery_seconds=0, straggler_share=0)
+def test_everything_can_come_twice_and_never_at_the_same_time(small: Any, tmp_path: Path) -> None:
+    config = small({"duplicate_share": 1, "delivery_seconds": 0, "straggler_share": 0}, examples=600)
     simulate(config, tmp_path / "log", events=tmp_path / "events")
-    for kind in ("impressions", "clicks"):
+    for kind in KINDS:
         table = events_of(tmp_path / "events", kind)
         assert set(Counter(numbers(table, "impression_id").tolist()).values()) == {2}
         delay = numbers(table, "arrival_time") - numbers(table, "event_time")
@@ -264,9 +203,9 @@ def test_everything_can_come_twice_and_never_at_the_same_time(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_busy_day_is_written_hour_by_hour(tmp_path: Path) -> None:
+def test_a_busy_day_is_written_hour_by_hour(small: Any, tmp_path: Path) -> None:
     # Its queries are served in several parts, and hours are written before the day is over.
-    config = settings(examples=90_000, queries_per_day=60_000)
+    config = small(examples=90_000, queries_per_day=60_000)
     counts = simulate(config, tmp_path / "log", events=tmp_path / "events")
     assert counts["partitions"] == 1
     assert counts["queries"] > 17_000
@@ -278,9 +217,9 @@ def test_a_busy_day_is_written_hour_by_hour(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lost_impressions_leave_their_clicks(tmp_path: Path) -> None:
-    simulate(small(), tmp_path / "log", events=tmp_path / "all")
-    simulate(small(lost_share=0.2), tmp_path / "log", events=tmp_path / "lossy")
+def test_lost_impressions_leave_their_clicks(small: Any, tmp_path: Path) -> None:
+    for name, lost in (("all", 0), ("lossy", 0.2)):
+        simulate(small({"lost_share": lost}), tmp_path / "log", events=tmp_path / name)
     assert events_of(tmp_path / "all", "clicks").equals(events_of(tmp_path / "lossy", "clicks"))
     every, kept = (events_of(tmp_path / name, "impressions") for name in ("all", "lossy"))
     ids = numbers(every, "impression_id")
@@ -289,44 +228,35 @@ def test_lost_impressions_leave_their_clicks(tmp_path: Path) -> None:
     assert_share(arrived[np.unique(ids, return_index=True)[1]], 0.8)
 
 
-def test_randomized_traffic_that_the_log_does_not_have_is_not_in_the_events(tmp_path: Path) -> None:
-    config = settings(
-        examples=2_000, queries_per_day=200, events={}, randomized_share=0.3, randomized_in_log=False
-    )
-    simulate(config, tmp_path / "log", randomized=tmp_path / "random", events=tmp_path / "events")
+def test_randomized_traffic_that_the_log_does_not_have_is_not_in_the_events(
+    small: Any, tmp_path: Path
+) -> None:
+    config = small(randomized_share=0.3, randomized_in_log=False)
+    simulate(config, tmp_path / "log", None, tmp_path / "random", tmp_path / "events")
     log = log_of(tmp_path / "log")
-    shown = once(events_of(tmp_path / "events", "impressions"))
-    log = log.take(np.argsort(numbers(log, "example_id")))
-    assert shown.column("impression_id").equals(log.column("example_id"))
-    assert np.array_equal(
-        transform_table(SCHEMA, shown)[0], unpack_ids(log.column("ids").combine_chunks(), SCHEMA)
-    )
-    clicked = set(numbers(events_of(tmp_path / "events", "clicks"), "impression_id").tolist())
-    assert clicked == set(numbers(log, "example_id")[numbers(log, "label") > 0].tolist())
+    assert_logged(log, events_of(tmp_path / "events", "impressions"))
+    assert_clicked(log, events_of(tmp_path / "events", "clicks"))
 
 
-def test_one_example_is_delivered_once(tmp_path: Path) -> None:
-    counts = simulate(
-        settings(examples=1, events={"duplicate_share": 0}), tmp_path / "log", events=tmp_path / "events"
-    )
-    assert counts["delivered_impressions"] == 1
-    assert counts["delivered_clicks"] == counts["clicks"]
-    assert len(events_of(tmp_path / "events", "impressions")) == 1
-
-
-def test_folders_of_something_else_are_refused(tmp_path: Path) -> None:
-    simulate(small(), tmp_path / "log", events=tmp_path / "events")
+def test_folders_of_something_else_are_refused(small: Any, tmp_path: Path) -> None:
+    # A log of one example has its events.
+    counts = simulate(small({"duplicate_share": 0}, examples=1), tmp_path / "log", events=tmp_path / "events")
+    assert (counts["delivered_impressions"], counts["delivered_clicks"]) == (1, counts["clicks"])
     before = digests(tmp_path / "events")
-    with pytest.raises(
-        InputError, match=r"its events\.duplicate_share was 0\.01, is 0\.5; use another output"
+    for changes, out, events, message in (
+        (
+            {"events": {"duplicate_share": 0.5}},
+            "log",
+            "events",
+            r"its events\.duplicate_share was 0\.0, is 0\.5",
+        ),
+        ({"examples": 2}, "log2", "events", "examples was 1, is 2.*use another output directory"),
+        ({}, "log", "log", "neither empty nor events"),
     ):
-        simulate(small(duplicate_share=0.5), tmp_path / "log", events=tmp_path / "events")
-    shorter = settings(examples=1_000, queries_per_day=200, events={})
-    with pytest.raises(InputError, match="its examples was 2000, is 1000; use another output directory"):
-        simulate(shorter, tmp_path / "log2", events=tmp_path / "events")
+        config = small(**{"events": {"duplicate_share": 0}, "examples": 1, **changes})
+        with pytest.raises(InputError, match=message):
+            simulate(config, tmp_path / out, events=tmp_path / events)
     assert digests(tmp_path / "events") == before
-    with pytest.raises(InputError, match="neither empty nor events"):
-        simulate(small(), tmp_path / "log", events=tmp_path / "log")
 
 
 def test_the_command_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,10 +273,9 @@ def test_the_command_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture
     assert sum(map(len, tables)) == 300
 
 
-def test_hours_in_which_nothing_is_due_have_no_file(tmp_path):
+def test_hours_in_which_nothing_is_due_have_no_file(small: Any, tmp_path: Path) -> None:
     # Few clicks, half of them a day late: at times all that wait are for later.
-    content = {"days": 60, "queries_per_day": 10, "base_ctr": 0.05, "users": 50, "ads": 50, "words": 100}
     events = {"late_click_share": 0.5, "late_click_seconds": 90_000}
-    config = parse_model(SimulatorConfig, {**content, "advertisers": 10, "events": events}, "test")
-    result = simulate(config, tmp_path / "log", events=tmp_path / "events")
-    assert result["delivered_clicks"] > 0 and (tmp_path / "events" / "clicks").is_dir()
+    config = small(events, examples=None, days=12, queries_per_day=10, base_ctr=0.05)
+    counts = simulate(config, tmp_path / "log", events=tmp_path / "events")
+    assert counts["delivered_clicks"] == len(events_of(tmp_path / "events", "clicks")) > 0

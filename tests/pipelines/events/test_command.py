@@ -1,24 +1,35 @@
-"""``ctr ingest events`` on the command line."""
+"""``ctr ingest events`` on the command line: what it tells, its options by driver, and what it refuses."""
 
+import argparse
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import apache_beam as beam
 import pytest
 
 import event_files
-from ctr.cli import main
-from ctr.config import dump_yaml
+from ctr.cli import main, make_parser
+from ctr.config import dump_yaml, parse_model
+from ctr.data.event_mapping import EventMapping
 from ctr.data.kept_values import read_values
 from ctr.data.log import read_manifests
+from ctr.io.errors import InputError
+from ctr.pipelines.events.command import check_events, run_events
+from ctr.pipelines.events.drivers import FollowSettings, KafkaSettings
+from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
+from ctr.pipelines.events.stream import check_rules, run_until_stopped, streaming_options
 from log_files import ids_of_rows
+
+EVENTS = event_files.draw_events(40)
 
 
 @pytest.fixture
 def call(tmp_path: Path) -> Callable[..., int]:
     """Runs the command over ``events`` to ``log``; returns its exit status."""
     (tmp_path / "mapping.yaml").write_text(dump_yaml(event_files.mapping()))
-    event_files.write_events(tmp_path / "events", event_files.draw_events(40), files=1)
+    event_files.write_events(tmp_path / "events", EVENTS, files=1)
 
     def run(*options: str) -> int:
         files = ["--mapping", str(tmp_path / "mapping.yaml"), "--out", str(tmp_path / "log")]
@@ -30,61 +41,122 @@ def call(tmp_path: Path) -> Callable[..., int]:
     return run
 
 
-@pytest.mark.slow
-def test_the_batch_tells_what_became_of_the_events(
-    call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call() == 0
-    reported = capsys.readouterr().out
-    rows = sum(manifest.rows for manifest in read_manifests(tmp_path / "log"))
-    assert f"{rows} examples, " in reported
-    assert f"{len(event_files.draw_events(40)['impressions'])} impressions read" in reported
-    assert call("--json") == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["examples"] == rows
-    assert result["counts"]["clicks"]["read"] == len(event_files.draw_events(40)["clicks"])
-
-
-def test_a_drain_tells_it_too(
-    call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call("--follow", "--drain", "--json", "--poll", "0.1", "--idle-timeout", "5") == 0
-    result = json.loads(capsys.readouterr().out)
-    manifests = read_manifests(tmp_path / "log")
-    assert (result["published"], result["pending"]) == (len(manifests), 0)
-    assert result["rows"] == sum(manifest.rows for manifest in manifests) > 0
-
-
-def test_the_command_keeps_values_for_any_mapping(
+def test_the_batch_tells_what_became_of_the_events_and_keeps_values(
     call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("--keep-values", "price") == 1
     assert "--keep-values: keep_values names price" in capsys.readouterr().err
     assert call("--keep-values", "tags") == 0
+    reported = capsys.readouterr().out
+    rows = sum(manifest.rows for manifest in read_manifests(tmp_path / "log"))
+    assert f"{rows} examples, " in reported
+    assert f"{len(EVENTS['impressions'])} impressions read" in reported
     ids = {one for found in ids_of_rows(tmp_path / "log").values() for one in found["tags"]}
     values = " | ".join(read_values(tmp_path / "log", "tags", ids).values())
     assert set(values.split(" | ")) == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (("--drain",), "--drain requires --follow"),
-        (("--poll", "1"), "--poll requires --follow"),
-        (("--idle-timeout", "1"), "--idle-timeout requires --follow"),
+@pytest.mark.parametrize("drain", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_result_as_json(
+    drain: bool, call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--follow", "--drain", "--poll", "0.1", "--idle-timeout", "5") if drain else ()
+    assert call(*options, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    manifests = read_manifests(tmp_path / "log")
+    assert result["rows" if drain else "examples"] == sum(manifest.rows for manifest in manifests) > 0
+    assert result["counts"]["clicks"]["read"] == len(EVENTS["clicks"])
+    if drain:
+        assert (result["published"], result["pending"]) == (len(manifests), 0)
+
+
+def test_what_does_not_go_is_one_line(
+    call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options, complaint in (
         (("--max-reject-share", "1.5"), "--max-reject-share 1.5 is not allowed"),
         (("--beam-options=--runner=Nothing",), "--beam-options"),
         (("--mapping", "nowhere.yaml"), "nowhere.yaml: no such file"),
-    ],
-)
-def test_what_does_not_go_is_one_line(
-    options: tuple[str, ...],
-    complaint: str,
-    call: Callable[..., int],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert call(*options) != 0
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert complaint in line
+    ):
+        assert call(*options) != 0
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+        assert complaint in line
     assert not (tmp_path / "log" / "manifests").exists()
+
+
+# ---------------------------------------------------------------- options
+
+
+def arguments(*given: str, folder: Path) -> argparse.Namespace:
+    mapping = Path(__file__).resolve().parents[3] / "examples" / "events" / "simulated.yaml"
+    fixed = ["--mapping", str(mapping), "--out", str(folder / "log")]
+    return make_parser().parse_args(["ingest", "events", *given, *fixed])
+
+
+def test_options_that_do_not_go_together_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path)
+    kafka = ("--stream", "--kafka", "h:1")
+    for given, complaint in (
+        (("a", "--drain"), "--drain requires --follow"),
+        (("a", "--poll", "0"), "--poll requires --follow"),
+        ((*kafka, "--idle-timeout", "1"), "apply to folders, not to --kafka"),
+        (("--kafka", "h:1"), "--kafka requires --stream"),
+        (("--stream",), "either folders or --kafka are required"),
+        (("a", *kafka), "either folders or --kafka are required"),
+        (("a", "--stream", "--follow"), "cannot be combined"),
+        (("a", "--stream", "--kafka-option", "a=b"), "--kafka-option requires --kafka"),
+        (("a", "--stream"), "requires a runner that waits for watermarks"),
+        ((*kafka, "--beam-options=--runner=FlinkRunner"), "topic and clicks.topic"),
+    ):
+        parsed = arguments(*given, folder=tmp_path)
+        with pytest.raises(InputError, match=complaint):
+            run_events(parsed, check_events(parsed))
+    assert not (tmp_path / "log").exists()
+
+
+def test_seconds_that_are_none_are_refused() -> None:
+    for name in ("poll_seconds", "settle_seconds", "idle_seconds"):
+        for value in (-1.0, float("nan"), float("inf")):
+            with pytest.raises(InputError, match=f"{name}: .* is not allowed"):
+                FollowSettings(**{name: value})
+
+
+def flags(given: str, drain: bool = False) -> set[str]:
+    return set(streaming_options(given, drain)._flags)
+
+
+def test_a_job_on_flink_gets_the_options_that_it_needs_and_keeps_its_own() -> None:
+    plain = {"--max_bundle_time_mills=100", f"--shutdown_sources_after_idle_ms={2**63 - 1}"}
+    assert flags("--runner=PortableRunner") == {"--runner=PortableRunner", *plain}
+    assert "--shutdown_sources_after_idle_ms=1" in flags("--runner=FlinkRunner", drain=True)
+    added = flags("--runner=FlinkRunner --checkpointing_interval=5") - plain
+    assert added >= {"--finish_bundle_before_checkpointing", "--number_of_execution_retries=3"}
+    given = {"--runner=PortableRunner", "--checkpointing_interval=5", "--number_of_execution_retries=9"}
+    given |= {"--max_bundle_time_mills=7", "--shutdown_sources_after_idle_ms=8"}
+    assert flags(" ".join(given), drain=True) == {*given, "--finish_bundle_before_checkpointing"}
+    assert flags("--runner=BundleBasedDirectRunner", drain=True) == {"--runner=BundleBasedDirectRunner"}
+
+
+def test_a_job_server_that_is_not_there_is_one_line() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+        # Bound, so that nobody else has it, but not listening.
+        options = streaming_options(f"--runner=PortableRunner --job_endpoint={endpoint}", False)
+        with pytest.raises(InputError, match=f"no job server at {endpoint}: Connection refused"):
+            run_until_stopped(options, lambda pipeline: pipeline | beam.Create([1]), lambda: None)
+
+
+def test_what_a_stream_or_a_topic_cannot_be_is_refused() -> None:
+    with pytest.raises(InputError, match="whole milliseconds; delay is 1500 us"):
+        check_rules(event_files.mapping(delay="1500us"))
+    assert kafka_options(["a=b", "c=d=e", "f="]) == {"a": "b", "c": "d=e", "f": ""}
+    for wrong in ("a", "=b"):
+        with pytest.raises(InputError, match="KEY=VALUE is required"):
+            kafka_options([wrong])
+    content = event_files.content(
+        "parquet", impressions={"topic": "i", "hashed": True}, clicks={"topic": "c"}
+    )
+    with pytest.raises(InputError, match="hashed impressions are Parquet"):
+        EventsInKafka(parse_model(EventMapping, content, "test"), KafkaSettings("h:1"))

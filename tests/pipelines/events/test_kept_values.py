@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 import event_files
-import stream_helpers
 from ctr.data.kept_values import FOLDER, read_values
 from ctr.io.errors import InputError
 from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
@@ -19,7 +18,6 @@ FEATURES = [
 ]
 KEPT = ("own", "tags", "own_tags")
 DRAIN = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
-STREAMED = [{"name": "color", "kind": "category", "source": "color", "buckets": 2}]
 
 
 def make_mapping(**changes: Any) -> Any:
@@ -97,17 +95,6 @@ def test_the_log_is_the_same_without_values_and_gets_them_later(
         ingest_events(make_mapping(delay="6s"), [folder], out, max_reject_share=0)
 
 
-def test_files_that_are_followed_give_the_same_values(events: Any, log: Path, tmp_path: Path) -> None:
-    folder = event_files.write_events(tmp_path / "in", events)
-    mapping = make_mapping()
-    watch_events(mapping, [folder], tmp_path / "log", DRAIN, lambda: False)
-    # When files are followed, other events come too late.
-    found, wanted = (event_files.published(one, ("rejects", "late")) for one in (tmp_path / "log", log))
-    same = [name for name in found if name.startswith(f"{FOLDER}/") and name in wanted]
-    assert same and all(found[name] == wanted[name] for name in same)
-    assert check_values(tmp_path / "log", events) > 50
-
-
 def test_events_that_wait_since_before_values_were_kept_have_none(events: Any, tmp_path: Path) -> None:
     half = len(events["impressions"]) // 2
     early_alone = {**events["impressions"][0], "tags": ["early"]}
@@ -138,51 +125,42 @@ def test_only_published_examples_have_values(events: Any, folder: Path, tmp_path
     assert all((tmp_path / "log" / FOLDER).iterdir()) and ids
 
 
-def stream_mapping() -> dict[str, Any]:
-    return {"features": STREAMED, "keep_values": ["color"]}
-
-
-def test_a_stream_gives_the_values_of_a_batch_in_any_order(tmp_path: Path) -> None:
+def test_every_driver_gives_the_same_values_in_any_order(tmp_path: Path) -> None:
     """With one bucket all colors have the same id, so that impressions that differ in it are copies of each other."""
+    feature = {"name": "color", "kind": "category", "source": "color", "buckets": 2}
+    mapping = event_files.mapping(features=[feature], keep_values=["color"], delay="60s")
     colors = ["red", "blue", "green", "red", "cyan"]
     shown = [
-        stream_helpers.impression(number % 7, 3.0 * (number % 7), 40.0, color=colors[(number * 3) % 5])
+        event_files.impression(number % 7, 3.0 * (number % 7), 40.0, color=colors[(number * 3) % 5])
         for number in range(20)
     ]
-    clicks = [stream_helpers.click(1, 5.0)]
-    logs = []
-    for name, order in (("one", shown), ("other", shown[::-1])):
-        steps = [
-            stream_helpers.raw("impressions", *order[:9]),
-            stream_helpers.raw("clicks", *clicks),
-            stream_helpers.raw("impressions", *order[9:]),
-        ]
-        changes = {**stream_mapping(), "delay": "60s"}
-        stream_helpers.run_stream(tmp_path / name, steps, **changes)
-        logs.append(stream_helpers.published(tmp_path / name))
-    batch = stream_helpers.run_batch(tmp_path / "batch", shown, clicks, **changes)
-    assert logs[0] == logs[1] == stream_helpers.published(batch)
-    assert sum(name.startswith(f"{FOLDER}/") for name in logs[0]) == 1
+    clicks = [event_files.click(1, 5.0)]
+    files = event_files.encode_files({"impressions": shown[::-1], "clicks": clicks}, 2)
+    folder = event_files.write_files(tmp_path / "in", files)
+    ingest_events(mapping, [folder], tmp_path / "batch", max_reject_share=0)
+    watch_events(mapping, [folder], tmp_path / "watch", DRAIN, lambda: False)
+    steps = [
+        event_files.raw(kind, *events, made=mapping)
+        for kind, events in (("impressions", shown[:9]), ("clicks", clicks), ("impressions", shown[9:]))
+    ]
+    event_files.run_stream(tmp_path / "stream", steps, mapping)
+    first, *others = (event_files.published(tmp_path / name) for name in ("batch", "watch", "stream"))
+    assert others == [first] * 2
+    assert sum(name.startswith(f"{FOLDER}/") for name in first) == 1
     # Of each impression the first value in the order of the alphabet: of what arrived at one time, no other is earlier.
-    firsts = {number: min(event["color"] for event in shown if event["id"] == number) for number in range(7)}
-    assert set(read_values(batch, "color", [1])[1].split(" | ")) == set(firsts.values())
+    firsts = {min(event["color"] for event in shown if event["impression_id"] == one) for one in range(7)}
+    assert set(read_values(tmp_path / "batch", "color", [1])[1].split(" | ")) == firsts
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"keep_values": ["price"]},
-            "keep_values names price, whose ids say by themselves what they stand for",
-        ),
+def test_wrong_names_are_refused_with_what_is_allowed() -> None:
+    for changes, message in (
+        ({"keep_values": ["price"]}, "names price, whose ids say by themselves what they stand for"),
         ({"keep_values": ["nothing"]}, "not a feature; allowed: all, or own, tags, own_tags$"),
         ({"keep_values": {"own_tags": "all"}}, "use all, or a list of features such as"),
         (
             {"impressions": {"hashed": True}, "form": "parquet"},
             "keep_values: hashed impressions have ids alone, and no raw values to keep",
         ),
-    ],
-)
-def test_wrong_names_are_refused_with_what_is_allowed(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make_mapping(**changes)
+    ):
+        with pytest.raises(InputError, match=message):
+            make_mapping(**changes)

@@ -70,15 +70,18 @@ def test_events_joined_and_trained_on_as_they_come_give_the_bits_of_one_pass(tmp
             joiner = start(*ingest, "--out", log, "--follow", "--poll", "0.1")
     wait(lambda: len(read_manifests_of(log)) >= 7, joiner, trainer)
     joiner.send_signal(signal.SIGTERM)
-    assert joiner.wait(60) == 0
+    reported, complaint = joiner.communicate(timeout=60)
+    assert joiner.returncode == 0, complaint
+    assert "impressions pending" in reported
     drained = start(*ingest, "--out", log, "--follow", "--drain")
-    assert drained.wait(120) == 0
+    reported, complaint = drained.communicate(timeout=120)
+    assert drained.returncode == 0, complaint
+    assert "0 impressions pending" in reported
     rows = sum(manifest.rows for manifest in read_manifests(log))
     wait(lambda: trained(run) == rows, trainer)
     trainer.send_signal(signal.SIGTERM)
     assert trainer.wait(60) == 0
-    for program in (joiner, drained, trainer):
-        program.communicate()
+    trainer.communicate()
     at_once = start(*ingest, "--out", tmp_path / "at-once")
     assert at_once.wait(120) == 0, at_once.communicate()
     at_once.communicate()

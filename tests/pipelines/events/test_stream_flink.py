@@ -2,14 +2,12 @@
 
 import contextlib
 import json
-import random
 import signal
-import time
 
 import pytest
 
+import event_files
 import java_services
-import stream_helpers
 import stream_jobs
 
 MISSING = java_services.missing(java_services.FLINK_JARS)
@@ -30,32 +28,8 @@ def test_a_drained_job_is_the_batch_job_and_ends_by_itself(traffic, tmp_path):
         status, said, complaints = stream_jobs.ended(process)
     assert (status, complaints) == (0, "")
     assert said.startswith(f"{log}: {traffic.partitions} partitions, ")
-    assert stream_helpers.published(log) == traffic.whole
+    assert event_files.published(log, ("rejects", "late")) == traffic.whole
     assert len(traffic.whole) > 50
-
-
-@pytest.mark.soak
-def test_a_job_that_is_killed_again_and_again_is_simply_run_again(traffic, tmp_path):
-    log, source = tmp_path / "log", random.Random(7)
-    # Seeded places at which it is killed: before the first partition, and where some more are published.
-    for number, more in enumerate([0, source.randrange(1, 10), source.randrange(10, 20)]):
-        with (
-            java_services.flink_job_server(tmp_path / f"flink{number}") as endpoint,
-            stream_jobs.job(log, endpoint, traffic.events, "--drain") as process,
-        ):
-            before = stream_jobs.manifests(log)
-            if more:
-                stream_jobs.wait(lambda goal=before + more: stream_jobs.manifests(log) >= goal, process)
-            else:
-                stream_jobs.wait(lambda: (log / "events.yaml").exists(), process)
-                time.sleep(source.uniform(1, 3))
-    assert 0 < stream_jobs.manifests(log) < traffic.partitions
-    with (
-        java_services.flink_job_server(tmp_path / "flink") as endpoint,
-        stream_jobs.job(log, endpoint, traffic.events, "--drain") as process,
-    ):
-        assert stream_jobs.ended(process)[0] == 0
-    assert stream_helpers.published(log) == traffic.whole
 
 
 @pytest.mark.soak
@@ -89,26 +63,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(traff
         status, said, complaints = stream_jobs.told_to_stop(process, signal.SIGTERM)
     assert (status, complaints) == (0, "")
     assert said.startswith(f"{log}: {traffic.partitions} partitions, ")
-    assert stream_helpers.published(log) == traffic.whole
-
-
-@pytest.mark.soak
-def test_a_worker_that_fails_is_tried_again_by_flink(traffic, tmp_path):
-    log = stream_jobs.begin(tmp_path / "log")
-    # A file where a folder should be: no partition with an unmatched click can be written.
-    (log / "unmatched").touch()
-    with (
-        java_services.flink_job_server(tmp_path / "flink") as endpoint,
-        stream_jobs.job(
-            log, endpoint, traffic.events, "--drain", beam=stream_jobs.checkpointed(tmp_path, retries=30)
-        ) as process,
-    ):
-        server = tmp_path / "flink" / "job-server.log"
-        stream_jobs.wait(lambda: "to RESTARTING" in server.read_text(errors="replace"), process)
-        (log / "unmatched").unlink()
-        status, _, complaints = stream_jobs.ended(process)
-    assert (status, complaints) == (0, "")
-    assert stream_helpers.published(log) == traffic.whole
+    assert event_files.published(log, ("rejects", "late")) == traffic.whole
 
 
 @pytest.mark.soak
@@ -156,7 +111,7 @@ def test_a_late_event_is_set_aside_and_a_job_server_that_goes_away_ends_the_comm
         target.with_suffix(".tmp").write_bytes(again.read_bytes())
         target.with_suffix(".tmp").rename(target)
         stream_jobs.wait(lambda: {path.name for path in (log / "late").iterdir()} > before, process)
-        assert stream_helpers.published(log) == traffic.whole
+        assert event_files.published(log, ("rejects", "late")) == traffic.whole
         server.__exit__(None, None, None)
         status, said, complaints = stream_jobs.ended(process)
         assert (status, said, complaints.count("\n")) == (1, "", 1), complaints
@@ -166,4 +121,4 @@ def test_a_late_event_is_set_aside_and_a_job_server_that_goes_away_ends_the_comm
         )
         assert (status, said) == (1, "")
         assert complaints.startswith(f"error: --beam-options: no job server at {endpoint}: ")
-    assert stream_helpers.published(log) == traffic.whole
+    assert event_files.published(log, ("rejects", "late")) == traffic.whole

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pyarrow.parquet as pq
 import pytest
 
+import event_files
 import java_services
-import stream_helpers
 import stream_jobs
 
 MISSING = java_services.missing(java_services.FLINK_JARS, java_services.KAFKA_JARS)
@@ -103,7 +103,7 @@ def test_topics_become_the_log_of_the_batch_job_and_bad_records_are_set_aside(
         status, said, complaints = stream_jobs.told_to_stop(process, signal.SIGINT)
     assert (status, complaints) == (0, "")
     assert said.startswith(f"{log}: {traffic.partitions} partitions, ")
-    assert stream_helpers.published(log) == traffic.whole
+    assert event_files.published(log, ("rejects", "late")) == traffic.whole
     found = [json.loads(line) for path in (log / "rejects").iterdir() for line in path.open()]
     assert {reject["file"] for reject in found} == {"impressions/0"}
     offsets = sorted(reject["row"] for reject in found)
@@ -134,4 +134,4 @@ def test_a_killed_job_goes_on(traffic, broker, mapping, tmp_path, checkpoints):
     ):
         stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.partitions, process)
         assert stream_jobs.told_to_stop(process, signal.SIGTERM)[0] == 0
-    assert stream_helpers.published(log) == traffic.whole
+    assert event_files.published(log, ("rejects", "late")) == traffic.whole

@@ -1,0 +1,58 @@
+"""One simulation whose log, randomized traffic and events all tests read that change nothing of them."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ctr.config import parse_model
+from ctr.simulator.config import SimulatorConfig
+from ctr.simulator.simulate import simulate
+
+WORLD: dict[str, Any] = {
+    "examples": 30_000,
+    "queries_per_day": 2_000,
+    "users": 300,
+    "ads": 100,
+    "advertisers": 20,
+    "words": 100,
+    "topics": 5,
+    "base_ctr": 0.2,
+    "drift": 0.05,
+    "randomized_share": 0.1,
+    "events": {"duplicate_share": 0.05, "straggler_share": 0.02},
+}
+
+
+class Simulated(NamedTuple):
+    """Folders, and what ``simulate`` told of them."""
+
+    log: Path
+    randomized: Path
+    events: Path
+    counts: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def world() -> dict[str, Any]:
+    return WORLD
+
+
+@pytest.fixture(scope="session")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Simulated:
+    folder = tmp_path_factory.mktemp("simulated")
+    config = parse_model(SimulatorConfig, WORLD, "test")
+    counts = simulate(config, folder / "log", None, folder / "random", folder / "events")
+    return Simulated(folder / "log", folder / "random", folder / "events", counts)
+
+
+@pytest.fixture(scope="session")
+def small() -> Any:
+    """Makes the settings of a simulation of ten days, with some changes."""
+
+    def make(events: dict[str, Any] | None = None, **changes: Any) -> SimulatorConfig:
+        delivered = WORLD["events"] if events is None else events
+        content = {**WORLD, "examples": 2_000, "queries_per_day": 200, "events": delivered, **changes}
+        return parse_model(SimulatorConfig, content, "test")
+
+    return make
