@@ -70,7 +70,7 @@ def test_a_loop_that_fails_is_reported_alone_and_goes_on_from_where_it_was(stand
     assert not list((place / "out").glob("*/*/checkpoints"))
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_other_days_begin_anew_with_runs_that_have_checkpoints(stand_in, place):
     run({key: value for key, value in looped(3).items() if key != "loop"}, timing=False)
     calls(stand_in)

@@ -62,45 +62,41 @@ def test_another_runner_makes_the_same(stand_in, place):
     assert not (place / "out/outcomes").exists()
 
 
-def test_another_experiment_takes_the_teacher_that_is_there(stand_in, place):
-    run()
-    shutil.rmtree(place / "out")
-    stand_in.write_text("")
-    run()
-    assert "teacher-wide-seed-1" not in stand_in.read_text()
-    assert "sample" not in stand_in.read_text()
-    assert "student-seed-2" in stand_in.read_text()
-
-
-def test_what_failed_here_and_was_made_elsewhere_has_not_failed(stand_in, place):
+def test_what_is_there_is_taken_and_what_changed_is_run_again(stand_in, place):
     run(timing=False)
-    for name in ("teacher-wide-seed-1", "sampling-low"):
-        (place / "out/failures").mkdir(exist_ok=True)
-        (place / f"out/failures/{name}.txt").write_text("error: it broke\n")
-    assert run(timing=False) == {}
-    assert not list((place / "out/failures").iterdir())
-
-
-def test_a_changed_arm_alone_is_run_again(stand_in):
-    run(timing=False)
-    stand_in.write_text("")
+    clear(stand_in)
     arms = {**EXPERIMENT["arms"], "smelu": {"set": {"model.deep.activation": "gelu"}}}
     run({**EXPERIMENT, "arms": arms}, timing=False)
-    calls = stand_in.read_text().splitlines()
+    calls = clear(stand_in)
     assert sorted(calls[:2]) == ["smelu-seed-1", "smelu-seed-2"]
     assert calls[2:] == ["measure baseline smelu student", "measure teacher wide"]
-
-
-@pytest.mark.soak
-def test_another_log_is_passed_again(stand_in, place):
-    run(timing=False)
-    stand_in.write_text("")
+    # A run that was interrupted is not finished, whatever else is there of it.
+    (summary,) = (place / "out/runs").glob("baseline-seed-2-*/summary.json")
+    summary.unlink()
+    run({**EXPERIMENT, "arms": arms}, timing=False)
+    assert clear(stand_in) == ["baseline-seed-2"]
+    # Another experiment takes the teacher and the sampling that are there, also where they failed before.
+    shutil.rmtree(place / "out")
+    for name in ("teacher-wide-seed-1", "sampling-low"):
+        (place / "out/failures").mkdir(exist_ok=True, parents=True)
+        (place / f"out/failures/{name}.txt").write_text("error: it broke\n")
+    assert run(timing=False) == {}
+    calls = clear(stand_in)
+    assert not {"teacher-wide-seed-1", "sample"} & set(calls) and "student-seed-2" in calls
+    assert not list((place / "out/failures").iterdir())
+    # Another log is passed again: a teacher, a sampling, six runs and two measurements.
     simulate(SimulatorConfig(examples=300, seed=4), place / "other")
     shutil.rmtree(place / "log")
     shutil.move(place / "other", place / "log")
     (place / "sha").write_text(log_sha256(read_manifests(place / "log")))
     run(timing=False)
-    assert len(stand_in.read_text().splitlines()) == 10
+    assert len(clear(stand_in)) == 10
+
+
+def clear(stand_in: Path) -> list[str]:
+    calls = stand_in.read_text().splitlines()
+    stand_in.write_text("")
+    return calls
 
 
 def test_a_failure_is_reported_and_tried_again(stand_in, place):

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
-from tensorflow_serving.apis import prediction_log_pb2
 
 from ctr.cli import main
 from ctr.config import parse_model
@@ -17,10 +16,10 @@ from ctr.data.derived import TIME_COLUMN
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.serving.export import publish
-from ctr.serving.graph import check_model
 from ctr.serving.metadata import read_metadata
 from ctr.serving.scorer import Scorer
 from ctr.serving.signatures import describe_requests
+from model_cases import make_case
 
 FEATURES = [
     {"name": "item", "kind": "category", "source": "item", "buckets": 50, "width": 4},
@@ -85,12 +84,11 @@ def texts(raw):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, request):
-    helpers = request.getfixturevalue("make_model_case")
+def made(tmp_path_factory):
     raw = draw()
     # Ingestion has the column as text.
     table = {**raw, "item": [str(value) for value in raw["item"]]}
-    case = helpers(MODEL, "float32", tmp_path_factory.mktemp("run"), schema=SCHEMA, raw=table)
+    case = make_case(MODEL, "float32", tmp_path_factory.mktemp("run"), schema=SCHEMA, raw=table)
     return raw, case, publish(case.snapshot, tmp_path_factory.mktemp("models")).path
 
 
@@ -102,27 +100,25 @@ def test_predictions_are_the_trainers(made):
         np.testing.assert_allclose(scorer.score(given)["logit"], case.logit, rtol=0, atol=1e-5)
     found = scorer.combine(scorer.quality(raw), scorer.ui(raw))
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-case.logit)), rtol=0, atol=1e-5)
+    # Without the Scorer: strings and int64 as TensorFlow Serving gets them.
+    loaded = tf.saved_model.load(str(path)).signatures
+    given = {name: tf.constant(values) for name, values in texts(raw).items()}
+    np.testing.assert_allclose(loaded["predict"](**given)["logit"], case.logit, rtol=0, atol=1e-5)
+    for name in ("predict", "quality", "ui"):
+        assert TIME_COLUMN in loaded[name].structured_input_signature[1]
 
 
-def test_nothing_derived_is_asked_of_the_caller(made):
+def test_nothing_derived_is_asked_of_the_caller_and_what_he_has_to_bring_is_told(made):
     *_, path = made
-    signatures = read_metadata(path)["signatures"]
+    metadata = read_metadata(path)
+    signatures, requests = metadata["signatures"], metadata["requests"]
     columns = {
         name: {i["column"] for i in signatures[name]["inputs"].values()}
         for name in ("predict", "quality", "ui")
     }
-    assert columns == {
-        "predict": INPUTS,
-        "quality": {"item", TIME_COLUMN, "zip", "age"},
-        "ui": {TIME_COLUMN, "size"},
-    }
+    quality = {"item", TIME_COLUMN, "zip", "age"}
+    assert columns == {"predict": INPUTS, "quality": quality, "ui": {TIME_COLUMN, "size"}}
     assert signatures["predict"]["inputs"][TIME_COLUMN]["dtype"] == "int64"
-    check_model(path)
-
-
-def test_what_a_server_has_to_bring_is_written_with_the_model(made):
-    *_, path = made
-    requests = read_metadata(path)["requests"]
     assert set(requests["inputs"]) == INPUTS
     time = requests["inputs"][TIME_COLUMN]
     assert time["unit"] == "microseconds since 1970-01-01 00:00 UTC"
@@ -150,31 +146,6 @@ def test_inputs_are_described_as_the_functions_take_them_when_others_are_left_ou
     assert [one["features"] for one in described.values()] == [["n"], ["a"]]
 
 
-@pytest.mark.slow
-def test_a_plain_client(made):
-    """Without the Scorer: strings and int64 as TensorFlow Serving gets them."""
-    raw, case, path = made
-    predict = tf.saved_model.load(str(path)).signatures["predict"]
-    given = {name: tf.constant(values) for name, values in texts(raw).items()}
-    np.testing.assert_allclose(predict(**given)["logit"], case.logit, rtol=0, atol=1e-5)
-    for name in ("predict", "quality", "ui"):
-        loaded = tf.saved_model.load(str(path)).signatures[name]
-        assert TIME_COLUMN in loaded.structured_input_signature[1]
-
-
-def test_warm_up_requests_run(made):
-    *_, path = made
-    loaded = tf.saved_model.load(str(path))
-    names = set()
-    requests = tf.data.TFRecordDataset(str(path / "assets.extra" / "tf_serving_warmup_requests"))
-    for record in requests.as_numpy_iterator():
-        request = prediction_log_pb2.PredictionLog.FromString(record).predict_log.request
-        inputs = {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
-        loaded.signatures[request.model_spec.signature_name](**inputs)
-        names.add(request.model_spec.signature_name)
-    assert names == {"predict", "quality", "ui", "combine"}
-
-
 def test_other_ways_to_say_a_time(made):
     raw, _, path = made
     scorer = Scorer(path)
@@ -194,18 +165,9 @@ def test_other_ways_to_say_a_time(made):
         np.testing.assert_array_equal(scorer.predict({**raw, TIME_COLUMN: given}), expected)
     one = scorer.predict({**raw, TIME_COLUMN: START})
     np.testing.assert_array_equal(one, scorer.predict({**raw, TIME_COLUMN: [START] * len(expected)}))
-
-
-def test_a_missing_time(made):
-    raw, _, path = made
-    missing = [None] * 90
-    scorer = Scorer(path)
-    np.testing.assert_array_equal(
-        scorer.predict({**raw, TIME_COLUMN: missing}), scorer.predict({**raw, TIME_COLUMN: [pd.NaT] * 90})
-    )
-    assert not np.array_equal(
-        scorer.predict({**raw, TIME_COLUMN: missing}), scorer.predict({**raw, TIME_COLUMN: [0] * 90})
-    )
+    missing = [scorer.predict({**raw, TIME_COLUMN: [value] * 90}) for value in (None, pd.NaT, 0)]
+    np.testing.assert_array_equal(missing[0], missing[1])
+    assert not np.array_equal(missing[0], missing[2])
 
 
 @pytest.mark.parametrize(

@@ -54,18 +54,6 @@ def write_mind(folder: Path, impressions: int) -> Path:
     return folder
 
 
-def write_criteo(folder: Path, rows: int) -> Path:
-    source = random.Random(4)
-    lines = []
-    for _ in range(rows):
-        numbers = [source.choice(["", "0", "-1", "7", "130", "250000"]) for _ in range(13)]
-        strings = [source.choice(["", *(f"{place:x}{n}" for n in range(30))]) for place in range(26)]
-        lines.append("\t".join([str(int(source.random() < 0.3)), *numbers, *strings]) + "\n")
-    folder.mkdir()
-    (folder / "train.txt").write_text("".join(lines))
-    return folder
-
-
 def write_simulated(folder: Path, rows: int) -> tuple[Path, Path]:
     """A simulated log, and the raw columns of its rows as JSON lines."""
     config = SimulatorConfig(examples=rows, queries_per_day=2000, users=500, ads=200, words=100)
@@ -145,11 +133,6 @@ def check_criteo(folder: Path, raw: Path, dtype: str, rows: int = 700) -> None:
 @pytest.mark.slow
 def test_mind(tmp_path):
     check_mind(tmp_path, write_mind(tmp_path / "raw", 600), "float32")
-
-
-@pytest.mark.soak
-def test_criteo(tmp_path):
-    check_criteo(tmp_path, write_criteo(tmp_path / "raw", 2500), "bfloat16")
 
 
 @pytest.mark.slow(first=1)

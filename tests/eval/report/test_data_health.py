@@ -1,4 +1,4 @@
-"""The report of a run whose ids grow: how many there are, what came and went, and values in place of ids."""
+"""Data health in a report: values that share an id; of ids that grow how many there are, and what came and went."""
 
 import json
 
@@ -79,6 +79,26 @@ def test_what_grows_has_no_collisions(tmp_path):
     assert feature.distinct_values == 70 and feature.shared_share == 0
     assert feature.slots is not None and feature.slots.occupancy == 70
     assert [one.name for one in feature.top] == [fingerprint(LOW), fingerprint(HIGH)]
+
+
+def test_data_health_says_how_many_values_share_an_id(tmp_path):
+    # 3,000 values hashed to 999 ids leave about exp(-3) of them unused.
+    rng = np.random.default_rng(1)
+    used = len(np.unique(rng.integers(1, 1000, 3000)))
+    entry = {"name": "ad", "kind": "category", "hashed": True, "buckets": 1000, "distinct_ids": used}
+    counts = {
+        "rows": 10,
+        "missing": 1,
+        "values": 9,
+        "new": 3,
+        "counted": 4,
+        "top": [{"id": 7, "value": "x", "count": 1}],
+    }
+    (tmp_path / "data_health.json").write_text(json.dumps({"features": [entry | counts], "slice_values": {}}))
+    [feature] = read_data_health(tmp_path).features
+    assert feature.distinct_values == pytest.approx(3000, rel=0.1)
+    assert feature.shared_share == pytest.approx(1 - np.exp(-3), abs=0.02)
+    assert (feature.missing_share, feature.new_share, feature.top[0].share) == (0.1, 3 / 9, 0.25)
 
 
 @pytest.mark.parametrize(
