@@ -206,23 +206,14 @@ def test_command_line(stand_in, table, capfd):
     assert "EXPERIMENT and --log are required" in capfd.readouterr().err
 
 
-@pytest.mark.slow
-def test_other_commands_load_no_beam(fresh_python, root):
-    script = "import sys, ctr.cli, ctr.pipelines.ingest.run; ctr.cli.make_parser().format_help()"
-    fresh_python(
-        "-c", f"{script}; assert not any(name.startswith('apache_beam') for name in sys.modules)", cwd=root
-    )
-
-
 @pytest.mark.soak
 def test_costs_of_real_models(made_log):
     content = EXPERIMENT["config"]
     wide = {**content, "model": {**content["model"], "deep": {"units": [256]}}}
     found = measure(made_log, {"narrow": content, "wide": wide}, "narrow", 2)
-    for name, cost in found.items():
-        assert 0 < cost["inference_flops"] < cost["train_flops"], name
-        assert cost["step_ms"] > 0 and cost["inference_ms"] > 0
-        assert len(cost["step_ratio"]) == 3
+    for cost in found.values():
+        assert 0 < cost["inference_flops"] < cost["train_flops"]
+        assert cost["step_ms"] > 0 and cost["inference_ms"] > 0 and len(cost["step_ratio"]) == 3
     assert found["narrow"]["step_ratio"] == [1, 1, 1]
     assert found["wide"]["inference_flops"] > 5 * found["narrow"]["inference_flops"]
     assert 128 < found["narrow"]["batch_rows"] <= 256

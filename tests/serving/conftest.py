@@ -14,16 +14,7 @@ from ctr.data.log import create_log
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
-from model_cases import (
-    MODELS,
-    SCHEMA,
-    Case,
-    GrowingRun,
-    draw_raw,
-    make_case,
-    make_growing_run,
-    packed_table,
-)
+from model_cases import MODELS, SCHEMA, Case, GrowingRun, draw_raw, make_case, make_growing_run, packed_table
 
 
 @pytest.fixture(scope="session")

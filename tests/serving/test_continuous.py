@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import read_manifests
-from ctr.data.reader import join_rows, read_rows
 from ctr.io.errors import InputError
 from ctr.serving.export import export_from_run, export_model, export_run, publish
 from ctr.serving.metadata import read_metadata, versions
-from ctr.serving.score import score_log
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
@@ -106,10 +102,7 @@ def test_they_come_after_every_so_many_examples_and_are_the_models_of_their_posi
 
 @pytest.mark.slow
 def test_they_change_nothing_else(log, tmp_path):
-    for name, export, exporter in (
-        ("without", None, None),
-        ("one", {**EVERY, "keep": 1}, export_from_run),
-    ):
+    for name, export, exporter in (("without", None, None), ("one", {**EVERY, "keep": 1}, export_from_run)):
         train(log, configured(export=export), tmp_path / name, exporter=exporter)
     assert exports(tmp_path / "one") == [480]
     arrays = [
@@ -249,30 +242,6 @@ def test_deltas_of_a_run_lead_to_the_full_models_and_a_resumed_run_writes_the_sa
     train(growing_log, configured(**DELTAS), resumed, exporter=export_from_run)
     assert contents(resumed / "exports") == contents(run / "exports")
     assert read_metadata(resumed / "exports" / "450.delta")["base"]["examples"] == 432
-
-
-@pytest.mark.slow
-def test_a_log_has_the_progressive_predictions_of_the_batch_after_the_export(growing_log, grown, tmp_path):
-    """In rows without new ids: in training these have a row of their own at once, in the model they share one."""
-    run, _ = grown
-    score_log(Scorer(run / "exports" / "240.delta"), growing_log, tmp_path / "scores.parquet")
-    scores = pq.read_table(tmp_path / "scores.parquet").to_pandas().set_index("example_id")["logit"]
-    recorded = [pq.read_table(path).to_pandas() for path in sorted((run / "predictions").glob("*.parquet"))]
-    progressive = np.concatenate([part["logit"] for part in recorded])
-    ids = np.concatenate([part["example_id"] for part in recorded])
-    rows = join_rows(list(read_rows(growing_log, GROWING, read_manifests(growing_log))))
-
-    def ids_of(example_ids: np.ndarray) -> set[tuple[str, int]]:
-        kept = rows.keep(np.isin(rows.example_id, example_ids))
-        single = zip(GROWING.single_valued, kept.ids.T, strict=True)
-        both = [*single, *((name, values) for name, (values, _) in kept.multivalent.items())]
-        return {(name, int(one)) for name, values in both for one in values}
-
-    met = ids_of(ids[:240])
-    known = [row for row in range(240, 288) if not ids_of(ids[[row]]) - met]
-    assert len(known) > 10
-    np.testing.assert_allclose(scores.loc[ids[known]], progressive[known], rtol=0, atol=1e-5)
-    assert not np.allclose(scores.loc[ids[240:288]], progressive[240:288], rtol=0, atol=1e-5)
 
 
 # More than a single rollback sets aside.

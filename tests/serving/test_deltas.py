@@ -95,21 +95,9 @@ def test_the_second_delta_leads_to_the_whole_model_bit_by_bit(snapshots, publish
 
 
 @pytest.mark.slow
-def test_the_command_line_makes_it_whole_and_scores_with_it(models, whole, tmp_path, capsys):
-    raw = {name: values[:4] for name, values in draw_raw(4, seed=9).items() if name != "tags"}
-    rows = [dict(zip(raw, values, strict=True)) for values in zip(*raw.values(), strict=True)]
-    lines = [json.dumps({**row, "tags": "t1|t2", "price": 1.0}) for row in rows]
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+def test_the_command_line_makes_it_whole(models, whole, tmp_path, capsys):
     assert main(["export", str(models), "--out", str(tmp_path / "out")]) == 0
     assert contents(tmp_path / "out" / "300") == contents(whole)
-    made = []
-    capsys.readouterr()
-    for model in (models, tmp_path / "out"):
-        scores = tmp_path / f"{model.name}.parquet"
-        assert main(["score", str(model), str(tmp_path / "rows.jsonl"), "--out", str(scores), "--json"]) == 0
-        made.append((scores.read_bytes(), json.loads(capsys.readouterr().out)["model"]))
-    assert made[0][0] == made[1][0]
-    assert [Path(model).name for _, model in made] == ["300.delta", "300"]
     assert main(["export", str(models), "--out", str(tmp_path / "other"), "--checkpoint", "5"]) == 1
     assert "is an exported model, not a run" in capsys.readouterr().err
     # A model that is whole already is copied.
@@ -143,52 +131,61 @@ def test_a_version_that_was_lost_or_is_there_twice(snapshots, published, models)
     assert names(models) == ["100", "200.delta", "300.delta", "300"]
 
 
-class TestWhatIsRefused:
-    def refused(self, model: Path, words: str) -> None:
-        for use in (Scorer, lambda path: export_model(path, path.parent / "out")):
-            with pytest.raises(InputError, match=words) as refusal:
-                use(model)
-            assert "\n" not in str(refusal.value)
-        assert names(model.parent / "out") == []
+def change(model: Path, **keys) -> None:
+    path = model / "assets.extra" / "ctr.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
 
-    def change(self, model: Path, **keys) -> None:
-        path = model / "assets.extra" / "ctr.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
 
-    @pytest.mark.parametrize("missing", ["100", "200.delta"])
-    def test_a_missing_base(self, models, missing):
-        shutil.rmtree(models / missing)
-        words = rf"delta: builds on version {missing[:3]}, which is not in .*models: restore it there"
-        self.refused(models / "300.delta", words)
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
-    def test_a_base_of_another_run(self, models):
-        self.change(models / "100", weights="0" * 64)
-        words = r"200\.delta: builds on a version 100 with other weights than .*100 has"
-        self.refused(models / "300.delta", words)
 
-    @pytest.mark.parametrize("name", ["200.delta/delta.npz", "300.delta/delta.npz", "100/saved_model.pb"])
-    def test_a_damaged_file(self, models, name):
-        content = bytearray((models / name).read_bytes())
-        content[len(content) // 2] ^= 1
-        (models / name).write_bytes(content)
-        self.refused(models / "300.delta", f"{name}: damaged")
+def of_another_model(delta: Path) -> None:
+    np.savez(delta / "delta.npz", **{"rows/quality-2/numbers": np.array([10**6])})
+    change(delta, files={"delta.npz": file_sha256(delta / "delta.npz")})
 
-    def test_another_result_and_changes_of_another_model(self, models):
-        self.change(models / "300.delta", weights="0" * 64)
-        self.refused(models / "300.delta", r"300\.delta: the weights do not have the recorded SHA-256")
-        np.savez(models / "300.delta" / "delta.npz", **{"rows/quality-2/numbers": np.array([10**6])})
-        self.change(
-            models / "300.delta",
-            files={"delta.npz": file_sha256(models / "300.delta/delta.npz")},
-        )
-        self.refused(models / "300.delta", r"300\.delta: cannot be applied to .*100")
 
-    @pytest.mark.parametrize(
-        "base", [None, {"examples": "x", "weights": ""}, {"examples": 300, "weights": "0"}]
-    )
-    def test_a_changed_base(self, models, base):
-        self.change(models / "300.delta", base=base)
-        self.refused(models / "300.delta", "does not name the version|builds on version 300, which is not in")
+MISSING = "delta: builds on version {}, which is not in .*models: restore it there"
+REFUSED = {
+    "no full model": (lambda path: shutil.rmtree(path / "100"), MISSING.format(100)),
+    "no delta": (lambda path: shutil.rmtree(path / "200.delta"), MISSING.format(200)),
+    "a base of another run": (
+        lambda path: change(path / "100", weights="0" * 64),
+        r"200\.delta: builds on a version 100 with other weights than .*100 has",
+    ),
+    "a damaged base": (lambda path: flip(path / "100/saved_model.pb"), "100/saved_model.pb: damaged"),
+    "a damaged delta before": (
+        lambda path: flip(path / "200.delta/delta.npz"),
+        "200.delta/delta.npz: damaged",
+    ),
+    "a damaged delta": (lambda path: flip(path / "300.delta/delta.npz"), "300.delta/delta.npz: damaged"),
+    "another result": (
+        lambda path: change(path / "300.delta", weights="0" * 64),
+        r"300\.delta: the weights do not have the recorded SHA-256",
+    ),
+    "another model": (
+        lambda path: of_another_model(path / "300.delta"),
+        r"300\.delta: cannot be applied to .*100",
+    ),
+    "no base": (lambda path: change(path / "300.delta", base=None), "does not name the version"),
+    "itself": (
+        lambda path: change(path / "300.delta", base={"examples": 300, "weights": "0"}),
+        "builds on version 300, which is not in",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_delta_without_what_it_builds_on_is_refused(models, fault):
+    spoil, words = REFUSED[fault]
+    spoil(models)
+    for use in (Scorer, lambda path: export_model(path, path.parent / "out")):
+        with pytest.raises(InputError, match=words) as refusal:
+            use(models / "300.delta")
+        assert "\n" not in str(refusal.value)
+    assert names(models / "out") == []
 
 
 @pytest.mark.slow(first=1)
@@ -198,8 +195,7 @@ def test_where_no_delta_can_be_the_model_is_whole(snapshots, models, caplog, dam
     if damage == "missing":
         shutil.rmtree(models / "100")
     elif damage == "flipped":
-        path = models / "200.delta" / "delta.npz"
-        path.write_bytes(path.read_bytes()[:-5])
+        flip(models / "200.delta" / "delta.npz")
     else:
         path = models / "200.delta" / "assets.extra" / "ctr.json"
         path.write_text(path.read_text().replace('"tensorflow": "2', '"tensorflow": "1'))

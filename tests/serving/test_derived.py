@@ -5,8 +5,6 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
@@ -174,7 +172,6 @@ def test_other_ways_to_say_a_time(made):
     ("values", "words"),
     [
         (["2024"] * 90, "column time_us, row 0: '2024' is not allowed: microseconds since 1970-01-01 UTC"),
-        ([1.5] * 90, "column time_us, row 0: 1.5 is not allowed"),
         ([0, -5] * 45, "column time_us, row 1: -5 is not allowed: a time from 1970 on"),
     ],
 )
@@ -184,12 +181,10 @@ def test_what_is_no_time(made, values, words):
         Scorer(path).predict({**raw, TIME_COLUMN: values})
 
 
-def test_tables_and_mappings_are_scored(made, tmp_path, monkeypatch):
+def test_the_models_own_rules_count_and_not_those_of_a_mapping(made, tmp_path, monkeypatch):
     raw, case, path = made
     monkeypatch.chdir(tmp_path)
-    columns = texts(raw)
-    columns["age"] = raw["age"]
-    pq.write_table(pa.table(columns), "rows.parquet")
+    columns = {**texts(raw), "age": raw["age"]}
     pd.DataFrame(columns).rename(columns={TIME_COLUMN: "shown"}).to_csv("rows.csv", index=False)
     mapping = {
         "input": {"type": "csv"},
@@ -200,8 +195,6 @@ def test_tables_and_mappings_are_scored(made, tmp_path, monkeypatch):
         "features": [{"name": "item", "kind": "category", "source": "item"}],
     }
     (tmp_path / "mapping.yaml").write_text(json.dumps(mapping))
-    for arguments in (["rows.parquet"], ["rows.csv", "--mapping", "mapping.yaml"]):
-        assert main(["score", str(path), *arguments, "--out", "scores.parquet"]) == 0
-        scores = pd.read_parquet("scores.parquet")
-        # The model's own rules count, not those of another mapping.
-        np.testing.assert_allclose(scores["logit"], case.logit, rtol=0, atol=1e-5)
+    arguments = ["rows.csv", "--mapping", "mapping.yaml", "--out", "scores.parquet"]
+    assert main(["score", str(path), *arguments]) == 0
+    np.testing.assert_allclose(pd.read_parquet("scores.parquet")["logit"], case.logit, rtol=0, atol=1e-5)

@@ -33,13 +33,6 @@ def test_predictions_are_the_trainers_and_the_exports(case, exported, kind):
     assert layers == ["Cross"] * 2 and isinstance(model.crosses[0], tfrs.layers.dcn.Cross)
 
 
-@pytest.mark.soak
-def test_a_run_in_bfloat16_differs_by_its_rounding(case):
-    made = case("plain", "bfloat16")
-    logit = RecommendersModel(made.snapshot)(ids_of(made)).numpy()
-    assert 1e-4 < np.abs(logit - made.logit).max() < 0.06
-
-
 @pytest.mark.slow
 def test_ids_that_grow_have_their_rows_and_unknown_ones_the_shared_rows(tmp_path):
     run = make_growing_run(tmp_path / "run", learned=40)

@@ -149,9 +149,9 @@ REFUSED = [
 def test_damaged_files_of_a_run_are_told_in_one_line(write_run, tmp_path):
     plain = write_run("plain", rejects=("label",), skipped_ranges=[[512, 1024]])
 
-    def refused(run: Path, message: str) -> None:
+    def refused(run: Path, message: str, *before: Path) -> None:
         with pytest.raises(InputError, match=message) as caught:
-            write_report([plain, run], tmp_path / "report.html")
+            write_report([*before, run], tmp_path / "report.html")
         assert "\n" not in str(caught.value) and str(run) in str(caught.value)
         assert not (tmp_path / "report.html").exists()
 
@@ -166,7 +166,7 @@ def test_damaged_files_of_a_run_are_told_in_one_line(write_run, tmp_path):
     refused(tmp_path / "nowhere", "no such run directory")
     run = shutil.copytree(plain, tmp_path / "run")
     sorted(run.glob("predictions/*"))[0].write_bytes(b"PAR1")
-    refused(run, "not readable as predictions")
+    refused(run, "not readable as predictions", plain)
     (run / "timeline.npz").write_bytes((run / "timeline.npz").read_bytes()[:300])
     refused(run, r"timeline\.npz: damaged")
     np.savez(run / "timeline.npz", windows=np.zeros(3))

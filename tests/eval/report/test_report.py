@@ -358,7 +358,10 @@ def test_the_running_mean_ends_at_the_metric_of_the_run(runs):
     for metric, weight in (("per_query_auc", "queries_scored"), ("logloss", "weight_sum")):
         mean = np.average(windows[metric], weights=windows[weight])
         assert mean == pytest.approx(summary[metric], abs=1e-12)
-        assert metric_panel([windows], metric).series[1].y[-1] == pytest.approx(mean, abs=1e-12)
+        each, so_far = metric_panel([windows], metric).series
+        assert so_far.y[-1] == pytest.approx(mean, abs=1e-12)
+        assert list(each.low) == list(windows[f"{metric}_low"]) and all(each.low < each.y)
+        assert list(each.high) == list(windows[f"{metric}_high"]) and all(each.y < each.high)
 
 
 def test_the_histogram_leaves_out_the_tails_and_a_bar_is_drawn_to_scale():

@@ -21,15 +21,27 @@ def rows():
     return make_rows(1, queries=40)
 
 
-def made(folder, rows, spectra, windows=3):
-    return write_run(folder, rows, predict(rows, 1, 1.0), windows=windows, spectra=spectra)
+@pytest.fixture(scope="module")
+def plain(rows, tmp_path_factory):
+    """A run of three windows."""
+    return write_run(tmp_path_factory.mktemp("plain") / "run", rows, predict(rows, 1, 1.0))
+
+
+def made(run, folder, spectra):
+    """A copy of a run whose first windows have these entries."""
+    shutil.copytree(run, folder)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line, one in zip(lines, spectra, strict=False):
+        line["shampoo_spectra"] = one
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
 
 
 def entry(smallest, largest, condition):
     return {"smallest": smallest, "largest": largest, "condition": condition}
 
 
-def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest(tmp_path, rows):
+def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest(tmp_path, plain):
     weights = [f"deep/{number}/w" for number in range(MOST_WEIGHTS + 2)]
     # The last weight has roots only from the second window on; of the condition the last window counts.
     spectra = [
@@ -38,7 +50,7 @@ def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest
     ]
     del spectra[0][weights[-1]]
     spectra[2][weights[-1]] = entry(0, 2.5, 4.5e15)
-    plain, run = made(tmp_path / "plain", rows, ()), made(tmp_path / "run", rows, spectra)
+    run = made(plain, tmp_path / "run", spectra)
     [block] = statistics_blocks(show_runs([plain, run]))
     [figure], table = block.figures, block.beside
     assert (
@@ -67,7 +79,7 @@ def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest
     assert [row[0].look for row in table.cells] == list(range(MOST_WEIGHTS))
 
 
-def test_without_values_above_0_nothing_is_shown_and_one_window_is_a_table(tmp_path, rows):
+def test_without_values_above_0_nothing_is_shown_and_one_window_is_a_table(tmp_path, plain):
     for number, spectra in enumerate(
         (
             (),
@@ -78,8 +90,8 @@ def test_without_values_above_0_nothing_is_shown_and_one_window_is_a_table(tmp_p
             [{"w": {}}] * 3,
         )
     ):
-        assert statistics_blocks(show_runs([made(tmp_path / f"run-{number}", rows, spectra)])) == []
-    run = made(tmp_path / "run", rows, [{"w": entry(1.0, 8.0, 8.0)}])
+        assert statistics_blocks(show_runs([made(plain, tmp_path / f"run-{number}", spectra)])) == []
+    run = made(plain, tmp_path / "run", [{"w": entry(1.0, 8.0, 8.0)}])
     [block] = statistics_blocks(show_runs([run]))
     assert [one.title for one in block.missing] == ["Singular values of the statistics"] and block.beside.rows
 
@@ -87,9 +99,10 @@ def test_without_values_above_0_nothing_is_shown_and_one_window_is_a_table(tmp_p
 def test_a_long_pass_is_drawn_by_the_last_window_of_each_point(tmp_path, rows):
     # Windows of an example or so are drawn several at a time.
     spectra = [{"w": entry(1.0, 2.0 + number, 8.0)} for number in range(len(rows))]
-    [shown] = show_runs([made(tmp_path / "run", rows, spectra, windows=39)])
+    run = write_run(tmp_path / "plain", rows, predict(rows, 1, 1.0), windows=39)
+    [shown] = show_runs([made(run, tmp_path / "run", spectra)])
     kept = shown.spectra["w"][:, 1] - 2.0
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    lines = (run / "metrics.jsonl").read_text().splitlines()
     examples = [json.loads(line)["examples"] for line in lines]
     assert [examples[int(number)] for number in kept] == shown.windows["examples"].tolist()
     assert len(kept) <= len(examples)
@@ -107,8 +120,8 @@ def test_a_long_pass_is_drawn_by_the_last_window_of_each_point(tmp_path, rows):
         ([{"w": entry(True, 2, 2)}], "line 1: shampoo_spectra of w must be a JSON object of numbers"),
     ],
 )
-def test_damaged_spectra_are_refused(tmp_path, rows, spectra, message):
-    run = made(tmp_path / "run", rows, spectra)
+def test_damaged_spectra_are_refused(tmp_path, plain, spectra, message):
+    run = made(plain, tmp_path / "run", spectra)
     with pytest.raises(InputError, match=rf"metrics\.jsonl {message}"):
         show_runs([run])
 
@@ -121,8 +134,8 @@ SPECTRA = [
 ]
 
 
-def test_the_weights_of_each_run(rows, tmp_path):
-    runs = [made(tmp_path / "plain", rows, ())]
+def test_the_weights_of_each_run(plain, tmp_path):
+    runs = [plain]
     for name, weights in (("spectra", SPECTRA), ("undrawn", SPECTRA[2:]), ("none", [])):
         runs.append(shutil.copytree(runs[0], tmp_path / name))
         (runs[-1] / "weight_spectra.json").write_text(json.dumps({"weights": weights}))
