@@ -237,47 +237,32 @@ def test_groups_are_merged_and_dotted_keys_replace():
 
 
 def test_slices_are_described_in_words(plan_of):
+    features = {"position": ["6", "7"], "device": ["phone", None]}
     families = [
-        {"name": "ctr", "estimated_ctr": [0.01, 0.1]},
-        {
-            "name": "low",
-            "features": {"position": ["6", "7"], "device": ["phone", None]},
-            "estimated_ctr": [0.1],
-        },
+        {"name": "low", "features": features, "estimated_ctr": [0.1]},
         {"name": "all"},
         {"name": "devices", "features": {"age_group": "all"}},
         {"name": "users", "features": {"user_id": "all"}},
     ]
     arms = {"bound": {"set": {"objective.bias_constraints.families": families}}}
-    slices = {"S1": {"title": "good ads low on the page", "family": "low", "index": 1}}
     base = {"config": WHOLE["config"], "base": "base.yaml", "arms": arms}
+    slices = {"S1": {"title": "good ads low on the page", "family": "low", "index": 1}}
     plan = plan_of({**base, "slices": slices})[0].model_dump()
-    assert plan["slices"] == [
-        {"name": "S1", "title": "good ads low on the page", "family": "low", "index": 1}
-    ]
+    assert plan["slices"] == [{"name": "S1", **slices["S1"]}]
     assert plan["arms"][0]["families"] == []
-    found = {family["name"]: family for family in plan["arms"][1]["families"]}
+    found = {family["name"]: family["slices"] for family in plan["arms"][1]["families"]}
     # A family of more slices than are measured is left out.
-    assert list(found) == ["ctr", "low", "all", "devices"]
-    assert found["ctr"]["slices"] == [
-        "estimated CTR < 0.01", "estimated CTR 0.01 to 0.1", "estimated CTR >= 0.1",
-    ]  # fmt: skip
-    assert found["all"] == {"name": "all", "log": None, "slices": ["all examples"]}
-    assert found["low"]["slices"][:4] == [
-        "device phone, position 6, estimated CTR < 0.1",
-        "device phone, position 6, estimated CTR >= 0.1",
-        "device phone, position 7, estimated CTR < 0.1",
-        "device phone, position 7, estimated CTR >= 0.1",
+    assert list(found) == ["low", "all", "devices"]
+    assert found["all"] == ["all examples"] and found["devices"][1] == "age_group id 1"
+    assert found["low"] == [
+        f"device {device}, position {position}, estimated CTR {ctr}"
+        for device in ("phone", "missing")
+        for position in (6, 7)
+        for ctr in ("< 0.1", ">= 0.1")
     ]
-    assert found["low"]["slices"][-1] == "device missing, position 7, estimated CTR >= 0.1"
-    assert found["devices"]["slices"][1] == "age_group id 1"
-    for index, family, wanted in (
-        (8, "low", r"slices\.S1\.index: 8 is not allowed; the family low has the slices 0 to 7"),
-        (
-            0,
-            "users",
-            r"slices\.S1\.family: there is no users of at most 1000 slices; allowed: ctr, low, all, dev",
-        ),
+    for family, index, wanted in (
+        ("low", 8, r"slices\.S1\.index: 8 is not allowed; the family low has the slices 0 to 7"),
+        ("users", 0, r"slices\.S1\.family: there is no users of at most 1000 slices; allowed: low, all, dev"),
     ):
         with pytest.raises(InputError, match=wanted):
             plan_of({**base, "slices": {"S1": {"family": family, "index": index}}})

@@ -100,7 +100,7 @@ def test_other_weights_have_another_fingerprint_and_what_is_canonical_already_st
         return made
 
     first, same, other = (
-        save_scaled(tmp_path / name, scale) for name, scale in zip("abc", (2, 2, 3.0), strict=True)
+        save_scaled(tmp_path / name, scale) for name, scale in zip("abc", (2.0, 2.0, 3.0), strict=True)
     )
     assert first == same
     assert first["fingerprint.pb"] != other["fingerprint.pb"]

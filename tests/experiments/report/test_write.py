@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import shutil
 from itertools import combinations
 from pathlib import Path
 
@@ -197,21 +196,19 @@ def test_whether_a_change_is_significant(rows, tmp_path):
     assert unavailable == "two finished seeds are required"
 
 
-def test_metrics_are_those_of_the_times_that_count(copy, rows):
-    start, end = (int(time) for time in np.quantile(rows["query_time"], [0.4, 0.8]))
-    edit(copy / "plan.json", lambda content: content.update(scored_us=[start, end]))
+def test_metrics_are_those_of_the_times_that_count(rows, tmp_path):
+    copy, (start, end) = tmp_path, (int(time) for time in np.quantile(rows["query_time"], [0.4, 0.8]))
+    write_plan(copy, {"base": {}, "dcn": {}}, scored_us=[start, end])
     # An arm may have begun later than another.
-    later = (rows["query_time"] >= start).to_numpy()
-    for seed in (1, 2, 3):
-        folder = copy / run_folder("dcn", seed)
-        shutil.rmtree(folder)
-        write_run(
-            folder, rows[later].reset_index(drop=True), logits(rows, "dcn", seed)[later], windows=1, parts=1
-        )
+    for name, begin in (("base", 0), ("dcn", start)):
+        for seed in (1, 2):
+            later = (rows["query_time"] >= begin).to_numpy()
+            own, logit = rows[later].reset_index(drop=True), logits(rows, name, seed)[later]
+            write_run(copy / run_folder(name, seed), own, logit, windows=1, parts=1)
     text, result = told(copy)
     for name in ("base", "dcn"):
         values = []
-        for seed in (1, 2, 3):
+        for seed in (1, 2):
             table = recorded(copy, name, seed)
             values.append(brute(table[(table["query_time"] >= start) & (table["query_time"] < end)]))
         for metric in ("per_query_auc", "logloss"):
@@ -265,7 +262,7 @@ def test_long_and_hostile_texts_fit_and_run_in_no_spreadsheet(rows, tmp_path):
     experiment = read_experiment(tmp_path)
     tables = told(tmp_path)[0].partition("\nNot in the tables")[0]
     assert max(map(len, tables.splitlines())) <= TABLE_WIDTH
-    assert tables.count("…") >= 6
+    assert tables.count("…") >= 4
     table = {row["arm"]: row for row in csv.DictReader(io.StringIO(as_csv(experiment)))}
     assert table[name]["paper_pd"] == paper["pd"]
     assert [table[arm]["title"] for arm in arms] == [f"'{title}" for title in titles]
