@@ -177,6 +177,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", REFUSED)
 def test_a_delta_without_what_it_builds_on_is_refused(models, fault):
     spoil, words = REFUSED[fault]

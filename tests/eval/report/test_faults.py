@@ -142,6 +142,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 def test_damaged_files_of_a_run_are_told_in_one_line(write_run, tmp_path):
     plain = write_run("plain", rejects=("label",), skipped_ranges=[[512, 1024]])
 
