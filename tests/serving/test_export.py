@@ -128,24 +128,6 @@ def check_agreement(made: Case, folder: Path, tolerance: float) -> None:
             np.testing.assert_allclose(graph.combine(q[row : row + 1], u[:20]), in_graph, rtol=1e-5)
 
 
-def test_a_session_serves_it(case, exported):
-    """As TensorFlow Serving does: a graph, a session, and the tensors that the signature names."""
-    made, folder = case("factorized"), exported("factorized")
-    inputs = read_metadata(folder)["signatures"]["predict"]["inputs"]
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        meta = tf.compat.v1.saved_model.load(session, ["serve"], str(folder))
-        signature = meta.signature_def["predict"]
-        assert set(signature.inputs) == set(inputs)
-        given = {}
-        for name, described in inputs.items():
-            column = texts(made.raw)[described["column"]]
-            if described["dtype"] == "string":
-                column = ["" if value is None else str(value) for value in column]
-            given[signature.inputs[name].name] = column
-        logit = session.run(signature.outputs["logit"].name, given)
-    np.testing.assert_allclose(logit, made.logit, rtol=0, atol=1e-5)
-
-
 # Given the model's folder and a file of inputs by signature; prints the outputs. Nothing of the project is there.
 PLAIN_CLIENT = """
 import json, sys

@@ -1,17 +1,14 @@
 """Exported models whose ids grow against the trainer, for ids that have a row of their own and ids that have none."""
 
-import shutil
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.io.errors import InputError
 from ctr.serving.export import publish
 from ctr.serving.metadata import read_metadata
 from ctr.serving.score import score_rows
 from ctr.serving.scorer import Scorer
-from model_cases import GROWING, GrowingRun, contents, draw_raw, log_rows, make_growing_run
+from model_cases import GROWING, GrowingRun, draw_raw, log_rows, make_growing_run
 
 
 def check_predictions(run: GrowingRun, model, raw) -> None:
@@ -44,14 +41,6 @@ def test_a_model_that_has_learned_no_id_can_be_exported(tmp_path):
     check_predictions(run, model, draw_raw(90, seed=2, unknown=True))
 
 
-def test_values_that_nothing_was_learned_of_share_a_few_rows(growing):
-    raw = {name: values[:1] * 50 for name, values in draw_raw(1, seed=2).items()}
-    raw["user:id"] = [f"never seen {row}" for row in range(50)]
-    found = Scorer(growing[1]).score(raw)["logit"]
-    # Three rows for users, three for the crosses with them: few of the 50 predictions differ.
-    assert 2 <= len(np.unique(found.round(5))) <= 9
-
-
 def test_the_metadata_counts_the_ids_and_only_their_rows_are_in_it(growing):
     run, model = growing
     metadata = read_metadata(model)
@@ -74,24 +63,3 @@ def test_the_metadata_counts_the_ids_and_only_their_rows_are_in_it(growing):
             assert rows[f"rows/{layout.name}"] == layout.rows + slots
             assert rows[f"keys/{layout.name}"] == slots + 1
             assert run.state.tables.weights[number].numpy().shape[0] > layout.rows + slots
-
-
-@pytest.mark.slow
-def test_two_exports_have_the_same_bytes_and_later_ones_the_same_graph(growing, tmp_path):
-    run, model = growing
-    assert contents(publish(run.snapshot(100), tmp_path).path) == contents(model)
-    later = make_growing_run(tmp_path / "run", "factorized ensemble", learned=40)
-    later.learn(draw_raw(30, seed=7, unknown=True))
-    other = publish(later.snapshot(200), tmp_path / "other").path
-    assert (other / "saved_model.pb").read_bytes() == (model / "saved_model.pb").read_bytes()
-    assert read_metadata(other)["weights"] != read_metadata(model)["weights"]
-
-
-def test_an_export_with_other_keys_is_refused(growing, tmp_path):
-    shutil.copytree(growing[1], tmp_path / "100")
-    path = tmp_path / "100" / "variables" / "variables.data-00000-of-00001"
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(InputError, match="damaged"):
-        Scorer(tmp_path)
