@@ -70,7 +70,9 @@ def test_grpc_and_the_scorer_predict_the_same_as_curl(model, page, capsys):
     server.start()
     try:
         assert grpc_call.count('"localhost:8500"') == 1
-        served = run(grpc_call.replace("localhost:8500", f"localhost:{port}"))["p"]
+        # A loaded machine takes longer than a client waits.
+        patient = grpc_call.replace("timeout=10", "timeout=600")
+        served = run(patient.replace("localhost:8500", f"localhost:{port}"))["p"]
     finally:
         server.stop(None)
     assert service.names == [(model.parent.name, "predict")]

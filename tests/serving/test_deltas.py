@@ -69,6 +69,7 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in versions(folder)]
 
 
+@pytest.mark.slow
 def test_the_second_delta_leads_to_the_whole_model_bit_by_bit(snapshots, published, whole, tmp_path):
     """By predictions, and made whole by its bytes: rows that changed before and after it are in it once."""
     assert names(published) == NAMES

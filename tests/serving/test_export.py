@@ -33,10 +33,10 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
 SLOW, SOAK = pytest.mark.slow, pytest.mark.soak
 AGREEING = [
     pytest.param("factorized", "float32", id="two towers and a sigmoid"),
+    pytest.param("plain", "float32", id="one network"),
     pytest.param("factorized ensemble", "bfloat16", id="tables and slopes by component, rounded", marks=SLOW),
     pytest.param("ensemble", "float32", id="whole and divided matrices over one embedding", marks=SLOW),
     pytest.param("gated", "bfloat16", id="a rounded network and a gate that is not", marks=SLOW),
-    pytest.param("plain", "float32", id="one network", marks=SLOW),
     pytest.param("factorized ensemble", "float32", id="tables and slopes by component", marks=SOAK),
     pytest.param("gated", "float32", id="a network with a loss of its own, and a gate", marks=SOAK),
     pytest.param("plain", "bfloat16", id="one rounded network", marks=SOAK),

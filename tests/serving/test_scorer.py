@@ -186,6 +186,8 @@ def test_a_failing_computation_leaves_a_cache_as_it_was():
         cache.get([1, 2], fail)
     assert len(cache) == 1
     np.testing.assert_array_equal(cache.get([1], fail), [[1, -1]])
+    with pytest.raises(ValueError, match="capacity: 0 is not allowed"):
+        RowCache(0, [2])
 
 
 class TestFolders:
