@@ -68,7 +68,7 @@ WIDE = {
 MODELS: dict[str, dict[str, Any]] = {
     "plain": NETWORK,
     "wide": WIDE,
-    "gated": {**NETWORK, "network_loss": "own", "deep": {"units": [8, 8], "activation": "swish"}},
+    "gated": {**NETWORK, "network_loss": "own", "deep": {"units": [16, 8], "activation": "relu"}},
     "logistic": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.2},
     "ensemble": {**WIDE, "ensemble": {"components": 2}},
     "factorized": {**NETWORK, "factorized": FACTORS},
