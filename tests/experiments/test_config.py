@@ -100,6 +100,9 @@ def test_a_sampling_by_the_gradient_needs_its_teacher(plan_of):
     rule = tasks.samplings["hard"].config.gradient
     assert rule is not None and rule.teacher == tasks.teachers["wide"].record
     assert tasks.samplings["hard"].needs == (tasks.teachers["wide"],)
+    # A baseline alone is an experiment.
+    (arm,) = plan_of({"seeds": [1]})[0].arms
+    assert arm.name == "baseline"
 
 
 def test_the_report_reads_the_plan_that_was_written(plan_of, tmp_path):
@@ -136,8 +139,8 @@ def test_dates_among_an_arm_s_settings_are_text_in_the_plan(plan_of, tmp_path):
     assert tasks.arms["late"][0].config.time_range.start == datetime(2026, 1, 5, tzinfo=UTC)
 
 
-def test_a_changed_arm_gets_another_folder_and_the_others_keep_theirs(plan_of):
-    before, _ = plan_of(WHOLE)
+def test_only_what_changed_gets_other_folders(plan_of, monkeypatch):
+    before, tasks = plan_of(WHOLE)
     arms = {**WHOLE["arms"], "smelu": {"set": {"model.deep.activation": "smelu", "model.deep.smelu_beta": 2}}}
     after, _ = plan_of({**WHOLE, "arms": arms})
     moved = [
@@ -146,91 +149,79 @@ def test_a_changed_arm_gets_another_folder_and_the_others_keep_theirs(plan_of):
         if [run.folder for run in old.runs] != [run.folder for run in new.runs]
     ]
     assert moved == ["smelu"]
-
-
-def test_a_new_teacher_gives_its_students_other_folders(plan_of):
-    _, before = plan_of(WHOLE)
-    _, after = plan_of({**WHOLE, "teachers": {"wide": {"set": {"model.deep.units": [64]}}}})
-    assert before.teachers["wide"].record != after.teachers["wide"].record
-    assert before.samplings["low"].sidecar != after.samplings["low"].sidecar
-    assert before.samplings["half"].sidecar == after.samplings["half"].sidecar
-    assert before.arms["student"][0].folder != after.arms["student"][0].folder
-
-
-def test_a_log_that_has_grown_and_equal_teachers(plan_of, log, monkeypatch):
-    _, before = plan_of(WHOLE)
-    monkeypatch.setattr("ctr.experiments.planning.log_sha256", lambda manifests: "another")
-    _, grown = plan_of(WHOLE)
-    assert before.teachers["wide"].record != grown.teachers["wide"].record
-    assert before.arms["student"][0].folder != grown.arms["student"][0].folder
-    assert before.arms["smelu"][0].folder == grown.arms["smelu"][0].folder
+    # A new teacher gives its students others.
+    _, other = plan_of({**WHOLE, "teachers": {"wide": {"set": {"model.deep.units": [64]}}}})
+    assert tasks.teachers["wide"].record != other.teachers["wide"].record
+    assert tasks.samplings["low"].sidecar != other.samplings["low"].sidecar
+    assert tasks.samplings["half"].sidecar == other.samplings["half"].sidecar
+    assert tasks.arms["student"][0].folder != other.arms["student"][0].folder
     # Two names of one teacher are one task.
     twins = {**WHOLE["teachers"], "twin": WHOLE["teachers"]["wide"]}
     arms = {**WHOLE["arms"], "other": {"teacher": "twin"}}
-    _, tasks = plan_of({**WHOLE, "teachers": twins, "arms": arms})
-    assert tasks.teachers["twin"] is tasks.teachers["wide"]
-    assert [task.label for task in tasks.stages()[0]] == ["teacher-wide seed 9"]
+    _, same = plan_of({**WHOLE, "teachers": twins, "arms": arms})
+    assert same.teachers["twin"] is same.teachers["wide"]
+    assert [task.label for task in same.stages()[0]] == ["teacher-wide seed 9"]
+    # A log that has grown: what a teacher recorded is of the log.
+    monkeypatch.setattr("ctr.experiments.planning.log_sha256", lambda manifests: "another")
+    _, grown = plan_of(WHOLE)
+    assert tasks.teachers["wide"].record != grown.teachers["wide"].record
+    assert tasks.arms["student"][0].folder != grown.arms["student"][0].folder
+    assert tasks.arms["smelu"][0].folder == grown.arms["smelu"][0].folder
 
 
-def test_a_baseline_alone_is_an_experiment(plan_of):
-    (arm,) = plan_of({"seeds": [1]})[0].arms
-    assert arm.name == "baseline"
+SWEEP = {"points": {"p": {}}, "arms": ["baseline"]}
+NOON = "2026-01-05T12:00"
+REFUSED = [
+    (
+        {"arms": {"dcn": {"set": {"model.deep.width": 3}}}},
+        "arms.dcn.set.model.deep.width: unknown key; allowed",
+    ),
+    (
+        {"arms": {"dcn": {"set": {"metrics.slices": ["x"]}}}},
+        "arms.dcn.set: metrics.slices names x, which is no",
+    ),
+    ({"arms": {"dcn": {"set": {"seed": 2}}}}, "arms.dcn.set.seed: not allowed here: set seeds"),
+    ({"arms": {"a@b": {}}}, "arms.a@b: 'a@b' is not allowed: String should match pattern"),
+    ({"arms": {"baseline": {}}}, "arms.baseline: this name is reserved for the arm that the others"),
+    (
+        {"arms": {"dcn": {"teacher": "nobody"}}},
+        "arms.dcn.teacher: there is no nobody; allowed: none is defined",
+    ),
+    ({"arms": {"dcn": {"against": "x"}, "b": {}}}, "arms.dcn.against: there is no x; allowed: baseline, b"),
+    ({"arms": {"dcn": {"against": "dcn"}}}, "arms.dcn.against: there is no dcn; allowed: baseline"),
+    ({"sweep": {**SWEEP, "arms": ["x"]}}, "sweep.arms: there is no x; allowed: baseline"),
+    ({"sweep": {**SWEEP, "seeds": [7]}}, "sweep.seeds: 7 is not allowed"),
+    (
+        {"sweep": {**SWEEP, "points": {"p": {"model.deep.units": [0]}}}},
+        "baseline@p: sweep.points.p.model.deep: {'units': [0]} is not allowed",
+    ),
+    ({"seeds": [1, 1]}, "seeds: 1 appears twice"),
+    ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
+    ({"base": "base.yaml"}, "base.yaml: batch.row: unknown key"),
+    (
+        {"teachers": {"t": {"set": {"a": 1}}}, "arms": {"x": {"teacher": "t"}}},
+        "teachers.t.set.a: unknown key",
+    ),
+    (
+        {"scored": {"start": NOON}, "arms": {"dcn": {"set": {"time_range.end": NOON}}}},
+        "dcn: scored: no partition of the log overlaps it within time_range",
+    ),
+    (
+        {"scored": {"start": "2026-01-05"}, "config": {"record_predictions": False}},
+        "baseline: record_predictions: false is not allowed: scored reads predictions",
+    ),
+    (["arms"], "a mapping of keys to values is expected, received list"),
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({"arms": {"dcn": {"set": {"model.deep.width": 3}}}}, "arms.dcn.set.model.deep.width: unknown key; allowed: a"),
-        ({"arms": {"dcn": {"set": {"batch.rows": "many"}}}}, "arms.dcn.set.batch.rows: 'many' is not allowed"),
-        ({"arms": {"dcn": {"set": {"metrics.slices": ["x"]}}}}, "arms.dcn.set: metrics.slices names x, which is not "),
-        ({"arms": {"dcn": {"set": {"seed": 2}}}}, "arms.dcn.set.seed: not allowed here: set seeds"),
-        ({"arms": {"a b": {}}}, "arms.a b: 'a b' is not allowed: String should match pattern"),
-        ({"arms": {"a@b": {}}}, "arms.a@b: 'a@b' is not allowed"),
-        ({"arms": {"baseline": {}}}, "arms.baseline: this name is reserved for the arm that the others"),
-        ({"arms": {"dcn": {"teacher": "nobody"}}}, "arms.dcn.teacher: there is no nobody; allowed: none is defined"),
-        ({"arms": {"dcn": {"sampling": "all"}}}, "arms.dcn.sampling: there is no all; allowed: none is defined"),
-        ({"arms": {"dcn": {"against": "x"}, "b": {}}}, "arms.dcn.against: there is no x; allowed: baseline, b"),
-        ({"arms": {"dcn": {"against": "dcn"}}}, "arms.dcn.against: there is no dcn; allowed: baseline"),
-        ({"sweep": {"points": {"p": {}}, "arms": ["x"]}}, "sweep.arms: there is no x; allowed: baseline"),
-        ({"sweep": {"points": {"p": {}}, "arms": ["baseline"], "seeds": [7]}}, "sweep.seeds: 7 is not allowed"),
-        (
-            {"sweep": {"points": {"p": {"model.deep.units": [0]}}, "arms": ["baseline"]}},
-            "baseline@p: sweep.points.p.model.deep: {'units': [0]} is not allowed",
-        ),
-        ({"seeds": [1, 1]}, "seeds: 1 appears twice"),
-        ({"seeds": []}, "seeds: "),
-        ({"config": {"batch": {"row": 1}}}, "config.batch.row: unknown key; allowed: growth, max_query_rows, rows"),
-        ({"baseline": {"set": {"jit": "yes"}}}, "baseline.set.jit"),
-        ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
-        ({"samplings": {"s": {"rate": 1}}}, "samplings.s.rate: unknown key"),
-        ({"teachers": {"t": {"set": {"a": 1}}}, "arms": {"x": {"teacher": "t"}}}, "teachers.t.set.a: unknown key"),
-        ({"scored": {"end": "2026-01-05"}}, "baseline: scored: no partition of the log overlaps it within time_range"),
-        (
-            {
-                "scored": {"start": "2026-01-05T12:00"},
-                "arms": {"dcn": {"set": {"time_range.end": "2026-01-05T12:00"}}},
-            },
-            "dcn: scored: no partition of the log overlaps it within time_range",
-        ),
-        (
-            {"scored": {"start": "2026-01-05"}, "config": {"record_predictions": False}},
-            "baseline: record_predictions: false is not allowed: scored reads predictions",
-        ),
-        (["arms"], "a mapping of keys to values is expected, received list"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "line"), REFUSED)
 def test_refused_in_one_line_that_names_the_key(plan_of, tmp_path, changes, line):
     with pytest.raises(InputError) as refused:
-        plan_of(changes)
+        plan_of(changes, {"batch": {"row": 3}})
     text = str(refused.value)
     assert text.startswith(f"experiment {tmp_path / 'experiment.yaml'}: ")
     assert line in text
     assert "\n" not in text
-
-
-def test_a_wrong_base_is_named(plan_of, tmp_path):
-    with pytest.raises(InputError, match=r"base .*base.yaml: batch.row: unknown key"):
-        plan_of({"base": "base.yaml"}, {"batch": {"row": 3}})
 
 
 def test_groups_are_merged_and_dotted_keys_replace():
@@ -246,47 +237,32 @@ def test_groups_are_merged_and_dotted_keys_replace():
 
 
 def test_slices_are_described_in_words(plan_of):
+    features = {"position": ["6", "7"], "device": ["phone", None]}
     families = [
-        {"name": "ctr", "estimated_ctr": [0.01, 0.1]},
-        {
-            "name": "low",
-            "features": {"position": ["6", "7"], "device": ["phone", None]},
-            "estimated_ctr": [0.1],
-        },
+        {"name": "low", "features": features, "estimated_ctr": [0.1]},
         {"name": "all"},
         {"name": "devices", "features": {"age_group": "all"}},
         {"name": "users", "features": {"user_id": "all"}},
     ]
     arms = {"bound": {"set": {"objective.bias_constraints.families": families}}}
-    slices = {"S1": {"title": "good ads low on the page", "family": "low", "index": 1}}
     base = {"config": WHOLE["config"], "base": "base.yaml", "arms": arms}
+    slices = {"S1": {"title": "good ads low on the page", "family": "low", "index": 1}}
     plan = plan_of({**base, "slices": slices})[0].model_dump()
-    assert plan["slices"] == [
-        {"name": "S1", "title": "good ads low on the page", "family": "low", "index": 1}
-    ]
+    assert plan["slices"] == [{"name": "S1", **slices["S1"]}]
     assert plan["arms"][0]["families"] == []
-    found = {family["name"]: family for family in plan["arms"][1]["families"]}
+    found = {family["name"]: family["slices"] for family in plan["arms"][1]["families"]}
     # A family of more slices than are measured is left out.
-    assert list(found) == ["ctr", "low", "all", "devices"]
-    assert found["ctr"]["slices"] == [
-        "estimated CTR < 0.01", "estimated CTR 0.01 to 0.1", "estimated CTR >= 0.1",
-    ]  # fmt: skip
-    assert found["all"] == {"name": "all", "log": None, "slices": ["all examples"]}
-    assert found["low"]["slices"][:4] == [
-        "device phone, position 6, estimated CTR < 0.1",
-        "device phone, position 6, estimated CTR >= 0.1",
-        "device phone, position 7, estimated CTR < 0.1",
-        "device phone, position 7, estimated CTR >= 0.1",
+    assert list(found) == ["low", "all", "devices"]
+    assert found["all"] == ["all examples"] and found["devices"][1] == "age_group id 1"
+    assert found["low"] == [
+        f"device {device}, position {position}, estimated CTR {ctr}"
+        for device in ("phone", "missing")
+        for position in (6, 7)
+        for ctr in ("< 0.1", ">= 0.1")
     ]
-    assert found["low"]["slices"][-1] == "device missing, position 7, estimated CTR >= 0.1"
-    assert found["devices"]["slices"][1] == "age_group id 1"
-    for index, family, wanted in (
-        (8, "low", r"slices\.S1\.index: 8 is not allowed; the family low has the slices 0 to 7"),
-        (
-            0,
-            "users",
-            r"slices\.S1\.family: there is no users of at most 1000 slices; allowed: ctr, low, all, dev",
-        ),
+    for family, index, wanted in (
+        ("low", 8, r"slices\.S1\.index: 8 is not allowed; the family low has the slices 0 to 7"),
+        ("users", 0, r"slices\.S1\.family: there is no users of at most 1000 slices; allowed: low, all, dev"),
     ):
         with pytest.raises(InputError, match=wanted):
             plan_of({**base, "slices": {"S1": {"family": family, "index": index}}})

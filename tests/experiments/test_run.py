@@ -1,12 +1,14 @@
-"""An experiment from its file to those that its report is made of; mostly with a stand-in for training."""
+"""An experiment from its file to those that its report is made of, and its loops; mostly with training stood in for."""
 
 import json
 import os
 import shlex
 import shutil
+import stat
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
@@ -14,11 +16,154 @@ import yaml
 from ctr.cli import main
 from ctr.data.log import log_sha256, read_manifests
 from ctr.data.sidecar import list_sidecars
+from ctr.eval.ads_churn import compare_loops
 from ctr.experiments.measure import measure
+from ctr.experiments.run import Options, run_experiment
 from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
-from stand_in_runs import EXPERIMENT, read, run
+
+# Writes what ``ctr train`` and ``ctr sample`` would; fails as a configuration's prior or a file beside it asks.
+STAND_IN = """#!{python}
+import hashlib, json, os, shutil, sys, yaml
+from pathlib import Path
+
+def after(name):
+    return arguments[arguments.index(name) + 1] if name in arguments else None
+
+if sys.argv[2] != "ctr":
+    wanted = json.load(sys.stdin)
+    with open({calls!r}, "a") as file:
+        file.write("measure " + " ".join(wanted["configs"]) + "\\n")
+    ratio = [1, 3, 4]
+    cost = {{"train_flops": 1.0, "step_ms": 2.0, "inference_ms": 1.0, "step_ratio": ratio, "inference_ratio": ratio}}
+    print(json.dumps({{name: cost for name in wanted["configs"]}}))
+    sys.exit()
+arguments = sys.argv[3:]
+log = Path(arguments[1])
+def publish(sidecar):
+    for manifest in (log / "manifests").glob("*.json"):
+        path = log / "sidecars" / sidecar / manifest.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{{}}")
+if arguments[0] == "sample":
+    with open({calls!r}, "a") as file:
+        file.write("sample\\n")
+    publish(after("--name"))
+    sys.exit()
+if arguments[0] == "simulate":
+    run, loop, days = Path(after("--policy")), Path(after("--out")), int(after("--days"))
+    log, own = Path(after("--log")), loop / "run/checkpoints/7"
+    with open({calls!r}, "a") as file:
+        file.write(f"{{days}} days of {{run.name.rsplit('-', 1)[0]}}\\n")
+    if not loop.exists():
+        shutil.copytree(run, loop / "run")
+        (loop / "threads").write_text(os.environ["TF_NUM_INTRAOP_THREADS"])
+        (loop / "origin.json").write_text(json.dumps({{"log_sha256": Path({sha!r}).read_text()}}))
+    if not (own / "state.json").exists():
+        sys.exit("error: no checkpoint")
+    if days == 5 and not Path({healed!r}).exists():
+        sys.exit("error: it was tired")
+    day = {{"queries": 10, "examples": 15, "clicks": 2, "revenue": 1.5}}
+    (loop / "loop.json").write_text(json.dumps({{"first_day": 1, "days": [day] * days}}))
+    sys.exit()
+config = yaml.safe_load(Path(after("--config")).read_text())
+run = Path(after("--out"))
+with open({calls!r}, "a") as file:
+    file.write(run.name.rsplit("-", 1)[0] + "\\n")
+if config["model"]["prior"] == 0.666 and not Path({healed!r}).exists():
+    sys.exit("Traceback ...\\nerror: it broke")
+if config["model"]["prior"] == 0.777 and (run / "summary.json").exists():
+    sys.exit()  # A finished run stays as it is.
+(run / "checkpoints/7").mkdir(parents=True, exist_ok=True)
+(run / "checkpoints/7/state.json").touch()
+(run / "threads").write_text(os.environ["TF_NUM_INTRAOP_THREADS"])
+meaning = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+hashes = {{"config_sha256": meaning, "log_sha256": Path({sha!r}).read_text(), "constraint_logs_sha256": {{}}}}
+rest = {{"per_query_auc": 0.7, "log_rows": 200, "trained_rows": 50}}
+failed = config["model"]["prior"] == 0.555 and not Path({healed!r}).exists()
+rest["learning_failure"] = "nothing was learned" if failed else None
+(run / "summary.json").write_text(json.dumps({{**hashes, **rest}}))
+if failed:
+    sys.exit("error: nothing was learned")
+if after("--record"):
+    publish(after("--record"))
+"""
+EXPERIMENT: dict[str, Any] = {
+    "title": "Small",
+    "note": "Of the tests.",
+    "config": {
+        "batch": {"rows": 256},
+        "compute_dtype": "float32",
+        "model": {"crosses": {"layers": 1, "rank": 4}, "deep": {"units": [8]}},
+    },
+    "seeds": [1, 2],
+    "teachers": {"wide": {"set": {"model.deep.units": [16]}}},
+    "samplings": {"low": {"uninformative": {"rate": 0.5, "low_loss": {"teacher": "wide", "max_loss": 0.05}}}},
+    "arms": {
+        "smelu": {"set": {"model.deep.activation": "smelu"}},
+        "student": {"teacher": "wide", "sampling": "low"},
+    },
+}
+
+
+def run(
+    content: dict[str, Any] | None = None, lines: list[str] | None = None, **options: Any
+) -> dict[str, str]:
+    """Runs an experiment; ``lines`` gets those of its progress."""
+    file = Path("experiment.yaml")
+    file.write_text(yaml.safe_dump(content or EXPERIMENT, sort_keys=False))
+    progress = lines.append if lines is not None else None
+    return run_experiment(
+        file, Path("log"), Path("out"), Options("ctr replay ...", progress=progress, **options)
+    )
+
+
+def take_another_log(place: Path) -> None:
+    shutil.rmtree(place / "log")
+    simulate(SimulatorConfig(examples=300, seed=4), place / "log")
+    (place / "sha").write_text(log_sha256(read_manifests(place / "log")))
+
+
+def read(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((Path("out") / name).read_text())
+    return content
+
+
+def clear(stand_in: Path) -> list[str]:
+    calls = stand_in.read_text().splitlines()
+    stand_in.write_text("")
+    return calls
+
+
+@pytest.fixture(scope="module")
+def made_log(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("replay") / "log"
+    simulate(SimulatorConfig(examples=3000), folder)
+    return folder
+
+
+@pytest.fixture
+def place(made_log, tmp_path, monkeypatch) -> Path:
+    """A folder with a log of one's own."""
+    shutil.copytree(made_log, tmp_path / "log")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def stand_in(place, monkeypatch) -> Path:
+    """Training in a second; what was called is in the file that is returned."""
+    calls = place / "calls"
+    calls.touch()
+    script = place / "python"
+    (place / "sha").write_text(log_sha256(read_manifests(place / "log")))
+    paths = {"calls": str(calls), "healed": str(place / "healed"), "sha": str(place / "sha")}
+    text = STAND_IN.format(python=sys.executable, **paths)
+    script.write_text(text)
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(script))
+    return calls
 
 
 def test_teachers_then_samplings_then_arms_and_nothing_twice(stand_in):
@@ -62,45 +207,34 @@ def test_another_runner_makes_the_same(stand_in, place):
     assert not (place / "out/outcomes").exists()
 
 
-def test_another_experiment_takes_the_teacher_that_is_there(stand_in, place):
-    run()
-    shutil.rmtree(place / "out")
-    stand_in.write_text("")
-    run()
-    assert "teacher-wide-seed-1" not in stand_in.read_text()
-    assert "sample" not in stand_in.read_text()
-    assert "student-seed-2" in stand_in.read_text()
-
-
-def test_what_failed_here_and_was_made_elsewhere_has_not_failed(stand_in, place):
+def test_what_is_there_is_taken_and_what_changed_is_run_again(stand_in, place):
     run(timing=False)
-    for name in ("teacher-wide-seed-1", "sampling-low"):
-        (place / "out/failures").mkdir(exist_ok=True)
-        (place / f"out/failures/{name}.txt").write_text("error: it broke\n")
-    assert run(timing=False) == {}
-    assert not list((place / "out/failures").iterdir())
-
-
-def test_a_changed_arm_alone_is_run_again(stand_in):
-    run(timing=False)
-    stand_in.write_text("")
+    clear(stand_in)
     arms = {**EXPERIMENT["arms"], "smelu": {"set": {"model.deep.activation": "gelu"}}}
     run({**EXPERIMENT, "arms": arms}, timing=False)
-    calls = stand_in.read_text().splitlines()
+    calls = clear(stand_in)
     assert sorted(calls[:2]) == ["smelu-seed-1", "smelu-seed-2"]
     assert calls[2:] == ["measure baseline smelu student", "measure teacher wide"]
-
-
-@pytest.mark.soak
-def test_another_log_is_passed_again(stand_in, place):
+    # A run that was interrupted is not finished, whatever else is there of it.
+    (summary,) = (place / "out/runs").glob("baseline-seed-2-*/summary.json")
+    summary.unlink()
+    run({**EXPERIMENT, "arms": arms}, timing=False)
+    assert clear(stand_in) == ["baseline-seed-2"]
+    # Another experiment takes the teacher and the sampling that are there.
+    shutil.rmtree(place / "out")
+    assert run(timing=False) == {}
+    calls = clear(stand_in)
+    assert not {"teacher-wide-seed-1", "sample"} & set(calls) and "student-seed-2" in calls
+    # What failed here and was made elsewhere has not failed.
+    (place / "out/failures").mkdir(exist_ok=True)
+    for name in ("teacher-wide-seed-1", "sampling-low"):
+        (place / f"out/failures/{name}.txt").write_text("error: it broke\n")
+    assert run(timing=False) == {} and clear(stand_in) == []
+    assert not list((place / "out/failures").iterdir())
+    # Another log is passed again: a teacher, a sampling, six runs and two measurements.
+    take_another_log(place)
     run(timing=False)
-    stand_in.write_text("")
-    simulate(SimulatorConfig(examples=300, seed=4), place / "other")
-    shutil.rmtree(place / "log")
-    shutil.move(place / "other", place / "log")
-    (place / "sha").write_text(log_sha256(read_manifests(place / "log")))
-    run(timing=False)
-    assert len(stand_in.read_text().splitlines()) == 10
+    assert len(clear(stand_in)) == 10
 
 
 def test_a_failure_is_reported_and_tried_again(stand_in, place):
@@ -210,23 +344,14 @@ def test_command_line(stand_in, table, capfd):
     assert "EXPERIMENT and --log are required" in capfd.readouterr().err
 
 
-@pytest.mark.slow
-def test_other_commands_load_no_beam(fresh_python, root):
-    script = "import sys, ctr.cli, ctr.pipelines.ingest.run; ctr.cli.make_parser().format_help()"
-    fresh_python(
-        "-c", f"{script}; assert not any(name.startswith('apache_beam') for name in sys.modules)", cwd=root
-    )
-
-
 @pytest.mark.soak
 def test_costs_of_real_models(made_log):
     content = EXPERIMENT["config"]
     wide = {**content, "model": {**content["model"], "deep": {"units": [256]}}}
     found = measure(made_log, {"narrow": content, "wide": wide}, "narrow", 2)
-    for name, cost in found.items():
-        assert 0 < cost["inference_flops"] < cost["train_flops"], name
-        assert cost["step_ms"] > 0 and cost["inference_ms"] > 0
-        assert len(cost["step_ratio"]) == 3
+    for cost in found.values():
+        assert 0 < cost["inference_flops"] < cost["train_flops"]
+        assert cost["step_ms"] > 0 and cost["inference_ms"] > 0 and len(cost["step_ratio"]) == 3
     assert found["narrow"]["step_ratio"] == [1, 1, 1]
     assert found["wide"]["inference_flops"] > 5 * found["narrow"]["inference_flops"]
     assert 128 < found["narrow"]["batch_rows"] <= 256
@@ -245,3 +370,137 @@ def test_real_runs(place):
     times = {path: path.stat().st_mtime_ns for path in Path("out/runs").rglob("*")}
     assert run({**EXPERIMENT, "seeds": [1]}, timing=False) == {}
     assert {path: path.stat().st_mtime_ns for path in Path("out/runs").rglob("*")} == times
+
+
+def looped(days: int, **changes: Any) -> dict[str, Any]:
+    content = {key: EXPERIMENT[key] for key in ("title", "config", "seeds")}
+    arms = {"smelu": EXPERIMENT["arms"]["smelu"]}
+    return {**content, "arms": arms, "loop": {"days": days}, **changes}
+
+
+def loops(days: int) -> set[str]:
+    return {f"{days} days of {arm}-seed-{seed}" for arm in ("baseline", "smelu") for seed in (1, 2)}
+
+
+def test_each_run_serves_once_and_then_its_checkpoints_go(stand_in):
+    lines: list[str] = []
+    assert run(looped(3), lines, timing=False) == {}
+    found = clear(stand_in)
+    # The last call counts the costs.
+    assert set(found[4:8]) == loops(3) and len(found) == 9
+    assert lines[7].startswith("[8/8, ") and " loop: 1.500 ads per query, " in lines[7]
+    plan = read("plan.json")
+    assert plan["loop_days"] == 3
+    for arm in plan["arms"]:
+        for one in arm["runs"]:
+            assert one["loop"] == one["folder"].replace("runs/", "loops/")
+            assert (Path("out") / one["loop"] / "loop.json").is_file()
+            for folder in (one["folder"], f"{one['loop']}/run"):
+                assert (Path("out") / folder / "summary.json").is_file()
+                assert not (Path("out") / folder / "checkpoints").exists()
+    assert run(looped(3), timing=False) == {}
+    assert clear(stand_in) == []
+
+
+def test_a_loop_that_fails_is_reported_alone_and_goes_on_from_where_it_was(stand_in, place):
+    failures = run(looped(5), timing=False)
+    assert failures["smelu seed 2 loop"] == "it was tired" and len(failures) == 4
+    assert (place / "out/failures/smelu-seed-2-loop.txt").read_text() == "error: it was tired\n\n"
+    assert len(list((place / "out/runs").glob("*/checkpoints/7/state.json"))) == 4
+    clear(stand_in)
+    (place / "healed").touch()
+    mark = next((place / "out/loops").iterdir()) / "mark"
+    mark.touch()
+    assert run(looped(5), timing=False) == {}
+    assert set(clear(stand_in)) == loops(5)
+    assert mark.exists()
+    assert not list((place / "out/failures").iterdir())
+    assert not list((place / "out").glob("*/*/checkpoints"))
+
+
+@pytest.mark.slow
+def test_other_days_or_another_log_begin_anew(stand_in, place):
+    run({key: value for key, value in looped(3).items() if key != "loop"}, timing=False)
+    clear(stand_in)
+    for days in (3, 2):
+        assert run(looped(days), timing=False) == {}
+        found = clear(stand_in)
+        assert sorted(found[:4]) == ["baseline-seed-1", "baseline-seed-2", "smelu-seed-1", "smelu-seed-2"]
+        assert set(found[4:]) == loops(days)
+    take_another_log(place)
+    assert run(looped(2), timing=False) == {}
+    assert set(clear(stand_in)[4:8]) == loops(2)
+    # An interrupted loop that began after the other log is not gone on with, either.
+    for origin in (place / "out/loops").glob("*/origin.json"):
+        origin.write_text('{"log_sha256": "of another"}')
+    assert run(looped(2), timing=False) == {}
+    assert set(clear(stand_in)[4:8]) == loops(2)
+
+
+def test_the_loop_of_a_failed_run_is_not_begun(stand_in):
+    arms = {"bad": {"set": {"model.prior": 0.666}}}
+    failures = run(looped(3, arms=arms, loop={"days": 3, "arms": ["bad"]}, seeds=[1]), timing=False)
+    assert failures == {"bad seed 1": "it broke", "bad seed 1 loop": "not run, because bad seed 1 failed"}
+    assert sorted(clear(stand_in)[:2]) == ["bad-seed-1", "baseline-seed-1"]
+    (baseline,) = Path("out/runs").glob("baseline-*")
+    assert not (baseline / "checkpoints").exists()
+
+
+def test_a_loop_goes_on_with_the_threads_of_its_run(stand_in):
+    cores = len(os.sched_getaffinity(0))
+    run(looped(5, seeds=[1]), timing=False, workers=1)
+    threads = [path.read_text() for path in Path("out/loops").glob("*/threads")]
+    assert threads == [str(cores)] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "log", "wanted"),
+    [
+        ({}, "plain", r"loop: baseline: .*no world\.json|loop: baseline: .*not a simulated log"),
+        (
+            {"samplings": {"half": {"non_click_rate": 0.5}}, "arms": {"half": {"sampling": "half"}}},
+            "log",
+            r"loop: half: sampling: the sample has no decisions for the days that the loop adds",
+        ),
+        ({"loop": {"days": 0}}, "log", r"loop\.days: 0 is not allowed"),
+        ({"loop": {"days": 1, "arms": ["none"]}}, "log", r"loop\.arms: there is no none; allowed: baseline, smelu"),
+        (
+            {"slices": {"S1": {"family": "low", "index": 0}}},
+            "log",
+            r"slices\.S1\.family: there is no low .*none is measured",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_serve_is_refused_before_the_first_run(stand_in, place, changes, log, wanted):
+    shutil.copytree(place / "log", place / "plain")
+    for name in ("world.yaml", "world.json"):
+        (place / "plain" / name).unlink(missing_ok=True)
+    file = place / "experiment.yaml"
+    file.write_text(yaml.safe_dump(looped(3, **changes)))
+    with pytest.raises(InputError, match=wanted) as refused:
+        run_experiment(file, Path(log), Path("out"), Options("ctr replay ...", timing=False))
+    assert "\n" not in str(refused.value)
+    assert clear(stand_in) == []
+
+
+@pytest.mark.soak
+def test_real_loops(place):
+    # With embeddings that begin large, so that two seeds show other ads.
+    config = {**EXPERIMENT["config"], "model": {**EXPERIMENT["config"]["model"], "init_scale": 0.5}}
+    content = looped(1, arms={}, loop={"days": 1}, config=config)
+    small = {"users": 300, "ads": 100, "advertisers": 20, "words": 100, "topics": 5}
+    simulate(SimulatorConfig(days=2, queries_per_day=200, **small), place / "small")
+    (place / "experiment.yaml").write_text(yaml.safe_dump(content))
+    options = Options("ctr replay ...", timing=False)
+    arguments = (place / "experiment.yaml", Path("small"), Path("out"), options)
+    assert run_experiment(*arguments) == {}
+    one, other = (place / "out" / made["loop"] for made in read("plan.json")["arms"][0]["runs"])
+    compared = compare_loops(one, other)
+    assert compared.whole.estimates()["query_churn"].point > 0
+    # Days that are added begin with the runs, which are trained to the same bits.
+    first = {path.parent.parent.name: path.read_bytes() for path in Path("out/loops").glob("*/shown.parquet")}
+    served = [json.loads((folder / "loop.json").read_text())["days"] for folder in (one, other)]
+    (place / "experiment.yaml").write_text(yaml.safe_dump({**content, "loop": {"days": 2}}))
+    assert run_experiment(*arguments) == {} and first
+    for folder, days in zip((one, other), served, strict=True):
+        assert json.loads((folder / "loop.json").read_text())["days"][:1] == days

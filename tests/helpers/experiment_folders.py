@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from ctr.eval.report.page import Page
+from ctr.experiments.report.numbers import as_json
 from ctr.experiments.report.results import read_experiment
-from ctr.experiments.report.write import experiment_page
+from ctr.experiments.report.write import _as_text, experiment_page
 from report_pages import check_page
 from run_directories import run_folder, write_plan, write_run
 
@@ -68,8 +69,20 @@ def write_costs(folder: Path, arms: dict[str, dict[str, object]]) -> None:
 
 
 def result_of(folder: Path) -> dict:
-    content = json.loads((folder / "result.json").read_text())
+    """The written numbers of the arms by name, and under "" those of the experiment."""
+    return _by_arm((folder / "result.json").read_text())
+
+
+def _by_arm(text: str) -> dict:
+    content = json.loads(text)
     return {arm["name"]: arm for arm in content["arms"]} | {"": content}
+
+
+def told(folder: Path) -> tuple[str, dict]:
+    """The tables' text, and the numbers as ``result_of`` has them; of the page what holds of each, without drawing."""
+    experiment = read_experiment(folder)
+    check_page(experiment_page(experiment))
+    return _as_text(experiment), _by_arm(as_json(experiment))
 
 
 def table_of(folder: Path) -> dict[str, dict[str, str]]:
@@ -93,7 +106,4 @@ def write_whole(folder: Path, rows: pd.DataFrame) -> Path:
 
 
 def page_of(folder: Path) -> Page:
-    """The page of an experiment, checked."""
-    page = experiment_page(read_experiment(folder))
-    check_page(page)
-    return page
+    return experiment_page(read_experiment(folder))

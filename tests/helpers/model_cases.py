@@ -1,6 +1,7 @@
-"""Raw rows with features of every kind, models of every kind."""
+"""Raw rows with features of every kind, models of every kind, and a run whose ids grow."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
 from ctr.data.derived import TIME_COLUMN
 from ctr.data.ids.tables import pack_table
-from ctr.data.reader import rows_of_table
+from ctr.data.reader import Rows, rows_of_table
 from ctr.data.schema import Schema
 from ctr.pipelines.rows.raw_columns import Verdict, add_derived
 from ctr.pipelines.rows.sources import Chunk
@@ -22,6 +23,7 @@ from ctr.training.feed import make_feed
 from ctr.training.run.rollback import Position
 from ctr.training.run.snapshot import Snapshot, take_snapshot
 from ctr.training.state import TrainState
+from ctr.workers.row_variables import row_count
 
 # Columns with names that no function's argument can have, too.
 FEATURES: list[dict[str, Any]] = [
@@ -39,6 +41,17 @@ FEATURES: list[dict[str, Any]] = [
     {"name": "position_x_user", "kind": "cross", "of": ["position", "user"], "buckets": 70, "tower": "ui"},
 ]
 SCHEMA = parse_model(Schema, {"features": FEATURES}, "test")
+# The ids of all hashed features but one grow.
+GROWING = parse_model(
+    Schema,
+    {
+        "features": [
+            {key: value for key, value in one.items() if key != "buckets" or one["name"] == "item"}
+            for one in FEATURES
+        ]
+    },
+    "test",
+)
 
 NETWORK: dict[str, Any] = {
     "crosses": {"layers": 2, "rank": 3, "ramp": [10, 110]},
@@ -46,14 +59,18 @@ NETWORK: dict[str, Any] = {
     "prior": 0.2,
 }
 FACTORS = {"width": 4, "ui_units": [8]}
+WIDE = {
+    **NETWORK,
+    "crosses": {**NETWORK["crosses"], "rank": 0},
+    "deep": {"units": [16, 8], "ranks": [4, 0], "activation": "gelu"},
+}
+# Every kind of layer, head, ensemble and factor is in one of them.
 MODELS: dict[str, dict[str, Any]] = {
     "plain": NETWORK,
-    "bottlenecks": {**NETWORK, "deep": {"units": [16, 8], "ranks": [4, 0], "activation": "gelu"}},
-    "own gradients": {**NETWORK, "deep": {"units": [8, 8], "activation": "swish"}},
+    "wide": WIDE,
     "gated": {**NETWORK, "network_loss": "own", "deep": {"units": [16, 8], "activation": "relu"}},
-    "full crosses": {**NETWORK, "crosses": {**NETWORK["crosses"], "rank": 0}},
     "logistic": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.2},
-    "ensemble": {**NETWORK, "ensemble": {"components": 2}},
+    "ensemble": {**WIDE, "ensemble": {"components": 2}},
     "factorized": {**NETWORK, "factorized": FACTORS},
     "factorized ensemble": {
         **NETWORK,
@@ -62,17 +79,21 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 TRAINED_EXAMPLES = 60
+BATCH_ROWS = 64
 
 
-def draw_raw(count: int, seed: int = 0) -> dict[str, list[Any]]:
-    """Raw columns with missing values, as Python has them."""
+def draw_raw(count: int, seed: int = 0, unknown: bool = False) -> dict[str, list[Any]]:
+    """Raw columns with missing values, as Python has them.
+
+    With ``unknown`` every third row has a user, and every fourth a tag and a word, that no other rows have.
+    """
     rng = np.random.default_rng(seed)
 
     def some(values: list[Any], missing: Any = None) -> list[Any]:
         return [missing if rng.random() < 0.1 else values[rng.integers(len(values))] for _ in range(count)]
 
     words = ["Red", "blue,", "Grün", "x-y", "日本", "shoe"]
-    return {
+    raw = {
         "user:id": some([f"u{n}" for n in range(30)]),
         "class": some(list(range(100))),
         "price": some([-1.0, 0.5, 1.25, 3, 7.9, 8.0, 1e30], float("nan")),
@@ -81,29 +102,13 @@ def draw_raw(count: int, seed: int = 0) -> dict[str, list[Any]]:
         "position": some(["1", "2", "3", "4"]),
         "size": some([0.0, 1.0, 17.5, 300.0]),
     }
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model and what the trainer predicts with it.
-
-    Attributes:
-        raw: the raw columns of N rows.
-        logit: float32 [N], of the trainer.
-        snapshot: the model.
-        state: the trainer's own variables.
-        table: the same rows as those of a shard.
-    """
-
-    raw: dict[str, list[Any]]
-    logit: np.ndarray
-    snapshot: Snapshot
-    state: TrainState
-    table: pa.Table
-
-
-def raw_table(raw: dict[str, list[Any]]) -> pa.Table:
-    return pa.table(raw)
+    for row in range(count) if unknown else ():
+        if row % 3 == 0:
+            raw["user:id"][row] = f"new user {row}"
+        if row % 4 == 0:
+            raw["tags"][row] = [f"new tag {row}", *raw["tags"][row]]
+            raw["title"][row] = f"new{row} {raw['title'][row]}"
+    return raw
 
 
 def packed_table(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> pa.Table:
@@ -121,11 +126,24 @@ def packed_table(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> pa.Table
             "metric_weight": np.ones(count, np.float32),
         }
     )
-    table = raw_table(raw)
+    table = pa.table(raw)
     columns = {name: table.column(name).combine_chunks() for name in table.column_names}
     times = np.array(raw[TIME_COLUMN]) if TIME_COLUMN in raw else None
     add_derived(schema.derive, columns, times, Verdict(Chunk(0, table, row, [])))
     return pack_table(schema, keys, pa.table(columns))
+
+
+def log_rows(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> Rows:
+    """The same as rows that a log's reader returns."""
+    return rows_of_table(packed_table(raw, schema), schema, 0)
+
+
+def packed_ids(rows: Rows) -> dict[str, np.ndarray]:
+    """Ids as ``Scorer.score_ids`` takes them."""
+    columns = {"ids": rows.ids}
+    for name, (values, offsets) in rows.multivalent.items():
+        columns |= {f"{name}.values": values, f"{name}.lengths": np.diff(offsets).astype(np.int32)}
+    return columns
 
 
 def randomize(state: TrainState, seed: int) -> None:
@@ -151,6 +169,36 @@ def make_snapshot(
     return take_snapshot(run)
 
 
+def trainer_logit(state: TrainState, config: TrainConfig, rows: Rows) -> np.ndarray:
+    """What the trainer predicts for rows before it learns from them, float32 [N]."""
+    feed = make_feed(set_rejects_apart(rows), state.layouts, BATCH_ROWS)
+    if state.tables.id_maps:
+        feed = feed.with_rows(state.tables)
+    logits: np.ndarray = (
+        TrainStep(state, config, jit=False).score(feed, config.ramps_at(TRAINED_EXAMPLES))[0].numpy()
+    )
+    return logits[: len(rows.example_id)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and what the trainer predicts with it.
+
+    Attributes:
+        raw: the raw columns of N rows.
+        logit: float32 [N], of the trainer.
+        snapshot: the model.
+        state: the trainer's own variables.
+        table: the same rows as those of a shard.
+    """
+
+    raw: dict[str, list[Any]]
+    logit: np.ndarray
+    snapshot: Snapshot
+    state: TrainState
+    table: pa.Table
+
+
 def make_case(
     model: dict[str, Any],
     compute_dtype: str,
@@ -164,12 +212,94 @@ def make_case(
     has_two = model["deep"]["units"] and model.get("network_loss") != "own"
     ranking = {"setup": "multi_task"} if has_two else {}
     content = {"model": model, "compute_dtype": compute_dtype, "objective": {"ranking": ranking}}
-    config = parse_model(TrainConfig, {**content, "batch": {"rows": 64}}, "test")
+    config = parse_model(TrainConfig, {**content, "batch": {"rows": BATCH_ROWS}}, "test")
     raw = draw_raw(rows) if raw is None else raw
     table = packed_table(raw, schema)
     state = TrainState(config.table_layouts(schema), config, compute_dtype)
     randomize(state, examples)
-    feed = make_feed(set_rejects_apart(rows_of_table(table, schema, 0)), state.layouts, 64)
-    steps = TrainStep(state, config, jit=False)
-    logit = steps.score(feed, config.ramps_at(TRAINED_EXAMPLES))[0].numpy()[:rows]
+    logit = trainer_logit(state, config, rows_of_table(table, schema, 0))
     return Case(raw, logit, make_snapshot(state, config, schema, folder, examples), state, table)
+
+
+@dataclass
+class GrowingRun:
+    """A run without a log: it learns which ids of ``GROWING`` there are, and its weights are drawn.
+
+    Attributes:
+        left_out: the fingerprints of ids whose slots are taken away from now on.
+    """
+
+    config: TrainConfig
+    state: TrainState
+    folder: Path
+    left_out: set[int] = field(default_factory=set)
+
+    def learn(self, raw: dict[str, list[Any]]) -> None:
+        """Gives the ids of rows their slots; new rows of tables, which begin near 0, are drawn."""
+        feed = make_feed(
+            set_rejects_apart(log_rows(raw, GROWING)), self.state.layouts, BATCH_ROWS, ids=self.config.ids
+        )
+        before = [row_count(table) for table in self.state.tables.weights]
+        feed.with_rows(self.state.tables, learning=True)
+        for number, (table, old) in enumerate(zip(self.state.tables.weights, before, strict=True)):
+            values = table.numpy()
+            values[old:] = np.random.default_rng(number).normal(0, 0.4, values[old:].shape)
+            table.assign(values)
+
+    def move(self, seed: int, share: float = 1.0) -> None:
+        """Changes all dense weights and a share of the rows of tables."""
+        rng = np.random.default_rng(seed)
+        for table in self.state.tables.weights:
+            values = table.numpy()
+            moved = rng.random(len(values)) < share
+            values[moved] += rng.normal(0, 0.4, values[moved].shape).astype(np.float32)
+            table.assign(values)
+        for weight in self.state.dense:
+            weight.assign(weight.numpy() + rng.normal(0, 0.2, weight.shape))
+
+    def score(self, raw: dict[str, list[Any]]) -> np.ndarray:
+        return trainer_logit(self.state, self.config, log_rows(raw, GROWING))
+
+    def snapshot(self, examples: int) -> Snapshot:
+        return make_snapshot(self.state, self.config, GROWING, self.folder, examples)
+
+
+def make_growing_run(
+    folder: Path, model: str = "plain", export: dict[str, Any] | None = None, learned: int = 0
+) -> GrowingRun:
+    """A run that has learned from so many rows, in float32."""
+    content = {
+        "model": MODELS[model],
+        "compute_dtype": "float32",
+        "batch": {"rows": BATCH_ROWS},
+        "ids": {"shared_rows": 3},
+        "export": export,
+    }
+    config = parse_model(TrainConfig, content, "test")
+    run = GrowingRun(config, TrainState(config.table_layouts(GROWING), config, "float32"), folder)
+    for id_map in run.state.tables.id_maps.values():
+        _hide_left_out(id_map, run.left_out)
+    if learned:
+        run.learn(draw_raw(learned))
+        run.move(seed=1)
+    return run
+
+
+def _hide_left_out(id_map: Any, left_out: set[int]) -> None:
+    plain = id_map.ids_by_row
+
+    def ids_by_row() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows, features, fingerprints = plain()
+        kept = ~np.isin(fingerprints, list(left_out))
+        return rows[kept], features[kept], fingerprints[kept]
+
+    id_map.ids_by_row = ids_by_row
+
+
+def contents(folder: Path, but: Sequence[str] = (".lock",)) -> dict[str, bytes]:
+    """The bytes of all files below a folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in but
+    }

@@ -1,7 +1,6 @@
 """Run directories made by hand, as a training run leaves them."""
 
 import json
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -67,13 +66,12 @@ def write_run(
     log_sha256: str = "a" * 64,
     rejects: tuple[str, ...] = (),
     terms: tuple[str, ...] = ("logistic",),
-    spectra: Sequence[Any] = (),
     **summary: Any,
 ) -> Path:
     """Write a finished run.
 
-    `parts` counts the files of predictions; `terms` are those of the loss; `spectra` the windows' entries
-    shampoo_spectra; `summary` replaces entries of summary.json.
+    `parts` counts the files of predictions; `terms` are those of the loss; `summary` replaces entries of
+    summary.json.
     """
     folder.mkdir(parents=True)
     total = ProgressiveMetrics(slices)
@@ -96,8 +94,6 @@ def write_run(
             "examples_per_second": 5000.0 + len(lines),
         }
         line |= {f"loss_{term}": 0.1 * place for place, term in enumerate(terms, 1)}
-        if len(lines) < len(spectra):
-            line["shampoo_spectra"] = spectra[len(lines)]
         positions = part.get("position", part["label"])
         new = int((~positions.isin(met)).sum())
         met |= set(positions)

@@ -1,5 +1,9 @@
-"""Models of every kind and what the trainer itself predicts for raw rows with features of every kind."""
+"""Models of every kind and what the trainer itself predicts for raw rows with features of every kind.
 
+All of them are made once and only read: a test that changes a model takes ``copied``.
+"""
+
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +14,7 @@ from ctr.data.log import create_log
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
-from model_cases import MODELS, SCHEMA, Case, draw_raw, make_case, packed_table
+from model_cases import MODELS, SCHEMA, Case, GrowingRun, draw_raw, make_case, make_growing_run, packed_table
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +47,26 @@ def exported(case, tmp_path_factory) -> Callable[..., Path]:
     return find
 
 
+@pytest.fixture
+def copied(exported, tmp_path) -> Callable[..., Path]:
+    """A copy of an exported model as a version in the test's own folder."""
+
+    def copy(model: str = "plain", version: str = "123") -> Path:
+        return Path(shutil.copytree(exported(model), tmp_path / version))
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def growing(tmp_path_factory) -> tuple[GrowingRun, Path]:
+    """A run whose ids grow, and its export."""
+    from ctr.serving.export import publish
+
+    folder = tmp_path_factory.mktemp("growing")
+    run = make_growing_run(folder / "run", "factorized ensemble", learned=40)
+    return run, publish(run.snapshot(100), folder / "models").path
+
+
 @pytest.fixture(scope="session")
 def publish_rows() -> Callable[[Path, pa.Table, Schema], Path]:
     """Publishes the rows of a shard as a log."""
@@ -64,9 +88,3 @@ def make_rows_log(publish_rows) -> Callable[..., Path]:
         return publish_rows(folder, packed_table(draw_raw(count), schema), schema)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def make_model_case() -> Callable[..., Case]:
-    """``make_case``, for models of other features."""
-    return make_case

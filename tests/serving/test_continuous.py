@@ -1,47 +1,71 @@
-"""Exports in the middle of a run: where they come, what they change (nothing), and what a resume does with them."""
+"""Exports in the middle of a run: where they come, what they change (nothing), and what a resume does with them.
+
+Also of a run whose ids grow, which exports deltas, and of one that goes back.
+"""
 
 import json
+import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ctr.config import apply_settings, parse_model
+from ctr.config import parse_model
 from ctr.io.errors import InputError
-from ctr.serving.export import export_from_run, export_run
+from ctr.serving.export import export_from_run, export_model, export_run, publish
 from ctr.serving.metadata import read_metadata, versions
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
+from ctr.training.run import directory, rollback
 from ctr.training.run.snapshot import read_snapshot
+from model_cases import GROWING, contents, draw_raw, packed_table
+from numerical_faults import injected
 
-pytestmark = pytest.mark.slow
-
-CONFIG = {
+LINEAR = {"crosses": {"layers": 0}, "deep": {"units": []}, "init_scale": 0.05}
+# AdaGrad alone; batches of 48 rows, so that the first positions past 100 and 200 are 144 and 240.
+CONFIG: dict[str, Any] = {
     "batch": {"rows": 48},
-    "model": {"crosses": {"layers": 1, "rank": 2, "ramp": 300}, "deep": {"units": [6]}},
+    "model": LINEAR,
+    "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}},
     "checkpoint": {"every_examples": 130, "keep": 9},
     "compute_dtype": "float32",
     "max_rejected_share": 0,
 }
+NETWORK = {"crosses": {"layers": 1, "rank": 2, "ramp": 300}, "deep": {"units": [6]}}
 EVERY = {"every_examples": 200, "keep": 3}
+DELTAS = {"ids": {"shared_rows": 3}, "export": {"every_examples": 100, "keep": 9, "full_every": 3}}
 
 
 def configured(**changes) -> TrainConfig:
     return parse_model(TrainConfig, {**CONFIG, **changes}, "test")
 
 
+class StoppedError(Exception):
+    pass
+
+
+def train_until(stop_at: int, *arguments: Any) -> None:
+    def stop(position, _):
+        if position >= stop_at:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        train(*arguments, stop, exporter=export_from_run)
+
+
 @pytest.fixture(scope="module")
 def log(make_rows_log, tmp_path_factory) -> Path:
-    return make_rows_log(tmp_path_factory.mktemp("continuous") / "log", 600)
+    return make_rows_log(tmp_path_factory.mktemp("continuous") / "log", 480)
 
 
 @pytest.fixture(scope="module")
 def finished(log, tmp_path_factory) -> Path:
-    """A run with exports."""
+    """A run of a network with exports."""
     run = tmp_path_factory.mktemp("continuous") / "run"
-    train(log, configured(export=EVERY), run, exporter=export_from_run)
+    train(log, configured(export=EVERY, model=NETWORK), run, exporter=export_from_run)
     return run
 
 
@@ -53,74 +77,67 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
 
 
-def test_they_come_after_every_so_many_examples_and_at_the_end(finished):
-    # Batches have 48 rows: the first positions past 200 and 400, and the log's end.
-    assert exports(finished) == [240, 432, 600]
+def times_of(run: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in versions(run / "exports")}
 
 
-@pytest.mark.soak
-def test_they_change_nothing_else(log, finished, tmp_path):
-    train(log, configured(), tmp_path / "run")
-    for run in (finished, tmp_path / "run"):
-        assert 600 in checkpoints(run)
+@pytest.mark.slow
+def test_they_come_after_every_so_many_examples_and_are_the_models_of_their_positions(
+    log, finished, tmp_path
+):
+    assert exports(finished) == [240, 432, 480]
+    # The run's own export at its end, and the export of its last checkpoint.
+    other, raw = export_run(finished, tmp_path / "models"), draw_raw(8)
+    both = [Scorer(path).predict(raw) for path in (finished / "exports", other.path)]
+    np.testing.assert_array_equal(*both)
+    first = read_metadata(finished / "exports" / "240")
+    assert first["position"]["trained_examples"] == 240
+    assert first["model"]["alpha2"] == pytest.approx(0.8)
+    predictions = [Scorer(path).predict(raw) for path in (finished / "exports" / "240", other.path)]
+    assert not np.array_equal(*predictions)
+    # A finished run that is asked for again stays as it is.
+    before = times_of(finished)
+    train(log, configured(export=EVERY, model=NETWORK), finished, exporter=export_from_run)
+    assert times_of(finished) == before
+
+
+@pytest.mark.slow
+def test_they_change_nothing_else(log, tmp_path):
+    for name, export, exporter in (("without", None, None), ("one", {**EVERY, "keep": 1}, export_from_run)):
+        train(log, configured(export=export), tmp_path / name, exporter=exporter)
+    assert exports(tmp_path / "one") == [480]
     arrays = [
-        np.load(run / "checkpoints" / f"{600:020d}" / "arrays.npz") for run in (finished, tmp_path / "run")
+        np.load(tmp_path / name / "checkpoints" / f"{480:020d}" / "arrays.npz") for name in ("without", "one")
     ]
     assert set(arrays[0]) == set(arrays[1])
     for name in arrays[0]:
         np.testing.assert_array_equal(arrays[0][name], arrays[1][name])
 
 
-def test_they_are_the_models_of_their_positions(log, finished, tmp_path):
-    # The run's own export at its end, and the export of its last checkpoint.
-    other = export_run(finished, tmp_path / "models")
-    assert other.path.name == "600"
-    raw = {"user:id": ["u1", "u2"], "class": [1, 2], "price": [1.0, None], "tags": [["t1"], []]}
-    raw |= {"title": ["red", ""], "position": ["1", "2"], "size": [1.0, 2.0]}
-    np.testing.assert_array_equal(
-        Scorer(finished / "exports").predict(raw), Scorer(tmp_path / "models").predict(raw)
-    )
-    first = read_metadata(finished / "exports" / "240")
-    assert first["position"]["trained_examples"] == 240
-    assert first["model"]["alpha2"] == pytest.approx(0.8)
-    assert not np.array_equal(
-        Scorer(finished / "exports" / "240").predict(raw), Scorer(other.path).predict(raw)
-    )
-
-
-@pytest.mark.soak
-def test_the_newest_are_kept(log, tmp_path):
-    train(log, configured(export={**EVERY, "keep": 1}), tmp_path / "run", exporter=export_from_run)
-    assert exports(tmp_path / "run") == [600]
-
-
-class StoppedError(Exception):
-    pass
-
-
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("stop_at", [288, 432])
-def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path, stop_at):
-    run = tmp_path / "run"
-
-    def stop(position, _):
-        if position >= stop_at:
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        train(log, configured(export=EVERY), run, stop, exporter=export_from_run)
+@pytest.mark.slow
+def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path):
+    run, config = tmp_path / "run", configured(export=EVERY)
+    train_until(288, log, config, run)
     assert exports(run) == [240]
     # The checkpoint lies before the export, which is made again or found.
-    made = {path: path.stat().st_mtime_ns for path in versions(run / "exports")}
-    train(log, configured(export=EVERY), run, exporter=export_from_run)
+    made = times_of(run)
+    train(log, config, run, exporter=export_from_run)
     assert exports(run) == exports(finished)
-    assert {path: path.stat().st_mtime_ns for path in made} == made
+    assert times_of(run).items() >= made.items()
+    # One that was lost is made equal.
+    lost = shutil.copytree(run, tmp_path / "lost")
+    for position in checkpoints(lost):
+        if position > 144:
+            shutil.rmtree(lost / "checkpoints" / f"{position:020d}")
+    shutil.rmtree(lost / "exports" / "240")
+    (lost / "summary.json").unlink()
+    train(log, config, lost, exporter=export_from_run)
+    assert contents(lost / "exports") == contents(run / "exports")
 
 
 @pytest.mark.soak
-def test_one_that_fails_is_made_after_a_resume(log, finished, tmp_path):
+def test_one_that_fails_is_made_after_a_resume(log, tmp_path):
     """Also where a checkpoint is due at the same position: it comes after the export."""
-    assert 432 in checkpoints(finished)
     run = tmp_path / "run"
 
     def fail(snapshot):
@@ -132,23 +149,7 @@ def test_one_that_fails_is_made_after_a_resume(log, finished, tmp_path):
         train(log, configured(export=EVERY), run, exporter=fail)
     assert exports(run) == [240]
     train(log, configured(export=EVERY), run, exporter=export_from_run)
-    assert exports(run) == exports(finished)
-
-
-@pytest.mark.soak
-def test_one_that_was_lost_is_made_equal(log, finished, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(finished, run)
-    for position in checkpoints(run):
-        if position > 144:
-            shutil.rmtree(run / "checkpoints" / f"{position:020d}")
-    shutil.rmtree(run / "exports" / "240")
-    (run / "summary.json").unlink()
-    train(log, configured(export=EVERY), run, exporter=export_from_run)
-    assert exports(run) == exports(finished)
-    raw = {"user:id": "u1", "class": 1, "price": 1.0, "tags": "t1", "title": "", "position": "1", "size": 1.0}
-    scores = [Scorer(folder / "exports" / "240").score(raw)["logit"] for folder in (run, finished)]
-    np.testing.assert_array_equal(*scores)
+    assert 432 in checkpoints(run) and exports(run) == [240, 432, 480]
 
 
 def test_without_an_exporter_it_says_so(log, tmp_path):
@@ -157,86 +158,168 @@ def test_without_an_exporter_it_says_so(log, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_finished_run_that_is_asked_for_again(log, finished):
-    before = {path: path.stat().st_mtime_ns for path in versions(finished / "exports")}
-    train(log, configured(export=EVERY), finished, exporter=export_from_run)
-    assert {path: path.stat().st_mtime_ns for path in versions(finished / "exports")} == before
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ("export.every_examples=0", "export.every_examples: 0 is not allowed"),
-        ("export.keep=0", "export.keep: 0 is not allowed"),
-        ("export={}", "export.every_examples: missing"),
-        ("export.every=5", "export.every: unknown key"),
-    ],
-)
-def test_settings_of_exports_that_do_not_fit_are_refused(setting, words):
-    with pytest.raises(InputError, match=words):
-        parse_model(TrainConfig, apply_settings(CONFIG, [setting]), "test")
+def change_schema(run: Path) -> None:
+    content = json.loads((run / "schema.json").read_text())
+    content["features"][0]["buckets"] = 41
+    (run / "schema.json").write_text(json.dumps(content))
 
 
-class TestRunsThatCannotBeExported:
-    @pytest.fixture
-    def run(self, finished, tmp_path) -> Path:
-        shutil.copytree(finished, tmp_path / "run")
-        return tmp_path / "run"
+def change_units(run: Path) -> None:
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("- 6\n", "- 7\n"))
 
-    def refused(self, run, words, checkpoint=None):
+
+@pytest.mark.slow
+def test_runs_that_cannot_be_exported_are_refused(finished, make_rows_log, tmp_path):
+    last = Path("checkpoints", f"{480:020d}", "arrays.npz")
+    faults = [
+        (shutil.rmtree, "run: no such run directory"),
+        (lambda run: (run / "schema.json").unlink(), r"schema\.json: no such file"),
+        (lambda run: (run / "schema.json").write_text("{"), r"schema\.json: .*not JSON"),
+        (lambda run: (run / "schema.json").write_text("[]"), r"schema\.json: .*a JSON object"),
+        (lambda run: (run / "schema.json").write_text('{"format": 9}'), "made by an unreleased version"),
+        (change_schema, r"schema\.json: .*the file was changed"),
+        (lambda run: shutil.rmtree(run / "checkpoints"), "checkpoints: there is no checkpoint"),
+        (lambda run: flip(run / last), r"000480: the checkpoint is damaged .*; there are 144, 288"),
+        (lambda run: (run / "environment.json").unlink(), r"environment\.json: no such file"),
+        (change_units, "the checkpoint is of another model than config.yaml"),
+    ]
+    for number, (spoil, words) in enumerate(faults):
+        run = shutil.copytree(finished, tmp_path / str(number) / "run")
+        spoil(run)
         with pytest.raises(InputError, match=words) as refusal:
-            export_run(run, run.parent / "models", checkpoint)
+            export_run(run, tmp_path / "models")
         assert "\n" not in str(refusal.value)
-        assert not (run.parent / "models").exists()
-
-    def test_no_run(self, tmp_path):
-        self.refused(tmp_path / "nothing", "nothing: no such run directory")
-
-    def test_no_schema(self, run):
-        (run / "schema.json").unlink()
-        self.refused(run, r"schema\.json: no such file")
-
-    @pytest.mark.parametrize(
-        ("content", "words"),
-        [("{", "not JSON"), ("[]", "a JSON object"), ('{"format": 9}', "made by an unreleased version")],
-    )
-    def test_damaged_schema(self, run, content, words):
-        (run / "schema.json").write_text(content)
-        self.refused(run, rf"schema\.json: .*{words}")
-
-    def test_a_schema_changed_by_hand(self, run):
-        content = json.loads((run / "schema.json").read_text())
-        content["features"][0]["buckets"] = 41
-        (run / "schema.json").write_text(json.dumps(content))
-        self.refused(run, r"schema\.json: .*the file was changed")
-
-    def test_no_checkpoint(self, run):
-        shutil.rmtree(run / "checkpoints")
-        self.refused(run, "checkpoints: there is no checkpoint")
-
-    def test_an_unknown_checkpoint(self, run):
-        self.refused(run, r"there is no checkpoint 7; there are 144, 288, 432, 576, 600", checkpoint=7)
-
-    def test_a_damaged_checkpoint_is_not_passed_over(self, run):
-        path = run / "checkpoints" / f"{600:020d}" / "arrays.npz"
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-        self.refused(run, r"000600: the checkpoint is damaged .*; there are 144, 288")
-        assert read_snapshot(run, 576).examples == 576
-
-    def test_no_environment(self, run):
-        (run / "environment.json").unlink()
-        self.refused(run, r"environment\.json: no such file")
-
-    def test_another_configuration(self, run):
-        text = (run / "config.yaml").read_text()
-        (run / "config.yaml").write_text(text.replace("- 6\n", "- 7\n"))
-        self.refused(run, "the checkpoint is of another model than config.yaml")
-
-
-def test_a_run_refuses_a_log_of_other_features(log, finished, make_rows_log, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
+        if spoil is faults[7][0]:
+            assert read_snapshot(run, 432).examples == 432
+    with pytest.raises(InputError, match="there is no checkpoint 7; there are 144, 288, 432, 480"):
+        export_run(finished, tmp_path / "models", 7)
+    assert not (tmp_path / "models").exists()
+    run = shutil.copytree(finished, tmp_path / "run")
     other = make_rows_log(tmp_path / "log", 60, first_features=6)
     with pytest.raises(InputError, match="was started on a log with other features"):
-        train(other, configured(export=EVERY), tmp_path / "run", exporter=export_from_run)
+        train(other, configured(export=EVERY, model=NETWORK), run, exporter=export_from_run)
+
+
+@pytest.fixture(scope="module")
+def growing_log(publish_rows, tmp_path_factory) -> Path:
+    table = packed_table(draw_raw(450, seed=0, unknown=True), GROWING)
+    return publish_rows(tmp_path_factory.mktemp("growing") / "log", table, GROWING)
+
+
+@pytest.fixture(scope="module")
+def grown(growing_log, tmp_path_factory) -> tuple[Path, Path]:
+    """A run with deltas, and the full models of the same positions."""
+    folder = tmp_path_factory.mktemp("growing")
+
+    def export(snapshot) -> None:
+        export_from_run(snapshot)
+        publish(snapshot, folder / "full")
+
+    train(growing_log, configured(**DELTAS), folder / "run", exporter=export)
+    return folder / "run", folder / "full"
+
+
+@pytest.mark.slow
+def test_deltas_of_a_run_lead_to_the_full_models_and_a_resumed_run_writes_the_same(
+    growing_log, grown, tmp_path
+):
+    run, full = grown
+    names = ["144", "240.delta", "336.delta", "432", "450.delta"]
+    assert [path.name for path in versions(run / "exports")] == names
+    for path in versions(run / "exports"):
+        made = export_model(path, tmp_path / "models").path
+        assert contents(made) == contents(full / made.name)
+    # The checkpoint gives the same model as the run.
+    assert contents(export_run(run, tmp_path / "other").path) == contents(full / "450")
+    resumed = tmp_path / "run"
+    train_until(288, growing_log, configured(**DELTAS), resumed)
+    train(growing_log, configured(**DELTAS), resumed, exporter=export_from_run)
+    assert contents(resumed / "exports") == contents(run / "exports")
+    assert read_metadata(resumed / "exports" / "450.delta")["base"]["examples"] == 432
+
+
+# More than a single rollback sets aside.
+MORE = dict.fromkeys(range(192, 384), math.inf)
+
+
+def going_back(limit: int) -> TrainConfig:
+    changes = {"checkpoint": {"every_examples": 10**6}, "export": {"every_examples": 150, "keep": 9}}
+    return configured(**changes, rollback={"after_skipped_steps": limit})
+
+
+def reported(run: Path) -> dict[int, tuple[int, str]]:
+    """Of each export how many examples it has learned from, and its weights."""
+    found = {int(path.name): read_metadata(path) for path in versions(run / "exports")}
+    return {
+        position: (content["position"]["trained_examples"], content["weights"])
+        for position, content in found.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def gone_back(log, tmp_path_factory) -> tuple[Path, list[dict[str, Any]], list[list[int]]]:
+    """A run that goes back twice, what it quarantined, and its exports when each batch was passed."""
+    run, seen = tmp_path_factory.mktemp("rolled-back") / "run", list[list[int]]()
+    with injected(MORE):
+        summary = train(
+            log, going_back(2), run, lambda *_: seen.append(exports(run)), exporter=export_from_run
+        )
+    return run, summary["quarantined"], seen
+
+
+@pytest.mark.slow
+def test_exports_from_beyond_a_rollback_are_made_anew(gone_back, tmp_path):
+    run, aside, seen = gone_back
+    assert [entry["rows"] for entry in aside] == [[144, 288], [0, 384]]
+    found = reported(run)
+    assert list(found) == [192, 336, 480]
+    # Of everything until row 384 nothing is learned.
+    assert [trained for trained, _ in found.values()] == [0, 0, 96]
+    weights = [weights for _, weights in found.values()]
+    assert weights[0] == weights[1] != weights[2]
+    assert export_run(run, tmp_path / "models").metadata["weights"] == weights[2]
+    # Until the fourth batch is exported nothing is there, each time that it is passed.
+    assert seen.count([]) == 4 * 3
+
+
+@pytest.mark.soak
+def test_none_is_made_while_steps_are_skipped(log, tmp_path):
+    run = tmp_path / "run"
+    with injected(dict.fromkeys(range(144, 288), math.inf)):
+        summary = train(log, going_back(9), run, exporter=export_from_run)
+    assert (summary["rollbacks"], summary["skipped_steps"]) == (0, 3)
+    # That of row 192 is left out; no other one takes its place.
+    assert list(reported(run)) == [336, 480]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.slow(first=1)
+@pytest.mark.parametrize(("module", "name"), [(directory, "delete_version"), (rollback, "write_rollbacks")])
+def test_killed_within_a_rollback_it_ends_with_the_same(log, gone_back, tmp_path, monkeypatch, module, name):
+    real = getattr(module, name)
+    calls = 0
+
+    def dying(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise Killed
+        return real(*arguments)
+
+    with injected(MORE):
+        monkeypatch.setattr(module, name, dying)
+        with pytest.raises(Killed):
+            train(log, going_back(2), tmp_path / "run", exporter=export_from_run)
+        monkeypatch.setattr(module, name, real)
+        train(log, going_back(2), tmp_path / "run", exporter=export_from_run)
+    assert reported(tmp_path / "run") == reported(gone_back[0])

@@ -18,8 +18,6 @@ from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import load_format
 from ctr.data.reader import join_rows, read_rows
 from ctr.pipelines.ingest.run import ingest
-from ctr.simulator.config import SimulatorConfig
-from ctr.simulator.simulate import simulate
 
 DATA = os.environ.get("CTR_DATA")
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
@@ -29,7 +27,6 @@ model:
   crosses: {{layers: 2, rank: 4, ramp: 3000}}
   deep: {{units: [32, 16], activation: smelu}}
   prior: 0.1
-  factorized: {factorized}
 checkpoint: {{every_examples: 1, keep: 99}}
 compute_dtype: {dtype}
 """
@@ -54,32 +51,9 @@ def write_mind(folder: Path, impressions: int) -> Path:
     return folder
 
 
-def write_criteo(folder: Path, rows: int) -> Path:
-    source = random.Random(4)
-    lines = []
-    for _ in range(rows):
-        numbers = [source.choice(["", "0", "-1", "7", "130", "250000"]) for _ in range(13)]
-        strings = [source.choice(["", *(f"{place:x}{n}" for n in range(30))]) for place in range(26)]
-        lines.append("\t".join([str(int(source.random() < 0.3)), *numbers, *strings]) + "\n")
-    folder.mkdir()
-    (folder / "train.txt").write_text("".join(lines))
-    return folder
-
-
-def write_simulated(folder: Path, rows: int) -> tuple[Path, Path]:
-    """A simulated log, and the raw columns of its rows as JSON lines."""
-    config = SimulatorConfig(examples=rows, queries_per_day=2000, users=500, ads=200, words=100)
-    simulate(config, folder / "log", events=folder / "events")
-    parts = [pd.read_parquet(path) for path in (folder / "events" / "impressions").iterdir()]
-    raw = pd.concat(parts).drop_duplicates("impression_id").sort_values("impression_id")
-    raw = raw.drop(columns=["impression_id", "query_id", "event_time", "arrival_time"])
-    (folder / "rows.jsonl").write_text(raw.to_json(orient="records", lines=True))
-    return folder / "log", folder / "rows.jsonl"
-
-
-def run_and_score(folder: Path, log: Path, inputs: list[str], dtype: str, factorized: bool, rows: int = 700):
+def run_and_score(folder: Path, log: Path, inputs: list[str], dtype: str, rows: int):
     """Trains with a checkpoint after every batch, exports the second one, scores the raw rows."""
-    config = CONFIG.format(rows=rows, dtype=dtype, factorized="{}" if factorized else "null")
+    config = CONFIG.format(rows=rows, dtype=dtype)
     (folder / "config.yaml").write_text(config)
     run = folder / "run"
     assert main(["train", str(log), "--config", str(folder / "config.yaml"), "--out", str(run)]) == 0
@@ -111,67 +85,29 @@ def is_known(log: Path, begin: int, end: int) -> np.ndarray:
     return known
 
 
-def assert_equal(predicted, scored, begin: int, end: int, dtype: str, known=None) -> None:
-    part = np.arange(begin, end) if known is None else begin + np.flatnonzero(known)
-    assert end - begin > 300 and len(part) > 100
-    assert np.ptp(predicted[part]) > 0.1
+def check_mind(folder: Path, raw: Path, dtype: str, rows: int) -> None:
+    log, inputs = folder / "log", [str(raw), "--format", "mind"]
+    ingest(load_format("mind"), [raw], log)
+    predictions, scores, begin, end = run_and_score(folder, log, inputs, dtype, rows)
+    assert set(scores) == {"file", "row", "example_id", "logit", "p"}
+    assert scores["example_id"].is_unique
+    predicted = predictions["logit"].to_numpy()
+    scored = scores.set_index("example_id")["logit"][predictions["example_id"]].to_numpy()
+    part = begin + np.flatnonzero(is_known(log, begin, end))
+    assert end - begin > 300 and len(part) > 100 and np.ptp(predicted[part]) > 0.1
     np.testing.assert_allclose(scored[part], predicted[part], rtol=0, atol=TOLERANCE[dtype])
     # The weights of another position give others.
     assert np.abs(scored[end:] - predicted[end:]).max() > 10 * TOLERANCE[dtype]
-
-
-def check_mind(folder: Path, raw: Path, dtype: str, rows: int = 700) -> None:
-    ingest(load_format("mind"), [raw], folder / "log")
-    inputs = [str(raw), "--format", "mind"]
-    predictions, scores, begin, end = run_and_score(folder, folder / "log", inputs, dtype, False, rows)
-    assert set(scores) == {"file", "row", "example_id", "logit", "p"}
-    assert scores["example_id"].is_unique
-    scored = scores.set_index("example_id")["logit"][predictions["example_id"]].to_numpy()
-    known = is_known(folder / "log", begin, end)
-    assert_equal(predictions["logit"].to_numpy(), scored, begin, end, dtype, known)
     np.testing.assert_allclose(scores["p"], 1 / (1 + np.exp(-scores["logit"])), rtol=1e-6)
-
-
-def check_criteo(folder: Path, raw: Path, dtype: str, rows: int = 700) -> None:
-    ingest(load_format("criteo"), [raw], folder / "log")
-    inputs = [str(raw), "--format", "criteo"]
-    predictions, scores, begin, end = run_and_score(folder, folder / "log", inputs, dtype, False, rows)
-    # The format's times follow the order of the rows.
-    assert scores["row"].tolist() == list(range(1, len(predictions) + 1))
-    known = is_known(folder / "log", begin, end)
-    assert_equal(predictions["logit"].to_numpy(), scores["logit"].to_numpy(), begin, end, dtype, known)
 
 
 @pytest.mark.slow
 def test_mind(tmp_path):
-    check_mind(tmp_path, write_mind(tmp_path / "raw", 600), "float32")
-
-
-@pytest.mark.soak
-def test_criteo(tmp_path):
-    check_criteo(tmp_path, write_criteo(tmp_path / "raw", 2500), "bfloat16")
-
-
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(("dtype", "factorized"), [("float32", True), ("bfloat16", False)])
-def test_simulator(tmp_path, dtype, factorized):
-    log, rows = write_simulated(tmp_path, 2500)
-    predictions, scores, begin, end = run_and_score(tmp_path, log, [str(rows)], dtype, factorized)
-    assert set(scores) == {"file", "row", "logit", "p"}
-    assert_equal(predictions["logit"].to_numpy(), scores["logit"].to_numpy(), begin, end, dtype)
-    # The log itself, by its ids.
-    out = tmp_path / "log.parquet"
-    assert main(["score", str(tmp_path / "models"), str(log), "--out", str(out)]) == 0
-    by_ids = pd.read_parquet(out)
-    assert by_ids["example_id"].tolist() == predictions["example_id"].tolist()
-    np.testing.assert_allclose(by_ids["logit"], scores["logit"], rtol=0, atol=TOLERANCE[dtype])
+    check_mind(tmp_path, write_mind(tmp_path / "raw", 600), "float32", 700)
 
 
 @pytest.mark.skipif(DATA is None, reason="CTR_DATA does not name the folder of the real logs")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("check", "name", "rows"), [(check_mind, "mind", 30_000), (check_criteo, "criteo/train.tsv", 2000)]
-)
-def test_real_logs(tmp_path, check, name, rows, dtype):
+def test_real_logs(tmp_path, dtype):
     assert DATA is not None
-    check(tmp_path, Path(DATA) / name, dtype, rows)
+    check_mind(tmp_path, Path(DATA) / "mind", dtype, 30_000)

@@ -3,16 +3,19 @@
 import doctest
 import json
 import shutil
+from collections import OrderedDict
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ctr.config import parse_model
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.serving import scorer
 from ctr.serving.export import publish
-from ctr.serving.scorer import Scorer
+from ctr.serving.scorer import RowCache, Scorer
 from model_cases import FEATURES, MODELS, draw_raw, make_case
 
 TAGS = ["t1|t2", "", "t3"]
@@ -28,18 +31,15 @@ ROWS = {
 
 
 @pytest.fixture(scope="module")
-def plain(exported) -> Scorer:
-    return Scorer(exported("plain"))
-
-
-@pytest.fixture(scope="module")
 def factorized(exported) -> Scorer:
     return Scorer(exported("factorized"))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_other_ways_to_say_the_same(factorized):
+    expected = factorized.predict(ROWS)
+    assert expected.dtype == np.float32 and expected.shape == (3,)
+    assert len(set(expected.tolist())) == 3
+    for changes in (
         {"tags": TAGS},
         {"tags": [text.encode() for text in TAGS]},
         {"tags": np.array(TAGS)},
@@ -54,35 +54,25 @@ def factorized(exported) -> Scorer:
         {"price": np.array([1.0, np.nan, 9.0], np.float32)},
         {"price": [True, None, np.int64(9)]},
         {"unknown": [1, 2]},
-    ],
-)
-def test_other_ways_to_say_the_same(plain, changes):
-    expected = plain.predict(ROWS)
-    assert expected.dtype == np.float32
-    assert expected.shape == (3,)
-    assert len(set(expected.tolist())) == 3
-    np.testing.assert_array_equal(plain.predict({**ROWS, **changes}), expected)
-
-
-def test_truth_values_are_texts(plain):
-    made = [plain.predict({**ROWS, "class": values}) for values in ([True, False, 1], ["true", "false", "1"])]
+    ):
+        np.testing.assert_array_equal(factorized.predict({**ROWS, **changes}), expected, err_msg=str(changes))
+    # Truth values are texts.
+    made = [
+        factorized.predict({**ROWS, "class": values}) for values in ([True, False, 1], ["true", "false", "1"])
+    ]
     np.testing.assert_array_equal(*made)
 
 
-def test_one_value_stands_for_every_row(plain):
-    repeated = plain.predict({**ROWS, "user:id": ["u5"] * 3, "price": [2.0] * 3, "title": [None] * 3})
-    np.testing.assert_array_equal(
-        plain.predict({**ROWS, "user:id": "u5", "price": 2, "title": None}), repeated
-    )
+def test_one_value_stands_for_every_row_and_no_rows_give_empty_arrays(factorized):
+    repeated = factorized.predict({**ROWS, "user:id": ["u5"] * 3, "price": [2.0] * 3, "title": [None] * 3})
+    once = factorized.predict({**ROWS, "user:id": "u5", "price": 2, "title": None})
+    np.testing.assert_array_equal(once, repeated)
     first = {name: values[0] for name, values in ROWS.items() if name != "tags"}
-    np.testing.assert_allclose(plain.predict({**first, "tags": "t1|t2"}), plain.predict(ROWS)[:1], rtol=1e-6)
-
-
-def test_no_rows_give_empty_arrays(plain, factorized):
+    made = factorized.predict({**first, "tags": "t1|t2"})
+    np.testing.assert_allclose(made, factorized.predict(ROWS)[:1], rtol=1e-6)
     nothing = {name: [] for name in ROWS}
-    assert plain.predict(nothing).shape == (0,)
-    assert factorized.ui(nothing).shape == (0, 1, 6)
-    assert factorized.quality(nothing).shape == (0, 1, 6)
+    assert factorized.predict(nothing).shape == (0,)
+    assert factorized.ui(nothing).shape == factorized.quality(nothing).shape == (0, 1, 6)
 
 
 @pytest.mark.parametrize(
@@ -90,135 +80,153 @@ def test_no_rows_give_empty_arrays(plain, factorized):
     [
         ({"class": [1, 2]}, "different numbers of rows: .*class 2"),
         ({"class": [1, {}, 3]}, "column class, row 1: {} is not allowed"),
-        (
-            {"class": [["a"], "b", "c"]},
-            "column class, row 0: a list is allowed only for a multivalent category",
-        ),
+        ({"class": [["a"], "b", "c"]}, "column class, row 0: a list is allowed only for a multivalent cat"),
         ({"tags": [["a|b"], [], []]}, r"column tags, row 0: 'a\|b' contains the separator '\|'"),
         ({"tags": [[], [["a"]], []]}, "column tags, row 1: a list"),
         ({"price": [1, "x", 2]}, "column price, row 1: 'x' is not allowed: a number"),
-        (
-            {"price": np.array(5.0)},
-            "column price: an array of 0 dimensions is not allowed; allowed: one dimension",
-        ),
-        ({"price": np.ones((3, 1))}, "column price: an array of 2 dimensions is not allowed"),
-        ({"class": np.array("7")}, "column class: an array of 0 dimensions"),
-        ({"price": {0: 1.0, 1: 2.0, 2: 3.0}}, "column price: dict is not allowed: a list, an array or one"),
-        ({"class": {1: 0, 2: 0, 3: 0}}, "column class: dict is not allowed"),
+        ({"price": np.array(5.0)}, "column price: an array of 0 dimensions is not allowed; allowed: one dim"),
+        ({"class": {1: 0, 2: 0, 3: 0}}, "column class: dict is not allowed: a list, an array or one"),
         ({"class": iter("123")}, "column class: .*iterator is not allowed"),
         ({"price": [1, 10**400, 2]}, "column price, row 1: a whole number outside the range of float64"),
         ({"price": -(10**400)}, "column price, row 0: a whole number outside"),
         ({"title": ["\ud800", "", ""]}, "column title, row 0: .*surrogates not allowed"),
     ],
 )
-def test_values_of_another_kind_are_refused_by_name(plain, changes, words):
+def test_values_of_another_kind_are_refused_by_name(factorized, changes, words):
     with pytest.raises(InputError, match=words):
-        plain.predict({**ROWS, **changes})
+        factorized.predict({**ROWS, **changes})
 
 
-def test_an_absent_column(plain, factorized):
-    with pytest.raises(
-        InputError, match="predict: the column price is absent; required: user:id, class, price"
-    ):
-        plain.predict({name: values for name, values in ROWS.items() if name != "price"})
+def test_an_absent_column_and_absent_factors(factorized, exported):
+    with pytest.raises(InputError, match="predict: the column price is absent; required: user:id, class, pr"):
+        factorized.predict({name: values for name, values in ROWS.items() if name != "price"})
     ui = {name: ROWS[name] for name in ("position", "size", "user:id")}
     assert factorized.ui(ui).shape == (3, 1, 6)
     with pytest.raises(InputError, match="quality: the column class is absent"):
         factorized.quality(ui)
-
-
-def test_the_plain_model_has_no_factors(plain):
-    for ask in (plain.quality, plain.ui):
+    other = Scorer(exported("logistic"))
+    assert factorized.factorized and not other.factorized
+    for ask in (other.quality, other.ui, lambda _: other.combine(np.zeros((1, 1, 3)), np.zeros((1, 1, 3)))):
         with pytest.raises(InputError, match="not factorized"):
             ask(ROWS)
-    with pytest.raises(InputError, match="not factorized"):
-        plain.combine(np.zeros((1, 1, 3)), np.zeros((1, 1, 3)))
-    assert not plain.factorized
 
 
-class TestCacheOfU:
-    @pytest.fixture
-    def counted(self, exported, monkeypatch):
-        """A scorer that notes how many rows of U the model computes."""
-        scorer = Scorer(exported("factorized"), cached_rows=3)
-        call, computed = scorer._call, []
+def test_rows_of_u_are_computed_once_for_each_value_of_the_towers_columns(exported, factorized, monkeypatch):
+    cached, direct = (Scorer(exported("factorized"), cached_rows=rows) for rows in (3, 0))
+    call, computed = cached._call, []
 
-        def noting(name, columns, rows):
-            computed.append(rows)
-            return call(name, columns, rows)
+    def noting(name, columns, rows):
+        computed.append(rows)
+        return call(name, columns, rows)
 
-        monkeypatch.setattr(scorer, "_call", noting)
-        return scorer, computed
+    monkeypatch.setattr(cached, "_call", noting)
 
-    def test_rows_are_computed_once(self, counted, exported):
-        scorer, computed = counted
-        direct = Scorer(exported("factorized"), cached_rows=0)
-        repeated = {name: [*ROWS[name], *ROWS[name]] for name in ("position", "size", "user:id")}
-        np.testing.assert_allclose(scorer.ui(repeated), direct.ui(repeated), rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(scorer.ui(ROWS), scorer.ui(ROWS))
-        np.testing.assert_allclose(scorer.ui(ROWS), direct.ui(ROWS), rtol=1e-5, atol=1e-6)
-        assert computed == [3]
+    def same(rows) -> None:
+        np.testing.assert_allclose(cached.ui(rows), direct.ui(rows), rtol=1e-5, atol=1e-6)
 
-    def test_only_what_the_tower_reads_counts(self, counted):
-        scorer, computed = counted
-        scorer.ui(ROWS)
-        scorer.ui({**ROWS, "class": [5, 5, 5]})
-        assert computed == [3]
-        scorer.ui({**ROWS, "size": [0.0, 4.0, 17.0]})
-        assert computed == [3, 1]
+    same({name: [*ROWS[name], *ROWS[name]] for name in ("position", "size", "user:id")})
+    same(ROWS)
+    same({**ROWS, "class": [5, 5, 5]})
+    assert computed == [3]
+    # One at another position, and one of another size, are others.
+    same({**ROWS, "position": ["1", "3", "9"]})
+    same({**ROWS, "size": [0.0, 4.0, 17.0]})
+    assert computed == [3, 1, 1]
+    # Values that Python calls equal are told apart.
+    rows = {"size": 1.0, "user:id": "u1"}
+    made = [cached.ui({**rows, "position": [value]}) for value in (1, True, "1", None, "")]
+    np.testing.assert_array_equal(made[0], made[2])
+    np.testing.assert_array_equal(made[3], made[4])
+    assert not np.array_equal(made[0], made[1])
+    # More rows than it holds.
+    many = {"position": [str(n) for n in range(10)], "size": list(range(10)), "user:id": "u"}
+    for _ in range(2):
+        same(many)
 
-    def test_values_that_python_calls_equal_are_told_apart(self, counted):
-        scorer, computed = counted
-        rows = {"size": 1.0, "user:id": "u1"}
-        made = [scorer.ui({**rows, "position": [value]}) for value in (1, True, "1", None, "")]
-        np.testing.assert_array_equal(made[0], made[2])
-        np.testing.assert_array_equal(made[3], made[4])
-        assert not np.array_equal(made[0], made[1])
-        assert sum(computed) >= 3
 
-    def test_more_rows_than_it_holds(self, counted, exported):
-        scorer, _ = counted
-        many = {"position": [str(n) for n in range(10)], "size": list(range(10)), "user:id": "u"}
-        direct = Scorer(exported("factorized"), cached_rows=0)
-        for _ in range(2):
-            np.testing.assert_allclose(scorer.ui(many), direct.ui(many), rtol=1e-5, atol=1e-6)
+@settings(max_examples=50)
+@given(st.integers(1, 5), st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=12))
+def test_a_cache_gives_what_was_computed_and_forgets_the_oldest(capacity, calls):
+    cache = RowCache(capacity, [2])
+    expected: OrderedDict[int, None] = OrderedDict()
+    for keys in calls:
+        asked = []
+
+        def compute(places, keys=keys, asked=asked):
+            asked.extend(keys[place] for place in places)
+            return np.array([[keys[place], -keys[place]] for place in places], np.float32)
+
+        rows = cache.get(keys, compute)
+        np.testing.assert_array_equal(rows, np.array([[k, -k] for k in keys], np.float32).reshape(-1, 2))
+        rows[:] = 99  # what it gives is not its own memory
+        missing = list(dict.fromkeys(key for key in keys if key not in expected))
+        assert asked == missing
+        for key in keys:
+            if key in expected:
+                expected.move_to_end(key)
+        for key in missing[-capacity:]:
+            expected[key] = None
+        assert len(cache) == min(len(expected), capacity)
+        if len(expected) > capacity:
+            kept = list(cache._places)
+            # Rows that one call asked for are equally new: which of them goes first is open.
+            newest = set(keys) | set(list(expected)[-capacity:])
+            assert set(kept) <= newest
+            expected = OrderedDict((key, None) for key in expected if key in kept)
+
+
+def test_a_failing_computation_leaves_a_cache_as_it_was():
+    cache = RowCache(2, [2])
+    cache.get([1], lambda places: np.array([[1, -1]], np.float32))
+
+    def fail(places):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        cache.get([1, 2], fail)
+    assert len(cache) == 1
+    np.testing.assert_array_equal(cache.get([1], fail), [[1, -1]])
+    with pytest.raises(ValueError, match="capacity: 0 is not allowed"):
+        RowCache(0, [2])
 
 
 class TestFolders:
-    @pytest.fixture
-    def model(self, exported, tmp_path):
-        shutil.copytree(exported("plain"), tmp_path / "9")
-        return tmp_path / "9"
-
-    def test_of_versions_the_newest_is_taken(self, exported, model, tmp_path):
-        shutil.copytree(exported("logistic"), tmp_path / "10")
-        (tmp_path / "11.partial").mkdir()
+    def test_of_versions_the_newest_whole_one_is_taken(self, copied, tmp_path):
+        older = copied("logistic", "9")
+        copied("logistic", "10")
+        # One that is being written, all of which may be there but its last bytes.
+        shutil.copytree(older, tmp_path / "11.partial")
         assert Scorer(tmp_path).path.name == "10"
-        assert Scorer(str(model)).path == model
+        assert Scorer(str(older)).path == older
+        for path in (tmp_path / "nothing", tmp_path / "9" / "variables"):
+            self.refused(path, "neither an exported model")
 
     def refused(self, path, words):
         with pytest.raises(InputError, match=words) as refusal:
             Scorer(path)
         assert "\n" not in str(refusal.value)
 
-    def test_no_model(self, tmp_path):
-        self.refused(tmp_path, "neither an exported model")
-        self.refused(tmp_path / "nothing", "neither an exported model")
-
-    def test_a_model_of_others(self, model):
-        (model / "assets.extra" / "ctr.json").unlink()
-        self.refused(model, r"ctr\.json: no such file")
-
-    @pytest.mark.parametrize("name", ["saved_model.pb", "variables/variables.data-00000-of-00001"])
-    def test_a_flipped_bit(self, model, name):
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("saved_model.pb", "saved_model.pb: damaged"),
+            ("variables/variables.data-00000-of-00001", "variables.data-00000-of-00001: damaged"),
+            ("assets.extra/CALLS.md", "CALLS.md: damaged"),
+        ],
+    )
+    def test_a_flipped_bit(self, copied, name, words):
+        model = copied("logistic")
         content = bytearray((model / name).read_bytes())
         content[len(content) // 2] ^= 4
         (model / name).write_bytes(content)
-        self.refused(model, f"{name}: damaged")
+        self.refused(model, words)
 
-    def test_a_missing_file(self, model):
+    def test_a_missing_file(self, copied):
+        model = copied("logistic")
         (model / "variables" / "variables.index").unlink()
         self.refused(model, r"variables\.index: missing")
+        (model / "assets.extra" / "ctr.json").unlink()
+        self.refused(model, r"ctr\.json: no such file")
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -229,7 +237,8 @@ class TestFolders:
             ({"schema": {"features": []}}, "features: "),
         ],
     )
-    def test_changed_metadata(self, model, change, words):
+    def test_changed_metadata(self, copied, change, words):
+        model = copied("logistic")
         path = model / "assets.extra" / "ctr.json"
         content = {**json.loads(path.read_text()), **change}
         path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
@@ -244,9 +253,8 @@ def test_the_example_of_its_docstring(tmp_path):
     schema = parse_model(Schema, {"features": features}, "test")
     case = make_case(MODELS["logistic"], "float32", tmp_path / "run", rows=12, schema=schema, raw=raw)
     folder = publish(case.snapshot, tmp_path / "models").path
-    (test,) = doctest.DocTestFinder(recurse=False).find(
-        Scorer, "Scorer", module=scorer, extraglobs={"folder": folder}
-    )
+    finder = doctest.DocTestFinder(recurse=False)
+    (test,) = finder.find(Scorer, "Scorer", module=scorer, extraglobs={"folder": folder})
     assert len(test.examples) == 3
     failures: list[str] = []
     doctest.DocTestRunner().run(test, out=failures.append)

@@ -1,12 +1,14 @@
-"""What a report says of the faults of a run."""
+"""What a report says of the faults of a run, and run directories that are refused."""
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import run_directories
-from ctr.eval.report import run_page
+from ctr.eval.report import run_page, write_report
 from ctr.eval.report.shown_run import show_runs
 from ctr.io.errors import InputError
 from report_pages import words_of
@@ -65,13 +67,9 @@ def test_each_fault_has_its_line(write_run):
     ):
         assert expected in words, expected
     assert "roots that were lost" not in words
-    clean = write_run("clean", shampoo={**ROOTS, "failed": 0})
+    clean = write_run("clean", rollbacks=0, quarantined=[], shampoo={**ROOTS, "failed": 0})
     assert words_of_faults(clean, run).count("No faults.") == 1
-
-
-def test_without_faults_there_is_no_section(write_run):
-    run = write_run("clean", rollbacks=0, quarantined=[], shampoo={**ROOTS, "failed": 0})
-    assert "faults" not in [section.name for section in run_page(show_runs([run])).sections]
+    assert "faults" not in [section.name for section in run_page(show_runs([clean])).sections]
 
 
 @pytest.mark.parametrize(
@@ -98,3 +96,75 @@ def test_what_is_not_told_as_it_should_be_is_refused(write_run, summary, words):
     with pytest.raises(InputError, match=rf"summary.json: {words}") as caught:
         show_runs([write_run("run", **json.loads(json.dumps(summary)))])
     assert "\n" not in str(caught.value)
+
+
+def spectrum(**change) -> str:
+    entry = {"name": "w", "shape": [3, 2], "singular_values": [2.0, 1.0], **change}
+    return json.dumps({"weights": [entry]})
+
+
+LINES, SUMMARY, SPECTRA = "metrics.jsonl", "summary.json", "weight_spectra.json"
+TWO = "singular_values must be a list of 2 numbers"
+# A file, what happens to it, and what is said: a text is appended, of a pair the first is replaced, None deletes it.
+REFUSED = [
+    (SUMMARY, None, "the run is not finished"),
+    (LINES, '{"examp', "metrics.jsonl line 4: not JSON"),
+    (LINES, '"x"\n', "must be a JSON object, got str"),
+    (LINES, "{}\n", "examples must be a whole number, got None"),
+    (LINES, f'{{"examples": 1, "window_begin": {2**70}}}', "window_begin must be a whole number"),
+    (
+        LINES,
+        ('"auc": 0', '"auc": "high", "auc_was": 0'),
+        "metrics.jsonl line 1: auc must be a number, got 'high'",
+    ),
+    (LINES, ('"auc_ci95": [', '"auc_ci95": [3, '), "metrics.jsonl line 1: auc_ci95 must hold two numbers"),
+    ("rejects.jsonl", "{", "rejects.jsonl line 2: not JSON"),
+    (SUMMARY, ('"batches": 20', '"batches": [20]'), "batches must be a number"),
+    (SUMMARY, ("[[512, 1024]]", "null"), "skipped_ranges must be a list"),
+    (SPECTRA, '{"wei', "spectra.json: not JSON"),
+    (SPECTRA, "[]", "must be a JSON object"),
+    (SPECTRA, '{"weights": [[1]]}', "weight 1: must be a JSON object, got list"),
+    (SPECTRA, spectrum(name=3), "weight 1: name must be a string, got 3"),
+    (SPECTRA, spectrum(shape=[3, 0]), "shape must hold two whole numbers above 0"),
+    (SPECTRA, spectrum(inner_rank="2"), "inner_rank must be a whole number above 0"),
+    (SPECTRA, spectrum(singular_values=[2.0]), TWO),
+    (SPECTRA, spectrum(singular_values=[2, "1"]), TWO),
+    (SPECTRA, spectrum(singular_values=[2, float("nan")]), "NaN is not a JSON number"),
+    (SPECTRA, spectrum(singular_values=[2, -1]), "must be finite, descending"),
+    (SPECTRA, spectrum(singular_values=[1, 2]), "must be finite, descending"),
+    ("data_health.json", "{", r"data_health\.json: damaged"),
+    (
+        "data_health.json",
+        ('"features"', '"others"'),
+        r"data_health\.json: damaged, or of another version: no feat",
+    ),
+    ("data_health.json", ('"missing": ', '"missing": -'), "missing must be a whole number"),
+]
+
+
+@pytest.mark.slow
+def test_damaged_files_of_a_run_are_told_in_one_line(write_run, tmp_path):
+    plain = write_run("plain", rejects=("label",), skipped_ranges=[[512, 1024]])
+
+    def refused(run: Path, message: str, *before: Path) -> None:
+        with pytest.raises(InputError, match=message) as caught:
+            write_report([*before, run], tmp_path / "report.html")
+        assert "\n" not in str(caught.value) and str(run) in str(caught.value)
+        assert not (tmp_path / "report.html").exists()
+
+    for number, (name, change, message) in enumerate(REFUSED):
+        path = shutil.copytree(plain, tmp_path / str(number)) / name
+        if change is None:
+            path.unlink()
+        else:
+            text = path.read_text() if path.exists() else ""
+            path.write_text(text + change if isinstance(change, str) else text.replace(*change, 1))
+        refused(path.parent, message)
+    refused(tmp_path / "nowhere", "no such run directory")
+    run = shutil.copytree(plain, tmp_path / "run")
+    sorted(run.glob("predictions/*"))[0].write_bytes(b"PAR1")
+    refused(run, "not readable as predictions", plain)
+    (run / "timeline.npz").write_bytes((run / "timeline.npz").read_bytes()[:300])
+    refused(run, r"timeline\.npz: damaged")
+    np.savez(run / "timeline.npz", windows=np.zeros(3))
+    refused(run, r"timeline\.npz: damaged, or of another version: Timeline has arrays")

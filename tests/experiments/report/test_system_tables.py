@@ -12,7 +12,7 @@ import pytest
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.experiments.report.write import TABLE_WIDTH, write_experiment
 from ctr.io.errors import InputError
-from experiment_folders import edit, page_of, result_of, table_of, write_small
+from experiment_folders import edit, page_of, result_of, table_of, told, write_small
 from report_pages import words_of
 from run_directories import run_folder, write_plan
 
@@ -126,11 +126,12 @@ def slices_of(folder: Path) -> dict[tuple[str, int], dict]:
     return {(one["family"], one["index"]): one for one in result_of(folder)["bound"]["slices"]}
 
 
-def test_the_bias_of_slices_is_that_of_their_rows(system, rows, drawn):
+def test_bias_and_variance_of_slices_are_those_of_their_rows(system, rows, drawn):
+    low = [(rows, (rows["position"] == index) & (rows["metric_weight"] != 2.5)) for index in range(12)]
+    apart = [(drawn, drawn["position"] < 6), (drawn, drawn["position"] >= 6)]
+    wanted = {("low", index): one for index, one in enumerate(low)}
+    wanted |= {("apart", index): one for index, one in enumerate(apart)}
     found = slices_of(system)
-    low = {index: (rows["position"] == index) & (rows["metric_weight"] != 2.5) for index in range(12)}
-    wanted = {("low", index): (rows, inside) for index, inside in low.items()}
-    wanted |= {("apart", 0): (drawn, drawn["position"] < 6), ("apart", 1): (drawn, drawn["position"] >= 6)}
     # Slices without rows are not reported.
     assert set(found) == set(wanted)
     for key, (table, inside) in wanted.items():
@@ -148,22 +149,15 @@ def test_the_bias_of_slices_is_that_of_their_rows(system, rows, drawn):
         assert one["significant"] == ((low_end > 0 or high_end < 0) and len(set(np.sign(by_seed))) == 1)
     assert any(one["significant"] for one in found.values())
 
-
-def test_the_variance_of_slices_is_that_of_their_relative_bias(system, rows, drawn):
     def relative(table, name, seed, inside):
         p = 1 / (1 + np.exp(-logits(table, name, seed).astype(np.float64)))
         weight = table["metric_weight"].to_numpy(np.float64) * inside.to_numpy()
         return bias(table, name, seed, inside) / np.average(p, weights=weight)
 
-    found = {one["family"]: one for one in result_of(system)["bound"]["slice_variances"]}
-    low = [(rows["position"] == index) & (rows["metric_weight"] != 2.5) for index in range(12)]
-    wanted = {
-        "low": [(rows, inside) for inside in low],
-        "apart": [(drawn, drawn["position"] < 6), (drawn, drawn["position"] >= 6)],
-    }
-    assert found.keys() == wanted.keys()
-    for family, slices in wanted.items():
-        one = found[family]
+    variances = {one["family"]: one for one in result_of(system)["bound"]["slice_variances"]}
+    assert variances.keys() == {"low", "apart"}
+    for family, slices in (("low", low), ("apart", apart)):
+        one = variances[family]
         assert one["slices"] == len(slices)
         ours, theirs = (
             [np.var([relative(table, name, seed, inside) for table, inside in slices]) for seed in SEEDS]
@@ -177,8 +171,6 @@ def test_the_variance_of_slices_is_that_of_their_relative_bias(system, rows, dra
         assert list(one["change_percent_by_seed"].values()) == pytest.approx(by_seed, abs=1e-7)
         low_end, high_end = one["change_percent"]["ci95"]
         assert low_end < change < high_end
-    text = (system / "table.txt").read_text()
-    assert "How differently the slices of a family are biased" in text
 
 
 def test_churn_is_that_of_the_ads_that_were_shown(system):
@@ -215,6 +207,7 @@ def test_what_is_told(system):
     assert max(map(len, text.splitlines())) <= TABLE_WIDTH
     for reported in ("S1: at the top", "S2: position >= 6", "-15%", "-85%", "Serving 2 days", "ads/query"):
         assert reported in text
+    assert "How differently the slices of a family are biased" in text
     # What the experiment names comes first, in its order; the rest is in the report alone.
     assert text.index("S2: ") < text.index("S1: ") and "position 3" not in text
     words = words_of(page_of(system))
@@ -239,11 +232,11 @@ def test_what_is_told(system):
 def test_runs_without_states_of_constraint_logs_are_told_by_their_summaries(system, copy):
     for path in copy.glob("runs/*/constraint_states"):
         shutil.rmtree(path)
-    write_experiment(copy)
-    before, after = (slices_of(folder)["apart", 1] for folder in (system, copy))
+    result = told(copy)[1]
+    before = slices_of(system)["apart", 1]
+    [after] = [one for one in result["bound"]["slices"] if (one["family"], one["index"]) == ("apart", 1)]
     assert after["bias"] == {"value": pytest.approx(before["bias"]["value"]), "ci95": [None, None]}
     assert after["weight"] == before["weight"] and not after["significant"]
-    page_of(copy)
     path = copy / run_folder("base", 2) / "summary.json"
     edit(path, lambda content: content.pop("constraint_logs"))
     with pytest.raises(
@@ -252,17 +245,17 @@ def test_runs_without_states_of_constraint_logs_are_told_by_their_summaries(syst
         write_experiment(copy)
 
 
-def test_a_family_of_other_slices_is_not_compared(copy):
-    def other(content):
-        content["arms"][1]["families"][0]["slices"][3] = "position 3 or 4"
-
-    edit(copy / "plan.json", other)
-    write_experiment(copy)
-    assert {family for family, _ in slices_of(copy)} == {"apart"}
-    assert table_of(copy)["bound"]["slice_S1_bias"] == ""
-
-
-def test_loops_that_are_not_there_are_told(copy):
+def test_slices_and_loops_that_cannot_be_compared_are_told(copy):
+    plan = json.loads((copy / "plan.json").read_text())
+    plan["arms"][1]["families"][0]["slices"][3] = "position 3 or 4"
+    (copy / "plan.json").write_text(json.dumps(plan))
+    shown = copy / loop_folder("bound", 3) / "shown.parquet"
+    pd.read_parquet(shown).iloc[:-1].to_parquet(shown, index=False)
+    result = told(copy)[1]["bound"]
+    assert {one["family"] for one in result["slices"]} == {"apart"}
+    assert "served different queries" in result["loops"]["churn_unavailable"]
+    assert result["loops"]["churn"]["query_churn"]["mean"] is None
+    assert result["loops"]["ads_per_query"] is not None
     (copy / "failures").mkdir()
     (copy / "failures" / "bound-seed-1-loop.txt").write_text("Traceback\nerror: it was tired\n")
     for seed in (1, 2):
@@ -271,7 +264,7 @@ def test_loops_that_are_not_there_are_told(copy):
     edit(
         copy / loop_folder("base", 1) / "loop.json", lambda content: content["days"][0].update(clicks="many")
     )
-    text = write_experiment(copy)
+    text, result = told(copy)
     for reported in (
         "bound seed 1 loop failed: it was tired",
         f"bound seed 2 loop missing: {loop_folder('bound', 2)}: not run, or not finished",
@@ -279,17 +272,7 @@ def test_loops_that_are_not_there_are_told(copy):
         "base seed 1 loop unreadable",
     ):
         assert reported in text
-    loops = result_of(copy)["bound"]["loops"]
+    loops = result["bound"]["loops"]
     assert loops["churn_unavailable"] == "two finished loops are required"
     assert loops["churn"]["mean_churn"] == {"mean": None, "by_pair": {}, "ratio": None, "ratio_by_pair": {}}
     assert [one["state"] for one in loops["runs"]] == ["failed", "missing", "finished"]
-    page_of(copy)
-
-
-def test_loops_of_other_queries_have_no_churn(copy):
-    path = copy / loop_folder("bound", 2) / "shown.parquet"
-    pd.read_parquet(path).iloc[:-1].to_parquet(path, index=False)
-    write_experiment(copy)
-    loops = result_of(copy)["bound"]["loops"]
-    assert "served different queries" in loops["churn_unavailable"]
-    assert loops["churn"]["query_churn"]["mean"] is None and loops["ads_per_query"] is not None

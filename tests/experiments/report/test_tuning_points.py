@@ -29,23 +29,16 @@ def curve(*points: tuple[float, float]) -> list[CurvePoint]:
     return [CurvePoint(str(cost), cost, exact(accuracy)) for cost, accuracy in points]
 
 
-def test_accuracy_between_points_is_linear_in_the_logarithm_of_cost():
-    # At the geometric mean of two costs, the arithmetic mean of their accuracies.
-    found = accuracy_at_neutral_cost(curve((8, 0.76), (2, 0.72), (32, 0.77)), 4, exact(0.7))
-    assert found.bound == ""
-    assert found.value == pytest.approx(0.74 / 0.7 - 1, rel=1e-12)
+def test_between_points_the_curve_is_linear_in_the_logarithm_of_cost():
+    # At the geometric mean of two costs, the arithmetic mean of their accuracies; and the other way round.
+    points = curve((8, 0.76), (2, 0.72), (32, 0.77))
+    found = accuracy_at_neutral_cost(points, 4, exact(0.7))
+    assert found.bound == "" and found.value == pytest.approx(0.74 / 0.7 - 1, rel=1e-12)
     assert (found.low, found.high) == pytest.approx((found.value, found.value))
-
-
-def test_cost_between_points_is_where_the_line_reaches_the_accuracy():
-    found = cost_at_neutral_accuracy(curve((8, 0.76), (2, 0.72), (32, 0.77)), 16, exact(0.74))
-    assert found.bound == ""
-    assert found.value == pytest.approx(4 / 16 - 1, rel=1e-12)
-
-
-def test_a_logarithmic_law_is_read_off_exactly_everywhere():
-    costs = np.array([0.5, 1.0, 2.5, 4.0, 9.0])
-    points = curve(*((cost, 0.7 + 0.02 * math.log(cost)) for cost in costs))
+    found = cost_at_neutral_accuracy(points, 16, exact(0.74))
+    assert found.bound == "" and found.value == pytest.approx(4 / 16 - 1, rel=1e-12)
+    # A logarithmic law is read off exactly everywhere.
+    points = curve(*((cost, 0.7 + 0.02 * math.log(cost)) for cost in (0.5, 1.0, 2.5, 4.0, 9.0)))
     for cost in np.linspace(0.5, 9.0, 23):
         accuracy = 0.7 + 0.02 * math.log(cost)
         assert accuracy_at_neutral_cost(points, cost, exact(0.7)).value == pytest.approx(accuracy / 0.7 - 1)
@@ -58,10 +51,7 @@ def test_nothing_is_told_beyond_the_sweep_but_a_bound():
     assert accuracy_at_neutral_cost(points, 9, exact(0.8)) == TuningPoint(pytest.approx(-0.05), ">")
     assert cost_at_neutral_accuracy(points, 4, exact(0.7)) == TuningPoint(pytest.approx(-0.5), "<")
     assert cost_at_neutral_accuracy(points, 4, exact(0.8)) == TuningPoint(pytest.approx(1.0), ">")
-
-
-def test_the_ends_belong_to_the_sweep():
-    points = curve((2, 0.72), (8, 0.76))
+    # The ends belong to the sweep.
     for cost, accuracy in ((2, 0.72), (8, 0.76)):
         at_cost = accuracy_at_neutral_cost(points, cost, exact(0.7))
         assert (at_cost.bound, at_cost.value) == ("", pytest.approx(accuracy / 0.7 - 1))

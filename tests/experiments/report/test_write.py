@@ -1,4 +1,8 @@
-import shutil
+"""The report of an experiment: its numbers against those of the predictions, row by row, and the files with them."""
+
+import csv
+import io
+import json
 from itertools import combinations
 from pathlib import Path
 
@@ -7,11 +11,26 @@ import pandas as pd
 import pytest
 
 from ctr.data.log import MAX_TIME_US
+from ctr.eval.report.page import plain
 from ctr.eval.states import query_bucket
-from ctr.experiments.report.write import write_experiment
+from ctr.experiments.report.numbers import as_csv
+from ctr.experiments.report.results import read_experiment
+from ctr.experiments.report.write import TABLE_WIDTH, write_experiment
 from ctr.io.errors import InputError
-from experiment_folders import ARMS, edit, logits, result_of, write_small
+from experiment_folders import (
+    ARMS,
+    HOSTILE,
+    cost,
+    edit,
+    logits,
+    page_of,
+    result_of,
+    table_of,
+    told,
+    write_small,
+)
 from jackknife import margin_of
+from report_pages import Html, figures_of, tables_of, words_of
 from run_directories import predict, run_folder, write_plan, write_run
 
 
@@ -39,7 +58,6 @@ def recorded(folder: Path, name: str, seed: int) -> pd.DataFrame:
     return pd.concat([pd.read_parquet(part) for part in parts])
 
 
-@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("name", "reference"), [("dcn", "base"), ("optimizer", "dcn")])
 def test_changes_are_those_of_the_predictions(experiment, name, reference):
     values = {
@@ -123,7 +141,6 @@ def test_prediction_difference_is_that_of_the_pairs(experiment, rows):
             )
 
 
-@pytest.mark.slow
 def test_tuning_points_use_the_seeds_of_the_sweep(experiment):
     accuracy = {
         name: np.mean([brute(recorded(experiment, name, seed))["per_query_auc"] for seed in (1, 2)])
@@ -155,86 +172,156 @@ def test_calibration_is_that_of_all_seeds_together(experiment):
     assert sum(row["weight"] * row["mean_label"] for row in deciles) == pytest.approx(label)
 
 
-def test_a_change_of_which_seeds_disagree_is_not_significant(rows, tmp_path):
-    """Both by the interval alone would be: the seeds move far apart, one against the rest."""
-    write_plan(tmp_path, {"base": {}, "mixed": {}, "same": {}})
+def test_whether_a_change_is_significant(rows, tmp_path):
+    """By the interval alone ``mixed`` would be: the seeds move far apart, one against the rest."""
     better, worse, base = (predict(rows, 5, skill) for skill in (3.0, 0.95, 1.0))
-    for name, of_seed in {
-        "base": (base, base), "mixed": (better, worse), "same": (better, better)
-    }.items():  # fmt: skip
+    arms = {"base": (base, base), "mixed": (better, worse), "all": (better, better), "equal": (base, base)}
+    write_plan(tmp_path, {**{name: {} for name in arms}, "one": {"seeds": [1]}})
+    for name, of_seed in {**arms, "one": (better,)}.items():
         for seed, logit in enumerate(of_seed, start=1):
             write_small(tmp_path / run_folder(name, seed), rows, logit)
-    text = write_experiment(tmp_path)
-    result = result_of(tmp_path)
-    change = result["mixed"]["changes"]["per_query_auc"]
-    assert change["difference"]["ci95"][0] > 0 and not change["significant"]
-    assert result["same"]["changes"]["per_query_auc"]["significant"]
-    same, mixed = (
-        next(line for line in text.splitlines() if line.startswith(one)) for one in ("same", "mixed")
-    )
-    assert "]*" in same and "]*" not in mixed
+    text, result = told(tmp_path)
+    changes = {name: result[name]["changes"]["per_query_auc"] for name in ("mixed", "all", "equal", "one")}
+    assert changes["mixed"]["difference"]["ci95"][0] > 0 and not changes["mixed"]["significant"]
+    assert changes["all"]["significant"] and changes["one"]["significant"]
+    assert changes["equal"]["difference"] == {"value": 0.0, "ci95": [0.0, 0.0]}
+    assert not changes["equal"]["significant"]
+    lines = {name: next(one for one in text.splitlines() if one.startswith(name)) for name in changes}
+    assert "]*" in lines["all"] and "]*" not in lines["mixed"]
     assert "all seeds have one sign" in text
-
-
-def test_one_seed_says_so(rows, tmp_path):
-    write_plan(tmp_path, {"base": {"seeds": [4]}, "arm": {"seeds": [4]}})
-    for name, skill in (("base", 0.5), ("arm", 2.0)):
-        write_small(tmp_path / run_folder(name, 4), rows, predict(rows, 4, skill))
-    text = write_experiment(tmp_path)
-    change = result_of(tmp_path)["arm"]["changes"]["per_query_auc"]
-    assert change["one_seed"] and change["seeds_deviation"] is None and change["significant"]
-    assert "one seed" in next(line for line in text.splitlines() if line.startswith("arm"))
     # A single run has no PD, and nothing was timed.
-    assert "Prediction difference" not in text and "Costs" not in text and "Tuning" not in text
-    assert (
-        result_of(tmp_path)["arm"]["prediction_difference_unavailable"] == "two finished seeds are required"
-    )
+    assert changes["one"]["one_seed"] and changes["one"]["seeds_deviation"] is None
+    assert "one seed" in lines["one"] and "Costs" not in text and "Tuning" not in text
+    unavailable = result["one"]["prediction_difference_unavailable"]
+    assert unavailable == "two finished seeds are required"
 
 
-def test_an_arm_equal_to_its_reference_did_not_change(rows, tmp_path):
-    write_plan(tmp_path, {"base": {}, "same": {}})
-    for name in ("base", "same"):
+def test_metrics_are_those_of_the_times_that_count(rows, tmp_path):
+    copy, (start, end) = tmp_path, (int(time) for time in np.quantile(rows["query_time"], [0.4, 0.8]))
+    write_plan(copy, {"base": {}, "dcn": {}}, scored_us=[start, end])
+    # An arm may have begun later than another.
+    for name, begin in (("base", 0), ("dcn", start)):
         for seed in (1, 2):
-            write_small(tmp_path / run_folder(name, seed), rows, predict(rows, seed, 1.0))
-    write_experiment(tmp_path)
-    change = result_of(tmp_path)["same"]["changes"]["per_query_auc"]
-    assert change["difference"] == {"value": 0.0, "ci95": [0.0, 0.0]} and not change["significant"]
+            later = (rows["query_time"] >= begin).to_numpy()
+            own, logit = rows[later].reset_index(drop=True), logits(rows, name, seed)[later]
+            write_run(copy / run_folder(name, seed), own, logit, windows=1, parts=1)
+    text, result = told(copy)
+    for name in ("base", "dcn"):
+        values = []
+        for seed in (1, 2):
+            table = recorded(copy, name, seed)
+            values.append(brute(table[(table["query_time"] >= start) & (table["query_time"] < end)]))
+        for metric in ("per_query_auc", "logloss"):
+            found = result[name]["metrics"][metric]["value"]
+            assert found == pytest.approx(np.mean([one[metric] for one in values]), abs=1e-12)
+    assert result["dcn"]["changes"]["per_query_auc"]["significant"] is not None
+    assert f"from {pd.Timestamp(start, unit='us')} before {pd.Timestamp(end, unit='us')} (UTC)" in text
+    assert result[""]["scored_us"] == [start, end]
+    edit(copy / "plan.json", lambda content: content.update(scored_us=[0, end]))
+    assert f"Only predictions before {pd.Timestamp(end, unit='us')} (UTC) count." in told(copy)[0]
+    edit(copy / "plan.json", lambda content: content.update(scored_us=[start + 10**15, MAX_TIME_US]))
+    with pytest.raises(InputError, match="no prediction was recorded in the query times that count"):
+        write_experiment(copy)
+
+
+def test_the_terminal_table_fits_and_shows_the_paper_beside_ours(experiment):
+    text = (experiment / "table.txt").read_text()
+    assert max(map(len, text.splitlines())) <= TABLE_WIDTH == 120
+    for reported in ("0.18%", "0.44%", "3% <b>", "17%", "optimizer against dcn", "± "):
+        assert reported in text
+
+
+def test_the_csv_has_raw_numbers_under_plain_names(experiment):
+    result, table = result_of(experiment), table_of(experiment)
+    assert list(table) == list(ARMS)
+    row, arm = table["dcn"], result["dcn"]
+    change = arm["changes"]["per_query_auc"]
+    assert float(row["per_query_auc_change_percent"]) == change["percent"]["value"]
+    assert float(row["per_query_auc_difference_seed_deviation"]) == change["seeds_deviation"]
+    assert row["per_query_auc_significant"] == str(change["significant"])
+    assert float(row["train_time_ratio_upper_quartile"]) == arm["cost_ratio"]["train_time"]["quartiles"][1]
+    assert float(row["pd_last_half_ratio"]) == arm["prediction_difference"]["late"]["ratio"]["value"]
+    assert row["paper_accuracy"] == "0.18%" and row["title"] == HOSTILE
+    reported = arm["tuning"]["flops"]["cost_at_neutral_accuracy"]["relative"]
+    assert float(row["flops_change_at_neutral_accuracy"]) == reported
+    assert table["base"]["per_query_auc_difference"] == "" and table["dcn@wide"]["sweep_of"] == "dcn"
+    assert all(key and " " not in key for key in row)
+
+
+def test_long_and_hostile_texts_fit_and_run_in_no_spreadsheet(rows, tmp_path):
+    titles = ["=cmd|' /C calc'!A0", "+1+cmd", "-2+3", "@SUM(A1)", "\t=1", " =1", "＝1"]  # noqa: RUF001
+    arms = {f"arm-{place}": {"title": title, "seeds": [1]} for place, title in enumerate(titles)}
+    arms["arm-0"]["paper"] = {"=HYPERLINK(1)": "-0.29%", "pd": "=1"}
+    name = "a-technique-of-which-the-name-alone-would-fill-most-of-a-line-of-a-terminal"
+    paper = {key: "between 0.41% and 0.46%,\nas FF says" for key in ("accuracy", "training_cost", "pd")}
+    write_plan(tmp_path, {"base": {"seeds": [1]}, name: {"seeds": [1], "paper": paper}, **arms}, title="a\nb")
+    for arm, skill in (("base", 1.0), (name, 1.8), ("arm-0", 1.0)):
+        write_small(tmp_path / run_folder(arm, 1), rows, predict(rows, 1, skill))
+    costs = {"base": cost("base"), name: cost("dcn", step_ratio=[11.0, 12.3, 14.5])}
+    (tmp_path / "costs.json").write_text(json.dumps({"arms": costs}))
+    experiment = read_experiment(tmp_path)
+    tables = told(tmp_path)[0].partition("\nNot in the tables")[0]
+    assert max(map(len, tables.splitlines())) <= TABLE_WIDTH
+    assert tables.count("…") >= 4
+    table = {row["arm"]: row for row in csv.DictReader(io.StringIO(as_csv(experiment)))}
+    assert table[name]["paper_pd"] == paper["pd"]
+    assert [table[arm]["title"] for arm in arms] == [f"'{title}" for title in titles]
+    assert table["arm-0"]["paper_pd"] == "'=1" and table["arm-0"]["paper_=HYPERLINK(1)"] == "-0.29%"
+    starts = {value[:1] for row in table.values() for value in row.values() if not value.endswith("%")}
+    assert not starts & set("=+@\t")
 
 
 @pytest.mark.slow
-def test_metrics_are_those_of_the_times_that_count(experiment, rows, tmp_path):
-    folder = Path(shutil.copytree(experiment, tmp_path / "copy"))
-    start, end = (int(time) for time in np.quantile(rows["query_time"], [0.4, 0.8]))
-    edit(folder / "plan.json", lambda content: content.update(scored_us=[start, end]))
-    # An arm may have begun later than another.
-    for name, begin in (("base", 0), ("dcn", start)):
-        for seed in (1, 2, 3):
-            later = (rows["query_time"] >= begin).to_numpy()
-            shutil.rmtree(folder / run_folder(name, seed))
-            write_run(
-                folder / run_folder(name, seed),
-                rows[later].reset_index(drop=True),
-                logits(rows, name, seed)[later],
-                windows=1,
-                parts=1,
-            )
-    write_experiment(folder)
-    for name in ("base", "dcn"):
-        values = []
-        for seed in (1, 2, 3):
-            table = recorded(folder, name, seed)
-            values.append(brute(table[(table["query_time"] >= start) & (table["query_time"] < end)]))
-        for metric in ("per_query_auc", "logloss"):
-            found = result_of(folder)[name]["metrics"][metric]["value"]
-            assert found == pytest.approx(np.mean([one[metric] for one in values]), abs=1e-12)
-    assert result_of(folder)["dcn"]["changes"]["per_query_auc"]["significant"] is not None
-    shown = f"predictions from {pd.Timestamp(start, unit='us')} before {pd.Timestamp(end, unit='us')} (UTC)"
-    assert shown in (folder / "table.txt").read_text()
-    assert result_of(folder)[""]["scored_us"] == [start, end]
-    edit(folder / "plan.json", lambda content: content.update(scored_us=[0, end]))
-    write_experiment(folder)
-    shown = f"Only predictions before {pd.Timestamp(end, unit='us')} (UTC) count."
-    assert shown in (folder / "table.txt").read_text()
-    edit(folder / "plan.json", lambda content: content.update(scored_us=[start + 10**15, MAX_TIME_US]))
-    with pytest.raises(InputError, match="no prediction was recorded in the query times that count"):
-        write_experiment(folder)
+def test_the_same_runs_give_the_same_bytes(experiment, copy):
+    write_experiment(copy)
+    for name in ("result.json", "table.csv", "table.txt", "report.html"):
+        assert (copy / name).read_bytes() == (experiment / name).read_bytes()
+    assert not list(copy.glob("*.partial-*"))
+
+
+def test_the_report_is_whole_and_escaped(experiment):
+    html = Html((experiment / "report.html").read_text())
+    html.check()
+    assert len(html.images()) == 5 and html.words.count(HOSTILE) >= 5
+    page = page_of(experiment)
+    accuracy, _, *biases = figures_of(page)
+    assert [one.name for one in accuracy.panels[0].series if one.name] == [
+        "base",
+        "dcn",
+        "optimizer",
+        "narrow",
+        "wide",
+    ]
+    assert [figure.run.name for figure in biases] == ["base", "dcn", "optimizer"]
+    changes, *_ = tables_of(page.section("accuracy"))
+    change = result_of(experiment)["dcn"]["changes"]["per_query_auc"]
+    [row] = [cells for first, *cells in changes.cells if str(first) == "dcn"]
+    assert (
+        plain(row[1].text).startswith(f"{change['percent']['value']:+.2f}"[:4]) and row[1].verdict == "better"
+    )
+    words = words_of(page)
+    for reported in (
+        "ctr replay experiment.yaml",
+        "a" * 64,
+        "2026-01-02T03:04:05Z",
+        "model.crosses.rank: 64",
+        "3% <b>",
+    ):
+        assert reported in words
+    for name, arm in ARMS.items():
+        for seed in arm["seeds"]:
+            assert run_folder(name, seed) in words
+    assert "3.11.7" in words
+    # One configuration an arm.
+    assert words.count("layers: 2") == len(ARMS)
+
+
+def test_numbers_and_names_are_short_and_different_environments_are_told_apart(copy):
+    edit(copy / "costs.json", lambda content: content.update(teacher_flops={"big": 123456.78901234567}))
+    edit(copy / run_folder("dcn", 1) / "environment.json", lambda content: content.update(python="3.12.1"))
+    words = words_of(page_of(copy))
+    assert "big 123,457" in words and "123456.789" not in words
+    assert "versions: numpy" in words and '{"numpy"' not in words
+    assert "times of different ones are not comparable" in words and "3.12.1" in words
+    result = told(copy)[1]["dcn"]["runs"]
+    assert [run["environment"]["python"] for run in result] == ["3.12.1", "3.11.7", "3.11.7"]

@@ -1,6 +1,7 @@
-"""The report of a run whose ids grow: how many there are, what came and went, and values in place of ids."""
+"""Data health in a report: values that share an id; of ids that grow how many there are, and what came and went."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -23,11 +24,17 @@ def page_of(run):
     return page
 
 
-def grown(folder, admitted=70, evicted=0, refused=0, value=None):
-    """A run with a feature ``position`` whose ids grow, with a capacity of 100."""
-    rows = make_rows(1, queries=100)
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    rows = make_rows(1, queries=40)
     rows["position"] = np.where(rows["position"] == 0, LOW, np.where(rows["position"] == 1, HIGH, -1))
-    run = write_run(folder, rows, predict(rows, 1, 1.0), slices=("position",))
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    return write_run(folder, rows, predict(rows, 1, 1.0), slices=("position",))
+
+
+def grown(plain, folder, admitted=70, evicted=0, refused=0, value=None):
+    """A run with a feature ``position`` whose ids grow, with a capacity of 100."""
+    run = shutil.copytree(plain, folder)
     with np.load(run / "timeline.npz") as file:
         arrays = dict(file)
     windows = len(arrays["windows"])
@@ -50,15 +57,15 @@ def grown(folder, admitted=70, evicted=0, refused=0, value=None):
     return run
 
 
-def test_fingerprints_are_hexadecimal_where_values_were_not_kept(tmp_path):
-    words = words_of(page_of(grown(tmp_path / "run")))
+def test_fingerprints_are_hexadecimal_where_values_were_not_kept(plain, tmp_path):
+    words = words_of(page_of(grown(plain, tmp_path / "run")))
     assert fingerprint(LOW) == "0x8000000000000005" in words
     assert words.count(fingerprint(HIGH)) >= 2 and fingerprint(-1) == "0xffffffffffffffff" in words
     assert "is full" not in words and "evicted again" not in words
 
 
-def test_a_full_feature_is_noted_and_drawn_with_its_values(tmp_path):
-    page = page_of(grown(tmp_path / "full", 100, 20, refused=15, value="the <first>"))
+def test_a_full_feature_is_noted_and_drawn_with_its_values(plain, tmp_path):
+    page = page_of(grown(plain, tmp_path / "full", 100, 20, refused=15, value="the <first>"))
     words = words_of(page)
     assert "position is full: 15 occurrences (10.0%) were of ids for which no row was left." in words
     assert "of 100, 20 evicted" in words
@@ -74,11 +81,31 @@ def test_a_full_feature_is_noted_and_drawn_with_its_values(tmp_path):
     assert "whose id shares a row" in shared
 
 
-def test_what_grows_has_no_collisions(tmp_path):
-    [feature] = read_data_health(grown(tmp_path / "run")).features
+def test_what_grows_has_no_collisions(plain, tmp_path):
+    [feature] = read_data_health(grown(plain, tmp_path / "run")).features
     assert feature.distinct_values == 70 and feature.shared_share == 0
     assert feature.slots is not None and feature.slots.occupancy == 70
     assert [one.name for one in feature.top] == [fingerprint(LOW), fingerprint(HIGH)]
+
+
+def test_data_health_says_how_many_values_share_an_id(tmp_path):
+    # 3,000 values hashed to 999 ids leave about exp(-3) of them unused.
+    rng = np.random.default_rng(1)
+    used = len(np.unique(rng.integers(1, 1000, 3000)))
+    entry = {"name": "ad", "kind": "category", "hashed": True, "buckets": 1000, "distinct_ids": used}
+    counts = {
+        "rows": 10,
+        "missing": 1,
+        "values": 9,
+        "new": 3,
+        "counted": 4,
+        "top": [{"id": 7, "value": "x", "count": 1}],
+    }
+    (tmp_path / "data_health.json").write_text(json.dumps({"features": [entry | counts], "slice_values": {}}))
+    [feature] = read_data_health(tmp_path).features
+    assert feature.distinct_values == pytest.approx(3000, rel=0.1)
+    assert feature.shared_share == pytest.approx(1 - np.exp(-3), abs=0.02)
+    assert (feature.missing_share, feature.new_share, feature.top[0].share) == (0.1, 3 / 9, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +117,8 @@ def test_what_grows_has_no_collisions(tmp_path):
         ({"top": [{"id": 2**63, "value": None, "count": 1}]}, "id must be a whole number"),
     ],
 )
-def test_damaged_counts_are_refused(tmp_path, change, message):
-    run = grown(tmp_path / "run")
+def test_damaged_counts_are_refused(plain, tmp_path, change, message):
+    run = grown(plain, tmp_path / "run")
     health = json.loads((run / "data_health.json").read_text())
     health["features"][0] |= change
     (run / "data_health.json").write_text(json.dumps(health))

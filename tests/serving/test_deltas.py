@@ -23,27 +23,23 @@ from ctr.training.config import ExportConfig
 from ctr.training.run.directory import drop_models_after
 from ctr.training.run.snapshot import Snapshot
 from fault_points import Counting, watching
-from growing_cases import contents, draw_rows, make_run
-from model_cases import MODELS, make_snapshot
-
-pytestmark = pytest.mark.slow
+from model_cases import MODELS, contents, draw_raw, make_case, make_growing_run, make_snapshot
 
 EXPORT = {"every_examples": 100, "keep": 9, "full_every": 3}
-POSITIONS = (100, 200, 300, 400)
 NAMES = ["100", "200.delta", "300.delta", "400"]
 
 
 @pytest.fixture(scope="module")
 def snapshots(tmp_path_factory) -> list[Snapshot]:
-    """Of a run that meets new ids, forgets some and changes some rows."""
-    run = make_run(tmp_path_factory.mktemp("deltas") / "run", "plain", export=EXPORT)
+    """Of a linear model that meets new ids, forgets some and changes some rows."""
+    run = make_growing_run(tmp_path_factory.mktemp("deltas") / "run", "logistic", EXPORT)
     made = []
-    for number, position in enumerate(POSITIONS):
-        run.learn(draw_rows(30, seed=number, unknown=True))
+    for number in range(len(NAMES)):
+        run.learn(draw_raw(30, seed=number, unknown=True))
         run.move(seed=number, share=0.3 if number else 1)
         fingerprints = run.state.tables.id_maps[0].ids_by_row()[2]
         run.left_out |= set(fingerprints[number : number + 3].tolist())
-        made.append(run.snapshot(position))
+        made.append(run.snapshot(100 * (number + 1)))
     return made
 
 
@@ -58,11 +54,8 @@ def published(snapshots, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(snapshots, tmp_path_factory) -> Path:
-    """The second and third as whole models."""
-    out = tmp_path_factory.mktemp("deltas") / "models"
-    for snapshot in snapshots[1:3]:
-        publish(snapshot, out)
-    return out
+    """The third as a whole model."""
+    return publish(snapshots[2], tmp_path_factory.mktemp("deltas") / "models").path
 
 
 @pytest.fixture
@@ -76,174 +69,135 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in versions(folder)]
 
 
-def test_every_third_is_whole(published):
+@pytest.mark.slow
+def test_the_second_delta_leads_to_the_whole_model_bit_by_bit(snapshots, published, whole, tmp_path):
+    """By predictions, and made whole by its bytes: rows that changed before and after it are in it once."""
     assert names(published) == NAMES
     assert set(contents(published / "200.delta")) == {"assets.extra/ctr.json", "delta.npz"}
-
-
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("position", [200, 300])
-def test_predictions_are_those_of_the_whole_model_bit_by_bit(published, whole, position):
-    raw = draw_rows(60, seed=9, unknown=True)
-    delta, full = Scorer(published / f"{position}.delta"), Scorer(whole / str(position))
+    made = export_model(published / "300.delta", tmp_path)
+    assert made.path == tmp_path / "300" and contents(made.path) == contents(whole)
+    assert not export_model(published / "300.delta", tmp_path).made
+    raw = draw_raw(60, seed=9, unknown=True)
+    delta, full = Scorer(published / "300.delta"), Scorer(whole)
     np.testing.assert_array_equal(delta.score(raw)["logit"], full.score(raw)["logit"])
-    assert delta.metadata["weights"] == full.metadata["weights"]
-    assert delta.metadata["position"] == full.metadata["position"]
-    assert delta.metadata["model"] == full.metadata["model"]
+    for key in ("weights", "position", "model"):
+        assert delta.metadata[key] == full.metadata[key]
     assert not np.array_equal(delta.predict(raw), Scorer(published / "100").predict(raw))
     # Without TensorFlow, too; of words beyond ASCII it makes the ids.
     raw["title"] = [text.encode("ascii", "ignore").decode() for text in raw["title"]]
-    few = Scorer(published / f"{position}.delta", lazy=True)
+    few = Scorer(published / "300.delta", lazy=True)
     np.testing.assert_allclose(few.score(raw)["logit"], full.score(raw)["logit"], rtol=0, atol=1e-5)
     assert few._loaded is None
-
-
-def test_a_delta_counts_what_it_holds(snapshots, published):
+    # A delta counts what it holds.
     first, second = (snapshot.keys[0].numpy()[:-1].tolist() for snapshot in snapshots[:2])
-    table = snapshots[0].layouts[0].name
-    changed = read_metadata(published / "200.delta")["changes"][table]
+    changed = read_metadata(published / "200.delta")["changes"][snapshots[0].layouts[0].name]
     assert changed["removed"] == len(set(first) - set(second)) > 0
-    new = set(second) - set(first)
-    assert 0 < len(new) < changed["ids"] < len(second)
+    assert 0 < len(set(second) - set(first)) < changed["ids"] < len(second)
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("position", [200, 300])
-def test_made_whole_it_has_the_bytes_of_the_whole_model(published, whole, tmp_path, position):
-    made = export_model(published / f"{position}.delta", tmp_path)
-    assert made.path == tmp_path / str(position)
-    assert contents(made.path) == contents(whole / str(position))
-    assert not export_model(published / f"{position}.delta", tmp_path).made
-
-
-def test_a_full_model_is_copied(published, tmp_path):
-    assert contents(export_model(published / "400", tmp_path).path) == contents(published / "400")
-
-
-def test_the_command_line_makes_it_whole_and_scores_with_it(models, whole, tmp_path, capsys):
-    raw = {name: values[:4] for name, values in draw_rows(4, seed=9).items() if name != "tags"}
-    rows = [dict(zip(raw, values, strict=True)) for values in zip(*raw.values(), strict=True)]
-    lines = [json.dumps({**row, "tags": "t1|t2", "price": 1.0}) for row in rows]
-    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+@pytest.mark.slow
+def test_the_command_line_makes_it_whole(models, whole, tmp_path, capsys):
     assert main(["export", str(models), "--out", str(tmp_path / "out")]) == 0
-    assert contents(tmp_path / "out" / "300") == contents(whole / "300")
-    made = []
-    capsys.readouterr()
-    for model in (models, tmp_path / "out"):
-        scores = tmp_path / f"{model.name}.parquet"
-        assert main(["score", str(model), str(tmp_path / "rows.jsonl"), "--out", str(scores), "--json"]) == 0
-        made.append((scores.read_bytes(), json.loads(capsys.readouterr().out)["model"]))
-    assert made[0][0] == made[1][0]
-    assert [Path(model).name for _, model in made] == ["300.delta", "300"]
+    assert contents(tmp_path / "out" / "300") == contents(whole)
     assert main(["export", str(models), "--out", str(tmp_path / "other"), "--checkpoint", "5"]) == 1
     assert "is an exported model, not a run" in capsys.readouterr().err
+    # A model that is whole already is copied.
+    assert contents(export_model(tmp_path / "out" / "300", tmp_path / "copy").path) == contents(whole)
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("out", [None, "models"])
-def test_what_a_kept_delta_needs_is_kept(snapshots, tmp_path, monkeypatch, out):
+@pytest.mark.slow
+def test_what_a_kept_delta_needs_is_kept(snapshots, tmp_path, monkeypatch):
     """Also where the directory is given by a relative path."""
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path if out is None else Path(out)
     found = []
     for snapshot in snapshots:
-        publish(snapshot, folder, keep=1, full_every=3)
-        found.append(names(folder))
+        publish(snapshot, Path("models"), keep=1, full_every=3)
+        found.append(names(Path("models")))
     assert found == [["100"], ["100", "200.delta"], ["100", "200.delta", "300.delta"], ["400"]]
 
 
-@pytest.mark.soak
-def test_a_version_that_was_lost_is_written_again_with_the_same_bytes(snapshots, published, models):
+@pytest.mark.slow
+def test_a_version_that_was_lost_or_is_there_twice(snapshots, published, models):
     for name, snapshot in (("200.delta", snapshots[1]), ("300.delta", snapshots[2])):
         shutil.rmtree(models / name)
         assert publish(snapshot, models, 9, full_every=3).path == models / name
         assert contents(models / name) == contents(published / name)
         assert not publish(snapshot, models, 9, full_every=3).made
-
-
-def test_a_version_that_is_there_twice_is_taken_whole(snapshots, published, models):
+    # The whole one is taken, and is what the next delta changes.
     assert publish(snapshots[2], models).path == models / "300"
     assert Scorer(models).path == models / "300"
-    # Another whole model is also what the next delta changes.
     assert publish(snapshots[3], models, 9, full_every=3).path == models / "400.delta"
-    shutil.rmtree(models / "200.delta")
-    raw = draw_rows(20, seed=9)
-    np.testing.assert_array_equal(Scorer(models).predict(raw), Scorer(published / "400").predict(raw))
+    # A run that goes back deletes deltas, too.
+    drop_models_after(models, 350)
+    assert names(models) == ["100", "200.delta", "300.delta", "300"]
 
 
-@pytest.mark.soak
-def test_a_run_that_goes_back_deletes_deltas_too(models):
-    drop_models_after(models, 250)
-    assert names(models) == ["100", "200.delta"]
+def change(model: Path, **keys) -> None:
+    path = model / "assets.extra" / "ctr.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
 
 
-class TestWhatIsRefused:
-    def refused(self, model: Path, words: str) -> None:
-        for use in (Scorer, lambda path: export_model(path, path.parent / "out")):
-            with pytest.raises(InputError, match=words) as refusal:
-                use(model)
-            assert "\n" not in str(refusal.value)
-        assert names(model.parent / "out") == []
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
-    def change(self, model: Path, **keys) -> None:
-        path = model / "assets.extra" / "ctr.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
 
-    @pytest.mark.parametrize("missing", ["100", "200.delta"])
-    def test_a_missing_base(self, models, missing):
-        shutil.rmtree(models / missing)
-        self.refused(
-            models / "300.delta",
-            rf"delta: builds on version {missing[:3]}, which is not in .*models: restore it there",
-        )
+def of_another_model(delta: Path) -> None:
+    np.savez(delta / "delta.npz", **{"rows/quality-2/numbers": np.array([10**6])})
+    change(delta, files={"delta.npz": file_sha256(delta / "delta.npz")})
 
-    def test_a_base_of_another_run(self, models, tmp_path):
-        run = make_run(tmp_path / "run", "plain", export=EXPORT)
-        shutil.rmtree(models / "100")
-        (models / "100").mkdir()
-        shutil.copytree(
-            publish(run.snapshot(100), tmp_path / "other").path, models / "100", dirs_exist_ok=True
-        )
-        self.refused(
-            models / "300.delta", r"200\.delta: builds on a version 100 with other weights than .*100 has"
-        )
 
-    @pytest.mark.parametrize("name", ["200.delta/delta.npz", "300.delta/delta.npz", "100/saved_model.pb"])
-    def test_a_damaged_file(self, models, name):
-        content = bytearray((models / name).read_bytes())
-        content[len(content) // 2] ^= 1
-        (models / name).write_bytes(content)
-        self.refused(models / "300.delta", f"{name}: damaged")
+MISSING = "delta: builds on version {}, which is not in .*models: restore it there"
+REFUSED = {
+    "no full model": (lambda path: shutil.rmtree(path / "100"), MISSING.format(100)),
+    "no delta": (lambda path: shutil.rmtree(path / "200.delta"), MISSING.format(200)),
+    "a base of another run": (
+        lambda path: change(path / "100", weights="0" * 64),
+        r"200\.delta: builds on a version 100 with other weights than .*100 has",
+    ),
+    "a damaged base": (lambda path: flip(path / "100/saved_model.pb"), "100/saved_model.pb: damaged"),
+    "a damaged delta before": (
+        lambda path: flip(path / "200.delta/delta.npz"),
+        "200.delta/delta.npz: damaged",
+    ),
+    "a damaged delta": (lambda path: flip(path / "300.delta/delta.npz"), "300.delta/delta.npz: damaged"),
+    "another result": (
+        lambda path: change(path / "300.delta", weights="0" * 64),
+        r"300\.delta: the weights do not have the recorded SHA-256",
+    ),
+    "another model": (
+        lambda path: of_another_model(path / "300.delta"),
+        r"300\.delta: cannot be applied to .*100",
+    ),
+    "no base": (lambda path: change(path / "300.delta", base=None), "does not name the version"),
+    "itself": (
+        lambda path: change(path / "300.delta", base={"examples": 300, "weights": "0"}),
+        "builds on version 300, which is not in",
+    ),
+}
 
-    def test_another_result(self, models):
-        self.change(models / "300.delta", weights="0" * 64)
-        self.refused(models / "300.delta", r"300\.delta: the weights do not have the recorded SHA-256")
 
-    def test_changes_of_another_model(self, models):
-        np.savez(models / "300.delta" / "delta.npz", **{"rows/quality-2/numbers": np.array([10**6])})
-        files = json.loads((models / "300.delta/assets.extra/ctr.json").read_text())["files"]
-        self.change(
-            models / "300.delta", files={**files, "delta.npz": file_sha256(models / "300.delta/delta.npz")}
-        )
-        self.refused(models / "300.delta", r"300\.delta: cannot be applied to .*100")
-
-    @pytest.mark.parametrize(
-        "base", [None, {"examples": "x", "weights": ""}, {"examples": 300, "weights": "0"}]
-    )
-    def test_a_changed_base(self, models, base):
-        self.change(models / "300.delta", base=base)
-        self.refused(models / "300.delta", "does not name the version|builds on version 300, which is not in")
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_delta_without_what_it_builds_on_is_refused(models, fault):
+    spoil, words = REFUSED[fault]
+    spoil(models)
+    for use in (Scorer, lambda path: export_model(path, path.parent / "out")):
+        with pytest.raises(InputError, match=words) as refusal:
+            use(models / "300.delta")
+        assert "\n" not in str(refusal.value)
+    assert names(models / "out") == []
 
 
 @pytest.mark.slow(first=1)
-@pytest.mark.parametrize("damage", ["missing", "flipped", "other version"])
+@pytest.mark.parametrize("damage", ["flipped", "missing", "other version"])
 def test_where_no_delta_can_be_the_model_is_whole(snapshots, models, caplog, damage):
     shutil.rmtree(models / "300.delta")
     if damage == "missing":
         shutil.rmtree(models / "100")
     elif damage == "flipped":
-        path = models / "200.delta" / "delta.npz"
-        path.write_bytes(path.read_bytes()[:-5])
+        flip(models / "200.delta" / "delta.npz")
     else:
         path = models / "200.delta" / "assets.extra" / "ctr.json"
         path.write_text(path.read_text().replace('"tensorflow": "2', '"tensorflow": "1'))
@@ -261,7 +215,7 @@ def kill() -> None:
     raise Killed
 
 
-POINTS = ("write.half", "fsync.before", "rename.before", "rename.after", "mkdir.after", "unlink.before")
+POINTS = ("rename.before", "write.half", "fsync.before", "rename.after", "mkdir.after", "unlink.before")
 
 
 @pytest.mark.slow(first=1)
@@ -317,13 +271,11 @@ def test_killed_while_old_versions_are_deleted_all_that_are_left_can_be_used(
     assert count > 3
 
 
-NO_CROSSES = {**MODELS["plain"], "crosses": {"layers": 0}}
-
-
-@pytest.mark.parametrize("model", [pytest.param(MODELS["plain"], marks=pytest.mark.soak), NO_CROSSES])
-def test_models_without_ids_that_grow_have_deltas_too(model, make_model_case, tmp_path):
+@pytest.mark.slow
+def test_models_without_ids_that_grow_have_deltas_too(tmp_path):
     """In bfloat16: of tables the rows that differ, by number."""
-    case = make_model_case(model, "bfloat16", tmp_path / "run")
+    model = {**MODELS["plain"], "crosses": {"layers": 0}}
+    case = make_case(model, "bfloat16", tmp_path / "run")
     config = case.snapshot.config.model_copy(update={"export": ExportConfig(every_examples=1, full_every=2)})
     snapshot = replace(case.snapshot, config=config)
     assert publish(snapshot, tmp_path / "models", full_every=2).path.name == "123"

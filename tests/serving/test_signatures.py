@@ -1,0 +1,145 @@
+"""Functions of an export: what their inputs are called, the rows that ids have in them, and what they are made of."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tensorflow.core.protobuf import saved_model_pb2
+
+from ctr.data.ids.graph import row_numbers
+from ctr.data.reader import rows_of_table
+from ctr.data.schema import Schema
+from ctr.io.hashing import splitmix64
+from ctr.models.rows import FeatureRows, TableLayout
+from ctr.serving.signatures import _growing_rows, _splitmix64, input_names, serving_signatures
+from ctr.training.run.snapshot import LAST_KEY
+from model_cases import packed_ids
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+def test_input_names_are_the_columns_where_that_is_possible(tmp_path):
+    columns = ["C1", "c1", "user:id", "user_id", "class", "self", "7days", "_x", "ü", "用户", "ü2"]
+    names = input_names(columns)
+    assert list(names.values()) == columns
+    assert names["C1"] == "C1"
+    assert all(name.isascii() and name.isidentifier() and name[0].isalpha() for name in names)
+    assert (names["column_9"], names["column_10"], names["x_2"]) == ("ü", "用户", "ü2")
+    assert input_names(["点击", "column_1", "位置.values"]) == {
+        "column_1_": "点击", "column_1": "column_1", "x___values": "位置.values",
+    }  # fmt: skip
+    assert input_names(["a b", "a_b", "a-b", "a_b_"]) == {
+        "a_b__": "a b", "a_b": "a_b", "a_b___": "a-b", "a_b_": "a_b_",
+    }  # fmt: skip
+    # All of them are names that a saved function can have.
+    function = tf.function(
+        lambda given: {"all": tf.strings.join([given[name] for name in names], " ")},
+        input_signature=[{name: tf.TensorSpec([None], tf.string, name=name) for name in names}],
+        autograph=False,
+    )
+    tf.saved_model.save(tf.Module(), str(tmp_path), signatures={"f": function})
+    loaded = tf.saved_model.load(str(tmp_path)).signatures["f"]
+    made = loaded(**{name: tf.constant([column]) for name, column in names.items()})
+    assert made["all"].numpy().tolist() == [" ".join(columns).encode()]
+
+
+def test_a_column_has_one_name_in_all_functions(case):
+    """Also where only one of the towers reads another column whose name would be the same."""
+    snapshot = case("factorized").snapshot
+    renamed = {"price": "a b", "size": "a-b"}
+    features = [
+        feature.model_copy(update={"source": renamed[feature.name]}) if feature.name in renamed else feature
+        for feature in snapshot.schema.features
+    ]
+    signatures = serving_signatures(replace(snapshot, schema=Schema(features=tuple(features))))
+    names = {
+        name: {v: k for k, v in signatures[name].sources.items()} for name in ("predict", "quality", "ui")
+    }
+    assert {names["predict"]["a b"], names["predict"]["a-b"]} == {"a_b", "a_b_"}
+    for tower in ("quality", "ui"):
+        assert names[tower].items() <= names["predict"].items()
+    assert "a-b" not in names["quality"]
+
+
+FEATURES = (
+    FeatureRows("bucketed", 7, 4, "quality", 0),
+    FeatureRows("a", 4, 4, "quality", 1, growing=True),
+    FeatureRows("b", 2, 4, "quality", 2, growing=True),
+)
+LAYOUT = TableLayout("quality", 4, FEATURES)
+
+
+@settings(max_examples=30)
+@given(st.sets(INT64, max_size=20), st.lists(INT64, min_size=1, max_size=20))
+@example({0, -1, 2**63 - 1, -(2**63)}, [0, 1, -1, 2**63 - 1, -(2**63)])
+@example(set(), [5])
+def test_an_id_has_the_row_of_its_key_or_a_shared_one(known, asked):
+    keys = np.array([*sorted(known - {int(LAST_KEY)}), int(LAST_KEY)], np.int64)
+    features = list(LAYOUT.growing)
+    # Whatever is asked for, ids with these keys are in it.
+    ids = np.array([*asked, *(keys ^ features[0].salt), *(keys ^ features[1].salt)], np.int64)
+    found = _growing_rows(LAYOUT, tf.Variable(keys), features, tf.constant(np.stack([ids, ids], 1))).numpy()
+    mixed = splitmix64(ids.view(np.uint64))
+    np.testing.assert_array_equal(_splitmix64(tf.constant(ids.view(np.uint64))), mixed)
+    places = {int(key): 13 + place for place, key in enumerate(keys[:-1])}
+    for column, (feature, offset) in enumerate(zip(features, (7, 11), strict=True)):
+        for row, value in enumerate(ids):
+            expected = places.get(
+                int(value ^ feature.salt), offset + 1 + int(mixed[row]) % (feature.buckets - 1)
+            )
+            assert found[row, column] == (offset if value == 0 else expected)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 5), max_size=60))
+@example([0] * 50 + [7] + [0] * 50)
+@example([1] * 200)
+def test_the_row_of_each_value(lengths):
+    lists = tf.RaggedTensor.from_row_lengths(tf.zeros([sum(lengths)]), tf.constant(lengths, tf.int32))
+    numbers = row_numbers(lists)
+    assert numbers.dtype == tf.int32
+    np.testing.assert_array_equal(numbers, np.repeat(np.arange(len(lengths)), lengths))
+    np.testing.assert_array_equal(row_numbers(lists.with_row_splits_dtype(tf.int64)), numbers)
+
+
+@pytest.mark.parametrize("lengths", [[2, 5], [1, 1], [0, 9, 3]])
+def test_lengths_that_do_not_fit_the_values_stay_within_them(lengths):
+    """A server is sent anything: each value belongs to a row that does not end before it, as a search finds it."""
+    lists = tf.RaggedTensor.from_row_lengths(tf.zeros([4]), tf.constant(lengths), validate=False)
+    found = np.searchsorted(np.cumsum(lengths), np.arange(4), side="right")
+    np.testing.assert_array_equal(row_numbers(lists), found)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
+def test_tensorflow_lite_computes_predict_ids_without_operations_of_tensorflow(case, exported):
+    """Other formats have no search among ids, either."""
+    made, folder = case("factorized ensemble"), exported("factorized ensemble")
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(folder), signature_keys=["predict_ids"])
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+    assert not converter.allow_custom_ops
+    converted = tf.lite.Interpreter(model_content=converter.convert())
+    function = converted.get_signature_runner("predict_ids")
+    rows = rows_of_table(made.table, made.snapshot.schema, 0)
+    for count in (len(made.logit), 1):
+        given = {name.replace(".", "_"): values for name, values in packed_ids(rows.slice(0, count)).items()}
+        assert set(function.get_input_details()) == set(given)
+        np.testing.assert_allclose(function(**given)["logit"], made.logit[:count], rtol=0, atol=1e-5)
+
+
+def test_no_model_searches_among_ids(exported):
+    saved = saved_model_pb2.SavedModel.FromString((exported("factorized") / "saved_model.pb").read_bytes())
+    [graph] = saved.meta_graphs
+    functions = {function.signature.name: function for function in graph.graph_def.library.function}
+    output = graph.signature_def["predict_ids"].outputs["p"].name.partition(":")[0]
+    waiting = [node.attr["f"].func.name for node in graph.graph_def.node if node.name == output]
+    operations: set[str] = set()
+    while waiting:
+        for node in functions[waiting.pop()].node_def:
+            operations.add(node.op)
+            waiting += [node.attr["f"].func.name] if node.op.endswith("PartitionedCall") else []
+    assert "UnsortedSegmentSum" in operations
+    assert not operations & {"UpperBound", "LowerBound", "StringToHashBucketFast"}
