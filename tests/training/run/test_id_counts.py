@@ -94,6 +94,8 @@ def test_a_run_writes_what_it_met_and_the_terms_of_its_loss(log, schema: Schema,
     summary = train(log, config, tmp_path / "run")
     windows, timeline = read_windows(tmp_path / "run"), read_timeline(tmp_path / "run")
     assert timeline.windows[:, 0].tolist() == windows["examples"].tolist()
+    # Of ids that grow it has nothing to say.
+    assert "ids" not in summary and not timeline.slots
     for metric in ("per_query_auc", "logloss"):
         np.testing.assert_allclose(timeline.estimate(metric).point, windows[metric], rtol=1e-9)
         cumulative = timeline.estimate(metric, cumulative=True).point

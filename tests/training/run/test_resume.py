@@ -34,6 +34,8 @@ LINEAR: dict[str, Any] = {
     "checkpoint": {"every_examples": EVERY, "keep": 2},
     "max_rejected_share": 0.01,
     "label_delay": 0.01,
+    # Windows whose size is open end where the ones before them ended.
+    "metrics": {"slices": ["position"]},
 }
 NETWORK: dict[str, Any] = {
     "batch": {"rows": 50, "max_query_rows": 64},
