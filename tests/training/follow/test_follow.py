@@ -17,7 +17,7 @@ import pytest
 import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
-from ctr.data.log import PublishedPartitions, manifest_bytes, read_manifests, read_schema
+from ctr.data.log import PublishedPartitions, read_manifests, read_schema
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.shards import read_shard
@@ -25,7 +25,6 @@ from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
-from ctr.training.analysis.speed import RunningMedian
 from ctr.training.config import TrainConfig
 from ctr.training.follow import Followed, Polling, follow
 from ctr.training.logs import resolve
@@ -209,25 +208,6 @@ def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions
     assert_one_pass(run, short.folder, config, read_predictions)
 
 
-@pytest.mark.slow
-def test_what_vanished_or_changed_is_refused(short, make_config, tmp_path):
-    config = make_config({**WITHIN, "max_rejected_share": 0.01}, logistic=True)
-    run = tmp_path / "run"
-    first = short.folder / "manifests" / f"{0:019d}-{10_000:019d}.json"
-    script = Script(short.grow, short.grow, short.grow, *[lambda: None] * 9, first.unlink, every=4)
-    with pytest.raises(InputError, match=rf"{first.name}: missing, though .* holds files of this partition"):
-        followed(short.folder, config, run, script)
-    # Of nothing that was refused a checkpoint was written.
-    short.partitions = 0
-    short.grow()
-    stopped = followed(short.folder, config, run, Script())
-    assert stopped.position == sum(manifest.rows for manifest in read_manifests(short.folder))
-    (manifest, *_) = read_manifests(short.folder)
-    first.write_bytes(manifest_bytes(manifest.model_copy(update={"counters": {"changed": 1}})))
-    with pytest.raises(InputError, match="its first 3 partitions differ"):
-        followed(short.folder, config, run, Script())
-
-
 def test_an_interval_that_comes_late_vanishes_or_changes_is_refused_by_name(growing, make_config, tmp_path):
     """As where a clock steps back: it is never left out in silence, and never trained on after its time."""
     config = make_config({"max_rejected_share": 0.01}, logistic=True)
@@ -400,36 +380,3 @@ def test_looks_read_only_what_is_new(short):
     (short.folder / "manifests" / "1-x.json").write_text("{}")
     with pytest.raises(InputError, match="not the name of a manifest"):
         published.read()
-
-
-def test_the_median_of_many_times_is_right_within_half_a_percent():
-    assert RunningMedian().median() == 0
-    rng = np.random.default_rng(0)
-    for times in (rng.lognormal(-3, 2, 5001), rng.uniform(0.01, 0.012, 301), np.array([0.25]), np.zeros(3)):
-        durations = RunningMedian()
-        for one in times:
-            durations.add(float(one))
-        assert durations.median() == pytest.approx(np.median(times), rel=0.0051, abs=1.1e-6)
-
-
-@pytest.mark.soak
-def test_killed_again_and_again_it_ends_in_the_same_bits(
-    short, make_config, run_killed, read_predictions, tmp_path
-):
-    config = make_config({**ROOTS, "checkpoint": {"every_examples": 150, "keep": 2}})
-    run = tmp_path / "run"
-
-    short.grow(3)
-    for kind, number in (
-        ("kill_after", 3),
-        ("kill_at_sync", 9),
-        ("kill_after", 5),
-        ("kill_at_sync", 14),
-        ("kill_after", 8),
-    ):
-        how = {kind: number}
-        short.grow()
-        assert run_killed(short.folder, config, run, follow=True, **how) == -signal.SIGKILL
-    short.grow(INTERVALS - short.partitions)
-    assert run_killed(short.folder, config, run, follow=True) == 0
-    assert_one_pass(run, short.folder, config, read_predictions)

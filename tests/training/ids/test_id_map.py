@@ -281,6 +281,16 @@ def test_policies_differ_where_they_should():
         assert occupied(one) == kept, policy
 
 
+def test_the_score_adds_a_hundredth_of_the_half_life_to_the_time_since_an_id_was_seen():
+    # 1 has half of its count left after 100 s: 15 / 101 is less than 1 / 1, and 150 / 101 more.
+    for count, gone in ((30, 1), (300, 2)):
+        one, _ = single(2, "score", share=0.01, half_life=100)
+        learn(one, [(0, 1)], [count], 0)
+        learn(one, [(0, 2)], [1], 100)
+        learn(one, [(0, 3)], [1], 100)
+        assert occupied(one) == {1, 2, 3} - {gone}
+
+
 def test_frequencies_are_those_of_the_definition():
     one, _ = single(10, "score", half_life=3)
     random = np.random.default_rng(0)
