@@ -294,8 +294,9 @@ def test_the_score_adds_a_hundredth_of_the_half_life_to_the_time_since_an_id_was
 def test_frequencies_are_those_of_the_definition():
     one, _ = single(10, "score", half_life=3)
     random = np.random.default_rng(0)
-    # Far longer than a float64 reaches in one direction.
-    times = np.cumsum(random.choice([0.3, 1.7, 40, 900], 300))
+    # Far longer than a float64 reaches in one direction; at the end so that occurrences of several times count.
+    steps = [random.choice([0.3, 1.7, 40, 900], 300), random.choice([0.3, 1.7], 20)]
+    times = np.cumsum(np.concatenate(steps))
     seen = []
     for time in times:
         values = random.permutation(9)[: random.integers(1, 9)] + 1
