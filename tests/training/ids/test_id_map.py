@@ -369,3 +369,6 @@ def test_what_is_saved_or_read_is_apart_from_the_map():
     two = IdMap(*make_features([2, 2]), AdmissionConfig(), EvictionConfig())
     with pytest.raises(ValueError, match="2 features"):
         two.restore(saved)
+    drawing = IdMap(*make_features([5]), AdmissionConfig(rule="probability"), EvictionConfig())
+    with pytest.raises(ValueError, match="requires admit"):
+        learn(drawing, [(0, 1)])
