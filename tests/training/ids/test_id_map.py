@@ -359,6 +359,7 @@ def test_a_smaller_map_adopts_what_its_policy_keeps_and_evicts_in_the_same_order
 
 def test_what_is_saved_or_read_is_apart_from_the_map():
     one, _ = single(4, "least_frequent")
+    assert occupied(one) == set()
     learn(one, [(0, 1)], seconds=0)
     saved = one.to_arrays()
     kept = {name: array.copy() for name, array in saved.items()}

@@ -31,6 +31,8 @@ KILLED = -9
 EVERY = 310
 LINEAR: dict[str, Any] = {
     **LOGISTIC,
+    # Experts that learn on their own, by default, and what calibrates them.
+    "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.3},
     "checkpoint": {"every_examples": EVERY, "keep": 2},
     "max_rejected_share": 0.01,
     "label_delay": 0.01,
