@@ -100,11 +100,11 @@ def assert_reported(run: Path, log: Growing, stopped: Followed) -> None:
     listed: list[tuple[int, int]] = []
     for line in reported:
         listed += [tuple(one[:2]) for one in line["partitions"]]
-        through = line["trained_through"]
-        trained = [one for one, last in last_rows.items() if through is not None and last <= through]
-        assert listed == trained
+        # A process that goes on has not learned anything yet.
+        if (through := line["trained_through"]) is not None:
+            assert listed == [one for one, last in last_rows.items() if last <= through]
     assert 6 < len(listed) < INTERVALS
-    assert all(0 <= second < 60 for line in reported for _, _, second in line["partitions"])
+    assert all(second >= 0 for line in reported for _, _, second in line["partitions"])
 
 
 @pytest.mark.parametrize("delay", [0.02, pytest.param(0, marks=pytest.mark.slow)])
