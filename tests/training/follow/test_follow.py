@@ -67,7 +67,7 @@ def short(growing) -> Any:
 
 
 def followed(
-    log: Path, config, run: Path, script: Callable[[], str | None], idle: float = 0.4, exporter=None
+    log: Path, config, run: Path, script: Callable[[], str | None], idle: float = 1.5, exporter=None
 ) -> Followed:
     return follow(log, config, run, script, Polling(0.001, idle), None, exporter)
 
