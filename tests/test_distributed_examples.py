@@ -100,18 +100,18 @@ def kubernetes(root) -> list[dict]:
     return list(yaml.safe_load_all((root / "examples/distributed/kubernetes.yaml").read_text()))
 
 
-@pytest.mark.parametrize("index", range(4))
-def test_a_pod_is_the_worker_of_its_index(place, kubernetes, index):
+def test_a_pod_is_the_worker_of_its_index(place, kubernetes):
     service, _, job = kubernetes
     (container,) = job["spec"]["template"]["spec"]["containers"]
     given = {variable["name"]: variable["value"] for variable in container["env"]}
     command = (*container["command"], *container["args"])
-    assert run(place, *command, JOB_COMPLETION_INDEX=str(index), **given) == 0
-    ((arguments, environment),) = calls(place)
-    assert arguments[:2] == ["train", "/data/logs/mind"]
     # The names of the pods of an indexed job, below that of the service.
-    names = [f"ctr-train-{pod}.{service['metadata']['name']}:2222" for pod in range(4)]
-    assert read_cluster(environment) == Cluster(index, tuple(names))
+    names = tuple(f"ctr-train-{pod}.{service['metadata']['name']}:2222" for pod in range(4))
+    for index in (0, 3):
+        assert run(place, *command, JOB_COMPLETION_INDEX=str(index), **given) == 0
+        arguments, environment = calls(place)[-1]
+        assert arguments[:2] == ["train", "/data/logs/mind"]
+        assert read_cluster(environment) == Cluster(index, names)
 
 
 def test_the_parts_of_the_job_fit_each_other(kubernetes):
@@ -155,19 +155,20 @@ def test_a_task_of_slurm_is_the_worker_of_its_number(place, root):
         assert read_cluster(environment) == Cluster(rank, ("node1:23456", "node2:23456"))
         assert environment["OMP_NUM_THREADS"] == environment["TF_NUM_INTRAOP_THREADS"] == "16"
     assert len(calls(place)) == 2
-
-
-def test_several_tasks_on_a_node_have_ports_of_their_own(place, root):
+    # Several tasks on a node have ports of their own.
     assert slurm(place, root, SLURM_NTASKS_PER_NODE="2", TASKS="4", OMP_NUM_THREADS="3") == 0
     addresses = ("node1:23456", "node1:23457", "node2:23456", "node2:23457")
-    found = [read_cluster(environment) for _, environment in calls(place)]
-    assert found == [Cluster(rank, addresses) for rank in range(4)]
-    assert calls(place)[0][1]["OMP_NUM_THREADS"] == "3"
+    found = calls(place)[2:]
+    assert [read_cluster(environment) for _, environment in found] == [
+        Cluster(rank, addresses) for rank in range(4)
+    ]
+    assert found[0][1]["OMP_NUM_THREADS"] == "3"
 
 
+# A worker that lost another one ends with 75; who was killed ends with 137.
 @pytest.mark.parametrize(
     ("statuses", "status", "started"),
-    [((75, 137), 0, 4), ((1, 1), 1, 2), ((2, 2), 2, 2), ((75,) * 8, 75, 8), ((75, 75, 1, 1), 1, 4)],
+    [((75, 137), 0, 4), ((1, 1), 1, 2), ((75,) * 8, 75, 8), ((75, 75, 1, 1), 1, 4)],
 )
 def test_slurm_starts_again_what_lost_a_worker(place, root, statuses, status, started):
     assert slurm(place, root, statuses) == status
@@ -175,7 +176,7 @@ def test_slurm_starts_again_what_lost_a_worker(place, root, statuses, status, st
 
 
 @pytest.mark.parametrize(
-    ("statuses", "status", "started"), [((), 0, 3), ((75,), 0, 4), ((1, 1, 1), 1, 3), ((75,) * 9, 1, 4)]
+    ("statuses", "status", "started"), [((75,), 0, 4), ((1, 1, 1), 1, 3), ((75,) * 9, 1, 4)]
 )
 def test_ray_starts_again_what_lost_a_worker(place, root, statuses, status, started):
     for name, content in (

@@ -4,17 +4,17 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.workers.parts import Part, Sharding, reshard, reshard_to, rows_of, shard
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 40), st.integers(1, 6), st.integers(1, 6))
 def test_rows_of_any_number_of_workers_become_those_of_any_other(total, before, after):
     whole = np.random.default_rng(total).normal(size=(total, 3)).astype(np.float32)
-    parts = [rows_of(rank, before, total) for rank in range(before)]
-    saved = [(part, shard(whole, part)) for part in parts]
+    saved = [(part, shard(whole, part)) for part in (rows_of(rank, before, total) for rank in range(before))]
     np.testing.assert_array_equal(reshard(saved), whole)
     for rank in range(after):
         wanted = rows_of(rank, after, total)
@@ -25,25 +25,31 @@ def test_rows_of_any_number_of_workers_become_those_of_any_other(total, before, 
         np.testing.assert_array_equal(found, shard(whole, wanted))
 
 
-@given(st.data(), st.integers(1, 12), st.integers(1, 4))
-def test_rows_in_any_order(data, total, size):
-    def divided() -> list[Part]:
-        owners = data.draw(st.lists(st.integers(0, size - 1), min_size=total, max_size=total))
-        rows = [[row for row in reversed(range(total)) if owners[row] == rank] for rank in range(size)]
-        return [Part(np.array(own, np.int64), total) for own in rows]
+@settings(max_examples=40)
+@given(
+    st.integers(1, 4).flatmap(
+        lambda size: st.tuples(
+            st.just(size), st.lists(st.tuples(*[st.integers(0, size - 1)] * 2), min_size=1, max_size=12)
+        )
+    )
+)
+def test_rows_in_any_order_and_written_down(given_):
+    """Of each row who has it before, and who after."""
+    size, owners = given_
+    total = len(owners)
+
+    def divided(turn: int) -> list[Part]:
+        rows = [[row for row in reversed(range(total)) if owners[row][turn] == rank] for rank in range(size)]
+        parts = [Part(np.array(own, np.int64), total) for own in rows]
+        again = [Part.from_json(json.loads(json.dumps(part.as_json()))) for part in parts]
+        assert [(part.total, part.rows.tolist()) for part in again] == [(total, own) for own in rows]
+        return again
 
     whole = np.arange(2.0 * total).reshape(total, 2)
-    saved = [(part, shard(whole, part)) for part in divided()]
+    saved = [(part, shard(whole, part)) for part in divided(0)]
     np.testing.assert_array_equal(reshard(saved), whole)
-    for wanted in divided():
+    for wanted in divided(1):
         np.testing.assert_array_equal(reshard_to(wanted, saved), shard(whole, wanted))
-
-
-@given(st.lists(st.integers(0, 30), unique=True, max_size=8))
-def test_parts_are_written_down(rows):
-    part = Part(np.array(rows, np.int64), 31)
-    again = Part.from_json(json.loads(json.dumps(part.as_json())))
-    assert (again.total, again.rows.tolist()) == (31, rows)
 
 
 def test_the_rows_of_a_large_table_take_no_room():
@@ -62,12 +68,14 @@ def test_single_elements_of_an_array_of_any_shape():
     assert Part.from_json(json.loads(json.dumps(wanted.as_json()))).shape == (3, 4)
 
 
-def test_a_row_in_two_parts_or_in_none():
+def test_a_row_in_two_parts_or_in_none_and_a_part_of_another_array():
     parts = [(Part(np.array(rows), 4), np.zeros((2, 1))) for rows in ([0, 1], [1, 2])]
     with pytest.raises(ValueError, match="row 1 is in 2 parts"):
         reshard(parts)
     with pytest.raises(ValueError, match="row 2 is in 0 parts"):
         reshard(parts[:1])
+    with pytest.raises(ValueError, match="4 rows"):
+        shard(np.zeros(5), Part(np.array([3, 0]), 4))
 
 
 def test_a_worker_has_every_so_manyth_row_of_some_arrays_parts_of_others_and_the_rest_whole():
@@ -80,8 +88,3 @@ def test_a_worker_has_every_so_manyth_row_of_some_arrays_parts_of_others_and_the
     # Of an array that was longer where it was written.
     assert sharding.part("rows", 9).rows.tolist() == [1, 4, 7]
     assert sharding.part("roots", 4) is own and sharding.part("step", 0) is None
-
-
-def test_a_part_of_another_array_is_refused():
-    with pytest.raises(ValueError, match="4 rows"):
-        shard(np.zeros(5), Part(np.array([3, 0]), 4))

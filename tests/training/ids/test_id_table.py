@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.training.ids.id_table import IdTable
@@ -50,29 +50,23 @@ def colliding(position, tags, between):
     ]
 
 
-@pytest.mark.parametrize("position", [0, 511, 1023])
+@pytest.mark.parametrize("position", [0, 1023])
 def test_pairs_of_the_same_hash_are_told_apart(position):
     pairs = colliding(position, tags=3, between=30)
     known, unknown = pairs[::2], pairs[1::2]
     checked = Checked()
-    checked.add(known)
-    checked.check(pairs)
-    checked.remove(known[::3])
-    checked.check(pairs)
-    checked.add(unknown)
-    checked.check(pairs)
-    checked.add(known[::3])
-    checked.check(pairs)
+    for change, some in (
+        (checked.add, known),
+        (checked.remove, known[::3]),
+        (checked.add, unknown),
+        (checked.add, known[::3]),
+    ):
+        change(some)
+        checked.check(pairs)
 
 
-def test_one_fingerprint_in_two_features_is_two_ids():
-    checked = Checked()
-    checked.add([(0, 5), (1, 5)])
-    checked.check([(0, 5), (1, 5), (2, 5)])
-
-
-def test_the_largest_and_smallest_fingerprints():
-    pairs = [(feature, value) for feature in (0, 32767) for value in (-(2**63), -1, 1, 2**63 - 1)]
+def test_a_fingerprint_in_two_features_is_two_ids_and_may_be_any_number():
+    pairs = [(feature, value) for feature in (0, 1, 32767) for value in (-(2**63), -1, 1, 5, 2**63 - 1)]
     checked = Checked()
     checked.add(pairs[::2])
     checked.check(pairs)
@@ -81,7 +75,7 @@ def test_the_largest_and_smallest_fingerprints():
 def test_growth_and_churn():
     random = np.random.default_rng(0)
     checked, alive = Checked(), []
-    for step in range(60):
+    for step in range(45):
         values = random.integers(-(2**63), 2**63 - 1, 400)
         new = [(int(value) % 5, int(value)) for value in values]
         checked.add(new)
@@ -96,6 +90,7 @@ def test_growth_and_churn():
     assert checked.table.nbytes < 100 * max(checked.used, 1024)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(

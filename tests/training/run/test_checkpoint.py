@@ -1,17 +1,25 @@
-"""Checkpoints: whole, verified, and as many as are to be kept."""
+"""Checkpoints: whole, verified, durable, as many as are to be kept; of one process and of several workers."""
 
 import json
 import logging
 import shutil
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ctr.io.errors import InputError
 from ctr.training.run import checkpoint
-from ctr.training.run.checkpoint import clean_up, drop_after, read, restore_newest, save
+from ctr.training.run.checkpoint import Share, clean_up, drop_after, read, restore_newest, save, write_part
+from ctr.workers.parts import rows_of
+from fault_points import watching
 
-ARRAYS = {"weights|a": np.arange(6, dtype=np.float32).reshape(2, 3), "total|b/c": np.array([2**60, -1])}
+ARRAYS = {
+    "weights|rows/a": np.arange(33, dtype=np.float32).reshape(11, 3),
+    "weights|step": np.array(7, np.int64),
+    "total|b/c": np.array([2**60, -1]),
+}
 
 
 def arrays_at(position: int) -> dict[str, np.ndarray]:
@@ -34,29 +42,13 @@ def restored_position(folder) -> int:
     return position
 
 
-def names(folder) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+def path_of(folder, position: int) -> Path:
+    return folder / f"{position:020d}"
 
 
-def test_there_may_be_none(tmp_path):
-    assert restore_newest(tmp_path / "nothing") is None
-
-
-def test_the_newest_comes_back_and_older_ones_go(tmp_path):
-    folder = tmp_path / "checkpoints"
-    save_at(folder, 9, 10, 200)
-    assert restored_position(folder) == 200
-    assert names(folder) == [f"{position:020d}" for position in (10, 200)]
-    save_at(folder, 300, keep=1)
-    assert names(folder) == [f"{300:020d}"]
-
-
-def test_the_same_content_gives_the_same_bytes(tmp_path):
-    for name in "ab":
-        save_at(tmp_path / name, 5)
-    for file in ("arrays.npz", "state.json"):
-        contents = {(tmp_path / name / f"{5:020d}" / file).read_bytes() for name in "ab"}
-        assert len(contents) == 1
+def positions(folder) -> list[int]:
+    """All that is in the folder, which is checkpoints alone."""
+    return sorted(int(path.name) for path in folder.iterdir())
 
 
 def flip(path) -> None:
@@ -65,47 +57,91 @@ def flip(path) -> None:
     path.write_bytes(content)
 
 
+def test_the_newest_comes_back_older_ones_go_and_the_same_content_gives_the_same_bytes(tmp_path):
+    folder = tmp_path / "checkpoints"
+    assert restore_newest(folder) is None
+    clean_up(folder, keep=2)
+    save_at(folder, 9, 10, 200)
+    assert restored_position(folder) == 200
+    assert positions(folder) == [10, 200]
+    save_at(folder, 300, keep=1)
+    assert positions(folder) == [300]
+    save_at(tmp_path / "other", 300)
+    for file in ("arrays.npz", "state.json"):
+        contents = {(path_of(parent, 300) / file).read_bytes() for parent in (folder, tmp_path / "other")}
+        assert len(contents) == 1
+
+
+def test_it_is_on_the_disk_before_it_has_its_name_and_its_name_before_others_go(tmp_path):
+    save_at(tmp_path, 5, 9)
+    reached: list[tuple[str, str]] = []
+    with watching(lambda point, path: reached.append((point, path)), training=False):
+        save_at(tmp_path, 20)
+
+    def at(point: str, path: Path) -> int:
+        (found,) = [number for number, one in enumerate(reached) if one == (point, str(path))]
+        return found
+
+    partial = tmp_path / f"{20:020d}.partial"
+    named = at("rename.before", path_of(tmp_path, 20))
+    for file in ("arrays.npz", "state.json"):
+        synced = [
+            number
+            for number, (point, path) in enumerate(reached)
+            if point == "fsync.after" and Path(path).parent == partial and Path(path).name.startswith(file)
+        ]
+        assert len(synced) == 1 and synced[0] < named
+    folder_synced = [number for number, one in enumerate(reached) if one == ("fsync.after", str(tmp_path))]
+    assert any(number > named for number in folder_synced)
+    first_gone = min(
+        number
+        for number, (point, path) in enumerate(reached)
+        if point in ("unlink.before", "rename.before") and str(path_of(tmp_path, 5)) in path
+    )
+    assert min(number for number in folder_synced if number > named) < first_gone
+
+
+def change_state(path: Path) -> None:
+    content = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps({**content, "position": 8}))
+
+
 DAMAGE = {
     "a bit of the arrays": lambda path: flip(path / "arrays.npz"),
-    "a bit of the state": lambda path: flip(path / "state.json"),
-    "arrays cut off": lambda path: (path / "arrays.npz").write_bytes(
-        (path / "arrays.npz").read_bytes()[:-100]
-    ),
     "no arrays": lambda path: (path / "arrays.npz").unlink(),
+    # Those of another checkpoint, sound in themselves.
+    "other arrays": lambda path: np.savez(path / "arrays.npz", **arrays_at(7)),
     "no state": lambda path: (path / "state.json").unlink(),
     "empty state": lambda path: (path / "state.json").write_bytes(b""),
     "state of another kind": lambda path: (path / "state.json").write_bytes(b"[]"),
-    "other arrays": lambda path: np.savez(path / "arrays.npz", **arrays_at(7)),
-    "nothing in the folder": lambda path: [file.unlink() for file in path.iterdir()],
-    "a changed state": lambda path: (path / "state.json").write_text(
-        json.dumps({**json.loads((path / "state.json").read_text()), "position": 8})
-    ),
+    "a changed state": change_state,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_one_is_told_and_the_one_before_it_taken(tmp_path, damage, caplog):
     save_at(tmp_path, 5, 9)
-    damage(tmp_path / f"{9:020d}")
+    damage(path_of(tmp_path, 9))
+    with pytest.raises(InputError, match="the checkpoint is damaged"):
+        read(tmp_path)
     with caplog.at_level(logging.WARNING):
         assert restored_position(tmp_path) == 5
     assert f"{9:020d} is damaged" in caplog.text
     # It does not count among those that are kept, nor bar the way of the one that takes its place.
     save_at(tmp_path, 9)
     assert restored_position(tmp_path) == 9
-    assert [name for name in names(tmp_path) if name.isdigit()] == [f"{position:020d}" for position in (5, 9)]
+    assert [int(path.name) for path in sorted(tmp_path.iterdir()) if path.name.isdecimal()] == [5, 9]
 
 
 def test_when_all_are_damaged_it_is_told_and_nothing_is_touched(tmp_path):
     save_at(tmp_path, 5, 9)
     for position in (5, 9):
-        flip(tmp_path / f"{position:020d}" / "arrays.npz")
-    before = names(tmp_path)
+        flip(path_of(tmp_path, position) / "arrays.npz")
     with pytest.raises(
         InputError, match="every checkpoint is damaged; delete the run directory to start again"
     ):
         restore_newest(tmp_path)
-    assert names(tmp_path) == before
+    assert positions(tmp_path) == [5, 9]
 
 
 def test_a_sound_one_stays_however_many_are_kept_and_whatever_room_there_is(tmp_path):
@@ -113,54 +149,55 @@ def test_a_sound_one_stays_however_many_are_kept_and_whatever_room_there_is(tmp_
     save(tmp_path, 5, ARRAYS, content, keep=1, sound=(-1, 5))
     for position in (9, 20, 30):
         save(tmp_path, position, ARRAYS, content, keep=1, sound=(5, 5))
-        assert [int(name) for name in names(tmp_path)] == [5, position]
+        assert positions(tmp_path) == [5, position]
     taken = sum(path.stat().st_size for path in tmp_path.glob("*/*"))
-    with pytest.raises(InputError, match=r"takes 40 bytes, beside the \d+ of what has to stay"):
+    with pytest.raises(InputError, match=rf"takes {size} bytes, beside the \d+ of what has to stay"):
         save(tmp_path, 40, ARRAYS, content, keep=1, limit=taken, sound=(5, 5))
-    assert [int(name) for name in names(tmp_path)] == [5, 30]
+    assert positions(tmp_path) == [5, 30]
     save(tmp_path, 40, ARRAYS, content, keep=1, limit=taken + size, sound=(5, 40))
-    assert [int(name) for name in names(tmp_path)] == [40]
+    assert positions(tmp_path) == [40]
 
 
 def test_going_back_needs_the_one_to_go_back_to(tmp_path):
     save_at(tmp_path, 5, 9)
     with pytest.raises(InputError, match="the checkpoint 7 is missing, but the run has to roll back to it"):
         drop_after(tmp_path, 7)
-    assert len(names(tmp_path)) == 2
+    assert positions(tmp_path) == [5, 9]
     drop_after(tmp_path, 5)
     assert restored_position(tmp_path) == 5
     drop_after(tmp_path, 0)
-    assert names(tmp_path) == []
+    assert positions(tmp_path) == []
 
 
-def test_one_that_was_not_finished_does_not_count(tmp_path):
-    save_at(tmp_path, 5)
-    shutil.copytree(tmp_path / f"{5:020d}", tmp_path / f"{9:020d}.partial")
-    assert restored_position(tmp_path) == 5
-    save_at(tmp_path, 9)
-    assert names(tmp_path) == [f"{position:020d}" for position in (5, 9)]
-
-
-def test_what_an_interrupted_save_left_is_cleaned_up(tmp_path):
-    save_at(tmp_path, 5, 9, 20, keep=3)
-    shutil.copytree(tmp_path / f"{5:020d}", tmp_path / f"{30:020d}.partial")
-    clean_up(tmp_path, keep=2)
-    assert names(tmp_path) == [f"{position:020d}" for position in (9, 20)]
-    clean_up(tmp_path / "nothing", keep=2)
-
-
-def test_a_failing_write_leaves_those_before(tmp_path):
-    save_at(tmp_path, 5)
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        save(tmp_path, 9, ARRAYS, {"position": object()}, 2)
-    assert restored_position(tmp_path) == 5
-    save_at(tmp_path, 9)
+def test_what_an_interrupted_or_failing_save_left_does_not_count_and_is_cleaned_up(tmp_path, monkeypatch):
+    save_at(tmp_path, 5, 9)
+    shutil.copytree(path_of(tmp_path, 5), tmp_path / f"{20:020d}.partial")
     assert restored_position(tmp_path) == 9
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        save(tmp_path, 20, ARRAYS, {"position": object()}, 2)
+    with pytest.raises(ValueError, match="pickle"):
+        save(tmp_path, 20, {"a": np.array([{}])}, {}, 2)
+    assert restored_position(tmp_path) == 9
+    save_at(tmp_path, 20, keep=3)
+    shutil.copytree(path_of(tmp_path, 5), tmp_path / f"{30:020d}.partial")
+    clean_up(tmp_path, keep=2)
+    assert positions(tmp_path) == [9, 20]
+
+    # None is seen half deleted.
+    def fail(path):
+        raise OSError("the process ends here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", fail)
+        with pytest.raises(OSError, match="ends here"):
+            clean_up(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir() if path.name.isdecimal()] == [f"{20:020d}"]
+    clean_up(tmp_path, 1)
+    assert positions(tmp_path) == [20]
 
 
-@pytest.fixture
-def deleted_while_read(tmp_path, monkeypatch):
-    """A folder whose checkpoint 1 is deleted, since the run goes on, once its state was read."""
+@pytest.mark.parametrize("wanted", [None, 1])
+def test_one_that_a_run_that_goes_on_deletes_while_it_is_read(tmp_path, monkeypatch, wanted):
     save_at(tmp_path, 1)
     unchanged = checkpoint.file_sha256
 
@@ -170,34 +207,89 @@ def deleted_while_read(tmp_path, monkeypatch):
         return unchanged(path)
 
     monkeypatch.setattr(checkpoint, "file_sha256", go_on)
-    return tmp_path
+    if wanted is None:
+        assert read(tmp_path)[1]["position"] == 3
+    else:
+        with pytest.raises(InputError, match="there is no checkpoint 1; there are 2, 3"):
+            read(tmp_path, wanted)
 
 
-def test_the_newest_of_a_run_that_goes_on(deleted_while_read):
-    assert read(deleted_while_read)[1]["position"] == 3
+# Several workers write it, each its part; any number of them reads it.
 
 
-def test_one_that_is_deleted_while_it_is_read(deleted_while_read):
-    with pytest.raises(InputError, match="there is no checkpoint 1; there are 2, 3"):
-        read(deleted_while_read, 1)
+def write_parts(folder, position, size, ranks=None, patience=5.0) -> None:
+    """What ``size`` workers write, all but the first one at the same time in threads of their own."""
+    checkpoint.begin(folder, position)
+    whole = arrays_at(position)
+
+    def write(rank: int) -> None:
+        part = rows_of(rank, size, 11)
+        arrays = {"weights|rows/a": whole["weights|rows/a"][part.rows]}
+        if not rank:
+            arrays |= {name: array for name, array in whole.items() if name not in arrays}
+        share = Share(rank, size, {"weights|rows/a": part}, 1000, patience)
+        checkpoint.save(folder, position, arrays, {"position": position, "parts": ["x"]}, 2, share=share)
+
+    others = [rank for rank in range(1, size) if ranks is None or rank in ranks]
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in others]
+    for one in threads:
+        one.start()
+    try:
+        write(0)
+    finally:
+        for one in threads:
+            one.join()
 
 
-def test_none_is_seen_half_deleted(tmp_path, monkeypatch):
-    save_at(tmp_path, 1, 2)
+@pytest.mark.parametrize("size", [1, 2, 12])
+def test_it_is_read_by_one_process_and_by_any_number_of_workers(tmp_path, size):
+    if size == 1:
+        save_at(tmp_path, 5)
+    else:
+        write_parts(tmp_path, 5, size)
+        files = ["arrays.npz", "state.json", *(f"arrays-{rank}.npz" for rank in range(1, size))]
+        assert sorted(path.name for path in path_of(tmp_path, 5).iterdir()) == sorted(files)
+    assert checkpoint.newest_sound(tmp_path) == restored_position(tmp_path) == 5
+    expected = arrays_at(5)
+    for others in (2, 4):
+        for rank in range(others):
 
-    def fail(path):
-        raise OSError("the process ends here")
+            def wanted(name, total, rank=rank, others=others):
+                return rows_of(rank, others, total) if name == "weights|rows/a" else None
 
-    monkeypatch.setattr(shutil, "rmtree", fail)
-    with pytest.raises(OSError, match="ends here"):
-        clean_up(tmp_path, 1)
-    assert [name for name in names(tmp_path) if name.isdigit()] == [f"{2:020d}"]
-    monkeypatch.undo()
-    clean_up(tmp_path, 1)
-    assert names(tmp_path) == [f"{2:020d}"]
+            arrays, state, parts = checkpoint.read_share(tmp_path, 5, wanted)
+            assert state["position"] == 5
+            np.testing.assert_array_equal(arrays["weights|rows/a"], expected["weights|rows/a"][rank::others])
+            np.testing.assert_array_equal(arrays["total|b/c"], expected["total|b/c"])
+            assert parts["weights|rows/a"].total == 11
 
 
-def test_pickled_objects_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="pickle"):
-        save(tmp_path, 5, {"a": np.array([{}])}, {}, 2)
-    assert restore_newest(tmp_path) is None
+def test_a_damaged_or_missing_part_makes_the_one_before_it_the_newest(tmp_path):
+    write_parts(tmp_path, 5, 3)
+    write_parts(tmp_path, 8, 3)
+    flip(path_of(tmp_path, 8) / "arrays-2.npz")
+    with pytest.raises(InputError, match=r"damaged \(arrays-2.npz does not have the recorded SHA-256\)"):
+        read(tmp_path, 8)
+    assert checkpoint.newest_sound(tmp_path) == 5
+    with pytest.raises(InputError, match="worker 2 has not written its part"):
+        write_parts(tmp_path, 8, 3, ranks=(1,), patience=0.1)
+    assert checkpoint.newest_sound(tmp_path) == 5
+    # What it left does no harm.
+    write_parts(tmp_path, 8, 2)
+    assert checkpoint.newest_sound(tmp_path) == 8
+
+
+def test_the_first_worker_may_take_the_folder_as_soon_as_a_part_is_noted(tmp_path, monkeypatch):
+    replace = Path.replace
+
+    def taken_at_once(path: Path, target: Path) -> Path:
+        replace(path, target)
+        if Path(target).name == "part-1.json":
+            Path(target).parent.rename(tmp_path / "final")
+        return Path(target)
+
+    (tmp_path / "partial").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", taken_at_once)
+        write_part(tmp_path / "partial", {"a": np.arange(3)}, Share(1, 2, {}, 24, 1.0))
+    assert {path.name for path in (tmp_path / "final").iterdir()} == {"arrays-1.npz", "part-1.json"}

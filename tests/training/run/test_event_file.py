@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import tensorflow as tf
 import yaml
@@ -18,7 +17,6 @@ from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
-from ctr.data.shards import publish_partition
 from ctr.training.loop import train
 from ctr.training.run.event_file import EventFiles
 from growing_logs import outcome
@@ -57,7 +55,7 @@ def made(log, make_config, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_metrics_of_the_pass_and_of_each_window_share_their_tags(made):
+def test_metrics_of_the_pass_and_of_each_window_share_their_tags_and_the_configuration_is_text(made):
     run = made / "plain"
     lines, summary = lines_of(run), json.loads((run / "summary.json").read_text())
     so_far, windows = events_of(run), events_of(run, "window")
@@ -73,6 +71,11 @@ def test_metrics_of_the_pass_and_of_each_window_share_their_tags(made):
     assert tags_of(windows) < tags_of(so_far)
     groups = {tag.split("/")[0] for tag in tags_of(so_far)}
     assert groups == {"metrics", "calibration", "loss", "optimizer", "ramps", "throughput", "traffic"}
+    # The configuration is there as text.
+    (event,) = so_far.Tensors("config")
+    text = tf.make_ndarray(event.tensor_proto).item().decode()
+    assert yaml.safe_load(text) == yaml.safe_load((run / "config.yaml").read_text())
+    assert tags_of(so_far, "text") == {"config"} and not tags_of(so_far, "histograms")
 
 
 @pytest.mark.slow
@@ -98,14 +101,6 @@ def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config
     assert not [tag for tag in tags_of(shown) if "window_begin" in tag or "window_end" in tag]
 
 
-@pytest.mark.slow
-def test_the_configuration_is_there_as_text(made):
-    (event,) = events_of(made / "plain").Tensors("config")
-    text = tf.make_ndarray(event.tensor_proto).item().decode()
-    assert yaml.safe_load(text) == yaml.safe_load((made / "plain/config.yaml").read_text())
-    assert tags_of(events_of(made / "plain"), "text") == {"config"}
-
-
 @pytest.mark.soak
 def test_the_hyperparameter_tab_compares_runs(made):
     multiplexer = EventMultiplexer(tensor_size_guidance={"scalars": 0})
@@ -117,12 +112,8 @@ def test_the_hyperparameter_tab_compares_runs(made):
     assert {info.name for info in experiment.hparam_infos if info.differs} == {
         "optimizer.dense.learning_rate", "tensorboard.histograms",
     }  # fmt: skip
-    everything = [
-        api_pb2.STATUS_SUCCESS,
-        api_pb2.STATUS_FAILURE,
-        api_pb2.STATUS_RUNNING,
-        api_pb2.STATUS_UNKNOWN,
-    ]
+    names = ("SUCCESS", "FAILURE", "RUNNING", "UNKNOWN")
+    everything = [getattr(api_pb2, f"STATUS_{name}") for name in names]
     column = api_pb2.ColParams(metric=api_pb2.MetricName(tag="metrics/auc", group=""))
     wanted = api_pb2.ListSessionGroupsRequest(
         allowed_statuses=everything, slice_size=10, col_params=[column], include_metrics=True
@@ -143,9 +134,8 @@ def test_the_hyperparameter_tab_compares_runs(made):
         assert metrics["", "metrics/auc"] == pytest.approx(summary["auc"], rel=1e-6)
 
 
-@pytest.mark.soak
-def test_histograms_are_an_option_that_changes_no_result(log, made, make_config, tmp_path):
-    assert not tags_of(events_of(made / "plain"), "histograms")
+@pytest.mark.slow
+def test_histograms_are_those_of_each_window(made):
     run = made / "histograms"
     events = events_of(run)
     found = tags_of(events, "histograms")
@@ -158,33 +148,27 @@ def test_histograms_are_an_option_that_changes_no_result(log, made, make_config,
         buckets = tf.make_ndarray(shown[-1].tensor_proto)
         assert buckets[:, 2].sum() >= 1
         assert (buckets[:, 0] <= buckets[:, 1]).all()
+
+
+@pytest.mark.soak
+def test_histograms_change_no_result(log, made, make_config, tmp_path):
     train(log, make_config(logistic=True), tmp_path / "run")
-    left_out = ("config_sha256",)
-    results = [outcome(folder) for folder in (run, tmp_path / "run")]
+    results = [outcome(folder) for folder in (made / "histograms", tmp_path / "run")]
     for one in results:
-        one["summary"] = {key: value for key, value in one["summary"].items() if key not in left_out}
+        one["summary"].pop("config_sha256")
     assert results[0] == results[1]
 
 
-@pytest.fixture
-def resumed(examples, schema, publish_log, make_config, tmp_path) -> tuple[Path, EventAccumulator]:
-    """A run that went on with a log that grew, and its events from before that."""
-    table, config = examples.table(), make_config(HISTOGRAMS, logistic=True)
-    times = table.column("query_time").to_numpy()
-    log = publish_log(tmp_path / "log", table, ((0, 80_000), (80_000, 160_000)))
-    train(log, config, tmp_path / "run")
-    before = events_of(tmp_path / "run")
-    (file,) = (tmp_path / "run/tensorboard").glob("events*")
+@pytest.mark.slow
+def test_a_resumed_run_shows_each_step_once_at_its_time(growing, make_config, tmp_path):
+    changes, run = {**HISTOGRAMS, "max_rejected_share": 0.01}, tmp_path / "run"
+    config = make_config(changes, logistic=True)
+    train(growing.grow(2), config, run)
+    before = events_of(run)
+    (file,) = (run / "tensorboard").glob("events*")
     # As a power cut leaves it.
     file.write_bytes(file.read_bytes()[:-7])
-    publish_partition(log, schema, 160_000, 240_000, table.take(pa.array(np.flatnonzero(times >= 160_000))))
-    train(log, config, tmp_path / "run")
-    return tmp_path / "run", before
-
-
-@pytest.mark.slow
-def test_a_resumed_run_shows_each_step_once_at_its_time(resumed):
-    run, before = resumed
+    train(growing.grow(), config, run)
     after, steps = events_of(run), [line["examples"] for line in lines_of(run)]
     for tag in ("metrics/auc", "weights/output_bias", "gradients/embeddings/quality-0"):
         early, late = before.Tensors(tag), after.Tensors(tag)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ctr.serving.export import export_from_run
@@ -46,55 +47,46 @@ def followed(live: Any, config: Any, run: Path, stop: Callable[[], str | None]) 
 
 
 @pytest.mark.slow
-def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_idle(
+def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_idle_or_stopped(
     live, make_config, tmp_path
 ):
     config = make_config(CHANGES, logistic=True)
     live.grow(4)
-    rows = interval_end(live, 4)
+    rows, run = interval_end(live, 4), tmp_path / "idle"
     with injected(poison={rows - 1: POISON}, once=True):
-        end = followed(live, config, tmp_path / "run", lambda: None)
+        end = followed(live, config, run, lambda: None)
     assert (end.reason, end.position, end.waiting) == ("idle", rows, 0)
-    assert (tmp_path / "run/checkpoints" / f"{rows:020d}").is_dir()
+    assert (run / "checkpoints" / f"{rows:020d}").is_dir()
     # What was passed again is reported again.
     passed = [interval_end(live, number) for number in range(1, 5)]
-    assert [line["position"] for line in reported(tmp_path / "run")] == passed * 2
-    assert [line["rows"] for line in reported(tmp_path / "run")] == [
-        end - begin for begin, end in zip([0, *passed], passed, strict=False)
-    ] * 2
-    (entry,) = json.loads((tmp_path / "run/quarantine.json").read_text())["rollbacks"]
+    assert [line["position"] for line in reported(run)] == passed * 2
+    assert [line["rows"] for line in reported(run)] == np.diff([0, *passed]).tolist() * 2
+    (entry,) = json.loads((run / "quarantine.json").read_text())["rollbacks"]
     assert entry["checkpoint"] == 0 and entry["rows"][1] == rows
 
-
-@pytest.mark.slow
-def test_a_signal_leaves_it_where_it_went_back_to_and_it_says_so(live, make_config, tmp_path):
-    config = make_config(CHANGES, logistic=True)
-    live.grow(4)
-    rows, lag = interval_end(live, 4), []
-    begun = set[int]()
+    # A signal leaves it where it went back to, and it says so.
+    run, lag, begun = tmp_path / "stopped", [], set[int]()
 
     def stop() -> str | None:
         is_done = any(begin > rows - 200 for begin in begun) and lag[-1][0] == rows
         return "SIGTERM" if is_done else None
 
-    def passed(position: int, waits: Any, _: dict[str, Any]) -> None:
+    def passed_batch(position: int, waits: Any, _: dict[str, Any]) -> None:
         lag.append((position, waits.rows))
 
     with injected(poison={rows - 1: POISON}, begun=lambda begin, _: begun.add(begin)):
-        end = follow(live.folder, config, tmp_path / "run", stop, Polling(0.001, 5), passed)
+        end = follow(live.folder, config, run, stop, Polling(0.001, 5), passed_batch)
         assert (end.reason, end.position, end.waiting) == ("SIGTERM", 0, rows)
         assert f"at row 0 of the log, {rows} published rows wait" in end.as_text()
         # And goes on from there.
-        end = followed(live, config, tmp_path / "run", lambda: None)
+        end = followed(live, config, run, lambda: None)
     assert (end.reason, end.position, end.waiting) == ("idle", rows, 0)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("delay", [0, 0.02])
-def test_what_is_told_of_the_lag_goes_back_with_the_run(live, make_config, tmp_path, delay):
-    config = make_config(
-        {**CHANGES, "label_delay": delay, "rollback": {"after_skipped_steps": 2}}, logistic=True
-    )
+def test_what_is_told_of_the_lag_goes_back_with_the_run(live, make_config, tmp_path):
+    changes = {"label_delay": 0.02, "rollback": {"after_skipped_steps": 2}}
+    config = make_config({**CHANGES, **changes}, logistic=True)
     live.grow(len(ENDS) - 1)
     rows, first = interval_end(live, len(ENDS) - 1), interval_end(live, 3)
     lag: list[tuple[int, int]] = []

@@ -1,63 +1,45 @@
-"""A run that is stopped and resumed, however often and wherever, ends in the same bits."""
+"""A run that is stopped, killed and resumed, however often and wherever, ends in the same bits."""
 
 import json
 import logging
+import math
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import yaml
 
+from ctr.cli import main
 from ctr.config import parse_model
 from ctr.data.shards import publish_partition
 from ctr.io.errors import InputError
+from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, train
-
-pytestmark = pytest.mark.slow
+from ctr.training.run.checkpoint import read as read_checkpoint
+from ctr.training.run.run import Run
+from numerical_faults import fill, injected
+from small_runs import LOGISTIC, draw_examples, merged, publish
 
 KILLED = -9
-
-
-def without_timings(content: dict) -> dict:
-    return {key: value for key, value in content.items() if key not in TIMING}
-
-
-def outcome(run: Path) -> dict:
-    """All that a run computed: the same for the same computation."""
-    with np.load(run / "metric_states.npz") as states:
-        metric_states = {name: states[name].tobytes() for name in states}
-    return {
-        "arrays": {
-            path.parent.name: path.read_bytes() for path in sorted(run.glob("checkpoints/*/arrays.npz"))
-        },
-        "summary": without_timings(json.loads((run / "summary.json").read_text())),
-        "metrics": [
-            without_timings(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()
-        ],
-        "rejects": (run / "rejects.jsonl").read_text(),
-        "metric states": metric_states,
-        "timeline": (run / "timeline.npz").read_bytes(),
-        "data health": (run / "data_health.json").read_bytes(),
-        "predictions": {path.name: path.read_bytes() for path in sorted(run.glob("predictions/*"))},
-        "config": (run / "config.yaml").read_bytes(),
-        "environment": (run / "environment.json").read_bytes(),
-    }
-
-
-def assert_same(run: Path, other: Path) -> None:
-    found, expected = outcome(run), outcome(other)
-    for name in expected:
-        assert found[name] == expected[name], name
-
-
-def weights(run: Path) -> dict[str, np.ndarray]:
-    with np.load(sorted((run / "checkpoints").iterdir())[-1] / "arrays.npz") as arrays:
-        return {name: arrays[name] for name in arrays if name.startswith(("weights|rows/", "weights|dense/"))}
-
-
-CONTENT = {
+# Nothing divides anything else: windows, checkpoints, batches, shards and intervals end at different rows.
+EVERY = 310
+LINEAR: dict[str, Any] = {
+    **LOGISTIC,
+    # Experts that learn on their own, by default, and what calibrates them.
+    "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.3},
+    "checkpoint": {"every_examples": EVERY, "keep": 2},
+    "max_rejected_share": 0.01,
+    "label_delay": 0.01,
+    # Windows whose size is open end where the ones before them ended.
+    "metrics": {"slices": ["position"]},
+}
+NETWORK: dict[str, Any] = {
     "batch": {"rows": 50, "max_query_rows": 64},
     "model": {
         "crosses": {"layers": 2, "rank": 3, "ramp": [100, 600]},
@@ -69,10 +51,65 @@ CONTENT = {
         "dense": {"shampoo": {"start_preconditioning_step": 2, "precondition_frequency": 4, "momentum": 0.9}}
     },
     "metrics": {"window_examples": 230, "slices": ["position"]},
-    "checkpoint": {"every_examples": 310, "keep": 2},
+    "checkpoint": {"every_examples": EVERY, "keep": 2},
     "max_rejected_share": 0.01,
 }
-CONFIG = parse_model(TrainConfig, CONTENT, "test")
+PLAIN = {"start_preconditioning_step": None, "momentum": 0, "nesterov": False}
+# What the product of states and places is made of; the rest of the state is in NETWORK.
+STATES: dict[str, dict[str, Any]] = {
+    "roots in flight": {},
+    "labels that come late": {"label_delay": 0.02},
+    "averages of weights": {"optimizer": {"dense": {"schedule_free": 0.75, "shampoo": PLAIN}}},
+    "another rule for embeddings": {
+        "optimizer": {"embeddings": {"rule": "adafactor", "linear_rule": "adagrad"}}
+    },
+    "duals and a ranking loss": {
+        "objective": {
+            "ranking": {"weight": 0.3, "ramp": [100, 500]},
+            "bias_constraints": {"families": [{"name": "ctr", "estimated_ctr": [0.2, 0.5]}]},
+        }
+    },
+}
+
+
+def config_of(content: dict[str, Any], *changes: dict[str, Any]) -> TrainConfig:
+    for change in changes:
+        content = merged(content, change)
+    return parse_model(TrainConfig, content, "test")
+
+
+def without_timings(content: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key not in TIMING}
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """All that a run computed, but how its files of predictions are cut and which other checkpoints it has."""
+    newest = max(path for path in (run / "checkpoints").iterdir() if path.name.isdecimal())
+    with np.load(run / "metric_states.npz") as states:
+        metric_states = {name: states[name].tobytes() for name in states}
+    parts = [pd.read_parquet(path) for path in sorted((run / "predictions").iterdir())]
+    return {
+        "arrays": (newest.name, (newest / "arrays.npz").read_bytes()),
+        "summary": without_timings(json.loads((run / "summary.json").read_text())),
+        "metrics": [without_timings(line) for line in lines_of(run)],
+        "rejects": (run / "rejects.jsonl").read_text(),
+        "metric states": metric_states,
+        "timeline": (run / "timeline.npz").read_bytes(),
+        "data health": (run / "data_health.json").read_bytes(),
+        "predictions": pd.concat(parts, ignore_index=True).to_csv(),
+        "config": (run / "config.yaml").read_bytes(),
+        "environment": (run / "environment.json").read_bytes(),
+    }
+
+
+def assert_same(run: Path, other: Path, *left_out: str) -> None:
+    found, expected = outcome(run), outcome(other)
+    for name in expected.keys() - set(left_out):
+        assert found[name] == expected[name], name
 
 
 @pytest.fixture(scope="module")
@@ -84,147 +121,82 @@ def faulty_log(examples, tmp_path_factory, publish_log) -> Path:
     return publish_log(tmp_path_factory.mktemp("faulty") / "log", table)
 
 
-@pytest.fixture(scope="module")
-def positions(faulty_log, uninterrupted) -> list[int]:
-    """The position after each batch of the uninterrupted run."""
-    return uninterrupted[1]
+class Whole:
+    """A run that nothing interrupted, and the positions after its batches."""
+
+    def __init__(self, log: Path, config: TrainConfig, run: Path) -> None:
+        self.config, self.run, self.positions = config, run, []
+        train(log, config, run, lambda position, _: self.positions.append(position))
+
+    def checkpointed(self) -> Iterator[int]:
+        """The numbers of the batches (from 1) after which a checkpoint is written."""
+        saved = 0
+        for number, position in enumerate(self.positions, start=1):
+            if position - saved >= EVERY:
+                saved = position
+                yield number
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(faulty_log, tmp_path_factory) -> tuple[Path, list[int]]:
-    run = tmp_path_factory.mktemp("uninterrupted") / "run"
-    positions: list[int] = []
-    train(faulty_log, CONFIG, run, lambda position, _: positions.append(position))
-    assert len(outcome(run)["arrays"]) == 2
-    assert len(outcome(run)["predictions"]) >= 4
-    return run, positions
+def linear(faulty_log, tmp_path_factory) -> Whole:
+    return Whole(faulty_log, config_of(LINEAR), tmp_path_factory.mktemp("linear") / "run")
 
 
-def checkpointed(positions: list[int]) -> list[int]:
-    """The numbers of the batches (from 1) after which a checkpoint is written."""
-    numbers, saved = [], 0
-    for number, position in enumerate(positions, start=1):
-        if position - saved >= 310:
-            numbers.append(number)
-            saved = position
-    return numbers
+@pytest.fixture(scope="module")
+def network(faulty_log, tmp_path_factory) -> Whole:
+    return Whole(faulty_log, config_of(NETWORK), tmp_path_factory.mktemp("network") / "run")
 
 
-@pytest.mark.soak
-def test_killed_before_the_first_checkpoint(faulty_log, uninterrupted, run_killed, tmp_path):
-    assert run_killed(faulty_log, CONFIG, tmp_path / "run", kill_after=3) == KILLED
-    assert list(tmp_path.glob("run/checkpoints/*")) == []
-    assert list(tmp_path.glob("run/config.yaml"))
-    train(faulty_log, CONFIG, tmp_path / "run")
-    assert_same(tmp_path / "run", uninterrupted[0])
+def stop_after(batches: int) -> Any:
+    left = iter(range(batches))
+    return lambda: None if next(left, None) is not None else "SIGTERM"
 
 
-@pytest.mark.soak
-def test_killed_again_and_again(faulty_log, uninterrupted, positions, run_killed, tmp_path):
-    run = tmp_path / "run"
-    first, second, *_ = checkpointed(positions)
-    # In the first batch after a checkpoint; then, from there on, between two checkpoints; in the last batch.
-    assert run_killed(faulty_log, CONFIG, run, kill_after=first + 1) == KILLED
-    assert [int(path.name) for path in (run / "checkpoints").iterdir()] == [positions[first - 1]]
-    assert run_killed(faulty_log, CONFIG, run, kill_after=(second - first) // 2) == KILLED
-    assert len(list((run / "checkpoints").iterdir())) == 1
-    assert run_killed(faulty_log, CONFIG, run, kill_after=len(positions) - first) == KILLED
-    assert not (run / "summary.json").exists()
-    resumed_at = []
-    train(faulty_log, CONFIG, run, lambda position, _: resumed_at.append(position))
-    assert resumed_at == positions[checkpointed(positions)[-1] :]
-    assert_same(run, uninterrupted[0])
+def stop_then(log: Path, config: TrainConfig, run: Path, batches: int) -> int:
+    """Trains until it is stopped after some more batches, which writes a checkpoint; returns its position."""
+    with pytest.raises(Interrupted, match=r"interrupted at row [\d,]+; the same command resumes") as stopped:
+        train(log, config, run, stop=stop_after(batches))
+    assert stopped.value.status == 128 + signal.SIGTERM
+    newest = max(int(path.name) for path in (run / "checkpoints").iterdir())
+    assert f"row {newest:,};" in str(stopped.value)
+    return newest
 
 
-@pytest.mark.soak
-def test_killed_while_it_writes(faulty_log, uninterrupted, run_killed, tmp_path):
-    run = tmp_path / "run"
-    # Each process is killed at a later one of the moments at which something is made durable: within the start,
-    # between predictions, arrays and state of a checkpoint, and between the files at the end.
-    statuses = [run_killed(faulty_log, CONFIG, run, kill_at_sync=number) for number in (5, 16, 19)]
-    assert statuses == [KILLED] * len(statuses)
-    train(faulty_log, CONFIG, run)
-    assert_same(run, uninterrupted[0])
-    assert not [path for path in run.rglob("*") if ".partial" in path.name]
+def fail_at(log: Path, config: TrainConfig, run: Path, position: int) -> list[int]:
+    """Trains until an exception after the batch that ends at a position; returns the positions after its batches."""
+    passed: list[int] = []
+
+    def fail(at: int, _: object) -> None:
+        passed.append(at)
+        if at == position:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(log, config, run, fail)
+    return passed
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(number, marks=pytest.mark.slow if number % 6 == 1 else pytest.mark.soak)
-        for number in range(1, 60)
-    ],
-)
-def test_killed_while_it_writes_anything(faulty_log, uninterrupted, run_killed, tmp_path, number):
-    status = run_killed(faulty_log, CONFIG, tmp_path / "run", kill_at_sync=number)
-    if status == KILLED:
-        train(faulty_log, CONFIG, tmp_path / "run")
-    else:
-        assert status == 0
-        assert number > 40
-    assert_same(tmp_path / "run", uninterrupted[0])
-
-
-@pytest.mark.soak
-def test_the_same_seed_gives_the_same_bits_and_another_one_others(
-    faulty_log, uninterrupted, run_killed, tmp_path
-):
-    # In another process, so that nothing that this one has done before is in it.
-    assert run_killed(faulty_log, CONFIG, tmp_path / "run") == 0
-    assert_same(tmp_path / "run", uninterrupted[0])
-    train(faulty_log, CONFIG.model_copy(update={"seed": 2}), tmp_path / "other")
-    own, other = weights(uninterrupted[0]), weights(tmp_path / "other")
-    assert own.keys() == other.keys()
-    # A gate may stand at the end of its range in both.
-    assert not any(np.array_equal(own[name], other[name]) for name in own if own[name].ndim)
-
-
-@pytest.mark.soak
-def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publish_log, run_killed, tmp_path):
-    # Large enough that TensorFlow and oneDNN share matrix products among threads.
-    table = make_examples(4000, seed=3).table()
-    log = publish_log(tmp_path / "log", table, ((0, 10**9),))
-    content = {
-        "batch": {"rows": 2048},
-        "compute_dtype": "bfloat16",
-        "checkpoint": {"every_examples": 5000},
-        "model": {"crosses": {"rank": 16, "ramp": 5000}},
-    }
-    config = parse_model(TrainConfig, content, "test")
-    assert run_killed(log, config, tmp_path / "a") == 0
-    assert run_killed(log, config, tmp_path / "b", kill_after=6) == KILLED
-    assert run_killed(log, config, tmp_path / "b") == 0
-    assert_same(tmp_path / "b", tmp_path / "a")
-
-
-def test_what_interrupted_writes_left_is_removed(unfinished, faulty_log):
-    left = [unfinished / name for name in ("summary.json", "constraint_states/exposure.npz")]
-    left = [path.with_name(f"{path.name}.partial-0123456789abcdef") for path in left]
-    for path in left:
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"half")
-    train(faulty_log, CONFIG, unfinished)
-    assert not any(path.exists() for path in left)
-
-
-def test_a_finished_run_has_nothing_left_to_do(faulty_log, uninterrupted, copy_run):
-    run = copy_run(uninterrupted[0])
-    before = outcome(run)
-    summary = json.loads((run / "summary.json").read_text())
-    batches = []
-    assert train(faulty_log, CONFIG, run, lambda *_: batches.append(1)) == summary
-    assert batches == []
-    assert json.loads((run / "summary.json").read_text()) == summary
-    assert outcome(run) == before
-
-
-@pytest.fixture
-def unfinished(uninterrupted, copy_run) -> Path:
-    """A copy of the run that was killed before it wrote its results."""
-    run = copy_run(uninterrupted[0])
-    (run / "summary.json").unlink()
-    return run
+def test_a_run_that_is_stopped_or_fails_anywhere_ends_in_the_same_bits(faulty_log, linear, tmp_path):
+    log, config, run, ends = faulty_log, linear.config, tmp_path / "run", linear.positions
+    first, second, *_ = linear.checkpointed()
+    # Stopped within the first window, and before any label is due.
+    assert stop_then(log, config, run, 0) == ends[0]
+    # Failed in the batch after a checkpoint that was due: what came after it is computed again.
+    assert fail_at(log, config, run, ends[first]) == ends[1 : first + 1]
+    # Stopped between two checkpoints, and within a window.
+    assert stop_then(log, config, run, 2) == ends[first + 2]
+    # Failed in the last batch.
+    assert fail_at(log, config, run, ends[-1]) == ends[first + 3 :]
+    passed: list[int] = []
+    summary = train(log, config, run, lambda position, _: passed.append(position))
+    assert passed == [end for end in ends if end > ends[list(linear.checkpointed())[-1] - 1]]
+    assert_same(run, linear.run)
+    assert second > first + 3 and summary["rejected_rows"] == 4
+    # A checkpoint by the clock is one more place to resume from, and changes nothing.
+    timed = config_of(LINEAR, {"checkpoint": {"every_examples": 10**6, "every_minutes": 1e-9, "keep": 99}})
+    train(log, timed, tmp_path / "timed")
+    assert len(list((tmp_path / "timed/checkpoints").iterdir())) > 10
+    assert_same(tmp_path / "timed", linear.run, "config", "summary")
 
 
 def flip(path: Path) -> None:
@@ -233,112 +205,228 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    faulty_log, uninterrupted, unfinished, positions, caplog
+@pytest.fixture
+def unfinished(linear, copy_run) -> Path:
+    """A copy of the run that was killed before it wrote its results."""
+    run = copy_run(linear.run)
+    (run / "summary.json").unlink()
+    return run
+
+
+def test_what_interrupted_writes_left_is_removed_and_a_finished_run_has_nothing_left_to_do(
+    faulty_log, linear, unfinished
 ):
-    run = unfinished
-    older, newest = sorted((run / "checkpoints").iterdir())
+    names = ("summary.json", "constraint_states/exposure.npz")
+    left = [unfinished / f"{name}.partial-0123456789abcdef" for name in names]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half")
+    batches: list[int] = []
+    for _ in range(2):
+        summary = train(faulty_log, linear.config, unfinished, lambda *_: batches.append(1))
+        assert json.loads((unfinished / "summary.json").read_text()) == summary
+    assert batches == [] and not any(path.exists() for path in left)
+    assert_same(unfinished, linear.run)
+    # The first timing stands.
+    before = json.loads((linear.run / "summary.json").read_text())
+    assert train(faulty_log, linear.config, linear.run) == before
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(faulty_log, linear, unfinished, caplog):
+    older, newest = sorted((unfinished / "checkpoints").iterdir())
     flip(newest / "arrays.npz")
-    batches = []
+    (unfinished / "tensorboard/notes.txt").write_text("mine")
+    batches: list[int] = []
     with caplog.at_level(logging.WARNING):
-        train(faulty_log, CONFIG, run, lambda position, _: batches.append(position))
+        train(faulty_log, linear.config, unfinished, lambda position, _: batches.append(position))
     assert f"{newest.name} is damaged" in caplog.text
-    assert batches == [position for position in positions if position > int(older.name)]
-    assert_same_but_for_the_damaged(run, uninterrupted[0])
+    assert batches == [position for position in linear.positions if position > int(older.name)]
+    assert_same(unfinished, linear.run)
+    # Events of the lost windows disappear.
+    assert len(list((unfinished / "tensorboard").glob("events*"))) == 1
+    assert (unfinished / "tensorboard/notes.txt").exists()
 
 
-def assert_same_but_for_the_damaged(run: Path, other: Path) -> None:
-    found, expected = outcome(run), outcome(other)
-    found["arrays"] = {name: content for name, content in found["arrays"].items() if name.isdigit()}
-    assert found == expected
+def test_what_it_cannot_go_on_from_is_refused_and_left_as_it_is(faulty_log, log, linear, copy_run):
+    def refused(words: str, on: Path = faulty_log, *changes: dict[str, Any], damage: Any = None) -> None:
+        run = copy_run(linear.run)
+        if damage is not None:
+            (run / "summary.json").unlink()
+            damage(run)
+        files = {
+            path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"
+        }
+        with pytest.raises(InputError, match=words) as caught:
+            train(on, config_of(LINEAR, *changes), run)
+        assert "\n" not in str(caught.value)
+        left = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+        assert left == files
 
+    def all_damaged(run: Path) -> None:
+        for checkpoint in (run / "checkpoints").iterdir():
+            flip(checkpoint / "state.json")
 
-def test_when_every_checkpoint_is_damaged_it_says_so(faulty_log, unfinished):
-    run = unfinished
-    for checkpoint in (run / "checkpoints").iterdir():
-        flip(checkpoint / "state.json")
-    with pytest.raises(
-        InputError, match="every checkpoint is damaged; delete the run directory to start again"
+    def environment_of(key: str, value: object) -> Any:
+        def change(run: Path) -> None:
+            environment = json.loads((run / "environment.json").read_text())
+            assert key in environment
+            (run / "environment.json").write_text(json.dumps({**environment, key: value}))
+
+        return change
+
+    refused("every checkpoint is damaged; delete the run directory to start again", damage=all_damaged)
+    for name in ("metrics.jsonl", "rejects.jsonl"):
+        # Lost lines are not made up.
+        refused(
+            rf"{name}: has 0 bytes, \d+ at the checkpoint",
+            damage=lambda run, name=name: (run / name).write_text(""),
+        )
+    for key, value, words in (
+        ("jit", True, "jit was True, is False"),
+        ("intra_op_threads", 64, "intra_op_threads was 64, is "),
+        ("inter_op_threads", 64, "inter_op_threads was 64, is "),
+        ("versions", {}, "versions.numpy"),
     ):
-        train(faulty_log, CONFIG, run)
+        refused(words, damage=environment_of(key, value))
+    refused("batch.rows was 50, is 40.* seed was 1, is 9", faulty_log, {"seed": 9, "batch": {"rows": 40}})
+    refused("the log is not the one that this run was trained on", log)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "rejects.jsonl"])
-def test_lost_lines_are_not_made_up(faulty_log, unfinished, name):
-    run = unfinished
-    (run / name).write_text("")
-    with pytest.raises(InputError, match=rf"{name}: has 0 bytes, \d+ at the checkpoint"):
-        train(faulty_log, CONFIG, run)
-
-
-def test_another_configuration_is_refused_with_the_keys_that_differ(faulty_log, uninterrupted, copy_run):
-    run = copy_run(uninterrupted[0])
-    before = outcome(run)
-    other = parse_model(TrainConfig, {**CONTENT, "seed": 9, "batch": {"rows": 40}}, "test")
-    with pytest.raises(InputError) as caught:
-        train(faulty_log, other, run)
-    assert "batch.rows was 50, is 40" in str(caught.value)
-    assert "seed was 1, is 9" in str(caught.value)
-    assert outcome(run) == before
-
-
-def test_another_log_is_refused(log, uninterrupted, copy_run):
-    run = copy_run(uninterrupted[0])
-    before = outcome(run)
-    with pytest.raises(InputError, match="the log is not the one that this run was trained on"):
-        train(log, CONFIG, run)
-    assert outcome(run) == before
-
-
-def test_another_environment_is_refused(faulty_log, unfinished):
-    run = unfinished
-    environment = json.loads((run / "environment.json").read_text())
-    environment["versions"]["tensorflow"] = "1.0"
-    (run / "environment.json").write_text(json.dumps(environment))
-    with pytest.raises(InputError, match=r"versions\.tensorflow was '1\.0'"):
-        train(faulty_log, CONFIG, run)
-
-
-@pytest.mark.soak
-def test_events_of_the_lost_windows_disappear(faulty_log, unfinished):
-    run = unfinished
-    flip(sorted((run / "checkpoints").iterdir())[-1] / "arrays.npz")
-    (run / "tensorboard" / "notes.txt").write_text("mine")
-    train(faulty_log, CONFIG, run)
-    assert len(list((run / "tensorboard").glob("events*"))) == 1
-    assert (run / "tensorboard" / "notes.txt").exists()
-
-
-@pytest.mark.soak
+@pytest.mark.slow
 def test_a_log_that_grew_is_gone_on_with(examples, schema, publish_log, tmp_path, read_predictions):
-    table = examples.table()
+    table, config = examples.table(), config_of(LOGISTIC)
     times = table.column("query_time").to_numpy()
     log = publish_log(tmp_path / "log", table, ((0, 80_000), (80_000, 160_000)))
-    run = tmp_path / "run"
-    seen = int((times < 160_000).sum())
-    short = train(log, CONFIG, run)
+    run, seen = tmp_path / "run", int((times < 160_000).sum())
+    short = train(log, config, run)
     assert short["log_rows"] == seen
     before = read_predictions(run)
-
     publish_partition(log, schema, 160_000, 240_000, table.take(pa.array(np.flatnonzero(times >= 160_000))))
-    positions = []
-    summary = train(log, CONFIG, run, lambda position, _: positions.append(position))
+    positions: list[int] = []
+    summary = train(log, config, run, lambda position, _: positions.append(position))
     assert positions[0] > seen
     assert summary["log_rows"] == positions[-1] == len(examples)
     assert summary["log_sha256"] != short["log_sha256"]
     after = read_predictions(run)
     assert after["example_id"].tolist() == table.column("example_id").to_pylist()
     pd.testing.assert_frame_equal(after.iloc[:seen], before)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert sum(line["window_examples"] for line in lines) == len(examples)
+    assert sum(line["window_examples"] for line in lines_of(run)) == len(examples)
+    # One that grows before where the run stands is another log.
+    late = publish_log(tmp_path / "late", table, ((80_000, 160_000),))
+    train(late, config, tmp_path / "late-run")
+    publish_partition(late, schema, 0, 80_000, table.take(pa.array(np.flatnonzero(times < 80_000))))
+    with pytest.raises(InputError, match="its first 1 partitions differ"):
+        train(late, config, tmp_path / "late-run")
+
+
+@pytest.mark.slow
+def test_the_command_line_says_where_it_was_interrupted_and_resumes_there(tmp_path, monkeypatch, capfd):
+    publish(tmp_path / "log", draw_examples().table())
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(LOGISTIC))
+    command = ["train", str(tmp_path / "log"), "--config", str(tmp_path / "run.yaml"), "--out"]
+    assert main([*command, str(tmp_path / "whole")]) == 0
+    record, calls = Run.record, []
+
+    def interrupted(run: Run, *given: Any) -> None:
+        record(run, *given)
+        calls.append(run)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Run, "record", interrupted)
+    capfd.readouterr()
+    assert main([*command, str(tmp_path / "run")]) == 128 + signal.SIGINT
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("interrupted at row ") and err.count("\n") == 1
+    assert main([*command, str(tmp_path / "run")]) == 0
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_again_and_again_ends_in_the_same_bits(
+    faulty_log, network, run_killed, tmp_path
+):
+    run, ends = tmp_path / "run", network.positions
+    first, *_, last = network.checkpointed()
+    # In the batch after a checkpoint, roots being in flight: of that there is nothing else yet.
+    assert run_killed(faulty_log, network.config, run, kill_after=first + 1) == KILLED
+    assert [int(path.name) for path in (run / "checkpoints").iterdir()] == [ends[first - 1]]
+    # While the arrays of the next one are half on the disk.
+    assert run_killed(faulty_log, network.config, run, kill_at_sync=3) == KILLED
+    assert not (run / "summary.json").exists()
+    resumed: list[int] = []
+    train(faulty_log, network.config, run, lambda position, _: resumed.append(position))
+    assert resumed[0] in ends[first : last + 1]
+    assert_same(run, network.run)
+    assert not [path for path in run.rglob("*") if ".partial" in path.name]
 
 
 @pytest.mark.soak
-def test_a_log_that_grew_before_where_the_run_stands_is_refused(examples, schema, publish_log, tmp_path):
-    table = examples.table()
-    times = table.column("query_time").to_numpy()
-    log = publish_log(tmp_path / "log", table, ((80_000, 160_000),))
-    train(log, CONFIG, tmp_path / "run")
-    publish_partition(log, schema, 0, 80_000, table.take(pa.array(np.flatnonzero(times < 80_000))))
-    with pytest.raises(InputError, match="its first 1 partitions differ"):
-        train(log, CONFIG, tmp_path / "run")
+@pytest.mark.parametrize("number", range(1, 60))
+def test_killed_while_it_makes_anything_durable(faulty_log, network, run_killed, tmp_path, number):
+    status = run_killed(faulty_log, network.config, tmp_path / "run", kill_at_sync=number)
+    if status == KILLED:
+        train(faulty_log, network.config, tmp_path / "run")
+    else:
+        assert (status, number > 40) == (0, True)
+    assert_same(tmp_path / "run", network.run)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("state", STATES)
+def test_stopped_and_failed_anywhere_in_any_state(faulty_log, tmp_path, state):
+    config = config_of(NETWORK, STATES[state])
+    whole = Whole(faulty_log, config, tmp_path / "whole")
+    random, run = np.random.default_rng(0), tmp_path / "run"
+    for _ in range(4):
+        stop_then(faulty_log, config, run, int(random.integers(0, 4)))
+    newest = max(int(path.name) for path in (run / "checkpoints").iterdir())
+    fail_at(faulty_log, config, run, int(random.choice([end for end in whole.positions if end > newest])))
+    train(faulty_log, config, run)
+    assert_same(run, whole.run)
+
+
+@pytest.mark.soak
+def test_a_rollback_goes_back_as_far_whether_the_run_was_stopped_or_not(log, tmp_path):
+    plain = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}}}
+    content = {"checkpoint": {"every_examples": 500}, "rollback": {"after_skipped_steps": 3}, **plain}
+    config, quarantined = config_of(NETWORK, content), []
+    for name in ("whole", "run"):
+        with injected(poison={750: fill("dense/000", math.nan)}, once=True):
+            if name == "run":
+                assert stop_then(log, config, tmp_path / name, 13) in range(501, 750)
+            train(log, config, tmp_path / name)
+        quarantined.append(json.loads((tmp_path / name / "quarantine.json").read_text()))
+    assert quarantined[0] == quarantined[1]
+    assert 0 < quarantined[0]["rollbacks"][0]["checkpoint"] < 750
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.soak
+def test_the_same_seed_gives_the_same_bits_and_another_one_others(faulty_log, network, run_killed, tmp_path):
+    # In another process, so that nothing that this one has done before is in it.
+    assert run_killed(faulty_log, network.config, tmp_path / "run") == 0
+    assert_same(tmp_path / "run", network.run)
+    train(faulty_log, network.config.model_copy(update={"seed": 2}), tmp_path / "other")
+    own, other = (read_checkpoint(run / "checkpoints")[0] for run in (network.run, tmp_path / "other"))
+    assert own.keys() == other.keys()
+    names = [name for name in own if name.startswith(("weights|rows/", "weights|dense/")) and own[name].ndim]
+    # A gate, which is one number, may stand at the end of its range in both.
+    assert names and not any(np.array_equal(own[name], other[name]) for name in names)
+
+
+@pytest.mark.soak
+def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publish_log, run_killed, tmp_path):
+    # Large enough that TensorFlow and oneDNN share matrix products among threads.
+    log = publish_log(tmp_path / "log", make_examples(4000, seed=3).table(), ((0, 10**9),))
+    content = {
+        "batch": {"rows": 2048},
+        "compute_dtype": "bfloat16",
+        "checkpoint": {"every_examples": 5000},
+        "model": {"crosses": {"rank": 16, "ramp": 5000}},
+    }
+    config = config_of(content)
+    assert run_killed(log, config, tmp_path / "a") == 0
+    assert run_killed(log, config, tmp_path / "b", kill_after=6) == KILLED
+    assert run_killed(log, config, tmp_path / "b") == 0
+    assert_same(tmp_path / "b", tmp_path / "a")

@@ -18,9 +18,10 @@ from ctr.training.run.directory import (
 )
 from ctr.training.run.files import GrowingFile, describe_rejects
 from ctr.training.run.predictions import PREDICTION_COLUMNS, PredictionWriter
+from ctr.training.run.results import TIMING, timing_before
 
 
-def test_a_growing_file_is_cut_back(tmp_path):
+def test_a_growing_file_is_cut_back_to_what_the_checkpoint_knows(tmp_path):
     path = tmp_path / "lines.jsonl"
     file = GrowingFile.open(path, 0)
     file.append({"a": 1})
@@ -28,35 +29,27 @@ def test_a_growing_file_is_cut_back(tmp_path):
     length = file.length
     assert length == path.stat().st_size
     file.append({"b": 2})
+    with pytest.raises(ValueError, match="JSON compliant"):
+        file.append({"a": float("nan")})
     file.close()
     file = GrowingFile.open(path, length)
     file.append({"c": 3})
     file.close()
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{"a": 1}, {"c": 3}]
-
-
-def test_a_growing_file_that_lost_lines_is_refused_and_left_as_it_is(tmp_path):
-    path = tmp_path / "lines.jsonl"
-    path.write_text('{"a": 1}\n')
-    with pytest.raises(InputError, match=r"lines\.jsonl: has 9 bytes, 10 at the checkpoint"):
-        GrowingFile.open(path, 10)
-    assert path.read_text() == '{"a": 1}\n'
-    with pytest.raises(InputError, match="has 0 bytes, 10 at the checkpoint"):
-        GrowingFile.open(tmp_path / "gone.jsonl", 10)
-
-
-def test_a_number_that_json_does_not_know_is_refused(tmp_path):
-    file = GrowingFile.open(tmp_path / "lines.jsonl", 0)
-    with pytest.raises(ValueError, match="JSON compliant"):
-        file.append({"a": float("nan")})
-    file.close()
-    assert (tmp_path / "lines.jsonl").read_bytes() == b""
+    # One that lost lines is refused and left as it is.
+    before = path.read_bytes()
+    for gone, size in ((path, len(before)), (tmp_path / "gone.jsonl", 0)):
+        with pytest.raises(InputError, match=rf"{gone.name}: has {size} bytes, 99 at the checkpoint"):
+            GrowingFile.open(gone, 99)
+    assert path.read_bytes() == before
 
 
 def test_a_run_belongs_to_its_configuration(tmp_path, make_config):
     run = tmp_path / "run"
     adopt_config(run, make_config())
     before = (run / "config.yaml").read_bytes()
+    # What a process that is killed while it writes config.yaml leaves behind.
+    (run / "config.yaml.partial-0123456789abcdef").write_bytes(b"seed: ")
     adopt_config(run, make_config())
     with pytest.raises(InputError) as caught:
         adopt_config(run, make_config({"seed": 5, "model": {"crosses": {"ramp": 7}}}))
@@ -80,51 +73,30 @@ def test_what_is_no_run_directory_is_refused_untouched(tmp_path, make_config):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_start_that_was_interrupted_can_be_repeated(tmp_path, make_config):
-    # What a process that is killed while it writes config.yaml leaves behind.
-    (tmp_path / "config.yaml.partial-0123456789abcdef").write_bytes(b"seed: ")
-    adopt_config(tmp_path, make_config())
-    adopt_config(tmp_path, make_config())
-
-
-def test_a_run_belongs_to_its_environment_but_not_to_its_kernel(tmp_path):
-    environment = {"platform": "Linux-6.1", "versions": {"numpy": "2.4"}, "threads": 2, "devices": ("CPU",)}
-    adopt_environment(tmp_path, environment)
-    adopt_environment(tmp_path, {**environment, "platform": "Linux-6.2"})
-    with pytest.raises(InputError) as caught:
-        adopt_environment(tmp_path, {**environment, "versions": {"numpy": "2.5"}, "threads": 4})
-    message = str(caught.value)
-    assert "versions.numpy was '2.4', is '2.5'" in message
-    assert "threads was 2, is 4" in message
-    (tmp_path / "environment.json").write_text("{")
-    with pytest.raises(InputError, match=r"environment\.json: not JSON"):
-        adopt_environment(tmp_path, environment)
-
-
-def test_a_run_goes_on_with_another_number_of_workers_and_their_threads(tmp_path):
-    alone = {"platform": "Linux", "versions": {"numpy": "2.4"}, "intra_op_threads": 2}
-    adopt_environment(tmp_path, alone)
+def test_a_run_belongs_to_its_environment_but_not_to_its_kernel_nor_to_a_number_of_workers_or_chips(tmp_path):
+    alone = {"platform": "Linux-6.1", "versions": {"numpy": "2.4"}, "intra_op_threads": 2, "device": "cpu:2"}
     two = {**alone, "workers": 2, "intra_op_threads": 1}
-    with pytest.raises(InputError, match=r"versions\.numpy was '2\.4', is '2\.5'"):
-        adopt_environment(tmp_path, {**two, "versions": {"numpy": "2.5"}})
+    four = {**two, "device": "cpu:4", "chips": 4, "intra_op_threads": 3}
+
+    def refused(environment: dict, *words: str) -> None:
+        with pytest.raises(InputError) as caught:
+            adopt_environment(tmp_path, environment)
+        assert all(one in str(caught.value) for one in words)
+
+    adopt_environment(tmp_path, alone)
+    adopt_environment(tmp_path, {**alone, "platform": "Linux-6.2"})
+    both = "versions.numpy was '2.4', is '2.5'", "intra_op_threads was 2, is 4"
+    refused({**alone, "versions": {"numpy": "2.5"}, "intra_op_threads": 4}, *both)
+    refused({**two, "versions": {"numpy": "2.5"}}, both[0])
+    # Where the number of workers or chips changes, that of threads may, too. From then on it is compared again.
     adopt_environment(tmp_path, two)
-    # From here on these two are compared.
-    with pytest.raises(InputError, match="intra_op_threads was 1, is 4"):
-        adopt_environment(tmp_path, {**two, "intra_op_threads": 4})
+    refused({**two, "intra_op_threads": 4}, "intra_op_threads was 1, is 4")
+    adopt_environment(tmp_path, four)
+    refused({**four, "intra_op_threads": 1}, "intra_op_threads was 3, is 1")
+    refused({**four, "device": "tpu"}, "device was 'cpu', is 'tpu'")
     adopt_environment(tmp_path, {**alone, "workers": 1})
-
-
-def test_a_run_goes_on_with_another_number_of_chips_of_the_same_kind(tmp_path):
-    two = {"platform": "Linux", "intra_op_threads": 2, "device": "cpu:2", "chips": 2}
-    four = {**two, "device": "cpu:4", "chips": 4}
-    adopt_environment(tmp_path, two)
-    adopt_environment(tmp_path, {**four, "intra_op_threads": 1})
-    with pytest.raises(InputError, match="intra_op_threads was 1, is 2"):
-        adopt_environment(tmp_path, four)
-    with pytest.raises(InputError, match="device was 'cpu', is 'tpu'"):
-        adopt_environment(tmp_path, {**four, "device": "tpu"})
-    with pytest.raises(InputError, match="device was 'cpu'"):
-        adopt_environment(tmp_path, {"platform": "Linux", "intra_op_threads": 1})
+    (tmp_path / "environment.json").write_text("{")
+    refused(alone, "environment.json: not JSON")
 
 
 def test_a_run_directory_has_one_process(tmp_path):
@@ -148,7 +120,7 @@ def logits(batch: Batch) -> np.ndarray:
     return (batch.rows.example_id / 7).astype(np.float32)
 
 
-def test_predictions_are_written_up_to_each_flush(tmp_path, log, schema):
+def test_predictions_are_written_up_to_each_flush_and_from_so_many_rows_on(tmp_path, log, schema):
     batches = batches_of(log, schema)
     writer = PredictionWriter(tmp_path, []).open()
     for batch in batches[:4]:
@@ -169,15 +141,12 @@ def test_predictions_are_written_up_to_each_flush(tmp_path, log, schema):
             table.column("logit").to_pylist()
             == np.concatenate([logits(batch) for batch in expected]).tolist()
         )
-
-
-def test_predictions_do_not_wait_for_a_checkpoint_without_end(tmp_path, log, schema):
-    batches = batches_of(log, schema)
-    writer = PredictionWriter(tmp_path, [], part_rows=120).open()
+    # They do not wait for a checkpoint without end.
+    writer = PredictionWriter(tmp_path / "large", [], part_rows=120).open()
     for batch in batches:
         writer.add(batch, logits(batch))
-    written = [pq.read_metadata(tmp_path / part).num_rows for part in writer.parts]
-    assert len(written) == len(list(tmp_path.iterdir())) > 5
+    written = [pq.read_metadata(tmp_path / "large" / part).num_rows for part in writer.parts]
+    assert len(written) == len(list((tmp_path / "large").iterdir())) > 5
     assert all(120 <= rows < 120 + 50 for rows in written)
 
 
@@ -210,3 +179,24 @@ def test_rejects_are_described(log, schema):
             assert reject[name] == getattr(rejects, name)[index]
         assert reject["between_log_rows"] == [batch.begin, batch.end]
     json.dumps(described)
+
+
+def test_of_a_finished_run_the_first_timing_stands(tmp_path):
+    path, none = tmp_path / "summary.json", dict.fromkeys(TIMING)
+    assert timing_before(path) == none
+    timing = {name: 1.5 + number for number, name in enumerate(TIMING)}
+    path.write_text(json.dumps({"examples": 3, **timing}))
+    assert timing_before(path) == timing
+    text_and_list = '{"examples_per_second": "fast", "step_ms_p50": [1], "shampoo_seconds_waited": true}'
+    for content in (
+        "",
+        "[1]",
+        "3",
+        "{}",
+        text_and_list,
+        '{"examples_per_second": NaN}',
+        "[" * 100_000,
+        "\x00",
+    ):
+        path.write_text(content)
+        assert timing_before(path) == none, content[:80]

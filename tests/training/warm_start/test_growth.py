@@ -24,6 +24,7 @@ NARROW: dict[str, Any] = {
 }
 FACTORIZED = {**NARROW, "factorized": {"width": 4, "ui_units": [5]}}
 ENSEMBLE = {**NARROW, "ensemble": {"components": 2}}
+KEPT = frozenset(feature.name for feature in SCHEMA.features)
 
 
 def side_of(model: dict[str, Any], seed: int) -> tuple[Side, dict[str, np.ndarray]]:
@@ -58,44 +59,37 @@ def grown(
 ) -> tuple[np.ndarray, np.ndarray, list[Entry], dict[int, Moved]]:
     """The logits of the narrow and of the wide network, what became of the weights, and which moved."""
     (old_side, old_arrays), (side, arrays) = side_of(old, 1), side_of(new, 2)
-    kept = frozenset(feature.name for feature in SCHEMA.features)
-    entries, moves = take_weights(arrays, old_arrays, side, old_side, kept)
-    entries = deepen(arrays, old_arrays, side, old_side, kept, entries)
+    entries, moves = take_weights(arrays, old_arrays, side, old_side, KEPT)
+    entries = deepen(arrays, old_arrays, side, old_side, KEPT, entries)
     moved = {index: move for index, (_, move) in moves.items()}
     return logits(old_side, old_arrays), logits(side, arrays), entries, moved
 
 
-@pytest.mark.parametrize(
-    ("old", "changes"),
-    [
-        (NARROW, {"deep": {"units": [9, 5], "ranks": [2, 0]}}),
-        (NARROW, {"deep": {"units": [6, 8], "ranks": [2, 0]}}),
-        (NARROW, {"deep": {"units": [9, 8], "ranks": [4, 0]}}),
-        (NARROW, {"deep": {"units": [6, 5], "ranks": [3, 0]}}),
-        (NARROW, {"crosses": {"layers": 2, "rank": 5}}),
-        (
-            FACTORIZED,
-            {"deep": {"units": [9, 8], "ranks": [2, 0]}, "factorized": {"width": 4, "ui_units": [7]}},
-        ),
-        (ENSEMBLE, {"deep": {"units": [9, 8], "ranks": [3, 0]}}),
-    ],
-)
+WIDER = [
+    (NARROW, {"deep": {"units": [9, 5], "ranks": [2, 0]}}),
+    # The last layer, and a rank that grows with it.
+    (NARROW, {"deep": {"units": [9, 8], "ranks": [4, 0]}}),
+    (NARROW, {"crosses": {"layers": 2, "rank": 5}}),
+    (FACTORIZED, {"deep": {"units": [9, 8], "ranks": [2, 0]}, "factorized": {"width": 4, "ui_units": [7]}}),
+    (ENSEMBLE, {"deep": {"units": [9, 8], "ranks": [3, 0]}}),
+]
+
+
+@pytest.mark.parametrize(("old", "changes"), WIDER)
 def test_a_wider_network_predicts_as_the_narrower_one(old, changes):
     new = {**old, **changes, "deep": {**old["deep"], **changes.get("deep", {})}}
     before, after, entries, _ = grown(old, new)
     np.testing.assert_allclose(after, before, atol=1e-5)
     assert np.ptp(before) > 0.1
-    statuses = {entry.status for entry in entries}
-    assert statuses == {"taken", "partly"}
+    assert {entry.status for entry in entries} == {"taken", "partly"}
     assert {entry.why for entry in entries if entry.status == "partly"} == {"what a narrower layer had"}
 
 
 def test_new_units_can_learn():
     """Their own weights are those of a fresh network; only what reads them begins at 0."""
-    _, fresh = side_of({**NARROW, "deep": {**NARROW["deep"], "units": [9, 5]}}, 2)
-    side, arrays = side_of({**NARROW, "deep": {**NARROW["deep"], "units": [9, 5]}}, 2)
-    old_side, old_arrays = side_of(NARROW, 1)
-    take_weights(arrays, old_arrays, side, old_side, frozenset(f.name for f in SCHEMA.features))
+    new = {**NARROW, "deep": {**NARROW["deep"], "units": [9, 5]}}
+    (_, fresh), (side, arrays), (old_side, old_arrays) = side_of(new, 2), side_of(new, 2), side_of(NARROW, 1)
+    take_weights(arrays, old_arrays, side, old_side, KEPT)
     numbers = {name: dense_key(index) for index, name in enumerate(side.shapes)}
     own, reading = numbers["quality/deep_0/v"], numbers["quality/deep_1/w"]
     np.testing.assert_array_equal(arrays[own][:, 6:], fresh[own][:, 6:])
@@ -111,26 +105,27 @@ def test_a_narrower_layer_begins_fresh():
     assert found["quality/deep_0/v"] == found["quality/deep_1/w"] == found["quality_head"] == "fresh"
 
 
-@pytest.mark.parametrize("activation", ["relu", "smelu", "gelu", "swish", "softplus"])
-@pytest.mark.parametrize(
-    ("old", "changes"),
-    [
-        (NARROW, {"deep": {"units": [6, 5, 2], "ranks": [2, 0, 0]}}),
-        (NARROW, {"deep": {"units": [6, 5, 4, 3], "ranks": [2, 0, 2, 1]}}),
-        (NARROW, {"deep": {"units": [8, 7, 9], "ranks": [3, 0, 0]}, "crosses": {"layers": 3, "rank": 2}}),
-        ({**NARROW, "deep": {"units": []}}, {"deep": {"units": [4, 3]}}),
-        ({**NARROW, "crosses": {"layers": 0}}, {"crosses": {"layers": 2, "rank": 0}}),
-        (
-            FACTORIZED,
-            {
-                "deep": {"units": [6, 5, 8], "ranks": [2, 0, 0]},
-                "factorized": {"width": 4, "ui_units": [5, 8]},
-            },
-        ),
-        (ENSEMBLE, {"deep": {"units": [6, 5, 3], "ranks": [2, 0, 0]}}),
-    ],
-)
-def test_a_deeper_network_predicts_as_the_shallower_one(old, changes, activation):
+DEEPER = [
+    ("relu", NARROW, {"deep": {"units": [6, 5, 2], "ranks": [2, 0, 0]}}),
+    ("smelu", NARROW, {"deep": {"units": [6, 5, 4, 3], "ranks": [2, 0, 2, 1]}}),
+    # Wider and deeper at once.
+    ("gelu", NARROW, {"deep": {"units": [8, 7, 9], "ranks": [3, 0, 0]}, "crosses": {"layers": 3, "rank": 2}}),
+    ("swish", {**NARROW, "deep": {"units": []}}, {"deep": {"units": [4, 3]}}),
+    ("smelu", {**NARROW, "crosses": {"layers": 0}}, {"crosses": {"layers": 2, "rank": 0}}),
+    (
+        "smelu",
+        FACTORIZED,
+        {
+            "deep": {"units": [6, 5, 8], "ranks": [2, 0, 0]},
+            "factorized": {"width": 4, "ui_units": [5, 8]},
+        },
+    ),
+    ("softplus", ENSEMBLE, {"deep": {"units": [6, 5, 3], "ranks": [2, 0, 0]}}),
+]
+
+
+@pytest.mark.parametrize(("activation", "old", "changes"), DEEPER)
+def test_a_deeper_network_predicts_as_the_shallower_one(activation, old, changes):
     old = {**old, "deep": {**old["deep"], "activation": activation, "smelu_beta": 0.5}}
     new = {**old, **changes, "deep": {**old["deep"], **changes.get("deep", {})}}
     before, after, _, _ = grown(old, new)
@@ -138,29 +133,21 @@ def test_a_deeper_network_predicts_as_the_shallower_one(old, changes, activation
     assert np.ptp(before) > 0.1
 
 
-@pytest.mark.parametrize(
-    ("deep", "why"),
-    [
-        ({"units": [6, 5, 1], "ranks": [2, 0, 0]}, "an added layer needs 2 units"),
-        ({"units": [6, 5, 4], "ranks": [2, 0, 0], "activation": "tanh"}, "the activation tanh"),
-    ],
-)
-def test_what_cannot_be_carried_begins_fresh_and_says_so(deep, why):
-    old = {**NARROW, "deep": {**NARROW["deep"], "activation": deep.get("activation", "smelu")}}
-    _, _, entries, _ = grown(old, {**old, "deep": {**old["deep"], **deep}})
-    (head,) = (entry for entry in entries if entry.name == "quality_head")
-    assert head.status == "fresh" and why in head.why
-
-
-@pytest.mark.parametrize(
-    ("old", "widths"), [(FACTORIZED, "[5, 4], is [5, 6]"), (NARROW, "[5, 1], is [5, 6]")]
-)
-def test_a_head_of_another_width_begins_fresh_behind_added_layers_too(old, widths):
+def test_what_cannot_be_carried_begins_fresh_and_says_so():
     deep = {**NARROW["deep"], "units": [6, 5, 40], "ranks": [2, 0, 0]}
-    _, _, entries, _ = grown(old, {**old, "deep": deep, "factorized": {"width": 6, "ui_units": [5, 40]}})
-    found = {entry.name: entry for entry in entries}
-    assert found["quality_head"].status == "fresh" and widths in found["quality_head"].why
-    assert found["quality/deep_2/w"].status == "fresh"
+    wider = {"deep": deep, "factorized": {"width": 6, "ui_units": [5, 40]}}
+    tanh = {**NARROW, "deep": {**NARROW["deep"], "activation": "tanh"}}
+    for old, changes, why in (
+        (NARROW, {"deep": {**deep, "units": [6, 5, 1]}}, "an added layer needs 2 units"),
+        (tanh, {"deep": {**deep, "units": [6, 5, 4], "activation": "tanh"}}, "the activation tanh"),
+        # A head of another width, behind added layers too.
+        (FACTORIZED, wider, "[5, 4], is [5, 6]"),
+        (NARROW, wider, "[5, 1], is [5, 6]"),
+    ):
+        _, _, entries, _ = grown(old, {**old, **changes})
+        found = {entry.name: entry for entry in entries}
+        assert found["quality_head"].status == "fresh" and why in found["quality_head"].why
+        assert found["quality/deep_2/w"].status == "fresh"
 
 
 def test_averages_go_with_the_weights_of_features_in_another_order():
@@ -176,7 +163,7 @@ def test_averages_go_with_the_weights_of_features_in_another_order():
         shapes = {name: tuple(weight.shape) for name, weight in state.weights.items()}
         sides.append(Side(config, schema, state.layouts, shapes))
     (old, new), (before, after) = sides, found
-    entries = take_dense(after, before, new, old, frozenset(feature.name for feature in SCHEMA.features))
+    entries = take_dense(after, before, new, old, KEPT)
     assert any(entry.why == "in another order" for entry in entries)
     assert after["averaging/squared_rates"] == before["averaging/squared_rates"]
     for index in range(len(new.shapes)):
@@ -198,9 +185,8 @@ def test_the_other_units_of_an_added_layer_are_those_of_a_fresh_network():
     _, fresh = side_of(new, 2)
     side, arrays = side_of(new, 2)
     old_side, old_arrays = side_of(NARROW, 1)
-    kept = frozenset(f.name for f in SCHEMA.features)
-    entries, moves = take_weights(arrays, old_arrays, side, old_side, kept)
-    entries = deepen(arrays, old_arrays, side, old_side, kept, entries)
+    entries, moves = take_weights(arrays, old_arrays, side, old_side, KEPT)
+    entries = deepen(arrays, old_arrays, side, old_side, KEPT, entries)
     numbers = {name: index for index, name in enumerate(side.shapes)}
     added, head = numbers["quality/deep_2/w"], numbers["quality_head"]
     np.testing.assert_array_equal(arrays[dense_key(added)][:, 2:], fresh[dense_key(added)][:, 2:])
