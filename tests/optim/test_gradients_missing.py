@@ -14,13 +14,15 @@ from ctr.optim.gradients import keep, of_owners, present_among
 # The first two share their stacks of blocks, the third has one of its own; a vector, and a table.
 SHAPES = [(4, 3), (4, 3), (5, 2), (3,), (6, 3)]
 TABLE = 4
-AVERAGED = {"beta1": 0.7, "momentum": 0.8, "weight_decay": 0.1}
+AVERAGED = {"gradient": {"beta1": 0.7}, "momentum": 0.8, "weight_decay": 0.1}
 METHODS = {
-    "Shampoo": {"beta2": 0.9, "grafting": "adam", **AVERAGED},
-    "SOAP": {"eigenvalue_correction": True, "beta1": 0.7, "beta2": 0.9, "grafted_norm": False},
-    "KL-Shampoo": {"factor_update": "kl", "beta2": 0.9, "momentum": 0.8},
-    "diagonals": {"large_dimensions": "diagonal", "max_dimension": 3, "beta2": 0.9, "grafting": "rmsprop"},
-    "separate momenta": {"separate_momenta": True, "momentum": 0.8, "beta2": 0.9},
+    "Shampoo": {"beta2": 0.9, "grafting": {"kind": "adam"}, **AVERAGED},
+    "SOAP": {"method": {"kind": "eigenvalue_corrected"}, "gradient": {"beta1": 0.7}, "beta2": 0.9}
+    | {"grafting": {"norm": "none"}},
+    "KL-Shampoo": {"method": {"kind": "kl"}, "beta2": 0.9, "momentum": 0.8},
+    "diagonals": {"method": {"kind": "diagonal"}, "blocking": {"max_dimension": 3}, "beta2": 0.9}
+    | {"grafting": {"kind": "rmsprop"}},
+    "separate momenta": {"grafting": {"momentum": "separate"}, "momentum": 0.8, "beta2": 0.9},
     "sums": {"beta2": 1.0, **AVERAGED},
 }
 
@@ -51,8 +53,8 @@ def changed(before, after):
     ("method", "roots"), [*((method, "host") for method in METHODS), ("Shampoo", "device")]
 )
 def test_all_that_is_kept_of_it_stays_even_where_roots_are_exchanged(method, roots):
-    given = {"precondition_frequency": 2, "start_preconditioning_step": 1, "sparse": "one_sided"}
-    options = reference.options(**given | {"asynchronous": False} | METHODS[method])
+    given = {"precondition_frequency": 2, "start_preconditioning_step": 1, "rows": {"rule": "one_sided"}}
+    options = reference.options().changed(given | {"roots": {"asynchronous": False}} | METHODS[method])
     core = reference.make_core(options, reference.initial(SHAPES), tf.float32, tables=[TABLE])
     history = reference.drifting(SHAPES, 5, condition=10.0)
     reference.train(core, history[:3], 0.1, roots=roots)
@@ -66,7 +68,7 @@ def test_all_that_is_kept_of_it_stays_even_where_roots_are_exchanged(method, roo
 
 
 def test_roots_that_are_computed_beside_the_training_come_whatever_a_step_brings():
-    core = reference.make_core(reference.options(beta2=0.9), reference.initial(SHAPES[:2]))
+    core = reference.make_core(reference.options().changed({"beta2": 0.9}), reference.initial(SHAPES[:2]))
     # Those of step 8 come into use at step 13.
     history = reference.drifting(SHAPES[:2], 13)
     history[12][1] = None

@@ -144,9 +144,13 @@ def test_what_there_is_can_be_listed_without_tensorflow_and_read(fresh_python, r
     fresh_python("-c", SHOWN, cwd=root, path=root)
 
 
-def test_other_names_are_no_attributes():
+def test_both_adapters_are_loaded_side_by_side_and_other_names_are_no_attributes():
     import ctr.optim
+    from ctr.optim.keras import keras2, keras3
 
+    # Keras 2 is that of the tests' process.
+    assert ctr.optim.Shampoo is keras2.Shampoo is not keras3.Shampoo
+    assert ctr.optim.ShampooCallback is keras2.ShampooCallback
     with pytest.raises(AttributeError, match="no attribute 'Adam'"):
         ctr.optim.Adam  # noqa: B018
     optimizers = {"Adafactor", "AdafactorOptions", "Shampoo", "ShampooCallback", "ShampooOptions", "Soap"}
