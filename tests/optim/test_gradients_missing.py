@@ -9,7 +9,6 @@ import tensorflow as tf
 import shampoo_reference as reference
 from ctr.optim.adafactor.core import AdafactorCore
 from ctr.optim.adafactor.options import AdafactorOptions
-from ctr.optim.gradients import keep, of_owners, present_among
 
 # The first two share their stacks of blocks, the third has one of its own; a vector, and a table.
 SHAPES = [(4, 3), (4, 3), (5, 2), (3,), (6, 3)]
@@ -98,12 +97,3 @@ def test_of_adafactor_steps_without_a_gradient_are_none(options):
     for index, weight in enumerate(together):
         (alone,) = train([index], [[gs[index]] for gs in gaps if gs[index] is not None])
         assert alone.tobytes() == weight.tobytes()
-
-
-def test_where_none_is_missing_there_is_nothing_to_choose():
-    new, old = tf.constant([[1.0], [2.0]]), tf.constant([[3.0], [4.0]])
-    assert present_among({0, 2, 1}, 3) is None and keep(new, old, None) is new
-    present = present_among({1}, 3)
-    assert present.tolist() == [False, True, False]
-    assert of_owners(present, (1, 1)) is None and of_owners(present, (2, 1)).tolist() == [False, True]
-    np.testing.assert_array_equal(keep(new, old, of_owners(present, (2, 1))), [[3.0], [2.0]])

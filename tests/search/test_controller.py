@@ -196,19 +196,6 @@ def test_rejection_finds_the_optimum_of_tabnas_toy():
     assert found.count((2, 0)) >= 9
 
 
-@pytest.mark.slow
-def test_a_planted_optimum_is_found():
-    rng = np.random.default_rng(0)
-    planted = (2, 0, 1, 2)
-    qualities = sum(np.ix_(*(rng.normal(size=3) * 0.003 for _ in range(4))), np.zeros((3,) * 4))
-    for axis, at in enumerate(planted):
-        qualities[(slice(None),) * axis + (at,)] += 0.01
-    assert np.unravel_index(qualities.argmax(), qualities.shape) == planted
-    costs = np.ones(qualities.shape)
-    found = [search(qualities, costs, seed, limit=1.0, steps=600) for seed in range(10)]
-    assert found.count(planted) >= 9
-
-
 def test_the_penalty_leads_near_the_target():
     costs = np.linspace(0.4, 1.0, 3)[:, None] * np.linspace(0.5, 1.0, 3)
     found = [search(np.zeros((3, 3)), costs, seed, limit=0.7, gamma=-0.1, noise=0.0) for seed in range(10)]

@@ -221,33 +221,6 @@ def test_a_masked_factorized_model_is_the_smaller_one(pieces, candidate):
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=4e-6)
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=10)
-@given(candidate=candidates())
-def test_what_is_masked_has_no_gradient(candidate):
-    shape, kept = architecture(), columns_of(candidate)
-    weights, given_inputs = (
-        made(shape),
-        TowerInput(tf.constant(inputs(kept)[np.newaxis]), tf.zeros([1, ROWS])),
-    )
-    with tf.GradientTape() as tape:
-        tape.watch(weights)
-        own = candidate_of(shape, weights, candidate)
-        logits = forward(shape, own, {"quality": given_inputs}, tf.constant(0.7)).logits
-        total = tf.reduce_sum(tf.square(logits))
-    gradients = tape.gradient(total, weights, unconnected_gradients="zero")
-    present = sliced(
-        {name: np.full(one.shape, name, object) for name, one in weights.items()}, candidate, kept
-    )
-    counts = {name: 0 for name in weights}
-    for part in present.values():
-        for name in np.ravel(part):
-            counts[name] += 1
-    for name, gradient in gradients.items():
-        # Not more than the elements that the candidate has learn; other ones would be seen by their number.
-        assert np.count_nonzero(gradient) <= counts[name], name
-
-
 def test_masks_of_ones_change_no_bit():
     for dtype in ("float32", "bfloat16"):
         shape = Architecture(2, 3, UNITS, (0, 3, 0), activation="smelu", compute_dtype=dtype, gated=True)

@@ -188,31 +188,7 @@ def test_another_search_needs_another_directory(searched, place):
 
 
 @pytest.mark.slow
-def test_random_search_and_its_report(place, capsys):
-    write({**SEARCH, "method": "random", "random": {"candidates": 2}, "prefix": 1.0, "note": "<script>"})
-    assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-replay"]) == 0
-    text = capsys.readouterr().out
-    assert (
-        "Method random, 4 candidates, target 1 of the baseline's training cost by operations, seed 1." in text
-    )
-    assert "no held-out rows are left" in text
-    record = json.loads(Path("out/search.json").read_text())
-    (rung,) = record["rungs"]
-    assert len(rung["tried"]) == 3 and rung["end"] is None and record["judged"] == []
-    assert [one["logloss"] for one in rung["tried"]] == sorted(one["logloss"] for one in rung["tried"])
-    page = Path("out/report.html").read_text()
-    shown = Html(page)
-    shown.check()
-    assert "Rates & <b>" in shown.words and "<script>" in shown.words
-    assert len(shown.images()) == 1
-    before = page
-    assert main(["search", "--report", "--out", "out", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == record
-    assert Path("out/report.html").read_text() == before
-
-
-@pytest.mark.slow
-def test_a_candidate_that_fails_is_left_out_and_named(place, monkeypatch):
+def test_a_random_search_leaves_out_what_fails_and_has_a_report(place, monkeypatch, capsys):
     def failing(jobs, *rest):
         for job in jobs:
             if job.name.startswith("c2"):
@@ -221,10 +197,24 @@ def test_a_candidate_that_fails_is_left_out_and_named(place, monkeypatch):
                 run_here([job], *rest)
 
     monkeypatch.setattr("ctr.experiments.run.run_jobs", failing)
-    write({**SEARCH, "method": "random", "random": {"candidates": 2}, "prefix": 0.2})
+    write({**SEARCH, "method": "random", "random": {"candidates": 2}, "prefix": 1.0, "note": "<script>"})
     record, _ = search(replay=False)
-    failed = record.rungs[0].tried[-1]
+    (rung,) = record.rungs
+    *tried, failed = rung.tried
     assert (failed.name, failed.failure) == ("c2", "it broke") and record.chosen != "c2"
+    assert len(tried) == 2 and rung.end is None and record.judged == []
+    assert [one.logloss for one in tried] == sorted(one.logloss for one in tried)
+    shown = Html(Path("out/report.html").read_text())
+    shown.check()
+    assert "Rates & <b>" in shown.words and "<script>" in shown.words and len(shown.images()) == 1
+    files = result_files(Path("out")), Path("out/report.html").read_text()
+    assert main(["search", "--report", "--out", "out"]) == 0
+    text = capsys.readouterr().out
+    words = "Method random, 4 candidates, target 1 of the baseline's training cost by operations, seed 1."
+    assert words in text and "no held-out rows are left" in text
+    assert main(["search", "--report", "--out", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(Path("out/search.json").read_text())
+    assert (result_files(Path("out")), Path("out/report.html").read_text()) == files
 
 
 @pytest.mark.slow

@@ -55,9 +55,11 @@ def test_clipping_comes_before_the_step(api, option):
         values(make_model(api)),
         trained(api, api.optim.Shampoo(0.02, **descent, **{option: 0.5}), 1),
     )
-    clipped = CLIPS[option]([tf.convert_to_tensor(g) for g in gradients(model.trainable_variables, 0)])
+    # Rows that are repeated count by themselves.
+    clipped = CLIPS[option](gradients(model.trainable_variables, 0))
     for now, was, gradient in zip(values(model), before, clipped, strict=True):
-        np.testing.assert_allclose(now, was - 0.02 * gradient, rtol=0, atol=1e-6)
+        expected = was - 0.02 * tf.convert_to_tensor(gradient).numpy()
+        np.testing.assert_allclose(now, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -86,9 +88,10 @@ def test_learning_rates_may_be_schedules_and_may_be_set(api):
     for step in range(5):
         by_hand.step(gradients(by_hand.weights, step), 0.05 if step <= 2 else 0.01)
     assert_same(values(model), by_hand.values())
-    optimizer.learning_rate = 0.0 if api.is_keras3 else tf.constant(0.0)
-    before = values(model)
-    advance(model, optimizer, 1, start=5)
+    optimizer = api.optim.Shampoo(0.05, start_preconditioning_step=None)
+    model = trained(api, optimizer, 1)
+    before, optimizer.learning_rate = values(model), 0.0
+    advance(model, optimizer, 1, start=1)
     assert_same(values(model), before)
 
 
