@@ -153,8 +153,7 @@ def row_history(rows, width, steps=30, seed=2):
     return found
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("jit", [None, True])
+@pytest.mark.parametrize("jit", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit):
     options, start = AdafactorOptions(epsilon1=1e-4), np.random.default_rng(5).normal(size=(9, 4))
     core = AdafactorCore(options, [tf.Variable(start)], tables=[0])

@@ -361,15 +361,19 @@ CHANGES = {
 """Missing gradients are masked as PyTorch masks them; blocks without one have the roots of their damping."""
 
 
-@pytest.mark.slow(first=3)
-@pytest.mark.parametrize("case", TORCH)
+def fast(cases, *names):
+    """Some cases in the fast tests, the next three in the slow ones."""
+    rest = [pytest.param(case, marks=pytest.mark.slow(first=3)) for case in cases if case not in names]
+    return pytest.mark.parametrize("case", [*names, *rest])
+
+
+@fast(TORCH, "adam, averages, two betas", "no graft, coupled decay, dampened")
 def test_the_steps_are_those_of_pytorchs(case):
     preset = presets.torch_shampoo(**TORCH_COMMON | TORCH[case])
     compare(preset, torch_replay, TORCH[case], CHANGES.get(case, lambda history: history))
 
 
-@pytest.mark.slow(first=2)
-@pytest.mark.parametrize("case", JAX)
+@fast(JAX, "adagrad, decay, averaged")
 def test_the_steps_are_those_of_jax(case):
     compare(presets.jax_shampoo(**JAX_COMMON | JAX[case]), jax_replay, JAX[case], without_some)
 

@@ -159,7 +159,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow(first=4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "jit"), [("inverse", True), *((case, False) for case in ("eigen", *list(CASES)[2:], "inverse"))]
 )
