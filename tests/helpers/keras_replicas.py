@@ -200,10 +200,10 @@ def bytes_of_state(count: int, strategy: tf.distribute.Strategy) -> np.ndarray:
     return sizes
 
 
-def one_process(folder: str) -> dict[str, np.ndarray]:
+def one_process(saves: str) -> dict[str, np.ndarray]:
     """All that is compared between one replica and several of one process."""
     by_count = {count: mirrored(count) for count in (1, 2, 3, 4)}
-    saved = {count: Path(folder, f"of{count}") for count in (1, 2)}
+    saved = {count: Path(saves, f"of{count}") for count in (1, 2)}
     made = {f"{case}|1": trained(by_count[1], case) for case in ("bases", "diagonals")}
     made |= {f"averages|{count}": trained(by_count[count], "averages", save=saved[count]) for count in saved}
     made |= {f"{case}|3": trained(by_count[3], case) for case in ("averages", "bases", "diagonals")}
@@ -220,8 +220,8 @@ def one_process(folder: str) -> dict[str, np.ndarray]:
         made[f"averages|{'eager' if eager else 'graph'}"] = state(by_count[2], model)
     if not IS_KERAS_3:
         # A SavedModel can be written and read, too.
-        model.save(str(Path(folder, "saved_model")))
-        tf.keras.models.load_model(str(Path(folder, "saved_model")))
+        model.save(str(Path(saves, "saved_model")))
+        tf.keras.models.load_model(str(Path(saves, "saved_model")))
     found = {f"{name}|{part}": value for name, own in made.items() for part, value in own.items()}
     found |= {f"bytes|{count}": bytes_of_state(count, by_count[4]) for count in (1, 2, 4)}
     trials: dict[str, Callable[[], Any]] = {
@@ -234,12 +234,12 @@ def one_process(folder: str) -> dict[str, np.ndarray]:
     return found | {f"refused|{name}": refused(take) for name, take in trials.items()}
 
 
-def processes(folder: str) -> dict[str, np.ndarray]:
+def processes(saves: str) -> dict[str, np.ndarray]:
     """In each process of a cluster: trained, saved to a folder of its own, gone on with, and ``fit``."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    own = Path(folder, str(strategy.cluster_resolver.task_id))
+    own = Path(saves, str(strategy.cluster_resolver.task_id))
     made = {"whole": trained(strategy, "averages", save=own)}
-    made |= {f"by {way}": own for way, own in resumed(strategy, Path(folder, "0")).items()}
+    made |= {f"by {way}": own for way, own in resumed(strategy, Path(saves, "0")).items()}
     found: dict[str, np.ndarray] = {}
     if IS_KERAS_3:
         found["refused|fit"] = refused(lambda: fitted(strategy, "clipped"))
@@ -248,9 +248,9 @@ def processes(folder: str) -> dict[str, np.ndarray]:
     return found | {f"{name}|{part}": value for name, own in made.items() for part, value in own.items()}
 
 
-def alone(folder: str) -> dict[str, np.ndarray]:
+def alone(saves: str) -> dict[str, np.ndarray]:
     """The same on one replica: from the beginning, and from what the second process saved."""
     strategy = mirrored(1)
     made = {"whole": trained(strategy, "averages"), "fit": fitted(strategy, "clipped")}
-    made |= {f"by {way}": own for way, own in resumed(strategy, Path(folder, "1")).items()}
+    made |= {f"by {way}": own for way, own in resumed(strategy, Path(saves, "1")).items()}
     return {f"{name}|{part}": value for name, own in made.items() for part, value in own.items()}

@@ -207,14 +207,14 @@ def test_a_random_search_leaves_out_what_fails_and_has_a_report(place, monkeypat
     assert ([failed.name], failed.failure) == (broken, "it broke") and record.chosen != failed.name
     assert len(tried) == 2 and rung.end is None and record.judged == []
     assert [one.logloss for one in tried] == sorted(one.logloss for one in tried)
-    shown = Html(Path("out/report.html").read_text())
-    shown.check()
-    assert "Rates & <b>" in shown.words and "<script>" in shown.words and len(shown.images()) == 1
-    files = result_files(Path("out")), Path("out/report.html").read_text()
     assert main(["search", "--report", "--out", "out"]) == 0
     text = capsys.readouterr().out
     words = "Method random, 4 candidates, target 1 of the baseline's training cost by operations, seed 1."
     assert words in text and "no held-out rows are left" in text
+    shown = Html(Path("out/report.html").read_text())
+    shown.check()
+    assert "Rates & <b>" in shown.words and "<script>" in shown.words and len(shown.images()) == 1
+    files = result_files(Path("out")), Path("out/report.html").read_text()
     assert main(["search", "--report", "--out", "out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(Path("out/search.json").read_text())
     assert (result_files(Path("out")), Path("out/report.html").read_text()) == files

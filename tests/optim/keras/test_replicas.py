@@ -37,7 +37,7 @@ def assert_agree(found, one, bits=False, exact=1e-12):
 @pytest.fixture(scope="module", params=KERAS)
 def in_one_process(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("replicas")
-    (found,) = run(1, folder, "one_process", request.param, folder=str(folder / "saved"))
+    (found,) = run(1, folder, "one_process", request.param, saves=str(folder / "saved"))
     return request.param, found
 
 
@@ -110,12 +110,13 @@ def test_what_several_replicas_do_not_do_is_refused(in_one_process):
 def test_processes_divide_blocks_and_go_on_from_what_they_saved(version, tmp_path):
     # All write the same files, each to a folder of its own.
     saved = str(tmp_path / "saved")
-    found = run(2, tmp_path / "two", "processes", version, folder=saved)
-    (one,) = run(1, tmp_path / "one", "alone", version, folder=saved)
+    found = run(2, tmp_path / "two", "processes", version, saves=saved)
+    (one,) = run(1, tmp_path / "one", "alone", version, saves=saved)
     for rank in found:
         whole = named(rank, "whole")
         assert_agree(whole, named(one, "whole"))
-        assert_agree(whole, named(found[0], "whole"), bits=True)
+        for name in (name for name in whole if name.startswith("weight")):
+            assert whole[name].tobytes() == found[0][f"whole|{name}"].tobytes(), name
         for way in ("checkpoint", "keras", "weights"):
             assert_agree(named(rank, f"by {way}"), whole, bits=True)
             assert_agree(named(one, f"by {way}"), whole)

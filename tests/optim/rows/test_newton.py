@@ -48,6 +48,14 @@ def test_a_new_prior_shrinks_a_weight_as_if_it_had_always_been_there(monkeypatch
     np.testing.assert_allclose(after.prior, [9.0])
 
 
+def test_the_squared_gradient_counts_as_information():
+    # P = 1 + 3 gains H + c G^2 / (1 + H / P) = 1 + 0.1 * 4 / 1.25, and the weight moves by G / P.
+    after = newton_step(posterior([0.5], [3.0], [1.0]), *constants([1.0], [0.0], [2.0], [1.0]))
+    precision = 4 + 1 + 0.1 * 4 / 1.25
+    np.testing.assert_allclose(after.information, [precision - 1], rtol=1e-6)
+    np.testing.assert_allclose(after.weight, [0.5 - 2 / precision], rtol=1e-6)
+
+
 def test_the_gradient_by_the_prior_is_that_of_the_shrunk_weights():
     """Against differences: w(T) = Z / (T + S) in a loss of gradient G."""
     weight, information, prior = np.array([0.5, -2.0, 1.0]), np.array([1.0, 4.0, 0.5]), 2.0
