@@ -143,6 +143,9 @@ def by_hand(w: dict[str, np.ndarray], e0: np.ndarray) -> np.ndarray:
 def test_a_masked_network_is_the_smaller_one(gated, full, candidate):
     """With crosses of a rank, or with full ones, that are left out as a whole."""
     shape = architecture(gated, full)
+    of_features = masks_of(candidate, shape, LAYOUTS)
+    of_columns = [of_features[f"features/{layout.name}"][:, :-1].ravel() for layout in LAYOUTS]
+    np.testing.assert_array_equal(np.concatenate(of_columns), columns_of(candidate))
     largest, kept = made(shape), columns_of(candidate)
     weights = sliced({name: one.numpy() for name, one in largest.items()}, candidate, kept)
     found = scores(shape, candidate_of(shape, largest, candidate), inputs(kept))
