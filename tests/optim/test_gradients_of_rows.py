@@ -187,14 +187,6 @@ def test_a_step_on_tables_compiles_and_is_the_same(mode):
     np.testing.assert_array_equal(compiled.weights[0].numpy()[-3:], start.astype(np.float32)[-3:])
 
 
-def test_tables_of_one_width_share_a_stack_those_too_wide_or_of_one_column_have_none_and_others_are_refused():
-    options = OPTIONS.changed({"rows": {"rule": "one_sided"}, "blocking": {"max_dimension": 4}})
-    weights = [np.zeros(shape) for shape in ((9, 3), (5, 4), (7, 3), (6, 5), (8, 1))]
-    core = reference.make_core(options, weights, tables=range(5))
-    assert [(f.name, f.count, f.owners, f.exponent) for f in core.layout.factors] == [
-        ("tables3", 2, (0, 2), 1 / 2),
-        ("tables4", 1, (1,), 1 / 2),
-    ]
-
+def test_a_table_that_is_no_matrix_is_refused():
     with pytest.raises(ValueError, match=r"tensor 0 of shape \[4\] .* allowed: matrices"):
         reference.make_core(OPTIONS, [np.zeros(4)], tables=[0])

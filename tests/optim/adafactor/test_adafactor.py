@@ -100,13 +100,10 @@ def test_every_step_is_that_of_the_algorithms(case, jit):
             np.testing.assert_allclose(weight.numpy(), replay.weight, rtol=1e-10, atol=1e-10)
 
 
-def test_weights_without_a_gradient_and_steps_that_are_not_finite():
+def test_a_step_that_is_not_finite_changes_nothing():
     core = make(AdafactorOptions())
-    before = [weight.numpy() for weight in core.weights]
     found = [tf.constant(g) for g in gradients(1)[0]]
-    core.update_if_finite([None, *found[1:]], RATE)
-    np.testing.assert_array_equal(core.weights[0].numpy(), before[0])
-    assert (core.weights[1].numpy() != before[1]).all()
+    core.update_if_finite(found, RATE)
     kept = {name: variable.numpy() for name, variable in core.variables.items()}
     core.update_if_finite([found[0] * np.nan, *found[1:]], RATE)
     assert core.report() == {"nonfinite_steps": 1}
