@@ -45,7 +45,7 @@ def in_one_process(request, tmp_path_factory):
 def test_replicas_that_divide_blocks_take_the_steps_of_one_also_from_what_others_saved(in_one_process):
     _, found = in_one_process
     for case, hows in {
-        "averages": ["2", "3", "4 by 4", "4 by 2"],
+        "averages": ["2", "3", "4 by 2", "eager"],
         "bases": ["3"],
         "diagonals": ["3"],
     }.items():
@@ -53,14 +53,11 @@ def test_replicas_that_divide_blocks_take_the_steps_of_one_also_from_what_others
         assert one["report|nonfinite_steps"] == 1
         for how in hows:
             assert_agree(named(found, f"{case}|{how}"), one)
-    one, two = (named(found, f"averages|{count}") for count in (1, 2))
+    two = named(found, "averages|2")
     for way in ("checkpoint", "keras", "weights"):
-        for count, source in ((1, 2), (2, 2), (3, 1)):
-            resumed = named(found, f"averages|{count} from {source} by {way}")
-            assert_agree(resumed, one)
-            if count == source:
-                assert_agree(resumed, two, bits=True)
-    assert_agree(named(found, "averages|eager"), named(found, "averages|graph"))
+        assert_agree(named(found, f"averages|2 from 2 by {way}"), two, bits=True)
+    for how in ("1 from 2 by checkpoint", "3 from 1 by keras"):
+        assert_agree(named(found, f"averages|{how}"), two)
 
 
 @pytest.mark.slow(first=1)
