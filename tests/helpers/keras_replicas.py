@@ -203,37 +203,48 @@ def bytes_of_state(count: int, strategy: tf.distribute.Strategy) -> np.ndarray:
     return sizes
 
 
-def one_process(saves: str) -> dict[str, np.ndarray]:
-    """All that is compared between one replica and several of one process."""
-    by_count = {count: mirrored(count) for count in (1, 2, 3, 4)}
-    saved = {count: Path(saves, f"of{count}") for count in (1, 2)}
-    made = {f"{case}|1": trained(by_count[1], case) for case in ("bases", "diagonals")}
-    made |= {f"averages|{count}": trained(by_count[count], "averages", save=saved[count]) for count in saved}
-    made |= {f"{case}|3": trained(by_count[3], case) for case in ("averages", "bases", "diagonals")}
-    made["averages|4 by 2"] = trained(by_count[4], "averages", 2)
-    for count, source, ways in ((2, 2, list(WAYS)), (1, 2, ["checkpoint"]), (3, 1, ["keras"])):
-        for way, own in resumed(by_count[count], saved[source], ways).items():
+def one_process(saves: str, count: int) -> dict[str, np.ndarray]:
+    """What so many replicas of one process come to; 2 of them before 1, and 1 before 3.
+
+    Strategies of several sizes would wait for each other in one process.
+    """
+    strategy, saved = mirrored(count), {size: Path(saves, f"of{size}") for size in (1, 2)}
+    made = {}
+    if count == 4:
+        made["averages|4 by 2"] = trained(strategy, "averages", 2)
+    else:
+        made[f"averages|{count}"] = trained(strategy, "averages", save=saved.get(count))
+    for case in ("bases", "diagonals") if count in (1, 3) else ():
+        made[f"{case}|{count}"] = trained(strategy, case)
+    for source, ways in {1: {2: ["checkpoint"]}, 2: {2: list(WAYS)}, 3: {1: ["keras"]}}.get(
+        count, {}
+    ).items():
+        for way, own in resumed(strategy, saved[source], ways).items():
             made[f"averages|{count} from {source} by {way}"] = own
     # Keras 3 replaces weights by their averages inside a condition, in which replicas cannot wait for each other.
     for case in ["clipped"] if IS_KERAS_3 else ["clipped", "averages in place"]:
-        made |= {f"{case}|fit {count}": fitted(by_count[count], case) for count in (1, 2)}
-    model = make(by_count[2], "averages")
-    advance(by_count[2], model, 0, STEPS, eager=True)
-    made["averages|eager"] = state(by_count[2], model)
-    if not IS_KERAS_3:
-        # A SavedModel can be written and read, too.
-        model.save(str(Path(saves, "saved_model")))
-        tf.keras.models.load_model(str(Path(saves, "saved_model")))
-    found = {f"{name}|{part}": value for name, own in made.items() for part, value in own.items()}
-    found |= {f"bytes|{count}": bytes_of_state(count, by_count[4]) for count in (1, 2, 4)}
-    trials: dict[str, Callable[[], Any]] = {
-        "jit_compile": lambda: fitted(by_count[2], "clipped", jit_compile=True),
-        "elsewhere": lambda: advance(by_count[2], make(by_count[1], "clipped"), 0, 1),
-        "groups": lambda: make(by_count[2], "averages", 3),
-    }
-    for name in ("accumulation", "averages in place") if IS_KERAS_3 else ():
-        trials[name] = lambda name=name: advance(by_count[2], make(by_count[2], name), 0, 3)
-    return found | {f"refused|{name}": refused(take) for name, take in trials.items()}
+        if count in (1, 2):
+            made[f"{case}|fit {count}"] = fitted(strategy, case)
+    found: dict[str, np.ndarray] = {}
+    if count == 2:
+        model = make(strategy, "averages")
+        advance(strategy, model, 0, STEPS, eager=True)
+        made["averages|eager"] = state(strategy, model)
+        if not IS_KERAS_3:
+            # A SavedModel can be written and read, too.
+            model.save(str(Path(saves, "saved_model")))
+            tf.keras.models.load_model(str(Path(saves, "saved_model")))
+        trials: dict[str, Callable[[], Any]] = {
+            "jit_compile": lambda: fitted(strategy, "clipped", jit_compile=True),
+            "elsewhere": lambda: advance(strategy, make(tf.distribute.get_strategy(), "clipped"), 0, 1),
+            "groups": lambda: make(strategy, "averages", 3),
+        }
+        for name in ("accumulation", "averages in place") if IS_KERAS_3 else ():
+            trials[name] = lambda name=name: advance(strategy, make(strategy, name), 0, 3)
+        found = {f"refused|{name}": refused(take) for name, take in trials.items()}
+    if count == 4:
+        found = {f"bytes|{size}": bytes_of_state(size, strategy) for size in (1, 2, 4)}
+    return found | {f"{name}|{part}": value for name, own in made.items() for part, value in own.items()}
 
 
 def processes(saves: str) -> dict[str, np.ndarray]:

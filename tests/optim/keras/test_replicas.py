@@ -36,8 +36,10 @@ def assert_agree(found, one, bits=False, exact=1e-12):
 
 @pytest.fixture(scope="module", params=KERAS)
 def in_one_process(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("replicas")
-    (found,) = run(1, folder, "one_process", request.param, saves=str(folder / "saved"))
+    folder, found = tmp_path_factory.mktemp("replicas"), {}
+    for count in (2, 1, 3, 4):
+        given = {"saves": str(folder / "saved"), "count": count}
+        found |= run(1, folder / str(count), "one_process", request.param, **given)[0]
     return request.param, found
 
 
