@@ -146,8 +146,9 @@ class SharedTrainer(Trainer):
         masks = self._masks_of(plan.space.largest)
         self._parts = [MaskedPart(masks) for _ in range(plan.drawn + len(plan.always))]
         super().__init__(state, config, phase, self._parts)
+        # Cut before the first step, not here: a pass that is whole takes none, and the lines of later ones stay.
         self._records = Records(plan.records)
-        self._records.cut(state.remembered(plan.policy.sizes).examples)
+        self._has_begun = False
 
     def _masks_of(self, choice: Choice) -> dict[str, np.ndarray]:
         return masks_of(self._plan.candidate(choice), self._shared.architecture, self._shared.layouts)
@@ -178,6 +179,9 @@ class SharedTrainer(Trainer):
             return super().learn(feed, ramps, rates)
         plan, policy = self._plan, self._plan.policy
         own = self._shared.remembered(policy.sizes)
+        if not self._has_begun:
+            self._records.cut(own.examples)
+            self._has_begun = True
         options, share = plan.config.controller, own.examples / plan.examples
         chosen = policy.draw(
             own.controller.logits, own.batches, np.arange(options.candidates_per_batch + plan.drawn)

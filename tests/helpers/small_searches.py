@@ -59,4 +59,4 @@ def killed(log: Path, out: Path, at: int) -> None:
         if said == at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    search(log, out, progress=progress, controller={"passes": 1.3})
+    search(log, out, progress=progress, target=0.8, controller={"passes": 1.3})

@@ -9,18 +9,19 @@ import tensorflow as tf
 import shampoo_reference as reference
 from ctr.optim.adafactor.core import AdafactorCore
 from ctr.optim.adafactor.options import AdafactorOptions
-from ctr.optim.gradients import keep, of_owners, present_among
 
 # The first two share their stacks of blocks, the third has one of its own; a vector, and a table.
 SHAPES = [(4, 3), (4, 3), (5, 2), (3,), (6, 3)]
 TABLE = 4
-AVERAGED = {"beta1": 0.7, "momentum": 0.8, "weight_decay": 0.1}
+AVERAGED = {"gradient": {"beta1": 0.7}, "momentum": 0.8, "weight_decay": 0.1}
 METHODS = {
-    "Shampoo": {"beta2": 0.9, "grafting": "adam", **AVERAGED},
-    "SOAP": {"eigenvalue_correction": True, "beta1": 0.7, "beta2": 0.9, "grafted_norm": False},
-    "KL-Shampoo": {"factor_update": "kl", "beta2": 0.9, "momentum": 0.8},
-    "diagonals": {"large_dimensions": "diagonal", "max_dimension": 3, "beta2": 0.9, "grafting": "rmsprop"},
-    "separate momenta": {"separate_momenta": True, "momentum": 0.8, "beta2": 0.9},
+    "Shampoo": {"beta2": 0.9, "grafting": {"kind": "adam"}, **AVERAGED},
+    "SOAP": {"method": {"kind": "eigenvalue_corrected"}, "gradient": {"beta1": 0.7}, "beta2": 0.9}
+    | {"grafting": {"norm": "none"}},
+    "KL-Shampoo": {"method": {"kind": "kl"}, "beta2": 0.9, "momentum": 0.8},
+    "diagonals": {"method": {"kind": "diagonal"}, "blocking": {"max_dimension": 3}, "beta2": 0.9}
+    | {"grafting": {"kind": "rmsprop"}},
+    "separate momenta": {"grafting": {"momentum": "separate"}, "momentum": 0.8, "beta2": 0.9},
     "sums": {"beta2": 1.0, **AVERAGED},
 }
 
@@ -51,8 +52,8 @@ def changed(before, after):
     ("method", "roots"), [*((method, "host") for method in METHODS), ("Shampoo", "device")]
 )
 def test_all_that_is_kept_of_it_stays_even_where_roots_are_exchanged(method, roots):
-    given = {"precondition_frequency": 2, "start_preconditioning_step": 1, "sparse": "one_sided"}
-    options = reference.options(**given | {"asynchronous": False} | METHODS[method])
+    given = {"precondition_frequency": 2, "start_preconditioning_step": 1, "rows": {"rule": "one_sided"}}
+    options = reference.options().changed(given | {"roots": {"asynchronous": False}} | METHODS[method])
     core = reference.make_core(options, reference.initial(SHAPES), tf.float32, tables=[TABLE])
     history = reference.drifting(SHAPES, 5, condition=10.0)
     reference.train(core, history[:3], 0.1, roots=roots)
@@ -66,7 +67,7 @@ def test_all_that_is_kept_of_it_stays_even_where_roots_are_exchanged(method, roo
 
 
 def test_roots_that_are_computed_beside_the_training_come_whatever_a_step_brings():
-    core = reference.make_core(reference.options(beta2=0.9), reference.initial(SHAPES[:2]))
+    core = reference.make_core(reference.options().changed({"beta2": 0.9}), reference.initial(SHAPES[:2]))
     # Those of step 8 come into use at step 13.
     history = reference.drifting(SHAPES[:2], 13)
     history[12][1] = None
@@ -96,12 +97,3 @@ def test_of_adafactor_steps_without_a_gradient_are_none(options):
     for index, weight in enumerate(together):
         (alone,) = train([index], [[gs[index]] for gs in gaps if gs[index] is not None])
         assert alone.tobytes() == weight.tobytes()
-
-
-def test_where_none_is_missing_there_is_nothing_to_choose():
-    new, old = tf.constant([[1.0], [2.0]]), tf.constant([[3.0], [4.0]])
-    assert present_among({0, 2, 1}, 3) is None and keep(new, old, None) is new
-    present = present_among({1}, 3)
-    assert present.tolist() == [False, True, False]
-    assert of_owners(present, (1, 1)) is None and of_owners(present, (2, 1)).tolist() == [False, True]
-    np.testing.assert_array_equal(keep(new, old, of_owners(present, (2, 1))), [[3.0], [2.0]])

@@ -11,12 +11,14 @@ from ctr.optim.gradients import sum_duplicates
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.products import gram
-from shampoo_options import options as flat_options
 
 ROWS, WIDTH = 12, 3
 INITIAL = 1e-6
 """Of AdaGrad's sums, the default."""
 RATE = 0.125
+
+
+OPTIONS = reference.options()
 
 
 def slices(values, rows, dtype=tf.float64):
@@ -95,7 +97,8 @@ def table_replay(mode, options, start, steps):
     ("mode", "beta2"), [("adagrad", 1.0), ("adagrad_row", 1.0), ("one_sided", 1.0), ("one_sided", 0.9)]
 )
 def test_tables_learn_as_in_numpy_and_take_no_momentum_no_average_no_decay(mode, beta2):
-    options = reference.options(sparse=mode, beta2=beta2, momentum=0.9, beta1=0.5, weight_decay=0.1)
+    averages = {"beta2": beta2, "momentum": 0.9, "gradient": {"beta1": 0.5}, "weight_decay": 0.1}
+    options = OPTIONS.changed({"rows": {"rule": mode}, **averages})
     start = np.random.default_rng(1).normal(size=(ROWS, WIDTH))
     core = reference.make_core(options, [start], tables=[0])
     steps = list(batches(30))
@@ -111,12 +114,9 @@ def test_tables_learn_as_in_numpy_and_take_no_momentum_no_average_no_decay(mode,
 
 def test_one_sided_direction_and_norm_by_hand():
     # G^T G = diag(16, 4) up to damping, so G R^(-1/2) is orthogonal; AdaGrad's step is all ones: norm 2.
-    options = reference.options(
-        sparse="one_sided",
-        start_preconditioning_step=1,
-        precondition_frequency=99,
-        initial_accumulator=0.0,
-        epsilon=1e-12,
+    changed = {"start_preconditioning_step": 1, "precondition_frequency": 99, "epsilon": 1e-12}
+    options = OPTIONS.changed(
+        {"rows": {"rule": "one_sided"}, "grafting": {"initial_accumulator": 0.0}, **changed}
     )
     core = reference.make_core(options, [np.zeros((3, 2))], tables=[0])
     gradient = tf.IndexedSlices(tf.constant([[4.0, 0.0], [0.0, 2.0]], tf.float64), tf.constant([2, 0]))
@@ -131,34 +131,24 @@ def test_one_sided_direction_and_norm_by_hand():
     np.testing.assert_allclose(core.weights[0][1], np.array([-1, 0]) - step, rtol=1e-9)
 
 
-@pytest.mark.parametrize("mode", ["adagrad", "adagrad_row", "one_sided"])
-def test_a_dense_gradient_trains_a_table_as_its_rows_do(mode):
-    options = reference.options(sparse=mode)
-    start = np.ones((ROWS, WIDTH))
-    by_rows = reference.make_core(options, [start], tables=[0])
-    dense = reference.make_core(options, [start], tables=[0])
-    steps = list(batches(12))
+@pytest.mark.parametrize("mode", ["adagrad", "adagrad_row", "one_sided", None])
+def test_dense_gradients_and_rows_train_in_the_same_way(mode):
+    """A table, and with None a weight that is none, whose rows are made dense."""
+    averages = {"momentum": 0.5, "weight_decay": 0.1}
+    options = OPTIONS.changed({"rows": {"rule": mode}} if mode else averages)
+    start, tables, steps = np.ones((ROWS, WIDTH)), [0] if mode else [], list(batches(12))
+    by_rows, dense = (reference.make_core(options, [start], tables=tables) for _ in range(2))
     one = reference.train(by_rows, [[slices(*batch)] for batch in steps], RATE)
     other = reference.train(dense, [[scattered(*batch)] for batch in steps], RATE)
     assert reference.gaps(other, one, [start]).max() < 1e-12
-
-
-def test_rows_for_a_weight_that_is_no_table_are_made_dense():
-    start = [np.ones((ROWS, WIDTH))]
-    options = reference.options(momentum=0.5, weight_decay=0.1)
-    steps = list(batches(12))
-    one, other = reference.make_core(options, start), reference.make_core(options, start)
-    rows = reference.train(one, [[slices(*batch)] for batch in steps], RATE)
-    dense = reference.train(other, [[scattered(*batch)] for batch in steps], RATE)
-    assert reference.gaps(rows, dense, start).max() < 1e-12
-    assert one.report()["layers_ready"] == 1
+    assert by_rows.report()["layers_ready"] == (mode in ("one_sided", None))
 
 
 @pytest.mark.parametrize("is_table", [True, False])
 @pytest.mark.parametrize(("dtype", "value"), [(tf.float16, 100.0), (tf.bfloat16, 1.0)])
 def test_repeated_rows_of_a_small_dtype_are_summed_in_float32(dtype, value, is_table):
     weight = tf.Variable(tf.zeros([4, 2], dtype))
-    core = ShampooCore(flat_options(start_preconditioning_step=None), [weight], [0] if is_table else [])
+    core = ShampooCore(ShampooOptions(start_preconditioning_step=None), [weight], [0] if is_table else [])
     gradient = tf.IndexedSlices(
         tf.fill([4096, 2], tf.constant(value, dtype)), tf.zeros([4096], tf.int32), tf.constant([4, 2])
     )
@@ -176,10 +166,10 @@ def test_rows_whose_sum_is_not_finite_change_nothing():
     assert (weight.numpy() == 1).all() and core.variables["tensor0/accumulator"].numpy().max() < 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["adagrad_row", "one_sided"])
+@pytest.mark.slow(first=1)
+@pytest.mark.parametrize("mode", ["one_sided", "adagrad_row"])
 def test_a_step_on_tables_compiles_and_is_the_same(mode):
-    options = reference.options(sparse=mode, start_preconditioning_step=1)
+    options = OPTIONS.changed({"rows": {"rule": mode}, "start_preconditioning_step": 1})
     start = np.random.default_rng(1).normal(size=(ROWS, WIDTH))
     plain = reference.make_core(options, [start], tf.float32, tables=[0])
     compiled = reference.make_core(options, [start], tf.float32, tables=[0])
@@ -197,16 +187,6 @@ def test_a_step_on_tables_compiles_and_is_the_same(mode):
     np.testing.assert_array_equal(compiled.weights[0].numpy()[-3:], start.astype(np.float32)[-3:])
 
 
-def test_tables_of_one_width_share_a_stack_and_those_too_wide_or_of_one_column_have_none():
-    options = reference.options(sparse="one_sided", max_dimension=4)
-    weights = [np.zeros(shape) for shape in ((9, 3), (5, 4), (7, 3), (6, 5), (8, 1))]
-    core = reference.make_core(options, weights, tables=range(5))
-    assert [(f.name, f.count, f.owners, f.exponent) for f in core.layout.factors] == [
-        ("tables3", 2, (0, 2), 1 / 2),
-        ("tables4", 1, (1,), 1 / 2),
-    ]
-
-
 def test_a_table_that_is_no_matrix_is_refused():
     with pytest.raises(ValueError, match=r"tensor 0 of shape \[4\] .* allowed: matrices"):
-        reference.make_core(reference.options(), [np.zeros(4)], tables=[0])
+        reference.make_core(OPTIONS, [np.zeros(4)], tables=[0])

@@ -44,7 +44,7 @@ def space_of(log: Path, choices: dict[str, Any], method: str = "random") -> Spac
 def test_the_cost_is_what_an_experiment_counts(log, purpose, key):
     space = space_of(log, CHOICES)
     cost = make_cost(CostConfig(purpose=purpose), space, BASE, log, log / "none.json")
-    choices = [space.number(index) for index in range(0, space.size, 53)]
+    choices = [space.number(index) for index in range(0, space.size, 101)]
     configs = {str(choice): space.apply(BASE, choice).model_dump(mode="json") for choice in choices}
     found = measure(log, {**configs, "base": BASE}, "base", 0)
     for choice in choices:
@@ -52,15 +52,14 @@ def test_the_cost_is_what_an_experiment_counts(log, purpose, key):
     assert cost(space.baseline(BASE)) == 1.0
 
 
-@pytest.mark.parametrize("purpose", ["training", "serving"])
-def test_a_larger_part_never_costs_less(log, purpose):
+def test_a_larger_part_never_costs_less(log):
     # A bottleneck may cost more than its matrix: its ranks are compared among themselves.
     choices = {**CHOICES, "model.deep.ranks.0": [2, 4], "model.crosses.layers": [0, 1, 2]}
     del choices["batch.rows"]
     space = space_of(log, choices)
-    cost = cost_of(space, BASE, counted(log, purpose))
+    cost = cost_of(space, BASE, counted(log, "training"))
     compared = 0
-    for choice in list(space.candidates())[::7]:
+    for choice in list(space.candidates())[::11]:
         for place, decision in enumerate(space.decisions):
             larger = (*choice[:place], choice[place] + 1, *choice[place + 1 :])
             if choice[place] + 1 == len(decision.choices):
@@ -72,7 +71,7 @@ def test_a_larger_part_never_costs_less(log, purpose):
             elif decision.choices[choice[place]] or decision.name == "model.crosses.layers":
                 assert change >= 0
             compared += 1
-    assert compared > 100
+    assert compared > 60
 
 
 def test_times_are_those_of_the_layers_and_of_a_rest(log, tmp_path):

@@ -76,7 +76,7 @@ def numbered(weights: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("linear_rule", ["newton", "adagrad"])
 def test_what_is_masked_does_not_move(linear_rule):
     config = make_config(linear_rule)

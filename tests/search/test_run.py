@@ -37,18 +37,32 @@ SEARCH: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def made_log(tmp_path_factory) -> Path:
+def log(tmp_path_factory) -> Path:
     return publish(tmp_path_factory.mktemp("search") / "log", draw_examples().table())
 
 
 @pytest.fixture
-def place(made_log, tmp_path, monkeypatch) -> Path:
+def place(log, tmp_path, monkeypatch) -> Path:
     """A folder with a log and a search, in which runs are trained by this process, one after the other."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(made_log, tmp_path / "log")
+    (tmp_path / "log").symlink_to(log)
     write(SEARCH)
     monkeypatch.setattr("ctr.experiments.run.run_jobs", run_here)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def searched(log, tmp_path_factory):
+    """A finished search: its folder, and its record."""
+    folder = tmp_path_factory.mktemp("searched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("ctr.experiments.run.run_jobs", run_here)
+        (folder / "log").symlink_to(log)
+        write(SEARCH)
+        record, failures = search(timing=False)
+    assert failures == {}
+    return folder, record
 
 
 def write(content: dict[str, Any]) -> None:
@@ -94,120 +108,116 @@ def logloss(rate: float, end: str | None) -> float:
     return float((weight * losses).sum() / weight.sum())
 
 
+def result_files(out: Path) -> dict[str, bytes]:
+    return {name: (out / name).read_bytes() for name in ("search.json", "best.yaml", "search.yaml")}
+
+
 @pytest.mark.slow
-def test_halving_finds_what_trying_everything_finds(place):
-    record, failures = search(timing=False)
-    assert failures == {}
+def test_halving_finds_what_trying_everything_finds(searched, place):
+    folder, record = searched
     # By hand: all rates on the first prefix, the better half of them on the second one.
     first, second = (rung.end for rung in record.rungs)
     losses = {rate: logloss(rate, first) for rate in RATES}
     better = sorted(RATES, key=losses.get)[:2]
     best = min(better, key=lambda rate: logloss(rate, second))
-    shown = {
-        one.values.get(*record.space) if one.values else 0.05: one.logloss for one in record.rungs[0].tried
-    }
+    tried = record.rungs[0].tried
+    shown = {one.values.get(*record.space) if one.values else 0.05: one.logloss for one in tried}
     assert shown == pytest.approx(losses, rel=1e-6)
     assert record.values == ({} if best == 0.05 else {"optimizer.embeddings.linear_learning_rate": best})
-    result = load_model(TrainConfig, Path("out/best.yaml"), "config")
+    result = load_model(TrainConfig, folder / "out" / "best.yaml", "config")
     assert result.optimizer.embeddings.linear_learning_rate == best
     assert result.time_range.end is None and result.record_predictions
     # A step of each rate takes as many operations, so that these are the rows that were read.
-    tried = [len(rung.tried) * rung.rows for rung in record.rungs]
-    assert record.passes == pytest.approx(sum(tried) / record.rows)
+    rows = [len(rung.tried) * rung.rows for rung in record.rungs]
+    assert record.passes == pytest.approx(sum(rows) / record.rows)
     rest, whole = record.judged
     assert (rest.part, rest.rows) == ("rest", record.rows - record.prefix_rows)
     assert (whole.part, whole.rows) == ("whole", record.rows)
     assert set(rest.metrics["logloss"].by_seed) == {"1", "2"}
 
 
-def result_files(out: str) -> dict[str, bytes]:
-    return {name: (Path(out) / name).read_bytes() for name in ("search.json", "best.yaml", "search.yaml")}
-
-
-@pytest.mark.soak
-def test_a_search_that_was_interrupted_ends_with_the_same_bits(place):
-    search("whole", timing=False)
-    for runs in (1, 4, 7):
-        LEFT[0] = runs
-        try:
-            with pytest.raises(Stop):
-                search(timing=False)
-        finally:
-            LEFT[0] = 10**6
-        search(timing=False)
-        assert result_files("out") == result_files("whole"), runs
-        shutil.rmtree("out")
-
-
-@pytest.mark.soak
-def test_another_search_needs_another_directory(place):
-    # Nothing was trained yet.
-    write({**SEARCH, "target": 1e-9})
-    with pytest.raises(InputError, match="none of 4 candidates"):
-        search(replay=False)
-    write(SEARCH)
-    search(replay=False)
-    before = result_files("out")
-    write({**SEARCH, "title": "Other words", "note": "New.", "seeds": [3]})
-    search(replay=False)
-    write({**SEARCH, "seed": 2})
-    with pytest.raises(
-        InputError, match="out: holds another search: seed was 1, is 2; use another directory"
-    ):
-        search(replay=False)
-    write({**SEARCH, "config": merged(SEARCH["config"], {"model": {"prior": 0.2}})})
-    with pytest.raises(InputError, match=r"holds another search: config.model.prior was 0.3, is 0.2"):
-        search(replay=False)
-    write(SEARCH)
-    Path("log").rename("old")
-    publish(Path("log"), draw_examples(seed=1).table())
-    with pytest.raises(InputError, match="out: holds a search of another log"):
-        search(replay=False)
-    shutil.rmtree("log")
-    Path("old").rename("log")
-    search(replay=False)
-    assert result_files("out") == before
+@pytest.mark.slow(first=1)
+@pytest.mark.parametrize("runs", [4, 1, 7])
+def test_a_search_that_was_interrupted_ends_with_the_same_bits(searched, place, runs):
+    LEFT[0] = runs
+    try:
+        with pytest.raises(Stop):
+            search(timing=False)
+    finally:
+        LEFT[0] = 10**6
+    search(timing=False)
+    assert result_files(Path("out")) == result_files(searched[0] / "out")
 
 
 @pytest.mark.slow
-def test_random_search_and_its_report(place, capsys):
-    write({**SEARCH, "method": "random", "random": {"candidates": 2}, "prefix": 1.0, "note": "<script>"})
-    assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-replay"]) == 0
-    text = capsys.readouterr().out
-    assert (
-        "Method random, 4 candidates, target 1 of the baseline's training cost by operations, seed 1." in text
-    )
-    assert "no held-out rows are left" in text
-    record = json.loads(Path("out/search.json").read_text())
-    (rung,) = record["rungs"]
-    assert len(rung["tried"]) == 3 and rung["end"] is None and record["judged"] == []
-    assert [one["logloss"] for one in rung["tried"]] == sorted(one["logloss"] for one in rung["tried"])
-    page = Path("out/report.html").read_text()
-    shown = Html(page)
-    shown.check()
-    assert "Rates & <b>" in shown.words and "<script>" in shown.words
-    assert len(shown.images()) == 1
-    before = page
-    assert main(["search", "--report", "--out", "out", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == record
-    assert Path("out/report.html").read_text() == before
+def test_another_search_needs_another_directory(searched, place):
+    shutil.copytree(searched[0] / "out", "out")
+    before = result_files(Path("out"))
+    for changes, words in (
+        ({"seed": 2}, "out: holds another search: seed was 1, is 2; use another directory"),
+        (
+            {"config": merged(SEARCH["config"], {"model": {"prior": 0.2}})},
+            r"holds another search: config.model.prior was 0.3, is 0.2",
+        ),
+    ):
+        write({**SEARCH, **changes})
+        with pytest.raises(InputError, match=words):
+            search()
+    write(SEARCH)
+    Path("log").unlink()
+    publish(Path("log"), draw_examples(seed=1).table())
+    with pytest.raises(InputError, match="out: holds a search of another log"):
+        search()
+    shutil.rmtree("log")
+    Path("log").symlink_to(searched[0] / "log")
+    search(timing=False)
+    assert result_files(Path("out")) == before
+    # Other words are no other search, and what ended before anything was trained is none.
+    write({**SEARCH, "title": "Other words", "note": "New."})
+    search(timing=False)
+    write({**SEARCH, "target": 1e-9})
+    with pytest.raises(InputError, match="none of 4 candidates"):
+        search("new")
+    write(SEARCH)
+    LEFT[0] = 0
+    try:
+        with pytest.raises(Stop):
+            search("new")
+    finally:
+        LEFT[0] = 10**6
 
 
-@pytest.mark.soak
-def test_a_candidate_that_fails_is_left_out_and_named(place, monkeypatch):
-    def failing(jobs, workers, report, beam_options, outcomes):
+@pytest.mark.slow
+def test_a_random_search_leaves_out_what_fails_and_has_a_report(place, monkeypatch, capsys):
+    broken: list[str] = []
+
+    def failing(jobs, *rest):
         for job in jobs:
-            if job.name.startswith("c2"):
-                report(job, Outcome(False, 1.0, "it broke", "it broke"))
+            if not broken and not job.name.startswith("baseline"):
+                broken.append(job.name.split()[0])
+                rest[1](job, Outcome(False, 1.0, "it broke", "it broke"))
             else:
-                run_here([job], workers, report, beam_options, outcomes)
+                run_here([job], *rest)
 
     monkeypatch.setattr("ctr.experiments.run.run_jobs", failing)
-    write({**SEARCH, "method": "random", "random": {"candidates": 4}})
+    write({**SEARCH, "method": "random", "random": {"candidates": 2}, "prefix": 1.0, "note": "<script>"})
     record, _ = search(replay=False)
-    assert record.rungs[0].tried[-1].name == "c2"
-    assert record.rungs[0].tried[-1].failure == "it broke"
-    assert record.chosen != "c2"
+    (rung,) = record.rungs
+    *tried, failed = rung.tried
+    assert ([failed.name], failed.failure) == (broken, "it broke") and record.chosen != failed.name
+    assert len(tried) == 2 and rung.end is None and record.judged == []
+    assert [one.logloss for one in tried] == sorted(one.logloss for one in tried)
+    assert main(["search", "--report", "--out", "out"]) == 0
+    text = capsys.readouterr().out
+    words = "Method random, 4 candidates, target 1 of the baseline's training cost by operations, seed 1."
+    assert words in text and "no held-out rows are left" in text
+    shown = Html(Path("out/report.html").read_text())
+    shown.check()
+    assert "Rates & <b>" in shown.words and "<script>" in shown.words and len(shown.images()) == 1
+    files = result_files(Path("out")), Path("out/report.html").read_text()
+    assert main(["search", "--report", "--out", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(Path("out/search.json").read_text())
+    assert (result_files(Path("out")), Path("out/report.html").read_text()) == files
 
 
 @pytest.mark.slow
@@ -229,29 +239,19 @@ def test_a_supernet_and_its_report(place, capsys):
     assert [one["part"] for one in record["judged"]] == ["rest", "whole"]
     page = Path("out/report.html").read_text()
     assert page.count("<figure>") == 6 and "Probabilities of the choices of model.deep.units.0" in page
-    files = result_files("out")
+    files = result_files(Path("out"))
     assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-timing"]) == 0
-    assert result_files("out") == files
+    assert result_files(Path("out")) == files
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            {"space": {}},
-            "search search.yaml: space: {} is not allowed: Dictionary should have at least 1 item",
-        ),
-        (
-            {"method": "guess"},
-            "method: 'guess' is not allowed: Input should be 'supernet', 'halving' or 'random'",
-        ),
-        ({"spaces": {}}, "spaces: unknown key; allowed: base, config"),
+def test_bad_searches_end_in_one_line(place, capsys):
+    for content, message in (
+        ({"method": "guess"}, "method: 'guess' is not allowed: Input should be 'supernet', 'halving' or "),
         ({"config": {"batch": {"row": 3}}}, "config.batch.row: unknown key"),
         (
             {"halving": {"candidates": 3, "rungs": 3, "eta": 2}},
             "3 cannot be reduced by 2 in 3 rungs; allowed: 4",
         ),
-        ({"controller": {"gamma": 0.1}}, "controller.gamma: 0.1 is not allowed"),
         ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
         (
             {"method": "supernet"},
@@ -259,14 +259,12 @@ def test_a_supernet_and_its_report(place, capsys):
         ),
         ({"target": 1e-9}, "space: none of 4 candidates costs at most 1e-09 of the baseline's"),
         ({"prefix": 1e-9}, "a larger prefix is required"),
-    ],
-)
-def test_bad_searches_end_in_one_line(place, capsys, content, message):
-    write({**SEARCH, **content})
-    assert main(["search", "search.yaml", "--log", "log", "--out", "out"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
-    assert message in error
+    ):
+        write({**SEARCH, **content})
+        assert main(["search", "search.yaml", "--log", "log", "--out", "out"]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1
+        assert message in error
 
 
 def test_the_example_is_a_search_of_a_simulated_log(root, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.data.log import read_manifests, read_schema
@@ -42,6 +42,7 @@ def halved(losses: np.ndarray, eta: int) -> tuple[str, list[list[str]], list[lis
     return rungs[-1].kept[0], ran, [rung.kept for rung in rungs]
 
 
+@settings(max_examples=50)
 @given(st.data())
 def test_halving_keeps_the_best_of_each_rung(data):
     rungs, eta = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 4))
@@ -88,7 +89,7 @@ def units_cost(config: TrainConfig) -> float:
     return float(sum(config.model.deep.units) + config.model.crosses.layers)
 
 
-@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 5), st.sampled_from([0.5, 0.75, 1.0, 2.0]))
 def test_drawn_candidates_differ_and_keep_to_the_target(count, seed, target):
     cost = cost_of(SPACE, BASE, units_cost)

@@ -77,8 +77,10 @@ def row_gradients(model, loss, inputs, labels):
 def test_first_order_is_that_of_single_rows(loss):
     model, (inputs, labels) = make(), batch(loss)
     quantities = ("gradient", "individual", "norms", "second_moment", "variance")
-    found = by_weight(statistics_of(model, loss, (inputs, labels), quantities))
     expected = row_gradients(model, loss, inputs, labels)
+    # Frozen layers have statistics, too.
+    model.layers[1].trainable = loss != "mse"
+    found = by_weight(statistics_of(model, loss, (inputs, labels), quantities))
     assert len(found) == len(expected) == 5
     for one, rows in zip(found, expected, strict=True):
         np.testing.assert_allclose(one["individual"], rows / ROWS, rtol=1e-12, atol=1e-15)
@@ -90,11 +92,15 @@ def test_first_order_is_that_of_single_rows(loss):
 
 
 def test_only_what_is_asked_for_and_of_each_query():
+    """Of a loss of one's own."""
     model, (inputs, labels) = make(), batch("mse")
     groups = np.array([0, 0, 1, 2, 2, 2, 1])
-    found = by_weight(
-        statistics_of(model, "mse", (inputs, labels), ("individual", "variance"), groups=groups)
-    )
+
+    def of_rows(labels, outputs):
+        return LOSSES["mse"].values(labels, outputs)
+
+    asked = ("individual", "variance")
+    found = by_weight(statistics_of(model, of_rows, (inputs, labels), asked, groups=groups))
     for one, rows in zip(found, row_gradients(model, "mse", inputs, labels), strict=True):
         assert set(one) == {"individual", "variance"}
         sums = np.stack([rows[groups == query].sum(0) for query in range(3)])
@@ -155,8 +161,9 @@ def test_the_diagonal_of_the_gauss_newton_matrix(loss):
         np.testing.assert_allclose(one["ggn"].ravel(), expected, rtol=1e-11, atol=1e-15)
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("activation", ["tanh", "relu", smelu])
+@pytest.mark.parametrize(
+    "activation", [smelu, *(pytest.param(one, marks=pytest.mark.slow(first=1)) for one in ("relu", "tanh"))]
+)
 def test_the_diagonal_of_the_hessian_has_its_residual_terms(activation):
     model, (inputs, labels) = make(activation), batch("categorical_crossentropy")
     found = by_weight(statistics_of(model, "categorical_crossentropy", (inputs, labels), ("hessian", "ggn")))
@@ -220,26 +227,6 @@ def test_an_activation_may_be_a_layer_of_its_own():
     assert np.abs(found[2] - found[1]).max() > 1e-2
 
 
-@pytest.mark.parametrize(
-    ("activation", "loss"),
-    [
-        ("sigmoid", "binary_crossentropy"),
-        ("softmax", "categorical_crossentropy"),
-        (None, "binary_crossentropy"),
-    ],
-)
-def test_probabilities_are_not_read_as_logits(activation, loss):
-    layers = [keras.layers.Dense(3, activation=activation)]
-    if activation is None:
-        layers.append(keras.layers.Activation("sigmoid"))
-    model = keras.Sequential(layers)
-    model.build([None, 6])
-    data = np.ones((ROWS, 6)), LABELS[loss](np.random.default_rng(0))
-    with pytest.raises(ValueError, match=f"has the activation .*, and {loss} takes logits"):
-        statistics_of(model, loss, data)
-    statistics_of(model, "mse", (data[0], np.ones((ROWS, 3))))
-
-
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize("loss", LABELS)
 def test_drawn_gradients_agree_with_the_exact_ones_within_their_interval(loss):
@@ -253,19 +240,6 @@ def test_drawn_gradients_agree_with_the_exact_ones_within_their_interval(loss):
         assert (np.abs(runs.mean(0) - one["ggn"]) < 6 * error + 1e-12).all()
     again = by_weight(statistics_of(model, loss, data, ("ggn_mc",), samples=60, seed=0))
     np.testing.assert_array_equal(again[0]["ggn_mc"], drawn[0][0]["ggn_mc"])
-
-
-def test_frozen_layers_have_statistics_too():
-    model, data = make(), batch("mse")
-    expected = statistics_of(model, "mse", data, ("gradient", "ggn", "hessian", "kfra"))
-    for layer in model.layers:
-        layer.trainable = False
-    found = statistics_of(model, "mse", data, ("gradient", "ggn", "hessian", "kfra"))
-    assert found.keys() == expected.keys()
-    for name, one in found.items():
-        for quantity, value in one.weight.items():
-            np.testing.assert_array_equal(value, expected[name].weight[quantity])
-        np.testing.assert_array_equal(one.factors["kfra"].outputs, expected[name].factors["kfra"].outputs)
 
 
 class TwoCrosses:
@@ -310,119 +284,6 @@ def test_a_model_that_records_its_products():
         np.testing.assert_allclose(one.weight["hessian"].ravel(), np.diag(hessian), rtol=1e-10, atol=1e-14)
 
 
-def test_what_is_not_defined_is_refused():
-    model, data = make(), batch("mse")
-    for given, words in (
-        ((model, "hinge", data), "loss is 'hinge'; allowed: mse, "),
-        ((model, "mse", data, ("trace",)), "'trace' is no quantity; allowed: gradient, "),
-        ((model, lambda y, z: z[:, 0], data, ("ggn",)), "ggn requires a loss by name"),
-        ((object(), "mse", data), "object reports no products"),
-        ((keras.Sequential([keras.layers.BatchNormalization()]), "mse", data), "BatchNormalization"),
-    ):
-        if isinstance(given[0], keras.Sequential) and not given[0].built:
-            given[0].build([None, 2, 3])
-        with pytest.raises(ValueError, match=words):
-            statistics_of(*given)
-    with pytest.raises(ValueError, match="ggn is not defined for groups"):
-        statistics_of(model, "mse", data, ("ggn",), groups=np.zeros(ROWS, int))
-    data = np.random.default_rng(0).normal(size=(3, 4)), np.ones(3)
-    with pytest.raises(
-        ValueError, match="kfra requires that nothing but element-wise functions follows head"
-    ):
-        statistics_of(TwoCrosses(), "binary_crossentropy", data, ("kfra",))
-
-
-# ---------------------------------------------------------------- what is refused
-
-
-def test_a_loss_that_is_reduced_or_does_not_depend_on_the_outputs_is_refused():
-    model, (inputs, labels) = make(), batch("mse")
-
-    def of_rows(labels, outputs):
-        return tf.reduce_mean(tf.square(outputs - labels), axis=1)
-
-    found = statistics_of(model, of_rows, (inputs, labels), ["gradient"])
-    expected = statistics_of(model, "mse", (inputs, labels), ["gradient"])
-    for one, other in zip(by_weight(found), by_weight(expected), strict=True):
-        np.testing.assert_allclose(one["gradient"], other["gradient"], rtol=1e-12, atol=1e-14)
-    for loss, message in (
-        (keras.losses.MeanSquaredError(), r"returned the shape \[\]; allowed: the loss of each row, \[7\]"),
-        (lambda labels, outputs: tf.square(outputs - labels), r"returned the shape \[7, 3\]"),
-        (
-            lambda labels, outputs: tf.constant(np.square(outputs.numpy())[:, 0]),
-            "does not depend on the outputs",
-        ),
-        (None, "loss is None"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            statistics_of(model, loss, (inputs, labels), ["gradient"])
-
-
-@pytest.mark.parametrize(
-    ("loss", "labels", "message"),
-    [
-        ("mse", np.zeros((3, 7)), r"labels are of shape \(3, 7\).*of shape \[7, 3\]"),
-        ("mse", np.zeros(21), r"labels are of shape \(21,\)"),
-        ("binary_crossentropy", np.zeros((1, 3)), r"labels are of shape \(1, 3\)"),
-        ("categorical_crossentropy", np.arange(7), r"labels are in 0..6; allowed for \w+: 0..2"),
-        ("categorical_crossentropy", np.full((7, 3), 9.0), r"labels are in 9..9; allowed for \w+: 0..1"),
-        ("categorical_crossentropy", np.eye(3)[[0, 1, 2, 0, 1, 2, 0]] / 2, "of row 0 add up to 0.5; allowed"),
-        ("binary_crossentropy", np.full((7, 3), 5.0), r"labels are in 5..5; allowed for \w+: 0..1"),
-        (
-            "categorical_crossentropy",
-            np.zeros(6, np.int64),
-            r"allowed for categorical_crossentropy: .*\[7\] or \[7, 1\]",
-        ),
-        ("categorical_crossentropy", np.full(7, "a"), "labels are of shape"),
-    ],
-)
-def test_labels_of_another_shape_or_class_are_refused(loss, labels, message):
-    with pytest.raises(ValueError, match=message):
-        statistics_of(make(), loss, (batch("mse")[0], labels), ["gradient"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"groups": np.arange(6)}, r"groups is of shape \[6\]"),
-        ({"groups": [0, 0, 1, 1, 2, 2, -1]}, "whole number from 0 up"),
-        ({"groups": [0, 0, 1, 1, 3, 3, 3]}, "leaves out numbers"),
-        ({"samples": 0}, "samples is 0"),
-        ({"quantities": "gradient"}, "allowed: a list of names"),
-        ({"batch": (np.zeros((0, 2, 3)), np.zeros((0, 3)))}, "the batch has no rows"),
-        (
-            {"batch": (np.zeros((7, 5)), np.zeros((7, 3)))},
-            r"the layer first has inputs of shape \(7, 5\).*\[rows, 6\]",
-        ),
-        ({"batch": np.zeros((7, 2, 3))}, "allowed: inputs and labels"),
-    ],
-)
-def test_other_arguments_that_are_refused(changes, message):
-    given = {"batch": batch("mse"), "quantities": ["gradient"], **changes}
-    with pytest.raises(ValueError, match=message):
-        statistics_of(make(), "mse", given.pop("batch"), **given)
-
-
-def test_a_layer_of_ones_own_that_is_called_dense_is_no_dense_layer():
-    class Dense(keras.layers.Dense):
-        def call(self, inputs):
-            return super().call(inputs) ** 2
-
-    model = keras.Sequential([Dense(2), keras.layers.Dense(1)])
-    model.build([None, 3])
-    with pytest.raises(ValueError, match="has trainable weights whose gradients"):
-        statistics_of(model, "mse", (np.zeros((2, 3)), np.zeros((2, 1))), ["gradient"])
-
-
-def test_the_activation_softmax_is_known_by_either_name():
-    model = keras.Sequential([keras.layers.Dense(3, activation=tf.nn.softmax)])
-    model.build([None, 2])
-    with pytest.raises(ValueError, match="takes logits"):
-        statistics_of(
-            model, "categorical_crossentropy", (np.zeros((2, 2)), np.zeros(2, np.int64)), ["gradient"]
-        )
-
-
 def test_the_variance_of_rows_that_are_nearly_the_same():
     """In float32 a difference of squares would leave rounding alone, and less than nothing."""
     keras.backend.set_floatx("float32")
@@ -442,3 +303,104 @@ def test_the_variance_of_rows_that_are_nearly_the_same():
     same = np.repeat(inputs[:1], 50, axis=0)
     (again,) = statistics_of(model, "mse", (same, labels), ["variance"]).values()
     assert (again.weight["variance"] >= 0).all() and again.weight["variance"].max() < 1e-4
+
+
+# What is refused.
+
+BINARY, CATEGORICAL = "binary_crossentropy", "categorical_crossentropy"
+LOGITS = {
+    BINARY: {"inputs": np.ones((ROWS, 6)), "labels": np.ones((ROWS, 3))},
+    CATEGORICAL: {"inputs": np.ones((ROWS, 6)), "labels": np.zeros(ROWS, np.int64)},
+}
+
+
+def sequence(*layers, inputs=(3,)):
+    model = keras.Sequential(list(layers))
+    model.build([None, *inputs])
+    return model
+
+
+class SquaredDense(keras.layers.Dense):
+    """Called Dense as well, and none of Keras' own."""
+
+    def call(self, inputs):
+        return super().call(inputs) ** 2
+
+
+SquaredDense.__name__ = "Dense"
+
+
+def without_a_gradient(labels, outputs):
+    return tf.constant(np.square(outputs.numpy())[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("loss is 'hinge'; allowed: mse, ", {"loss": "hinge"}),
+        ("loss is None", {"loss": None}),
+        ("'trace' is no quantity; allowed: gradient, ", {"quantities": ("trace",)}),
+        ("allowed: a list of names", {"quantities": "gradient"}),
+        ("ggn requires a loss by name", {"loss": lambda y, z: z[:, 0], "quantities": ("ggn",)}),
+        ("ggn is not defined for groups", {"quantities": ("ggn",), "groups": np.zeros(ROWS, int)}),
+        (
+            r"returned the shape \[\]; allowed: the loss of each row, \[7\]",
+            {"loss": keras.losses.MeanSquaredError()},
+        ),
+        (r"returned the shape \[7, 3\]", {"loss": lambda labels, outputs: tf.square(outputs - labels)}),
+        ("does not depend on the outputs", {"loss": without_a_gradient}),
+        # Labels of another shape or class.
+        (r"labels are of shape \(3, 7\).*of shape \[7, 3\]", {"labels": np.zeros((3, 7))}),
+        (r"labels are of shape \(21,\)", {"labels": np.zeros(21)}),
+        (r"labels are of shape \(1, 3\)", {"loss": BINARY, "labels": np.zeros((1, 3))}),
+        (r"labels are in 5..5; allowed for \w+: 0..1", {"loss": BINARY, "labels": np.full((7, 3), 5.0)}),
+        (r"labels are in 0..6; allowed for \w+: 0..2", {"loss": CATEGORICAL, "labels": np.arange(7)}),
+        (r"labels are in 9..9; allowed for \w+: 0..1", {"loss": CATEGORICAL, "labels": np.full((7, 3), 9.0)}),
+        (
+            "of row 0 add up to 0.5; allowed",
+            {"loss": CATEGORICAL, "labels": np.eye(3)[[0, 1, 2, 0, 1, 2, 0]] / 2},
+        ),
+        (r"allowed for \w+: .*\[7\] or \[7, 1\]", {"loss": CATEGORICAL, "labels": np.zeros(6, np.int64)}),
+        ("labels are of shape", {"loss": CATEGORICAL, "labels": np.full(7, "a")}),
+        # Other arguments.
+        (r"groups is of shape \[6\]", {"groups": np.arange(6)}),
+        ("whole number from 0 up", {"groups": [0, 0, 1, 1, 2, 2, -1]}),
+        ("leaves out numbers", {"groups": [0, 0, 1, 1, 3, 3, 3]}),
+        ("samples is 0", {"samples": 0}),
+        ("the batch has no rows", {"inputs": np.zeros((0, 2, 3)), "labels": np.zeros((0, 3))}),
+        (r"the layer first has inputs of shape \(7, 5\).*\[rows, 6\]", {"inputs": np.zeros((7, 5))}),
+        # Models.
+        ("object reports no products", {"model": object}),
+        ("BatchNormalization", {"model": lambda: sequence(keras.layers.BatchNormalization(), inputs=(2, 3))}),
+        ("has trainable weights whose gradients", {"model": lambda: sequence(SquaredDense(3), inputs=(6,))}),
+        (
+            "kfra requires that nothing but element-wise functions follows head",
+            {"model": lambda: TwoCrosses(), "quantities": ("kfra",), "inputs": np.ones((7, 4))}
+            | {"loss": BINARY, "labels": np.ones(7)},
+        ),
+        # Probabilities are not read as logits, by whichever name and wherever the activation is.
+        *(
+            (f"has the activation .*, and {loss} takes logits", {"loss": loss, "model": make, **LOGITS[loss]})
+            for loss, make in (
+                (BINARY, lambda: sequence(keras.layers.Dense(3, activation="sigmoid"), inputs=(6,))),
+                (CATEGORICAL, lambda: sequence(keras.layers.Dense(3, activation="softmax"), inputs=(6,))),
+                (CATEGORICAL, lambda: sequence(keras.layers.Dense(3, activation=tf.nn.softmax), inputs=(6,))),
+                (
+                    BINARY,
+                    lambda: sequence(keras.layers.Dense(3), keras.layers.Activation("sigmoid"), inputs=(6,)),
+                ),
+            )
+        ),
+    ],
+)
+def test_what_is_not_defined_is_refused(words, given):
+    given = dict(zip(("inputs", "labels"), batch("mse"), strict=True)) | given
+    model, loss = given.pop("model", make)(), given.pop("loss", "mse")
+    data = given.pop("inputs"), given.pop("labels")
+    with pytest.raises(ValueError, match=words):
+        statistics_of(model, loss, data, given.pop("quantities", ["gradient"]), **given)
+
+
+def test_a_batch_is_inputs_and_labels():
+    with pytest.raises(ValueError, match="allowed: inputs and labels"):
+        statistics_of(make(), "mse", np.zeros((7, 2, 3)), ["gradient"])

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import shampoo_reference as reference
 from ctr.optim.contrib.presets import FF, PRESETS, PSO, PT
@@ -182,22 +181,3 @@ def test_every_step_is_that_of_the_paper(name):
     plain = small(preset).changed({"start_preconditioning_step": None, "roots": {"first": None}})
     others = reference.train(reference.make_core(plain, start), history, RATE)
     assert reference.gaps(others, expected, start)[-1, 0] > 0.1
-
-
-def test_psos_directions_are_plain_gradients_between_its_first_two_exchanges():
-    """Roots of 1e-6 I are (1e-6)^(-1/4) I on either side: P averages 1000 G, and the step has the norm of M."""
-    start, history = reference.initial([(4, 3)]), reference.drifting([(4, 3)], 2 * EVERY, condition=10.0)
-    core = reference.make_core(small(PSO), start)
-    average, before = np.zeros((4, 3)), start[0]
-    for t, (gradient,) in enumerate(history, 1):
-        core.update([tf.constant(gradient)], tf.constant(RATE, tf.float64))
-        step, before = before - core.weights[0].numpy(), core.weights[0].numpy()
-        if EVERY < t < 2 * EVERY:
-            average = 0.9 * average + 0.1 * 1000 * gradient
-            np.testing.assert_allclose(core.variables["tensor0/momentum"], average, rtol=1e-9)
-            np.testing.assert_allclose(step / norm(step), average / norm(average), rtol=1e-9)
-            graft = core.variables["tensor0/graft_momentum"].numpy()
-            assert norm(step) == pytest.approx(RATE * norm(graft), rel=1e-12)
-            np.testing.assert_allclose(core.exchanged.roots[0][0], 1e-6 ** (-1 / 4) * np.eye(4), rtol=1e-12)
-    # At the second exchange those of the first come in.
-    assert not np.allclose(core.exchanged.roots[0][0], 1e-6 ** (-1 / 4) * np.eye(4))

@@ -61,23 +61,3 @@ def test_a_rate_that_begins_at_0_moves_nothing_until_it_rises(compiled):
     np.testing.assert_allclose(served, expected[0], rtol=1e-6)
     np.testing.assert_allclose(learned, expected[1], rtol=1e-6)
     np.testing.assert_array_equal(descend(0.9, [0.0], start)[0], start)
-
-
-def test_the_average_is_nearer_to_the_optimum_than_noisy_steps():
-    source, start = np.random.default_rng(5), np.zeros(3)
-    weight = tf.Variable(start)
-    averaging = ScheduleFree(0.9, {"dense/000": weight})
-    noise = tf.Variable(start)
-
-    @tf.function
-    def step():
-        averaging.step(tf.constant(0.5), lambda: weight.assign_sub(0.5 * (weight - 1.0 + noise)))
-
-    for _ in range(400):
-        noise.assign(source.normal(size=3))
-        step()
-    arrays = {name: variable.numpy() for name, variable in averaging.variables.items()}
-    arrays["dense/000"] = weight.numpy()
-    served = served_weights(arrays, 0.9)["dense/000"]
-    z = weight.numpy() + averaging.variables["averaging/distance/dense/000"].numpy()
-    assert np.abs(served - 1).max() < 0.3 < np.abs(z - 1).max()

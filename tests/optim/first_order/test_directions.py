@@ -9,6 +9,13 @@ from ctr.optim.first_order import directions
 from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop, Sign
 
 GRADIENTS = ([3.0, -1.0], [4.0, 0.0], [0.0, 2.0])
+SECOND = 9 / 64 + 1
+"""Of the second element, with b = 3/4, D at step 3; that of the first is 9/4, 91/16, 273/64."""
+OF_ADAM = [  # 1 - b^t = 1/4, 7/16, 37/64
+    [3 / 3.5, -1 / 1.5],
+    [4 / (math.sqrt(91 / 16 / (7 / 16)) + 0.5), 0],
+    [0, 2 / (math.sqrt(SECOND / (37 / 64)) + 0.5)],
+]
 
 
 def run(options, gradients=GRADIENTS, averages=None):
@@ -26,40 +33,42 @@ def run(options, gradients=GRADIENTS, averages=None):
     return found
 
 
-def rows(*expected):
-    return [pytest.approx(row, rel=1e-12) for row in expected]
-
-
-def test_adagrad():
-    assert run(AdaGrad(initial_accumulator=0.0)) == rows([1, -1], [0.8, 0], [0, 2 / math.sqrt(5)])
-    assert run(AdaGrad(initial_accumulator=7.0))[0] == pytest.approx([0.75, -1 / math.sqrt(8)], rel=1e-12)
-
-
-def test_sgd_is_the_gradient():
-    assert run(SGD()) == [list(gradient) for gradient in GRADIENTS]
-
-
-def test_adagrads_epsilon_is_added_to_the_root():
-    assert run(AdaGrad(initial_accumulator=0.0, epsilon=1.0)) == rows(
-        [3 / 4, -1 / 2], [4 / 6, 0], [0, 2 / (math.sqrt(5) + 1)]
-    )
-
-
-def test_signs_of_gradients():
-    assert run(Sign()) == [[1, -1], [1, 0], [0, 1]]
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (AdaGrad(initial_accumulator=0.0), [[1, -1], [0.8, 0], [0, 2 / math.sqrt(5)]]),
+        (
+            AdaGrad(initial_accumulator=7.0),
+            [[0.75, -1 / math.sqrt(8)], [4 / math.sqrt(32), 0], [0, 2 / math.sqrt(12)]],
+        ),
+        # Epsilon is added to the root.
+        (
+            AdaGrad(initial_accumulator=0.0, epsilon=1.0),
+            [[3 / 4, -1 / 2], [4 / 6, 0], [0, 2 / (math.sqrt(5) + 1)]],
+        ),
+        (SGD(), GRADIENTS),
+        (Sign(), [[1, -1], [1, 0], [0, 1]]),
+        # Not corrected for the bias.
+        (
+            RMSprop(beta2=0.75, epsilon=0.5),
+            [
+                [3 / 2, -1 / (0.5 + 0.5)],
+                [4 / (math.sqrt(91) / 4 + 0.5), 0],
+                [0, 2 / (math.sqrt(SECOND) + 0.5)],
+            ],
+        ),
+        (Adam(beta2=0.75, epsilon=0.5), OF_ADAM),
+        # Before the factor of a layer they are those of SGD and of Adam.
+        (LARS(), GRADIENTS),
+        (LAMB(beta2=0.75, epsilon=0.5), OF_ADAM),
+    ],
+)
+def test_directions_by_hand(options, expected):
+    assert run(options) == [pytest.approx(list(row), rel=1e-12) for row in expected]
+    assert directions.is_layerwise(options) == isinstance(options, LARS | LAMB)
 
 
 def test_layerwise_directions_have_the_norm_of_their_weights():
-    # Before the factor they are those of SGD and of Adam.
-    assert run(LARS()) == run(SGD())
-    assert run(LAMB(beta2=0.75, epsilon=0.5)) == run(Adam(beta2=0.75, epsilon=0.5))
-    assert [directions.is_layerwise(options) for options in (LARS(), LAMB(), SGD(), Adam())] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-
     def factor(weight_norm, norm):
         return float(directions.layer_factor(tf.constant(weight_norm), tf.constant(norm)))
 
@@ -68,32 +77,11 @@ def test_layerwise_directions_have_the_norm_of_their_weights():
     assert factor(0.0, 1.5) == factor(6.0, 0.0) == 1.0
 
 
-def test_rmsprop_is_not_bias_corrected():
-    # b = 3/4: D = 9/4, then 3/4 9/4 + 16/4 = 91/16, then 273/64.
-    found = run(RMSprop(beta2=0.75, epsilon=0.5))
-    second = [math.sqrt(3 / 16), math.sqrt(9 / 64 + 1)]
-    assert found == rows(
-        [3 / 2, -1 / (0.5 + 0.5)], [4 / (math.sqrt(91) / 4 + 0.5), 0], [0, 2 / (second[1] + 0.5)]
-    )
-
-
-def test_adam_is_bias_corrected():
-    found = run(Adam(beta2=0.75, epsilon=0.5))
-    # 1 - b^t = 1/4, 7/16, 37/64.
-    assert found == rows(
-        [3 / 3.5, -1 / 1.5],
-        [4 / (math.sqrt(91 / 16 / (7 / 16)) + 0.5), 0],
-        [0, 2 / (math.sqrt((9 / 64 + 1) / (37 / 64)) + 0.5)],
-    )
-
-
 def test_second_moments_take_the_gradient_and_directions_its_average():
     found = run(AdaGrad(initial_accumulator=0.0), averages=([1.0, 1.0], [2.0, 1.0], [5.0, 1.0]))
-    assert found == rows([1 / 3, 1], [2 / 5, 1], [1, 1 / math.sqrt(5)])
+    assert found == [pytest.approx(row) for row in ([1 / 3, 1], [2 / 5, 1], [1, 1 / math.sqrt(5)])]
 
 
-@pytest.mark.parametrize(
-    "options", [AdaGrad(initial_accumulator=0.0), Adam(epsilon=0.0), RMSprop(epsilon=0.0)]
-)
-def test_nothing_divided_by_nothing_is_nothing(options):
-    assert run(options, gradients=([0.0, 5.0],))[0][0] == 0.0
+def test_nothing_divided_by_nothing_is_nothing():
+    for options in (AdaGrad(initial_accumulator=0.0), Adam(epsilon=0.0), RMSprop(epsilon=0.0)):
+        assert run(options, gradients=([0.0, 5.0],))[0][0] == 0.0

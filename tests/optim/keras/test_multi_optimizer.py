@@ -6,61 +6,31 @@ import pytest
 import tensorflow as tf
 
 from ctr.optim.keras.keras3 import Adafactor, Shampoo, ShampooCallback, Soap
-from shampoo_options import tree
-
-# Roots of step 2 are waited for; later ones are sent at 6, 10, ... and taken in four steps on.
-QUICK = {
-    "start_preconditioning_step": 2,
-    "precondition_frequency": 4,
-    "statistics_frequency": 1,
-    "early_growth": 0.0,
-    "drift_bound": 0.0,
-}
+from keras_models import KERAS_3, example, fit, make_model, quick
 
 CASES = {
     # The default optimizer, and one by the path of its variable.
     "Shampoo beside AdaGrad for embeddings": lambda: (
-        Shampoo(0.02, **tree(**QUICK)),
+        Shampoo(0.02, **quick()),
         {"words/embeddings": keras.optimizers.Adagrad(0.1)},
     ),
     "Soap beside Adafactor for embeddings": lambda: (
-        Soap(0.02, **tree(**QUICK)),
+        Soap(0.02, **quick()),
         {"words/embeddings": Adafactor(0.05)},
     ),
     "Shampoo for one kernel": lambda: (
         keras.optimizers.Adam(0.01),
-        {"hidden/kernel": Shampoo(0.02, **tree(momentum=0.9, **QUICK))},
+        {"hidden/kernel": Shampoo(0.02, momentum=0.9, **quick())},
     ),
 }
 
 
-def make_model():
-    keras.utils.set_random_seed(1)
-    ids = keras.Input((2,), dtype="int32")
-    hidden = keras.layers.Flatten()(keras.layers.Embedding(7, 3, name="words")(ids))
-    hidden = keras.layers.Dense(4, activation="tanh", name="hidden")(hidden)
-    return keras.Model(ids, keras.layers.Dense(1, dtype="float32", name="output")(hidden))
-
-
-def compiled(case, **options):
-    default, by_path = CASES[case]()
-    model = make_model()
+def with_parts(default, by_path, **options):
+    """A model that is compiled with these optimizers together."""
+    model = make_model(KERAS_3)
     optimizer = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(default, by_path))
     model.compile(optimizer=optimizer, loss="mse", **options)
     return model
-
-
-def batches(count, start=0):
-    found = []
-    for step in range(start, start + count):
-        ids = np.random.default_rng(step).integers(0, 7, (16, 2)).astype(np.int32)
-        found.append((ids, (np.sin(ids.sum(axis=1, keepdims=True)) + 0.5).astype(np.float32)))
-    return found
-
-
-def fit(model, count, start=0, **options):
-    ids, labels = (np.concatenate(parts) for parts in zip(*batches(count, start), strict=True))
-    return model.fit(ids, labels, batch_size=16, shuffle=False, verbose=0, **options).history
 
 
 def values(model):
@@ -76,7 +46,7 @@ def shampoo_of(model):
 @pytest.mark.parametrize("case", CASES)
 def test_each_part_takes_its_own_steps(case):
     """Those of the same optimizers, each of them called in a loop with its own variables alone."""
-    model, other = compiled(case), make_model()
+    model, other = with_parts(*CASES[case]()), make_model(KERAS_3)
     fit(model, 11)
     default, by_path = CASES[case]()
     variables = {variable.path: variable for variable in other.trainable_variables}
@@ -93,8 +63,8 @@ def test_each_part_takes_its_own_steps(case):
         for (optimizer, own), found in zip(parts, gradients, strict=True):
             optimizer.apply(found, own)
 
-    for ids, labels in batches(11):
-        step(ids, labels)
+    for number in range(11):
+        step(*map(tf.constant, example(number)))
     for path, value in values(other).items():
         np.testing.assert_allclose(values(model)[path], value, rtol=0, atol=1e-6, err_msg=path)
     shampoo = shampoo_of(model)
@@ -104,17 +74,16 @@ def test_each_part_takes_its_own_steps(case):
     assert treated == [variable.path for variable in expected]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow(first=1)
+@pytest.mark.parametrize("case", list(CASES)[::-1])
 def test_saved_models_and_weights_go_on_to_the_bit(case, tmp_path):
-    model = compiled(case)
+    model, from_weights = (with_parts(*CASES[case]()) for _ in range(2))
     fit(model, 8)
     core = shampoo_of(model).core
     # A root is on its way.
     assert int(core.exchanged.exchanged_at) == 6
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
-    from_weights = compiled(case)
     from_weights.optimizer.build(from_weights.trainable_variables)
     from_weights.load_weights(tmp_path / "model.weights.h5")
     fit(model, 6, start=8)
@@ -127,11 +96,11 @@ def test_saved_models_and_weights_go_on_to_the_bit(case, tmp_path):
         assert int(shampoo_of(loaded).iterations) == int(loaded.optimizer.iterations) == 14
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"jit_compile": True}])
+@pytest.mark.slow(first=1)
+@pytest.mark.parametrize("options", [{"jit_compile": True}, {}])
 def test_the_callback_finds_shampoo_among_the_parts(options):
-    case = "Soap beside Adafactor for embeddings"
-    history = fit(compiled(case, **options), 12, callbacks=[ShampooCallback()])
+    model = with_parts(*CASES["Soap beside Adafactor for embeddings"](), **options)
+    history = fit(model, 12, [ShampooCallback()])
     assert history["shampoo/layers_ready"] == [1]
     # On the host in either way: XLA alone cannot compute eigenbases.
     assert history["shampoo/eigh"] == history["shampoo/refreshed"] != [0]
@@ -139,18 +108,14 @@ def test_the_callback_finds_shampoo_among_the_parts(options):
 
 def test_the_callback_refuses_none_and_two():
     adam = keras.optimizers.Adam()
-
-    def refused(default, others):
-        model = make_model()
-        optimizers = keras.optimizers.OptimizerMap(default, others)
-        model.compile(optimizer=keras.optimizers.MultiOptimizer(optimizers), loss="mse")
-        with pytest.raises(ValueError, match="requires one optimizer Shampoo, not ") as error:
-            fit(model, 1, callbacks=[ShampooCallback()])
-        return str(error.value).rpartition("not ")[2]
-
-    assert refused(adam, {"hidden/kernel": Adafactor()}) == "Adafactor, Adam"
-    assert refused(Shampoo(), {"hidden/kernel": Soap()}) == "Soap, Shampoo"
-    model = make_model()
+    for default, other, found in (
+        (adam, Adafactor(), "Adafactor, Adam"),
+        (Shampoo(), Soap(), "Soap, Shampoo"),
+    ):
+        model = with_parts(default, {"hidden/kernel": other})
+        with pytest.raises(ValueError, match=f"requires one optimizer Shampoo, not {found}$"):
+            fit(model, 1, [ShampooCallback()])
+    model = make_model(KERAS_3)
     model.compile(optimizer=keras.optimizers.MultiOptimizer(lambda variable: adam), loss="mse")
     with pytest.raises(ValueError, match=r"before optimizer.build\(model.trainable_variables\)"):
-        fit(model, 1, callbacks=[ShampooCallback()])
+        fit(model, 1, [ShampooCallback()])

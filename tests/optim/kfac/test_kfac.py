@@ -160,16 +160,18 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_every_step_is_that_of_the_formulas(case):
+@pytest.mark.parametrize(
+    ("case", "jit"), [("inverse", True), *((case, False) for case in ("eigen", *list(CASES)[2:], "inverse"))]
+)
+def test_every_step_is_that_of_the_formulas(case, jit):
     options = {"fisher": "empirical", "statistics_frequency": 2, "inverse_frequency": 6} | CASES[case]
     model = make()
     expected = replay(model, KfacOptions(**options), 0.05, batches(25))
-    trainer = KfacTrainer(model, "binary_crossentropy", 0.05, **options)
+    trainer = KfacTrainer(model, "binary_crossentropy", 0.05, jit_compile=jit, **options)
     for one in batches(25):
         assert np.isfinite(float(trainer.step(*one)))
     for weight, other in zip(model.trainable_weights, expected, strict=True):
-        np.testing.assert_allclose(weight.numpy(), other, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(weight.numpy(), other, rtol=1e-7, atol=1e-9)
     report = trainer.core.report()
     assert (report["layers"], report["layers_ready"], report["failed"]) == (3, 3, 0)
 
@@ -189,21 +191,6 @@ def test_sampled_labels_have_the_models_own_fisher_matrix():
     exact = np.mean(probability * (1 - probability))
     assert abs(np.mean(drawn) - exact) < 6 * np.std(drawn) / np.sqrt(len(drawn))
     assert np.std(drawn) > 0
-
-
-@pytest.mark.slow
-def test_compiled_by_xla_it_takes_the_same_steps():
-    found = []
-    for jit in (False, True):
-        model = make()
-        # XLA draws other numbers.
-        options = {"inverse_frequency": 4, "fisher": "empirical"}
-        trainer = KfacTrainer(model, "binary_crossentropy", 0.05, jit_compile=jit, **options)
-        for one in batches(9):
-            trainer.step(*one)
-        found.append([weight.numpy() for weight in model.trainable_weights])
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-9)
 
 
 def test_a_layer_without_gradients_waits_and_what_is_in_no_product_takes_adagrads_step():
@@ -237,36 +224,22 @@ def test_factors_that_are_not_finite_leave_the_previous_ones_and_are_counted(for
     np.testing.assert_array_equal(core.variables["layer0/left"].numpy(), before)
 
 
-def test_a_step_with_a_gradient_that_is_not_finite_is_skipped():
+def test_a_step_that_is_not_finite_is_skipped_and_frozen_layers_stay():
     model = make()
+    model.layers[0].trainable = False
     trainer = KfacTrainer(model, "binary_crossentropy", 0.05, form="eigen")
     (inputs, labels), *_ = batches(1)
+    start = [weight.numpy() for weight in model.weights]
     trainer.step(inputs, labels)
-    before = [weight.numpy() for weight in model.trainable_weights]
+    before = [weight.numpy() for weight in model.weights]
+    stayed = [np.array_equal(one, other) for one, other in zip(before, start, strict=True)]
+    assert stayed == [True, True, False, False, False] and trainer.core.report()["layers"] == 2
     assert np.isnan(trainer.step(np.where(inputs > 1, np.nan, inputs), labels))
-    for weight, expected in zip(model.trainable_weights, before, strict=True):
+    for weight, expected in zip(model.weights, before, strict=True):
         np.testing.assert_array_equal(weight.numpy(), expected)
     assert (int(trainer.nonfinite_steps), int(trainer.core.step)) == (1, 1)
     trainer.step(inputs, labels)
     assert int(trainer.core.step) == 2
-
-
-@pytest.mark.slow
-def test_frozen_layers_stay_and_the_others_take_their_steps():
-    def trained(frozen):
-        model = make()
-        model.layers[0].trainable = not frozen
-        trainer = KfacTrainer(model, "binary_crossentropy", 0.05, fisher="empirical")
-        for one in batches(1):
-            trainer.step(*one)
-        return [weight.numpy() for weight in model.weights], trainer.core.report()["layers"]
-
-    (free, all_layers), (partly, some) = trained(False), trained(True)
-    start = [weight.numpy() for weight in make().weights]
-    assert (all_layers, some) == (3, 2)
-    for number, (one, other, begin) in enumerate(zip(free, partly, start, strict=True)):
-        np.testing.assert_allclose(other, begin if number < 2 else one, rtol=1e-12)
-        assert np.abs(one - begin).max() > 1e-6
 
 
 def test_what_a_warm_start_takes():
@@ -290,17 +263,6 @@ def test_what_a_warm_start_takes():
     )
     assert not new.arrays["kfac/layer0/inputs"].any()
     assert made().cost([(3, 2)]).preconditioning == 60
-
-
-def test_options_are_checked():
-    with pytest.raises(ValueError, match="form is 'cholesky'; allowed: inverse, eigen"):
-        KfacOptions(form="cholesky")
-    with pytest.raises(ValueError, match="damping is 0"):
-        KfacOptions(damping=0)
-    with pytest.raises(ValueError, match="nesterov requires a momentum"):
-        KfacOptions(nesterov=True)
-    with pytest.raises(ValueError, match="loss is 'hinge'"):
-        KfacTrainer(make(), "hinge")
 
 
 @pytest.mark.slow(first=1)
@@ -339,25 +301,11 @@ def test_the_learning_rate_can_be_changed_between_steps():
     for rate in (-1.0, float("nan"), 1e300, "0.1", None):
         with pytest.raises(ValueError, match="allowed: a number from 0 up"):
             trainer.learning_rate = rate
-
-
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        (lambda: keras.layers.Dropout(0.5), r"\(Dropout\) behaves differently in training"),
-        (
-            lambda: keras.Sequential([keras.layers.GaussianNoise(0.5)]),
-            r"\(GaussianNoise\) behaves differently in training",
-        ),
-        (lambda: keras.layers.Dense(2, kernel_regularizer="l2"), "has a kernel_regularizer"),
-        (lambda: keras.layers.Dense(2, bias_constraint="non_neg"), "has a bias_constraint"),
-    ],
-)
-def test_what_the_step_would_leave_out_is_refused(layer, message):
-    model = keras.Sequential([layer(), keras.layers.Dense(1)])
-    model.build([None, 3])
-    with pytest.raises(ValueError, match=message):
-        KfacTrainer(model, "mse", 0.1)
+    with pytest.raises(ValueError, match="the batch has no rows"):
+        trainer.step(inputs[:0], labels[:0])
+    with pytest.raises(ValueError, match="labels are of shape"):
+        trainer.step(inputs, labels[:-1])
+    assert int(trainer.core.step) == 2
 
 
 def test_layers_that_always_do_the_same_are_taken():
@@ -369,16 +317,36 @@ def test_layers_that_always_do_the_same_are_taken():
     np.testing.assert_allclose(trainer.step(inputs, labels), plain.step(inputs, labels), rtol=1e-6)
 
 
-def test_other_models_options_and_batches_that_are_refused():
+def before_dense(layer):
+    model = keras.Sequential([layer, keras.layers.Dense(1)])
+    model.build([None, 3])
+    return model
+
+
+def not_sequential():
     inputs = keras.Input([3])
-    with pytest.raises(ValueError, match="is not a built Sequential model"):
-        KfacTrainer(keras.Model(inputs, keras.layers.Dense(1)(inputs)), "mse", 0.1)
+    return keras.Model(inputs, keras.layers.Dense(1)(inputs))
+
+
+def test_models_and_options_that_are_refused():
+    layers = keras.layers
+    noise = keras.Sequential([layers.GaussianNoise(0.5)])
+    for model, message in (
+        (before_dense(layers.Dropout(0.5)), r"\(Dropout\) behaves differently in training"),
+        (before_dense(noise), r"\(GaussianNoise\) behaves differently in training"),
+        (before_dense(layers.Dense(2, kernel_regularizer="l2")), "has a kernel_regularizer"),
+        (before_dense(layers.Dense(2, bias_constraint="non_neg")), "has a bias_constraint"),
+        (not_sequential(), "is not a built Sequential model"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            KfacTrainer(model, "mse", 0.1)
+    for given, message in (
+        ({"form": "cholesky"}, "form is 'cholesky'; allowed: inverse, eigen"),
+        ({"damping": 0}, "damping is 0"),
+        ({"nesterov": True}, "nesterov requires a momentum"),
+        ({"loss": "hinge"}, "loss is 'hinge'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            KfacTrainer(make(), **{"loss": "mse"} | given)
     with pytest.raises(TypeError, match=r"K-FAC has no option 'dampning'; allowed: .*damping"):
         KfacTrainer(make(), "mse", 0.1, dampning=1)
-    trainer = KfacTrainer(make(), "mse", 0.1)
-    inputs, labels = batches(1)[0]
-    with pytest.raises(ValueError, match="the batch has no rows"):
-        trainer.step(inputs[:0], labels[:0])
-    with pytest.raises(ValueError, match="labels are of shape"):
-        trainer.step(inputs, labels[:-1])
-    assert int(trainer.core.step) == 0

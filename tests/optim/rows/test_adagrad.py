@@ -19,16 +19,15 @@ def random_values(rng, *shape):
     return (rng.normal(size=shape) * 10.0 ** rng.integers(-3, 3, size=shape)).astype(np.float32)
 
 
-@pytest.mark.parametrize("initial", [0.0, 0.1])
-@pytest.mark.parametrize("rate", [0.3, [0.5, 0.01, 0.0]], ids=["one rate", "a rate for each column"])
-def test_rows_follow_the_reference_for_many_steps(update, rate, initial):
+@pytest.mark.parametrize(("initial", "rate"), [(0.0, 0.3), (0.1, [0.5, 0.01, 0.0])])
+def test_rows_follow_the_reference_for_many_steps(update, initial, rate):
     rng = np.random.default_rng(1)
     start = random_values(rng, ROWS, COLUMNS)
     table = tf.Variable(start)
     accumulator = tf.Variable(tf.fill(table.shape, initial))
     expected, sums = start.astype(np.float64), np.full((ROWS, COLUMNS), np.float32(initial), np.float64)
     step = tf.function(lambda rows, gradient: update(table, accumulator, rows, gradient, tf.constant(rate)))
-    for number in range(200):
+    for number in range(100):
         touched = rng.choice(ROWS, size=rng.integers(1, 6), replace=False)
         gradient = random_values(rng, len(touched), COLUMNS)
         if number % 5 == 0:

@@ -12,7 +12,14 @@ from ctr.optim.shampoo.options import OneSidedOptions, RootOptions
 
 ROWS, WIDTH, COPIES, STEPS = 11, 4, 2, 25
 COLUMNS = COPIES * (WIDTH + 1)
-OPTIONS = {"initial_accumulator": 0.1, "asynchronous": False}
+OPTIONS = reference.options().changed(
+    {
+        "grafting": {"initial_accumulator": 0.1},
+        "roots": {"asynchronous": False},
+        "rows": {"rule": "one_sided"},
+    }
+)
+"""Of tables."""
 
 
 def history(seed=0):
@@ -27,12 +34,11 @@ def history(seed=0):
     return found
 
 
-def make(limit=None, **changed):
+def make(limit=None, graft_rows=False):
     rates = np.tile(np.float32([0.1] * WIDTH + [0.3]), COPIES)
     setup = RowSetup([rates], [np.full(COLUMNS, 0.1, np.float32)], COPIES, limit)
-    options = reference.options(**OPTIONS | changed)
-    own = {name: getattr(options, name) for name in RootOptions.names()}
-    optimizer = RowOneSided(setup, OneSidedOptions(**own, graft_rows=options.rows.graft_rows))
+    own = {name: getattr(OPTIONS, name) for name in RootOptions.names()}
+    optimizer = RowOneSided(setup, OneSidedOptions(**own, graft_rows=graft_rows))
     table = tf.Variable(
         np.random.default_rng(5).normal(size=(ROWS, COLUMNS)).astype(np.float32), shape=[None, COLUMNS]
     )
@@ -59,11 +65,9 @@ def test_each_copy_takes_the_steps_of_the_core():
     train(optimizer, table, history())
     for copy in range(COPIES):
         part = slice(copy * (WIDTH + 1), copy * (WIDTH + 1) + WIDTH)
-        options = reference.options(**OPTIONS, sparse="one_sided")
-        core = ShampooCore(options, [tf.Variable(start[:, part])], [0])
-        for rows, gradient in history():
-            core.update([tf.IndexedSlices(tf.constant(gradient[:, part]), tf.constant(rows))], 0.1)
-        np.testing.assert_allclose(table.numpy()[:, part], core.weights[0].numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            table.numpy()[:, part], by_the_core(start[:, part], part), rtol=1e-4, atol=1e-5
+        )
         linear, sums = start[:, part.stop].astype(np.float64), np.full(ROWS, 0.1)
         for rows, gradient in history():
             sums[rows] += gradient[:, part.stop] ** 2
@@ -84,9 +88,17 @@ def test_each_copy_takes_the_steps_of_the_core():
     assert optimizer.cost([(3.0, COLUMNS)]).preconditioning > 0
 
 
+def by_the_core(start, part, graft_rows=False):
+    """What Shampoo makes of a copy's embeddings as a table of its own."""
+    core = ShampooCore(OPTIONS.changed({"rows": {"graft_rows": graft_rows}}), [tf.Variable(start)], [0])
+    for rows, gradient in history():
+        core.update([tf.IndexedSlices(tf.constant(gradient[:, part]), tf.constant(rows))], 0.1)
+    return core.weights[0].numpy()
+
+
 def replay_by_rows(start, part):
     """In float64: each row takes the direction G R^(-1/2) with the norm of its own AdaGrad step."""
-    options, table = reference.options(**OPTIONS), start[:, part].astype(np.float64)
+    options, table = OPTIONS, start[:, part].astype(np.float64)
     sums, products, root = np.full(table.shape, 0.1), np.zeros((WIDTH, WIDTH)), None
     for t, (rows, whole) in enumerate(history(), 1):
         gradient = whole[:, part].astype(np.float64)
@@ -115,14 +127,8 @@ def test_each_row_may_take_the_norm_of_its_own_step():
         part = slice(copy * (WIDTH + 1), copy * (WIDTH + 1) + WIDTH)
         np.testing.assert_allclose(tables[0][:, part], replay_by_rows(start, part), rtol=1e-4, atol=1e-5)
         assert np.abs(tables[0][:, part] - tables[1][:, part]).max() > 1e-2
-        core = ShampooCore(
-            reference.options(**OPTIONS, sparse="one_sided", graft_rows=True),
-            [tf.Variable(start[:, part])],
-            [0],
-        )
-        for rows, gradient in history():
-            core.update([tf.IndexedSlices(tf.constant(gradient[:, part]), tf.constant(rows))], 0.1)
-        np.testing.assert_allclose(tables[0][:, part], core.weights[0].numpy(), rtol=1e-4, atol=1e-5)
+        of_core = by_the_core(start[:, part], part, graft_rows=True)
+        np.testing.assert_allclose(tables[0][:, part], of_core, rtol=1e-4, atol=1e-5)
 
 
 def test_state_that_is_saved_goes_on_with_the_same_bits_and_a_limit_holds():
