@@ -169,7 +169,11 @@ def history(has_gaps=True):
     # Each has one at the first exchange; two miss later ones, and the last comes late.
     for t, gradients in enumerate(found, 1):
         for i in range(len(SHAPES)):
-            if has_gaps and t not in (3, 4, 5, 6, 11) and (t % 6 == i or t == 10 + i % 2 or (i == 4 and t < 3)):
+            if (
+                has_gaps
+                and t not in (3, 4, 5, 6, 11)
+                and (t % 6 == i or t == 10 + i % 2 or (i == 4 and t < 3))
+            ):
                 gradients[i] = None
     return found
 
