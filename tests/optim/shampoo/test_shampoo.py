@@ -128,10 +128,11 @@ def test_it_turns_with_the_gradient_and_does_not_know_its_scale():
 # Faults and starts.
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing_but_its_counter():
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_gradient_that_is_not_finite_changes_nothing_but_its_counter(compiled):
     options = reference.small(momentum=0.5, gradient={"beta1": 0.5})
     core = reference.make_core(options, [np.ones((4, 3)), np.ones(2)], tf.float32)
-    step = tf.function(core.update_if_finite)
+    step = tf.function(core.update_if_finite) if compiled else core.update_if_finite
     history = reference.drifting([(4, 3), (2,)], 4)
     for gradients in history:
         assert step([tf.constant(g, tf.float32) for g in gradients], tf.constant(RATE))
