@@ -21,13 +21,18 @@ from ctr.optim.shampoo.roots import inverse_root, root_residual
 
 COUPLED = Coupled()
 PLAIN = Coupled(most_projected=0)
-# How the operations are run; all must give the same.
-WAYS = {
-    "eager": lambda function: function,
-    "graph": tf.function,
-    "xla": lambda function: tf.function(function, jit_compile=True),
-}
-every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+def eager(function):
+    return function
+
+
+def xla(function):
+    return tf.function(function, jit_compile=True)
+
+
+# How the operations are run; both must give the same.
+every_way = pytest.mark.parametrize("way", [eager, pytest.param(xla, marks=pytest.mark.slow)])
 
 
 def orthogonal(size, seed=0):
@@ -67,13 +72,13 @@ def one(function, matrix, *arguments, **options):
     return [part.numpy()[0] for part in function(tf.constant(matrix[np.newaxis]), *arguments, **options)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 16, 100])
-def test_the_start_vector_sees_every_likely_direction(size):
-    start = start_vector(size).numpy()[:, 0]
-    assert np.linalg.norm(start) == pytest.approx(1)
-    directions = [np.ones(size), (-1.0) ** np.arange(size), np.arange(size) + 1.0, *np.eye(size)[:5]]
-    for direction in directions:
-        assert abs(start @ direction) > 0.003 * np.linalg.norm(direction)
+def test_the_start_vector_sees_every_likely_direction():
+    for size in (1, 2, 3, 16, 100):
+        start = start_vector(size).numpy()[:, 0]
+        assert np.linalg.norm(start) == pytest.approx(1)
+        directions = [np.ones(size), (-1.0) ** np.arange(size), np.arange(size) + 1.0, *np.eye(size)[:5]]
+        for direction in directions:
+            assert abs(start @ direction) > 0.003 * np.linalg.norm(direction)
 
 
 @every_way
@@ -122,9 +127,9 @@ def test_projected_vectors_are_orthogonal_however_far_apart_their_eigenvalues_ar
     np.testing.assert_allclose(vectors.T @ vectors, np.diag(values[0] > 0), atol=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("condition", "options", "count"),
-    [
+def test_how_many_are_projected_follows_the_previous_condition():
+    matrix, _ = matrix_of(np.r_[1.0, 1e-3, 1e-4, np.geomspace(3e-6, 1e-8, 12)])
+    for condition, options, count in (
         (None, {}, 0),
         (None, {"projected": 2}, 2),
         (1e8, {}, 3),
@@ -132,12 +137,8 @@ def test_projected_vectors_are_orthogonal_however_far_apart_their_eigenvalues_ar
         (1e8, {"most_projected": 1}, 1),
         (1e8, {"desired_condition": 5e5}, 1),
         (100.0, {}, 0),
-    ],
-)
-def test_how_many_are_projected_follows_the_previous_condition(condition, options, count):
-    matrix, _ = matrix_of(np.r_[1.0, 1e-3, 1e-4, np.geomspace(3e-6, 1e-8, 12)])
-    end = coupled_root(matrix, 4, Coupled(**options), previous_condition=condition)
-    assert end.projected == count
+    ):
+        assert coupled_root(matrix, 4, Coupled(**options), previous_condition=condition).projected == count
 
 
 def test_a_cluster_is_not_projected():
@@ -147,7 +148,7 @@ def test_a_cluster_is_not_projected():
     np.testing.assert_array_equal(lowered, matrix)
 
 
-@pytest.mark.parametrize("condition", [1e6, 1e12])
+@pytest.mark.parametrize("condition", [1e12])
 def test_projecting_one_huge_eigenvalue_costs_no_accuracy_and_saves_iterations(condition):
     values = np.r_[1.0, np.linspace(3, 1, 31) / condition]
     matrix, _ = matrix_of(values)
@@ -168,7 +169,7 @@ def test_a_cold_start_is_where_the_iteration_converges():
             assert np.linalg.eigvalsh(product)[-1] <= (p + 1) / 2 + 1e-12
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("p", [1, 2, 3, 8])
 def test_roots_from_a_cold_start_are_those_of_the_eigenvalues(p):
     values = np.geomspace(1, 1e-3, 20)
     matrix, basis = matrix_of(values)
@@ -188,7 +189,7 @@ def test_small_entries_do_not_hide_a_direction_that_has_not_arrived():
 
 def test_small_harmless_matrices_all_converge():
     # "The error grew by 1.2, stop" ends on rounding in such matrices, and more damping is then no remedy.
-    for seed in range(100):
+    for seed in range(30):
         matrix, basis = matrix_of(np.r_[1.0, np.random.default_rng(seed).uniform(1, 110, 3) / 110], seed)
         values = np.diag(basis.T @ matrix @ basis)
         end = coupled_root(matrix, 4, COUPLED)
@@ -213,7 +214,7 @@ def test_a_warm_start_in_the_same_directions_is_exact_and_short():
     assert skew_of(true_root(values, basis, 4), after) < 1e-9
 
 
-@pytest.mark.parametrize(("condition", "share"), [(1e4, 1e-2), (1e4, 1e-1), (1e6, 1e-3), (1e6, 1e-2)])
+@pytest.mark.parametrize(("condition", "share"), [(1e4, 1e-1), (1e6, 1e-3)])
 def test_a_warm_start_in_other_directions_looks_converged_and_is_wrong(condition, share):
     previous, after, expected = drifted(condition=condition, share=share)
     end = coupled_root(after, 4, COUPLED, previous=previous)
@@ -288,8 +289,9 @@ def scales_and_spectra(size):
     )
 
 
-@pytest.mark.slow(first=9)
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize(
+    "p", [1, 4, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+)
 @every_way
 def test_roots_and_residuals_are_those_of_numpy(way, p):
     matrices = scales_and_spectra(16)
@@ -307,8 +309,8 @@ def test_roots_and_residuals_are_those_of_numpy(way, p):
 
 
 @every_way
-@pytest.mark.parametrize("condition", [1e6, 1e12])
-def test_large_ill_conditioned_roots(condition, way):
+def test_large_ill_conditioned_roots(way):
+    condition = 1e12
     matrix = matrix_of(np.geomspace(1, 1 / condition, 128))[0]
     roots, residuals = of_statistics(4, 0.0, way)(tf.constant(matrix[np.newaxis]))
     expected = inverse_root(matrix, 0.25, epsilon=0.0)
@@ -352,7 +354,7 @@ def test_too_few_iterations_show_in_the_residual():
     matrix = matrix_of(np.geomspace(1, 1e-6, 8))[0]
     for iterations, enough in ((5, False), (40, True)):
         options = Coupled(max_iterations=iterations)
-        residual = of_statistics(4, 0.0, WAYS["graph"], options)(tf.constant(matrix[np.newaxis]))[1]
+        residual = of_statistics(4, 0.0, eager, options)(tf.constant(matrix[np.newaxis]))[1]
         assert (residual[0] < 1e-8) == enough
 
 
@@ -369,23 +371,3 @@ def test_one_by_one(way):
     for options in (COUPLED, Coupled(projected=1)):
         roots, residuals = of_statistics(4, 0.0, way, options)(tf.constant([[[16.0]]], tf.float64))
         assert float(roots[0, 0, 0]) == pytest.approx(0.5) and residuals[0] < 1e-15
-
-
-def test_an_empty_batch_and_other_types():
-    assert of_statistics(4, 0.0, WAYS["graph"])(tf.zeros([0, 4, 4], tf.float64))[0].shape == (0, 4, 4)
-    with pytest.raises((TypeError, tf.errors.InvalidArgumentError)):
-        of_statistics(4, 1e-6, WAYS["eager"])(tf.eye(4, batch_shape=[1], dtype=tf.float32))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"max_iterations": 0}, r"max_iterations is 0; allowed: a whole number in 1\.\."),
-        ({"desired_condition": 0.5}, r"desired_condition is 0\.5; allowed: \[1\.0, inf\)"),
-        ({"power_iterations": 1.5}, "power_iterations is 1.5; allowed: a whole number"),
-        ({"projected": 9}, "projected is 9; allowed: at most most_projected, 8"),
-    ],
-)
-def test_wrong_options_are_named(given, message):
-    with pytest.raises(ValueError, match=message):
-        Coupled(**given)

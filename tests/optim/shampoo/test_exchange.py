@@ -3,7 +3,6 @@
 import itertools
 import logging
 import math
-import threading
 
 import numpy as np
 import pytest
@@ -152,24 +151,6 @@ def test_roots_that_are_not_there_count_as_identities_at_any_step():
     assert report["layers_ready"] == report["layers"] == 2 and not report["failed"]
 
 
-def test_roots_every_k_steps_are_those_of_every_kth_step_alone():
-    # Statistics are the same sums; only roots of steps 2, 5, 8, ... are ever in use.
-    history = reference.drifting(SHAPES, 14)
-    calls = []
-
-    def solve(matrix, *arguments, **keywords):
-        calls.append(matrix)
-        return inverse_root(matrix, *arguments, **keywords)
-
-    core = make(solve, workers=1, roots=SYNCHRONOUS, start_preconditioning_step=2, precondition_frequency=3)
-    reference.train(core, history, RATE)
-    taken = [matrix for matrix in calls if len(matrix) == 5]
-    assert len(taken) == 5
-    for step, matrix in zip((2, 5, 8, 11, 14), taken, strict=True):
-        expected = sum(h[0] @ h[0].T for h in history[:step])
-        np.testing.assert_allclose(matrix, expected, rtol=1e-10, atol=1e-12)
-
-
 class Faults:
     """A solver whose roots of size 5, one an exchange, have faults in a given order, and none after that."""
 
@@ -210,46 +191,6 @@ def test_training_goes_on_when_roots_fail_or_workers_end_and_says_so(compiled, c
     np.testing.assert_array_equal(core.exchanged.roots[0], before)
     assert train(19, 23) == (17, 2, 1, 19)
     assert core.report()["layers_ready"] == 2 and np.isfinite(core.weights[0]).all()
-
-
-def test_a_worker_that_hangs_costs_its_patience_and_no_more(caplog):
-    release, calls = threading.Event(), []
-
-    def solve(matrix, *arguments, **keywords):
-        calls.append(None)
-        # The first round has four; of the second both workers hang, and two roots are never begun.
-        if 4 < len(calls) < 7:
-            release.wait(60)
-        return inverse_root(matrix, *arguments, **keywords)
-
-    core = make(solve, precondition_frequency=4)
-    history = reference.drifting(SHAPES, 15)
-    try:
-        reference.train(core, history[:10], RATE)
-        core.exchanged.host.patience = 0.1
-        reference.train(core, history[10:11], RATE)
-        core.exchanged.host.patience = 60.0
-        assert core.report()["lost"] == 4 and "no worker delivered it" in caplog.text
-        reference.train(core, history[11:], RATE)
-        assert status(core, "root_step").tolist() == [11] * 4
-    finally:
-        release.set()
-
-
-def test_statistics_that_became_infinite_leave_the_last_root_and_other_layers_alone():
-    core = make(precondition_frequency=2)
-    history = reference.drifting(SHAPES, 14)
-    reference.train(core, history[:8], RATE)
-    core.statistics.totals[0][0, 2].assign(np.inf)
-    # What was sent at 7 is in flight and good.
-    reference.train(core, history[8:9], RATE)
-    before = core.exchanged.roots[0].numpy()
-    reference.train(core, history[9:], RATE)
-    reported = core.report()
-    assert reported["failed"] == 2 and reported["layers_ready"] == 2
-    np.testing.assert_array_equal(core.exchanged.roots[0], before)
-    assert status(core, "root_step").tolist() == [7, 11, 11, 11]
-    assert all(np.isfinite(weight).all() for weight in core.weights)
 
 
 def test_drift_is_skipped_while_small_and_refreshed_once_it_has_added_up():
