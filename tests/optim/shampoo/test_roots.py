@@ -219,17 +219,6 @@ solvers = st.sampled_from(SOLVERS)
 
 
 @settings(max_examples=30)
-@given(random_matrices, st.sampled_from(EXPONENTS), st.integers(-30, 30), solvers)
-def test_the_root_of_a_multiple_is_a_multiple_of_the_root(matrix, exponent, decade, solver):
-    factor = 10.0**decade
-    root = inverse_root(matrix, exponent, epsilon=1e-6, solver=solver)
-    multiple = inverse_root(factor * matrix, exponent, epsilon=1e-6, solver=solver)
-    scale = np.max(np.abs(root.matrix))
-    np.testing.assert_allclose(multiple.matrix * factor**exponent, root.matrix, atol=1e-8 * scale, rtol=0)
-    assert multiple.condition == pytest.approx(root.condition, rel=1e-6)
-
-
-@settings(max_examples=30)
 @given(random_matrices, st.sampled_from(EXPONENTS), st.integers(0, 10**6), solvers)
 def test_roots_turn_with_their_matrix_are_symmetric_and_commute_with_it(matrix, exponent, seed, solver):
     root = inverse_root(matrix, exponent, epsilon=1e-6, solver=solver).matrix
