@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import shampoo_options
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import Roots, ShampooOptions, Statistics
 
@@ -30,14 +29,9 @@ SMALL = ShampooOptions(
 )
 
 
-def small(**changed: Any) -> ShampooOptions:
+def options(**changed: Any) -> ShampooOptions:
     """``SMALL`` with something changed; groups are mappings of what is changed in them."""
     return SMALL.changed(changed)
-
-
-def options(**changed):
-    """``small`` of options without groups (shampoo_options.py)."""
-    return SMALL.changed(shampoo_options.tree(**changed))
 
 
 # Linear algebra.

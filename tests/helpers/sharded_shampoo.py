@@ -58,7 +58,7 @@ Arrays = dict[str, np.ndarray]
 def made(case: str, workers: Workers = ALONE) -> tuple[DenseShampoo, list[tf.Variable]]:
     """The optimizer and its weights."""
     shapes, changed = CASES[case]
-    optimizer = DenseShampoo(reference.small(**EXCHANGE).changed(changed), workers)
+    optimizer = DenseShampoo(reference.options(**EXCHANGE).changed(changed), workers)
     weights = [tf.Variable(weight) for weight in reference.initial(shapes)]
     optimizer.build({f"w{i}": weight for i, weight in enumerate(weights)})
     return optimizer, weights

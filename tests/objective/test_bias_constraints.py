@@ -239,28 +239,6 @@ def test_the_term_and_its_gradient():
     assert of_duals is None or not of_duals.numpy().any()
 
 
-def test_the_gradient_by_finite_differences_through_the_choice_of_a_slice():
-    rows, step = random_rows(), 1e-6
-    logit = np.log(rows["probability"] / (1 - rows["probability"]))
-    boundaries = (0.2, 0.5)
-    duals = tf.constant(np.random.default_rng(3).normal(size=15))
-
-    def term(s):
-        p = tf.sigmoid(s)
-        index = slice_index(tf.constant(rows["index"]), p, boundaries)
-        return constraint_term(duals, index, tf.constant(rows["label"]), p, tf.constant(rows["weight"]))
-
-    variable = tf.constant(logit)
-    with tf.GradientTape() as tape:
-        tape.watch(variable)
-        value = term(variable)
-    gradient = tape.gradient(value, variable).numpy()
-    for i in range(0, 64, 5):
-        shift = step * np.eye(64)[i]
-        slope = float(term(tf.constant(logit + shift)) - term(tf.constant(logit - shift))) / (2 * step)
-        assert gradient[i] == pytest.approx(slope, rel=1e-6, abs=1e-8)
-
-
 @pytest.mark.parametrize(("regularization", "jit"), [(0.0, False), (0.3, True)])
 def test_the_dual_step(regularization, jit):
     rows = random_rows()

@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.optim.shampoo import coupled
 from ctr.optim.shampoo.coupled import (
     correct,
     coupled_root,
     coupled_roots,
     inverse_roots,
-    largest_eigenpair,
     project,
     skewness,
 )
@@ -71,21 +69,6 @@ def one(function, matrix, *arguments, **options):
 
 
 @every_way
-def test_power_iteration_finds_the_largest_pairs_and_knows_where_it_has_not(way):
-    matrix, basis = matrix_of(np.r_[5.0, np.linspace(2, 1, 19)])
-    close, _ = matrix_of(np.r_[5.0, 4.999, np.linspace(2, 1, 18)])
-    batch = tf.constant(np.stack([matrix, close, np.zeros((20, 20)), -matrix]))
-    value, vector, residual = (
-        part.numpy() for part in way(lambda given: largest_eigenpair(given, 100))(batch)
-    )
-    assert value[0, 0, 0] == pytest.approx(5, rel=1e-14)
-    assert abs(vector[0, :, 0] @ basis[:, 0]) == pytest.approx(1, abs=1e-14)
-    assert residual[0, 0, 0] <= coupled.POWER_TOLERANCE
-    assert residual[1, 0, 0] > 1e-6 and 4.99 < value[1, 0, 0] <= 5
-    assert np.isinf(residual[2:]).all()
-
-
-@every_way
 def test_projection_lowers_what_is_too_large_to_the_next_and_the_correction_undoes_it(way):
     values = np.r_[1e4, 1e3, 100.0, 2.0, 1.9, np.linspace(1.5, 1, 15)]
     matrix, basis = matrix_of(values)
@@ -109,13 +92,6 @@ def test_projection_lowers_what_is_too_large_to_the_next_and_the_correction_undo
         )
 
 
-def test_projected_vectors_are_orthogonal_however_far_apart_their_eigenvalues_are():
-    matrix, _ = matrix_of(np.r_[1.0, 1e-6, np.geomspace(1e-10, 1e-11, 10)])
-    _, values, vectors, _ = one(project, matrix, tf.constant([1e11], tf.float64), COUPLED)
-    assert np.count_nonzero(values) == 2
-    np.testing.assert_allclose(vectors.T @ vectors, np.diag(values[0] > 0), atol=1e-14)
-
-
 def test_how_many_are_projected_follows_the_previous_condition():
     matrix, _ = matrix_of(np.r_[1.0, 1e-3, 1e-4, np.geomspace(3e-6, 1e-8, 12)])
     for condition, options, count in (
@@ -135,18 +111,6 @@ def test_a_cluster_is_not_projected():
     lowered, values, _, _ = one(project, matrix, tf.constant([1e8], tf.float64), COUPLED)
     assert not values.any()
     np.testing.assert_array_equal(lowered, matrix)
-
-
-@pytest.mark.parametrize("condition", [1e12])
-def test_projecting_one_huge_eigenvalue_costs_no_accuracy_and_saves_iterations(condition):
-    values = np.r_[1.0, np.linspace(3, 1, 31) / condition]
-    matrix, _ = matrix_of(values)
-    plain, projected = (
-        coupled_root(matrix, 4, COUPLED, previous_condition=known) for known in (None, condition)
-    )
-    assert projected.projected == 1
-    assert projected.iterations < plain.iterations / 2
-    assert root_residual(projected.root, matrix, 4) < 2 * root_residual(plain.root, matrix, 4)
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 8])
@@ -228,22 +192,6 @@ def test_a_batch_starts_warm_and_projects_as_its_matrices_would_alone(way):
     np.testing.assert_array_equal(projected, [2, 2, 0, 0])
     alone = coupled_root(same, 4, COUPLED, previous=previous, previous_condition=1e6, most_skewed=1e-2)
     np.testing.assert_allclose(root[0], alone.root, atol=1e-9 * np.max(np.abs(alone.root)), rtol=0)
-
-
-@pytest.mark.slow
-def test_what_is_not_asked_for_is_not_in_the_graph():
-    def operations(options, **given):
-        def root(matrix):
-            return tuple(coupled_roots(matrix, 4, options, **given))
-
-        return len(
-            tf.function(root)
-            .get_concrete_function(tf.TensorSpec([1, 8, 8], tf.float64))
-            .graph.get_operations()
-        )
-
-    assert operations(COUPLED) == operations(PLAIN) < operations(Coupled(projected=1))
-    assert operations(PLAIN, previous_conditions=tf.constant([1e9], tf.float64)) == operations(PLAIN)
 
 
 def of_statistics(p, epsilon, way, options=COUPLED, **rest):

@@ -51,7 +51,7 @@ def divided(draw):
     """A layout, the number of workers, and the owners of its blocks."""
     shape = st.lists(st.integers(1, 9), max_size=3).map(tuple)
     shapes = draw(st.lists(shape, min_size=1, max_size=4))
-    options = reference.small(block_size=draw(st.integers(1, 4)), blocking={"max_dimension": 7})
+    options = reference.options(block_size=draw(st.integers(1, 4)), blocking={"max_dimension": 7})
     layout, size = lay_out(options, shapes), draw(st.integers(2, 4))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     return layout, size, rng.integers(0, size, sum(stack.blocks for stack in layout.stacks)).tolist()
@@ -127,7 +127,7 @@ def test_parts_are_those_of_the_state_and_make_the_whole_again(case):
 
 
 def test_tables_and_their_factors_stay_whole():
-    options = reference.small(rows={"rule": "one_sided"})
+    options = reference.options(rows={"rule": "one_sided"})
     layout = lay_out(options, [(7, 5), (8, 2), (9, 3), (6, 3)], tables=[1, 2, 3])
     tensors = {index: tf.ones(tensor.shape) for index, tensor in enumerate(layout.tensors)}
     owners = assign(options, layout, 2)
@@ -148,7 +148,7 @@ def test_tables_and_their_factors_stay_whole():
 
 def test_element_state_and_matrices_of_a_wide_model_are_divided_evenly():
     shapes = [(416, 416), (416, 1024), (1024, 256), (256, 1), (256,)]
-    options = reference.small(block_size=128, momentum=0.9)
+    options = reference.options(block_size=128, momentum=0.9)
     layout = lay_out(options, shapes)
     whole = 16 * sum(f.count * f.size**2 for f in layout.factors) + 8 * sum(map(math.prod, shapes))
     for size in (2, 4, 8):

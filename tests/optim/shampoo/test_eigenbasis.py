@@ -83,7 +83,7 @@ def test_a_basis_that_is_none_is_not_certified(monkeypatch):
 
 
 def test_the_device_alone_computes_no_bases():
-    core = reference.make_core(reference.small(method="eigenvalue_corrected"), [np.zeros((3, 2))])
+    core = reference.make_core(reference.options(method="eigenvalue_corrected"), [np.zeros((3, 2))])
     with pytest.raises(
         ValueError, match=r"^method eigenvalue_corrected requires eigenbases.*ShampooCallback"
     ):

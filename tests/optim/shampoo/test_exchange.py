@@ -21,7 +21,7 @@ SYNCHRONOUS = {"asynchronous": False}
 
 def make(solve=inverse_root, patience=60.0, workers=2, dtype=tf.float64, shapes=SHAPES, **changed):
     """A core of one block a tensor with a solver of its own."""
-    options = reference.small(block_size=8, **changed)
+    options = reference.options(block_size=8, **changed)
     core = reference.make_core(options, reference.initial(shapes), dtype)
     core.exchanged.host = HostPipeline(core.layout.factors, options, workers, patience, solve)
     return core
@@ -69,7 +69,7 @@ def test_exchanges_and_what_is_in_use_by_step(changed, expected):
 def test_early_is_before_exchanges_are_as_far_apart_as_they_will_be():
     # Compiled steps find it without floating-point numbers; this is the definition.
     for growth, frequency in itertools.product([0.0, 0.01, 0.25, 0.3, 1 / 3, 1.0], [1, 3, 50]):
-        options = reference.small(roots={"early_growth": growth}, precondition_frequency=frequency)
+        options = reference.options(roots={"early_growth": growth}, precondition_frequency=frequency)
         last = math.ceil(frequency / growth) + 3 if growth else 3
         # All small steps, and those around the change.
         for step in {*range(9), *range(max(last - 6, 0), last + 1)}:
@@ -83,7 +83,7 @@ def test_early_is_before_exchanges_are_as_far_apart_as_they_will_be():
 def test_an_exchange_at_a_phase_comes_however_seldom_it_is_asked_for(every):
     for phase in (0, 1, 9):
         changed = {"precondition_frequency": 10, "start_preconditioning_step": 4}
-        options = reference.small(**changed, roots={"phase": phase})
+        options = reference.options(**changed, roots={"phase": phase})
         last, found = -1, []
         for step in range(every, 100, every):
             if bool(exchange_due(options, tf.constant(step, tf.int64), tf.constant(last, tf.int64))):
@@ -119,7 +119,7 @@ def test_an_exchange_that_nobody_asked_for_in_time_is_made_up_for():
     ids=["bases", "early", "kept", "phase"],
 )
 def test_roots_that_come_in_after_a_step_are_those_that_come_in_within_it(changed):
-    options = reference.small(**{"precondition_frequency": 3, "momentum": 0.5} | changed)
+    options = reference.options(**{"precondition_frequency": 3, "momentum": 0.5} | changed)
     shapes = [(7, 5), (4, 6), (3,)]
     within, after = (reference.make_core(options, reference.initial(shapes), tf.float32) for _ in range(2))
     differing = 0

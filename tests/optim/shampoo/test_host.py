@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline, Round
 from ctr.optim.shampoo.layout import Factor
 from ctr.optim.shampoo.roots import Root, RootError, inverse_root
-from shampoo_reference import small
+from shampoo_reference import options as small
 
 SIZES = (3, 6, 4)
 COUNTS = (2, 1, 2)

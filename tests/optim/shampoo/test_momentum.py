@@ -57,7 +57,7 @@ def test_every_average_of_directions_follows(order):
     """Down to a rate of nearly zero: then nothing is left of earlier directions, and the step is (1 - mu) of one."""
     shapes = [(4, 3), (3,)]
     history = reference.drifting(shapes, 9)
-    options = reference.small(momentum=MU, momentum_follows_rate=True, roots={"asynchronous": False})
+    options = reference.options(momentum=MU, momentum_follows_rate=True, roots={"asynchronous": False})
     core = reference.make_core(options.changed({"grafting": {"momentum": order}}), reference.initial(shapes))
     for gradients in history[:8]:
         core.update([tf.constant(g) for g in gradients], 1.0)

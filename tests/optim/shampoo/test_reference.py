@@ -160,7 +160,7 @@ SAME = ("plain", "coupled solver")
 
 
 def given(case):
-    return reference.small(start_preconditioning_step=5).changed(CASES[case])
+    return reference.options(start_preconditioning_step=5).changed(CASES[case])
 
 
 @functools.cache
@@ -229,7 +229,7 @@ def test_a_step_that_xla_compiles_has_its_roots_one_step_later(case):
 def test_a_compiled_step_of_any_order_with_uneven_blocks_and_long_dimensions():
     # Blocks of [4, 4] [4, 3] [3, 4] [3, 3]; a scalar; a vector with a dimension too many; orders of four.
     shapes = [(11, 7), (), (9, 1), (3, 4, 2, 5), (2, 3, 12, 2)]
-    options = reference.small(block_size=4).changed(EVERYTHING | {"blocking": {"max_dimension": 11}})
+    options = reference.options(block_size=4).changed(EVERYTHING | {"blocking": {"max_dimension": 11}})
     steps, start = reference.drifting(shapes, STEPS, condition=20), reference.initial(shapes)
     expected, layers, _ = reference.replay(options, start, steps, RATE)
     assert [len(layer.blocks) for layer in layers] == [6, 0, 0, 2, 1]

@@ -12,7 +12,7 @@ from ctr.optim.shampoo.optimizer import ShampooCore
 def test_a_report_by_hand():
     # Layers: [5, 3] in two blocks, a vector, [4, 4], and a table.
     core = reference.make_core(
-        reference.small(rows={"rule": "one_sided"}),
+        reference.options(rows={"rule": "one_sided"}),
         [np.zeros(s) for s in ((5, 3), (3,), (4, 4), (6, 2))],
         tables=[3],
     )
@@ -70,7 +70,7 @@ def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
     # Of the first tensor two blocks of [4, 4], of the second one of [4, 3]; vectors have no statistics.
     shapes = [(8, 4), (4, 3), (5,)]
     core = reference.make_core(
-        reference.small(precondition_frequency=4, **changed), reference.initial(shapes)
+        reference.options(precondition_frequency=4, **changed), reference.initial(shapes)
     )
     history = reference.drifting(shapes, 9)
     reference.train(core, history, 0.125)
@@ -105,7 +105,7 @@ def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
 
 def test_roots_of_the_device_have_no_spectra():
     core = reference.make_core(
-        reference.small(precondition_frequency=4, roots={"asynchronous": False}),
+        reference.options(precondition_frequency=4, roots={"asynchronous": False}),
         [np.zeros((4, 3)), np.zeros((4, 4))],
     )
     history = reference.drifting([(4, 3), (4, 4)], 7)
@@ -118,7 +118,7 @@ def test_roots_of_the_device_have_no_spectra():
 
 
 def test_staleness_of_a_run_by_hand():
-    core = reference.make_core(reference.small(precondition_frequency=4), [np.zeros((4, 3))])
+    core = reference.make_core(reference.options(precondition_frequency=4), [np.zeros((4, 3))])
     history = reference.drifting([(4, 3)], 12)
     found = []
     for gradients in history:
@@ -155,7 +155,7 @@ def size(cell):
 )
 def test_bytes_are_those_of_the_variables(changed, dtype):
     shapes = [(11, 7), (5,), (3, 4, 2), (9, 4), ()]
-    core = reference.make_core(reference.small(**changed), [np.zeros(s) for s in shapes], dtype, tables=[3])
+    core = reference.make_core(reference.options(**changed), [np.zeros(s) for s in shapes], dtype, tables=[3])
     real = {"statistics": 0, "roots": 0, "first-order": 0}
     for name, variable in core.variables.items():
         kind = name.rpartition("/")[2]
@@ -170,7 +170,7 @@ def test_bytes_are_those_of_the_variables(changed, dtype):
 
 
 def test_a_description_names_the_treatment_size_and_work_of_each_tensor():
-    options = reference.small(
+    options = reference.options(
         block_size=256,
         blocking={"max_dimension": 600},
         rows={"rule": "one_sided"},
@@ -222,5 +222,7 @@ def test_tables_without_roots_are_described_too_by_the_names_of_their_variables(
         ("adagrad_row", "rows: AdaGrad, one sum per row", "20 B"),
     ):
         weights = [tf.Variable(tf.zeros([5, 3]), name="user/ids")]
-        row = rows_of(ShampooCore(reference.small(rows={"rule": rule}), weights, [0]).describe())["user/ids"]
+        row = rows_of(ShampooCore(reference.options(rows={"rule": rule}), weights, [0]).describe())[
+            "user/ids"
+        ]
         assert row[1:] == ["5x3", treatment, "0 B", "0 B", size_of, "-"]

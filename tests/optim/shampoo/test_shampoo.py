@@ -16,12 +16,12 @@ SHAPES = [(7, 5), (4,), (3, 2, 4)]
 def at_once(**changed):
     """Every step has the roots of its own statistics, PSO 2 without any delay."""
     options = {"start_preconditioning_step": 1, "precondition_frequency": 1, "roots": {"asynchronous": False}}
-    return reference.small(**options).changed({"grafting": "sgd", "block_size": 8}).changed(changed)
+    return reference.options(**options).changed({"grafting": "sgd", "block_size": 8}).changed(changed)
 
 
 @pytest.mark.parametrize(("start", "nesterov"), [(13, True), (13, False), (None, False)])
 def test_before_its_start_it_is_the_grafted_optimizer_to_the_last_bit(start, nesterov):
-    options, mu = reference.small(start_preconditioning_step=start, momentum=0.75, nesterov=nesterov), 0.75
+    options, mu = reference.options(start_preconditioning_step=start, momentum=0.75, nesterov=nesterov), 0.75
     weights = reference.initial(SHAPES)
     core, history = reference.make_core(options, weights, tf.float32), reference.drifting(SHAPES, 12)
     plain = [tf.constant(w, tf.float32) for w in weights]
@@ -52,7 +52,7 @@ def test_before_its_start_it_is_the_grafted_optimizer_to_the_last_bit(start, nes
     ],
 )
 def test_shampoos_share_by_step(start, blend, shares):
-    options = reference.small(start_preconditioning_step=start)
+    options = reference.options(start_preconditioning_step=start)
     found = {
         step: float(blend_weight(options, blend, tf.constant(step, tf.int64), tf.float32)) for step in shares
     }
@@ -63,7 +63,7 @@ def test_shampoos_share_by_step(start, blend, shares):
 def test_nothing_and_a_block_of_nothing_have_no_norm_to_normalize_by(norm):
     shapes = [(7, 5), (3,)]
     grafting = {"norm": norm, "normalized": True, "initial_accumulator": 0.01}
-    options = reference.small(grafting=grafting, start_preconditioning_step=2)
+    options = reference.options(grafting=grafting, start_preconditioning_step=2)
     start, history = reference.initial(shapes), reference.drifting(shapes, 5)
     history[0] = [np.zeros(shape) for shape in shapes]
     history[3][0][:4, :3] = 0.0
@@ -108,7 +108,7 @@ def test_it_turns_with_the_gradient_and_does_not_know_its_scale():
     rng = np.random.default_rng(0)
     history = [h[0] for h in reference.drifting([(5, 4)], 8)]
     left, right = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (5, 4))
-    options = reference.small(grafting="sgd", block_size=8, momentum=0.5)
+    options = reference.options(grafting="sgd", block_size=8, momentum=0.5)
     ways = [history, [1e6 * left @ g @ right for g in history], [g.T for g in history]]
     one, turned, transposed = (
         [
@@ -130,7 +130,7 @@ def test_it_turns_with_the_gradient_and_does_not_know_its_scale():
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_gradient_that_is_not_finite_changes_nothing_but_its_counter(compiled):
-    options = reference.small(momentum=0.5, gradient={"beta1": 0.5})
+    options = reference.options(momentum=0.5, gradient={"beta1": 0.5})
     core = reference.make_core(options, [np.ones((4, 3)), np.ones(2)], tf.float32)
     step = tf.function(core.update_if_finite) if compiled else core.update_if_finite
     history = reference.drifting([(4, 3), (2,)], 4)
@@ -150,7 +150,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_but_its_counter(compiled)
 
 
 def test_rows_that_are_not_finite_and_no_gradients_at_all():
-    core = reference.make_core(reference.small(), [np.ones((4, 3))], tables=[0])
+    core = reference.make_core(reference.options(), [np.ones((4, 3))], tables=[0])
     rows = tf.IndexedSlices(tf.constant([[1.0, np.nan, 1.0]], tf.float64), tf.constant([1]))
     assert not core.update_if_finite([rows], RATE)
     assert core.update_if_finite([None], RATE)
@@ -166,8 +166,8 @@ def test_a_layer_without_gradients_stays_on_its_graft_until_all_its_blocks_have_
     for t in range(14, 21):
         on[t][0][4:] = 0
     start = [np.ones((8, 3)), np.ones((4, 3))]
-    core = reference.make_core(reference.small(), start)
-    plain = reference.make_core(reference.small(start_preconditioning_step=None), start)
+    core = reference.make_core(reference.options(), start)
+    plain = reference.make_core(reference.options(start_preconditioning_step=None), start)
     ready = []
     for gradients in on:
         old = core.weights[0].numpy(), plain.weights[0].numpy()
@@ -193,8 +193,8 @@ def test_weights_of_float16_are_worked_on_in_float32():
     # Norms of hundreds: their squares are beyond float16.
     steps = [[tf.cast(1e3 * g, dtype) for g in gradients] for gradients in reference.drifting(shapes, 8)]
     weights = [tf.Variable(tf.cast(tf.constant(w), dtype)) for w in reference.initial(shapes)]
-    core = ShampooCore(reference.small(), weights)
-    wide = reference.make_core(reference.small(), [np.zeros(shape) for shape in shapes], tf.float32)
+    core = ShampooCore(reference.options(), weights)
+    wide = reference.make_core(reference.options(), [np.zeros(shape) for shape in shapes], tf.float32)
     assert core.dtype == tf.float32
     for gradients in steps:
         old = [tf.cast(weight, tf.float32) for weight in core.weights], [w.numpy() for w in wide.weights]

@@ -42,7 +42,7 @@ SLOW = list(CASES)[3:]
 
 
 def make(case, dtype=tf.float32):
-    options = reference.small(precondition_frequency=4).changed(CASES[case])
+    options = reference.options(precondition_frequency=4).changed(CASES[case])
     core = reference.make_core(options, reference.initial(SHAPES), dtype)
     core.exchanged.host = HostPipeline(
         core.layout.factors, options, 2, solve=moody if case == "some failed" else inverse_root
@@ -105,7 +105,7 @@ def test_a_core_with_another_round_in_flight_takes_up_what_is_restored(compiled,
 
 def test_rows_of_tables_resume_to_the_last_bit():
     rng = np.random.default_rng(0)
-    options = reference.small(rows={"rule": "one_sided"}, precondition_frequency=4)
+    options = reference.options(rows={"rule": "one_sided"}, precondition_frequency=4)
     steps = [
         [tf.IndexedSlices(tf.constant(rng.normal(size=(3, 2))), tf.constant(rng.integers(0, 6, 3)))]
         for _ in range(14)
@@ -120,7 +120,7 @@ def test_rows_of_tables_resume_to_the_last_bit():
 
 
 def test_every_variable_by_name_shape_and_precision():
-    options = reference.small(
+    options = reference.options(
         momentum=0.9,
         gradient={"beta1": 0.5},
         rows={"rule": "one_sided"},
@@ -150,7 +150,7 @@ def test_every_variable_by_name_shape_and_precision():
 
 
 def test_matrices_are_numbered_through_all_factors_and_know_their_tensors():
-    options = reference.small(block_size=3, rows={"rule": "one_sided"})
+    options = reference.options(block_size=3, rows={"rule": "one_sided"})
     layout = lay_out(options, [(6, 3), (3, 3), (2,), (8, 2), (5, 2)], tables=[3, 4])
     assert [(f.name, f.offset, f.owners) for f in layout.factors] == [
         ("stack0/axis0", 0, (0, 0, 1)),

@@ -52,7 +52,7 @@ def test_what_decayed_statistics_and_what_is_left_of_the_initial_identity_are_di
 def test_sums_still_grow_by_one_after_three_times_two_to_the_24_increments():
     many = 3 * 2**24
     assert np.float32(many) + np.float32(1) == np.float32(many)
-    options = reference.small(start_preconditioning_step=1, precondition_frequency=1)
+    options = reference.options(start_preconditioning_step=1, precondition_frequency=1)
     core = reference.make_core(options, [np.zeros((2, 2))], tf.float32)
     for total in core.statistics.totals:
         total.assign(pack(tf.eye(2, batch_shape=[1], dtype=tf.float64) * many))
@@ -81,7 +81,7 @@ def test_the_longest_window_counts_every_increment():
 
 
 def trained(shape, steps, draw, **changed):
-    options = reference.small(
+    options = reference.options(
         block_size=64,
         precondition_frequency=1,
         start_preconditioning_step=1,
