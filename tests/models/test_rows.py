@@ -250,19 +250,6 @@ def test_a_plan_does_not_depend_on_which_slots_ids_have(data, rows, layout: Tabl
         assert np.array_equal(getattr(one, name), getattr(other, name))
 
 
-def test_ids_of_several_features_may_share_a_row():
-    (layout,) = lay_out_tables([FeatureRows("g", 3, 2, "ui", 0, growing=True)])
-    plan = pad_plan(layout, plan_table(layout, np.array([[5], [0], [-5], [5], [6]]), {}), 8)
-    assert plan.pending is not None
-    assert plan.pending.fingerprints.tolist() == [5, -5, 6]
-    assert plan.pending.counts.tolist() == [2, 1, 1]
-    placed = assign_rows(plan, np.array([2, 3, 2], np.int32), 4)
-    assert placed.distinct_count == 3
-    assert placed.distinct.tolist() == [2, 0, 3, 1]
-    assert placed.counts.tolist() == [3, 1, 1]
-    assert placed.distinct[placed.single[:5, 0]].tolist() == [2, 0, 3, 2, 2]
-
-
 @pytest.mark.parametrize("count", [0, 1, 256, 257, 5000, 40_000])
 def test_few_rows_pad_and_batches_of_one_size_have_few_capacities(count):
     (layout,) = lay_out_tables([FeatureRows("a", 100_000, 2, "quality", 0)])

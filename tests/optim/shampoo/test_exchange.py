@@ -107,35 +107,6 @@ def test_an_exchange_that_nobody_asked_for_in_time_is_made_up_for():
     assert status(core, "root_step").tolist() == [9] * 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"method": "eigenvalue_corrected", "beta2": 0.9},
-        {"precondition_frequency": 4, "roots": {"early_growth": 0.5}, "statistics": {"frequency": 2}},
-        {"beta2": 0.9, "roots": {"drift_bound": 0.3}, "statistics": {"initial": 100.0}},
-        {"roots": {"phase": 1, "identity": True}, "beta2": 0.9},
-    ],
-    ids=["bases", "early", "kept", "phase"],
-)
-def test_roots_that_come_in_after_a_step_are_those_that_come_in_within_it(changed):
-    options = reference.options(**{"precondition_frequency": 3, "momentum": 0.5} | changed)
-    shapes = [(7, 5), (4, 6), (3,)]
-    within, after = (reference.make_core(options, reference.initial(shapes), tf.float32) for _ in range(2))
-    differing = 0
-    for gradients in reference.drifting(shapes, 17, condition=30):
-        reference.train(within, [gradients], RATE)
-        reference.train(after, [gradients], RATE, roots="between_steps")
-        # Statistics are those of the gradients alone, so that all but the weights' way is the same to the bit.
-        for name, variable in within.variables.items():
-            if not name.endswith(("moment", "momentum")):
-                assert after.variables[name].numpy().tobytes() == variable.numpy().tobytes(), name
-        differing += not np.array_equal(within.weights[0].numpy(), after.weights[0].numpy())
-    assert differing >= 14
-    assert after.report() == within.report()
-    assert after.report()["layers_ready"] == 2 and after.report()["refreshed"] > 0 == after.report()["failed"]
-
-
 def test_roots_that_are_not_there_count_as_identities_at_any_step():
     """As after a warm start that took the step, but no statistics."""
     core = make(precondition_frequency=2, method="kl", roots=SYNCHRONOUS)
@@ -191,19 +162,6 @@ def test_training_goes_on_when_roots_fail_or_workers_end_and_says_so(compiled, c
     np.testing.assert_array_equal(core.exchanged.roots[0], before)
     assert train(19, 23) == (17, 2, 1, 19)
     assert core.report()["layers_ready"] == 2 and np.isfinite(core.weights[0]).all()
-
-
-def test_drift_is_skipped_while_small_and_refreshed_once_it_has_added_up():
-    # Sums of equal increments: at n the drift since k is (n - k) / n. Bound 1/4, exchanges at 3, 4, 5, ...:
-    # 4 - 3 is 1/4 of 4 and kept, 5 - 3 is more; 6 - 5 is kept, 7 - 5 is more; 9 - 7 is kept, 10 - 7 is more.
-    waits = SYNCHRONOUS | {"drift_bound": 0.2500001}
-    core = make(roots=waits, precondition_frequency=1, shapes=[(4, 3)])
-    gradient = reference.drifting([(4, 3)], 1)[0]
-    assert steps_of_roots(core, [gradient] * 14) == [0, 0, 3, 3, 5, 5, 7, 7, 7, 10, 10, 10, 10, 14]
-    reported = core.report()
-    assert reported["refreshed"] == 2 * 5 and reported["skipped"] == 2 * 7
-    always = make(roots=SYNCHRONOUS, precondition_frequency=1, shapes=[(4, 3)])
-    assert steps_of_roots(always, [gradient] * 6) == [0, 0, 3, 4, 5, 6]
 
 
 # On the device.

@@ -130,22 +130,6 @@ def test_the_largest_go_first_whatever_their_order():
     assert order == [6, 4, 4, 3, 3]
 
 
-def test_several_workers_really_work_at_the_same_time():
-    # Each root waits for another one: one worker alone would never finish.
-    barrier = threading.Barrier(2, timeout=60)
-
-    def solve(matrix, *arguments, **keywords):
-        if len(matrix) != 6:
-            barrier.wait()
-        return inverse_root(matrix, *arguments, **keywords)
-
-    now = new_round()
-    host = pipeline(solve, workers=2)
-    exchange(host, 1, now)
-    assert counts(now) == {"refreshed": 5, "eigh": 5}
-    assert host.seconds_computing >= 0 and host.seconds_waited > 0
-
-
 @pytest.mark.parametrize("solver", ["eigh", "coupled"])
 def test_neither_the_number_of_workers_nor_their_timing_changes_a_bit(solver):
     results = []

@@ -78,31 +78,6 @@ def test_a_copy_taken_after_any_step_goes_on_to_the_last_bit(case, history):
         reference.assert_same_bits(reference.state_of(resumed), saved[step + 5])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_core_with_another_round_in_flight_takes_up_what_is_restored(compiled, history):
-    core = make("in flight, averages")
-    other = reference.drifting(SHAPES, STEPS, seed=5, condition=30)
-    step = tf.function(core.update) if compiled else core.update
-
-    def train(gradients):
-        for tensors in gradients:
-            step([tf.constant(g, tf.float32) for g in tensors], tf.constant(RATE))
-
-    start = reference.state_of(core)
-    train(history[:9])
-    middle = reference.state_of(core)
-    train(history[9:17])
-    end = reference.state_of(core)
-    # Of the same step from other statistics; of another step; and none at all.
-    reference.restore(core, start)
-    train(other[:9])
-    for begin, saved in ((9, middle), (9, middle), (0, start)):
-        reference.restore(core, saved)
-        train(history[begin:17])
-        reference.assert_same_bits(reference.state_of(core), end)
-
-
 def test_rows_of_tables_resume_to_the_last_bit():
     rng = np.random.default_rng(0)
     options = reference.options(rows={"rule": "one_sided"}, precondition_frequency=4)
