@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.initial_weights import init_weights
-from ctr.models.transfer import transfer
+from ctr.models.transfer import transfer, transfer_pieces
 
 
 def fresh(pieces, reach, prior=0.5):
@@ -68,3 +68,8 @@ def test_at_a_joint_too_one_piece_tells_the_slope(s):
         tape.watch(product)
         logit = transfer(*fresh(4, 1.0), product)
     assert float(tape.gradient(logit, product)[0]) == pytest.approx(1)
+
+
+def test_the_joint_of_two_pieces_is_at_0():
+    assert transfer_pieces(*fresh(2, 6.0)).joints.tolist() == [0]
+    assert transfer_pieces(*fresh(0, 6.0)).slopes.tolist() == [1]

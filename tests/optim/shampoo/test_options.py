@@ -211,6 +211,10 @@ def test_keys_that_are_left_out_are_unknown():
         ({"gradient": {"beta3": 0.5}}, "gradient: beta3 requires a beta1 above 0"),
         ({"limits": {"relative": 0.5}}, "limits: relative requires an absolute limit above 0"),
         ({"roots": {"phase": 1}}, "roots: phase requires early_growth 0"),
+        (
+            {"roots": {"solver": {"kind": "coupled", "projected": 9}}},
+            "projected is 9; allowed: at most most_projected, 8",
+        ),
         ({"roots": {"phase": 50, "early_growth": 0}}, "roots.phase must be below precondition_frequency"),
         ({"roots": {"first": 2}}, "roots.first must not be after start_preconditioning_step"),
         (
