@@ -29,10 +29,10 @@ def together(size, call):
 
         def all_gather(tensor):
             given_by[rank] = tensor
-            barrier.wait(60)
+            barrier.wait(900)
             found = tf.concat(given_by, axis=0)
             # Nobody gives the next tensor before all have these.
-            barrier.wait(60)
+            barrier.wait(900)
             return found
 
         workers.all_gather = all_gather
