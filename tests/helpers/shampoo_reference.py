@@ -1,43 +1,46 @@
-"""Shampoo replayed in NumPy float64 from the papers' formulas, and gradients that are hard on it.
+"""The whole family of Shampoo in NumPy float64, from the papers' formulas, and gradients that are hard on it.
 
-``replay`` follows PSO alg. II with grafting before momentum (App. G), PT 3.1's heuristics, and the timing that
-the optimizer promises: at step ``start`` and every ``tau1`` steps from there on, between statistics and direction,
-roots are exchanged. The first exchange waits for its own roots, later ones take in those of the exchange before,
-unless all are synchronous. With ``early_growth`` exchanges begin closer to each other, and are synchronous while
-they are; until then statistics are collected at every step, and sums take each in at 1 / tau2 of a later one,
-which stands for tau2 steps. ``between_steps`` puts exchanges after their step. Of the options it reads the
-settings alone.
+``replay`` takes the steps of PSO alg. II with PT's heuristics, KL-Shampoo, SOAP and diagonals, block by block, and
+reads of the options nothing but what they are set to. The timing is that which the optimizer promises: exchanges begin
+at ``roots.first`` or ``start_preconditioning_step``, between statistics and direction. The first one and early ones
+wait for their own roots, later ones bring those of the exchange before, unless all are synchronous. While exchanges
+are early, statistics are collected at every step, in sums at 1 / tau2 of a later one, which stands for tau2 steps.
 """
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-import shampoo_options
 from ctr.optim.shampoo.optimizer import ShampooCore
+from ctr.optim.shampoo.options import Roots, ShampooOptions, Statistics
+
+# Small and quick, with every root computed anew. The damping bounds conditions at 1e4, so that roots in float64 are
+# right to 1e-11 or so.
+SMALL = ShampooOptions(
+    block_size=4,
+    epsilon=1e-4,
+    start_preconditioning_step=3,
+    precondition_frequency=5,
+    statistics=Statistics(frequency=1),
+    roots=Roots(early_growth=0.0, drift_bound=0.0),
+)
 
 
-def options(**changed):
-    """Small and quick, with every root computed anew: what most tests begin with."""
-    settings = {
-        "block_size": 4,
-        # It bounds conditions at 1e4, so that float64 roots are right to 1e-11 or so and 1e-6 means something.
-        "epsilon": 1e-4,
-        "statistics_frequency": 1,
-        "start_preconditioning_step": 3,
-        "precondition_frequency": 5,
-        "early_growth": 0.0,
-        "drift_bound": 0.0,
-    }
-    return shampoo_options.options(**settings | changed)
+def options(**changed: Any) -> ShampooOptions:
+    """``SMALL`` with something changed; groups are mappings of what is changed in them."""
+    return SMALL.changed(changed)
 
 
-def inverse_root(matrix, exponent, epsilon):
-    """(A + epsilon lambda_max I)^-exponent; a smallest eigenvalue below 0 is lifted to 0 first."""
+# Linear algebra.
+
+
+def inverse_root(matrix, exponent, epsilon, absolute=False):
+    """(A + epsilon lambda_max I)^-exponent, or with epsilon itself; a smallest eigenvalue below 0 is lifted to 0."""
     values, vectors = np.linalg.eigh(matrix)
-    values = values + epsilon * values[-1] + max(-values[0], 0.0)
+    values = values + epsilon * (1.0 if absolute else values[-1]) + max(-values[0], 0.0)
     return (vectors * values**-exponent) @ vectors.T
 
 
@@ -46,7 +49,14 @@ def unfolded(tensor, axis):
 
 
 def multiplied(tensor, axis, matrix):
+    """sum_j M_ij T_..j.. along an axis."""
     return np.moveaxis(np.tensordot(matrix, tensor, axes=(1, axis)), 0, axis)
+
+
+def norm_of(tensor, norm):
+    """A tensor with another's norm, and nothing where it has none itself."""
+    own = np.linalg.norm(tensor)
+    return tensor * (norm / own) if own else tensor
 
 
 def merged_shape(shape, limit):
@@ -59,167 +69,295 @@ def merged_shape(shape, limit):
     return result
 
 
-class Side:
-    """The statistics of one dimension of one block."""
+def parts_of(size, limit, split):
+    """Balanced parts, the longer ones first, or full ones and a rest."""
+    ends = np.cumsum([len(part) for part in np.array_split(np.arange(size), -(-size // limit))])
+    if split == "full":
+        ends = np.minimum(np.arange(limit, size + limit, limit), size)
+    return [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
-    def __init__(self, size):
-        self.sum = np.zeros((size, size))
-        self.at_exchange = self.sum
-        self.sent = self.root = None
-        self.drift = 0.0
+
+# The state.
+
+
+class Side:
+    """Statistics of one dimension of one block, and their root or basis."""
+
+    def __init__(self, size, initial):
+        self.sum = initial * np.eye(size)
+        self.at_exchange, self.sent, self.drift = self.sum, None, 0.0
+        self.root, self.is_ready = np.eye(size), False
+
+
+class Block:
+    """A slice of a tensor, with a side for each axis with a matrix, and the squares of those with a diagonal."""
+
+    def __init__(self, where, full, diagonal, initial):
+        self.where, sizes = where, [part.stop - part.start for part in where]
+        self.sides = {axis: Side(sizes[axis], initial) for axis in full}
+        self.diagonals = {axis: np.full(sizes[axis], initial) for axis in diagonal}
+        self.moments = np.zeros(sizes)
+
+    def rotated(self, tensor, back=False):
+        for axis, side in self.sides.items():
+            tensor = multiplied(tensor, axis, side.root if back else side.root.T)
+        return tensor
 
 
 class Layer:
-    """One tensor: its blocks, each a slice of the merged tensor with a Side for each preconditioned axis."""
+    """One tensor."""
 
-    def __init__(self, settings, weight):
+    def __init__(self, given, weight):
         self.weight = np.array(weight, np.float64)
-        self.merged = merged_shape(weight.shape, settings.merge_dimensions)
-        axes = [axis for axis, size in enumerate(self.merged) if size <= settings.max_dimension]
-        if len(self.merged) < 2 or settings.start_preconditioning_step is None:
-            axes = []
-        # Balanced parts, the longer ones first: numpy.array_split's.
-        cuts = []
-        for axis, size in enumerate(self.merged):
-            parts = math.ceil(size / settings.block_size) if axis in axes else 1
-            cuts.append([slice(p[0], p[-1] + 1) for p in np.array_split(np.arange(size), parts)])
-        self.blocks = [
-            (where, {axis: Side(where[axis].stop - where[axis].start) for axis in axes})
-            for where in itertools.product(*cuts)
-            if axes
+        blocking, method = given.blocking, given.method
+        self.merged = merged_shape(weight.shape, blocking.merge)
+        if blocking.vectors and not self.merged:
+            self.merged = [1]
+        order, limit = len(self.merged), blocking.max_dimension
+        full = [axis for axis, size in enumerate(self.merged) if size <= limit]
+        diagonal = [axis for axis in range(order) if axis not in full] if method.kind == "diagonal" else []
+        is_skipped = blocking.skip_larger and max(weight.shape, default=1) > limit
+        least = 1 if blocking.vectors else 2
+        if order < least or is_skipped or given.start_preconditioning_step is None:
+            full = diagonal = []
+        side = getattr(method, "side", getattr(method, "sides", "both"))
+        if full == [0, 1] and side != "both":
+            full = [0] if side == "left" else [1]
+        count = len(full) + len(diagonal)
+        usual = 2 if method.kind == "kl" and method.divided else 2 * count
+        exponent = getattr(method, "exponent_multiplier", 1.0) / (given.exponent_override or usual or 1)
+        self.exponents = dict.fromkeys(range(order), exponent)
+        if order == count == 2:
+            left = getattr(method, "left_share", 0.5)
+            self.exponents = {0: 2 * exponent * left, 1: 2 * exponent * (1 - left)}
+        cuts = [
+            parts_of(size, given.block_size, blocking.split) if axis in full else [slice(0, size)]
+            for axis, size in enumerate(self.merged)
         ]
-        order = settings.exponent_override or 2 * len(axes)
-        self.exponent = settings.exponent_multiplier / order if axes else None
-        start = settings.initial_accumulator if settings.grafting == "adagrad" else 0.0
-        self.squares = np.full(weight.shape, start)
-        self.average = np.zeros(weight.shape)
-        self.momentum = np.zeros(weight.shape)
+        places = itertools.product(*cuts) if count else ()
+        self.blocks = [Block(where, full, diagonal, given.statistics.initial) for where in places]
+        begin = given.grafting.initial_accumulator if given.grafting.kind == "adagrad" else 0.0
+        self.squares = np.full(weight.shape, begin)
+        self.average, self.momentum, self.graft_momentum = (np.zeros(weight.shape) for _ in range(3))
 
     @property
     def sides(self):
-        return [side for _, sides in self.blocks for side in sides.values()]
+        return [(axis, side) for block in self.blocks for axis, side in block.sides.items()]
 
     @property
     def ready(self):
-        return bool(self.blocks) and all(side.root is not None for side in self.sides)
+        return bool(self.blocks) and all(side.is_ready for _, side in self.sides)
+
+    def each(self, *tensors):
+        """Each block with its parts of tensors."""
+        for block in self.blocks:
+            yield block, *(tensor.reshape(self.merged)[block.where] for tensor in tensors)
 
 
-def replay(settings, weights, history, rate, between_steps=False):
+# The steps.
+
+
+def replay(given, weights, history, rate, between_steps=False):
     """The weights after each step; the layers at the end; how often a root was kept for its small drift.
 
     Args:
-        settings: ShampooOptions.
+        given: ShampooOptions.
         weights: arrays, at the start.
-        history: for each step the gradients, None for a weight that stays.
+        history: for each step the gradients, None for a weight that stays, with all that is kept of it.
         rate: the learning rate.
         between_steps: roots come in after a step and not within it.
     """
-    settings = shampoo_options.names(settings)
-    layers = [Layer(settings, weight) for weight in weights]
+    layers = [Layer(given, weight) for weight in weights]
     trajectory, skipped, collections = [], 0, 0
-    first = due = settings.start_preconditioning_step
+    roots, longest, decays = given.roots, given.precondition_frequency, given.beta2 < 1
+    first = due = given.start_preconditioning_step if roots.first is None else roots.first
     for t, gradients in enumerate(history, 1):
-        interval = settings.precondition_frequency
-        if settings.early_growth:
-            interval = min(max(math.floor(settings.early_growth * t), 1), interval)
-        early = interval < settings.precondition_frequency
-        if early or t % settings.statistics_frequency == 0 or t == settings.start_preconditioning_step:
+        present = [(layer, g) for layer, g in zip(layers, gradients, strict=True) if g is not None]
+        present = [(layer, g + given.gradient.l2 * layer.weight) for layer, g in present]
+        interval = longest
+        if roots.early_growth:
+            interval = min(max(math.floor(roots.early_growth * t), 1), longest)
+        early = interval < longest
+        if early or t % given.statistics.frequency == 0 or t == first:
             collections += 1
-            weight = 1 / settings.statistics_frequency if early else 1.0
-            for layer, gradient in zip(layers, gradients, strict=True):
-                if gradient is not None:
-                    _collect(settings, layer, gradient, weight)
+            weight = 1 / given.statistics.frequency if early else 1.0
+            for layer, gradient in present:
+                for block, part in layer.each(gradient):
+                    _collect(given, block, part, (given.beta2, 1 - given.beta2) if decays else (1.0, weight))
+        corrects = decays and given.statistics.bias_correction
+        correction = 1 - given.beta2**collections if corrects else 1.0
+        corrections = correction, 1 - given.beta2**t if corrects else 1.0
         if between_steps:
-            _step_all(settings, layers, gradients, t, rate)
+            _step_all(given, present, t, rate, corrections)
+        if roots.phase is not None and first is not None:
+            due = t if t == first or (t > first and t % longest == roots.phase) else None
         if t == due:
-            correction = 1 - settings.beta2**collections if settings.beta2 < 1 else 1.0
-            at_once = t == first or early or not settings.asynchronous
             due += interval
-            for layer, gradient in zip(layers, gradients, strict=True):
-                # What waits for its roots is a part of the step.
-                takes_part = settings.asynchronous or gradient is not None
-                for side in layer.sides if takes_part else ():
-                    skipped += _exchange(settings, side, layer.exponent, correction, at_once)
+            at_once = t == first or early or not roots.asynchronous
+            # What waits for its roots is a part of the step.
+            for layer in layers if roots.asynchronous else [layer for layer, _ in present]:
+                for block in layer.blocks:
+                    skipped += _exchange(given, layer, block, correction, at_once)
         if not between_steps:
-            _step_all(settings, layers, gradients, t, rate)
+            _step_all(given, present, t, rate, corrections)
         trajectory.append([layer.weight.copy() for layer in layers])
     return trajectory, layers, skipped
 
 
-def _collect(settings, layer, gradient, weight):
-    for where, sides in layer.blocks:
-        block = gradient.reshape(layer.merged)[where]
-        for axis, side in sides.items():
-            product = unfolded(block, axis) @ unfolded(block, axis).T
-            if settings.beta2 < 1:
-                side.sum = settings.beta2 * side.sum + (1 - settings.beta2) * product
-            else:
-                side.sum = side.sum + weight * product
+def _collect(given, block, gradient, weights):
+    old, new = weights
+    gains, kl = {}, given.method if given.method.kind == "kl" else None
+    sizes = {axis: np.mean(np.linalg.eigvalsh(side.root) ** 2) for axis, side in block.sides.items()}
+    for axis in block.sides:
+        scaled = gradient
+        for other, side in block.sides.items() if kl else ():
+            scaled = multiplied(scaled, other, side.root) if other != axis else scaled
+        gains[axis] = unfolded(scaled, axis) @ unfolded(scaled, axis).T
+        if kl and kl.divided:
+            balance = sizes[axis] / np.prod(list(sizes.values())) ** (1 / len(sizes))
+            gains[axis] *= balance / unfolded(scaled, axis).shape[1]
+    for axis, side in block.sides.items():
+        side.sum = old * side.sum + new * gains[axis]
+    for axis, squares in block.diagonals.items():
+        block.diagonals[axis] = old * squares + new * np.sum(unfolded(gradient, axis) ** 2, axis=1)
 
 
-def _exchange(settings, side, exponent, correction, at_once):
-    def take_in():
-        if side.sent is not None:
-            side.root = inverse_root(side.sent, exponent, settings.epsilon)
-            side.sent, side.drift = None, 0.0
+def _exchange(given, layer, block, correction, at_once):
+    """Brings roots that were sent into use, and sends statistics; returns how many roots were kept."""
+    roots, skipped = given.roots, 0
 
-    take_in()
-    side.drift += np.linalg.norm(side.sum - side.at_exchange)
-    side.at_exchange = side.sum
-    norm = np.linalg.norm(side.sum)
-    if norm == 0:
-        return 0
-    if side.root is not None and side.drift <= settings.drift_bound * norm:
-        return 1
-    side.sent = side.sum / correction
-    if at_once:
-        take_in()
-    return 0
+    def take_in(axis, side):
+        if side.sent is None:
+            return
+        before = side.root
+        if given.method.kind == "eigenvalue_corrected":
+            side.root = np.linalg.eigh(side.sent)[1]
+            if given.method.basis_change == "project":
+                block.moments = multiplied(block.moments, axis, (side.root.T @ before) ** 2)
+        else:
+            absolute = roots.damping == "absolute"
+            side.root = inverse_root(side.sent, layer.exponents[axis], given.epsilon, absolute)
+        side.sent, side.drift, side.is_ready = None, 0.0, True
+
+    for axis, side in block.sides.items():
+        take_in(axis, side)
+        side.drift += np.linalg.norm(side.sum - side.at_exchange)
+        side.at_exchange = side.sum
+        norm = np.linalg.norm(side.sum)
+        if norm == 0:
+            continue
+        if side.is_ready and side.drift <= roots.drift_bound * norm:
+            skipped += 1
+            continue
+        side.sent = side.sum / correction
+        if at_once:
+            take_in(axis, side)
+    return skipped
 
 
-def _step_all(settings, layers, gradients, t, rate):
-    for layer, gradient in zip(layers, gradients, strict=True):
-        if gradient is not None:
-            _step(settings, layer, gradient, t, rate)
+def _step_all(given, present, t, rate, corrections):
+    for layer, gradient in present:
+        layer.weight = layer.weight - rate * _update(given, layer, gradient, t, corrections)
 
 
-def _step(settings, layer, gradient, t, rate):
+def _update(given, layer, gradient, t, corrections):
+    """What a weight moves along."""
+    average, grafting = given.gradient, given.grafting
     moving = gradient
-    if settings.beta1:
-        layer.average = settings.beta1 * layer.average + (1 - settings.beta1) * gradient
-        moving = layer.average / (1 - settings.beta1**t)
-    graft = _graft(settings, layer, gradient, moving, t)
-    direction = graft
-    if layer.ready:
-        shampoo = np.empty(layer.merged)
-        for where, sides in layer.blocks:
-            block = moving.reshape(layer.merged)[where]
-            for axis, side in sides.items():
-                block = multiplied(block, axis, side.root)
-            shampoo[where] = block
-        if shampoo.any():
-            shampoo = shampoo.reshape(graft.shape) * (np.linalg.norm(graft) / np.linalg.norm(shampoo))
-            passed = t - settings.start_preconditioning_step + 1
-            share = min(passed / (settings.blend_steps + 1), 1.0)
-            direction = share * shampoo + (1 - share) * graft
-    direction = direction + settings.weight_decay * layer.weight
-    if settings.momentum:
-        mu = settings.momentum
-        layer.momentum = mu * layer.momentum + (1 - mu) * direction
-        direction = mu * layer.momentum + (1 - mu) * direction if settings.nesterov else layer.momentum
-    layer.weight = layer.weight - rate * direction
+    if average.beta1:
+        new = average.beta1 * layer.average + (1 - average.beta1) * gradient
+        moving, left = new, average.beta1**t
+        if average.beta3 is not None:
+            moving = average.beta3 * layer.average + (1 - average.beta3) * gradient
+            left = average.beta3 * average.beta1 ** (t - 1)
+        layer.average = new
+        moving = moving / (1 - left) if average.bias_correction else moving
+    graft = _graft(given, layer, gradient, moving, t)
+    start = given.start_preconditioning_step
+    passed = 0 if start is None else max(t - start + 1, 0)
+    blend = min(passed / (grafting.blend_steps + 1), 1.0)
+    own = _directions(given, layer, gradient, moving, graft, corrections) if layer.blocks else graft
+    share = (blend if grafting.momentum != "separate" else 1.0) if layer.ready else 0.0
+    before = grafting.momentum == "before"
+    if before:
+        if share:
+            own, layer.momentum = _moved(given, layer.momentum, own)
+        graft, layer.graft_momentum = _moved(given, layer.graft_momentum, graft)
+    if grafting.norm == "tensor":
+        own = norm_of(own, np.linalg.norm(graft))
+    own = share * own + (1 - share) * graft if own.any() else graft
+    own, graft = (_limited(given, layer, one) for one in (own, graft))
+    if before:
+        return own
+    own, layer.momentum = _moved(given, layer.momentum, own)
+    graft, layer.graft_momentum = _moved(given, layer.graft_momentum, graft)
+    if grafting.momentum == "separate" and layer.blocks:
+        own = blend * own + (1 - blend) * graft
+    return own
 
 
-def _graft(settings, layer, gradient, moving, t):
-    if settings.grafting == "sgd":
-        return moving
-    if settings.grafting == "adagrad":
-        layer.squares = layer.squares + gradient**2
-        return moving / np.sqrt(layer.squares)
-    beta = settings.grafting_beta2
-    layer.squares = beta * layer.squares + (1 - beta) * gradient**2
-    correction = 1 - beta**t if settings.grafting == "adam" else 1.0
-    return moving / (np.sqrt(layer.squares / correction) + settings.grafting_epsilon)
+def _directions(given, layer, gradient, moving, graft, corrections):
+    found = np.zeros(layer.merged)
+    for block, part, moved, grafted in layer.each(gradient, moving, graft):
+        direction = _direction(given, layer, block, part, moved, corrections)
+        by_block = given.grafting.norm == "block"
+        found[block.where] = norm_of(direction, np.linalg.norm(grafted)) if by_block else direction
+    return found.reshape(layer.weight.shape)
+
+
+def _direction(given, layer, block, gradient, moving, corrections):
+    correction, steps_correction = corrections
+    relative, beta2 = given.roots.damping == "relative", given.beta2
+    if given.method.kind == "eigenvalue_corrected":
+        squared = block.rotated(gradient) ** 2
+        old, new = (beta2, 1 - beta2) if beta2 < 1 else (1.0, 1.0)
+        block.moments = old * block.moments + new * squared
+        powers = (block.moments / steps_correction) ** (1 / (given.exponent_override or 2))
+        damped = powers + given.epsilon * (powers.max() if relative else 1.0)
+        return block.rotated(block.rotated(moving) / damped, back=True)
+    for axis, side in block.sides.items():
+        moving = multiplied(moving, axis, side.root)
+    for axis, squares in block.diagonals.items():
+        values = squares / correction
+        damped = values + given.epsilon * (values.max() if relative else 1.0)
+        moving = multiplied(moving, axis, np.diag(damped ** -layer.exponents[axis]))
+    return moving
+
+
+def _graft(given, layer, gradient, moving, t):
+    """The direction of the first-order optimizer."""
+    grafting, kind = given.grafting, given.grafting.kind
+    found = np.sign(moving) if kind == "sign" else moving
+    if kind in ("adagrad", "rmsprop", "adam", "lamb"):
+        learned = norm_of(gradient, 1.0) if grafting.normalized else gradient
+        if grafting.normalized and grafting.norm == "block" and layer.blocks:
+            parts = np.zeros(layer.merged)
+            for block, part in layer.each(gradient):
+                parts[block.where] = norm_of(part, 1.0)
+            learned = parts.reshape(gradient.shape)
+        beta2 = getattr(grafting, "beta2", None)
+        old, new = (1.0, 1.0) if beta2 is None else (beta2, 1 - beta2)
+        layer.squares = old * layer.squares + new * learned**2
+        corrected = layer.squares / (1 - beta2**t) if kind in ("adam", "lamb") else layer.squares
+        found = moving / (np.sqrt(corrected) + grafting.epsilon)
+    norms = np.linalg.norm(layer.weight), np.linalg.norm(found)
+    return found * norms[0] / norms[1] if kind in ("lars", "lamb") and min(norms) > 0 else found
+
+
+def _limited(given, layer, direction):
+    """With a bounded root mean square, and weight decay."""
+    if given.limits.rms:
+        direction = direction / max(1.0, np.sqrt(np.mean(direction**2)) / given.limits.rms)
+    return direction + given.weight_decay * layer.weight
+
+
+def _moved(given, average, direction):
+    mu = given.momentum
+    average = mu * average + (1 - mu) * direction
+    return mu * average + (1 - mu) * direction if given.nesterov else average, average
+
+
+# Gradients, and the optimizer over them.
 
 
 def drifting(shapes, steps, seed=0, condition=100.0):

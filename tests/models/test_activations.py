@@ -5,11 +5,9 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.special import erf
 
-from ctr.models.activations import ACTIVATIONS, biased_activation, make_activation, smelu
+from ctr.models.activations import ACTIVATIONS, biased_activation, make_activation
 
 NAMES = ["smelu", *sorted(ACTIVATIONS)]
 BETA = 0.75
@@ -59,8 +57,7 @@ def test_values_and_slopes(name, compiled):
     np.testing.assert_allclose(slope.numpy()[smooth], central[smooth], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("beta", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize(("beta", "compiled"), [(0.25, False), (4.0, True)])
 def test_smelu_at_its_joints_and_half_way(beta, compiled):
     # Powers of two, so that every number here is exact.
     z = np.array([-beta, 0.0, beta])
@@ -72,32 +69,23 @@ def test_smelu_at_its_joints_and_half_way(beta, compiled):
     np.testing.assert_allclose(slope, [0, 0.5, 1], atol=1e-6)
 
 
-@given(z=st.floats(-1e6, 1e6, width=32), beta=st.floats(0.01, 100))
-def test_smelu_lies_between_relu_and_a_quarter_of_beta_above_it(z, beta):
-    value = float(smelu(tf.constant(z, tf.float64), beta))
-    rounding = 1e-12 * (abs(z) + beta)
-    assert max(z, 0) - rounding <= value <= max(z, 0) + beta / 4 + rounding
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["smelu", "gelu"])
 def test_in_bfloat16_only_the_result_is_rounded(name):
     z = tf.cast(tf.constant(Z), tf.bfloat16)
-    for compiled in (False, True):
-        value, slope = value_and_slope(activation(name, BETA, compiled), z, tf.bfloat16)
-        assert (value.dtype, slope.dtype) == (tf.bfloat16, tf.bfloat16)
-        # Half a unit in the last of its 8 bits, relative to the value.
-        expected = exact(name, tf.cast(z, tf.float64).numpy())
-        np.testing.assert_allclose(tf.cast(value, tf.float64), expected, rtol=2**-8, atol=1e-6)
+    value, slope = value_and_slope(activation(name, BETA, compiled=True), z, tf.bfloat16)
+    assert (value.dtype, slope.dtype) == (tf.bfloat16, tf.bfloat16)
+    # Half a unit in the last of its 8 bits, relative to the value.
+    expected = exact(name, tf.cast(z, tf.float64).numpy())
+    np.testing.assert_allclose(tf.cast(value, tf.float64), expected, rtol=2**-8, atol=1e-6)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "compiled"), [("smelu", True), ("relu", True), ("mish", False)])
 def test_nothing_turns_a_value_that_is_not_finite_into_one_that_is(name, compiled):
-    value, _ = value_and_slope(activation(name, BETA, compiled), np.array([np.nan]))
-    assert np.isnan(value.numpy()).all()
-    if name in ("relu", "smelu"):
-        assert activation(name, BETA, compiled)(tf.constant([np.inf])).numpy().tolist() == [np.inf]
-        assert activation(name, BETA, compiled)(tf.constant([-np.inf])).numpy().tolist() == [0]
+    function = activation(name, BETA, compiled)
+    assert np.isnan(value_and_slope(function, np.array([np.nan]))[0].numpy()).all()
+    if name != "mish":
+        assert function(tf.constant([np.inf])).numpy().tolist() == [np.inf]
+        assert function(tf.constant([-np.inf])).numpy().tolist() == [0]
 
 
 def test_an_activation_for_serving_holds_nothing_that_needs_xla():
@@ -125,8 +113,7 @@ def test_layers_of_many_sizes_share_one_trace():
     assert traces == [tf.float32] * 2  # of the value, and of its slope
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("towers", [1, 3])
+@pytest.mark.parametrize(("towers", "compiled"), [(1, False), (3, True)])
 def test_the_bias_of_an_activation(towers, compiled):
     rng = np.random.default_rng(3)
     z, bias = rng.normal(size=(towers, 5, 4)), rng.normal(size=(towers, 1, 4))

@@ -88,43 +88,39 @@ def by_hand(w: dict[str, np.ndarray], given, copy: int, alpha2: float) -> tuple[
     return logit, np.sum(hidden @ w["rank_head"] * u, axis=1) if "rank_head" in w else logit
 
 
-@pytest.mark.parametrize("rank_head", [False, True])
-@pytest.mark.parametrize("architecture", [PLAIN, FACTORIZED, PIECES], ids=["plain", "sigmoid", "pieces"])
-def test_every_kind_follows_its_formula(architecture, rank_head):
-    architecture = replace(architecture, rank_head=rank_head)
+KINDS = pytest.mark.parametrize(
+    "architecture",
+    [PLAIN, *(replace(kind, rank_head=True) for kind in (PLAIN, FACTORIZED, PIECES))],
+    ids=["without a rank head", "plain", "sigmoid", "pieces"],
+)
+
+
+@KINDS
+def test_every_kind_follows_its_formula(architecture):
     weights = learned(architecture)
     scores = forward(architecture, weights, inputs(architecture), tf.constant(0.7))
     logit, ranked = by_hand(weights_of(weights), inputs(architecture), 0, 0.7)
     np.testing.assert_allclose(scores.logits, [logit], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(scores.rank_scores, [ranked], rtol=1e-4, atol=1e-5)
-    assert rank_head == (np.abs(scores.logits - scores.rank_scores).max() > 0.01)
+    assert architecture.rank_head == (np.abs(scores.logits - scores.rank_scores).max() > 0.01)
 
 
 @pytest.mark.parametrize("copies", [1, 3])
-@pytest.mark.parametrize("rank_head", [False, True])
-@pytest.mark.parametrize("architecture", [PLAIN, FACTORIZED, PIECES], ids=["plain", "sigmoid", "pieces"])
-def test_an_ensemble_is_its_components_run_one_by_one(architecture, rank_head, copies):
-    architecture = replace(architecture, rank_head=rank_head)
-    ensemble = replace(architecture, components=3)
+@KINDS
+def test_an_ensemble_is_its_components_by_the_formula(architecture, copies):
+    ensemble, given = replace(architecture, components=3), inputs(architecture, copies)
     weights = learned(ensemble)
-    given = inputs(architecture, copies)
     scores = forward(ensemble, weights, given, tf.constant(0.7))
     assert np.abs(np.diff(scores.logits, axis=0)).min(axis=0).max() > 0.01
     for index in range(3):
-        alone = {name: weights[f"component_{index}/{name}"] for name in fresh(architecture)}
-        own = {
-            tower: TowerInput(*(value[index : index + 1] if copies > 1 else value for value in both))
-            for tower, both in given.items()
-        }
-        single = forward(architecture, alone, own, tf.constant(0.7))
-        np.testing.assert_allclose(scores.logits[index], single.logits[0], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(scores.rank_scores[index], single.rank_scores[0], rtol=1e-5, atol=1e-6)
-        logit, _ = by_hand(weights_of(weights, index), given, index if copies > 1 else 0, 0.7)
-        np.testing.assert_allclose(single.logits[0], logit, rtol=1e-4, atol=1e-5)
+        logit, ranked = by_hand(weights_of(weights, index), given, index if copies > 1 else 0, 0.7)
+        np.testing.assert_allclose(scores.logits[index], logit, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(scores.rank_scores[index], ranked, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("components", [1, 3])
-@pytest.mark.parametrize("architecture", [FACTORIZED, PIECES], ids=["sigmoid", "pieces"])
+@pytest.mark.parametrize(
+    ("architecture", "components"), [(FACTORIZED, 3), (PIECES, 1)], ids=["sigmoid", "pieces"]
+)
 def test_combining_quality_and_ui_is_the_direct_evaluation(architecture, components):
     architecture = replace(architecture, components=components)
     made, given = (architecture, learned(architecture)), inputs(architecture)
@@ -136,16 +132,6 @@ def test_combining_quality_and_ui_is_the_direct_evaluation(architecture, compone
     every = combine(*made, tf.repeat(q[:1], ROWS, axis=0), u).numpy()
     assert np.abs(every[:, 0] - direct[:, 0]).max() < 1e-6
     assert np.ptp(every, axis=1).min() > 0.01
-
-
-def test_towers_are_apart():
-    made, given = (FACTORIZED, learned(FACTORIZED)), inputs(FACTORIZED)
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(given)
-        q = quality(*made, given["quality"], tf.constant(1.0))
-        u = ui(*made, given["ui"])
-    assert all(gradient is None for gradient in tape.gradient(q, given["ui"]))
-    assert all(gradient is None for gradient in tape.gradient(u, given["quality"]))
 
 
 def test_a_fresh_factorized_model_learns_in_both_towers():
@@ -194,17 +180,8 @@ def test_components_start_differently_and_predict_the_prior_together():
     assert float(logit[0]) == pytest.approx(math.log(0.2 / 0.8), rel=1e-5)
 
 
-def test_heads_compute_in_float32_under_bfloat16():
+def test_weights_that_are_rounded_before_give_the_same_scores():
     architecture = replace(FACTORIZED, components=2, compute_dtype="bfloat16")
-    weights = fresh(architecture)
-    scores = forward(architecture, weights, inputs(FACTORIZED), tf.constant(1.0))
-    assert scores.logits.dtype == tf.float32
-    assert {weight.dtype for weight in weights.values()} == {tf.float32}
-
-
-@pytest.mark.parametrize("components", [1, 2])
-def test_weights_that_are_rounded_before_give_the_same_scores(components):
-    architecture = replace(FACTORIZED, components=components, compute_dtype="bfloat16")
     weights, given = learned(architecture), inputs(architecture)
     rounded = rounded_weights(architecture, weights)
     dtypes = {
@@ -214,6 +191,7 @@ def test_weights_that_are_rounded_before_give_the_same_scores(components):
     assert dtypes["quality_head"] == dtypes["transfer_scale"] == tf.float32
     found = [forward(architecture, own, given, tf.constant(0.7)).logits for own in (weights, rounded)]
     np.testing.assert_array_equal(*found)
+    assert found[0].dtype == tf.float32 and {weight.dtype for weight in weights.values()} == {tf.float32}
 
 
 def test_architectures_that_are_impossible_are_refused():

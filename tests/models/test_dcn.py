@@ -38,8 +38,7 @@ def run(shape: Architecture, *towers, e0=E0, alpha2=1.0, **options) -> np.ndarra
     return tf.cast(last, tf.float32).numpy()
 
 
-@pytest.mark.parametrize("alpha2", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("rank", [2, 0])
+@pytest.mark.parametrize(("alpha2", "rank"), [(0.0, 2), (0.3, 2), (1.0, 0)])
 def test_crosses_follow_their_equation(alpha2, rank):
     shape, expected, weights = tower(cross_rank=rank), E0, []
     for scale in (1.0, 2.0):  # two different layers: their order matters
@@ -56,13 +55,6 @@ def test_crosses_follow_their_equation(alpha2, rank):
         np.testing.assert_allclose(expected, E0)
 
 
-def test_deep_layers_are_products_biases_and_relu():
-    shape = tower(cross_layers=0, deep_units=(2, 3))
-    weights = named(shape, U, [0.5, -0.25], V, BIAS)
-    hidden = np.maximum(E0 @ U + [0.5, -0.25], 0)
-    np.testing.assert_allclose(run(shape, weights)[0], np.maximum(hidden @ V + BIAS, 0), rtol=1e-5)
-
-
 def test_a_bottleneck_is_a_product_of_two_matrices_inside_one_layer():
     shape, rng = tower(cross_layers=0, deep_units=(4, 3), deep_ranks=(0, 2)), np.random.default_rng(0)
     weights = {name: rng.normal(size=weight.shape) for name, weight in fresh(shape).items()}
@@ -75,16 +67,6 @@ def test_a_bottleneck_is_a_product_of_two_matrices_inside_one_layer():
     np.testing.assert_allclose(found[0], np.maximum(hidden @ u @ v + v_bias, 0), rtol=1e-5, atol=1e-6)
 
 
-def test_a_fresh_bottleneck_keeps_the_variance_of_a_full_layer():
-    rng = np.random.default_rng(0)
-    e0 = rng.normal(size=(500, 300))
-    spreads = []
-    for ranks in ((), (40,)):
-        shape = tower(cross_layers=0, deep_units=(400,), deep_ranks=ranks)
-        spreads.append(run(shape, fresh(shape, width=300), e0=e0).std())
-    assert spreads[1] == pytest.approx(spreads[0], rel=0.1)
-
-
 SHAPES = [
     {"cross_layers": 0, "deep_units": (5, 4)},
     {"cross_rank": 0},
@@ -92,9 +74,10 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("own_inputs", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "own_inputs", "dtype"),
+    [(SHAPES[0], True, "float32"), (SHAPES[1], False, "bfloat16"), (SHAPES[2], False, "float32")],
+)
 def test_several_towers_at_once_are_each_tower_alone(shape, own_inputs, dtype):
     rng, shape = np.random.default_rng(1), tower(**shape, compute_dtype=dtype)
     towers = [
@@ -114,19 +97,9 @@ def test_several_towers_at_once_are_each_tower_alone(shape, own_inputs, dtype):
     np.testing.assert_allclose(together, alone, rtol=1e-6 if dtype == "float32" else 2**-6, atol=1e-6)
 
 
-def test_several_towers_are_one_product_a_layer():
-    shape = tower(deep_units=(4,))
-    towers = [fresh(shape, seed=seed) for seed in range(3)]
-    function = tf.function(lambda e0: hidden_layers(shape, towers, "quality", e0, tf.constant(1.0), True))
-    graph = function.get_concrete_function(tf.TensorSpec([1, None, 3])).graph
-    products = [operation for operation in graph.get_operations() if "MatMul" in operation.type]
-    assert len(products) == 2 * 2 + 1
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_under_bfloat16_every_product_is_in_it_on_float32_weights(count):
+def test_under_bfloat16_every_product_is_in_it_on_float32_weights():
     shape = tower(deep_units=(4,), deep_ranks=(2,), compute_dtype="bfloat16")
-    towers = [fresh(shape, seed=seed) for seed in range(count)]
+    towers = [fresh(shape, seed=seed) for seed in range(2)]
     function = tf.function(lambda e0: hidden_layers(shape, towers, "quality", e0, tf.constant(1.0), True))
     graph = function.get_concrete_function(tf.TensorSpec([1, None, 3])).graph
     dtypes = [op.inputs[0].dtype for op in graph.get_operations() if "MatMul" in op.type]
@@ -134,16 +107,8 @@ def test_under_bfloat16_every_product_is_in_it_on_float32_weights(count):
     assert {weight.dtype for one in towers for weight in one.values()} == {tf.float32}
 
 
-def test_bfloat16_gives_the_numbers_of_float32_within_its_precision():
-    shapes = [tower(deep_units=(5,), compute_dtype=dtype) for dtype in ("float32", "bfloat16")]
-    e0 = np.random.default_rng(0).normal(size=(50, 3))
-    exact, rounded = (run(shape, fresh(shape), e0=e0, alpha2=0.5, compiled=True) for shape in shapes)
-    error = np.abs(rounded - exact)
-    assert 0 < error.max() < 0.05 * np.abs(exact).max()
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_gradients_reach_every_weight_once_the_crosses_are_on(count):
+def test_gradients_reach_every_weight_once_the_crosses_are_on():
+    count = 3
     shape = tower(deep_units=(4,), activation="tanh")
     towers = [fresh(shape, seed=seed) for seed in range(count)]
     weights = {f"{index}/{name}": w for index, one in enumerate(towers) for name, w in one.items()}
@@ -159,7 +124,7 @@ def test_gradients_reach_every_weight_once_the_crosses_are_on(count):
             assert bool(tf.reduce_any(gradient != 0)) == (reached or "deep" in name), name
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [True])
 def test_a_function_that_multiplies_sees_every_product(compiled):
     shape = tower(deep_units=(4,), deep_ranks=(2,))
     weights, products = fresh(shape), []

@@ -43,130 +43,76 @@ def tensors(plan):
     return {name: tf.constant(getattr(plan, name)) for name in ("single", "values", "segments")}
 
 
-def sides(looked_up):
-    """Embeddings and linear weights of a table without copies, [B, features, width] and [B, features]."""
-    (embeddings,), (linear,) = looked_up
-    return embeddings.numpy(), linear.numpy()[:, :, 0]
-
-
 def table_values(layout, seed=0):
-    return np.random.default_rng(seed).normal(size=(layout.rows, layout.width + 1)).astype(np.float32)
+    return np.random.default_rng(seed).normal(size=(layout.rows, layout.columns)).astype(np.float32)
 
 
-def brute_force(layout, table):
-    """float64 [4, features, width + 1], by one loop over rows and features."""
+def uses(layout):
+    """Each use of a row of a table: the row of the batch, the feature's place, the row, and its share."""
     offsets = layout.offsets()
-    out = np.zeros((len(IDS), len(layout.features), layout.width + 1))
     for row in range(len(IDS)):
         for place, feature in enumerate(layout.features):
             own = [IDS[row, feature.single]] if feature.single is not None else LISTS[feature.name][row]
-            if len(own):
-                out[row, place] = np.mean(
-                    [table[offsets[feature.name] + i].astype(np.float64) for i in own], axis=0
-                )
+            for one in own:
+                yield row, place, offsets[feature.name] + one, 1 / len(own)
+
+
+def brute_force(layout, table):
+    """float64 [4, features, columns], by one loop over rows and features."""
+    out = np.zeros((len(IDS), len(layout.features), table.shape[1]))
+    for row, place, one, share in uses(layout):
+        out[row, place] += share * table[one].astype(np.float64)
     return out
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["plain", "by products"])
-@pytest.mark.parametrize("index", range(len(LAYOUTS)), ids=[layout.name for layout in LAYOUTS])
-def test_lookup_is_the_mean_of_the_rows_that_the_ids_name(index, way):
-    layout, plan = LAYOUTS[index], plans()[index]
-    table = table_values(layout)
-    embeddings, linear = sides(look_up(layout, tf.gather(table, plan.distinct), tensors(plan), **way))
-    assert embeddings.shape == (PADDED_ROWS, len(layout.features), layout.width)
-    exact = brute_force(layout, table)
-    np.testing.assert_allclose(embeddings[: len(IDS)], exact[:, :, :-1], rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(linear[: len(IDS)], exact[:, :, -1], rtol=1e-6, atol=1e-7)
-    assert np.isfinite(embeddings).all() and np.isfinite(linear).all()
+both_ways = pytest.mark.parametrize("way", WAYS, ids=["plain", "by products"])
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["plain", "by products"])
+@both_ways
 @pytest.mark.parametrize("index", range(len(LAYOUTS)), ids=[layout.name for layout in LAYOUTS])
-def test_a_row_gets_the_sum_of_the_gradients_of_all_its_uses(index, way):
+def test_a_row_is_looked_up_in_means_and_gets_the_gradients_of_all_its_uses(index, way):
     layout, plan = LAYOUTS[index], plans()[index]
     table = table_values(layout)
-    # The gradient of sum(upstream * lookup) by each table row, where padded rows have no upstream.
+    # Padded rows have no upstream.
     upstream = np.random.default_rng(1).normal(size=(PADDED_ROWS, len(layout.features), layout.width + 1))
     upstream[len(IDS) :] = 0
     rows = tf.gather(table, plan.distinct)
     with tf.GradientTape() as tape:
         tape.watch(rows)
-        looked_up = look_up(layout, rows, tensors(plan), **way)
-        both = upstream.astype(np.float32)
-        total = tf.reduce_sum(looked_up.embeddings[0] * both[:, :, :-1])
-        total += tf.reduce_sum(looked_up.linear[0] * both[:, :, -1:])
+        (embeddings,), (linear,) = look_up(layout, rows, tensors(plan), **way)
+        found = tf.concat([embeddings, linear], axis=2)
+        total = tf.reduce_sum(found * upstream.astype(np.float32))
+    np.testing.assert_allclose(found[: len(IDS)], brute_force(layout, table), rtol=1e-6, atol=1e-7)
+    assert np.isfinite(found).all()
     gradient = tf.convert_to_tensor(tape.gradient(total, rows)).numpy()
-
-    offsets = layout.offsets()
-    expected = np.zeros((layout.rows, layout.width + 1))
-    for row in range(len(IDS)):
-        for place, feature in enumerate(layout.features):
-            own = [IDS[row, feature.single]] if feature.single is not None else LISTS[feature.name][row]
-            for i in own:
-                expected[offsets[feature.name] + i] += upstream[row, place] / len(own)
-    np.testing.assert_allclose(
-        gradient[: plan.distinct_count], expected[plan.distinct[: plan.distinct_count]], rtol=1e-5, atol=1e-6
-    )
-    assert (gradient[plan.distinct_count :] == 0).all()
+    expected = np.zeros(table.shape)
+    for row, place, one, share in uses(layout):
+        expected[one] += upstream[row, place] * share
+    count = plan.distinct_count
+    np.testing.assert_allclose(gradient[:count], expected[plan.distinct[:count]], rtol=1e-5, atol=1e-6)
     # Rows that the batch does not name have no gradient to lose.
-    unnamed = np.setdiff1d(np.arange(layout.rows), plan.distinct[: plan.distinct_count])
-    assert (expected[unnamed] == 0).all()
+    assert not gradient[count:].any()
+    assert not np.delete(expected, plan.distinct[:count], axis=0).any()
 
 
-def test_columns_are_split_over_all_tables():
-    looked_up = [
-        look_up(layout, tf.gather(table_values(layout), p.distinct), tensors(p))
-        for layout, p in zip(LAYOUTS, plans(), strict=True)
-    ]
-    inputs = tower_inputs(looked_up, LAYOUTS, factorized=False)
-    assert list(inputs) == ["quality"]
-    e0, linear = (value[0] for value in inputs["quality"])
-    exact = [brute_force(layout, table_values(layout)) for layout in LAYOUTS]
-    embeddings = [
-        value[:, place, : layout.width]
-        for layout, value in zip(LAYOUTS, exact, strict=True)
-        for place in range(len(layout.features))
-    ]
-    np.testing.assert_allclose(
-        e0.numpy()[: len(IDS)], np.concatenate(embeddings, axis=1), rtol=1e-5, atol=1e-6
-    )
-    assert e0.shape[1] == 2 * 4 + 3
-    weights = sum(value[:, :, -1].sum(axis=1) for value in exact)
-    np.testing.assert_allclose(linear.numpy()[: len(IDS)], weights, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("way", WAYS, ids=["plain", "by products"])
-def test_tables_of_width_0_give_linear_weights_only(way):
-    layouts = [layout for layout in LAYOUTS if layout.width == 0]
-    own = [plan for layout, plan in zip(LAYOUTS, plans(), strict=True) if layout.width == 0]
-    looked_up = [
-        look_up(layout, tf.gather(table_values(layout), plan.distinct), tensors(plan), **way)
-        for layout, plan in zip(layouts, own, strict=True)
-    ]
-    e0, linear = (value[0] for value in tower_inputs(looked_up, layouts, factorized=False)["quality"])
-    assert (e0.shape, linear.shape) == ((PADDED_ROWS, 0), (PADDED_ROWS,))
-    assert linear.numpy()[: len(IDS)].any()
-
-
-@pytest.mark.parametrize("way", WAYS, ids=["plain", "by products"])
-def test_towers_and_copies_are_kept_apart(way):
-    layouts = lay_out_tables(FEATURES, copies=2)
-    tables = [
-        np.random.default_rng(0).normal(size=(layout.rows, layout.columns)).astype(np.float32)
-        for layout in layouts
-    ]
+@both_ways
+@pytest.mark.parametrize(("copies", "factorized"), [(1, False), (2, True)])
+def test_towers_have_the_columns_of_their_tables_and_copies(copies, factorized, way):
+    layouts = lay_out_tables(FEATURES, copies=copies)
+    tables = [table_values(layout) for layout in layouts]
     looked_up = [
         look_up(layout, tf.gather(table, plan.distinct), tensors(plan), **way)
         for layout, table, plan in zip(layouts, tables, plans(), strict=True)
     ]
-    inputs = tower_inputs(looked_up, layouts, factorized=True)
-    assert tower_widths(layouts, factorized=True) == {"quality": 8, "ui": 3}
-    assert tower_widths(layouts, factorized=False) == {"quality": 11}
+    widths = {"quality": 8, "ui": 3} if factorized else {"quality": 11}
+    assert tower_widths(layouts, factorized) == widths
+    inputs = tower_inputs(looked_up, layouts, factorized)
+    assert {tower: e0.shape[2] for tower, (e0, _) in inputs.items()} == widths
     for tower, (e0, linear) in inputs.items():
-        for copy in range(2):
+        for copy in range(copies):
             embeddings, weights = [], np.zeros(len(IDS))
             for layout, single, table in zip(layouts, LAYOUTS, tables, strict=True):
-                if layout.tower == tower:
+                if layout.tower == tower or not factorized:
                     begin = copy * (layout.width + 1)
                     exact = brute_force(single, table[:, begin : begin + layout.width + 1])
                     embeddings.append(exact[:, :, :-1].reshape(len(IDS), -1))

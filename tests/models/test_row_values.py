@@ -58,9 +58,3 @@ def test_another_seed_copy_or_feature_draws_independently(other):
     same = {"feature": "user", "seed": 1, "copy": 0}
     rows, others = (initial_rows(fingerprints, columns=4, scale=1.0, **keys) for keys in (same, same | other))
     assert abs((rows * others).mean()) < 4 / np.sqrt(rows.size)
-
-
-def test_no_rows_and_no_columns():
-    assert initial_rows(np.zeros(0, np.int64), "user", 4, 1.0, seed=1).shape == (0, 4)
-    assert initial_rows(np.ones(3, np.int64), "user", 0, 1.0, seed=1).shape == (3, 0)
-    assert not initial_rows(np.ones(3, np.int64), "user", 4, 0.0, seed=1).any()

@@ -1,11 +1,10 @@
 """Which distinct table rows a batch needs, against a plain lookup."""
 
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.models.rows import (
@@ -14,7 +13,7 @@ from ctr.models.rows import (
     lay_out_tables,
     padded_size,
 )
-from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
+from ctr.training.tables.plan import assign_rows, pad_plan, plan_table
 
 FEATURES = (
     FeatureRows("a", 5, 4, "quality", 0),
@@ -51,8 +50,7 @@ def test_a_table_that_int32_cannot_number_is_refused():
 @given(st.integers(1, 10**7), st.integers(1, 5000))
 def test_a_padded_size_holds_its_entries_and_wastes_little(size, smallest):
     padded = padded_size(size, smallest)
-    assert padded >= size
-    assert padded >= smallest
+    assert padded >= max(size, smallest)
     if size > smallest:
         assert padded - size < padded / 4
         # A capacity is its own: padding does not creep when it is applied again.
@@ -60,8 +58,7 @@ def test_a_padded_size_holds_its_entries_and_wastes_little(size, smallest):
 
 
 def test_padded_sizes_are_few():
-    sizes = {padded_size(size) for size in range(1, 100_000)}
-    assert len(sizes) <= 4 * np.log2(100_000 / 64) + 2
+    assert len({padded_size(size) for size in range(1, 100_000)}) <= 4 * np.log2(100_000 / 64) + 2
     assert [padded_size(size, 1) for size in range(1, 12)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 10, 12]
 
 
@@ -93,15 +90,7 @@ def draw_batch(data, rows, features=FEATURES, dtype=np.int32):
     return np.array(ids, dtype).reshape(rows, len(singles)), lists, columns
 
 
-def assert_refers(
-    plan: TablePlan,
-    layout: TableLayout,
-    ids: np.ndarray,
-    lists: dict[str, list[list[int]]],
-    padding: int,
-    table_rows: int,
-    row_of: Callable[[FeatureRows, int], int],
-) -> None:
+def assert_refers(plan, layout, ids, lists, padding, table_rows, row_of):
     """A plan of a batch refers to ``row_of`` each id of it, and lists no row twice."""
     count, rows = len(layout.multivalent), len(ids)
     assert plan.single.shape == (rows + padding, len(layout.single))
@@ -203,7 +192,7 @@ def occurrences(layout, ids, lists, drawn):
     return counts, found
 
 
-@pytest.mark.slow
+@settings(max_examples=30)
 @given(
     st.data(),
     st.integers(0, 6),
@@ -261,33 +250,7 @@ def test_a_plan_does_not_depend_on_which_slots_ids_have(data, rows, layout: Tabl
         assert np.array_equal(getattr(one, name), getattr(other, name))
 
 
-def test_ids_of_several_features_may_share_a_row():
-    (layout,) = lay_out_tables([FeatureRows("g", 3, 2, "ui", 0, growing=True)])
-    plan = pad_plan(layout, plan_table(layout, np.array([[5], [0], [-5], [5], [6]]), {}), 8)
-    assert plan.pending is not None
-    assert plan.pending.fingerprints.tolist() == [5, -5, 6]
-    assert plan.pending.counts.tolist() == [2, 1, 1]
-    placed = assign_rows(plan, np.array([2, 3, 2], np.int32), 4)
-    assert placed.distinct_count == 3
-    assert placed.distinct.tolist() == [2, 0, 3, 1]
-    assert placed.counts.tolist() == [3, 1, 1]
-    assert placed.distinct[placed.single[:5, 0]].tolist() == [2, 0, 3, 2, 2]
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30))
-def test_any_64_bits_are_an_id(ids):
-    (layout,) = lay_out_tables(
-        [FeatureRows(name, 9, 2, "ui", at, growing=True) for at, name in enumerate("gh")]
-    )
-    plan = pad_plan(layout, plan_table(layout, np.array([ids, ids]).T, {}), len(ids))
-    assert plan.pending is not None
-    for number in (0, 1):
-        found = plan.pending.fingerprints[plan.pending.features == number].tolist()
-        # In the order in which they occur.
-        assert found == list(dict.fromkeys(one for one in ids if one))
-
-
-@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1000, 5000, 8192, 40_000])
+@pytest.mark.parametrize("count", [0, 1, 256, 257, 5000, 40_000])
 def test_few_rows_pad_and_batches_of_one_size_have_few_capacities(count):
     (layout,) = lay_out_tables([FeatureRows("a", 100_000, 2, "quality", 0)])
     near = range(count - count // 50, count + count // 50 + 1, max(1, count // 500))

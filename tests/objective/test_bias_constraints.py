@@ -10,7 +10,6 @@ import scipy.optimize
 import tensorflow as tf
 
 from ctr.data.ids.arrow import string_ids
-from ctr.data.ids.values import feature_ids
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.objective.bias_constraints import (
@@ -84,47 +83,6 @@ def test_sizes_are_products_of_axes():
     assert [family.source for family in resolve_families(given, SCHEMA)] == [0, 0, 0, 0, 0, 1]
 
 
-@pytest.mark.parametrize("name", ["user", "pair"])
-def test_all_values_of_ids_that_grow_are_refused_with_what_to_do(name):
-    message = (
-        rf'families\.1\.features\.{name}: the ids of {name} grow, so that "all" has no end; name its values, or give '
-        "the feature buckets or a vocabulary at ingestion"
-    )
-    with pytest.raises(InputError, match=r"^config: objective\.bias_constraints\." + message):
-        resolve_families(config({}, {"features": {name: "all", "device": "all"}}), MIXED)
-
-
-def test_slices_of_named_values_of_ids_that_grow():
-    users = ["ann", 7, None, "bob"]
-    given = config(
-        {"features": {"user": users}},
-        {"features": {"position": "all", "user": users[:2]}},
-        {"features": {"device": ["desk", "phone"]}},
-    )
-    families = resolve_families(given, MIXED)
-    assert [family.slices for family in families] == [4, 5 * 2, 2]
-    rng = np.random.default_rng(2)
-    ann, seven, bob, other = string_ids(pa.array(["ann", "7", "bob", "other"])).tolist()
-    place = {ann: 0, seven: 1, 0: 2, bob: 3}
-    columns = {name: i for i, name in enumerate(MIXED.single_valued)}
-    ids = np.zeros((300, len(columns)), np.int64)
-    # Also what has the same low bits as an id that is named.
-    ids[:, columns["user"]] = rng.choice([ann, seven, 0, bob, other, ann ^ 2**62, 2**32], 300)
-    ids[:, columns["position"]] = rng.integers(0, 5, 300)
-    ids[:, columns["device"]] = rng.integers(0, 5, 300)
-    ids[:, columns["pair"]] = rng.integers(-(2**63), 2**63 - 1, 300)
-    found = np.stack([feature_slices(family, ids, np.zeros(300, np.int8)) for family in families], axis=1)
-    assert found.dtype == np.int32
-    expected = []
-    for row in ids:
-        user, position, device = (int(row[columns[name]]) for name in ("user", "position", "device"))
-        first = place.get(user, -1)
-        expected.append(
-            (first, position * 2 + first if first in (0, 1) else -1, {3: 0, 1: 1}.get(device, -1))
-        )
-    np.testing.assert_array_equal(found, expected)
-
-
 @pytest.mark.parametrize(
     ("features", "message"),
     [
@@ -140,56 +98,55 @@ def test_slices_of_named_values_of_ids_that_grow():
         ),
         ({"both": [1]}, r"features\.both: feature both is a cross"),
         ({"site": "all", "both": "all"}, r"the family family1 has 1400000 slices; allowed: up to 1000000"),
+        (
+            {"user": "all", "device": "all"},
+            r'features\.user: the ids of user grow, so that "all" has no end; name its values, or give the feature '
+            "buckets or a vocabulary at ingestion",
+        ),
+        ({"pair": "all"}, r"features\.pair: the ids of pair grow"),
     ],
 )
 def test_what_a_log_does_not_have_is_refused_with_the_keys_path(features, message):
     with pytest.raises(InputError, match=r"^config: objective\.bias_constraints\.families\.1.*" + message):
-        resolve_families(config({}, {"features": features}), SCHEMA)
-
-
-def rows_of_ids(count, seed=0):
-    rng = np.random.default_rng(seed)
-    return np.stack(
-        [rng.integers(0, min(SCHEMA.by_name[name].buckets, 6), count) for name in SCHEMA.single_valued],
-        axis=1,
-    ).astype(np.int32)
+        resolve_families(config({}, {"features": features}), MIXED)
 
 
 def test_rows_are_in_the_slice_of_their_values_and_log():
+    """Named values of a vocabulary, of numbers, and of ids that grow; beside loops."""
+    users = ["ann", 7, None, "bob"]
     given = config(
         {"features": {"device": ["desk", "phone"], "position": "all"}, "log": "random"},
         {"features": {"position": [3, None, 1]}},
+        {"features": {"user": users}},
+        {"features": {"user": users[:2], "position": "all"}},
         {},
         logs=LOGS[1:],
     )
-    families = resolve_families(given, SCHEMA)
-    ids = rows_of_ids(400)
-    source = np.random.default_rng(1).integers(0, 2, 400).astype(np.int8)
-    desk, phone = 3, 1
+    families = resolve_families(given, MIXED)
+    assert [family.slices for family in families] == [2 * 5, 3, 4, 5 * 2, 1]
+    rng, count = np.random.default_rng(2), 400
+    ann, seven, bob, other = string_ids(pa.array(["ann", "7", "bob", "other"])).tolist()
+    columns = {name: i for i, name in enumerate(MIXED.single_valued)}
+    ids = np.zeros((count, len(columns)), np.int64)
+    # Also what has the same low bits as an id that is named.
+    ids[:, columns["user"]] = rng.choice([ann, seven, 0, bob, other, ann ^ 2**62, 2**32], count)
+    ids[:, columns["position"]] = rng.integers(0, 5, count)
+    ids[:, columns["device"]] = rng.integers(0, 5, count)
+    ids[:, columns["pair"]] = rng.integers(-(2**63), 2**63 - 1, count)
+    source = rng.integers(0, 2, count).astype(np.int8)
     expected = []
     for row, log in zip(ids, source, strict=True):
-        device, position = row[COLUMNS["device"]], row[COLUMNS["position"]]
-        first = {desk: 0, phone: 1}.get(int(device), -1)
-        # Boundaries 2, 3, 4: the number 3 has id 3, 1 has 1; missing is 0.
-        second = {3: 0, 0: 1, 1: 2}.get(int(position), -1)
-        expected.append(
-            (
-                first * 5 + position if log == 1 and first >= 0 else -1,
-                second if log == 0 else -1,
-                0 if log == 0 else -1,
-            )
-        )
+        user, position, device = (int(row[columns[name]]) for name in ("user", "position", "device"))
+        # Of the vocabulary desk is 3 and phone 1; of boundaries 2, 3, 4 the number 3 has id 3, 1 has 1; missing is 0.
+        first = {3: 0, 1: 1}.get(device, -1)
+        second = {3: 0, 0: 1, 1: 2}.get(position, -1)
+        third = {ann: 0, seven: 1, 0: 2, bob: 3}.get(user, -1)
+        pair = position * 2 + third if third in (0, 1) else -1
+        own = first * 5 + position if first >= 0 else -1
+        expected.append((own, -1, -1, -1, -1) if log else (-1, second, third, pair, 0))
     found = [feature_slices(family, ids, source) for family in families]
     assert all(part.dtype == np.int32 for part in found)
     np.testing.assert_array_equal(np.stack(found, axis=1), expected)
-    assert (np.array(expected)[:, 0] >= 0).sum() > 20
-
-
-def test_the_order_of_the_features_in_the_configuration_decides_nothing():
-    ids, source = rows_of_ids(100), np.zeros(100, np.int8)
-    one = resolve(features={"device": "all", "position": [1, 2]})
-    other = resolve(features={"position": [1, 2], "device": "all"})
-    np.testing.assert_array_equal(feature_slices(one, ids, source), feature_slices(other, ids, source))
 
 
 def test_every_slice_of_a_family_has_a_number_of_its_own():
@@ -206,17 +163,15 @@ def test_every_slice_of_a_family_has_a_number_of_its_own():
     assert index.numpy().tolist() == list(range(family.slices))
 
 
-@pytest.mark.parametrize("jit", [False, True])
-def test_a_prediction_on_a_boundary_is_in_the_bucket_above(jit):
+def test_a_prediction_on_a_boundary_is_in_the_bucket_above():
     below, above = np.nextafter(np.float32(0.1), np.float32([0, 1]))
     p = tf.constant([0.0, below, 0.1, above, 0.25, 0.5, 1.0, 0.3])
     features = tf.constant([0, 0, 0, 0, 0, 0, 0, -1])
-    found = tf.function(lambda f, p: slice_index(f, p, (0.1, 0.5)), jit_compile=jit)(features, p)
-    assert found.dtype == tf.int32
-    assert found.numpy().tolist() == [0, 0, 1, 1, 1, 2, 2, -1]
-
-
-def test_without_boundaries_the_features_decide_alone():
+    for jit in (False, True):
+        found = tf.function(lambda f, p: slice_index(f, p, (0.1, 0.5)), jit_compile=jit)(features, p)
+        assert found.dtype == tf.int32
+        assert found.numpy().tolist() == [0, 0, 1, 1, 1, 2, 2, -1]
+    # Without boundaries the features decide alone.
     assert slice_index(tf.constant([3, -1]), tf.constant([0.5, math.nan]), ()).numpy().tolist() == [3, -1]
 
 
@@ -275,40 +230,16 @@ def term_and_gradients(rows, function=constraint_term):
     return term.numpy(), *tape.gradient(term, [given["probability"], given["duals"]])
 
 
-@pytest.mark.parametrize("jit", [False, True])
-def test_the_term_and_its_gradient(jit):
+def test_the_term_and_its_gradient():
     rows = random_rows()
-    found, gradient, of_duals = term_and_gradients(rows, tf.function(constraint_term, jit_compile=jit))
+    found, gradient, of_duals = term_and_gradients(rows)
     expected, slopes = term_by_loops(rows)
     assert found == pytest.approx(expected, rel=1e-12)
     np.testing.assert_allclose(gradient, slopes, rtol=1e-12)
     assert of_duals is None or not of_duals.numpy().any()
 
 
-def test_the_gradient_by_finite_differences_through_the_choice_of_a_slice():
-    rows, step = random_rows(), 1e-6
-    logit = np.log(rows["probability"] / (1 - rows["probability"]))
-    boundaries = (0.2, 0.5)
-    duals = tf.constant(np.random.default_rng(3).normal(size=15))
-
-    def term(s):
-        p = tf.sigmoid(s)
-        index = slice_index(tf.constant(rows["index"]), p, boundaries)
-        return constraint_term(duals, index, tf.constant(rows["label"]), p, tf.constant(rows["weight"]))
-
-    variable = tf.constant(logit)
-    with tf.GradientTape() as tape:
-        tape.watch(variable)
-        value = term(variable)
-    gradient = tape.gradient(value, variable).numpy()
-    for i in range(0, 64, 5):
-        shift = step * np.eye(64)[i]
-        slope = float(term(tf.constant(logit + shift)) - term(tf.constant(logit - shift))) / (2 * step)
-        assert gradient[i] == pytest.approx(slope, rel=1e-6, abs=1e-8)
-
-
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("regularization", [0.0, 0.3])
+@pytest.mark.parametrize(("regularization", "jit"), [(0.0, False), (0.3, True)])
 def test_the_dual_step(regularization, jit):
     rows = random_rows()
     step = tf.function(
@@ -316,30 +247,30 @@ def test_the_dual_step(regularization, jit):
     )
     expected = step_by_loops(rows, 0.5, regularization)
     np.testing.assert_allclose(step(tensors(rows)), expected, rtol=1e-12)
-    np.testing.assert_allclose(step(tensors(rows, tf.float32)), expected, rtol=1e-5, atol=1e-6)
     # Predictions below the labels raise lambda, which in turn raises predictions.
     low = {**rows, "label": np.ones(64), "duals": np.zeros(5)}
     assert (step(tensors(low)).numpy()[:4] > 0).all()
 
 
-@pytest.mark.parametrize("jit", [False, True])
-def test_an_empty_slice_and_a_rate_of_0_leave_every_bit(jit):
+def test_an_empty_slice_and_a_rate_of_0_leave_every_bit():
     rows = random_rows()
     rows["weight"][rows["index"] == 1] = 0
     given = tensors(rows, tf.float32)
     given["duals"] = tf.constant([0.1, -0.0, 1e-30, 1 / 3, 0.7])
-    step = tf.function(
-        lambda rate: first_step(**given, learning_rate=rate, regularization=0.01), jit_compile=jit
-    )
-    stepped = step(tf.constant(0.1)).numpy()
+    stepped = first_step(**given, learning_rate=0.1, regularization=0.01).numpy()
     for k in (1, 4):
         assert stepped[k].tobytes() == given["duals"].numpy()[k].tobytes()
     assert (stepped[[0, 2, 3]] != given["duals"].numpy()[[0, 2, 3]]).all()
-    assert step(tf.constant(0.0)).numpy().tobytes() == given["duals"].numpy().tobytes()
+    still = first_step(**given, learning_rate=0.0, regularization=0.01)
+    assert still.numpy().tobytes() == given["duals"].numpy().tobytes()
+    # Nor do no rows at all.
+    none = {name: v[:0] if name != "duals" else v for name, v in given.items()}
+    assert constraint_term(**none).numpy() == 0
+    stepped = first_step(**none, learning_rate=0.5, regularization=0.1)
+    assert stepped.numpy().tobytes() == given["duals"].numpy().tobytes()
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(("bad", "jit"), [(math.inf, False), (math.nan, True)])
 def test_rows_that_do_not_count_spoil_nothing(bad, jit):
     rows = random_rows()
     clean = tensors(rows, tf.float32)
@@ -372,50 +303,19 @@ def test_nothing_depends_on_the_size_of_the_batch():
     np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-12, atol=1e-15)
 
 
-def test_no_rows_change_nothing():
-    rows = {name: v[:0] if name != "duals" else v for name, v in random_rows().items()}
-    given = tensors(rows, tf.float32)
-    assert constraint_term(**given).numpy() == 0
-    stepped = first_step(**given, learning_rate=0.5, regularization=0.1)
-    assert stepped.numpy().tobytes() == given["duals"].numpy().tobytes()
-
-
-@pytest.mark.soak
-def test_a_sample_leaves_the_duals_of_a_calibrated_model_where_they_are():
-    """Clicks all kept, of the others every tenth: a batch left with little of a slice has rather clicks of it.
-
-    Were each batch's weighted mean to count alike, lambda would rise by 0.03 a batch or more.
-    """
-    rng = np.random.default_rng(0)
-    duals, seen = tf.zeros([2], tf.float64), tf.zeros([2, 2], tf.float64)
-    alike, batches = np.zeros(2), 3000
-    step = tf.function(dual_step)
-    for _ in range(batches):
-        index = rng.integers(0, 2, 24).astype(np.int32)
-        probability = np.where(index == 0, 0.1, 0.3)
-        label = (rng.random(24) < probability).astype(float)
-        weight = np.where(label == 1, 1.0, np.where(rng.random(24) < 0.1, 10.0, 0.0))
-        given = [tf.constant(part) for part in (index, label, probability, weight)]
-        alike += first_step(tf.zeros([2], tf.float64), *given, 1.0, 0.0).numpy()
-        duals, seen = step(duals, seen, *given, tf.constant(1.0, tf.float64), tf.constant(0.0, tf.float64))
-    assert (alike / batches > 0.03).all()
-    # Of the order of the noise that 3000 batches add up to, about 0.01 a batch and slice.
-    assert (np.abs(duals.numpy()) / batches < 0.01).all()
-    assert seen.numpy()[0] == pytest.approx([12, 12], rel=0.4)
-
-
-def test_a_batch_counts_as_much_as_it_weighs_of_the_slice():
-    given = dict(label=tf.ones([1]), probability=tf.constant([0.5]), learning_rate=0.1, regularization=0.0)
-    duals, seen = tf.zeros([1]), tf.zeros([2, 1])
-    index = tf.zeros([1], tf.int32)
-    weights, found = (3.0, 1.0, 5.0, 5.0), []
-    for weight in weights:
-        before = duals
-        duals, seen = dual_step(duals, seen, index, weight=tf.constant([weight]), **given)
-        found.append(float(duals[0] - before[0]))
-    usual = [np.mean(weights[: n + 1]) for n in range(4)]
-    assert found == pytest.approx([0.05 * weight / mean for weight, mean in zip(weights, usual, strict=True)])
-    assert seen.numpy().ravel().tolist() == pytest.approx([3.5, 4])
+def test_the_usual_weight_of_a_slice_is_the_mean_of_all_batches_at_first_and_later_of_the_last_hundred():
+    rng, rate = np.random.default_rng(0), 0.1
+    duals, seen = tf.zeros([1], tf.float64), tf.zeros([2, 1], tf.float64)
+    usual, expected = 0.0, 0.0
+    for batch in range(1, 161):
+        # From the hundredth batch on the slice is three times as heavy.
+        weight, label = rng.uniform(1, 2) * (3 if batch > 100 else 1), rng.integers(0, 2)
+        usual += max(1 / batch, 1 / 100) * (weight - usual)
+        expected += rate * weight / usual * (label - 0.4)
+        given = [tf.constant([float(value)], tf.float64) for value in (label, 0.4, weight)]
+        duals, seen = dual_step(duals, seen, tf.zeros([1], tf.int32), *given, rate, 0.0)
+    assert float(duals[0]) == pytest.approx(expected, rel=1e-9)
+    assert seen.numpy().ravel() == pytest.approx([usual, 160])
 
 
 # The saddle. Six cells, three weights: a model too small to be right in each cell.
@@ -485,28 +385,8 @@ def saddle(regularization, steps=10_000, rate=0.4, eta=0.3):
     return w.numpy(), duals.numpy()
 
 
-def test_without_regularisation_training_comes_to_the_constrained_optimum():
-    assert (np.abs(slice_means(unconstrained())) > 0.02).all()
-    best = scipy.optimize.minimize(
-        lambda w: np.sum(WEIGHT * np.logaddexp(0, np.where(LABEL == 1, -1, 1) * (X @ w))),
-        np.zeros(3),
-        jac=loss_gradient,
-        constraints={"type": "eq", "fun": slice_sums, "jac": slice_gradients},
-        method="SLSQP",
-        options={"ftol": 1e-15, "maxiter": 500},
-    )
-    w, duals = saddle(0.0)
-    np.testing.assert_allclose(w, best.x, atol=1e-5)
-    np.testing.assert_allclose(slice_means(w), 0, atol=1e-9)
-    # The multipliers of the constrained optimum, from its stationarity alone.
-    multipliers = np.linalg.lstsq(slice_gradients(best.x).T, -loss_gradient(best.x), rcond=None)[0]
-    np.testing.assert_allclose(duals, multipliers, atol=1e-4)
-    assert (np.abs(duals) > 0.05).all()
-
-
-def test_with_regularisation_a_slice_keeps_a_bias_of_alpha3_times_lambda():
-    alpha3 = 0.05
-
+@pytest.mark.parametrize("alpha3", [0.0, 0.05])
+def test_training_comes_to_the_constrained_optimum_with_a_bias_of_alpha3_times_lambda(alpha3):
     def conditions(point):
         w, duals = point[:3], point[3:]
         return np.concatenate(
@@ -516,15 +396,9 @@ def test_with_regularisation_a_slice_keeps_a_bias_of_alpha3_times_lambda():
     solved = scipy.optimize.root(conditions, np.concatenate([unconstrained(), np.zeros(2)]), tol=1e-12)
     assert solved.success
     w, duals = saddle(alpha3)
-    np.testing.assert_allclose(w, solved.x[:3], atol=1e-6)
-    np.testing.assert_allclose(duals, solved.x[3:], atol=1e-6)
-    np.testing.assert_allclose(duals, slice_means(w) / alpha3, atol=1e-6)
+    np.testing.assert_allclose(w, solved.x[:3], atol=1e-5)
+    np.testing.assert_allclose(duals, solved.x[3:], atol=1e-4)
+    np.testing.assert_allclose(slice_means(w), alpha3 * duals, atol=1e-7)
     # Between no constraint and a strict one.
     bias, free = np.abs(slice_means(w)), np.abs(slice_means(unconstrained()))
-    assert (bias > 1e-3).all() and (bias < free).all()
-
-
-def test_the_ids_of_values_are_those_of_the_transformation():
-    # Families look values up as ingestion wrote them: see tests/data/test_feature_values.py.
-    family = resolve(features={"site": ["a", 7, ""]})
-    assert family.axes[0].ids == tuple(feature_ids(SCHEMA, "site", ["a", "7", None]).tolist())
+    assert (np.abs(duals) > 0.05).all() and (bias < free).all() and ((bias > 1e-3) == (alpha3 > 0)).all()

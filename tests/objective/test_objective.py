@@ -119,77 +119,89 @@ def reference(rows: Rows, source: np.ndarray, logit: np.ndarray, score: np.ndarr
     return float(total / own.sum())
 
 
-def in_graph(rows: Rows, source: np.ndarray, logits: np.ndarray, capacity: int = 16):
-    """Loss, gradients by logit and by score, slices and next duals, as the step computes them."""
-    targets = make_targets(CONFIG, FAMILIES, rows, source, capacity)
+def graph(rows, source, logit, each=None, score=None, config=CONFIG, ramps=RAMPS, capacity=16):
+    """Loss and terms, gradients by logit and by score, slices and next duals, as the step computes them.
+
+    Args:
+        each: the logits of the components, where there are several.
+    """
+    families = resolve_families(config.bias_constraints, SCHEMA)
+    targets = make_targets(config, families, rows, source, capacity)
     assert {
-        name: (spec.dtype, len(spec.shape)) for name, spec in target_signature(CONFIG, FAMILIES).items()
+        name: (spec.dtype, len(spec.shape)) for name, spec in target_signature(config, families).items()
     } == {name: (tf.as_dtype(array.dtype), array.ndim) for name, array in targets.items()}
     given = {name: tf.constant(array) for name, array in targets.items()}
-    padded = np.full((2, capacity), np.nan)  # what padding predicts must not matter
-    padded[:, : logits.shape[1]] = logits
-    padded = np.where(np.isnan(padded), 3.0, padded)
-    logit, score = (tf.constant(row, tf.float32) for row in padded)
-    ramps = {name: tf.constant(ramp) for name, ramp in RAMPS.items()}
+
+    def padded(values):
+        # What padding predicts must not matter.
+        return tf.constant(
+            np.pad(values, ((0, 0), (0, capacity - len(rows))), constant_values=3.0), tf.float32
+        )
+
+    (logit,) = tf.unstack(padded(logit[np.newaxis]))
+    each = logit[tf.newaxis] if each is None else padded(each)
+    score = each if score is None else padded(score[np.newaxis])
+    ramps = {name: tf.constant(ramp) for name, ramp in ramps.items()}
     duals = [tf.constant(dual, tf.float32) for dual in DUALS]
     with tf.GradientTape() as tape:
         tape.watch([logit, score])
-        index = slices_of(FAMILIES, given, logit)
-        loss, _ = loss_and_terms(
-            CONFIG, given, logit, logit[tf.newaxis], score[tf.newaxis], ramps, duals, index
-        )
-    gradients = tape.gradient(loss, [logit, score])
+        components = logit[tf.newaxis] if len(each) == 1 else each
+        scores = components if score is each else score
+        index = slices_of(families, given, logit)
+        loss, terms = loss_and_terms(config, given, logit, components, scores, ramps, duals, index)
+    gradients = [
+        tf.convert_to_tensor(one).numpy().reshape(-1, capacity)[0] if one is not None else None
+        for one in tape.gradient(loss, [logit, score])
+    ]
     seen = [tf.zeros([2, len(dual)]) for dual in DUALS]
-    moved = next_duals(CONFIG, FAMILIES, given, logit, ramps["bias_constraints"], duals, seen, index)
-    after = [dual for dual, _ in moved]
-    return loss.numpy(), [tf.convert_to_tensor(gradient).numpy() for gradient in gradients], index, after
+    moved = next_duals(config, families, given, logit, ramps["bias_constraints"], duals, seen, index)
+    return loss.numpy(), terms.numpy(), gradients, index, [dual.numpy() for dual, _ in moved]
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_loss_and_gradients_are_those_of_the_formula(seed):
-    rows, source, logits = draw(seed)
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_gradients_and_duals_are_those_of_the_formula(seed):
+    rows, source, (logit, score) = draw(seed)
     count = len(rows)
-    loss, gradients, index, _ = in_graph(rows, source, logits)
-    assert loss == pytest.approx(reference(rows, source, *logits, logits[0]), rel=1e-5)
+    loss, terms, gradients, index, after = graph(rows, source, logit, score=score)
+    assert loss == pytest.approx(reference(rows, source, logit, score, logit), rel=1e-5)
+    assert terms.sum() == pytest.approx(loss, rel=1e-6)
     for which, gradient in enumerate(gradients):
         assert not gradient[count:].any()
         for row in range(count):
             around = []
             for change in (1e-5, -1e-5):
-                moved = logits.copy()
+                moved = np.stack([logit, score])
                 moved[which, row] += change
-                around.append(reference(rows, source, *moved, logits[0]))
+                around.append(reference(rows, source, *moved, logit))
             assert gradient[row] == pytest.approx((around[0] - around[1]) / 2e-5, abs=2e-6)
-    for found, expected in zip(index, slices(rows, source, logits[0]), strict=True):
-        assert found.numpy()[:count].tolist() == expected
+    expected = slices(rows, source, logit)
+    for found, of_rows in zip(index, expected, strict=True):
+        assert found.numpy()[:count].tolist() == of_rows
         assert (found.numpy()[count:] == -1).all()
+    # Duals climb along the mean bias of their slice.
+    weight, error = rows.train_weight.astype(float), rows.label - sigmoid(logit)
+    for family, dual, found, rate in zip(expected, DUALS, after, (0.2, 0.1, 0.2), strict=True):
+        for k, before in enumerate(dual):
+            inside = (np.array(family) == k) & (weight > 0)
+            step = 0.0
+            if inside.any():
+                step = rate * 0.6 * (np.average(error[inside], weights=weight[inside]) - 0.05 * before)
+            assert found[k] == pytest.approx(before + step, abs=1e-6)
 
 
-def gradient_of(content: dict[str, Any], rows: Rows, source: np.ndarray, logit: np.ndarray) -> np.ndarray:
-    """Of the loss by each row's logit, with all ramps at 1."""
-    config = parse_model(ObjectiveConfig, {"bias_constraints": content}, "test")
-    families = resolve_families(config.bias_constraints, SCHEMA)
-    made = make_targets(config, families, rows, source, len(rows))
-    targets = {name: tf.constant(array) for name, array in made.items()}
-    duals = [tf.constant(dual, tf.float32) for dual in DUALS]
-    ramps = {name: tf.constant(1.0) for name in RAMPS}
-    at = tf.constant(logit, tf.float32)
-    with tf.GradientTape() as tape:
-        tape.watch(at)
-        index = slices_of(families, targets, at)
-        loss, _ = loss_and_terms(config, targets, at, at[tf.newaxis], at[tf.newaxis], ramps, duals, index)
-    return tf.convert_to_tensor(tape.gradient(loss, at)).numpy()
+ONES = dict.fromkeys(RAMPS, 1.0)
 
 
-@pytest.mark.parametrize("own_loss", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+def constrained(own_loss: bool = False) -> ObjectiveConfig:
+    logs = [{"name": "exposure", "path": "somewhere", "own_loss": own_loss}]
+    content = {"bias_constraints": {**CONTENT["bias_constraints"], "logs": logs}}
+    return parse_model(ObjectiveConfig, content, "test")
+
+
+@pytest.mark.parametrize(("seed", "own_loss"), [(0, False), (1, False), (1, True)])
 def test_rows_of_a_constraint_log_leave_the_gradient_of_the_others_as_it_is(seed, own_loss):
-    rows, source, logits = draw(seed)
-    logit = logits[0]
-    content = {
-        **CONTENT["bias_constraints"],
-        "logs": [{**CONTENT["bias_constraints"]["logs"][0], "own_loss": own_loss}],
-    }
+    rows, source, (logit, _) = draw(seed)
+    config = constrained(own_loss)
     # In float64: (w_i (p - y) of rows with losses of their own - w_i p (1 - p) sum_k lambda_k) / their weights.
     weight, p = rows.train_weight.astype(float), sigmoid(logit)
     own = np.where((source == 0) | own_loss, weight, 0.0)
@@ -197,9 +209,10 @@ def test_rows_of_a_constraint_log_leave_the_gradient_of_the_others_as_it_is(seed
     for family, values in zip(slices(rows, source, logit), DUALS, strict=True):
         dual += [values[k] if k >= 0 else 0.0 for k in family]
     expected = (own * (p - rows.label) - weight * dual * p * (1 - p)) / own.sum()
-    found = gradient_of(content, rows, source, logit)
+    found = graph(rows, source, logit, config=config, ramps=ONES)[2][0][: len(rows)]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
-    without = gradient_of(content, rows.slice(0, OWN), source[:OWN], logit[:OWN])
+    alone = rows.slice(0, OWN), source[:OWN], logit[:OWN]
+    without = graph(*alone, config=config, ramps=ONES)[2][0][:OWN]
     if own_loss:
         # They are examples like any others then.
         np.testing.assert_allclose(found[:OWN] * own.sum(), without * own[:OWN].sum(), rtol=1e-5)
@@ -209,72 +222,33 @@ def test_rows_of_a_constraint_log_leave_the_gradient_of_the_others_as_it_is(seed
 
 
 def test_a_batch_whose_own_rows_were_all_dropped_still_learns_from_its_constraint_log():
-    rows, source, logits = draw(0)
-    rows = dataclasses.replace(
-        rows, train_weight=np.where(source == 0, 0, rows.train_weight).astype(np.float32)
-    )
-    weight, p = rows.train_weight.astype(float), sigmoid(logits[0])
+    rows, source, (logit, _) = draw(0)
+    dropped = np.where(source == 0, 0, rows.train_weight).astype(np.float32)
+    rows = dataclasses.replace(rows, train_weight=dropped)
+    weight, p = rows.train_weight.astype(float), sigmoid(logit)
     expected = -weight * DUALS[2][0] * p * (1 - p) / weight.sum()
-    found = gradient_of(CONTENT["bias_constraints"], rows, source, logits[0])
+    found = graph(rows, source, logit, config=constrained(), ramps=ONES)[2][0][: len(rows)]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
     assert found.any()
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_duals_climb_along_the_mean_bias_of_their_slice(seed):
-    rows, source, logits = draw(seed)
-    *_, after = in_graph(rows, source, logits)
-    weight, error = rows.train_weight.astype(float), rows.label - sigmoid(logits[0])
-    for family, dual, found, rate in zip(
-        slices(rows, source, logits[0]), DUALS, after, (0.2, 0.1, 0.2), strict=True
-    ):
-        for k, before in enumerate(dual):
-            inside = (np.array(family) == k) & (weight > 0)
-            if inside.any():
-                mean = np.average(error[inside], weights=weight[inside])
-                assert found[k].numpy() == pytest.approx(
-                    before + rate * 0.6 * (mean - 0.05 * before), abs=1e-6
-                )
-            else:
-                assert found[k].numpy() == np.float32(before)
-
-
 def test_with_all_ramps_at_zero_it_is_the_logistic_loss():
-    rows, source, logits = draw(0)
-    targets = {
-        name: tf.constant(array) for name, array in make_targets(CONFIG, FAMILIES, rows, source, 13).items()
-    }
-    logit = tf.constant(logits[0], tf.float32)
-    zero = dict.fromkeys(RAMPS, tf.constant(0.0))
-    duals = [tf.constant(dual, tf.float32) for dual in DUALS]
-    index = slices_of(FAMILIES, targets, logit)
-    loss, _ = loss_and_terms(CONFIG, targets, logit, logit[tf.newaxis], logit[tf.newaxis], zero, duals, index)
+    rows, source, (logit, score) = draw(0)
+    loss, *_, after = graph(rows, source, logit, score=score, ramps=dict.fromkeys(RAMPS, 0.0))
     own = np.where(source == 0, rows.train_weight, 0)
-    losses = np.logaddexp(0, np.where(rows.label == 1, -logits[0], logits[0]))
-    assert loss.numpy() == pytest.approx((own * losses).sum() / own.sum(), rel=1e-6)
-    seen = [tf.zeros([2, len(dual)]) for dual in DUALS]
-    moved = next_duals(CONFIG, FAMILIES, targets, logit, zero["ranking"], duals, seen, index)
-    for before, (now, _) in zip(DUALS, moved, strict=True):
-        assert np.array_equal(now.numpy(), before.astype(np.float32))
+    losses = np.logaddexp(0, np.where(rows.label == 1, -logit, logit))
+    assert loss == pytest.approx((own * losses).sum() / own.sum(), rel=1e-6)
+    for before, now in zip(DUALS, after, strict=True):
+        assert np.array_equal(now, before.astype(np.float32))
 
 
 def test_of_an_ensemble_the_losses_are_means_and_the_constraints_are_about_the_prediction():
     rows, source, logits = draw(0)
-    count = len(rows)
     components = np.stack([logits[0], logits[1], logits[0] - logits[1]])
     p = sigmoid(components).mean(axis=0)
     prediction = np.log(p / (1 - p))
     config = CONFIG.model_copy(update={"anti_distillation": AntiDistillationConfig(weight=0.25)})
-    targets = {
-        name: tf.constant(array)
-        for name, array in make_targets(config, FAMILIES, rows, source, count).items()
-    }
-    ramps = {name: tf.constant(ramp) for name, ramp in RAMPS.items()}
-    duals = [tf.constant(dual, tf.float32) for dual in DUALS]
-    logit = tf.constant(prediction, tf.float32)
-    index = slices_of(FAMILIES, targets, logit)
-    each = tf.constant(components, tf.float32)
-    loss, _ = loss_and_terms(config, targets, logit, each, each, ramps, duals, index)
+    loss, terms, *_ = graph(rows, source, prediction, components, config=config)
     # With one slice for each row, the reference's constraint is linear in p: its mean is that of the mean.
     expected = np.mean([reference(rows, source, own, own, prediction) for own in components])
     own = np.where(source == 0, rows.train_weight, 0.0)
@@ -282,27 +256,10 @@ def test_of_an_ensemble_the_losses_are_means_and_the_constraints_are_about_the_p
     spread = np.sqrt(np.diag(covariance))
     squared = (covariance / np.outer(spread, spread)) ** 2
     expected += 0.25 * 0.4 * (squared[0, 1] + squared[0, 2] + squared[1, 2]) / 3
-    assert loss.numpy() == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("components", [1, 2])
-def test_the_terms_add_up_to_the_loss(components):
-    more = {"anti_distillation": AntiDistillationConfig(weight=0.5)} if components > 1 else {}
-    config = CONFIG.model_copy(update=more)
-    rows, source, logits = draw(3)
-    given = {
-        name: tf.constant(array) for name, array in make_targets(config, FAMILIES, rows, source, 16).items()
-    }
-    each = tf.constant(np.pad(logits, ((0, 0), (0, 16 - logits.shape[1])))[:components], tf.float32)
-    duals = [tf.constant(dual, tf.float32) for dual in DUALS]
-    index = slices_of(FAMILIES, given, each[0])
-    ramps = {name: tf.constant(ramp) for name, ramp in RAMPS.items()}
-    loss, terms = loss_and_terms(config, given, each[0], each, each, ramps, duals, index)
-    names = ["logistic", "ranking", "distillation", *more, "bias_constraints"]
-    assert list(loss_terms(config)) == names
-    assert terms.shape == (len(names),)
-    assert float(loss) == pytest.approx(float(tf.reduce_sum(terms)), rel=1e-6)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    names = ("logistic", "ranking", "distillation", "anti_distillation", "bias_constraints")
+    assert loss_terms(config) == names and terms.shape == (5,)
+    assert terms.sum() == pytest.approx(loss, rel=1e-6)
     # Without its ramp a term contributes nothing.
-    off = ramps | {"distillation": tf.constant(0.0)}
-    without = loss_and_terms(config, given, each[0], each, each, off, duals, index)[1]
-    assert float(without[2]) == 0 and np.all(np.delete(without, 2) == np.delete(terms, 2))
+    without = graph(rows, source, prediction, components, config=config, ramps={**RAMPS, "distillation": 0.0})
+    assert without[1][2] == 0 and np.all(np.delete(without[1], 2) == np.delete(terms, 2))

@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.models.rows import padded_size
@@ -56,6 +56,7 @@ queries_of_rows = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(queries_of_rows)
 def test_all_pairs_of_each_query(queries):
     expected = {pair: weight for part in by_loops(queries) for pair, weight in part.items()}
@@ -64,6 +65,7 @@ def test_all_pairs_of_each_query(queries):
     assert as_dict(pairs) == expected
 
 
+@settings(max_examples=50)
 @given(queries_of_rows, st.integers(1, 12), st.sampled_from([0.3, 0.5, 1.0]))
 def test_a_querys_pairs_can_be_divided_by_a_power_of_their_sum(queries, most, exponent):
     """Of the sum over all of its pairs, whichever of them are drawn: with 1 every query counts 1."""
@@ -78,6 +80,7 @@ def test_a_querys_pairs_can_be_divided_by_a_power_of_their_sum(queries, most, ex
             assert sum(found[pair] for pair in part) == pytest.approx(1, rel=1e-5)
 
 
+@settings(max_examples=50)
 @given(queries_of_rows, st.integers(1, 12), st.integers(0, 2**32))
 def test_a_query_with_more_has_exactly_max_pairs_of_its_own_weighted_up(queries, most, seed):
     found = as_dict(click_pairs(*batch(queries, seed), most))
@@ -91,18 +94,12 @@ def test_a_query_with_more_has_exactly_max_pairs_of_its_own_weighted_up(queries,
     assert not found
 
 
-@pytest.mark.parametrize(
-    "queries", [[], [[(1, 1.0)]], [[(1, 1.0)] * 3], [[(0, 1.0)] * 3], [[(1, 0.0), (0, 1.0)]]]
-)
-def test_queries_without_pairs(queries):
-    for most in (1, MOST):
-        assert [len(part) for part in click_pairs(*batch(queries), most)] == [0, 0, 0]
-
-
 def test_a_query_of_just_max_pairs_is_whole():
     queries = [[(1, 1.0)] * 3 + [(0, 1.0)] * 4]
     assert set(as_dict(click_pairs(*batch(queries), 12)).values()) == {1.0}
     assert set(as_dict(click_pairs(*batch(queries), 11)).values()) == {np.float32(12 / 11)}
+    for none in ([], [[(1, 1.0)] * 3], [[(0, 1.0)] * 3], [[(1, 0.0), (0, 1.0)]]):
+        assert [len(part) for part in click_pairs(*batch(none), 1)] == [0, 0, 0]
 
 
 # The sample.
@@ -124,11 +121,8 @@ def samples(clicked, other, most, count, seed=0, same_rows=False):
     return taken
 
 
-SHAPES = [(3, 5, 7), (4, 6, 4), (8, 8, 8), (1, 30, 4), (30, 1, 4), (5, 4, 19), (16, 4, 3), (6, 6, 12)]
-
-
 @pytest.mark.parametrize("same_rows", [False, True])
-@pytest.mark.parametrize(("clicked", "other", "most"), SHAPES)
+@pytest.mark.parametrize(("clicked", "other", "most"), [(3, 5, 7), (8, 8, 8), (1, 30, 4), (5, 4, 19)])
 def test_each_pair_is_taken_as_often_as_any_other(clicked, other, most, same_rows):
     count = 8000
     share = most / (clicked * other)
@@ -137,25 +131,20 @@ def test_each_pair_is_taken_as_often_as_any_other(clicked, other, most, same_row
     assert np.abs(frequency - share).max() < 4.5 * error
 
 
-@pytest.mark.parametrize(("clicked", "other", "most"), SHAPES)
-def test_the_sample_is_spread_evenly_over_clicked_rows(clicked, other, most):
-    by_row = samples(clicked, other, most, 300).sum(axis=2)
-    assert set(np.unique(by_row)) <= {most // clicked, -(-most // clicked)}
+def test_the_sample_is_spread_evenly_over_clicked_rows():
+    for clicked, other, most in ((3, 5, 7), (4, 6, 4), (30, 1, 4), (5, 4, 19), (16, 4, 3), (6, 6, 12)):
+        by_row = samples(clicked, other, most, 300).sum(axis=2)
+        assert set(np.unique(by_row)) <= {most // clicked, -(-most // clicked)}
 
 
 PATTERNS = {
     "other rows alternate": lambda i, j: (j % 2).astype(float),
-    "other rows fall": lambda i, j: -j.astype(float),
-    "clicked rows alternate": lambda i, j: (i % 2).astype(float),
     "chess board": lambda i, j: ((i + j) % 2).astype(float),
     "diagonal": lambda i, j: (i % 4 == j % 4).astype(float),
-    "one pair": lambda i, j: ((i == 1) & (j == 2)).astype(float),
 }
 
 
-@pytest.mark.parametrize(
-    ("clicked", "other", "most"), [(8, 8, 8), (8, 8, 16), (16, 4, 8), (4, 16, 8), (6, 10, 7)]
-)
+@pytest.mark.parametrize(("clicked", "other", "most"), [(8, 8, 16), (16, 4, 8), (6, 10, 7)])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_weighted_sum_is_unbiased_and_no_order_of_rows_spoils_it(pattern, clicked, other, most):
     value = PATTERNS[pattern](*np.indices((clicked, other)))
@@ -166,18 +155,6 @@ def test_the_weighted_sum_is_unbiased_and_no_order_of_rows_spoils_it(pattern, cl
     # Not worse than drawing pairs at random without putting any back, whatever the stride meets.
     at_random = (n / most) ** 2 * most * (1 - most / n) * value.var() * n / (n - 1)
     assert estimates.var() < 1.25 * at_random + 1e-9
-
-
-def test_the_gain_over_one_query_that_repeats_is_that_of_its_size():
-    # The sum of row weights of very different size comes out right as well.
-    rng = np.random.default_rng(5)
-    weights = np.exp(rng.normal(size=12))
-    rows = [(int(i < 5), float(weight)) for i, weight in enumerate(weights)]
-    count = 4000
-    pairs = click_pairs(*batch([rows] * count), 6)
-    sums = np.bincount(pairs.clicked // 12, weights=pairs.weight, minlength=count)
-    expected = weights[:5].sum() * weights[5:].sum()
-    assert abs(sums.mean() - expected) < 4 * sums.std() / np.sqrt(count)
 
 
 def of_query(arguments, query, most):

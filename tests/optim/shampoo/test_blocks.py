@@ -1,4 +1,4 @@
-"""Tensors into blocks and back: nothing lost, nothing twice, parts balanced."""
+"""Tensors into blocks and back: nothing lost, nothing twice, parts balanced; what blocks cost, and who owns them."""
 
 import math
 
@@ -8,6 +8,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctr.optim.balance import loads
+from ctr.optim.shampoo import assignment
+from ctr.optim.shampoo.assignment import Block, blocks_of, owners_of, product_cost, root_cost, step_cost
 from ctr.optim.shampoo.blocks import (
     lay_out_tensor,
     make_stacks,
@@ -16,9 +19,11 @@ from ctr.optim.shampoo.blocks import (
     stack_blocks,
     unstack_blocks,
 )
-from shampoo_options import options as flat_options
+from ctr.optim.shampoo.layout import lay_out
+from ctr.optim.shampoo.options import ShampooOptions
 
-shapes = st.lists(st.integers(1, 9), max_size=4).filter(lambda shape: math.prod(shape) <= 500)
+# Of up to 500 elements: the longer sides only where there are few.
+shapes = st.lists(st.integers(1, 9), max_size=2) | st.lists(st.integers(1, 4), max_size=4)
 
 
 def numbered(layouts):
@@ -30,8 +35,8 @@ def numbered(layouts):
     ]
 
 
-def of(*tensors, **changed):
-    layouts = [lay_out_tensor(shape, flat_options(**changed)) for shape in tensors]
+def of(*tensors, **options):
+    layouts = [lay_out_tensor(shape, ShampooOptions(**options)) for shape in tensors]
     return layouts, make_stacks(layouts)
 
 
@@ -42,24 +47,20 @@ def of(*tensors, **changed):
     st.sampled_from([3, 6, 100]),
     st.none() | st.integers(1, 20),
 )
-def test_every_element_is_in_one_block_and_comes_back_to_its_place(
-    tensors, block_size, max_dimension, merge_to
-):
-    layouts, stacks = of(
-        *tensors, block_size=block_size, max_dimension=max_dimension, merge_dimensions=merge_to
-    )
+def test_every_element_is_in_one_block_and_comes_back_to_its_place(tensors, block_size, longest, merge):
+    layouts, stacks = of(*tensors, block_size=block_size, blocking={"max_dimension": longest, "merge": merge})
     whole = numbered(layouts)
     blocks = [stack_blocks(stack, layouts, whole) for stack in stacks]
     for stack, stacked in zip(stacks, blocks, strict=True):
         assert stacked.shape == (stack.blocks, *stack.block) and len(stack.owners) == stack.blocks
         for axis, size in enumerate(stack.block):
-            assert size <= block_size if axis in stack.axes else size > max_dimension
+            assert size <= block_size if axis in stack.axes else size > longest
         # What it says of who owns a block is so.
         for owner, block in zip(stack.owners, stacked.numpy(), strict=True):
             assert np.isin(block, whole[owner].numpy()).all()
     split = [index for index, layout in enumerate(layouts) if layout.axes]
-    inside = np.concatenate([np.ravel(b) for b in blocks]) if blocks else np.zeros(0)
-    expected = np.concatenate([np.ravel(whole[index]) for index in split]) if split else np.zeros(0)
+    inside = np.concatenate([np.zeros(0), *(np.ravel(b) for b in blocks)])
+    expected = np.concatenate([np.zeros(0), *(np.ravel(whole[index]) for index in split)])
     np.testing.assert_array_equal(np.sort(inside), expected)
     back = unstack_blocks(stacks, layouts, blocks)
     assert sorted(back) == split
@@ -98,14 +99,13 @@ def test_blocks_are_contiguous_rectangles_in_row_major_order():
         ((416, 1024), {}, [(8, (208, 256), (0, 1))]),
         ((7, 5), {"block_size": 4}, [(1, (4, 3), (0, 1)), (1, (4, 2), (0, 1)), (1, (3, 3), (0, 1))]),
         ((10000, 16), {}, [(1, (10000, 16), (1,))]),
-        ((16, 300), {"max_dimension": 256}, [(1, (16, 300), (0,))]),
-        ((300, 300), {"max_dimension": 256}, []),
+        ((16, 300), {"blocking": {"max_dimension": 256}}, [(1, (16, 300), (0,))]),
+        ((300, 300), {"blocking": {"max_dimension": 256}}, []),
         ((256, 1), {}, []),
-        ((9,), {}, []),
         ((), {}, []),
         ((0, 4), {}, []),
-        ((3, 3, 64, 32), {"merge_dimensions": 9}, [(1, (9, 64, 32), (0, 1, 2))]),
-        ((3, 3, 64, 32), {"merge_dimensions": 2**20}, []),
+        ((3, 3, 64, 32), {"blocking": {"merge": 9}}, [(1, (9, 64, 32), (0, 1, 2))]),
+        ((3, 3, 64, 32), {"blocking": {"merge": 2**20}}, []),
         ((8, 8), {"start_preconditioning_step": None}, []),
     ],
 )
@@ -122,25 +122,65 @@ def test_blocks_of_one_shape_but_other_sides_do_not_share_a_stack():
         ((3, 3), (0, 0)),
         ((2, 4, 3), (2,)),
     ]
-    _, stacks = of((9, 3), (3, 3), block_size=3, max_dimension=8)
+    _, stacks = of((9, 3), (3, 3), block_size=3, blocking={"max_dimension": 8})
     assert [(stack.block, stack.axes, stack.owners) for stack in stacks] == [
         ((9, 3), (1,), (0,)),
         ((3, 3), (0, 1), (1,)),
     ]
 
 
-@pytest.mark.parametrize(
-    ("shape", "limit", "merged"),
-    [
+def test_neighbors_merge_from_the_left_while_the_product_fits():
+    for shape, limit, merged in (
         ((1, 5, 1, 3), None, (5, 3)),
-        ((2, 3, 4, 5), None, (2, 3, 4, 5)),
         ((2, 3, 4, 5), 6, (6, 4, 5)),
         ((2, 3, 4, 5), 20, (6, 20)),
         ((2, 3, 4, 5), 24, (24, 5)),
         ((7, 3, 1, 2), 6, (7, 6)),
         ((1, 1), 4, ()),
         ((16, 64), 1024, (1024,)),
-    ],
-)
-def test_neighbors_merge_from_the_left_while_the_product_fits(shape, limit, merged):
-    assert merge_dimensions(shape, limit) == merged
+    ):
+        assert merge_dimensions(shape, limit) == merged
+
+
+# What blocks cost, and who owns them.
+
+
+def test_the_model_of_costs_by_hand(monkeypatch):
+    monkeypatch.setattr(assignment, "ROOT", (2.0, 3.0, 5.0))
+    monkeypatch.setattr(assignment, "PRODUCT", (0.5, 0.25, 7.0))
+    block = Block(0, (10, 4), (0, 1))
+    roots = (2 * 1000 + 3 * 100 + 5) + (2 * 64 + 3 * 16 + 5)
+    products = (40 * (0.5 * 10 + 0.25) + 7) + (40 * (0.5 * 4 + 0.25) + 7)
+    assert (root_cost(block), product_cost(block)) == (roots, products)
+    options = ShampooOptions(statistics={"frequency": 10}, precondition_frequency=50)
+    assert step_cost(block, options) == pytest.approx(products * 1.1 + roots / 50)
+    # A side without a preconditioner has no root and no product.
+    assert root_cost(Block(0, (10, 4), (1,))) == 2 * 64 + 3 * 16 + 5
+
+
+def test_owned_blocks_are_those_of_the_optimizer_each_matrix_once():
+    shapes = [(416, 512), (512,), (300, 64), (1000, 16)]
+    layout = lay_out(ShampooOptions(rows={"rule": "one_sided"}), shapes, tables=[3])
+    blocks = blocks_of(layout)
+    assert sorted(block.tensor for block in blocks) == [0, 0, 0, 0, 2, 2, 3]
+    elements = {index: sum(b.elements for b in blocks if b.tensor == index) for index in (0, 2, 3)}
+    assert elements == {0: 416 * 512, 2: 300 * 64, 3: 16 * 16}
+    sides = sorted(side for block in blocks for side in block.sides)
+    assert sides == sorted(factor.size for factor in layout.factors for _ in range(factor.count))
+    # Blocks of a stack in its order, so that a stack's owners are a slice.
+    (first, *_) = layout.stacks
+    assert [block.tensor for block in blocks[: first.blocks]] == list(first.owners)
+
+
+def test_work_roots_and_memory_of_the_reference_model_are_at_most_a_tenth_above_the_mean():
+    shapes = [(416, 64), (64, 416)] * 3 + [(416, 1024), (1024, 512), (512, 256), (256, 1)]
+    options = ShampooOptions()
+    blocks = blocks_of(lay_out(options, shapes))
+    for workers in (2, 3, 4, 5, 6, 8, 10):
+        owners = owners_of(blocks, options, workers)
+        for amounts in (
+            [step_cost(block, options) for block in blocks],
+            [root_cost(block) for block in blocks],
+            [float(block.triangle) for block in blocks],
+        ):
+            assert max(loads(amounts, owners, workers)) <= 1.1 * sum(amounts) / workers

@@ -4,30 +4,31 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.optim.shampoo import coupled
 from ctr.optim.shampoo.coupled import (
-    cold_start,
     correct,
     coupled_root,
     coupled_roots,
     inverse_roots,
-    largest_eigenpair,
     project,
     skewness,
-    start_vector,
 )
 from ctr.optim.shampoo.options import Coupled
 from ctr.optim.shampoo.roots import inverse_root, root_residual
 
 COUPLED = Coupled()
 PLAIN = Coupled(most_projected=0)
-# How the operations are run; all must give the same.
-WAYS = {
-    "eager": lambda function: function,
-    "graph": tf.function,
-    "xla": lambda function: tf.function(function, jit_compile=True),
-}
-every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+def eager(function):
+    return function
+
+
+def xla(function):
+    return tf.function(function, jit_compile=True)
+
+
+# How the operations are run; both must give the same.
+every_way = pytest.mark.parametrize("way", [eager, pytest.param(xla, marks=pytest.mark.slow)])
 
 
 def orthogonal(size, seed=0):
@@ -67,30 +68,6 @@ def one(function, matrix, *arguments, **options):
     return [part.numpy()[0] for part in function(tf.constant(matrix[np.newaxis]), *arguments, **options)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 16, 100])
-def test_the_start_vector_sees_every_likely_direction(size):
-    start = start_vector(size).numpy()[:, 0]
-    assert np.linalg.norm(start) == pytest.approx(1)
-    directions = [np.ones(size), (-1.0) ** np.arange(size), np.arange(size) + 1.0, *np.eye(size)[:5]]
-    for direction in directions:
-        assert abs(start @ direction) > 0.003 * np.linalg.norm(direction)
-
-
-@every_way
-def test_power_iteration_finds_the_largest_pairs_and_knows_where_it_has_not(way):
-    matrix, basis = matrix_of(np.r_[5.0, np.linspace(2, 1, 19)])
-    close, _ = matrix_of(np.r_[5.0, 4.999, np.linspace(2, 1, 18)])
-    batch = tf.constant(np.stack([matrix, close, np.zeros((20, 20)), -matrix]))
-    value, vector, residual = (
-        part.numpy() for part in way(lambda given: largest_eigenpair(given, 100))(batch)
-    )
-    assert value[0, 0, 0] == pytest.approx(5, rel=1e-14)
-    assert abs(vector[0, :, 0] @ basis[:, 0]) == pytest.approx(1, abs=1e-14)
-    assert residual[0, 0, 0] <= coupled.POWER_TOLERANCE
-    assert residual[1, 0, 0] > 1e-6 and 4.99 < value[1, 0, 0] <= 5
-    assert np.isinf(residual[2:]).all()
-
-
 @every_way
 def test_projection_lowers_what_is_too_large_to_the_next_and_the_correction_undoes_it(way):
     values = np.r_[1e4, 1e3, 100.0, 2.0, 1.9, np.linspace(1.5, 1, 15)]
@@ -115,16 +92,9 @@ def test_projection_lowers_what_is_too_large_to_the_next_and_the_correction_undo
         )
 
 
-def test_projected_vectors_are_orthogonal_however_far_apart_their_eigenvalues_are():
-    matrix, _ = matrix_of(np.r_[1.0, 1e-6, np.geomspace(1e-10, 1e-11, 10)])
-    _, values, vectors, _ = one(project, matrix, tf.constant([1e11], tf.float64), COUPLED)
-    assert np.count_nonzero(values) == 2
-    np.testing.assert_allclose(vectors.T @ vectors, np.diag(values[0] > 0), atol=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("condition", "options", "count"),
-    [
+def test_how_many_are_projected_follows_the_previous_condition():
+    matrix, _ = matrix_of(np.r_[1.0, 1e-3, 1e-4, np.geomspace(3e-6, 1e-8, 12)])
+    for condition, options, count in (
         (None, {}, 0),
         (None, {"projected": 2}, 2),
         (1e8, {}, 3),
@@ -132,12 +102,8 @@ def test_projected_vectors_are_orthogonal_however_far_apart_their_eigenvalues_ar
         (1e8, {"most_projected": 1}, 1),
         (1e8, {"desired_condition": 5e5}, 1),
         (100.0, {}, 0),
-    ],
-)
-def test_how_many_are_projected_follows_the_previous_condition(condition, options, count):
-    matrix, _ = matrix_of(np.r_[1.0, 1e-3, 1e-4, np.geomspace(3e-6, 1e-8, 12)])
-    end = coupled_root(matrix, 4, Coupled(**options), previous_condition=condition)
-    assert end.projected == count
+    ):
+        assert coupled_root(matrix, 4, Coupled(**options), previous_condition=condition).projected == count
 
 
 def test_a_cluster_is_not_projected():
@@ -147,28 +113,7 @@ def test_a_cluster_is_not_projected():
     np.testing.assert_array_equal(lowered, matrix)
 
 
-@pytest.mark.parametrize("condition", [1e6, 1e12])
-def test_projecting_one_huge_eigenvalue_costs_no_accuracy_and_saves_iterations(condition):
-    values = np.r_[1.0, np.linspace(3, 1, 31) / condition]
-    matrix, _ = matrix_of(values)
-    plain, projected = (
-        coupled_root(matrix, 4, COUPLED, previous_condition=known) for known in (None, condition)
-    )
-    assert projected.projected == 1
-    assert projected.iterations < plain.iterations / 2
-    assert root_residual(projected.root, matrix, 4) < 2 * root_residual(plain.root, matrix, 4)
-
-
-def test_a_cold_start_is_where_the_iteration_converges():
-    for values in (np.ones(5), np.geomspace(1, 1e-9, 30), np.r_[1e9, np.ones(40)]):
-        matrix, _ = matrix_of(values)
-        for p in (1, 2, 4, 8):
-            root, product = one(cold_start, matrix, p)
-            np.testing.assert_allclose(np.linalg.matrix_power(root, p) @ matrix, product, rtol=1e-12)
-            assert np.linalg.eigvalsh(product)[-1] <= (p + 1) / 2 + 1e-12
-
-
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("p", [1, 2, 3, 8])
 def test_roots_from_a_cold_start_are_those_of_the_eigenvalues(p):
     values = np.geomspace(1, 1e-3, 20)
     matrix, basis = matrix_of(values)
@@ -177,23 +122,6 @@ def test_roots_from_a_cold_start_are_those_of_the_eigenvalues(p):
         end.root, true_root(values, basis, p), rtol=0, atol=1e-11 * values[-1] ** (-1 / p)
     )
     assert end.error < 1e-13 and end.iterations < 20
-
-
-def test_small_entries_do_not_hide_a_direction_that_has_not_arrived():
-    # With the largest entry of M - I for a measure, these stopped at a true residual above 1.
-    for condition in (1e9, 1e12):
-        matrix, _ = matrix_of(np.geomspace(1, 1 / condition, 256))
-        assert root_residual(coupled_root(matrix, 4, COUPLED).root, matrix, 4) < 1e-15 * 256 * condition
-
-
-def test_small_harmless_matrices_all_converge():
-    # "The error grew by 1.2, stop" ends on rounding in such matrices, and more damping is then no remedy.
-    for seed in range(100):
-        matrix, basis = matrix_of(np.r_[1.0, np.random.default_rng(seed).uniform(1, 110, 3) / 110], seed)
-        values = np.diag(basis.T @ matrix @ basis)
-        end = coupled_root(matrix, 4, COUPLED)
-        assert end.error < 1e-14
-        np.testing.assert_allclose(end.root, true_root(values, basis, 4), rtol=0, atol=1e-12)
 
 
 def test_too_few_iterations_and_overflow_are_no_convergence():
@@ -213,7 +141,7 @@ def test_a_warm_start_in_the_same_directions_is_exact_and_short():
     assert skew_of(true_root(values, basis, 4), after) < 1e-9
 
 
-@pytest.mark.parametrize(("condition", "share"), [(1e4, 1e-2), (1e4, 1e-1), (1e6, 1e-3), (1e6, 1e-2)])
+@pytest.mark.parametrize(("condition", "share"), [(1e4, 1e-1), (1e6, 1e-3)])
 def test_a_warm_start_in_other_directions_looks_converged_and_is_wrong(condition, share):
     previous, after, expected = drifted(condition=condition, share=share)
     end = coupled_root(after, 4, COUPLED, previous=previous)
@@ -256,21 +184,6 @@ def test_a_batch_starts_warm_and_projects_as_its_matrices_would_alone(way):
     np.testing.assert_allclose(root[0], alone.root, atol=1e-9 * np.max(np.abs(alone.root)), rtol=0)
 
 
-def test_what_is_not_asked_for_is_not_in_the_graph():
-    def operations(options, **given):
-        def root(matrix):
-            return tuple(coupled_roots(matrix, 4, options, **given))
-
-        return len(
-            tf.function(root)
-            .get_concrete_function(tf.TensorSpec([1, 8, 8], tf.float64))
-            .graph.get_operations()
-        )
-
-    assert operations(COUPLED) == operations(PLAIN) < operations(Coupled(projected=1))
-    assert operations(PLAIN, previous_conditions=tf.constant([1e9], tf.float64)) == operations(PLAIN)
-
-
 def of_statistics(p, epsilon, way, options=COUPLED, **rest):
     return way(lambda matrices: inverse_roots(matrices, p, epsilon, options, **rest))
 
@@ -288,8 +201,9 @@ def scales_and_spectra(size):
     )
 
 
-@pytest.mark.slow(first=9)
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize(
+    "p", [1, 4, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
+)
 @every_way
 def test_roots_and_residuals_are_those_of_numpy(way, p):
     matrices = scales_and_spectra(16)
@@ -307,8 +221,8 @@ def test_roots_and_residuals_are_those_of_numpy(way, p):
 
 
 @every_way
-@pytest.mark.parametrize("condition", [1e6, 1e12])
-def test_large_ill_conditioned_roots(condition, way):
+def test_large_ill_conditioned_roots(way):
+    condition = 1e12
     matrix = matrix_of(np.geomspace(1, 1 / condition, 128))[0]
     roots, residuals = of_statistics(4, 0.0, way)(tf.constant(matrix[np.newaxis]))
     expected = inverse_root(matrix, 0.25, epsilon=0.0)
@@ -348,44 +262,8 @@ def test_zeros_have_the_root_of_an_absolute_damping(way):
     assert np.isinf(residuals[1]) and not roots[1].numpy().any()
 
 
-def test_too_few_iterations_show_in_the_residual():
-    matrix = matrix_of(np.geomspace(1, 1e-6, 8))[0]
-    for iterations, enough in ((5, False), (40, True)):
-        options = Coupled(max_iterations=iterations)
-        residual = of_statistics(4, 0.0, WAYS["graph"], options)(tf.constant(matrix[np.newaxis]))[1]
-        assert (residual[0] < 1e-8) == enough
-
-
-@every_way
-def test_damping_is_relative_to_the_largest_eigenvalue(way):
-    matrices = np.stack([matrix_of(np.r_[8.0, np.full(15, 2.0)])[0], 3 * np.eye(16)])
-    roots = of_statistics(2, 0.125, way)(tf.constant(matrices))[0]
-    np.testing.assert_allclose(roots[0], matrix_of(np.r_[9.0, np.full(15, 3.0)] ** -0.5)[0], atol=1e-13)
-    np.testing.assert_allclose(roots[1], np.eye(16) / np.sqrt(3.375), atol=1e-13)
-
-
 @every_way
 def test_one_by_one(way):
     for options in (COUPLED, Coupled(projected=1)):
         roots, residuals = of_statistics(4, 0.0, way, options)(tf.constant([[[16.0]]], tf.float64))
         assert float(roots[0, 0, 0]) == pytest.approx(0.5) and residuals[0] < 1e-15
-
-
-def test_an_empty_batch_and_other_types():
-    assert of_statistics(4, 0.0, WAYS["graph"])(tf.zeros([0, 4, 4], tf.float64))[0].shape == (0, 4, 4)
-    with pytest.raises((TypeError, tf.errors.InvalidArgumentError)):
-        of_statistics(4, 1e-6, WAYS["eager"])(tf.eye(4, batch_shape=[1], dtype=tf.float32))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"max_iterations": 0}, r"max_iterations is 0; allowed: a whole number in 1\.\."),
-        ({"desired_condition": 0.5}, r"desired_condition is 0\.5; allowed: \[1\.0, inf\)"),
-        ({"power_iterations": 1.5}, "power_iterations is 1.5; allowed: a whole number"),
-        ({"projected": 9}, "projected is 9; allowed: at most most_projected, 8"),
-    ],
-)
-def test_wrong_options_are_named(given, message):
-    with pytest.raises(ValueError, match=message):
-        Coupled(**given)

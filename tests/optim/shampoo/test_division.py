@@ -1,7 +1,8 @@
 """Shampoo on several workers: the trajectory of one process, the same bits everywhere, and state in parts."""
 
-import itertools
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,67 +11,67 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shampoo_reference as reference
-import sharded_shampoo
 from ctr.optim.shampoo.division import Division, assign
 from ctr.optim.shampoo.layout import Blocks, lay_out
 from ctr.workers.cluster import Cluster
-from ctr.workers.collectives import ALONE, Workers
-from ctr.workers.parts import Part, reshard, shard
+from ctr.workers.collectives import Workers
+from ctr.workers.parts import reshard, shard
 from gang import gang
-from sharded_shampoo import CASE
-
-BREAK = 29
+from sharded_shampoo import BREAK, CASE, CASES, merged, run
 
 
-class Mailbox:
-    """What workers send each other, when one after the other calls what all call at once."""
+def together(size, call):
+    """What ``call(workers)`` returns on each of several workers, which are threads of this process."""
+    barrier, given_by = threading.Barrier(size), [None] * size
 
-    def __init__(self, size):
-        self.size, self.sent, self.complete = size, [], False
-
-    def worker(self, rank):
-        workers = Workers(Cluster(rank, tuple(f"h:{i}" for i in range(self.size))))
-        calls = itertools.count()
+    def member(rank):
+        workers = Workers(Cluster(rank, tuple(f"h:{i}" for i in range(size))))
 
         def all_gather(tensor):
-            call = next(calls)
-            if not self.complete:
-                self.sent.append((call, tensor))
-                return tf.concat([tensor] * self.size, axis=0)
-            return tf.concat([sent for number, sent in self.sent if number == call], axis=0)
+            given_by[rank] = tensor
+            barrier.wait(900)
+            found = tf.concat(given_by, axis=0)
+            # Nobody gives the next tensor before all have these.
+            barrier.wait(900)
+            return found
 
         workers.all_gather = all_gather
-        return workers
+        try:
+            return call(workers)
+        except BaseException:
+            barrier.abort()
+            raise
 
-    def all_call(self, make, function):
-        """What ``function(make(workers))`` returns on each worker."""
-        for rank in range(self.size):
-            function(make(self.worker(rank)))
-        self.complete = True
-        return [function(make(self.worker(rank))) for rank in range(self.size)]
-
-
-shapes = st.lists(st.lists(st.integers(1, 9), min_size=0, max_size=3).map(tuple), min_size=1, max_size=4)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(member, range(size)))
 
 
-def owners_of(layout, size, seed):
-    blocks = sum(stack.blocks for stack in layout.stacks)
-    return tuple(np.random.default_rng(seed).integers(0, size, blocks).tolist())
+@st.composite
+def divided(draw):
+    """A layout, the number of workers, and the owners of its blocks."""
+    shape = st.lists(st.integers(1, 9), max_size=3).map(tuple)
+    shapes = draw(st.lists(shape, min_size=1, max_size=4))
+    options = reference.options(block_size=draw(st.integers(1, 4)), blocking={"max_dimension": 7})
+    layout, size = lay_out(options, shapes), draw(st.integers(2, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    return layout, size, rng.integers(0, size, sum(stack.blocks for stack in layout.stacks)).tolist()
 
 
 @settings(max_examples=25)
-@given(shapes, st.integers(1, 4), st.integers(2, 4), st.integers(0, 99))
-def test_elements_that_workers_take_are_stacked_and_gathered_again(shapes, block_size, size, seed):
-    layout = lay_out(reference.options(block_size=block_size, max_dimension=7), shapes)
-    owners = owners_of(layout, size, seed)
+@given(divided())
+def test_what_workers_take_is_stacked_gathered_and_counted_as_a_whole(case):
+    layout, size, owners = case
     tensors = {
-        index: tf.constant(np.random.default_rng(index).normal(size=shape))
-        for index, shape in enumerate(shapes)
+        index: tf.constant(np.random.default_rng(index).normal(size=tensor.shape))
+        for index, tensor in enumerate(layout.tensors)
     }
     alone = Blocks(layout)
     expected = alone.stack(alone.take(tensors), tf.float64)
+    status = tf.random.stateless_normal([6, layout.matrices], [1, 1], dtype=tf.float64)
+    before = tf.constant([5, 0], tf.int64)
 
-    def there_and_back(division):
+    def there_and_back(workers):
+        division = Division(layout, owners, workers)
         own = division.take(tensors)
         stacked = division.stack(own, tf.float64)
         for index, tensor in own.items():
@@ -80,21 +81,30 @@ def test_elements_that_workers_take_are_stacked_and_gathered_again(shapes, block
         for stack, found, whole in zip(division.own.stack_factors, stacked, expected, strict=True):
             numbers = division.own.factors[stack[0]].numbers
             np.testing.assert_array_equal(found, whole.numpy()[list(numbers)])
-        return division.gather(own)
+        mine = division.take_status(status)
+        assert mine.shape == (6, division.own.matrices)
+        numbers = [tf.constant(1.0), tf.constant(workers.rank + 1.0)]
+        return (
+            division.gather(own),
+            division.gather_status(mine),
+            division.add_counts(before, before + tf.constant([workers.rank, 1], tf.int64)),
+            tf.stack([division.sum(numbers), division.max(numbers)]),
+        )
 
-    mailbox = Mailbox(size)
-    for gathered in mailbox.all_call(lambda workers: Division(layout, owners, workers), there_and_back):
+    for gathered, all_status, counts, numbers in together(size, there_and_back):
         assert gathered.keys() == tensors.keys()
         for index, tensor in tensors.items():
             np.testing.assert_array_equal(gathered[index], tensor)
+        np.testing.assert_array_equal(all_status, status)
+        np.testing.assert_array_equal(counts, [5 + sum(range(size)), size])
+        np.testing.assert_array_equal(numbers, [[size, size * (size + 1) / 2], [1, size]])
 
 
 @settings(max_examples=25)
-@given(shapes, st.integers(1, 4), st.integers(2, 4), st.integers(0, 99))
-def test_parts_are_those_of_the_state_and_make_the_whole_again(shapes, block_size, size, seed):
-    layout = lay_out(reference.options(block_size=block_size, max_dimension=7), shapes)
-    owners = owners_of(layout, size, seed)
-    divisions = [Division(layout, owners, Mailbox(size).worker(rank)) for rank in range(size)]
+@given(divided())
+def test_parts_are_those_of_the_state_and_make_the_whole_again(case):
+    layout, size, owners = case
+    divisions = together(size, lambda workers: Division(layout, owners, workers))
 
     def parts(name):
         return [division.part(name) for division in divisions]
@@ -107,8 +117,7 @@ def test_parts_are_those_of_the_state_and_make_the_whole_again(shapes, block_siz
             held = [division.take({index: tf.constant(whole)})[index].numpy() for division in divisions]
             for part, values in zip(parts(name), held, strict=True):
                 np.testing.assert_array_equal(shard(whole, part), values)
-            merged = reshard(list(zip(parts(name), held, strict=True)))
-            np.testing.assert_array_equal(merged, whole)
+            np.testing.assert_array_equal(reshard(list(zip(parts(name), held, strict=True))), whole)
     for number, factor in enumerate(layout.factors):
         cube = np.random.default_rng(number).normal(size=(factor.count, 2, 2))
         held = [(part, shard(cube, part)) for part in parts(f"{factor.name}/root")]
@@ -117,52 +126,12 @@ def test_parts_are_those_of_the_state_and_make_the_whole_again(shapes, block_siz
     assert sum(division.own.matrices for division in divisions) == layout.matrices
 
 
-@settings(max_examples=25)
-@given(shapes, st.integers(1, 4), st.integers(2, 4), st.integers(0, 99))
-def test_the_status_of_all_matrices_and_all_counts_come_together(shapes, block_size, size, seed):
-    layout = lay_out(reference.options(block_size=block_size, max_dimension=7), shapes)
-    owners = owners_of(layout, size, seed)
-    whole = tf.random.stateless_normal([6, layout.matrices], [seed, 1], dtype=tf.float64)
-    before = tf.constant([5, 0], tf.int64)
-
-    def exchange(division):
-        own = division.take_status(whole)
-        assert own.shape == (6, division.own.matrices)
-        counted = before + tf.constant([division.workers.rank, 1], tf.int64)
-        numbers = [tf.constant(1.0), tf.constant(division.workers.rank + 1.0)]
-        return (
-            division.gather_status(own),
-            division.add_counts(before, counted),
-            tf.stack([division.sum(numbers), division.max(numbers)]),
-        )
-
-    mailbox = Mailbox(size)
-    found = mailbox.all_call(lambda workers: Division(layout, owners, workers), exchange)
-    for status, counts, numbers in found:
-        np.testing.assert_array_equal(numbers, [[size, size * (size + 1) / 2], [1, size]])
-        np.testing.assert_array_equal(status, whole)
-        np.testing.assert_array_equal(counts, [5 + sum(range(size)), size])
-
-
-def test_a_process_alone_has_what_it_is_given():
-    layout = lay_out(reference.options(), [(7, 5), (3,)])
-    division = Blocks(layout)
-    tensor, status = tf.ones([7, 5]), tf.ones([6, layout.matrices])
-    assert (
-        division.own is layout and division.part("tensor0/momentum") is None and division.shape(0) == (7, 5)
-    )
-    assert division.take({0: tensor})[0] is tensor and division.gather({0: tensor})[0] is tensor
-    assert division.sum([tensor])[0] is tensor and division.max([tensor])[0] is tensor
-    assert division.take_status(status) is status and division.gather_status(status) is status
-    assert division.add_counts(tensor, status) is status
-
-
 def test_tables_and_their_factors_stay_whole():
-    options = reference.options(sparse="one_sided", block_size=4)
+    options = reference.options(rows={"rule": "one_sided"})
     layout = lay_out(options, [(7, 5), (8, 2), (9, 3), (6, 3)], tables=[1, 2, 3])
     tensors = {index: tf.ones(tensor.shape) for index, tensor in enumerate(layout.tensors)}
-    for rank in range(2):
-        division = Division(layout, assign(options, layout, 2), Mailbox(2).worker(rank))
+    owners = assign(options, layout, 2)
+    for rank, division in enumerate(together(2, lambda workers: Division(layout, owners, workers))):
         for index in (1, 2, 3):
             assert division.take(tensors)[index] is tensors[index]
             assert division.own.table_factors[index] == layout.table_factors[index]
@@ -171,124 +140,77 @@ def test_tables_and_their_factors_stay_whole():
             (1, (1,), (0,)),
             (2, (2, 3), (0, 1)),
         ]
-        # Their places in what all send each other follow those of the blocks.
+        # Their places in what all send each other follow those of the blocks, and each of their roots counts once.
         assert twos.offset == sum(factor.count for factor in stacks) and threes.offset == twos.offset + 1
-        # Each of their roots counts once.
         assert twos.is_copy == threes.is_copy == (rank > 0)
         assert all(division.part(name) is None for name in ("tables2/root", "tensor1/accumulator"))
-
-
-# In processes of their own.
-
-
-def weights_by_step(found, case):
-    return {name: value for name, value in found.items() if name.startswith(f"{case}|weight|")}
-
-
-def merged(found, case):
-    """The state of one process, from what all workers hold."""
-    state = {}
-    for name, value in found[0].items():
-        if not name.startswith(f"{case}|state|"):
-            continue
-        plain = name.split("|", 2)[2]
-        if f"{case}|rows|{plain}" in found[0]:
-            parts = []
-            for rank in found:
-                total = int(rank[f"{case}|total|{plain}"])
-                shape = tuple(rank[f"{case}|shape|{plain}"].tolist()) or None
-                parts.append((Part(rank[f"{case}|rows|{plain}"], total, shape), rank[name]))
-            value = reshard(parts)
-        state[plain] = value
-    return state
-
-
-@pytest.fixture(scope="module")
-def one():
-    return sharded_shampoo.run()
-
-
-@pytest.fixture(scope="module")
-def broken_off(one, tmp_path_factory):
-    """A run of one process up to a step between two exchanges, with roots in flight, as a file."""
-    found = sharded_shampoo.run(cases=[CASE], steps=BREAK)
-    path = tmp_path_factory.mktemp("broken") / "state.npz"
-    arrays = {f"state|{name}": value for name, value in merged([found], CASE).items()}
-    for i in range(len(sharded_shampoo.CASES[CASE][0])):
-        arrays[f"weight|{i}"] = found[f"{CASE}|weight|{BREAK - 1}|{i}"]
-    np.savez(path, **arrays)
-    return path
-
-
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(
-    ("size", "cases"),
-    [
-        (4, [CASE, list(sharded_shampoo.CASES)[3]]),
-        pytest.param(2, list(sharded_shampoo.CASES), marks=pytest.mark.soak),
-        pytest.param(3, list(sharded_shampoo.CASES)[1:3], marks=pytest.mark.soak),
-    ],
-)
-def test_workers_take_the_steps_of_one_process(size, cases, one, broken_off, tmp_path):
-    found = gang(
-        size, tmp_path, "sharded_shampoo:run_and_resume", cases=cases, path=str(broken_off), begin=BREAK
-    )
-    for case in cases:
-        tensors = sharded_shampoo.CASES[case][0]
-        expected = weights_by_step(one, case)
-        assert len(expected) == sharded_shampoo.STEPS * len(tensors)
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[0][name], value, rtol=1e-12, atol=1e-12)
-            assert all(rank[name].tobytes() == found[0][name].tobytes() for rank in found), name
-        for name, value in one.items():
-            if name.startswith(f"{case}|report|"):
-                for rank in found:
-                    np.testing.assert_allclose(rank[name], value, rtol=1e-6, atol=1e-9, err_msg=name)
-        states = merged([one], case), merged(found, case)
-        assert states[0].keys() == states[1].keys()
-        for name, value in states[0].items():
-            if name != "shampoo/status":
-                np.testing.assert_allclose(states[1][name], value, rtol=1e-9, atol=1e-10, err_msg=name)
-            held = [rank[f"{case}|state|{name}"].size for rank in found]
-            divided = f"{case}|rows|{name}" in found[0]
-            assert sum(held) == value.size * (1 if divided else size)
-    # What one process saved goes on on several workers.
-    resumed = {name: value for name, value in found[0].items() if name.startswith("resumed|")}
-    assert len(weights_by_step({n.partition("|")[2]: v for n, v in resumed.items()}, CASE)) > 0
-    for name, value in resumed.items():
-        plain = name.partition("|")[2]
-        if "|weight|" in name:
-            np.testing.assert_allclose(value, one[plain], rtol=1e-12, atol=1e-12)
-            assert all(rank[name].tobytes() == value.tobytes() for rank in found)
-    for name, value in sharded_shampoo.between_steps().items():
-        np.testing.assert_allclose(found[-1][f"between|{name}"], value, rtol=1e-12, atol=1e-12)
-    # And on as many workers to the bit: from what each held in between.
-    assert all(rank["repeated"].item() for rank in found)
-
-
-@pytest.mark.slow
-def test_what_several_workers_saved_goes_on_in_one_process(one, tmp_path):
-    found = gang(2, tmp_path / "gang", "sharded_shampoo:run", cases=[CASE], steps=BREAK)
-    arrays = {f"state|{name}": value for name, value in merged(found, CASE).items()}
-    for i in range(len(sharded_shampoo.CASES[CASE][0])):
-        arrays[f"weight|{i}"] = found[1][f"{CASE}|weight|{BREAK - 1}|{i}"]
-    np.savez(tmp_path / "state.npz", **arrays)
-    resumed = sharded_shampoo.resumed(ALONE, CASE, str(tmp_path / "state.npz"), BREAK)
-    for name, value in weights_by_step(resumed, CASE).items():
-        np.testing.assert_allclose(value, one[name], rtol=1e-12, atol=1e-12)
 
 
 def test_element_state_and_matrices_of_a_wide_model_are_divided_evenly():
     shapes = [(416, 416), (416, 1024), (1024, 256), (256, 1), (256,)]
     options = reference.options(block_size=128, momentum=0.9)
     layout = lay_out(options, shapes)
+    whole = 16 * sum(f.count * f.size**2 for f in layout.factors) + 8 * sum(map(math.prod, shapes))
     for size in (2, 4, 8):
         owners = assign(options, layout, size)
-        held = []
-        for rank in range(size):
-            division = Division(layout, owners, Mailbox(size).worker(rank))
+        for division in together(size, lambda workers, owners=owners: Division(layout, owners, workers)):
             matrices = sum(factor.count * factor.size**2 for factor in division.own.factors)
             elements = sum(math.prod(division.shape(index)) for index in range(len(shapes)))
-            held.append(16 * matrices + 8 * elements)
-        whole = 16 * sum(f.count * f.size**2 for f in layout.factors) + 8 * sum(map(math.prod, shapes))
-        assert max(held) <= whole * (1 / size) * 1.1
+            assert 16 * matrices + 8 * elements <= whole / size * 1.1
+
+
+def assert_same_run(found, expected):
+    """Weights are those of one process, and to the bit those of all workers; so are reports and the whole state."""
+    for name, value in expected.items():
+        kind = name.partition("|")[0]
+        if kind == "weight":
+            np.testing.assert_allclose(found[0][name], value, rtol=1e-12, atol=1e-12)
+            assert all(own[name].tobytes() == found[0][name].tobytes() for own in found), name
+        elif kind == "report":
+            for own in found:
+                np.testing.assert_allclose(own[name], value, rtol=1e-6, atol=1e-9, err_msg=name)
+        elif kind == "state":
+            held = sum(own[name].size for own in found)
+            is_divided = name.replace("state|", "rows|") in found[0]
+            assert held == value.size * (1 if is_divided else len(found)), name
+            if not name.endswith("status"):
+                whole = merged(found)[name]
+                np.testing.assert_allclose(whole, value, rtol=1e-9, atol=1e-10, err_msg=name)
+
+
+SLOW = list(CASES)[3:]
+
+
+@pytest.mark.parametrize(
+    "case", [*list(CASES)[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
+def test_workers_take_the_steps_of_one_process(case):
+    assert_same_run(together(3, lambda workers: run(workers, case)), run(case=case))
+
+
+def test_what_one_number_of_workers_saved_goes_on_with_another():
+    one = run()
+    resumed = run(begin=BREAK, state=merged(together(2, lambda workers: run(workers, end=BREAK))))
+    assert_same_run([resumed], {name: one[name] for name in resumed if name.startswith("weight|")})
+    broken = run(end=BREAK)
+    found, again = (together(3, lambda workers: run(workers, begin=BREAK, state=broken)) for _ in range(2))
+    assert_same_run(found, {name: one[name] for name in found[0] if name.startswith("weight|")})
+    for own, other in zip(found, again, strict=True):
+        assert all(own[name].tobytes() == value.tobytes() for name, value in other.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.soak)])
+def test_processes_exchange_what_they_need_in_graphs(size, tmp_path):
+    np.savez(tmp_path / "state.npz", **run(end=BREAK))
+    folder = tmp_path / "gang"
+    folder.mkdir()
+    found = gang(size, folder, "sharded_shampoo:run_and_resume", path=str(tmp_path / "state.npz"))
+    one = run()
+    assert_same_run(found, one)
+    for prefix, expected in (("resumed|", one), ("between|", run(end=9, between=True))):
+        for own in found:
+            weights = {n: v for n, v in own.items() if n.startswith(f"{prefix}weight|")}
+            assert len(weights) >= 9 * len(CASES[CASE][0])
+            for name, value in weights.items():
+                np.testing.assert_allclose(value, expected[name.removeprefix(prefix)], rtol=1e-12, atol=1e-12)

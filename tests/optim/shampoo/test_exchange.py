@@ -1,7 +1,8 @@
 """When roots are sent for and come into use, on the host and on the device; and that no fault ends a run."""
 
+import itertools
 import logging
-import threading
+import math
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ import tensorflow as tf
 import shampoo_reference as reference
 from ctr.optim.shampoo.host import STATUS, HostPipeline
 from ctr.optim.shampoo.roots import RootError, inverse_root
-from ctr.optim.shampoo.schedule import exchange_due
+from ctr.optim.shampoo.schedule import exchange_due, is_early, steps_to_next_exchange
 from ctr.optim.shampoo.triangles import unpack_arrays
 
 RATE = 0.125
 SHAPES = [(5, 4), (4, 4)]
+SYNCHRONOUS = {"asynchronous": False}
 
 
 def make(solve=inverse_root, patience=60.0, workers=2, dtype=tf.float64, shapes=SHAPES, **changed):
@@ -43,21 +45,55 @@ def steps_of_roots(core, history, **rest):
     [
         # Exchanges at 3, 7, 11, 15: the first waits for itself, that of 7 comes in at 11.
         ({"precondition_frequency": 4}, [0, 0, *[3] * 8, *[7] * 4, *[11] * 2]),
-        ({"precondition_frequency": 4, "asynchronous": False}, [0, 0, *[3] * 4, *[7] * 4, *[11] * 4, 15, 15]),
+        (
+            {"precondition_frequency": 4, "roots": {"asynchronous": False}},
+            [0, 0, *[3] * 4, *[7] * 4, *[11] * 4, 15, 15],
+        ),
         ({"start_preconditioning_step": 0, "precondition_frequency": 5}, [*[1] * 10, *[6] * 5, 11]),
-        ({"start_preconditioning_step": 16}, [*[0] * 15, 16]),
-        ({"start_preconditioning_step": 17}, [0] * 16),
         # Half of the steps so far until that is 4: at 2, 3, 4, 6, 9, 13; those before 8 wait for themselves.
         (
-            {"start_preconditioning_step": 2, "precondition_frequency": 4, "early_growth": 0.5},
+            {"start_preconditioning_step": 2, "precondition_frequency": 4, "roots": {"early_growth": 0.5}},
             [0, 2, 3, 4, 4, 6, 6, 6, 6, 6, 6, 6, 9, 9, 9, 9],
         ),
         # Statistics of steps 5, 10, 15 only: until then there is nothing to root.
-        ({"precondition_frequency": 4, "statistics_frequency": 5}, [0, 0, *[3] * 8, *[7] * 4, *[11] * 2]),
+        (
+            {"precondition_frequency": 4, "statistics": {"frequency": 5}},
+            [0, 0, *[3] * 8, *[7] * 4, *[11] * 2],
+        ),
     ],
 )
 def test_exchanges_and_what_is_in_use_by_step(changed, expected):
     assert steps_of_roots(make(**changed), reference.drifting(SHAPES, 16)) == expected
+
+
+def test_early_is_before_exchanges_are_as_far_apart_as_they_will_be():
+    # Compiled steps find it without floating-point numbers; this is the definition.
+    for growth, frequency in itertools.product([0.0, 0.01, 0.25, 0.3, 1 / 3, 1.0], [1, 3, 50]):
+        options = reference.options(roots={"early_growth": growth}, precondition_frequency=frequency)
+        last = math.ceil(frequency / growth) + 3 if growth else 3
+        # All small steps, and those around the change.
+        for step in {*range(9), *range(max(last - 6, 0), last + 1)}:
+            number = tf.constant(step, tf.int64)
+            gap = min(max(math.floor(growth * step), 1), frequency) if growth else frequency
+            assert int(steps_to_next_exchange(options, number)) == gap
+            assert bool(is_early(options, number)) == (gap < frequency)
+
+
+@pytest.mark.parametrize("every", [1, 3, 7, 25])
+def test_an_exchange_at_a_phase_comes_however_seldom_it_is_asked_for(every):
+    for phase in (0, 1, 9):
+        changed = {"precondition_frequency": 10, "start_preconditioning_step": 4}
+        options = reference.options(**changed, roots={"phase": phase})
+        last, found = -1, []
+        for step in range(every, 100, every):
+            if bool(exchange_due(options, tf.constant(step, tf.int64), tf.constant(last, tf.int64))):
+                found.append(step)
+                last = step
+        asked = [step for step in range(every, 100, every) if step >= 4]
+        marks = [mark for mark in range(phase, 100, 10) if mark > asked[0]]
+        # The first at the start, and then as soon after each regular step as one is asked for.
+        expected = [asked[0], *(next((step for step in asked if step >= mark), None) for mark in marks)]
+        assert found == list(dict.fromkeys(step for step in expected if step is not None))
 
 
 def test_an_exchange_that_nobody_asked_for_in_time_is_made_up_for():
@@ -71,42 +107,9 @@ def test_an_exchange_that_nobody_asked_for_in_time_is_made_up_for():
     assert status(core, "root_step").tolist() == [9] * 4
 
 
-@pytest.mark.slow(first=4)
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"eigenvalue_correction": True, "beta2": 0.9},
-        {"precondition_frequency": 4, "early_growth": 0.5, "statistics_frequency": 2},
-        {"beta2": 0.9, "drift_bound": 0.3, "initial_statistics": 100.0},
-        {"solver": "coupled", "asynchronous": False},
-        {},
-        {"asynchronous": False},
-        {"beta2": 0.9, "bias_correction": False, "damping": "absolute"},
-        {"large_dimensions": "diagonal", "max_dimension": 6},
-        {"exchange_phase": 1, "beta2": 0.9},
-    ],
-)
-def test_roots_that_come_in_after_a_step_are_those_that_come_in_within_it(changed):
-    options = reference.options(**{"precondition_frequency": 3, "momentum": 0.5} | changed)
-    shapes = [(7, 5), (4, 6), (3,)]
-    within, after = (reference.make_core(options, reference.initial(shapes), tf.float32) for _ in range(2))
-    differing = 0
-    for gradients in reference.drifting(shapes, 17, condition=30):
-        reference.train(within, [gradients], RATE)
-        reference.train(after, [gradients], RATE, roots="between_steps")
-        # Statistics are those of the gradients alone, so that all but the weights' way is the same to the bit.
-        for name, variable in within.variables.items():
-            if not name.endswith(("moment", "momentum")):
-                assert after.variables[name].numpy().tobytes() == variable.numpy().tobytes(), name
-        differing += not np.array_equal(within.weights[0].numpy(), after.weights[0].numpy())
-    assert differing >= 14
-    assert after.report() == within.report()
-    assert after.report()["layers_ready"] == 2 and after.report()["refreshed"] > 0 == after.report()["failed"]
-
-
 def test_roots_that_are_not_there_count_as_identities_at_any_step():
     """As after a warm start that took the step, but no statistics."""
-    core = make(precondition_frequency=2, factor_update="kl", asynchronous=False)
+    core = make(precondition_frequency=2, method="kl", roots=SYNCHRONOUS)
     core.step.assign(500)
     first = reference.drifting(SHAPES, 1)[0]
     core.update([tf.constant(g) for g in first], RATE)
@@ -117,24 +120,6 @@ def test_roots_that_are_not_there_count_as_identities_at_any_step():
     reference.train(core, reference.drifting(SHAPES, 6), RATE)
     report = core.report()
     assert report["layers_ready"] == report["layers"] == 2 and not report["failed"]
-
-
-def test_roots_every_k_steps_are_those_of_every_kth_step_alone():
-    # Statistics are the same sums; only roots of steps 2, 5, 8, ... are ever in use.
-    history = reference.drifting(SHAPES, 14)
-    calls = []
-
-    def solve(matrix, *arguments, **keywords):
-        calls.append(matrix)
-        return inverse_root(matrix, *arguments, **keywords)
-
-    core = make(solve, workers=1, asynchronous=False, start_preconditioning_step=2, precondition_frequency=3)
-    reference.train(core, history, RATE)
-    taken = [matrix for matrix in calls if len(matrix) == 5]
-    assert len(taken) == 5
-    for step, matrix in zip((2, 5, 8, 11, 14), taken, strict=True):
-        expected = sum(h[0] @ h[0].T for h in history[:step])
-        np.testing.assert_allclose(matrix, expected, rtol=1e-10, atol=1e-12)
 
 
 class Faults:
@@ -150,8 +135,7 @@ class Faults:
         return inverse_root(matrix, *arguments, **keywords)
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_training_goes_on_when_roots_fail_or_workers_end_and_says_so(compiled, caplog):
     history = reference.drifting(SHAPES, 23)
     failed, gone = RootError("not today"), SystemExit("gone")
@@ -180,80 +164,15 @@ def test_training_goes_on_when_roots_fail_or_workers_end_and_says_so(compiled, c
     assert core.report()["layers_ready"] == 2 and np.isfinite(core.weights[0]).all()
 
 
-def test_a_step_without_its_new_root_is_that_of_the_old_root():
-    faults = [RootError("no")] * 8
-    # With both sides of size 5 all of a layer's new roots fail.
-    shapes = [(5, 5)]
-    history = reference.drifting(shapes, 12)
-    core = make(Faults(None, None, *faults), precondition_frequency=4, shapes=shapes)
-    frozen = make(precondition_frequency=1000, shapes=shapes)
-    one, other = reference.train(core, history, RATE), reference.train(frozen, history, RATE)
-    for weights, others in zip(one, other, strict=True):
-        np.testing.assert_array_equal(weights[0], others[0])
-    assert core.report()["failed"] == 2
-
-
-def test_a_worker_that_hangs_costs_its_patience_and_no_more(caplog):
-    release, calls = threading.Event(), []
-
-    def solve(matrix, *arguments, **keywords):
-        calls.append(None)
-        # The first round has four; of the second both workers hang, and two roots are never begun.
-        if 4 < len(calls) < 7:
-            release.wait(60)
-        return inverse_root(matrix, *arguments, **keywords)
-
-    core = make(solve, precondition_frequency=4)
-    history = reference.drifting(SHAPES, 15)
-    try:
-        reference.train(core, history[:10], RATE)
-        core.exchanged.host.patience = 0.1
-        reference.train(core, history[10:11], RATE)
-        core.exchanged.host.patience = 60.0
-        assert core.report()["lost"] == 4 and "no worker delivered it" in caplog.text
-        reference.train(core, history[11:], RATE)
-        assert status(core, "root_step").tolist() == [11] * 4
-    finally:
-        release.set()
-
-
-def test_statistics_that_became_infinite_leave_the_last_root_and_other_layers_alone():
-    core = make(precondition_frequency=2)
-    history = reference.drifting(SHAPES, 14)
-    reference.train(core, history[:8], RATE)
-    core.statistics.totals[0][0, 2].assign(np.inf)
-    # What was sent at 7 is in flight and good.
-    reference.train(core, history[8:9], RATE)
-    before = core.exchanged.roots[0].numpy()
-    reference.train(core, history[9:], RATE)
-    reported = core.report()
-    assert reported["failed"] == 2 and reported["layers_ready"] == 2
-    np.testing.assert_array_equal(core.exchanged.roots[0], before)
-    assert status(core, "root_step").tolist() == [7, 11, 11, 11]
-    assert all(np.isfinite(weight).all() for weight in core.weights)
-
-
-def test_drift_is_skipped_while_small_and_refreshed_once_it_has_added_up():
-    # Sums of equal increments: at n the drift since k is (n - k) / n. Bound 1/4, exchanges at 3, 4, 5, ...:
-    # 4 - 3 is 1/4 of 4 and kept, 5 - 3 is more; 6 - 5 is kept, 7 - 5 is more; 9 - 7 is kept, 10 - 7 is more.
-    core = make(asynchronous=False, precondition_frequency=1, drift_bound=0.2500001, shapes=[(4, 3)])
-    gradient = reference.drifting([(4, 3)], 1)[0]
-    assert steps_of_roots(core, [gradient] * 14) == [0, 0, 3, 3, 5, 5, 7, 7, 7, 10, 10, 10, 10, 14]
-    reported = core.report()
-    assert reported["refreshed"] == 2 * 5 and reported["skipped"] == 2 * 7
-    always = make(asynchronous=False, precondition_frequency=1, drift_bound=0.0, shapes=[(4, 3)])
-    assert steps_of_roots(always, [gradient] * 6) == [0, 0, 3, 4, 5, 6]
-
-
 # On the device.
 
 
-@pytest.mark.slow(first=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("jit", "dtype"), [(False, tf.float64), (True, tf.float32)])
 def test_roots_of_the_device_are_those_of_the_host(jit, dtype):
     history = reference.drifting(SHAPES, 8, condition=30)
     changed = {"precondition_frequency": 3, "beta2": 0.9, "dtype": dtype}
-    device, host = make(**changed), make(asynchronous=False, **changed)
+    device, host = make(**changed), make(roots=SYNCHRONOUS, **changed)
     step = tf.function(
         lambda gradients: device.update(gradients, tf.constant(RATE), roots="device"), jit_compile=jit
     )
@@ -275,16 +194,19 @@ def test_roots_of_the_device_are_those_of_the_host(jit, dtype):
 
 
 def test_the_device_refuses_roots_without_whole_order_and_says_what_to_do():
-    core = make(exponent_multiplier=1.82)
+    core = make(method={"exponent_multiplier": 1.82})
     gradients = [tf.zeros(shape, tf.float64) for shape in SHAPES]
     with pytest.raises(ValueError, match=r"exponent_multiplier=1\.82.*order 2\.1978.*ShampooCallback"):
         core.update(gradients, RATE, roots="device")
-    shares = make(left_share=0.3)
+    shares = make(method={"left_share": 0.3})
     with pytest.raises(
         ValueError, match=r"left_share=0\.3.* requires roots of order 6\.66667.*ShampooCallback"
     ):
         shares.update(gradients, RATE, roots="device")
-    for changed in ({"exponent_override": 49}, {"exponent_multiplier": 0.6, "exponent_override": 3}):
+    for changed in (
+        {"exponent_override": 49},
+        {"method": {"exponent_multiplier": 0.6}, "exponent_override": 3},
+    ):
         make(**changed).update(gradients, RATE, roots="device")
 
 

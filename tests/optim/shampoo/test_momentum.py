@@ -44,16 +44,6 @@ def test_momentum_falls_with_the_rate_if_asked_to(nesterov, follows):
     np.testing.assert_allclose(found, replay(history, RATES, mus, nesterov), rtol=1e-12)
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_at_a_constant_rate_it_makes_no_difference(nesterov):
-    history = np.random.default_rng(1).normal(size=(9, 5))
-    found = [
-        trained(history, [0.1] * 9, tf.float32, nesterov=nesterov, momentum_follows_rate=follows)
-        for follows in (False, True)
-    ]
-    np.testing.assert_array_equal(*found)
-
-
 def test_a_rate_of_zero_moves_nothing_and_harms_nothing():
     history = np.random.default_rng(2).normal(size=(3, 5))
     found = trained(history, [0.0, 0.1, 0.0], momentum_follows_rate=True)
@@ -67,7 +57,7 @@ def test_every_average_of_directions_follows(order):
     """Down to a rate of nearly zero: then nothing is left of earlier directions, and the step is (1 - mu) of one."""
     shapes = [(4, 3), (3,)]
     history = reference.drifting(shapes, 9)
-    options = reference.options(momentum=MU, momentum_follows_rate=True, asynchronous=False)
+    options = reference.options(momentum=MU, momentum_follows_rate=True, roots={"asynchronous": False})
     core = reference.make_core(options.changed({"grafting": {"momentum": order}}), reference.initial(shapes))
     for gradients in history[:8]:
         core.update([tf.constant(g) for g in gradients], 1.0)

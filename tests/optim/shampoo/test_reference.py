@@ -1,8 +1,11 @@
-"""The whole optimizer against a replay in NumPy float64, step by step, for every option.
+"""Every method and option, step by step beside a replay of the papers' formulas in NumPy float64.
 
 Gradients do not depend on the weights, so that an error cannot correct itself, and turn slowly: yesterday's root
-is visibly not today's. Each case but the base must move the replay itself, else it would prove nothing.
+is visibly not today's. In some steps a weight has none: it stays, with all that is kept of it. Each row but the first
+must move the replay itself, else it would prove nothing.
 """
+
+import functools
 
 import numpy as np
 import pytest
@@ -10,161 +13,243 @@ import tensorflow as tf
 
 import shampoo_reference as reference
 
-STEPS = 50
-RATE = 0.1
-# Blocks of [4, 4] [3, 4]; a vector; two blocks of [2, 3, 3].
-SHAPES = [(7, 4), (3,), (2, 6, 3)]
-# Blocks of [4, 4] [4, 3] [3, 4] [3, 3]; a scalar; a vector with a dimension too many.
-MORE_SHAPES = [(11, 7), (), (9, 1)]
+STEPS = 30
+RATE = 0.125
+# Blocks of [4, 3] [4, 2] [3, 3] [3, 2]; a vector; any order; a single number; one side longer than others.
+SHAPES = [(7, 5), (4,), (3, 2, 4), (1,), (10, 3)]
+SYNCHRONOUS = {"asynchronous": False}
 
-CASES = {
-    "base": {},
-    "one block": {"block_size": 256},
-    "one side": {"max_dimension": 4},
-    "synchronous": {"asynchronous": False},
-    "statistics every third step": {"statistics_frequency": 3},
-    "decayed statistics": {"beta2": 0.9},
-    "decayed statistics every second step, exchanged between": {"beta2": 0.8, "statistics_frequency": 2},
-    "average of gradients": {"beta1": 0.8},
-    "heavy ball": {"momentum": 0.9},
-    "nesterov": {"momentum": 0.9, "nesterov": True},
-    "weight decay": {"weight_decay": 0.3},
-    "weight decay goes through momentum": {"weight_decay": 0.3, "momentum": 0.8},
-    "sgd": {"grafting": "sgd"},
-    "rmsprop": {"grafting": "rmsprop", "grafting_beta2": 0.9, "grafting_epsilon": 1e-3},
-    "adam": {"grafting": "adam", "grafting_beta2": 0.9, "grafting_epsilon": 1e-3, "beta1": 0.7},
-    "initial accumulator": {"initial_accumulator": 0.1},
-    "blend": {"blend_steps": 9},
-    "exponent override": {"exponent_override": 2},
-    "exponent multiplier": {"exponent_multiplier": 1.82},
-    "both exponents": {"exponent_override": 3, "exponent_multiplier": 0.7},
-    "merged dimensions": {"merge_dimensions": 12},
-    "damping": {"epsilon": 1e-2},
-    "late start": {"start_preconditioning_step": 17},
-    "start at once": {"start_preconditioning_step": 1, "precondition_frequency": 1},
-    "early exchanges": {"early_growth": 0.3, "precondition_frequency": 7},
-    "early collections": {"early_growth": 0.3, "precondition_frequency": 7, "statistics_frequency": 4},
-    "early collections, decayed": {"early_growth": 0.3, "beta2": 0.9, "statistics_frequency": 3},
-    "rare exchanges": {"precondition_frequency": 20},
-    "small drift keeps a root": {"drift_bound": 0.4},
-    "coupled solver": {"solver": "coupled"},
-    "everything": {
-        "beta1": 0.6,
-        "beta2": 0.95,
-        "statistics_frequency": 2,
-        "precondition_frequency": 4,
-        "early_growth": 0.25,
-        "start_preconditioning_step": 6,
+SOAP = {"kind": "eigenvalue_corrected"}
+KL = {"kind": "kl"}
+DIAGONAL = {"kind": "diagonal"}
+EVERYTHING = {
+    "beta2": 0.95,
+    "statistics": {"frequency": 2},
+    "precondition_frequency": 4,
+    "start_preconditioning_step": 6,
+    "roots": {"early_growth": 0.25, "drift_bound": 0.3},
+    "gradient": {"beta1": 0.6},
+    "momentum": 0.8,
+    "nesterov": True,
+    "weight_decay": 0.05,
+    "grafting": {"kind": "adam", "beta2": 0.9, "epsilon": 1e-3, "blend_steps": 6},
+    "blocking": {"max_dimension": 6},
+    "method": {"exponent_multiplier": 1.2},
+}
+
+# One row finds a wrong formula of its method and of each option in it. A norm that is grafted hides the scale of a
+# direction: where a row is about a divisor or an exponent, directions keep their own.
+FAST = {
+    "plain": {},
+    "everything": EVERYTHING,
+    "bias correction shows where neither norm nor damping hide the scale": {
+        "beta2": 0.8,
+        "statistics": {"frequency": 2},
+        "epsilon": 1e-2,
+        "roots": {"damping": "absolute"} | SYNCHRONOUS,
+        "grafting": {"norm": "none"},
+    },
+    "exponents of merged dimensions": {
+        "exponent_override": 3,
+        "method": {"exponent_multiplier": 0.7},
+        "blocking": {"merge": 12},
+        "grafting": {"norm": "none"},
+    },
+    "exponents by order, in sums whose early collections weigh less": {
+        "roots": {"early_growth": 0.3},
+        "precondition_frequency": 7,
+        "statistics": {"frequency": 4},
+        "grafting": {"norm": "none"},
+    },
+    "SOAP": {
+        "method": SOAP,
+        "beta2": 0.9,
+        "gradient": {"beta1": 0.8},
+        "roots": SYNCHRONOUS,
+        "grafting": {"kind": "adam", "beta2": 0.9, "norm": "none"},
+    },
+    "KL-Shampoo with averages": {
+        "method": KL,
+        "beta2": 0.9,
+        "gradient": {"beta1": 0.7},
+        "momentum": 0.8,
+        "roots": SYNCHRONOUS,
+        "grafting": {"norm": "none"},
+    },
+    "diagonals that decay, with initial statistics": {
+        "method": DIAGONAL,
+        "blocking": {"max_dimension": 6},
+        "beta2": 0.9,
+        "statistics": {"initial": 0.2},
+        "roots": SYNCHRONOUS,
+    },
+    "norms of blocks, and of their gradients": {
+        "grafting": {"norm": "block", "normalized": True, "initial_accumulator": 0.01, "epsilon": 1e-3},
+        "roots": SYNCHRONOUS,
+    },
+    "separate momenta, decay, nesterov": {
+        "grafting": {"momentum": "separate", "blend_steps": 5},
         "momentum": 0.8,
         "nesterov": True,
-        "weight_decay": 0.05,
-        "grafting": "adam",
-        "blend_steps": 6,
-        "max_dimension": 6,
-        "exponent_multiplier": 1.2,
-        "drift_bound": 0.3,
+        "weight_decay": 0.1,
+        "limits": {"rms": 0.5},
+        "roots": {"first": 4} | SYNCHRONOUS,
+        "start_preconditioning_step": 11,
+    },
+    "LAMB, coupled decay": {
+        "grafting": {"kind": "lamb", "beta2": 0.9, "epsilon": 1e-3, "normalized": True},
+        "gradient": {"beta1": 0.7, "l2": 0.1},
+        "momentum": 0.9,
     },
 }
+MORE = {
+    "late start, exchanges at once": {"start_preconditioning_step": 17, "precondition_frequency": 1},
+    "early exchanges of decayed statistics": {"roots": {"early_growth": 0.3}, "beta2": 0.9}
+    | {"precondition_frequency": 7, "statistics": {"frequency": 3}},
+    "small drift keeps a root": {"roots": {"drift_bound": 0.4}, "grafting": {"blend_steps": 9}},
+    "coupled solver": {"roots": {"solver": "coupled"}},
+    "phase": {"roots": {"phase": 1, "identity": True} | SYNCHRONOUS, "precondition_frequency": 4},
+    "statistics that begin with an identity, uncorrected": {
+        "statistics": {"initial": 0.2, "bias_correction": False},
+        "beta2": 0.8,
+        "roots": SYNCHRONOUS,
+        "grafting": {"norm": "none"},
+    },
+    "two averages, as they are": {"gradient": {"beta1": 0.8, "beta3": 0.4, "bias_correction": False}},
+    "two averages": {"gradient": {"beta1": 0.8, "beta3": 0.4}},
+    "sums of moments, another exponent, one long side": {
+        "method": SOAP,
+        "exponent_override": 3,
+        "blocking": {"max_dimension": 6},
+        "roots": SYNCHRONOUS,
+    },
+    "moments that are kept, bases in flight": {
+        "method": SOAP | {"basis_change": "keep"},
+        "beta2": 0.9,
+        "roots": {"damping": "absolute"},
+        "epsilon": 1e-3,
+    },
+    "bases of the left side alone": {"method": SOAP | {"sides": "left"}, "beta2": 0.9},
+    "corrected vectors": {"method": SOAP, "beta2": 0.9, "blocking": {"vectors": True}},
+    "KL with other exponents": {"method": KL, "beta2": 0.9, "exponent_override": 4},
+    "KL without dividing": {"method": KL | {"divided": False}, "beta2": 0.9, "exponent_override": 2},
+    "diagonals alone": {"method": DIAGONAL, "blocking": {"max_dimension": 1}},
+    "unequal sides, one of them a diagonal": {
+        "method": DIAGONAL | {"left_share": 0.25},
+        "blocking": {"max_dimension": 6},
+        "grafting": {"norm": "none"},
+    },
+    "unequal sides": {"method": {"left_share": 0.25}},
+    "left side alone": {"method": {"kind": "one_sided", "side": "left"}},
+    "right side alone": {"method": {"kind": "one_sided"}, "exponent_override": 3},
+    "full blocks, vectors": {"blocking": {"split": "full", "vectors": True}},
+    "long tensors take the first-order step": {"blocking": {"max_dimension": 6, "skip_larger": True}},
+    "sign and heavy ball": {"grafting": {"kind": "sign"}, "momentum": 0.9},
+    "LARS": {"grafting": {"kind": "lars"}},
+    "SGD, clipped and decayed": {"grafting": "sgd", "limits": {"rms": 0.1}, "weight_decay": 0.1},
+    "RMSprop": {"grafting": {"kind": "rmsprop", "beta2": 0.9, "epsilon": 1e-3, "normalized": True}},
+    "momenta before the norm": {
+        "grafting": {"kind": "adam", "momentum": "before", "blend_steps": 4},
+        "momentum": 0.8,
+        "nesterov": True,
+    },
+}
+CASES = FAST | MORE
 # Another way to the same numbers.
-SAME_AS_BASE = ("base", "coupled solver")
+SAME = ("plain", "coupled solver")
 
 
-@pytest.fixture(scope="module")
-def history():
-    return reference.drifting(SHAPES, STEPS)
+def given(case):
+    return reference.options(start_preconditioning_step=5).changed(CASES[case])
 
 
-@pytest.fixture(scope="module")
-def base(history):
-    return reference.replay(reference.options(), reference.initial(SHAPES), history, RATE)[0]
+@functools.cache
+def history(has_gaps=True):
+    found = reference.drifting(SHAPES, STEPS, condition=10.0)
+    # Each has one at the first exchange; two miss later ones, and the last comes late.
+    for t, gradients in enumerate(found, 1):
+        for i in range(len(SHAPES)):
+            if (
+                has_gaps
+                and t not in (3, 4, 5, 6, 11)
+                and (t % 6 == i or t == 10 + i % 2 or (i == 4 and t < 3))
+            ):
+                gradients[i] = None
+    return found
 
 
-@pytest.mark.slow(first=12)
-@pytest.mark.parametrize("case", CASES)
-def test_every_step_is_that_of_the_formulas(case, history, base):
-    options = reference.options(**CASES[case])
-    start = reference.initial(SHAPES)
-    expected, layers, skipped = reference.replay(options, start, history, RATE)
-    moved = reference.gaps(expected, base, start).max()
-    assert moved < 1e-12 if case in SAME_AS_BASE else moved > 1e-2
+@functools.cache
+def plain():
+    return reference.replay(given("plain"), reference.initial(SHAPES), history(), RATE)[0]
+
+
+def gap(found, expected, start):
+    """How far off the way is, relative to its length or a thousandth."""
+    return max(
+        np.linalg.norm(weight - other) / max(np.linalg.norm(other - begin), 1e-3)
+        for weights, others in zip(found, expected, strict=True)
+        for weight, other, begin in zip(weights, others, start, strict=True)
+    )
+
+
+@pytest.mark.parametrize("case", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+def test_every_step_is_that_of_the_formulas(case):
+    options, start = given(case), reference.initial(SHAPES)
+    expected, layers, skipped = reference.replay(options, start, history(), RATE)
+    moved = gap(expected, plain(), start)
+    assert moved < 1e-12 if case in SAME else moved > 1e-3
     core = reference.make_core(options, start)
-    trajectory = reference.train(core, history, RATE)
-    assert reference.gaps(trajectory, expected, start).max() < 1e-6
-    assert [layer.ready for layer in layers] == [bool(t.axes) for t in core.layout.tensors]
-    reported = core.report()
-    assert reported["skipped"] == skipped and (skipped > 0) == (options.roots.drift_bound > 0)
-    assert not reported["failed"] and not reported["lost"]
+    assert gap(reference.train(core, history(), RATE), expected, start) < 1e-8
+    report = core.report()
+    assert report["layers_ready"] == report["layers"] == sum(bool(layer.sides) for layer in layers)
+    assert report["skipped"] == skipped and (skipped > 0 or not options.roots.drift_bound)
+    assert not report["failed"] and not report["lost"]
 
 
 @pytest.mark.slow
-def test_order_four_with_uneven_blocks_and_one_long_dimension():
-    shapes = [(3, 4, 2, 5), (2, 3, 9, 2)]
-    options = reference.options(block_size=3, max_dimension=8, momentum=0.5)
-    history, start = reference.drifting(shapes, STEPS, seed=1, condition=20), reference.initial(shapes)
-    expected, layers, _ = reference.replay(options, start, history, RATE)
-    assert [len(layer.blocks) for layer in layers] == [4, 1]
-    assert [layer.exponent for layer in layers] == [1 / 8, 1 / 6]
-    trajectory = reference.train(reference.make_core(options, start), history, RATE)
-    assert reference.gaps(trajectory, expected, start).max() < 1e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["base", "blend", "everything"])
-def test_roots_that_come_in_between_steps_serve_one_step_later(case, history):
-    options = reference.options(**CASES[case])
+@pytest.mark.parametrize("case", ["everything", "SOAP", "KL-Shampoo with averages"])
+def test_a_step_that_xla_compiles_has_its_roots_one_step_later(case):
     start = reference.initial(SHAPES)
-    within = reference.replay(options, start, history, RATE)[0]
-    expected = reference.replay(options, start, history, RATE, between_steps=True)[0]
-    assert reference.gaps(within, expected, start).max() > 1e-2
-    trajectory = reference.train(reference.make_core(options, start), history, RATE, roots="between_steps")
-    assert reference.gaps(trajectory, expected, start).max() < 1e-6
+    expected = reference.replay(given(case), start, history(False), RATE, between_steps=True)[0]
+    core = reference.make_core(given(case), start)
+    assert gap(reference.replay(given(case), start, history(False), RATE)[0], expected, start) > 1e-3
+
+    @tf.function(jit_compile=True)
+    def step(gradients):
+        core.update(gradients, tf.constant(RATE, tf.float64), roots="between_steps")
+
+    for gradients, weights in zip(history(False), expected, strict=True):
+        step([tf.constant(gradient) for gradient in gradients])
+        core.exchange()
+        for weight, other in zip(core.weights, weights, strict=True):
+            np.testing.assert_allclose(weight.numpy(), other, rtol=0, atol=1e-8)
 
 
 @pytest.mark.slow
-def test_a_compiled_step_follows_the_same_formulas_and_both_sides_may_be_uneven():
-    options = reference.options(**CASES["everything"] | {"max_dimension": 11})
-    history, start = reference.drifting(MORE_SHAPES, STEPS), reference.initial(MORE_SHAPES)
-    expected, layers, _ = reference.replay(options, start, history, RATE)
-    assert [len(layer.blocks) for layer in layers] == [6, 0, 0]
-    trajectory = reference.train(reference.make_core(options, start), history, RATE, compiled=True)
-    assert reference.gaps(trajectory, expected, start).max() < 1e-6
+def test_a_compiled_step_of_any_order_with_uneven_blocks_and_long_dimensions():
+    # Blocks of [4, 4] [4, 3] [3, 4] [3, 3]; a scalar; a vector with a dimension too many; orders of four.
+    shapes = [(11, 7), (), (9, 1), (3, 4, 2, 5), (2, 3, 12, 2)]
+    options = reference.options(block_size=4).changed(EVERYTHING | {"blocking": {"max_dimension": 11}})
+    steps, start = reference.drifting(shapes, STEPS, condition=20), reference.initial(shapes)
+    expected, layers, _ = reference.replay(options, start, steps, RATE)
+    assert [len(layer.blocks) for layer in layers] == [6, 0, 0, 2, 1]
+    found = reference.train(reference.make_core(options, start), steps, RATE, compiled=True)
+    assert gap(found, expected, start) < 1e-6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["base", "everything"])
-def test_in_float32_a_ten_thousandth_is_lost(case, history):
+@pytest.mark.parametrize(
+    ("dtype", "case"), [(tf.float32, "everything"), (tf.bfloat16, "everything"), (tf.bfloat16, "SOAP")]
+)
+def test_smaller_types_lose_no_more_than_their_rounding(dtype, case):
     # Sums of squares are right to 1e-7 of the largest eigenvalue; damping at 1e-4 of it leaves 1e-3 of error in
     # the smallest directions, which the root's exponent of 1/4 and their small share of the step make less.
-    options = reference.options(**CASES[case])
     start = reference.initial(SHAPES)
-    expected = reference.replay(options, start, history, RATE)[0]
-    core = reference.make_core(options, start, tf.float32)
+    expected = reference.replay(given(case), start, history(False)[:10], RATE)[0]
+    core = reference.make_core(given(case), start, dtype)
     assert core.dtype == tf.float32
-    gap = reference.gaps(reference.train(core, history, RATE), expected, start)
-    assert 1e-9 < gap.max() < 1e-4
-
-
-def test_a_weight_without_a_gradient_keeps_all_its_state_but_its_roots_age():
-    shapes = [(5, 4), (4, 3), (3,)]
-    history, start = reference.drifting(shapes, 20), reference.initial(shapes)
-    for t in (0, 1, 2, 8, 9, 15):
-        history[t][1] = None
-        history[t][2] = None
-    # A step without any.
-    history[11] = [None] * 3
-    options = reference.options(momentum=0.9, weight_decay=0.1, beta1=0.5)
-    core = reference.make_core(options, start)
-    expected = reference.replay(options, start, history, RATE)[0]
-    before = reference.state_of(core)
-    trajectory = reference.train(core, history[:3], RATE)
-    after = reference.state_of(core)
-    for name in after[0]:
-        if name.startswith(("tensor1", "tensor2")):
-            assert after[0][name].tobytes() == before[0][name].tobytes(), name
-    trajectory += reference.train(core, history[3:], RATE)
-    for weights in trajectory[:3]:
-        np.testing.assert_array_equal(weights[1], start[1])
-        np.testing.assert_array_equal(weights[2], start[2])
-    for weights, others in zip(trajectory, expected, strict=True):
-        for weight, other in zip(weights, others, strict=True):
-            np.testing.assert_allclose(weight, other, rtol=1e-6, atol=1e-9)
+    found = reference.train(core, history(False)[:10], RATE)
+    if dtype == tf.float32:
+        assert 1e-9 < gap(found, expected, start) < 1e-4
+    for half, exact in zip(found[-1], expected[-1], strict=True):
+        assert np.abs(half.astype(np.float64) - exact).max() < 10 * 2**-8 * np.abs(exact).max()

@@ -6,12 +6,13 @@ import tensorflow as tf
 
 import shampoo_reference as reference
 from ctr.optim.shampoo.host import COUNTERS, STATUS
+from ctr.optim.shampoo.optimizer import ShampooCore
 
 
 def test_a_report_by_hand():
     # Layers: [5, 3] in two blocks, a vector, [4, 4], and a table.
     core = reference.make_core(
-        reference.options(sparse="one_sided"),
+        reference.options(rows={"rule": "one_sided"}),
         [np.zeros(s) for s in ((5, 3), (3,), (4, 4), (6, 2))],
         tables=[3],
     )
@@ -59,12 +60,11 @@ def test_a_report_by_hand():
 @pytest.mark.parametrize(
     "changed",
     [
-        {},
         {"beta2": 0.9},
-        {"solver": "coupled"},
-        {"eigenvalue_correction": True, "damping": "absolute"},
-        {"asynchronous": False},
+        {"roots": {"solver": "coupled", "asynchronous": False}},
+        {"method": "eigenvalue_corrected", "roots": {"damping": "absolute"}},
     ],
+    ids=["eigh", "coupled", "bases"],
 )
 def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
     # Of the first tensor two blocks of [4, 4], of the second one of [4, 3]; vectors have no statistics.
@@ -105,7 +105,8 @@ def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
 
 def test_roots_of_the_device_have_no_spectra():
     core = reference.make_core(
-        reference.options(precondition_frequency=4, asynchronous=False), [np.zeros((4, 3)), np.zeros((4, 4))]
+        reference.options(precondition_frequency=4, roots={"asynchronous": False}),
+        [np.zeros((4, 3)), np.zeros((4, 4))],
     )
     history = reference.drifting([(4, 3), (4, 4)], 7)
     reference.train(core, history[:6], 0.1)
@@ -141,14 +142,15 @@ def size(cell):
     return float(number) * {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit]
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 @pytest.mark.parametrize(
-    "changed",
+    ("changed", "dtype"),
     [
-        {},
-        {"momentum": 0.9, "beta1": 0.5, "sparse": "one_sided"},
-        {"grafting": "sgd", "sparse": "adagrad_row", "momentum": 0.9},
-        {"start_preconditioning_step": None},
+        (
+            {"momentum": 0.9, "gradient": {"beta1": 0.5}, "rows": {"rule": "one_sided"}},
+            tf.float32,
+        ),
+        ({"grafting": "sgd", "rows": {"rule": "adagrad_row"}, "momentum": 0.9}, tf.float64),
+        ({"start_preconditioning_step": None}, tf.float32),
     ],
 )
 def test_bytes_are_those_of_the_variables(changed, dtype):
@@ -169,7 +171,11 @@ def test_bytes_are_those_of_the_variables(changed, dtype):
 
 def test_a_description_names_the_treatment_size_and_work_of_each_tensor():
     options = reference.options(
-        block_size=256, max_dimension=600, sparse="one_sided", momentum=0.9, statistics_frequency=4
+        block_size=256,
+        blocking={"max_dimension": 600},
+        rows={"rule": "one_sided"},
+        momentum=0.9,
+        statistics={"frequency": 4},
     )
     shapes = {
         "kernel": (416, 1024),
@@ -210,17 +216,13 @@ def test_a_description_names_the_treatment_size_and_work_of_each_tensor():
     assert rows["ids"][5] == f"{1000 * 8 * 4 / 2**10:.1f} KiB"
 
 
-@pytest.mark.parametrize(
-    ("sparse", "treatment"),
-    [("adagrad", "rows: AdaGrad, one sum per element"), ("adagrad_row", "rows: AdaGrad, one sum per row")],
-)
-def test_tables_without_roots_are_described_too(sparse, treatment):
-    core = reference.make_core(reference.options(sparse=sparse), [np.zeros((5, 3))], tf.float32, tables=[0])
-    row = rows_of(core.describe(["ids"]))["ids"]
-    assert row[1:] == ["5x3", treatment, "0 B", "0 B", "60 B" if sparse == "adagrad" else "20 B", "-"]
-
-
-def test_names_are_those_of_the_variables_unless_given():
-    weights = [tf.Variable(tf.zeros([2, 2]), name="dense/kernel")]
-    core = type(reference.make_core(reference.options(), []))(reference.options(), weights)
-    assert "dense/kernel" in rows_of(core.describe())
+def test_tables_without_roots_are_described_too_by_the_names_of_their_variables():
+    for rule, treatment, size_of in (
+        ("adagrad", "rows: AdaGrad, one sum per element", "60 B"),
+        ("adagrad_row", "rows: AdaGrad, one sum per row", "20 B"),
+    ):
+        weights = [tf.Variable(tf.zeros([5, 3]), name="user/ids")]
+        row = rows_of(ShampooCore(reference.options(rows={"rule": rule}), weights, [0]).describe())[
+            "user/ids"
+        ]
+        assert row[1:] == ["5x3", treatment, "0 B", "0 B", size_of, "-"]

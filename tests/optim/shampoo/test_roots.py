@@ -1,7 +1,6 @@
 """Certified inverse roots against 50-digit arithmetic, known spectra, plain eigh, and faults."""
 
 import functools
-from concurrent.futures import ThreadPoolExecutor
 
 import mpmath
 import numpy as np
@@ -79,9 +78,18 @@ def exact_error(root, values, vectors, exponent):
     return np.linalg.norm(half @ root @ half - np.eye(size), 2)
 
 
-@pytest.mark.parametrize("condition", [1e2, 1e7, 1e12])
-@pytest.mark.parametrize("kind", ["even", "one huge", "clustered", "repeated", "deficient"])
-@pytest.mark.parametrize("size", [2, 9])
+@pytest.mark.parametrize(
+    ("kind", "size", "condition"),
+    [
+        ("even", 2, 1e7),
+        ("even", 9, 1e12),
+        ("one huge", 9, 1e12),
+        ("clustered", 9, 1e12),
+        ("repeated", 9, 1e2),
+        ("deficient", 9, 1e7),
+        ("deficient", 2, 1e12),
+    ],
+)
 def test_small_roots_are_as_near_to_50_digits_as_eigh(kind, size, condition):
     epsilon = 1 / condition
     matrix, values, vectors, damping = exact(kind, size, condition, epsilon)
@@ -98,18 +106,19 @@ def test_small_roots_are_as_near_to_50_digits_as_eigh(kind, size, condition):
                 assert root.solver == "coupled_cold" and not root.failures
 
 
-def test_a_root_of_32_is_as_near_to_50_digits_as_eigh():
-    matrix, values, vectors, damping = exact("even", 32, 1e9, 0.0)
-    reference = exact_error(plain_eigh(matrix, damping, 0.25), values, vectors, 0.25)
-    for solver in SOLVERS:
-        root = inverse_root(matrix, 0.25, epsilon=0.0, solver=solver)
-        assert exact_error(root.matrix, values, vectors, 0.25) <= 10 * reference
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("condition", [1e2, 1e6, 1e12])
-@pytest.mark.parametrize("kind", ["even", "one huge", "clustered", "repeated", "deficient"])
-@pytest.mark.parametrize(("size", "exponents"), [(64, EXPONENTS), (256, (1 / 4, 1.82 / 4))])
+@pytest.mark.parametrize(
+    ("kind", "condition", "size", "exponents"),
+    [
+        ("even", 1e12, 64, EXPONENTS),
+        ("one huge", 1e12, 64, EXPONENTS),
+        ("clustered", 1e6, 64, EXPONENTS),
+        ("repeated", 1e12, 64, EXPONENTS),
+        ("deficient", 1e12, 64, EXPONENTS),
+        ("even", 1e12, 256, (1 / 4, 1.82 / 4)),
+        ("deficient", 1e6, 256, (1 / 4, 1.82 / 4)),
+    ],
+)
 def test_larger_roots_follow_their_spectrum_as_well_as_eigh(kind, size, exponents, condition):
     epsilon = 1 / condition
     matrix, basis = matrix_of(spectrum(kind, size, condition))
@@ -130,9 +139,10 @@ def test_larger_roots_follow_their_spectrum_as_well_as_eigh(kind, size, exponent
                     assert root.solver == ("eigh" if solver == "eigh" else "coupled_cold")
 
 
-@pytest.mark.parametrize("drift", [0.001, 0.01, 0.1])
-@pytest.mark.parametrize("commuting", [False, True], ids=["new directions", "same directions"])
-@pytest.mark.parametrize("size", [24, 96])
+@pytest.mark.parametrize(
+    ("size", "commuting", "drift"),
+    [(24, False, 0.1), (24, False, 0.001), (24, True, 0.1), (96, True, 0.001), (96, False, 0.01)],
+)
 def test_a_drifting_sequence_with_warm_starts_stays_as_exact_as_eigh(size, commuting, drift):
     rng = np.random.default_rng(3)
     basis = orthogonal(size)
@@ -208,18 +218,7 @@ random_matrices = st.builds(
 solvers = st.sampled_from(SOLVERS)
 
 
-@settings(deadline=None, max_examples=60)
-@given(random_matrices, st.sampled_from(EXPONENTS), st.integers(-30, 30), solvers)
-def test_the_root_of_a_multiple_is_a_multiple_of_the_root(matrix, exponent, decade, solver):
-    factor = 10.0**decade
-    root = inverse_root(matrix, exponent, epsilon=1e-6, solver=solver)
-    multiple = inverse_root(factor * matrix, exponent, epsilon=1e-6, solver=solver)
-    scale = np.max(np.abs(root.matrix))
-    np.testing.assert_allclose(multiple.matrix * factor**exponent, root.matrix, atol=1e-8 * scale, rtol=0)
-    assert multiple.condition == pytest.approx(root.condition, rel=1e-6)
-
-
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=30)
 @given(random_matrices, st.sampled_from(EXPONENTS), st.integers(0, 10**6), solvers)
 def test_roots_turn_with_their_matrix_are_symmetric_and_commute_with_it(matrix, exponent, seed, solver):
     root = inverse_root(matrix, exponent, epsilon=1e-6, solver=solver).matrix
@@ -348,8 +347,9 @@ def test_the_coupled_chain_ends_in_eigh(monkeypatch):
     assert [failure.split(":")[0] for failure in root.failures] == ["coupled_warm", "coupled_cold"]
 
 
-@pytest.mark.parametrize("exponent", [0.25, 1.82 / 4])
-@pytest.mark.parametrize("fault", ["values", "vectors", "nan"])
+@pytest.mark.parametrize(
+    ("exponent", "fault"), [(0.25, "values"), (1.82 / 4, "values"), (0.25, "vectors"), (1.82 / 4, "nan")]
+)
 def test_a_wrong_decomposition_is_not_returned(monkeypatch, exponent, fault):
     real = np.linalg.eigh
 
@@ -367,7 +367,7 @@ def test_a_wrong_decomposition_is_not_returned(monkeypatch, exponent, fault):
         inverse_root(matrix_of(np.geomspace(1, 1e-4, 16))[0], exponent, epsilon=0.0)
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("p", [1, 4, 5])
 def test_the_residual_bounds_the_error_of_any_positive_definite_matrix(p):
     rng = np.random.default_rng(p)
     values = np.geomspace(1, 1e-5, 12)
@@ -421,15 +421,3 @@ def test_stretched_eigenvectors_show_although_they_diagonalise_the_matrix():
 def test_a_tolerance_that_nothing_meets_is_an_error_not_a_root():
     with pytest.raises(RootError, match="residual"):
         inverse_root(matrix_of(np.geomspace(1, 1e-6, 32))[0], 0.25, epsilon=0.0, tolerance=1e-14)
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_threads_get_the_same_bits_and_arguments_stay_as_they_were(solver):
-    matrices = [matrix_of(np.geomspace(1, 1e-4, 40), seed)[0] for seed in range(8)]
-    copies = [matrix.copy() for matrix in matrices]
-    alone = [inverse_root(matrix, 0.25, epsilon=1e-6, solver=solver).matrix for matrix in matrices]
-    with ThreadPoolExecutor(4) as pool:
-        jobs = [pool.submit(inverse_root, matrix, 0.25, epsilon=1e-6, solver=solver) for matrix in matrices]
-        together = [job.result().matrix for job in jobs]
-    np.testing.assert_array_equal(together, alone)
-    np.testing.assert_array_equal(matrices, copies)

@@ -1,45 +1,20 @@
-"""Statistics: products along each dimension, decay, and sums that never stop growing."""
+"""Statistics: decay, and sums that never stop growing. Their products are in test_products.py."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import shampoo_reference as reference
 from ctr.optim.shampoo.layout import lay_out
-from ctr.optim.shampoo.products import gram
+from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.shampoo.triangles import pack, unpack_arrays
 from ctr.optim.variables import Variables, create_variable
-from shampoo_options import options as flat_options
 
 
-@settings(max_examples=30)
-@given(st.lists(st.integers(1, 5), min_size=3, max_size=5), st.integers(0, 2**31))
-def test_gram_is_the_unfolding_times_its_transpose_symmetric_and_semidefinite(shape, seed):
-    blocks = np.random.default_rng(seed).normal(size=shape)
-    for axis in range(len(shape) - 1):
-        products = gram(tf.constant(blocks), axis).numpy()
-        assert products.shape == (shape[0], shape[axis + 1], shape[axis + 1])
-        for block, product in zip(blocks, products, strict=True):
-            unfolded = reference.unfolded(block, axis)
-            np.testing.assert_allclose(product, unfolded @ unfolded.T, rtol=1e-12, atol=1e-12)
-            # Entries near 0 are sums of large terms: what a sum of n terms may be off by is of the size of these.
-            rounding = unfolded.shape[1] * np.finfo(np.float64).eps * np.abs(product).max()
-            np.testing.assert_allclose(product, product.T, rtol=0, atol=rounding)
-            assert np.linalg.eigvalsh(product)[0] > -1e-13 * max(np.trace(product), 1)
-
-
-def test_left_and_right_of_a_matrix_by_hand():
-    block = tf.constant([[[1.0, 2.0, 0.0], [0.0, -1.0, 3.0]]])
-    assert gram(block, 0).numpy().tolist() == [[[5, -2], [-2, 10]]]
-    assert gram(block, 1).numpy().tolist() == [[[1, 2, 0], [2, 5, -3], [0, -3, 9]]]
-
-
-def collector(beta2=1.0, shape=(3, 3), dtype=tf.float64, **changed):
+def collector(beta2=1.0, shape=(3, 3), dtype=tf.float64, **statistics):
     """The statistics of one block of a matrix."""
-    options = flat_options(block_size=8, beta2=beta2, **changed)
+    options = ShampooOptions(block_size=8, beta2=beta2, statistics=statistics)
     return Statistics(options, lay_out(options, [shape]), Variables(create_variable, dtype))
 
 
@@ -63,36 +38,22 @@ def test_windows_folded_now_and_then_are_one_long_sum_or_average(beta2):
             assert (int(found.collections), int(found.window_collections)) == (t, 0)
 
 
-def test_bias_correction_makes_the_average_of_a_constant_that_constant():
-    def divisor(beta2, n, **changed):
-        return float(collector(beta2, **changed).divisor(tf.constant(n, tf.int64)))
-
-    assert divisor(1.0, 3) == 1.0
-    assert divisor(0.5, 3) == 0.875
-    assert divisor(0.5, 3, bias_correction=False) == 1.0
-    found = collector(0.9, shape=(2, 2), dtype=tf.float32)
-    for n in range(1, 6):
-        found.add({0: tf.constant([[[7.0, 0.0], [0.0, 7.0]]])}, 1.0)
-        corrected = unpack_arrays(found.windows[0].numpy(), 2)[0] / divisor(0.9, n)
-        np.testing.assert_allclose(corrected, 7.0 * np.eye(2), rtol=1e-6)
-
-
-def test_what_is_left_of_the_initial_identity_decays_with_each_collection_that_a_tensor_took_part_in():
-    found = collector(0.5, initial_statistics=3.0)
-    collections = tf.constant(3, tf.int64)
-    assert found.identity_of_matrices(collections, None).numpy() == 3 / 8
-    assert found.identity_of_matrices(collections, tf.constant([1], tf.int64)).numpy().tolist() == [3 / 4] * 2
-    assert collector(1.0, initial_statistics=3.0).identity_of_matrices(collections, None).numpy() == 3.0
+def test_what_decayed_statistics_and_what_is_left_of_the_initial_identity_are_divided_by():
+    three = tf.constant(3, tf.int64)
+    assert [float(collector(beta2).divisor(three)) for beta2 in (1.0, 0.5)] == [1.0, 0.875]
+    assert float(collector(0.5, bias_correction=False).divisor(three)) == 1.0
+    # It decays with each collection that a tensor took part in.
+    found = collector(0.5, initial=3.0)
+    assert found.identity_of_matrices(three, None).numpy() == 3 / 8
+    assert found.identity_of_matrices(three, tf.constant([1], tf.int64)).numpy().tolist() == [3 / 4] * 2
+    assert collector(1.0, initial=3.0).identity_of_matrices(three, None).numpy() == 3.0
 
 
 def test_sums_still_grow_by_one_after_three_times_two_to_the_24_increments():
     many = 3 * 2**24
     assert np.float32(many) + np.float32(1) == np.float32(many)
-    core = reference.make_core(
-        reference.options(start_preconditioning_step=1, precondition_frequency=1),
-        [np.zeros((2, 2))],
-        tf.float32,
-    )
+    options = reference.options(start_preconditioning_step=1, precondition_frequency=1)
+    core = reference.make_core(options, [np.zeros((2, 2))], tf.float32)
     for total in core.statistics.totals:
         total.assign(pack(tf.eye(2, batch_shape=[1], dtype=tf.float64) * many))
     for n in range(1, 4):
@@ -104,15 +65,64 @@ def test_sums_still_grow_by_one_after_three_times_two_to_the_24_increments():
             np.testing.assert_allclose(np.diag(whole), [many + n] * 2, rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_the_longest_window_again_and_again_counts_every_increment():
+def test_the_longest_window_counts_every_increment():
     # A window ends after 100,000 collections at the latest: float32 counts to 2^24.
     found = collector(shape=(2, 2), dtype=tf.float32)
     one = {0: tf.eye(2, batch_shape=[1])}
-    windows = -(-3 * 2**24 // 100_000)
-    for _ in range(windows):
+    for _ in range(3):
         found.windows[0].assign(pack(one[0] * 99_999))
         found.add(one, 1.0)
         found.fold()
     total = unpack_arrays(found.totals[0].numpy(), 2)[0]
-    assert total[0, 0] == total[1, 1] == windows * 100_000 > 3 * 2**24
+    assert total[0, 0] == total[1, 1] == 300_000
+
+
+# KL-Shampoo's over many steps: the factors of a Kronecker product, whatever the shape of a block.
+
+
+def trained(shape, steps, draw, **changed):
+    options = reference.options(
+        block_size=64,
+        precondition_frequency=1,
+        start_preconditioning_step=1,
+        method="kl",
+        roots={"asynchronous": False},
+        **changed,
+    )
+    core = reference.make_core(options, [np.zeros(shape)])
+    step = tf.function(lambda gradient: core.update([gradient], tf.constant(0.0, tf.float64)))
+    for number in range(steps):
+        step(tf.constant(draw(number)))
+    assert core.report()["failed"] == 0 < core.report()["layers_ready"]
+    return [np.linalg.inv(root.numpy()[0] @ root.numpy()[0]) for root in core.exchanged.roots]
+
+
+@pytest.mark.soak
+def test_averages_of_a_block_that_is_no_square_stay_where_they_are_for_a_thousand_steps():
+    rng = np.random.default_rng(0)
+    left, right = (np.diag(np.geomspace(1.0, 10.0, size)) for size in (48, 8))
+    factors = trained((48, 8), 1000, lambda _: left @ rng.normal(size=(48, 8)) @ right, beta2=0.9)
+    sizes = [np.trace(factor) / len(factor) for factor in factors]
+    # The mean square of an element of the gradient is that of L times that of R.
+    expected = np.mean(np.diag(left) ** 2) * np.mean(np.diag(right) ** 2)
+    assert sizes[0] * sizes[1] == pytest.approx(expected, rel=0.2)
+    assert 0.5 < sizes[0] / sizes[1] < 2
+
+
+@pytest.mark.slow(first=1)
+@pytest.mark.parametrize("shape", [(6, 2), (2, 3, 4)])
+def test_the_factors_are_those_that_the_gradients_are_drawn_from(shape):
+    rng = np.random.default_rng(1)
+    roots = [np.linalg.cholesky(a @ a.T + np.eye(len(a))) for a in (rng.normal(size=(n, n)) for n in shape)]
+
+    def draw(_):
+        found = rng.normal(size=shape)
+        for axis, root in enumerate(roots):
+            found = np.moveaxis(np.tensordot(root, found, axes=(1, axis)), 0, axis)
+        return found
+
+    factors = trained(shape, 600, draw, beta2=0.99)
+    kron, expected = np.ones((1, 1)), np.ones((1, 1))
+    for factor, root in zip(factors, roots, strict=True):
+        kron, expected = np.kron(kron, factor), np.kron(expected, root @ root.T)
+    assert np.linalg.norm(kron - expected) < 0.2 * np.linalg.norm(expected)
