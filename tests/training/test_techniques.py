@@ -82,6 +82,10 @@ def dual_steps(batches: list[pd.DataFrame], rate: float, regularization: float) 
     return duals
 
 
+def ranking_ramp(examples: int) -> float:
+    return min(max((examples - 200) / 300, 0), 1)
+
+
 def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(
     log, examples, make_config, tmp_path, read_predictions
 ):
@@ -107,16 +111,18 @@ def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(
         expected = dual_steps(batches, 0.3, 0.1)
         np.testing.assert_allclose(summary["duals"][name], expected, rtol=0, atol=2e-4)
         assert np.abs(expected).max() > 0.3
-    # Windows have the mean of the steps' losses, each for its rows; rampings count what was learned before.
+    # Windows have the mean of the steps' losses, each for its rows; ramps count what was learned before.
     losses = np.logaddexp(0, np.where(found["label"] == 1, -1, 1) * found["logit"].to_numpy(float))
     weight, lines, begin = found["train_weight"].to_numpy(float), lines_of(tmp_path / "run"), 0
     for line in lines:
-        own = [part.position for part in parts if begin <= part.position[0] < line["examples"]]
-        total = sum(len(rows) * (weight[rows] @ losses[rows]) / weight[rows].sum() for rows in own)
+        total = 0.0
+        for own in (part.position for part in parts if begin <= part.position[0] < line["examples"]):
+            share = 1 - RANKING["ranking"]["weight"] * ranking_ramp(own[0])
+            total += share * len(own) * (weight[own] @ losses[own]) / weight[own].sum()
         assert line["loss_logistic"] == pytest.approx(total / (line["examples"] - begin), rel=1e-4)
         begin = line["examples"]
-        ramp = min(max((begin - 200) / 300, 0), 1)
-        assert line["ramp_ranking"] == pytest.approx(ramp) and line["ramp_bias_constraints"] == 1
+        assert line["ramp_ranking"] == pytest.approx(ranking_ramp(begin))
+        assert line["ramp_bias_constraints"] == 1
         assert "ramp_distillation" not in line
     last = [lines[-1][f"dual_ctr_{number}"] for number in range(3)]
     assert last == pytest.approx(summary["duals"]["ctr"])
