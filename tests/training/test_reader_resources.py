@@ -80,17 +80,8 @@ def resources() -> tuple[int, int, int]:
     return threading.active_count(), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "give_up",
-    [
-        close_half_way,
-        *(
-            pytest.param(one, marks=pytest.mark.slow if one is fail_half_way else pytest.mark.soak)
-            for one in (drop_half_way, fail_half_way, damaged_half_way)
-        ),
-    ],
-)
+@pytest.mark.slow(first=2)
+@pytest.mark.parametrize("give_up", [close_half_way, fail_half_way, drop_half_way, damaged_half_way])
 def test_streams_that_are_given_up_leave_nothing_behind(
     inputs: Inputs, give_up: Callable[[Inputs, int], None]
 ) -> None:
