@@ -155,12 +155,21 @@ def test_what_chips_cannot_do_is_refused(make_config, changes, match):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--device", "cpu:2", "--workers", "2"], "does not go with 2 workers"),
-        (["--device", "cpu:2", "--follow"], "does not go with --follow"),
-        pytest.param(["--device", "tpu"], "--device tpu: no TPU can be used here", marks=pytest.mark.slow),
+        (["--workers", "2"], "does not go with 2 workers"),
+        (["--follow"], "does not go with --follow"),
     ],
 )
-def test_options_that_do_not_go_together_or_with_this_machine(log, tmp_path, capsys, options, said):
-    assert main(["train", str(log), "--out", str(tmp_path / "run"), *options]) == 1
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert said in line
+def test_options_that_do_not_go_with_a_device(log, tmp_path, capsys, options, said):
+    command = ["train", str(log), "--out", str(tmp_path / "run"), "--device", "cpu:2", *options]
+    assert main(command) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_tpu_that_is_not_there_is_one_line(log, tmp_path, fresh_python, root):
+    options = ("--out", tmp_path / "run", "--device", "tpu")
+    done = fresh_python("-m", "ctr", "train", log, *options, cwd=root, check=False)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert "--device tpu: no TPU can be used here" in line
+    assert "Traceback" not in done.stderr
