@@ -1,7 +1,6 @@
 """A disk that is full, read-only or failing ends a run with one clear line, and costs nothing that was saved."""
 
 import errno
-import json
 import os
 import resource
 import subprocess
@@ -16,7 +15,6 @@ import fault_points
 import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml
-from ctr.data.log import read_manifests
 from ctr.io.errors import InputError, one_line
 from ctr.training.loop import train
 from ctr.training.run.run import Run
@@ -145,25 +143,6 @@ def test_checkpoints_keep_to_their_limit(log, make_config, whole, tmp_path):
         limited(0.5, "none")
 
 
-@pytest.mark.soak
-def test_a_shard_that_vanishes_during_the_pass(examples, publish_log, make_config, tmp_path):
-    log, run, config = tmp_path / "log", tmp_path / "run", make_config(CHANGES, logistic=True)
-    publish_log(log, examples.table())
-    train(log, config, tmp_path / "whole")
-    last = log / "shards" / read_manifests(log)[-1].shards[-1].file
-    content = last.read_bytes()
-
-    def vanish(*_: Any) -> None:
-        last.unlink(missing_ok=True)
-
-    with pytest.raises(InputError, match=f"{last.name}: the file is missing, though a manifest names it"):
-        train(log, config, run, vanish)
-    assert not (run / "summary.json").exists()
-    last.write_bytes(content)
-    train(log, config, run)
-    assert growing_logs.outcome(run) == growing_logs.outcome(tmp_path / "whole")
-
-
 def test_what_tensorflow_says_of_a_disk_is_told_as_the_system_tells_it(tmp_path):
     reported = "{{function_node __wrapped__SaveV2_device_/CPU:0}} variables.data; Structure needs cleaning [Op:SaveV2]"
     for kind, number, words in (
@@ -175,25 +154,3 @@ def test_what_tensorflow_says_of_a_disk_is_told_as_the_system_tells_it(tmp_path)
             raise kind(None, None, f"{reported}\nin two lines")
         assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path))
         assert one_line(caught.value) == f"{tmp_path}: {words}"
-
-
-def test_the_line_of_an_error(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some/file")
-
-    monkeypatch.setattr("ctr.eval.report.write_report", fail)
-    assert main(["report", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "error: some/file: No space left on device\n"
-
-
-@pytest.mark.soak
-def test_follow_says_so_too(log, make_config, tmp_path, capsys):
-    config, run = tmp_path / "config.yaml", tmp_path / "run"
-    config.write_text(dump_yaml(make_config(CHANGES, logistic=True)))
-    command = ["train", str(log), "--config", str(config), "--out", str(run), "--json"]
-    with fault_points.watching(fault_points.Broken(("write.before",), errno.ENOSPC, 0, "follow.jsonl")):
-        status = main([*command, "--follow", "--stop-when-idle", "0"])
-    assert status == 1
-    assert capsys.readouterr().err == f"error: {run / 'follow.jsonl'}: No space left on device\n"
-    assert main([*command, "--follow", "--stop-when-idle", "0"]) == 0
-    assert json.loads(capsys.readouterr().out)["reason"] == "idle"

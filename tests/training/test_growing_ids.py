@@ -243,15 +243,6 @@ def test_scoring_admits_nobody(growing_log, tmp_path):
 
 
 @pytest.mark.soak
-def test_the_order_of_slots_changes_nothing(growing_log, tmp_path):
-    """With as many slots as ids and with far more of them."""
-    few, many = config_of({"ids": {"capacity": 60}}), config_of({"ids": {"capacity": 100_000}})
-    for name, config in (("few", few), ("many", many)):
-        train(growing_log, config, tmp_path / name)
-    assert_same(final_arrays(tmp_path / "few"), final_arrays(tmp_path / "many"))
-
-
-@pytest.mark.soak
 def test_under_xla_the_tables_grow_too(growing_log, tmp_path):
     train(growing_log, config_of({"jit": True}), tmp_path / "xla")
     train(growing_log, config_of(), tmp_path / "run")

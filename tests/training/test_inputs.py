@@ -94,22 +94,6 @@ def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
 
 
 @pytest.mark.soak
-def test_importance_weights_leave_the_metrics_of_examples_unbiased(own_log, make_config, tmp_path):
-    """The estimate from the kept rows of a fixed model is that of all rows, within what a sample may differ."""
-    embeddings = {"learning_rate": 0, "linear_learning_rate": 0}
-    still = {"optimizer": {"embeddings": embeddings, "dense": {"learning_rate": 0}}}
-    full = train(own_log, make_config(still), tmp_path / "full")
-    estimates = []
-    for salt in range(6):
-        config = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": str(salt)}, "test")
-        write_decisions(own_log, f"salt-{salt}", config)
-        changes = {**still, "sampling": {"name": f"salt-{salt}", "score": "kept"}}
-        estimates.append(train(own_log, make_config(changes), tmp_path / f"run-{salt}")["logloss"])
-    # Unweighted, with 40% of the non-clicks, it would be more than 0.05 away.
-    assert np.mean(estimates) == pytest.approx(full["logloss"], abs=0.02)
-
-
-@pytest.mark.soak
 def test_a_student_on_a_smaller_log_reads_its_teacher_beside_either(own_log, make_config, tmp_path):
     """The sidecar that was carried along, or that of the longer log: the same, joined by example_id."""
     train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")

@@ -98,27 +98,6 @@ def random_rows(seed: int, log: Path, count: int, last: float = 1.0) -> list[int
 
 
 @pytest.mark.soak
-def test_faulty_rows_anywhere(rows, long_log, made_runs, make_config, publish_log, tmp_path):
-    config = make_config(ADAGRAD)
-    values = {name: np.array(getattr(rows, name), np.float64) for name in ("train_weight", "metric_weight")}
-    label, ids = rows.label.copy(), rows.ids.copy()
-    places = random_rows(5, long_log, 16)
-    label[places[:2]] = [5, -128]
-    ids[places[2], 0], ids[places[3], 1] = 30, -1
-    for name, own in (("train_weight", places[4:10]), ("metric_weight", places[10:])):
-        values[name][own] = [np.nan, np.inf, -np.inf, -0.1, 1e38, 3e38]
-    broken = type(rows)(**{**vars(rows), **values, "label": label, "ids": ids})
-    summary = train(publish_log(tmp_path / "log", broken.table(), ((0, END),)), config, tmp_path / "run")
-    clean = summary_of(made_runs(config))
-    assert_within(summary, clean)
-    assert summary["rejected_rows"] == len(places)
-    assert summary["examples"] == clean["examples"] - len(places)
-    assert (summary["skipped_steps"], summary["rollbacks"], summary["nonfinite_predictions"]) == (0, 0, 0)
-    rejects = [json.loads(line) for line in (tmp_path / "run" / "rejects.jsonl").read_text().splitlines()]
-    assert sorted(reject["example_id"] - 10_000 for reject in rejects) == sorted(places)
-
-
-@pytest.mark.soak
 def test_a_teacher_that_says_anything(rows, schema, long_log, make_config, made_runs, copy_run, tmp_path):
     """Values that are not finite count as none; extreme ones are certain, and finite losses."""
     distillation = {"teacher": "teacher", "missing": "train_without", "weight": 0.2}
@@ -486,25 +465,6 @@ def test_rows_that_were_lost_are_named_as_a_share(examples, log, make_config, tm
     taught = examples.train_weight > 0
     taught[summary["skipped_ranges"][0][0] : summary["skipped_ranges"][-1][1]] = False
     assert summary["trained_rows"] == taught.sum()
-
-
-@pytest.mark.soak
-def test_no_checkpoint_within_a_streak(long_log, make_config, tmp_path, monkeypatch):
-    config = make_config({**ADAGRAD, "rollback": {"after_skipped_steps": 30}})
-    found: list[int] = []
-    save = Run.save
-
-    def noted(run: Run) -> None:
-        found.append(run.position.examples)
-        save(run)
-
-    monkeypatch.setattr(Run, "save", noted)
-    with injected(unlearnable=dict.fromkeys(range(800, 1800), math.inf)):
-        summary = train(long_log, config, tmp_path / "run")
-    assert summary["rollbacks"] == 0
-    assert not any(850 < position < 1800 for position in found)
-    # The first step that is applied is followed by it.
-    assert any(1800 <= position < 1900 for position in found)
 
 
 @pytest.mark.slow

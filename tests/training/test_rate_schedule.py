@@ -136,17 +136,6 @@ def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits(log, ma
     assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
 
 
-@pytest.mark.soak
-def test_a_factor_of_1_changes_no_bit(log, make_config, tmp_path):
-    train(log, make_config(), tmp_path / "plain")
-    schedule = {"optimizer": {"dense": {"schedule": "cosine 100 to 1.0"}}}
-    train(log, make_config(schedule), tmp_path / "unchanged")
-    assert weights(tmp_path / "plain") == weights(tmp_path / "unchanged")
-    # Windows show the rates that change.
-    names = {key for line in lines_of(tmp_path / "unchanged") for key in line if key.startswith("rate_")}
-    assert names == {"rate_dense"}
-
-
 def schedules_of(run: Path) -> dict[str, tuple[str, str]]:
     content = read_warm_start(run)
     assert content is not None

@@ -10,11 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ctr.config import parse_model
 from ctr.data.log import read_manifests
 from ctr.data.reader import FAULTS, join_rows, read_rows
-from ctr.data.sample_log import write_decisions
-from ctr.data.sampling import SamplingConfig
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
@@ -24,11 +21,9 @@ from ctr.training.loop import open_session, train
 from growing_logs import (
     ENDS,
     ROOTS,
-    Growing,
     assert_same,
     constrained,
     last_weights,
-    outcome,
     without_timings,
 )
 
@@ -122,29 +117,6 @@ def test_nothing_waits_where_the_next_interval_needs_it(
     assert np.abs(logit[100:] - later[100:]).max() > 0.01
 
 
-@pytest.mark.slow
-def test_it_goes_on_where_it_was_saved_and_what_was_not_is_computed_again(growing, make_config, tmp_path):
-    config = make_config(ROOTS)
-    whole = tmp_path / "whole"
-    with open_session(growing.grow(), config, tmp_path / "run") as session:
-        session.advance(partial=True)
-        session.save()
-    with open_session(growing.grow(), config, tmp_path / "run") as session:
-        assert session.advance().rows > 300
-    growing.grow()
-    with open_session(growing.folder, config, tmp_path / "run") as session:
-        session.finish()
-    again = Growing(tmp_path / "again", growing.schema, growing.table)
-    with open_session(again.grow(), config, whole) as session:
-        session.advance(partial=True)
-        again.grow(2)
-        session.finish()
-    found, expected = outcome(tmp_path / "run"), outcome(whole)
-    assert last_weights(tmp_path / "run") == last_weights(whole)
-    for name in ("summary", "metrics", "rejects", "metric states"):
-        assert found[name] == expected[name], name
-
-
 def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_config, tmp_path, monkeypatch):
     config = make_config(ROOTS, logistic=True)
     with open_session(growing.grow(3), config, tmp_path / "run") as session:
@@ -228,30 +200,6 @@ def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
     whole = train(growing.folder, config, tmp_path / "whole")
     assert without_timings(summary) == without_timings(whole)
     assert last_weights(tmp_path / "run") == last_weights(tmp_path / "whole")
-
-
-@pytest.mark.soak
-def test_a_sample_grows_with_its_log(growing, make_config, tmp_path):
-    """Rows that it drops, and those outside a time range, lie around the ends of partitions."""
-    sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
-    times = {"start": "1970-01-01T00:00:00.030", "end": "1970-01-01T00:00:00.200"}
-    config = make_config({**ROOTS, "sampling": {"name": "part", "score": "kept"}, "time_range": times})
-    growing.grow()
-    write_decisions(growing.folder, "part", sampling)
-    with open_session(growing.folder, config, tmp_path / "run") as session:
-        session.advance()
-        growing.grow()
-        with pytest.raises(InputError, match=r"sidecar part of .*no decision for \d+ of the \d+ rows"):
-            session.advance()
-        for _ in range(2):
-            write_decisions(growing.folder, "part", sampling)
-            session.advance()
-            if growing.partitions < 3:
-                growing.grow()
-        summary = session.finish()
-    assert summary["log_rows"] == len(growing.table) > 2 * summary["examples"]
-    train(growing.folder, config, tmp_path / "whole")
-    assert_same(tmp_path / "run", tmp_path / "whole")
 
 
 def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_config, tmp_path):
