@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 import growing_logs
 from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.data.shards import read_shard
-from ctr.data.sidecar import write_sidecar_partition
+from small_runs import write_teacher
 
 # Arrow computes on as many threads as OMP's variable says; sets of texts have the order of the hash seed.
 VARIABLES = [
@@ -118,17 +116,12 @@ def test_an_ingest_gives_the_bytes_of_any_other(root: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_run_gives_the_bits_of_any_other(
-    root: Path, growing: Any, exposure: Any, schema: Any, make_config: Any, tmp_path: Path
+    root: Path, growing: Any, exposure: Any, make_config: Any, tmp_path: Path
 ) -> None:
     """Shampoo's roots, a teacher, a sample, pairs drawn from a query, two constraint families and faulty rows."""
     log = growing.grow(3)
     exposure.grow(3)
-    for manifest in read_manifests(log):
-        ids = np.concatenate(
-            [read_shard(log, one, schema)["example_id"].to_numpy() for one in manifest.shards]
-        )
-        table = pa.table({"example_id": ids, "logit": np.sin(ids)})
-        write_sidecar_partition(log, "teacher", manifest, table)
+    write_teacher(log, "teacher", np.sin)
     write_decisions(log, "part", SamplingConfig(non_click_rate=0.5, salt="test"))
     changes = {
         **growing_logs.ROOTS,

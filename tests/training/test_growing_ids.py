@@ -11,10 +11,9 @@ import tensorflow as tf
 
 from ctr.config import parse_model
 from ctr.data.batches import Batch, set_rejects_apart
-from ctr.data.log import create_log
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Schema
-from ctr.data.shards import pack_ids, publish_partition
+from ctr.data.shards import pack_ids
 from ctr.io.errors import InputError
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
@@ -27,7 +26,7 @@ from ctr.workers.group import ONE
 from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
 from growing_logs import Growing
 from slow_id_map import SlowIdMap
-from small_runs import INTERVALS, SMALL, Examples, draw_examples, merged
+from small_runs import SMALL, Examples, draw_examples, merged, publish
 
 NUMBERED = Schema(features=tuple(f.model_copy(update={"buckets": 60}) for f in SCHEMA.features))
 # Without Shampoo, whose graph takes longer to build than all of the pass.
@@ -183,12 +182,7 @@ def test_a_slot_used_anew_begins_anew():
 
 @pytest.mark.slow
 def test_a_logistic_regression_is_that_of_ids_without_collisions(growing_log, tmp_path):
-    table, numbered = draw_examples().table(), tmp_path / "log"
-    create_log(numbered, NUMBERED)
-    times = table.column("query_time").to_numpy()
-    for start, end in INTERVALS:
-        inside = pa.array(np.flatnonzero((times >= start) & (times < end)))
-        publish_partition(numbered, NUMBERED, start, end, table.take(inside), shard_rows=170)
+    numbered = publish(tmp_path / "log", draw_examples().table(), schema=NUMBERED)
     config = config_of(WITHOUT_NETWORK)
     for name, log in (("numbered", numbered), ("growing", growing_log)):
         train(log, config, tmp_path / name)

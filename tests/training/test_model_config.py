@@ -15,7 +15,7 @@ from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.logs import resolve
 from ctr.training.loop import open_session, train
-from small_runs import INTERVALS, LOGISTIC, SCHEMA, SMALL, draw_examples, merged, publish
+from small_runs import LOGISTIC, SCHEMA, SMALL, draw_examples, merged, publish
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,7 @@ def test_features_that_are_left_out_are_as_if_the_log_never_had_them(tmp_path, r
     table = examples.table().drop_columns(["tags"])
     ids = pack_ids(examples.ids[:, [0, 2]].astype(np.int32))
     table = table.set_column(table.schema.get_field_index("ids"), "ids", ids)
-    create_log(tmp_path / "others", schema)
-    times = table.column("query_time").to_numpy()
-    for start, end in INTERVALS:
-        inside = pa.array(np.flatnonzero((times >= start) & (times < end)))
-        publish_partition(tmp_path / "others", schema, start, end, table.take(inside), shard_rows=170)
+    publish(tmp_path / "others", table, schema=schema)
     log = publish(tmp_path / "log", examples.table())
     changes = {"model": {"without": ["item", "tags"]}, "metrics": {"slices": ["item"]}}
     runs = {"own": (log, changes), "expected": (tmp_path / "others", {}), "whole": (log, {})}

@@ -13,7 +13,6 @@ import pytest
 from ctr.data.log import read_manifests
 from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.data.shards import read_shard
-from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.models.rows import padded_size
 from ctr.training import trainer as module
@@ -26,6 +25,7 @@ from growing_logs import (
     last_weights,
     without_timings,
 )
+from small_runs import write_teacher
 
 TEACHER = {"objective": {"distillation": {"teacher": "teacher"}}}
 
@@ -169,13 +169,7 @@ def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
     rng = np.random.default_rng(3)
 
     def teach() -> None:
-        manifest = read_manifests(growing.folder)[-1]
-        tables = [read_shard(growing.folder, entry, growing.schema) for entry in manifest.shards]
-        ids = pa.concat_tables(tables).column("example_id")
-        logit = pa.array(rng.normal(size=len(ids)), pa.float32())
-        write_sidecar_partition(
-            growing.folder, "teacher", manifest, pa.table({"example_id": ids, "logit": logit})
-        )
+        write_teacher(growing.folder, "teacher", lambda ids: rng.normal(size=len(ids)), slice(-1, None))
 
     growing.grow()
     teach()

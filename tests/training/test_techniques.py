@@ -15,12 +15,13 @@ from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.data.sidecar import read_sidecar_partition, write_sidecar_partition
+from ctr.data.sidecar import read_sidecar_partition
 from ctr.experiments.config import merged
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import open_session, train
 from reference_loop import cut
+from small_runs import write_teacher
 
 RANKING: dict[str, Any] = {"ranking": {"weight": 0.4, "max_pairs": 5, "ramp": [200, 500]}}
 CONSTRAINTS: dict[str, Any] = {
@@ -207,14 +208,8 @@ def test_rows_without_a_teacher_are_refused_with_count_and_place_or_trained_with
     gaps = np.flatnonzero(examples.train_weight > 0)[[4, 90, 200]]
     logit = np.zeros(len(examples), np.float32)
     logit[gaps] = np.nan
-    begin = 0
-    for manifest in read_manifests(own_log):
-        rows = slice(begin, begin + manifest.rows)
-        ids = np.arange(len(examples))[rows] + 10_000
-        for name, values in (("gaps", logit), ("complete", np.nan_to_num(logit))):
-            table = pa.table({"example_id": ids, "logit": values[rows]})
-            write_sidecar_partition(own_log, name, manifest, table)
-        begin += manifest.rows
+    write_teacher(own_log, "gaps", lambda ids: logit[ids - 10_000])
+    write_teacher(own_log, "complete", lambda ids: np.nan_to_num(logit[ids - 10_000]))
     learned = int((examples.train_weight > 0).sum())
 
     def config(**distillation: str) -> TrainConfig:

@@ -8,21 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 import fingerprint_logs
 from ctr.config import parse_model
-from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.data.shards import read_shard
-from ctr.data.sidecar import write_sidecar_partition
 from ctr.training.ids.id_map import DIVIDED_ARRAYS
 from ctr.training.run import checkpoint
-from small_runs import SCHEMA, SMALL, draw_examples, merged, publish
+from small_runs import SMALL, draw_examples, merged, publish, write_teacher
 from worker_group import run_group, train_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -117,16 +113,9 @@ class World:
         sampling = parse_model(SamplingConfig, {"non_click_rate": 0.6, "salt": "workers"}, "test")
         write_decisions(self.log, "part", sampling)
         base = merged(SMALL, SMOOTH)
-        for manifest in read_manifests(self.log):
-            ids = np.concatenate(
-                [
-                    read_shard(self.log, shard, SCHEMA).column("example_id").to_numpy()
-                    for shard in manifest.shards
-                ]
-            )
-            logit = np.random.default_rng(len(ids)).normal(-1, 1, len(ids)).astype(np.float32)
-            teacher = pa.table({"example_id": ids, "logit": logit})
-            write_sidecar_partition(self.log, "teacher", manifest, teacher)
+        write_teacher(
+            self.log, "teacher", lambda ids: np.random.default_rng(len(ids)).normal(-1, 1, len(ids))
+        )
         adagrad = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}}}}
         self.configs = {
             "factorized": (self.log, merged(merged(base, FACTORIZED), DIVIDED)),
