@@ -74,7 +74,18 @@ PASSES: dict[str, tuple[dict[str, Any], int | None]] = {
         500,
     ),
 }
-FAULTY = {0: FAULTS[1], 17: FAULTS[2], 18: FAULTS[3], 500: FAULTS[4], 731: FAULTS[4]}
+# Faulty rows by their place: the column, what stands there, and why they are rejected.
+FAULTY: dict[int, tuple[str, Any, str]] = {
+    0: ("label", 2, FAULTS[1]),
+    17: ("train_weight", np.nan, FAULTS[2]),
+    18: ("metric_weight", -1, FAULTS[3]),
+    500: ("ids", [3, 50, 2], FAULTS[4]),
+    731: ("tags", [3, 40], FAULTS[4]),
+    900: ("train_weight", np.inf, FAULTS[2]),
+    901: ("train_weight", 3e38, FAULTS[2]),
+    950: ("metric_weight", np.nan, FAULTS[3]),
+    951: ("metric_weight", 1e38, FAULTS[3]),
+}
 
 
 def changed(examples: Examples, **columns: Any) -> Examples:
@@ -82,16 +93,11 @@ def changed(examples: Examples, **columns: Any) -> Examples:
 
 
 def with_faults(examples: Examples) -> pa.Table:
-    """The rows of ``examples``, five of them faulty."""
-    label, train_weight, metric_weight, ids = (
-        getattr(examples, name).copy() for name in ("label", "train_weight", "metric_weight", "ids")
-    )
-    tags = list(examples.tags)
-    label[0], train_weight[17], metric_weight[18] = 2, np.nan, -1
-    ids[500, 1], tags[731] = 50, [3, 40]
-    return changed(
-        examples, label=label, train_weight=train_weight, metric_weight=metric_weight, ids=ids, tags=tags
-    ).table()
+    """The rows of ``examples``, some of them faulty."""
+    columns = {name: column.copy() for name, column in vars(examples).items()}
+    for row, (name, value, _) in FAULTY.items():
+        columns[name][row] = value
+    return Examples(**columns).table()
 
 
 def rows_of(log: Path) -> Any:
@@ -172,14 +178,14 @@ def test_faulty_rows_are_set_aside_with_their_reason(examples, passed):
     one = passed("linear")
     rejects = read_lines(one.run / "rejects.jsonl")
     assert [reject["example_id"] for reject in rejects] == [10_000 + row for row in FAULTY]
-    assert [reject["reason"] for reject in rejects] == list(FAULTY.values())
+    assert [reject["reason"] for reject in rejects] == [reason for _, _, reason in FAULTY.values()]
     for reject, row in zip(rejects, FAULTY, strict=True):
         begin, end = reject["between_log_rows"]
         assert begin <= row < end
     summary, taught = one.summary, examples.train_weight > 0
     taught[list(FAULTY)] = False
-    assert (summary["rejected_rows"], summary["log_rows"]) == (5, len(examples))
-    assert summary["examples"] == summary["trained_examples"] == len(examples) - 5
+    assert (summary["rejected_rows"], summary["log_rows"]) == (len(FAULTY), len(examples))
+    assert summary["examples"] == summary["trained_examples"] == len(examples) - len(FAULTY)
     assert summary["trained_rows"] == taught.sum()
 
 
