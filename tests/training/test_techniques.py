@@ -93,8 +93,9 @@ def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(
     """Also of a run that is stopped within a window and goes on: it forgets neither of them."""
     config = make_config({"objective": {**RANKING, **CONSTRAINTS}}, logistic=True)
     with open_session(log, config, tmp_path / "run") as session:
-        session.advance(stop=lambda: session.run.position.examples > 700)
+        session.advance(stop=lambda: session.run.position.examples > 600)
         session.save()
+        stopped_at = session.run.position.examples
     summary = train(log, config, tmp_path / "run")
     rows, found = (
         join_rows(list(read_rows(log, read_schema(log), read_manifests(log)))),
@@ -125,6 +126,7 @@ def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(
         assert line["ramp_ranking"] == pytest.approx(ranking_ramp(begin))
         assert line["ramp_bias_constraints"] == 1
         assert "ramp_distillation" not in line
+    assert stopped_at not in [line["examples"] for line in lines]
     last = [lines[-1][f"dual_ctr_{number}"] for number in range(3)]
     assert last == pytest.approx(summary["duals"]["ctr"])
 
