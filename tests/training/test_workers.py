@@ -178,23 +178,19 @@ def assert_close(found: Any, expected: Any, where: str = "") -> None:
         assert found == expected, (where, found, expected)
 
 
-METRICS = [
-    "examples",
-    "queries",
-    "weight_sum",
-    "per_query_auc",
-    "logloss",
-    "normalized_entropy",
-    "calibration_bias",
-    "batches",
-    "log_rows",
-    "trained_examples",
-    "trained_rows",
-    "skipped_steps",
-    "rejected_rows",
-    "parameters_dense",
-    "parameters_embedding",
-]
+METRICS = (
+    *(
+        "examples",
+        "queries",
+        "weight_sum",
+        "per_query_auc",
+        "logloss",
+        "normalized_entropy",
+        "calibration_bias",
+    ),
+    *("batches", "log_rows", "trained_examples", "trained_rows", "skipped_steps", "rejected_rows"),
+    *("parameters_dense", "parameters_embedding"),
+)
 
 
 @pytest.mark.slow(first=2)
