@@ -110,6 +110,7 @@ def test_a_student_on_a_smaller_log_reads_its_teacher_beside_either(own_log, mak
 # Time ranges.
 
 
+@pytest.mark.slow
 def test_a_time_range_is_that_part_of_the_log_and_no_more(
     examples, make_log, make_config, tmp_path, read_predictions
 ):
@@ -177,6 +178,7 @@ def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
     assert results[True]["calibration_bias"] < without["calibration_bias"] - 0.05
 
 
+@pytest.mark.slow
 def test_each_row_of_a_constraint_log_comes_when_its_time_has_come(
     log, examples, plain, make_examples, publish_log, make_config, tmp_path, read_predictions
 ):

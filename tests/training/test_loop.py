@@ -45,7 +45,11 @@ PASSES: dict[str, tuple[dict[str, Any], int | None]] = {
     "shampoo": (
         merged(
             NETWORK,
-            {"optimizer": {"dense": {"shampoo": PRINTED}}, "model": {"widths": {"user": 0, "item": 0}}},
+            {
+                "optimizer": {"dense": {"shampoo": PRINTED}},
+                "model": {"widths": {"user": 0, "item": 0}},
+                "metrics": {"window_examples": "auto"},
+            },
         ),
         None,
     ),

@@ -444,6 +444,7 @@ def test_a_run_whose_steps_are_all_skipped_fails(log, make_config, tmp_path):
     assert "cause: the loss or a gradient was not finite" in message
 
 
+@pytest.mark.slow
 def test_rows_that_were_lost_are_named_as_a_share(examples, log, make_config, tmp_path, caplog):
     with injected(unlearnable=dict.fromkeys(range(300, 340), math.inf)):
         summary = train(log, make_config(logistic=True), tmp_path / "run")

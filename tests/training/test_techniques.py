@@ -145,6 +145,7 @@ def test_a_large_family_is_constrained_but_not_shown_slice_by_slice(log, make_co
 # Teachers.
 
 
+@pytest.mark.slow
 def test_the_sidecar_holds_the_predictions_of_record(
     own_log, examples, make_config, tmp_path, read_predictions
 ):
