@@ -25,25 +25,8 @@ pytestmark = pytest.mark.slow
 
 REFUSALS = os.environ.get("REFUSALS")
 VALUES: list[Any] = [
-    *(
-        None,
-        True,
-        False,
-        0,
-        1,
-        -1,
-        0.5,
-        -0.5,
-        5.0,
-        -0.0,
-        64,
-        1e-3,
-        1e300,
-        2**63,
-        2**1024,
-        float("inf"),
-        float("nan"),
-    ),
+    *(None, True, False, 0, 1, -1, 0.5, -0.5, 5.0, -0.0, 64, 1e-3, 1e300),
+    *(2**63, 2**1024, float("inf"), float("nan")),
     *("", "5", "true", "abc", "1e-3", "s3://bucket/x", "a.b", "1h", "2024-01-01", "2024-01-01T00:00:00Z"),
     *(date(2024, 1, 1), datetime(2024, 1, 1), "warmup 100", "line\nbreak"),
     *([], [1], ["a"], [True], ["5"], [1, "a"], [[1]], [64, 32]),

@@ -77,24 +77,8 @@ def test_the_schemas_take_every_example(root):
 
 
 VALUES = (
-    None,
-    True,
-    0,
-    5,
-    -1,
-    2**63,
-    5.0,
-    0.5,
-    1e30,
-    "5",
-    "",
-    "auto",
-    "2026-01-31",
-    [],
-    [1],
-    ["a"],
-    {},
-    {"a": 1},
+    *(None, True, 0, 5, -1, 2**63, 5.0, 0.5, 1e30),
+    *("5", "", "auto", "2026-01-31", [], [1], ["a"], {}, {"a": 1}),
 )
 
 
@@ -109,18 +93,20 @@ def with_value(content: Any, value: object) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["train", "sampling", "simulator", "search"])
-def test_the_schema_takes_every_value_that_is_taken(kind):
+@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)], ids=["a third", "all"])
+def test_the_schema_takes_every_value_that_is_taken(kind, share):
+    """``share``: of each key every third value, another third in turn; or all of them."""
     # What pydantic makes of a text, a truth value or a number in a choice of types.
     loose = {"batch.growth", "metrics.window_examples", "jit", "start"}
-    group, agreed = describe(config_model(kind)), 0
-    for row in key_rows(group):
+    group, agreed, compared = describe(config_model(kind)), 0, 0
+    for number, row in enumerate(key_rows(group)):
         file = yaml.safe_load(as_yaml(select(group, row["key"], kind)))
-        for value in VALUES:
+        for value in VALUES[number % share :: share]:
             content = with_value(file, value)
             taken, valid = is_taken(kind, content), schema_of(kind).is_valid(content)
-            agreed += taken == valid
+            agreed, compared = agreed + (taken == valid), compared + 1
             assert valid or row["key"] in loose or not taken, (row["key"], value)
-    assert agreed > 0.85 * len(VALUES) * len(key_rows(group))
+    assert agreed > 0.8 * compared
 
 
 @pytest.mark.parametrize(
@@ -220,11 +206,11 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("key", TAKEN)
-def test_each_kind_of_key_takes_these_values_and_no_others(key):
-    taken = []
-    for value in (*VALUES, inf, nan, 10**400, 1j):
-        with contextlib.suppress(InputError):
-            parse_model(Kinds, {key: value}, "here")
-            taken.append(value)
-    assert list(map(repr, taken)) == list(map(repr, TAKEN[key]))
+def test_each_kind_of_key_takes_these_values_and_no_others():
+    for key, expected in TAKEN.items():
+        taken = []
+        for value in (*VALUES, inf, nan, 10**400, 1j):
+            with contextlib.suppress(InputError):
+                parse_model(Kinds, {key: value}, "here")
+                taken.append(value)
+        assert list(map(repr, taken)) == list(map(repr, expected)), key

@@ -27,14 +27,20 @@ def prints_of(ids: np.ndarray) -> np.ndarray:
     return np.where(ids == 0, 0, splitmix64(ids.astype(np.uint64)).view(np.int64))
 
 
-def publish_growing(folder: Path, rows: Examples) -> Path:
-    """The rows as a log, with a fingerprint for each id but those of items, and with values for the users."""
+def growing_table(rows: Examples) -> pa.Table:
+    """The rows with a fingerprint for each id but those of items."""
     ids = rows.ids.astype(np.int64)
     ids[:, [0, 2]] = prints_of(ids[:, [0, 2]])
     table = rows.table()
     tags = [prints_of(np.array(row, np.int64)).tolist() for row in rows.tags]
     for name, column in (("ids", pack_ids(ids)), ("tags", pa.array(tags, pa.list_(pa.int64())))):
         table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+def publish_growing(folder: Path, rows: Examples) -> Path:
+    """Such a table as a log, with values for the users."""
+    table = growing_table(rows)
     create_log(folder, SCHEMA)
     times = table.column("query_time").to_numpy()
     users = np.arange(1, 30)

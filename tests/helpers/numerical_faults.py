@@ -1,20 +1,14 @@
 """What breaks numbers within a run, at given rows of its log."""
 
-import os
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ctr.config import parse_model
-from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
-from ctr.training.loop import train
 from ctr.training.state import TrainState
 from ctr.training.trainer import Scores, Trainer
 
@@ -78,25 +72,3 @@ def injected(
         yield
     finally:
         Trainer.learn = learn
-
-
-def main(given: Mapping[str, Any]) -> None:
-    """Trains under such faults, and kills this process.
-
-    Args:
-        given: ``log``, ``config`` (a dict), ``run``, ``faults`` (see ``injected``) and
-            ``kill_at``, a number of batches.
-    """
-    count = 0
-
-    def progress(*_: object) -> None:
-        nonlocal count
-        count += 1
-        if count == given["kill_at"]:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    faults = given["faults"]
-    poison = {row: fill(*how) for row, how in faults.get("poison", {}).items()}
-    with injected(faults.get("unlearnable"), poison):
-        config = parse_model(TrainConfig, given["config"], "test")
-        train(Path(given["log"]), config, Path(given["run"]), progress)

@@ -16,21 +16,38 @@ from ctr.training.state import fresh_state
 from reference_steps import AdaGrad, Bias, LinearWeights, OffsetAndGate, Shampoo, bend, query_effect, sigmoid
 
 
-def progressive_logits(log, config):
-    """The predictions of a log's rows, each by weights that have learned from all batches before its own."""
-    schema = read_schema(log)
-    rows, model = join_rows(list(read_rows(log, schema, read_manifests(log)))), begin(config, schema)
+def progressive_pass(log, config):
+    """The predictions of a log's good rows, and how many of them were learned from in the end.
+
+    Each is made by weights that have learned from all batches before its own; under a label delay from those of them
+    whose labels were known by then.
+    """
+    schema, delay = read_schema(log), round(config.label_delay * 1_000_000)
+    model = begin(config, schema)
+    rows = join_rows(list(read_rows(log, schema, read_manifests(log))))
+    batches = [read_batch(model.features, part) for part in cut(rows, config.batch)]
+    predictions, learned = [], 0
+    for number, batch in enumerate(batches):
+        while delay and learned < number and batches[learned].times[1] + delay <= batch.times[0]:
+            learn(model, batches[learned], config)
+            learned += 1
+        predictions.append(predict(model, batch, config.model.crosses.ramp.at(model.examples)))
+        if not delay:
+            learn(model, batch, config)
+    return np.concatenate(predictions), model.examples
+
+
+def cut(rows, sizes):
+    """Batches of as many whole queries as fit, but at least one; small ones at first, if they are to grow."""
     ends = np.append(np.flatnonzero(np.diff(rows.query_id)) + 1, len(rows))
-    start, predictions = 0, []
+    start = 0
     while start < len(rows):
-        # As many whole queries as fit, but at least one; a batch has at most 1/256 of the rows before it, or 8.
-        size = min(config.batch.rows, max(8, 2 ** int(np.log2(max(start, 256) / 256))))
+        size = sizes.rows
+        if sizes.growth:
+            size = min(size, max(8, 2 ** int(np.log2(max(1, sizes.growth * start)))))
         end = max(ends[ends <= start + size].max(initial=0), ends[ends > start].min())
-        batch = read_batch(model.features, rows.slice(start, end))
-        predictions.append(predict(model, batch, config.model.crosses.ramp.at(start)))
-        learn(model, batch)
+        yield rows.slice(start, end)
         start = end
-    return np.concatenate(predictions)
 
 
 def begin(config, schema):
@@ -48,15 +65,17 @@ def begin(config, schema):
             linear = LinearWeights(feature.buckets, features=len(schema.features))
             features.append(SimpleNamespace(feature=feature, embedding=embedding, linear=linear))
     weights = {name: weight.numpy() for name, weight in state.weights.items()}
-    biases = [Bias(weights.pop(name)) for name in ("output_bias", "network_bias")]
-    combiner = OffsetAndGate(weights.pop("offset"), weights.pop("gate"))
+    biases = [Bias(weights.pop(name)) for name in ("output_bias", "network_bias") if name in weights]
+    combiner = OffsetAndGate([weights.pop(name) for name in ("offset", "gate") if name in weights])
     network = {name: Shampoo(weight, dense.learning_rate, dense.shampoo) for name, weight in weights.items()}
-    return SimpleNamespace(features=features, network=network, biases=biases, combiner=combiner, seen=0.0)
+    return SimpleNamespace(
+        features=features, network=network, biases=biases, combiner=combiner, seen=0.0, examples=0
+    )
 
 
 def read_batch(features, rows):
-    """The rows of a batch; and of each feature its ids, the row of each, and its share of that row's mean."""
-    ids = []
+    """The good rows of a batch; and of each feature its ids, the row of each, and its share of that row's mean."""
+    times, rows, ids = (rows.query_time[0], rows.query_time[-1]), rows.keep(rows.fault == 0), []
     for feature in (one.feature for one in features):
         values, offsets = rows.multivalent.get(feature.name, (None, np.arange(len(rows) + 1)))
         row = np.repeat(np.arange(len(rows)), np.diff(offsets))
@@ -65,7 +84,7 @@ def read_batch(features, rows):
         )
     query = np.cumsum(np.append(0, np.diff(rows.query_id) != 0))
     label, weight = rows.label.astype(float), rows.train_weight.astype(float)
-    return SimpleNamespace(ids=ids, query=query, label=label, weight=weight)
+    return SimpleNamespace(times=times, ids=ids, query=query, label=label, weight=weight)
 
 
 def predict(model, batch, alpha2):
@@ -75,18 +94,15 @@ def predict(model, batch, alpha2):
         e0.append(np.zeros((len(linear), feature.embedding.value.shape[1])))
         np.add.at(e0[-1], row, share[:, None] * feature.embedding.value[ids])
         np.add.at(linear, row, share * feature.linear.value[ids])
-    batch.inputs = [
-        tf.constant(np.hstack(e0)),
-        {name: tf.constant(w.value) for name, w in model.network.items()},
-    ]
-    with tf.GradientTape() as batch.tape:
-        batch.tape.watch(batch.inputs)
-        batch.output = network_output(*batch.inputs, alpha2)
-    batch.logits = [
-        own + bias.value for own, bias in zip((linear, batch.output.numpy()), model.biases, strict=True)
-    ]
-    alone, network = batch.logits
-    batch.logit = alone + model.combiner.gate * (network - alone) + model.combiner.offset
+    batch.logits = [linear + model.biases[0].value]
+    if model.network:
+        weights = {name: tf.constant(weight.value) for name, weight in model.network.items()}
+        batch.inputs = [tf.constant(np.hstack(e0)), weights]
+        with tf.GradientTape() as batch.tape:
+            batch.tape.watch(batch.inputs)
+            batch.output = network_output(*batch.inputs, alpha2)
+        batch.logits.append(batch.output.numpy() + model.biases[1].value)
+    batch.logit = model.combiner.predict(batch.logits)
     return batch.logit
 
 
@@ -102,10 +118,12 @@ def network_output(e0, weights, alpha2):
     return (h @ weights["quality_head"])[:, 0]
 
 
-def learn(model, batch):
-    """Makes a step of all weights by a batch that was predicted."""
+def learn(model, batch, config):
+    """Makes a step of all weights by what they predict for a batch now."""
+    predict(model, batch, config.model.crosses.ramp.at(model.examples))
     total = batch.weight.sum()
     model.seen += total
+    model.examples += len(batch.label)
     drift = total / model.seen if model.seen else 0.0
     # What a batch shares is learned by the bias of each model, and what a query shares by nothing.
     shifted = [
@@ -118,7 +136,6 @@ def learn(model, batch):
         for own, (effect, _) in zip(shifted, effects, strict=True)
     ]
     curvature, left = batch.weight * bend(shifted[0] + effects[0][0]), effects[0][1]
-    of_e0, of_network = batch.tape.gradient(batch.output, batch.inputs, tf.constant(gradients[1]))
     for feature, (ids, row, share) in zip(model.features, batch.ids, strict=True):
         known = curvature[row] * share**2
         if feature.feature.single is not None:
@@ -127,6 +144,10 @@ def learn(model, batch):
             np.bincount(ids, part, len(feature.linear.value)) for part in (share * gradients[0][row], known)
         )
         feature.linear.step(*of_ids)
+    if not model.network:
+        return
+    of_e0, of_network = batch.tape.gradient(batch.output, batch.inputs, tf.constant(gradients[1]))
+    for feature, (ids, row, share) in zip(model.features, batch.ids, strict=True):
         own, of_e0 = np.split(of_e0, [feature.embedding.value.shape[1]], axis=1)
         of_embedding = np.zeros_like(feature.embedding.value)
         np.add.at(of_embedding, ids, share[:, None] * own[row])

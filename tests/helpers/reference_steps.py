@@ -55,18 +55,29 @@ class Bias:
 
 
 class OffsetAndGate:
-    """logit = alone + gate (network - alone) + offset: A = (1 - drift) A + sum h x x', w -= (A + P)^-1 sum g x."""
+    """logit = alone + gate (network - alone) + offset: A = (1 - drift) A + sum h x x', w -= (A + P)^-1 sum g x.
 
-    def __init__(self, offset, gate):
-        self.offset, self.gate, self.known = float(offset), float(gate), np.zeros((2, 2))
+    Without a network there is no gate.
+    """
+
+    low, high = (-20, 0), (20, 1)
+
+    def __init__(self, values):
+        self.values = np.array(values, float)
+        self.known = np.zeros((len(values), len(values)))
+
+    def inputs(self, logits):
+        return np.stack([np.ones_like(logits[0]), *(other - logits[0] for other in logits[1:])])
+
+    def predict(self, logits):
+        return logits[0] + self.values @ self.inputs(logits)
 
     def step(self, batch, drift):
-        alone, network = batch.logits
-        x = np.stack([np.ones_like(alone), network - alone])
+        x, n = self.inputs(batch.logits), len(self.values)
         g, h = batch.weight * (sigmoid(batch.logit) - batch.label), batch.weight * bend(batch.logit)
         self.known = (1 - drift) * self.known + h * x @ x.T
-        of_offset, of_gate = np.clip(np.linalg.solve(self.known + 100 * np.eye(2), x @ g), -1, 1)
-        self.offset, self.gate = np.clip(self.offset - of_offset, -20, 20), np.clip(self.gate - of_gate, 0, 1)
+        move = np.clip(np.linalg.solve(self.known + 100 * np.eye(n), x @ g), -1, 1)
+        self.values = np.clip(self.values - move, self.low[:n], self.high[:n])
 
 
 class LinearWeights:

@@ -1,5 +1,6 @@
 """A small synthetic log, and small configurations of runs over it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import create_log
+from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.schema import Category, Schema
-from ctr.data.shards import pack_ids, publish_partition
+from ctr.data.shards import pack_ids, publish_partition, read_shard
+from ctr.data.sidecar import write_sidecar_partition
 
 SCHEMA = Schema(
     features=(
@@ -75,13 +77,30 @@ def draw_examples(queries: int = 240, seed: int = 0) -> Examples:
     )
 
 
-def publish(folder: Path, table: pa.Table, intervals: tuple[tuple[int, int], ...] = INTERVALS) -> Path:
-    create_log(folder, SCHEMA)
+def publish(
+    folder: Path,
+    table: pa.Table,
+    intervals: tuple[tuple[int, int], ...] = INTERVALS,
+    schema: Schema = SCHEMA,
+) -> Path:
+    create_log(folder, schema)
     times = table.column("query_time").to_numpy()
     for start, end in intervals:
         inside = np.flatnonzero((times >= start) & (times < end))
-        publish_partition(folder, SCHEMA, start, end, table.take(pa.array(inside)), shard_rows=170)
+        publish_partition(folder, schema, start, end, table.take(pa.array(inside)), shard_rows=170)
     return folder
+
+
+def write_teacher(
+    log: Path, name: str, logit_of: Callable[[np.ndarray], np.ndarray], partitions: slice = slice(None)
+) -> None:
+    """Writes a sidecar with a logit for each row, by its example id."""
+    schema = read_schema(log)
+    for manifest in read_manifests(log)[partitions]:
+        tables = [read_shard(log, entry, schema) for entry in manifest.shards]
+        ids = pa.concat_tables(tables).column("example_id").to_numpy()
+        table = pa.table({"example_id": ids, "logit": logit_of(ids).astype(np.float32)})
+        write_sidecar_partition(log, name, manifest, table)
 
 
 # Nothing divides anything else: windows, checkpoints, batches, shards and intervals end at different rows.

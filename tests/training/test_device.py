@@ -4,33 +4,24 @@ import json
 import os
 from importlib import metadata
 
-import pytest
+import tensorflow as tf
 
 from ctr import __version__
 from ctr.training import device
 
 
-@pytest.mark.parametrize(
-    ("asked", "flags", "dtype"),
-    [
+def test_bfloat16_where_the_processor_has_it_and_compiled_steps_on_demand_only(monkeypatch, make_config):
+    for asked, flags, dtype in (
         ("auto", {"avx512_bf16"}, "bfloat16"),
         ("auto", {"amx_bf16", "sse"}, "bfloat16"),
         ("auto", {"avx512f"}, "float32"),
         ("float32", {"amx_bf16"}, "float32"),
         ("bfloat16", set(), "bfloat16"),
-    ],
-)
-def test_bfloat16_where_the_processor_has_it(monkeypatch, make_config, asked, flags, dtype):
-    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset(flags))
-    assert device.resolve_compute_dtype(make_config({"compute_dtype": asked})) == dtype
-
-
-def test_a_cpu_step_is_compiled_on_demand_only(make_config):
-    assert [device.resolve_jit(make_config({"jit": asked})) for asked in ("auto", True, False)] == [
-        False,
-        True,
-        False,
-    ]
+    ):
+        monkeypatch.setattr(device, "cpu_flags", lambda flags=flags: frozenset(flags))
+        assert device.resolve_compute_dtype(make_config({"compute_dtype": asked})) == dtype
+    found = [device.resolve_jit(make_config({"jit": asked})) for asked in ("auto", True, False)]
+    assert found == [False, True, False]
 
 
 def test_the_environment_holds_what_can_change_a_bit(monkeypatch, make_config):
@@ -46,3 +37,9 @@ def test_the_environment_holds_what_can_change_a_bit(monkeypatch, make_config):
     assert "XLA_FLAGS" not in environment["variables"]
     assert (environment["compute_dtype"], environment["jit"]) == ("float32", False)
     assert {"intra_op_threads", "inter_op_threads", "python", "processor", "devices"} <= environment.keys()
+
+
+def test_few_shapes_on_a_tpu_alone(monkeypatch, make_config):
+    assert not device.has_few_shapes(make_config())
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind] if kind == "TPU" else [])
+    assert device.has_few_shapes(make_config())

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.models.embeddings import create_table
@@ -27,6 +27,7 @@ def divided(sizes: list[int], others: list[int], workers: int) -> tuple[Division
     return divide_rows(begins, source, Seat(0, workers, ()), 64), query, source
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(1, 40), max_size=30),
     st.lists(st.integers(1, 5), max_size=10),
@@ -51,6 +52,7 @@ def test_each_worker_takes_whole_queries_a_stretch_of_each_log(sizes, others, wo
         assert counts.max(initial=0) <= sum(lengths) / workers + max(lengths, default=0)
 
 
+@settings(max_examples=40)
 @given(st.data(), st.integers(2, 5), st.booleans())
 def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(data, workers, divide):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -104,8 +106,7 @@ def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(d
     np.testing.assert_array_equal(gradient, expected)
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-@pytest.mark.parametrize("width", [1, 3, 16])
+@pytest.mark.parametrize(("copies", "width"), [(1, 1), (2, 3), (1, 16)])
 def test_a_part_of_a_table_begins_with_the_values_of_the_whole_one(copies, width, monkeypatch):
     # Drawn in several pieces.
     monkeypatch.setattr("ctr.models.embeddings._PIECE", 1024)

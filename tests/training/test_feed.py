@@ -20,21 +20,19 @@ def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema, make_config):
     for batch in batches:
         feed = make_feed(batch, layouts, 50)
         count = len(batch.rows)
-        assert feed.targets["label"].shape == feed.targets["weight"].shape == (50,)
-        assert feed.targets["label"][:count].tolist() == batch.rows.label.tolist()
-        assert feed.targets["weight"][:count].tolist() == batch.rows.train_weight.tolist()
-        assert not feed.targets["weight"][count:].any()
-        assert [plan.single.shape[0] for plan in feed.plans] == [50] * len(layouts)
         assert feed.batch is batch
-
-
-def test_a_larger_query_takes_a_larger_size(log, schema, make_config):
-    layouts = make_config().table_layouts(schema)
-    batch = next(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
+        assert feed.targets["label"].shape == (50,)
+        assert feed.targets["label"][:count].tolist() == batch.rows.label.tolist()
+        for name in ("weight", "own_weight"):
+            assert feed.targets[name][:count].tolist() == batch.rows.train_weight.tolist()
+            assert feed.targets[name].shape == (50,) and not feed.targets[name][count:].any()
+        assert [plan.single.shape[0] for plan in feed.plans] == [50] * len(layouts)
+    # A larger query takes a larger size.
     for batch_rows in (1, 2, 3, 7, 20):
-        feed = make_feed(batch, layouts, batch_rows)
-        assert len(batch.rows) <= len(feed.targets["label"]) < len(batch.rows) * 4 / 3
-        assert not feed.targets["weight"][len(batch.rows) :].any()
+        targets = make_feed(batches[0], layouts, batch_rows).targets
+        count = len(batches[0].rows)
+        assert count <= len(targets["label"]) < count * 4 / 3
+        assert not targets["weight"][count:].any() and not targets["own_weight"][count:].any()
 
 
 def threads() -> list[threading.Thread]:
@@ -66,7 +64,7 @@ def test_at_most_depth_items_wait():
     ahead.close()
 
 
-def test_an_exception_comes_in_its_place():
+def test_an_exception_comes_in_its_place_and_ends_the_thread():
     def items():
         yield from range(3)
         raise ArithmeticError("the fourth")
@@ -94,17 +92,3 @@ def test_closing_ends_the_thread_and_what_it_reads():
     ahead.close()
     assert threads() == []
     assert closed.is_set()
-
-
-def test_an_exception_where_items_are_used_ends_the_thread():
-    def use():
-        ahead = read_ahead(iter(int, 1))
-        try:
-            for _ in ahead:
-                raise KeyboardInterrupt
-        finally:
-            ahead.close()
-
-    with pytest.raises(KeyboardInterrupt):
-        use()
-    assert threads() == []

@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.config import parse_model
-from ctr.io.errors import InputError
-from ctr.training.config import TrainConfig
 from ctr.training.gradient_noise import noise_numbers, squared_norms
 from ctr.training.loop import train
 
@@ -41,9 +38,7 @@ def test_the_noise_scale_is_unbiased_within_its_interval():
     # |G|^2 N / T, in the mean (|g|^2 + T / N) N / T = 1 + 50 * 0.9 / 10.
     assert np.mean(signals) == pytest.approx(5.5, rel=0.05)
     assert np.median([one["noise_scale/w"] for one in found]) == pytest.approx(10 / 0.9, rel=0.1)
-
-
-def test_what_is_not_defined_is_left_out():
+    # What is not defined is left out.
     assert noise_numbers(["w"], np.array([[1.0, 2.0]]), 1) == {}
     assert noise_numbers(["w"], np.array([[1.0, 1.0]]), 8) == {}
     assert set(noise_numbers(["w"], np.array([[1e-9, 2.0]]), 8)) == {"signal_to_noise/w"}
@@ -61,14 +56,3 @@ def test_a_run_reports_it_by_matrix_and_learns_the_same(log, make_config, tmp_pa
     names = [name for name in lines[True][-1] if name.startswith("signal_to_noise/")]
     assert any("deep_0/w" in name for name in names)
     assert all(lines[True][-1][name] > 0 for name in names)
-
-
-def test_it_is_not_possible_with_a_factorized_model():
-    with pytest.raises(
-        InputError, match=r"tensorboard\.gradient_noise is not possible with model\.factorized"
-    ):
-        parse_model(
-            TrainConfig,
-            {"tensorboard": {"gradient_noise": True}, "model": {"factorized": {}, "crosses": {"layers": 1}}},
-            "test",
-        )

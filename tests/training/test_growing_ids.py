@@ -10,13 +10,11 @@ import pytest
 import tensorflow as tf
 
 from ctr.config import parse_model
-from ctr.data.batches import set_rejects_apart
-from ctr.data.log import create_log, read_schema
+from ctr.data.batches import Batch, set_rejects_apart
 from ctr.data.reader import rows_of_table
-from ctr.data.schema import Category, Schema
-from ctr.data.shards import pack_ids, publish_partition
+from ctr.data.schema import Schema
+from ctr.data.shards import pack_ids
 from ctr.io.errors import InputError
-from ctr.io.hashing import splitmix64
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
@@ -25,71 +23,53 @@ from ctr.training.loop import open_session, train
 from ctr.training.run import checkpoint
 from ctr.training.state import TrainState
 from ctr.workers.group import ONE
+from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
 from growing_logs import Growing
 from slow_id_map import SlowIdMap
-from small_runs import INTERVALS, SMALL, Examples, draw_examples, merged
+from small_runs import SMALL, Examples, draw_examples, merged, publish
 
-GROWING = Schema(
-    features=(
-        Category(name="user", source="user", width=4),
-        Category(name="item", source="item", buckets=50, width=4),
-        Category(name="tags", source="tags", width=4, multivalent=True),
-        Category(name="position", source="position", width=2, tower="ui"),
-    )
-)
-NUMBERED = Schema(features=tuple(f.model_copy(update={"buckets": 60}) for f in GROWING.features))
+NUMBERED = Schema(features=tuple(f.model_copy(update={"buckets": 60}) for f in SCHEMA.features))
 # Without Shampoo, whose graph takes longer to build than all of the pass.
-ADAGRAD = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}}}}
+BASE = merged(
+    SMALL,
+    {
+        "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}}},
+        "max_rejected_share": 1,
+        "metrics": {"slices": []},
+    },
+)
 WITHOUT_NETWORK = {"model": {"crosses": {"layers": 0}, "deep": {"units": []}}}
 CROWDED = {"ids": {"capacity": 12, "shared_rows": 2, "eviction": {"policy": "score", "share": 0.2}}}
 LEAST_RECENT = merged(CROWDED, {"ids": {"eviction": {"policy": "least_recent", "max_idle": 1, "every": 1}}})
 # Linear weights and network as two models, which learn as they do without a configuration.
 TWO_MODELS = {"model": {"network_loss": "own"}, "optimizer": {"embeddings": {"linear_rule": "newton"}}}
-POLICIES = [
-    {},
-    merged(CROWDED, TWO_MODELS),
-    CROWDED,
-    LEAST_RECENT,
-    merged(CROWDED, {"ids": {"eviction": {"policy": "none"}}}),
-    {"ids": {"admission": {"rule": "count", "count": 3, "exact_ids": 4}}},
-    {"ids": {"admission": {"rule": "probability", "probability": 0.3}}},
-]
+POLICIES: dict[str, dict[str, Any]] = {
+    "crowded, two models": merged(CROWDED, TWO_MODELS),
+    "admitted by count": {"ids": {"admission": {"rule": "count", "count": 3, "exact_ids": 4}}},
+    "room for all": {},
+    "least recent": LEAST_RECENT,
+    "nobody evicted": merged(CROWDED, {"ids": {"eviction": {"policy": "none"}}}),
+    "admitted by chance": {"ids": {"admission": {"rule": "probability", "probability": 0.3}}},
+}
 
 
 def config_of(*changes: dict[str, Any]) -> TrainConfig:
-    content = merged(merged(SMALL, ADAGRAD), {"max_rejected_share": 1, "metrics": {"slices": []}})
+    content = BASE
     for change in changes:
         content = merged(content, change)
     return parse_model(TrainConfig, content, "test")
 
 
-def fingerprints(ids: np.ndarray) -> np.ndarray:
-    """Another number for each id; 0 stays 0."""
-    return np.where(ids == 0, 0, splitmix64(ids.astype(np.uint64)).view(np.int64))
-
-
-def growing_table(rows: Examples) -> pa.Table:
-    ids = rows.ids.astype(np.int64)
-    ids[:, [0, 2]] = fingerprints(ids[:, [0, 2]])
-    table = rows.table()
-    tags = [fingerprints(np.array(row, np.int64)).tolist() for row in rows.tags]
-    for name, column in (("ids", pack_ids(ids)), ("tags", pa.array(tags, pa.list_(pa.int64())))):
-        table = table.set_column(table.column_names.index(name), name, column)
-    return table
-
-
-def publish(folder: Path, schema: Schema, table: pa.Table) -> Path:
-    create_log(folder, schema)
-    times = table.column("query_time").to_numpy()
-    for start, end in INTERVALS:
-        inside = pa.array(np.flatnonzero((times >= start) & (times < end)))
-        publish_partition(folder, schema, start, end, table.take(inside), shard_rows=170)
-    return folder
+def batch_of(rows: Examples, time_us: int | None = None) -> Batch:
+    table = growing_table(rows)
+    if time_us is not None:
+        table = table.set_column(0, "query_time", pa.array(np.full(table.num_rows, time_us)))
+    return set_rejects_apart(rows_of_table(table, SCHEMA, 0))
 
 
 @pytest.fixture(scope="module")
 def growing_log(tmp_path_factory) -> Path:
-    return publish(tmp_path_factory.mktemp("ids") / "log", GROWING, growing_table(draw_examples()))
+    return publish_growing(tmp_path_factory.mktemp("ids") / "log", draw_examples())
 
 
 class DictionaryMap(SlowIdMap):
@@ -135,35 +115,20 @@ def metrics_of(run: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
-def test_a_logistic_regression_is_that_of_ids_without_collisions(growing_log, tmp_path):
-    rows = draw_examples()
-    numbered = publish(tmp_path / "log", NUMBERED, rows.table())
-    config = config_of(WITHOUT_NETWORK)
-    train(numbered, config, tmp_path / "numbered")
-    train(growing_log, config, tmp_path / "growing")
-    assert metrics_of(tmp_path / "numbered") == metrics_of(tmp_path / "growing")
-
-
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("changes", [{}, LEAST_RECENT])
+@pytest.mark.parametrize(
+    "changes",
+    [merged(LEAST_RECENT, WITHOUT_NETWORK), pytest.param({}, marks=pytest.mark.slow)],
+    ids=["least recent", "room for all"],
+)
 def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeypatch):
     config = config_of(changes)
-    batches = []
-    for seed in range(6):
-        table = growing_table(draw_examples(queries=12, seed=seed))
-        shift = pa.array(table.column("query_time").to_numpy() + 10_000_000 * seed)
-        table = table.set_column(0, "query_time", shift)
-        batches.append(set_rejects_apart(rows_of_table(table, GROWING, 0)))
+    batches = [batch_of(draw_examples(queries=12, seed=seed), 10_000_000 * seed) for seed in range(6)]
 
     def logits() -> list[np.ndarray]:
-        state = TrainState(config.table_layouts(GROWING), config, "float32")
+        state = TrainState(config.table_layouts(SCHEMA), config, "float32")
         step = TrainStep(state, config, jit=False)
-        found = []
-        for batch in batches:
-            feed = make_feed(batch, state.layouts, 64, ids=config.ids)
-            found.append(step.learn(feed, config.ramps_at(0), config.rates_at(0)).logit.numpy())
-        return found
+        feeds = (make_feed(batch, state.layouts, 64, ids=config.ids) for batch in batches)
+        return [step.learn(feed, config.ramps_at(0), config.rates_at(0)).logit.numpy() for feed in feeds]
 
     own = logits()
     monkeypatch.setattr("ctr.training.ids.id_map.IdMap", DictionaryMap)
@@ -172,21 +137,65 @@ def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeyp
         np.testing.assert_array_equal(logit, slow)
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param(changes, marks=pytest.mark.slow if number % 2 else pytest.mark.soak)
-        for number, changes in enumerate(POLICIES)
-    ],
-)
-def test_a_run_that_was_interrupted_ends_in_the_same_bits(changes, growing_log, tmp_path):
-    config = config_of(changes)
-    train(growing_log, config, tmp_path / "whole")
-    seen = []
+def test_a_slot_used_anew_begins_anew():
+    """With the values that the id has in a run of its own, and with the sums that every row begins with."""
+    eviction = {"policy": "least_recent", "share": 1}
+    config = config_of({"ids": {"capacity": 2, "shared_rows": 1, "eviction": eviction}})
 
-    def stop(examples: int, running: dict[str, Any]) -> None:
-        seen.append(examples)
+    class Learner:
+        def __init__(self) -> None:
+            self.state = TrainState(config.table_layouts(SCHEMA), config, "float32")
+            self.step = TrainStep(self.state, config, jit=False)
+            names = [layout.name for layout in self.state.layouts]
+            self.number = names.index("quality-2")
+
+        def learn(self, position: int, time: int, weight: float = 1.0) -> None:
+            rows = draw_examples(queries=4, seed=time)
+            rows.ids[:, 2] = position
+            rows.train_weight[:] = weight
+            feed = make_feed(batch_of(rows, time * 10**6), self.state.layouts, 64, ids=config.ids)
+            assert bool(self.step.learn(feed, config.ramps_at(0), config.rates_at(0)).applied)
+
+        def row_of(self, position: int) -> tuple[np.ndarray, np.ndarray]:
+            print_of = prints_of(np.array([position], np.int64))
+            tables = self.state.tables
+            (row,) = tables.id_maps[self.number].look_up(np.zeros(1, np.int16), print_of)
+            accumulator = tables.optimizer.variables["rows_accumulator/quality-2"]
+            return tuple(
+                tf.gather(part, [row])[0].numpy() for part in (tables.weights[self.number], accumulator)
+            )
+
+    run, fresh = Learner(), Learner()
+    run.learn(1, 1)
+    run.learn(1, 2)
+    learned, sums = run.row_of(1)
+    for position, time in ((2, 3), (3, 4), (4, 5)):
+        run.learn(position, time)
+    # Without weight it learns nothing, but has a row.
+    for one in (run, fresh):
+        one.learn(1, 6, weight=0.0)
+    for own, other, before in zip(run.row_of(1), fresh.row_of(1), (learned, sums), strict=True):
+        np.testing.assert_array_equal(own, other)
+        assert np.all(own != before)
+    np.testing.assert_array_equal(run.row_of(1)[1], np.float32([0.01, 0.01, 0.02]))
+
+
+@pytest.mark.slow
+def test_a_logistic_regression_is_that_of_ids_without_collisions(growing_log, tmp_path):
+    numbered = publish(tmp_path / "log", draw_examples().table(), schema=NUMBERED)
+    config = config_of(WITHOUT_NETWORK)
+    for name, log in (("numbered", numbered), ("growing", growing_log)):
+        train(log, config, tmp_path / name)
+    assert metrics_of(tmp_path / "numbered") == metrics_of(tmp_path / "growing")
+
+
+@pytest.mark.slow(first=2)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_run_that_was_interrupted_ends_in_the_same_bits(policy, growing_log, tmp_path):
+    config = config_of(POLICIES[policy])
+    train(growing_log, config, tmp_path / "whole")
+
+    def stop(examples: int, _: dict[str, Any]) -> None:
         if examples > 700:
             raise KeyboardInterrupt
 
@@ -198,11 +207,11 @@ def test_a_run_that_was_interrupted_ends_in_the_same_bits(changes, growing_log, 
 
 
 @pytest.mark.slow(first=1)
-@pytest.mark.parametrize("changes", [CROWDED, merged(merged(CROWDED, TWO_MODELS), {"label_delay": 0.02})])
+@pytest.mark.parametrize("changes", [merged(merged(CROWDED, TWO_MODELS), {"label_delay": 0.02}), CROWDED])
 def test_a_log_that_grows_gives_the_bits_of_one_pass(changes, growing_log, tmp_path):
     config = config_of(changes)
     train(growing_log, config, tmp_path / "whole")
-    growing = Growing(tmp_path / "log", GROWING, growing_table(draw_examples()))
+    growing = Growing(tmp_path / "log", SCHEMA, growing_table(draw_examples()))
     with open_session(growing.grow(), config, tmp_path / "followed") as session:
         session.advance()
         for _ in range(2):
@@ -214,7 +223,7 @@ def test_a_log_that_grows_gives_the_bits_of_one_pass(changes, growing_log, tmp_p
 
 @pytest.mark.slow
 def test_scoring_admits_nobody(growing_log, tmp_path):
-    with open_session(growing_log, config_of(), tmp_path / "run") as session:
+    with open_session(growing_log, config_of(WITHOUT_NETWORK), tmp_path / "run") as session:
         session.advance(partial=True)
         state = session.trainer.state
         before = {name: array.copy() for name, array in state.arrays().items()}
@@ -228,65 +237,11 @@ def test_scoring_admits_nobody(growing_log, tmp_path):
 
 
 @pytest.mark.soak
-def test_the_order_of_slots_changes_nothing(growing_log, tmp_path):
-    """With as many slots as ids and with far more of them."""
-    few, many = config_of({"ids": {"capacity": 60}}), config_of({"ids": {"capacity": 100_000}})
-    for name, config in (("few", few), ("many", many)):
-        train(growing_log, config, tmp_path / name)
-    assert_same(final_arrays(tmp_path / "few"), final_arrays(tmp_path / "many"))
-
-
-@pytest.mark.soak
 def test_under_xla_the_tables_grow_too(growing_log, tmp_path):
-    config = config_of({"jit": True})
-    train(growing_log, config, tmp_path / "xla")
+    train(growing_log, config_of({"jit": True}), tmp_path / "xla")
     train(growing_log, config_of(), tmp_path / "run")
     own, other = metrics_of(tmp_path / "xla"), metrics_of(tmp_path / "run")
     assert own["logloss"] == pytest.approx(other["logloss"], rel=1e-4)
-
-
-def test_a_slot_used_anew_begins_anew():
-    config = config_of(
-        {"ids": {"capacity": 2, "shared_rows": 1, "eviction": {"policy": "least_recent", "share": 1}}}
-    )
-    state = TrainState(config.table_layouts(GROWING), config, "float32")
-    step = TrainStep(state, config, jit=False)
-    number = next(n for n, layout in enumerate(state.layouts) if layout.name == "ui-2")
-
-    def learn(position: int, time: int) -> None:
-        rows = draw_examples(queries=4, seed=time)
-        rows.ids[:, 2] = position
-        table = growing_table(rows)
-        table = table.set_column(0, "query_time", pa.array(np.full(table.num_rows, time * 10**6)))
-        batch = set_rejects_apart(rows_of_table(table, GROWING, 0))
-        step.learn(
-            make_feed(batch, state.layouts, 64, ids=config.ids), config.ramps_at(0), config.rates_at(0)
-        )
-
-    def row_of(position: int) -> tuple[np.ndarray, np.ndarray]:
-        print_of = fingerprints(np.array([position], np.int64))
-        (row,) = state.tables.id_maps[number].look_up(np.zeros(1, np.int16), print_of)
-        accumulator = state.tables.optimizer.variables["rows_accumulator/ui-2"]
-        return (tf.gather(table, [row])[0].numpy() for table in (state.tables.weights[number], accumulator))
-
-    learn(1, 1)
-    first = [array.copy() for array in row_of(1)]
-    learn(1, 2)
-    for position, time in ((2, 3), (3, 4), (4, 5)):
-        learn(position, time)
-    fresh = TrainState(state.layouts, config, "float32")
-    assert fresh.tables.id_maps[number].rows < state.tables.id_maps[number].rows
-    learn(1, 1)
-    values, sums = row_of(1)
-    # As after its first step in the run, but for the weights of the rest of the model.
-    assert np.all(sums > 0) and np.all(sums < first[1] * 4 + 1)
-    assert np.abs(values - first[0]).max() < 0.2
-
-
-def test_the_schema_says_so(growing_log):
-    content = json.loads((growing_log / "schema.json").read_bytes())
-    assert content["format"] == 3
-    assert read_schema(growing_log).growing == ("user", "tags", "position")
 
 
 def test_a_capacity_of_another_feature_is_refused(growing_log, tmp_path):

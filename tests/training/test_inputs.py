@@ -1,5 +1,6 @@
 """What a run reads: samples, time ranges and constraint logs, through whole runs."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,19 +20,43 @@ from ctr.training.loop import train
 SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
 
 
+def changed(examples, **columns):
+    return type(examples)(**{**vars(examples), **columns})
+
+
 @pytest.fixture
 def own_log(examples, make_log):
     """The rows of ``log`` as a log of the test's own, to put sidecars beside."""
     return make_log(examples.table())
 
 
-def predictions_by_id(read_predictions, run) -> dict[int, tuple[float, float, float]]:
-    table = read_predictions(run)
-    columns = ("logit", "train_weight", "metric_weight")
-    return {row.example_id: tuple(getattr(row, name) for name in columns) for row in table.itertuples()}
+@pytest.fixture(scope="module")
+def exposure(make_examples, publish_log, tmp_path_factory):
+    """A second log at the same times in which everything is clicked, with ids and users of its own; and its rows."""
+    rows = make_examples(queries=200, seed=9)
+    rows = changed(rows, label=np.ones(len(rows), int), train_weight=np.ones(len(rows)))
+    return publish_log(tmp_path_factory.mktemp("exposure") / "log", rows.table()), len(rows)
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def plain(log, make_config, tmp_path_factory):
+    """The folder and the summary of a run without a constraint log."""
+    run = tmp_path_factory.mktemp("plain") / "run"
+    return run, train(log, make_config(logistic=True), run)
+
+
+def constrained(path: Path, learning_rate: float = 0.5, **changes: Any) -> dict[str, Any]:
+    constraints = {
+        "learning_rate": learning_rate,
+        "families": [{"name": "random", "log": "exposure"}],
+        "logs": [{"name": "exposure", "path": str(path), **changes}],
+    }
+    return {"objective": {"bias_constraints": constraints}}
+
+
+# Samples.
+
+
 def test_score_all_scores_every_row_and_learns_from_the_kept_ones(
     own_log, examples, make_config, tmp_path, read_predictions
 ):
@@ -40,28 +65,28 @@ def test_score_all_scores_every_row_and_learns_from_the_kept_ones(
     table = read_predictions(tmp_path / "run")
     assert summary["examples"] == len(table) == len(examples)
     assert np.array_equal(table["metric_weight"], examples.metric_weight.astype(np.float32))
-    factor = (
-        table["train_weight"][examples.train_weight > 0] / examples.train_weight[examples.train_weight > 0]
-    )
-    label = examples.label[examples.train_weight > 0]
+    weighted = examples.train_weight > 0
+    factor = table["train_weight"][weighted] / examples.train_weight[weighted]
+    label = examples.label[weighted]
     assert (factor[label == 1] == 1).all()
     assert set(np.round(factor[label == 0], 6)) == {0.0, 2.5}
     assert summary["trained_rows"] == int((table["train_weight"] > 0).sum())
     assert not summary["per_query_auc_of_sample"]
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
     own_log, examples, make_config, tmp_path, read_predictions
 ):
     """Beside the log or as a log of its own, a sample gives the same weights, metrics and predictions."""
     write_decisions(own_log, "part", SAMPLING)
     write_sampled_log(own_log, "part", SAMPLING, tmp_path / "smaller")
-    changes = {"sampling": {"name": "part", "score": "kept"}, "model": {"crosses": {"ramp": [0, 0]}}}
-    kept = train(own_log, make_config(changes), tmp_path / "kept")
-    smaller = train(tmp_path / "smaller", make_config({"model": changes["model"]}), tmp_path / "run")
-    one, other = (predictions_by_id(read_predictions, tmp_path / run) for run in ("kept", "run"))
-    assert one == other and 0 < len(one) < len(examples)
+    sampling = {"sampling": {"name": "part", "score": "kept"}}
+    kept = train(own_log, make_config(sampling, logistic=True), tmp_path / "kept")
+    smaller = train(tmp_path / "smaller", make_config(logistic=True), tmp_path / "run")
+    columns = ["example_id", "logit", "train_weight", "metric_weight"]
+    one, other = (read_predictions(tmp_path / run)[columns] for run in ("kept", "run"))
+    assert one.equals(other) and 0 < len(one) < len(examples)
     for name in ("per_query_auc", "auc", "logloss", "calibration_bias", "examples", "trained_rows"):
         assert kept[name] == smaller[name]
     assert kept["per_query_auc_of_sample"] and smaller["per_query_auc_of_sample"]
@@ -69,192 +94,39 @@ def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
 
 
 @pytest.mark.soak
-def test_importance_weights_leave_the_metrics_of_examples_unbiased(own_log, make_config, tmp_path):
-    """The estimate from the kept rows of a fixed model is that of all rows, within what a sample may differ."""
-    still = {
-        "optimizer": {
-            "embeddings": {"learning_rate": 0, "linear_learning_rate": 0},
-            "dense": {"learning_rate": 0},
-        }
-    }
-    full = train(own_log, make_config(still), tmp_path / "full")
-    estimates = []
-    for salt in range(6):
-        config = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": str(salt)}, "test")
-        write_decisions(own_log, f"salt-{salt}", config)
-        changes = {**still, "sampling": {"name": f"salt-{salt}", "score": "kept"}}
-        estimates.append(train(own_log, make_config(changes), tmp_path / f"run-{salt}")["logloss"])
-    # Unweighted, with 40% of the non-clicks, it would be more than 0.05 away.
-    assert np.mean(estimates) == pytest.approx(full["logloss"], abs=0.02)
+def test_a_student_on_a_smaller_log_reads_its_teacher_beside_either(own_log, make_config, tmp_path):
+    """The sidecar that was carried along, or that of the longer log: the same, joined by example_id."""
+    train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
+    write_sampled_log(own_log, "part", SAMPLING, tmp_path / "smaller")
+    results = []
+    for name, where in (("carried", {}), ("other", {"log": str(own_log)})):
+        changes = {"objective": {"distillation": {"teacher": "teacher", **where}}}
+        results.append(train(tmp_path / "smaller", make_config(changes), tmp_path / name))
+    untaught = train(tmp_path / "smaller", make_config(), tmp_path / "untaught")
+    for metric in ("logloss", "auc", "per_query_auc"):
+        assert results[0][metric] == results[1][metric] != untaught[metric]
+
+
+# Time ranges.
 
 
 @pytest.mark.slow
-def test_a_time_range_is_that_part_of_the_log(log, examples, make_config, tmp_path, read_predictions):
-    # Queries 60 to 169, of a millisecond each.
+def test_a_time_range_is_that_part_of_the_log_and_no_more(
+    examples, make_log, make_config, tmp_path, read_predictions
+):
+    """As if the log began there and ended there: queries 60 to 169, of a millisecond each."""
+    table, inside = examples.table(), (examples.query >= 60) & (examples.query < 170)
     time_range = {"start": "1970-01-01T00:00:00.060", "end": "1970-01-01T00:00:00.170"}
-    summary = train(log, make_config({"time_range": time_range}, logistic=True), tmp_path / "run")
-    inside = (examples.query >= 60) & (examples.query < 170)
-    table = read_predictions(tmp_path / "run")
-    assert table["example_id"].tolist() == (np.flatnonzero(inside) + 10_000).tolist()
-    assert summary["examples"] == summary["trained_examples"] == int(inside.sum())
-
-
-@pytest.mark.soak
-def test_the_range_alone_decides_not_what_lies_before_it(examples, make_log, make_config, tmp_path):
-    table = examples.table()
-    begin = int(np.searchsorted(examples.query, 60))
-    short = make_log(table.slice(begin), "short")
-    time_range = {"start": "1970-01-01T00:00:00.060"}
-    one = train(make_log(table, "long"), make_config({"time_range": time_range}), tmp_path / "one")
-    other = train(short, make_config(), tmp_path / "other")
-    for name in ("per_query_auc", "logloss", "examples", "trained_rows", "calibration_bias"):
-        assert one[name] == other[name]
-
-
-def test_a_sample_without_decisions_for_some_rows_is_refused(log, schema, make_config, tmp_path, own_log):
-    with pytest.raises(InputError, match="has no sidecar part"):
-        train(own_log, make_config({"sampling": {"name": "part"}}), tmp_path / "run")
-
-
-def log_table(columns: dict[str, Any]) -> pa.Table:
-    """One row."""
-    keys = dict.fromkeys(("query_time", "timestamp", "query_id", "example_id"), np.array([1]))
-    numbers = {
-        "label": pa.array([1], pa.int8()),
-        **dict.fromkeys(("train_weight", "metric_weight"), np.ones(1, np.float32)),
-    }
-    return pa.table({**keys, **numbers, **columns})
-
-
-CONSTRAINTS: dict[str, Any] = {
-    "learning_rate": 0.5,
-    "families": [{"name": "random", "log": "exposure"}],
-}
-
-
-def constrained(path, **changes) -> dict[str, Any]:
-    logs = [{"name": "exposure", "path": str(path), **changes}]
-    return {"objective": {"bias_constraints": {**CONSTRAINTS, "logs": logs}}}
-
-
-@pytest.fixture
-def exposure(make_examples, publish_log, tmp_path):
-    """A second log at the same times in which everything is clicked, with ids and users of its own."""
-    table = make_examples(queries=200, seed=9)
-    examples = type(table)(
-        **{**vars(table), "label": np.ones(len(table), int), "train_weight": np.ones(len(table))}
+    one = train(
+        make_log(table, "long"), make_config({"time_range": time_range}, logistic=True), tmp_path / "one"
     )
-    return publish_log(tmp_path / "exposure", examples.table()), len(table)
-
-
-@pytest.mark.slow
-def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
-    log, exposure, make_config, tmp_path, read_predictions
-):
-    path, count = exposure
-    plain = train(log, make_config(), tmp_path / "plain")
-    summary = train(log, make_config(constrained(path)), tmp_path / "run")
-    # All is clicked there, more than is predicted: lambda rises, and so do predictions.
-    assert summary["duals"]["random"][0] > 1
-    assert summary["calibration_bias"] < plain["calibration_bias"] - 0.02
-    for name in ("examples", "queries", "weight_sum", "log_rows", "trained_examples"):
-        assert summary[name] == plain[name]
-    other = summary["constraint_logs"]["exposure"]
-    assert count - 10 < other["examples"] <= count  # all but those at the very last moment
-    assert other["calibration_bias"] > 0.1
-    slices = other["calibration_slices"]["constraint:random"]["heaviest"]
-    assert [row["id"] for row in slices] == [0]
-    # What pairs it with another run's.
-    states = read_constraint_metrics(tmp_path / "run", "exposure")
-    assert states is not None and states.summary() == other
-    assert read_constraint_metrics(tmp_path / "plain", "exposure") is None
-    assert len(read_predictions(tmp_path / "run")) == plain["examples"]
-
-
-@pytest.mark.slow
-def test_own_loss_decides_whether_they_teach_by_themselves(log, exposure, make_config, tmp_path):
-    path, _ = exposure
-    still = {"learning_rate": 1e-12}
-    plain = train(log, make_config(), tmp_path / "plain")
-    results = {}
-    for own in (False, True):
-        changes = constrained(path, own_loss=own)
-        changes["objective"]["bias_constraints"] |= still
-        results[own] = train(log, make_config(changes), tmp_path / f"run-{own}")
-    # They share the denominator of the mean, which AdaGrad hardly sees.
-    assert results[False]["logloss"] == pytest.approx(plain["logloss"], abs=2e-3)
-    assert results[True]["calibration_bias"] < plain["calibration_bias"] - 0.05
-
-
-@pytest.mark.slow
-def test_each_row_of_a_constraint_log_comes_when_its_time_has_come(
-    log, examples, make_examples, publish_log, make_config, tmp_path, read_predictions
-):
-    """Up to the first batch that ends after the second log's first query, nothing differs."""
-    late = make_examples(queries=40, seed=9)
-    table = type(late)(**{**vars(late), "query": late.query + 150, "label": np.ones(len(late), int)}).table()
-    path = publish_log(tmp_path / "late-log", table)
-    runs = {"plain": make_config(), "late": make_config(constrained(path, own_loss=True))}
-    logits = {}
-    for name, config in runs.items():
-        train(log, config, tmp_path / name)
-        logits[name] = read_predictions(tmp_path / name)["logit"].to_numpy()
-    same = logits["plain"] == logits["late"]
-    first = int(np.searchsorted(examples.query, 150))
-    assert same[: first + 1].all()
-    assert not same[first + 60 :].any()
-
-
-def test_another_schema_or_an_empty_constraint_log_is_refused(log, make_config, tmp_path, schema):
-    create_log(tmp_path / "empty", schema)
-    with pytest.raises(InputError, match="has no rows"):
-        train(log, make_config(constrained(tmp_path / "empty")), tmp_path / "run")
-    features = (Category(name="user", source="user", buckets=30),)
-    other = Schema(features=features)
-    create_log(tmp_path / "other", other)
-    table = log_table({"ids": pack_ids(np.zeros((1, 1), np.int32))})
-    publish_partition(tmp_path / "other", other, 0, 10, table)
-    with pytest.raises(InputError, match="both must have the same features"):
-        train(log, make_config(constrained(tmp_path / "other")), tmp_path / "run")
-    with pytest.raises(InputError, match="not an example log"):
-        train(log, make_config(constrained(tmp_path / "nothing")), tmp_path / "run")
-
-
-@pytest.mark.soak
-def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_prediction(
-    make_examples, make_log, make_config, tmp_path, read_predictions
-):
-    """Many queries share a time, so that batches end inside it; the second log holds every third query again."""
-    examples = make_examples(seed=7)
-    changed_from = 120  # a query; times are those of ten queries together
-    logits = []
-    for name, flipped in (("one", False), ("other", True)):
-        label = np.where((examples.query >= changed_from) & flipped, 1 - examples.label, examples.label)
-        table = type(examples)(**{**vars(examples), "label": label}).table()
-        time = pa.array(examples.query // 10 * 10_000)
-        table = table.set_column(table.column_names.index("query_time"), "query_time", time)
-        part = table.filter(pa.array(examples.query % 3 == 0))
-        config = make_config(constrained(make_log(part, f"{name}-exposure"), own_loss=True))
-        train(make_log(table, f"{name}-log"), config, tmp_path / name)
-        logits.append(read_predictions(tmp_path / name)["logit"].to_numpy())
-    first = int(np.searchsorted(examples.query, changed_from))
-    same = logits[0] == logits[1]
-    assert same[: first + 1].all()
-    assert not same[first + 60 :].any()
-
-
-@pytest.mark.soak
-def test_constraint_rows_teach_where_the_log_itself_has_no_weight(
-    examples, make_log, exposure, make_config, tmp_path
-):
-    path, _ = exposure
-    weightless = type(examples)(**{**vars(examples), "train_weight": np.zeros(len(examples))})
-    log = make_log(weightless.table())
-    plain = train(log, make_config(), tmp_path / "plain")
-    summary = train(log, make_config(constrained(path)), tmp_path / "run")
-    assert plain["trained_rows"] == 0
-    assert summary["duals"]["random"][0] > 1
-    assert summary["calibration_bias"] < plain["calibration_bias"] - 0.02
+    part = make_log(table.filter(pa.array(inside)), "short")
+    other = train(part, make_config(logistic=True), tmp_path / "other")
+    found, expected = (read_predictions(tmp_path / name) for name in ("one", "other"))
+    assert found["example_id"].tolist() == (np.flatnonzero(inside) + 10_000).tolist()
+    np.testing.assert_array_equal(found["logit"], expected["logit"])
+    for name in ("per_query_auc", "logloss", "examples", "trained_examples", "trained_rows"):
+        assert one[name] == other[name]
 
 
 def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_is_read(
@@ -272,27 +144,111 @@ def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_i
         train(late, nothing, tmp_path / "nothing")
 
 
-def test_faulty_rows_are_counted_by_log_and_against_what_was_read(
-    log, examples, exposure, make_examples, publish_log, make_config, tmp_path
+# Constraint logs.
+
+
+@pytest.mark.slow
+def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
+    log, exposure, plain, make_config, tmp_path, read_predictions
 ):
-    faulty = make_examples(queries=200, seed=9)
-    faulty = type(faulty)(**{**vars(faulty), "train_weight": np.full(len(faulty), -1.0)})
-    path = publish_log(tmp_path / "faulty", faulty.table())
-    with pytest.raises(
-        InputError, match=f"{path}: [0-9]+ of the first [0-9]+ rows that were read are faulty"
-    ):
-        train(log, make_config(constrained(path), logistic=True), tmp_path / "run")
+    (path, count), (plain_run, without) = exposure, plain
+    summary = train(log, make_config(constrained(path), logistic=True), tmp_path / "run")
+    # All is clicked there, more than is predicted: lambda rises, and so do predictions.
+    assert summary["duals"]["random"][0] > 1
+    assert summary["calibration_bias"] < without["calibration_bias"] - 0.02
+    for name in ("examples", "queries", "weight_sum", "log_rows", "trained_examples"):
+        assert summary[name] == without[name]
+    other = summary["constraint_logs"]["exposure"]
+    assert count - 10 < other["examples"] <= count  # all but those at the very last moment
+    assert other["calibration_bias"] > 0.1
+    slices = other["calibration_slices"]["constraint:random"]["heaviest"]
+    assert [row["id"] for row in slices] == [0]
+    # What pairs it with another run's.
+    states = read_constraint_metrics(tmp_path / "run", "exposure")
+    assert states is not None and states.summary() == other
+    assert read_constraint_metrics(plain_run, "exposure") is None
+    assert len(read_predictions(tmp_path / "run")) == without["examples"]
+    # Whether they teach by themselves is another matter; they share the denominator of the mean, which AdaGrad hardly
+    # sees.
+    results = {}
+    for own in (False, True):
+        config = make_config(constrained(path, learning_rate=1e-12, own_loss=own), logistic=True)
+        results[own] = train(log, config, tmp_path / f"run-{own}")
+    assert results[False]["logloss"] == pytest.approx(without["logloss"], abs=2e-3)
+    assert results[True]["calibration_bias"] < without["calibration_bias"] - 0.05
+
+
+@pytest.mark.slow
+def test_each_row_of_a_constraint_log_comes_when_its_time_has_come(
+    log, examples, plain, make_examples, publish_log, make_config, tmp_path, read_predictions
+):
+    """Up to the first batch that ends after the second log's first query, nothing differs."""
+    late = make_examples(queries=40, seed=9)
+    table = changed(late, query=late.query + 150, label=np.ones(len(late), int)).table()
+    path = publish_log(tmp_path / "late-log", table)
+    train(log, make_config(constrained(path, own_loss=True), logistic=True), tmp_path / "late")
+    without, found = (read_predictions(run)["logit"].to_numpy() for run in (plain[0], tmp_path / "late"))
+    first = int(np.searchsorted(examples.query, 150))
+    same = without == found
+    assert same[: first + 1].all()
+    assert not same[first + 60 :].any()
 
 
 @pytest.mark.soak
-def test_a_student_on_a_smaller_log_reads_its_teacher_beside_either(own_log, make_config, tmp_path):
-    """The sidecar that was carried along, or that of the longer log: the same, joined by example_id."""
-    train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
-    write_sampled_log(own_log, "part", SAMPLING, tmp_path / "smaller")
-    results = []
-    for name, where in (("carried", {}), ("other", {"log": str(own_log)})):
-        changes = {"objective": {"distillation": {"teacher": "teacher", **where}}}
-        results.append(train(tmp_path / "smaller", make_config(changes), tmp_path / name))
-    plain = train(tmp_path / "smaller", make_config(), tmp_path / "plain")
-    for metric in ("logloss", "auc", "per_query_auc"):
-        assert results[0][metric] == results[1][metric] != plain[metric]
+def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_prediction(
+    make_examples, make_log, make_config, tmp_path, read_predictions
+):
+    """Many queries share a time, so that batches end inside it; the second log holds every third query again."""
+    examples = make_examples(seed=7)
+    changed_from = 120  # a query; times are those of ten queries together
+    logits = []
+    for name, flipped in (("one", False), ("other", True)):
+        label = np.where((examples.query >= changed_from) & flipped, 1 - examples.label, examples.label)
+        table = changed(examples, label=label).table()
+        time = pa.array(examples.query // 10 * 10_000)
+        table = table.set_column(table.column_names.index("query_time"), "query_time", time)
+        part = table.filter(pa.array(examples.query % 3 == 0))
+        config = make_config(constrained(make_log(part, f"{name}-exposure"), own_loss=True))
+        train(make_log(table, f"{name}-log"), config, tmp_path / name)
+        logits.append(read_predictions(tmp_path / name)["logit"].to_numpy())
+    first = int(np.searchsorted(examples.query, changed_from))
+    same = logits[0] == logits[1]
+    assert same[: first + 1].all()
+    assert not same[first + 60 :].any()
+
+
+@pytest.mark.soak
+def test_constraint_rows_teach_where_the_log_itself_has_no_weight(
+    examples, make_log, exposure, make_config, tmp_path
+):
+    log = make_log(changed(examples, train_weight=np.zeros(len(examples))).table())
+    without = train(log, make_config(), tmp_path / "plain")
+    summary = train(log, make_config(constrained(exposure[0])), tmp_path / "run")
+    assert without["trained_rows"] == 0
+    assert summary["duals"]["random"][0] > 1
+    assert summary["calibration_bias"] < without["calibration_bias"] - 0.02
+
+
+def test_constraint_logs_that_do_not_fit_are_refused(
+    log, make_examples, publish_log, make_config, tmp_path, schema
+):
+    create_log(tmp_path / "empty", schema)
+    other = Schema(features=(Category(name="user", source="user", buckets=30),))
+    create_log(tmp_path / "other", other)
+    numbers = dict.fromkeys(("query_time", "timestamp", "query_id", "example_id"), np.array([1]))
+    weights = dict.fromkeys(("train_weight", "metric_weight"), np.ones(1, np.float32))
+    ids = pack_ids(np.zeros((1, 1), np.int32))
+    row = pa.table({**numbers, "label": pa.array([1], pa.int8()), **weights, "ids": ids})
+    publish_partition(tmp_path / "other", other, 0, 10, row)
+    faulty = make_examples(queries=200, seed=9)
+    faulty = changed(faulty, train_weight=np.full(len(faulty), -1.0))
+    path = publish_log(tmp_path / "faulty", faulty.table())
+    for name, words in (
+        ("empty", "has no rows"),
+        ("other", "both must have the same features"),
+        ("nothing", "not an example log"),
+        # Counted by log, and against what was read of it.
+        ("faulty", f"{path}: [0-9]+ of the first [0-9]+ rows that were read are faulty"),
+    ):
+        with pytest.raises(InputError, match=words):
+            train(log, make_config(constrained(tmp_path / name), logistic=True), tmp_path / "run")

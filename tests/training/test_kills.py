@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import growing_logs
@@ -23,8 +22,10 @@ from fault_points import POINTS
 ENDS = (0, 40_000, 80_000, 120_000, 160_000, 200_000, 240_000)
 SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.6, "salt": "kills"}, "test")
 RAMP = [100, 500]
-SHAMPOO = {"start_preconditioning_step": 2, "precondition_frequency": 4}
-ADAGRAD = {"start_preconditioning_step": None}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "shampoo": {"start_preconditioning_step": 2, "precondition_frequency": 4},
+    "adagrad": {"start_preconditioning_step": None},
+}
 KILLS = int(os.environ.get("CTR_SOAK_KILLS", "32"))
 
 
@@ -70,12 +71,6 @@ class World:
             self.grow()
 
 
-@pytest.fixture(params=["adagrad", "shampoo"])
-def world(request, growing, exposure, schema, make_config, tmp_path) -> World:
-    shampoo = {"adagrad": ADAGRAD, "shampoo": SHAMPOO}[request.param]
-    return World(growing, exposure, schema, make_config, shampoo, tmp_path / "world")
-
-
 def killed_somewhere(source: random.Random) -> tuple[str, dict[str, Any]]:
     """Where the next process dies, in words and as arguments of ``run_killed``."""
     if source.random() < 0.3:
@@ -109,15 +104,30 @@ def run_until_done(
             return died
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("live", [False, True], ids=["one pass", "follow"])
+@pytest.mark.slow(first=2)
 @pytest.mark.parametrize(
-    "kills", [pytest.param(3, marks=pytest.mark.slow), pytest.param(KILLS, marks=pytest.mark.soak)]
+    ("live", "optimizer", "kills"),
+    [
+        (False, "shampoo", 3),
+        (True, "adagrad", 3),
+        *((live, optimizer, KILLS) for live in (False, True) for optimizer in OPTIMIZERS),
+    ],
 )
 @pytest.mark.timeout(7200)
 def test_killed_anywhere_it_ends_in_the_same_bits(
-    world, live, kills, run_killed, read_predictions, tmp_path, capsys
+    live,
+    optimizer,
+    kills,
+    growing,
+    exposure,
+    schema,
+    make_config,
+    run_killed,
+    read_predictions,
+    tmp_path,
+    capsys,
 ):
+    world = World(growing, exposure, schema, make_config, OPTIMIZERS[optimizer], tmp_path / "world")
     source = random.Random(f"{live} {world.config.sha256()} {kills}")
     world.grow_whole()
     whole = tmp_path / "whole"
@@ -142,18 +152,3 @@ def test_killed_anywhere_it_ends_in_the_same_bits(
         assert not [path for path in run.rglob("*") if ".partial" in path.name]
     with capsys.disabled():
         print(f"\n{died.total()} kills at {len(died)} places in {passes} passes: {dict(died)}")
-
-
-@pytest.mark.slow
-def test_what_this_relies_on_notices_a_bit_that_differs(world, tmp_path):
-    world.grow_whole()
-    run = tmp_path / "run"
-    train(world.log.folder, world.config, run)
-    before = growing_logs.last_weights(run)
-    path = max((run / "checkpoints").iterdir()) / "arrays.npz"
-    with np.load(path) as arrays:
-        content = dict(arrays)
-    name = next(name for name in content if name.startswith("weights|rows/"))
-    content[name].view(np.uint32)[0, 0] ^= 1
-    np.savez(path, **content)
-    assert growing_logs.last_weights(run) != before

@@ -1,64 +1,43 @@
-"""What of a model's configuration is refused, and the tables that follow from it."""
+"""What of a model's configuration is refused, the tables that follow from it, and what a log decides of it."""
 
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
 import pytest
+import yaml
 
+from ctr.config import parse_model
+from ctr.data.log import create_log, read_manifests
+from ctr.data.schema import Category, Number, Schema
+from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
+from ctr.training.config import TrainConfig
+from ctr.training.logs import resolve
+from ctr.training.loop import open_session, train
+from small_runs import LOGISTIC, SCHEMA, SMALL, draw_examples, merged, publish
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": {"deep": {"ranks": [2, 2]}}}, ["model.deep", "2 ranks for 1 units"]),
+        ({"model": {"deep": {"ranks": [2, 2]}}}, "model.deep.*2 ranks for 1 units"),
+        ({"model": {"deep": {"ranks": [8]}}}, "model.deep.*rank 8 of a layer of 8.*allowed: 1..7, 0: none"),
+        ({"model": {"deep": {"ranks": [-1]}}}, "model.deep.*rank -1"),
+        ({"model": {"factorized": {"ui_units": [0]}}}, "model.factorized.*1..65536"),
+        ({"objective": {"anti_distillation": {}}}, "model.ensemble.components of at least 2"),
+        # A logistic regression has no towers and no components.
+        ({"model": {**LOGISTIC["model"], "factorized": {}}}, "crosses or deep layers"),
+        ({"model": {**LOGISTIC["model"], "ensemble": {"components": 2}}}, "crosses or deep layers"),
         (
-            {"model": {"deep": {"ranks": [8]}}},
-            ["model.deep", "rank 8 of a layer of 8", "allowed: 1..7, 0: none"],
+            {"tensorboard": {"gradient_noise": True}, "model": {"factorized": {}}},
+            "tensorboard.gradient_noise is not possible with model.factorized",
         ),
-        ({"model": {"deep": {"ranks": [-1]}}}, ["model.deep", "rank -1"]),
-        ({"model": {"deep": {"activation": "relu6"}}}, ["model.deep.activation", "'smelu'"]),
-        ({"model": {"deep": {"smelu_beta": 0}}}, ["model.deep.smelu_beta", "greater than 0"]),
-        (
-            {"model": {"ensemble": {"components": 0}}},
-            ["model.ensemble.components", "greater than or equal to 1"],
-        ),
-        (
-            {"model": {"ensemble": {"embeddings": "own"}}},
-            ["model.ensemble.embeddings", "'shared' or 'separate'"],
-        ),
-        (
-            {"model": {"factorized": {"transfer": "tanh"}}},
-            ["model.factorized.transfer", "'piecewise_linear'"],
-        ),
-        ({"model": {"factorized": {"pieces": 1}}}, ["model.factorized.pieces", "greater than or equal to 2"]),
-        ({"model": {"factorized": {"ui_units": [0]}}}, ["model.factorized", "1..65536"]),
-        ({"objective": {"anti_distillation": {}}}, ["model.ensemble.components of at least 2"]),
     ],
 )
-def test_what_is_refused(make_config, changes, words):
-    with pytest.raises(InputError) as caught:
+def test_what_does_not_go_together_is_refused(make_config, changes, words):
+    with pytest.raises(InputError, match=words):
         make_config(changes)
-    for word in words:
-        assert word in str(caught.value)
-
-
-@pytest.mark.parametrize("changes", [{"factorized": {}}, {"ensemble": {"components": 2}}])
-def test_a_logistic_regression_has_no_towers_and_no_components(make_config, changes):
-    with pytest.raises(InputError, match="crosses or deep layers"):
-        make_config({"model": changes}, logistic=True)
-
-
-def towers(layouts) -> dict[str, set[str]]:
-    return {layout.name: {feature.name for feature in layout.features} for layout in layouts}
-
-
-def test_features_move_to_the_ui_tower_when_told(schema, make_config):
-    usual = towers(make_config({"model": {"factorized": {}}}).table_layouts(schema))
-    assert usual["ui-2"] == {"position"}
-    changes = {"model": {"factorized": {"ui_features": ["tags", "position"]}}}
-    moved = towers(make_config(changes).table_layouts(schema))
-    assert {name for table, names in moved.items() if table.startswith("ui") for name in names} == {
-        "tags",
-        "position",
-    }
 
 
 @pytest.mark.parametrize(
@@ -66,22 +45,133 @@ def test_features_move_to_the_ui_tower_when_told(schema, make_config):
     [
         (
             {"factorized": {"ui_features": ["positon"]}},
-            "ui_features names positon, which is not a feature of the log",
+            "ui_features names positon, which is not a feature of",
         ),
         ({"factorized": {"ui_features": []}}, "no feature with a width above 0 is in the tower ui"),
         ({"factorized": {}, "widths": {"position": 0}}, "no feature with a width above 0 is in the tower ui"),
+        (
+            {"factorized": {}, "without": ["position"]},
+            "is in the tower ui; model.factorized.ui_features, model.widths and model.without decide it",
+        ),
         ({"widths": {"positon": 1}}, "model.widths names positon"),
+        ({"without": ["items"]}, "model.without names items, which is not a feature of the log"),
+        ({"without": [f.name for f in SCHEMA.features]}, "model.without names all features"),
+        ({"without": ["user"], "widths": {"item": 0, "tags": 0, "position": 0}}, "all features have width 0"),
     ],
 )
-def test_features_that_do_not_fit_are_refused(schema, make_config, model, words):
+def test_features_that_do_not_fit_are_refused(make_config, model, words):
     with pytest.raises(InputError, match=words):
-        make_config({"model": model}).table_layouts(schema)
+        make_config({"model": model}).table_layouts(SCHEMA)
 
 
-def test_components_with_embeddings_of_their_own_have_wider_tables(schema, make_config):
-    ensemble = {"components": 3, "embeddings": "separate"}
-    one = make_config().table_layouts(schema)
-    three = make_config({"model": {"ensemble": ensemble}}).table_layouts(schema)
-    shared = make_config({"model": {"ensemble": {"components": 3}}}).table_layouts(schema)
-    assert [layout.columns for layout in three] == [3 * layout.columns for layout in one]
-    assert [layout.columns for layout in shared] == [layout.columns for layout in one]
+def test_tables_follow_from_towers_widths_and_components(make_config):
+    def tables(**model: object) -> dict[str, list[str]]:
+        layouts = make_config({"model": model}).table_layouts(SCHEMA)
+        return {layout.name: [feature.name for feature in layout.features] for layout in layouts}
+
+    assert tables(factorized={})["ui-2"] == ["position"]
+    moved = tables(factorized={"ui_features": ["tags", "position"]})
+    ui = {name for table, names in moved.items() if table.startswith("ui") for name in names}
+    assert ui == {"tags", "position"}
+    assert tables(widths={"user": 9, "tags": 0}) == {
+        "quality-0": ["tags"],
+        "quality-4": ["item"],
+        "quality-9": ["user"],
+        "ui-2": ["position"],
+    }
+    # A logistic regression has no use for embeddings.
+    assert [layout.width for layout in make_config(logistic=True).table_layouts(SCHEMA)] == [0, 0]
+    # Components with embeddings of their own have wider tables.
+    one, shared, separate = (
+        [layout.columns for layout in make_config({"model": {"ensemble": own}}).table_layouts(SCHEMA)]
+        for own in ({}, {"components": 3}, {"components": 3, "embeddings": "separate"})
+    )
+    assert separate == [3 * columns for columns in one] and shared == one
+    features = tuple(Category(name=name, source=name, buckets=2**30, width=4) for name in "ab")
+    with pytest.raises(InputError, match=r"table quality-4: 2147483648 rows are too many.*model\.widths"):
+        make_config().table_layouts(Schema(features=features))
+
+
+# What a log decides.
+
+OPEN = Schema(
+    features=(
+        Category(name="user", source="user"),
+        Category(name="color", source="color", vocabulary=("red", "blue")),
+        Number(name="price", source="price", boundaries=tuple(range(20))),
+        Category(name="tags", source="tags", multivalent=True),
+        Category(name="ad", source="ad", width=5),
+    )
+)
+
+
+def open_rows(start: int, users: int) -> pa.Table:
+    random = np.random.default_rng(users)
+    number = np.arange(start, start + 500)
+    ids = [1 + number % users, random.integers(0, 4, 500), random.integers(0, 21, 500), number + 1]
+    ones = np.ones(500, np.float32)
+    return pa.table(
+        {
+            **{name: number for name in ("query_time", "timestamp", "query_id", "example_id")},
+            "label": random.integers(0, 2, 500).astype(np.int8),
+            "train_weight": ones,
+            "metric_weight": ones,
+            "ids": pack_ids(np.stack(ids, axis=1).astype(np.int64)),
+            "tags": pa.array([[1 + row % 3, 2] for row in number], pa.list_(pa.int64())),
+        }
+    )
+
+
+@pytest.mark.parametrize(("users", "width"), [(4, 2), (5, 4), (16, 4), (17, 8), (128, 8), (129, 16)])
+def test_open_widths_follow_the_ids_of_the_first_partition(users, width, tmp_path):
+    create_log(tmp_path, OPEN)
+    publish_partition(tmp_path, OPEN, 0, 500, open_rows(0, users))
+    publish_partition(tmp_path, OPEN, 500, 1000, open_rows(500, 400))
+    manifests = read_manifests(tmp_path)
+    assert manifests[0].distinct == {"user": users, "tags": 3, "ad": 500}
+    # Four ids of a vocabulary of two words; of 20 boundaries 22; a width that the log names stays.
+    found = resolve(TrainConfig(), OPEN, manifests).model.widths
+    assert found == {"user": width, "color": 2, "price": 8, "tags": 2}
+    # What a configuration names stays, and what is resolved stays without a log.
+    config = TrainConfig(model={"widths": {"user": 3, "ad": 0}})
+    resolved = resolve(config, OPEN, manifests)
+    assert resolved.model.widths == {"user": 3, "ad": 0, "color": 2, "price": 8, "tags": 2}
+    assert resolve(resolved, OPEN, []) == resolved
+
+
+@pytest.mark.slow
+def test_a_run_that_follows_has_the_configuration_of_one_pass(tmp_path):
+    log, config = tmp_path / "log", TrainConfig(model={"crosses": {"layers": 0}, "deep": {"units": []}})
+    create_log(log, OPEN)
+    publish_partition(log, OPEN, 0, 500, open_rows(0, users=16))
+    with open_session(log, config, tmp_path / "followed") as session:
+        session.advance()
+        publish_partition(log, OPEN, 500, 1000, open_rows(500, users=400))
+        session.finish()
+    train(log, config, tmp_path / "whole")
+    found = [yaml.safe_load((tmp_path / run / "config.yaml").read_text()) for run in ("followed", "whole")]
+    assert found[0] == found[1]
+    assert found[0]["model"]["widths"]["user"] == 4
+    # The configuration that left it open goes on with the run.
+    assert train(log, config, tmp_path / "followed")["examples"] == 1000
+
+
+@pytest.mark.slow
+def test_features_that_are_left_out_are_as_if_the_log_never_had_them(tmp_path, read_predictions):
+    examples = draw_examples()
+    schema = Schema(features=tuple(f for f in SCHEMA.features if f.name not in ("item", "tags")))
+    table = examples.table().drop_columns(["tags"])
+    ids = pack_ids(examples.ids[:, [0, 2]].astype(np.int32))
+    table = table.set_column(table.schema.get_field_index("ids"), "ids", ids)
+    publish(tmp_path / "others", table, schema=schema)
+    log = publish(tmp_path / "log", examples.table())
+    changes = {"model": {"without": ["item", "tags"]}, "metrics": {"slices": ["item"]}}
+    runs = {"own": (log, changes), "expected": (tmp_path / "others", {}), "whole": (log, {})}
+
+    def logits(name: str, source: Path, own: dict) -> np.ndarray:
+        train(source, parse_model(TrainConfig, merged(SMALL, own), "test"), tmp_path / name)
+        return read_predictions(tmp_path / name)["logit"].to_numpy()
+
+    own, expected, whole = (logits(name, *given) for name, given in runs.items())
+    np.testing.assert_array_equal(own, expected)
+    assert np.abs(own - whole).max() > 0.01

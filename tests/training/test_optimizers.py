@@ -1,22 +1,194 @@
-"""Optimizers of another kind, put where configurations are mapped to optimizers: nothing else has to know them."""
+"""Each rule by lines of a configuration, and rules of another kind: runs that are broken off end with the same bits."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from ctr.config import parse_model
+from ctr.io.errors import InputError
 from ctr.models.rows import FeatureRows, lay_out_tables
 from ctr.optim.protocol import Cost, TakenOver
 from ctr.optim.shampoo.dense import DenseShampoo
 from ctr.training import optimizers
 from ctr.training.analysis.flops import Touched, count_flops
-from ctr.training.config import TrainConfig
+from ctr.training.config import MetricsConfig, TrainConfig
 from ctr.training.loop import open_session, train
+from ctr.training.run.checkpoint import read as read_checkpoint
 from ctr.training.run.directory import read_warm_start
+from ctr.training.run.snapshot import read_snapshot
+from ctr.training.state import dense_weights
 from ctr.training.warm_start.start import InitFrom, warm_start
+
+QUICK = {
+    "precondition_frequency": 3,
+    "start_preconditioning_step": 2,
+    "roots": {"early_growth": 0, "drift_bound": 0},
+}
+ROWS = {"precondition_frequency": 3, "start_preconditioning_step": 2, "graft_rows": True}
+# The first two in CI: statistics that a file holds in parts, and labels that are drawn anew in each step.
+RULES: dict[str, dict[str, Any]] = {
+    "SOAP": {
+        "dense": {
+            "shampoo": QUICK
+            | {"method": "eigenvalue_corrected", "gradient": {"beta1": 0.9}, "beta2": 0.95, "momentum": 0}
+            | {"grafting": {"kind": "adam", "beta2": 0.95, "norm": "none"}}
+        }
+    },
+    "K-FAC": {"dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "momentum": 0.9}}},
+    "KL-Shampoo": {"dense": {"shampoo": QUICK | {"method": "kl", "beta2": 0.95}}},
+    "one-sided tables": {
+        "embeddings": {"rule": "one_sided", "one_sided": ROWS},
+        "dense": {"shampoo": QUICK},
+    },
+    "K-FAC by eigenvectors": {
+        "dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "form": "eigen", "fisher": "empirical"}}
+    },
+    "Muon": {"dense": {"rule": "muon", "learning_rate": 0.005, "muon": {"weight_decay": 0.01}}},
+    "schedule-free Muon": {
+        "dense": {"rule": "muon", "learning_rate": 0.005, "schedule_free": 0.9, "muon": {"momentum": 0}}
+    },
+    "schedule-free Shampoo": {"dense": {"shampoo": QUICK | {"momentum": 0}, "schedule_free": 0.8}},
+    "Adafactor": {
+        "dense": {"rule": "adafactor", "adafactor": {"clipping": 0.5}},
+        "embeddings": {"rule": "adafactor", "learning_rate": 0.02},
+    },
+}
+# As a stranger's run: linear weights and network are two models, which a gate combines.
+DEFAULT: dict[str, Any] = {
+    "batch": {"rows": 40, "growth": 0.1},
+    "model": {
+        "crosses": {"layers": 1, "rank": 2, "ramp": 100},
+        "deep": {"units": [4]},
+        "init_scale": 0.3,
+    },
+    "optimizer": {"embeddings": {"learning_rate": 0.5}},
+    "checkpoint": {"every_examples": 10**6},
+    "compute_dtype": "float32",
+}
+
+
+def weights(run: Path) -> dict[str, np.ndarray]:
+    arrays, _ = read_checkpoint(run / "checkpoints")
+    return {name: array for name, array in arrays.items() if name.startswith("weights|")}
+
+
+def begin(log: Path, config: TrainConfig, run: Path, batches: int) -> None:
+    """Trains on the next batches and saves; the session ends, as that of a process that is stopped does."""
+    left = iter(range(batches))
+    with open_session(log, config, run) as session:
+        session.advance(stop=lambda: next(left, None) is None)
+        session.save()
+
+
+def assert_same_when_broken_off(log: Path, config: TrainConfig, folder: Path) -> dict[str, np.ndarray]:
+    """A whole run, in ``whole``, and one that is broken off have the same weights, which are returned."""
+    train(log, config, folder / "whole")
+    begin(log, config, folder / "parts", 7)
+    train(log, config, folder / "parts")
+    whole, parts = (weights(folder / name) for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert [name for name in whole if whole[name].tobytes() != parts[name].tobytes()] == []
+    return whole
+
+
+@pytest.mark.slow(first=2)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_config, tmp_path):
+    config = make_config({"optimizer": RULES[rule]})
+    found = assert_same_when_broken_off(log, config, tmp_path)
+    summary = train(log, config, tmp_path / "whole")
+    assert summary["skipped_steps"] == 0
+    assert summary["auc"] > 0.5
+    own = {"Adafactor": "rows_moment/", "Muon": "muon/", "schedule-free Muon": "averaging/"}.get(rule)
+    if own is None:
+        assert summary["shampoo"]["layers_ready"] > 0 == summary["shampoo"]["failed"]
+    else:
+        assert any(name.startswith(f"weights|{own}") for name in found)
+        assert not any("shampoo" in name for name in found)
+
+
+@pytest.mark.slow
+def test_the_default_goes_on_with_its_priors_and_its_gate_in_a_resume_and_in_a_warm_start(log, tmp_path):
+    config = parse_model(TrainConfig, DEFAULT, "test")
+    whole = assert_same_when_broken_off(log, config, tmp_path)
+    assert {"weights|newton/prediction/information", "weights|prior_precision/quality-4"} <= whole.keys()
+    begin(log, config, tmp_path / "old", 30)
+    later = config.model_copy(update={"metrics": MetricsConfig(window_examples=77)})
+    warm_start(log, later, tmp_path / "new", InitFrom(tmp_path / "old"))
+    old, new = (weights(tmp_path / name) for name in ("old", "new"))
+    assert any("rows_prior" in name for name in old) and any("newton/" in name for name in old)
+    for name in old:
+        np.testing.assert_array_equal(new[name], old[name], err_msg=name)
+    # Under another rule the weights go on, and their state begins.
+    embeddings = {"linear_rule": "adagrad", "learning_rate": 0.5}
+    content = {**config.model_dump(mode="json"), "optimizer": {"embeddings": embeddings}}
+    other = parse_model(TrainConfig, content, "test")
+    warm_start(log, other, tmp_path / "other", InitFrom(tmp_path / "old"))
+    found = weights(tmp_path / "other")
+    np.testing.assert_array_equal(found["weights|rows/quality-4"], old["weights|rows/quality-4"])
+    assert (found["weights|rows_accumulator/quality-4"][:, -1] == np.float32(0.1)).all()
+
+
+@pytest.mark.soak
+def test_compiled_steps_of_the_default_are_those_of_the_plain_graph(log, tmp_path, read_predictions):
+    found = []
+    for jit in (False, True):
+        train(log, parse_model(TrainConfig, {**DEFAULT, "jit": jit}, "test"), tmp_path / str(jit))
+        found.append(read_predictions(tmp_path / str(jit))["logit"][:300])
+    np.testing.assert_allclose(*found, atol=1e-3)
+    assert np.std(found[0]) > 0.2
+
+
+@pytest.mark.soak
+def test_what_is_served_is_the_average(log, make_config, tmp_path):
+    rule = {"dense": {"schedule_free": 0.75, "shampoo": {"start_preconditioning_step": None, "momentum": 0}}}
+    train(log, make_config({"optimizer": rule}), tmp_path / "run")
+    found = weights(tmp_path / "run")
+    served = read_snapshot(tmp_path / "run").weights
+    distances = [name for name in found if name.startswith("weights|averaging/distance/")]
+    assert len(distances) == sum(name.startswith("weights|dense/") for name in found)
+    by_name = dense_weights(served)
+    for name in distances:
+        weight = name.removeprefix("weights|averaging/distance/")
+        learned, distance = found[f"weights|{weight}"], found[name]
+        assert np.any(distance != 0)
+        np.testing.assert_allclose(by_name[weight].numpy(), learned - distance / 3, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("dense", "words"),
+    [
+        ({"rule": "adam"}, "'shampoo', 'adafactor', 'kfac' or 'muon'"),
+        ({"adafactor": {"rate": 1}}, "unknown key rate; allowed: beta1, "),
+        ({"adafactor": {"clipping": -1}}, "clipping is -1; allowed"),
+    ],
+)
+def test_what_is_not_allowed_is_refused(dense, words):
+    with pytest.raises(InputError, match=words):
+        parse_model(TrainConfig, {"optimizer": {"dense": dense}}, "test")
+
+
+def test_rows_take_no_averages_and_no_newton_steps_beside_them():
+    def parse(**embeddings):
+        return parse_model(
+            TrainConfig, {"optimizer": {"embeddings": embeddings}}, "test"
+        ).optimizer.embeddings
+
+    assert parse().linear_rule == "newton"
+    assert parse(rule="adafactor").linear_rule == "adagrad"
+    rates = [parse(rule=rule).learning_rate for rule in ("adagrad", "adafactor", "one_sided")]
+    assert rates == [0.2, 0.01, 0.2]
+    assert parse(rule="adafactor", learning_rate=0.2).learning_rate == 0.2
+    with pytest.raises(InputError, match="rule adafactor needs linear_rule adagrad"):
+        parse(rule="adafactor", linear_rule="newton")
+    with pytest.raises(InputError, match="unknown key beta1"):
+        parse(rule="adafactor", adafactor={"beta1": 0.5})
+
+
+# A rule of another kind.
 
 
 class _Descent:
@@ -102,30 +274,15 @@ def descent(monkeypatch):
     monkeypatch.setattr(optimizers, "RowAdaGrad", RowDescent)
 
 
-def weights(run: Path) -> dict[str, np.ndarray]:
-    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as arrays:
-        return {name: arrays[name] for name in arrays if name.startswith("weights|")}
-
-
 @pytest.mark.slow
 def test_a_run_needs_nothing_but_the_protocol(descent, log, make_config, tmp_path):
-    config, whole, run = make_config(), tmp_path / "whole", tmp_path / "run"
-    summary = train(log, config, whole)
-    found = weights(whole)
+    config = make_config()
+    found = assert_same_when_broken_off(log, config, tmp_path)
     steps = int(found["weights|descent/steps"])
     assert steps == found["weights|row_descent/steps"] > 10
-    assert summary["shampoo"] == {"steps": steps}
+    assert train(log, config, tmp_path / "whole")["shampoo"] == {"steps": steps}
     assert not [name for name in found if "accumulator" in name]
-    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-1]["shampoo_steps"] == steps
-    batches: list[int] = []
-    with open_session(log, config, run, lambda position, _: batches.append(position)) as session:
-        session.advance(stop=lambda: len(batches) == 7)
-        session.save()
-    train(log, config, run)
-    resumed = weights(run)
-    assert resumed.keys() == found.keys()
-    assert [name for name in found if found[name].tobytes() != resumed[name].tobytes()] == []
+    assert f'"shampoo_steps": {steps}' in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[-1]
 
 
 def test_its_operations_are_counted(descent):

@@ -10,28 +10,21 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from ctr.data.log import read_manifests
-from ctr.data.shards import read_shard
-from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs, open_inputs, read_feeds
+from small_runs import write_teacher
 
 TIMES = 200
 
 
 @pytest.fixture
-def inputs(growing, exposure, schema, make_config) -> Inputs:
+def inputs(growing, exposure, make_config) -> Inputs:
     """A log with faulty rows, a teacher beside it and a constraint log."""
     log = growing.grow(3)
-    for manifest in read_manifests(log):
-        ids = np.concatenate(
-            [read_shard(log, one, schema)["example_id"].to_numpy() for one in manifest.shards]
-        )
-        write_sidecar_partition(log, "teacher", manifest, pa.table({"example_id": ids, "logit": np.sin(ids)}))
+    write_teacher(log, "teacher", np.sin)
     objective: dict[str, Any] = {
         "distillation": {"teacher": "teacher"},
         "bias_constraints": {
@@ -80,17 +73,8 @@ def resources() -> tuple[int, int, int]:
     return threading.active_count(), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "give_up",
-    [
-        close_half_way,
-        *(
-            pytest.param(one, marks=pytest.mark.slow if one is fail_half_way else pytest.mark.soak)
-            for one in (drop_half_way, fail_half_way, damaged_half_way)
-        ),
-    ],
-)
+@pytest.mark.slow(first=2)
+@pytest.mark.parametrize("give_up", [close_half_way, fail_half_way, drop_half_way, damaged_half_way])
 def test_streams_that_are_given_up_leave_nothing_behind(
     inputs: Inputs, give_up: Callable[[Inputs, int], None]
 ) -> None:

@@ -10,13 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ctr.config import parse_model
 from ctr.data.log import read_manifests
 from ctr.data.reader import FAULTS, join_rows, read_rows
-from ctr.data.sample_log import write_decisions
-from ctr.data.sampling import SamplingConfig
 from ctr.data.shards import read_shard
-from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.models.rows import padded_size
 from ctr.training import trainer as module
@@ -24,13 +20,12 @@ from ctr.training.loop import open_session, train
 from growing_logs import (
     ENDS,
     ROOTS,
-    Growing,
     assert_same,
     constrained,
     last_weights,
-    outcome,
     without_timings,
 )
+from small_runs import write_teacher
 
 TEACHER = {"objective": {"distillation": {"teacher": "teacher"}}}
 
@@ -42,7 +37,7 @@ def good_rows(log: Path, schema, partitions: slice = slice(None)):
 
 
 @pytest.mark.slow(first=1)
-@pytest.mark.parametrize("delay", [0, 0.02])
+@pytest.mark.parametrize("delay", [0.02, 0])
 def test_growing_logs_give_the_bits_of_one_pass(
     growing, exposure, schema, make_config, make_examples, make_log, tmp_path, delay
 ):
@@ -122,32 +117,9 @@ def test_nothing_waits_where_the_next_interval_needs_it(
     assert np.abs(logit[100:] - later[100:]).max() > 0.01
 
 
-@pytest.mark.slow
-def test_it_goes_on_where_it_was_saved_and_what_was_not_is_computed_again(growing, make_config, tmp_path):
-    config = make_config(ROOTS)
-    whole = tmp_path / "whole"
-    with open_session(growing.grow(), config, tmp_path / "run") as session:
-        session.advance(partial=True)
-        session.save()
-    with open_session(growing.grow(), config, tmp_path / "run") as session:
-        assert session.advance().rows > 300
-    growing.grow()
-    with open_session(growing.folder, config, tmp_path / "run") as session:
-        session.finish()
-    again = Growing(tmp_path / "again", growing.schema, growing.table)
-    with open_session(again.grow(), config, whole) as session:
-        session.advance(partial=True)
-        again.grow(2)
-        session.finish()
-    found, expected = outcome(tmp_path / "run"), outcome(whole)
-    assert last_weights(tmp_path / "run") == last_weights(whole)
-    for name in ("summary", "metrics", "rejects", "metric states"):
-        assert found[name] == expected[name], name
-
-
-@pytest.mark.slow
 def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_config, tmp_path, monkeypatch):
-    with open_session(growing.grow(3), make_config(ROOTS), tmp_path / "run") as session:
+    config = make_config(ROOTS, logistic=True)
+    with open_session(growing.grow(3), config, tmp_path / "run") as session:
         session.advance()
         rows = good_rows(growing.folder, schema)
         sizes = set()
@@ -162,29 +134,31 @@ def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_co
         logit = session.score(rows)
         assert logit.dtype == np.float32 and len(logit) == len(rows) > 1000
         assert np.std(logit) > 0.1
-        for count in (0, 1, 49, 50, 51):
-            np.testing.assert_allclose(session.score(rows.slice(0, count)), logit[:count], rtol=0, atol=1e-6)
         mask = np.zeros(len(rows), bool)
         mask[[7, 300, 801]] = True
-        np.testing.assert_allclose(session.score(rows.keep(mask)), logit[mask], rtol=0, atol=1e-6)
-        # Few, and the same for any number of rows up to a batch's.
-        assert sizes == {padded_size(count, smallest=50) for count in (50, 51, len(rows))}
         entry = read_manifests(growing.folder)[1].shards[0]
         table = read_shard(growing.folder, entry, schema)
         good = table.filter(pa.array(table.column("label").to_numpy() < 2))
         begin = int(np.searchsorted(rows.query_time, entry.first_query_time))
-        np.testing.assert_allclose(session.score(good), logit[begin : begin + len(good)], rtol=0, atol=1e-6)
+        # Some of the rows; and a shard's columns.
+        for own, expected in (
+            *((rows.slice(0, count), logit[:count]) for count in (0, 1, 49, 50, 51)),
+            (rows.keep(mask), logit[mask]),
+            (good, logit[begin : begin + len(good)]),
+        ):
+            np.testing.assert_allclose(session.score(own), expected, rtol=0, atol=1e-6)
+        # Few, and the same for any number of rows up to a batch's.
+        assert sizes == {padded_size(count, smallest=50) for count in (50, 51, len(good), len(rows))}
 
         bad = good.set_column(4, "label", pa.array(np.full(len(good), 3), pa.int8()))
-        with pytest.raises(InputError, match=rf"row 0 \(example_id \d+\): {FAULTS[1]}; {len(good)} of"):
-            session.score(bad)
-        with pytest.raises(
-            InputError, match=r"not the columns of a shard of the log, query_time, .*ids, tags"
-        ):
-            session.score(good.drop_columns(["tags"]))
         fewer = type(rows)(**{**vars(rows), "ids": rows.ids[:, :2]})
-        with pytest.raises(InputError, match=r"2 single-valued features .*; the log has 3 and \['tags'\]"):
-            session.score(fewer)
+        for wrong, words in (
+            (bad, rf"row 0 \(example_id \d+\): {FAULTS[1]}; {len(good)} of"),
+            (good.drop_columns(["tags"]), r"not the columns of a shard of the log, query_time, .*ids, tags"),
+            (fewer, r"2 single-valued features .*; the log has 3 and \['tags'\]"),
+        ):
+            with pytest.raises(InputError, match=words):
+                session.score(wrong)
         # None of these ended it.
         session.advance()
 
@@ -195,13 +169,7 @@ def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
     rng = np.random.default_rng(3)
 
     def teach() -> None:
-        manifest = read_manifests(growing.folder)[-1]
-        tables = [read_shard(growing.folder, entry, growing.schema) for entry in manifest.shards]
-        ids = pa.concat_tables(tables).column("example_id")
-        logit = pa.array(rng.normal(size=len(ids)), pa.float32())
-        write_sidecar_partition(
-            growing.folder, "teacher", manifest, pa.table({"example_id": ids, "logit": logit})
-        )
+        write_teacher(growing.folder, "teacher", lambda ids: rng.normal(size=len(ids)), slice(-1, None))
 
     growing.grow()
     teach()
@@ -228,33 +196,8 @@ def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
     assert last_weights(tmp_path / "run") == last_weights(tmp_path / "whole")
 
 
-@pytest.mark.soak
-def test_a_sample_grows_with_its_log(growing, make_config, tmp_path):
-    """Rows that it drops, and those outside a time range, lie around the ends of partitions."""
-    sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
-    times = {"start": "1970-01-01T00:00:00.030", "end": "1970-01-01T00:00:00.200"}
-    config = make_config({**ROOTS, "sampling": {"name": "part", "score": "kept"}, "time_range": times})
-    growing.grow()
-    write_decisions(growing.folder, "part", sampling)
-    with open_session(growing.folder, config, tmp_path / "run") as session:
-        session.advance()
-        growing.grow()
-        with pytest.raises(InputError, match=r"sidecar part of .*no decision for \d+ of the \d+ rows"):
-            session.advance()
-        for _ in range(2):
-            write_decisions(growing.folder, "part", sampling)
-            session.advance()
-            if growing.partitions < 3:
-                growing.grow()
-        summary = session.finish()
-    assert summary["log_rows"] == len(growing.table) > 2 * summary["examples"]
-    train(growing.folder, config, tmp_path / "whole")
-    assert_same(tmp_path / "run", tmp_path / "whole")
-
-
-@pytest.mark.slow
 def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_config, tmp_path):
-    config = make_config({**ROOTS, **constrained(exposure.folder)})
+    config = make_config({**ROOTS, **constrained(exposure.folder)}, logistic=True)
     for log in (growing, exposure):
         log.partitions = 1
         log.grow()
@@ -279,12 +222,11 @@ def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_co
         assert session.finish()["log_rows"] == read_manifests(growing.folder)[0].rows
 
 
-@pytest.mark.slow
 def test_after_an_exception_nothing_is_saved(growing, make_config, tmp_path):
     def stop(position, _):
         raise KeyboardInterrupt
 
-    config = make_config(ROOTS)
+    config = make_config(ROOTS, logistic=True)
     with open_session(growing.grow(), config, tmp_path / "run", stop) as session:
         with pytest.raises(KeyboardInterrupt):
             session.advance()

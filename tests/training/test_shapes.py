@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +17,6 @@ from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.training import inputs as inputs_module
 from ctr.training.config import TrainConfig
-from ctr.training.device import has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.loop import train
@@ -55,14 +53,15 @@ def draw_batch(rng: np.random.Generator, begin: int, queries: list[int], spread:
     for name, most, below in (("m", MAX_VALUES, spread), ("t", 2, 40), ("x", MAX_VALUES, 50)):
         offsets = np.concatenate([[0], np.cumsum(rng.integers(0, most + 1, rows))])
         multivalent[name] = rng.integers(1, max(2, below), offsets[-1]).astype(np.int64), offsets
+    label, weight = rng.integers(0, 2, rows).astype(np.float32), np.ones(rows, np.float32)
     found = Rows(
         query_time=number,
         timestamp=number,
         query_id=begin + np.repeat(np.arange(len(queries)), queries),
         example_id=number,
-        label=rng.integers(0, 2, rows).astype(np.float32),
-        train_weight=np.ones(rows, np.float32),
-        metric_weight=np.ones(rows, np.float32),
+        label=label,
+        train_weight=weight,
+        metric_weight=weight,
         ids=np.stack([rng.integers(0, 300, rows), rng.integers(1, max(2, spread), rows)], axis=1),
         multivalent=multivalent,
         fault=np.zeros(rows, np.int8),
@@ -78,7 +77,7 @@ def shapes_of(feed: Feed) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     data=st.data(),
     growth=st.sampled_from([None, 0.25]),
@@ -210,10 +209,3 @@ def test_a_run_predicts_the_same(log, make_config, tmp_path, read_predictions, m
         logits[shapes] = read_predictions(tmp_path / shapes)["logit"].to_numpy()
     np.testing.assert_allclose(logits["few"], logits["many"], rtol=0, atol=1e-4)
     assert len(seen["few"]) <= 4 < len(seen["many"])
-
-
-def test_auto_is_few_on_a_tpu_alone(monkeypatch):
-    config = parse_model(TrainConfig, {}, "test")
-    assert not has_few_shapes(config)
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind] if kind == "TPU" else [])
-    assert has_few_shapes(config)

@@ -1,4 +1,4 @@
-"""What is learned besides clicks, through whole runs: what a student, a sample, a delay and a constraint change."""
+"""What is learned besides clicks, through whole runs: what a student, a delay and a constraint change."""
 
 import json
 import shutil
@@ -11,18 +11,23 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import read_manifests
+from ctr.data.log import read_manifests, read_schema
+from ctr.data.reader import join_rows, read_rows
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.data.sidecar import read_sidecar_partition, write_sidecar_partition
+from ctr.data.sidecar import read_sidecar_partition
+from ctr.experiments.config import merged
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.loop import open_session, train
+from reference_loop import cut
+from small_runs import write_teacher
 
 RANKING: dict[str, Any] = {"ranking": {"weight": 0.4, "max_pairs": 5, "ramp": [200, 500]}}
 CONSTRAINTS: dict[str, Any] = {
     "bias_constraints": {
         "learning_rate": 0.3,
+        "regularization": 0.1,
         "families": [
             {"name": "ctr", "estimated_ctr": [0.2, 0.4]},
             {"name": "low", "estimated_ctr": [0.3], "features": {"position": "all"}},
@@ -31,24 +36,17 @@ CONSTRAINTS: dict[str, Any] = {
 }
 
 
-def sidecar(log, name) -> pd.DataFrame:
+def sidecar(log: Path, name: str) -> pd.DataFrame:
     tables = [read_sidecar_partition(log, name, manifest) for manifest in read_manifests(log)]
     return pa.concat_tables(tables).to_pandas()
 
 
-def whole_queries(query: np.ndarray, most: int) -> list[np.ndarray]:
-    """Row numbers by batch: as many whole queries as fit."""
-    batches: list[list[int]] = [[]]
-    for one in np.unique(query):
-        rows = np.flatnonzero(query == one).tolist()
-        if batches[-1] and len(batches[-1]) + len(rows) > most:
-            batches.append([])
-        batches[-1] += rows
-    return [np.array(rows) for rows in batches]
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def train_until(limit: int, log: Path, config: TrainConfig, run: Path) -> None:
-    """Trains up to a position of the log, and no further."""
+    """Trains up to a position of the log, and no further than to a checkpoint before it."""
 
     class StopError(Exception):
         pass
@@ -61,148 +59,214 @@ def train_until(limit: int, log: Path, config: TrainConfig, run: Path) -> None:
         train(log, config, run, stop)
 
 
-def copied(log, tmp_path):
+@pytest.fixture
+def own_log(log, tmp_path) -> Path:
     """The log in a folder of the test's own, to write sidecars beside."""
     return shutil.copytree(log, tmp_path / "log")
 
 
-@pytest.mark.slow
-def test_the_sidecar_holds_the_predictions_of_record(log, make_config, tmp_path, read_predictions):
-    log = copied(log, tmp_path)
-    summary = train(log, make_config(), tmp_path / "run", record="teacher")
-    found, expected = sidecar(log, "teacher"), read_predictions(tmp_path / "run")
-    assert found["example_id"].tolist() == expected["example_id"].tolist()
-    assert np.array_equal(found["logit"], expected["logit"])
-    assert summary["recorded"] == {"sidecar": "teacher", "rows": len(found), "without_prediction": 0}
-    # A finished run publishes without training again, and a second name tells the same.
-    train(log, make_config(), tmp_path / "run", record="again")
-    assert sidecar(log, "again").equals(found)
+# Constraints.
 
 
-@pytest.mark.slow
-def test_no_recorded_prediction_has_seen_its_own_label_or_a_later_one(
-    make_examples, make_log, make_config, tmp_path
+def dual_steps(batches: list[pd.DataFrame], rate: float, regularization: float) -> np.ndarray:
+    """lambda += eta c (mean of y - p over the slice - alpha3 lambda), c its weight over the running mean of that."""
+    slices = 1 + max(batch["slice"].max() for batch in batches)
+    duals, usual, number = np.zeros((3, slices))
+    for batch in batches:
+        for one, rows in batch[batch["train_weight"] > 0].groupby("slice"):
+            weight = rows["train_weight"].to_numpy(float)
+            error = rows["label"] - 1 / (1 + np.exp(-rows["logit"].to_numpy(float)))
+            number[one] += 1
+            usual[one] += max(1 / number[one], 0.01) * (weight.sum() - usual[one])
+            mean = (weight * error).sum() / weight.sum()
+            duals[one] += rate * weight.sum() / usual[one] * (mean - regularization * duals[one])
+    return duals
+
+
+def ranking_ramp(examples: int) -> float:
+    return min(max((examples - 200) / 300, 0), 1)
+
+
+def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(
+    log, examples, make_config, tmp_path, read_predictions
 ):
-    examples = make_examples(seed=5)
-    config = make_config({"batch": {"rows": 20, "max_query_rows": 20}})
-    changed_from = 130  # a query
-    row = int(np.flatnonzero(examples.query == changed_from)[0])
-    logits = []
-    for name, flipped in (("one", False), ("other", True)):
-        table = examples.table()
-        if flipped:
-            label = np.where(examples.query >= changed_from, 1 - examples.label, examples.label)
-            table = table.set_column(
-                table.column_names.index("label"), "label", pa.array(label.astype(np.int8))
-            )
-        log = make_log(table, name)
-        train(log, config, tmp_path / f"run-{name}", record="teacher")
-        logits.append(sidecar(log, "teacher")["logit"].to_numpy())
-    same = logits[0] == logits[1]
-    # To the bit up to the end of the batch in which labels begin to differ, and not a row longer.
-    end = next(int(rows[-1]) + 1 for rows in whole_queries(examples.query, 20) if row in rows)
-    assert same[:end].all()
-    assert not same[end : end + 20].any()
+    """Also of a run that is stopped within a window and goes on: it forgets neither of them."""
+    config = make_config({"objective": {**RANKING, **CONSTRAINTS}}, logistic=True)
+    with open_session(log, config, tmp_path / "run") as session:
+        session.advance(stop=lambda: session.run.position.examples > 600)
+        session.save()
+        stopped_at = session.run.position.examples
+    summary = train(log, config, tmp_path / "run")
+    rows, found = (
+        join_rows(list(read_rows(log, read_schema(log), read_manifests(log)))),
+        (read_predictions(tmp_path / "run")),
+    )
+    p = 1 / (1 + np.exp(-found["logit"].to_numpy(np.float32)))
+    slices = {
+        "ctr": np.digitize(p, [0.2, 0.4]),
+        "low": examples.ids[:, 2] * 2 + np.digitize(p, [0.3]),
+    }
+    parts = list(cut(rows, config.batch))
+    for name, slice_of in slices.items():
+        labeled = found.assign(slice=slice_of)
+        batches = [labeled.iloc[part.position] for part in parts]
+        expected = dual_steps(batches, 0.3, 0.1)
+        np.testing.assert_allclose(summary["duals"][name], expected, rtol=0, atol=2e-4)
+        assert np.abs(expected).max() > 0.3
+    # Windows have the mean of the steps' losses, each for its rows; ramps count what was learned before.
+    losses = np.logaddexp(0, np.where(found["label"] == 1, -1, 1) * found["logit"].to_numpy(float))
+    weight, lines, begin = found["train_weight"].to_numpy(float), lines_of(tmp_path / "run"), 0
+    for line in lines:
+        total = 0.0
+        for own in (part.position for part in parts if begin <= part.position[0] < line["examples"]):
+            share = 1 - RANKING["ranking"]["weight"] * ranking_ramp(own[0])
+            total += share * len(own) * (weight[own] @ losses[own]) / weight[own].sum()
+        assert line["loss_logistic"] == pytest.approx(total / (line["examples"] - begin), rel=1e-4)
+        begin = line["examples"]
+        assert line["ramp_ranking"] == pytest.approx(ranking_ramp(begin))
+        assert line["ramp_bias_constraints"] == 1
+        assert "ramp_distillation" not in line
+    assert stopped_at not in [line["examples"] for line in lines]
+    last = [lines[-1][f"dual_ctr_{number}"] for number in range(3)]
+    assert last == pytest.approx(summary["duals"]["ctr"])
+
+
+@pytest.mark.slow
+def test_a_large_family_is_constrained_but_not_shown_slice_by_slice(log, make_config, tmp_path):
+    family = {"name": "crossed", "features": {"user": "all", "item": "all"}}
+    constraints = {"learning_rate": 0.3, "families": [family]}
+    config = make_config({"objective": {"bias_constraints": constraints}}, logistic=True)
+    summary = train(log, config, tmp_path / "run")
+    assert summary["duals"]["crossed"]["min"] < 0 < summary["duals"]["crossed"]["max"]
+    assert "constraint:crossed" not in summary["calibration_slices"]
+    assert {"dual_crossed_min", "dual_crossed_max"} <= lines_of(tmp_path / "run")[-1].keys()
+
+
+# Teachers.
+
+
+@pytest.mark.slow
+def test_the_sidecar_holds_the_predictions_of_record(
+    own_log, examples, make_config, tmp_path, read_predictions
+):
+    """Of a part of the log; the rest is recorded as missing."""
+    config = make_config({"time_range": {"start": "1970-01-01T00:00:00.100"}}, logistic=True)
+    summary = train(own_log, config, tmp_path / "run", record="teacher")
+    found, expected, before = (
+        sidecar(own_log, "teacher"),
+        read_predictions(tmp_path / "run"),
+        examples.query < 100,
+    )
+    assert found["logit"].isna().tolist() == before.tolist()
+    known = found[~before]
+    assert known["example_id"].tolist() == expected["example_id"].tolist()
+    assert np.array_equal(known["logit"], expected["logit"])
+    missing = int(before.sum())
+    assert summary["recorded"] == {
+        "sidecar": "teacher", "rows": len(found), "without_prediction": missing
+    }  # fmt: skip
+    # A finished run publishes without training again, and a second name tells the same; another run's stays.
+    train(own_log, config, tmp_path / "run", record="again")
+    assert sidecar(own_log, "again").equals(found)
+    other = make_config({"seed": 2}, logistic=True)
+    with pytest.raises(InputError, match="already exists, from another run"):
+        train(own_log, other, tmp_path / "other", record="teacher")
+    assert not (tmp_path / "other").exists()
+
+
+def test_teachers_and_records_that_cannot_be_are_refused(own_log, make_config, tmp_path):
+    taught = make_config({"objective": {"distillation": {"teacher": "nobody"}}})
+    with pytest.raises(InputError, match="has no sidecar nobody"):
+        train(own_log, taught, tmp_path / "run")
+    with pytest.raises(InputError, match="own teacher"):
+        train(own_log, taught, tmp_path / "run", record="nobody")
+    with pytest.raises(InputError, match="record_predictions is false"):
+        train(own_log, make_config({"record_predictions": False}), tmp_path / "run", record="teacher")
+    with pytest.raises(InputError, match="letters, digits"):
+        train(own_log, make_config(), tmp_path / "run", record="a/b")
+    with pytest.raises(InputError, match="has no sidecar part"):
+        train(own_log, make_config({"sampling": {"name": "part"}}), tmp_path / "run")
 
 
 @pytest.mark.soak
-def test_a_student_learns_from_its_teacher_and_only_from_its_sidecar(log, make_config, tmp_path):
-    log = copied(log, tmp_path)
-    train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
-    plain = train(log, make_config(), tmp_path / "plain")
+def test_a_student_learns_from_its_teacher_and_goes_on_with_no_other(own_log, make_config, tmp_path):
+    train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
+    plain = train(own_log, make_config(), tmp_path / "plain")
     config = make_config({"objective": {"distillation": {"teacher": "teacher"}}})
-    taught = train(log, config, tmp_path / "taught")
-    assert taught["logloss"] != plain["logloss"]
+    assert train(own_log, config, tmp_path / "taught")["logloss"] != plain["logloss"]
     # Before the ramp begins there is no teacher.
     late = make_config({"objective": {"distillation": {"teacher": "teacher", "ramp": [10**6, 10**6]}}})
-    assert train(log, late, tmp_path / "late")["logloss"] == plain["logloss"]
-    absent = make_config({"objective": {"distillation": {"teacher": "nobody"}}})
-    with pytest.raises(InputError, match="has no sidecar nobody; the sidecars beside it: teacher"):
-        train(log, absent, tmp_path / "absent")
-    with pytest.raises(InputError, match="own teacher"):
-        train(log, config, tmp_path / "own", record="teacher")
+    assert train(own_log, late, tmp_path / "late")["logloss"] == plain["logloss"]
+    train_until(700, own_log, config, tmp_path / "run")
+    shutil.rmtree(own_log / "sidecars" / "teacher")
+    train(own_log, make_config({"seed": 4}), tmp_path / "other", record="teacher")
+    with pytest.raises(InputError, match="the sidecars teacher are not those that this run has read so far"):
+        train(own_log, config, tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_rows_without_a_teacher_are_refused_with_count_and_place_or_trained_without(
-    log, examples, make_config, tmp_path
+    own_log, examples, make_config, tmp_path
 ):
-    log = copied(log, tmp_path)
     gaps = np.flatnonzero(examples.train_weight > 0)[[4, 90, 200]]
     logit = np.zeros(len(examples), np.float32)
     logit[gaps] = np.nan
-    begin = 0
-    for manifest in read_manifests(log):
-        rows = slice(begin, begin + manifest.rows)
-        ids = np.arange(len(examples))[rows] + 10_000
-        for name, values in (("gaps", logit), ("complete", np.nan_to_num(logit))):
-            table = pa.table({"example_id": ids, "logit": values[rows]})
-            write_sidecar_partition(log, name, manifest, table)
-        begin += manifest.rows
-    changes: dict[str, Any] = {"objective": {"distillation": {"teacher": "gaps"}}}
+    write_teacher(own_log, "gaps", lambda ids: logit[ids - 10_000])
+    write_teacher(own_log, "complete", lambda ids: np.nan_to_num(logit[ids - 10_000]))
     learned = int((examples.train_weight > 0).sum())
+
+    def config(**distillation: str) -> TrainConfig:
+        return make_config({"objective": {"distillation": distillation}}, logistic=True)
+
     with pytest.raises(InputError) as caught:
-        train(log, make_config(changes, logistic=True), tmp_path / "refused")
+        train(own_log, config(teacher="gaps"), tmp_path / "refused")
     assert f"no value for 3 of {learned} rows" in str(caught.value)
     assert f"example_id {gaps[0] + 10_000} (row {gaps[0]} of the log)" in str(caught.value)
-    changes["objective"]["distillation"]["missing"] = "train_without"
-    without = train(log, make_config(changes, logistic=True), tmp_path / "without")
+    without = train(own_log, config(teacher="gaps", missing="train_without"), tmp_path / "without")
     # What is not there has no part in it: with a teacher for all rows the result is another.
-    complete = {"objective": {"distillation": {"teacher": "complete"}}}
-    config = make_config(complete, logistic=True)
-    assert without["logloss"] != train(log, config, tmp_path / "complete")["logloss"]
+    complete = train(own_log, config(teacher="complete"), tmp_path / "complete")
+    assert without["logloss"] != complete["logloss"]
 
+
+# All of it together.
 
 EVERYTHING: dict[str, Any] = {
     "ranking": {**RANKING["ranking"], "setup": "multi_task"},
     **CONSTRAINTS,
     "distillation": {"teacher": "teacher", "ramp": 400},
 }
-
-
+PUSHED: dict[str, Any] = {**EVERYTHING, "anti_distillation": {"weight": 0.1, "ramp": [300, 300]}}
 STRUCTURE: dict[str, Any] = {
     "deep": {"ranks": [3], "activation": "smelu", "smelu_beta": 0.5},
     "factorized": {"width": 3, "ui_units": [4], "transfer": "piecewise_linear"},
     "ensemble": {"components": 2, "embeddings": "separate"},
 }
-PUSHED: dict[str, Any] = {**EVERYTHING, "anti_distillation": {"weight": 0.1, "ramp": [300, 300]}}
 
 
-def with_exposure(objective: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The same with a constraint log, whose rows also teach by themselves."""
-    constraints = objective["bias_constraints"]
-    families = [*constraints["families"], {"name": "random", "log": "exposure"}]
-    logs = [{"name": "exposure", "path": str(path), "own_loss": True}]
-    return {**objective, "bias_constraints": {**constraints, "families": families, "logs": logs}}
-
-
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     ("objective", "model", "delay"),
-    [
-        pytest.param({}, {}, 0.03, id="delay", marks=pytest.mark.soak),
-        pytest.param(RANKING, {}, 0, id="ranking", marks=pytest.mark.soak),
-        pytest.param(CONSTRAINTS, {}, 0.03, id="constraints and delay", marks=pytest.mark.soak),
-        pytest.param(EVERYTHING, {}, 0, id="everything without delay", marks=pytest.mark.soak),
-        pytest.param(EVERYTHING, {}, 0.03, id="everything", marks=pytest.mark.soak),
-        pytest.param(PUSHED, STRUCTURE, 0, id="and every structure without delay", marks=pytest.mark.soak),
-        pytest.param(PUSHED, STRUCTURE, 0.03, id="and every structure", marks=pytest.mark.slow),
-    ],
+    [(PUSHED, STRUCTURE, 0.03), (EVERYTHING, {}, 0), (CONSTRAINTS, {}, 0.03), (RANKING, {}, 0)],
+    ids=["all with a delay", "without a delay", "constraints and a delay", "ranking"],
 )
 def test_stopped_and_resumed_with_any_of_it_the_bits_are_the_same(
-    log, make_examples, make_log, make_config, tmp_path, objective, model, delay
+    own_log, make_examples, make_log, make_config, tmp_path, objective, model, delay
 ):
-    log = copied(log, tmp_path)
-    train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
-    write_decisions(log, "half", parse_model(SamplingConfig, {"non_click_rate": 0.5}, "test"))
+    train(own_log, make_config({"seed": 3}, logistic=True), tmp_path / "teacher", record="teacher")
+    write_decisions(own_log, "half", parse_model(SamplingConfig, {"non_click_rate": 0.5}, "test"))
     if "bias_constraints" in objective:
-        objective = with_exposure(objective, make_log(make_examples(queries=220, seed=9).table(), "exposure"))
+        # And a constraint log, whose rows also teach by themselves.
+        constraints = objective["bias_constraints"]
+        path = make_log(make_examples(queries=220, seed=9).table(), "exposure")
+        families = [*constraints["families"], {"name": "random", "log": "exposure"}]
+        logs = [{"name": "exposure", "path": str(path), "own_loss": True}]
+        objective = merged(objective, {"bias_constraints": {"families": families, "logs": logs}})
     config = make_config(
         {"objective": objective, "model": model, "label_delay": delay, "sampling": {"name": "half"}}
     )
-    train(log, config, tmp_path / "whole")
-
-    train_until(700, log, config, tmp_path / "resumed")
-    summary = train(log, config, tmp_path / "resumed")
+    train(own_log, config, tmp_path / "whole")
+    train_until(700, own_log, config, tmp_path / "resumed")
+    summary = train(own_log, config, tmp_path / "resumed")
     found, expected = (outcome(tmp_path / run) for run in ("resumed", "whole"))
     assert found[0] == expected[0]
     assert found[1].keys() == expected[1].keys()
@@ -215,87 +279,23 @@ def test_stopped_and_resumed_with_any_of_it_the_bits_are_the_same(
 
 def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
     """The lines of the metrics without what is timed, and the arrays of the last checkpoint."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    timed = ("examples_per_second", "shampoo_seconds_waited", "shampoo_seconds_computing")
+    timed = {"examples_per_second", "shampoo_seconds_waited", "shampoo_seconds_computing"}
     with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as content:
         arrays = dict(content.items())
-    return [{key: line[key] for key in line.keys() - set(timed)} for line in lines], arrays
-
-
-@pytest.mark.slow
-def test_ramps_and_duals_are_in_every_line_of_the_metrics(log, make_config, tmp_path):
-    train(log, make_config({"objective": {**RANKING, **CONSTRAINTS}}, logistic=True), tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert lines[0]["ramp_ranking"] == pytest.approx((lines[0]["examples"] - 200) / 300, abs=0.01)
-    assert [line["ramp_bias_constraints"] for line in lines] == [1.0] * len(lines)
-    assert all(line["dual_ctr_0"] != 0 for line in lines)
-    assert "ramp_distillation" not in lines[0]
+    return [{key: line[key] for key in line.keys() - timed} for line in lines_of(run)], arrays
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("objective", "model"),
-    [pytest.param(EVERYTHING, {}, marks=pytest.mark.soak), (PUSHED, STRUCTURE)],
-)
-def test_a_run_of_compiled_steps_agrees_with_all_of_it(log, make_config, tmp_path, objective, model):
-    log = copied(log, tmp_path)
-    train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
+def test_a_run_of_compiled_steps_agrees_with_all_of_it(own_log, make_config, tmp_path):
+    train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
     summaries = {}
     for jit in (False, True):
         # AdaGrad, since compiled steps use each of Shampoo's roots one step later.
         shampoo = {"start_preconditioning_step": None}
         optimizer = {"dense": {"shampoo": shampoo}}
-        changes = {"objective": objective, "model": model, "jit": jit, "optimizer": optimizer}
-        summaries[jit] = train(log, make_config(changes), tmp_path / f"run-{jit}")
+        changes = {"objective": PUSHED, "model": STRUCTURE, "jit": jit, "optimizer": optimizer}
+        summaries[jit] = train(own_log, make_config(changes), tmp_path / f"run-{jit}")
     for name in ("logloss", "auc", "calibration_bias"):
         assert summaries[True][name] == pytest.approx(summaries[False][name], abs=1e-4)
     for family, duals in summaries[True]["duals"].items():
         assert duals == pytest.approx(summaries[False]["duals"][family], abs=1e-3)
-
-
-@pytest.mark.soak
-def test_what_a_run_did_not_score_is_recorded_as_missing(log, examples, make_config, tmp_path):
-    log = copied(log, tmp_path)
-    config = make_config({"time_range": {"start": "1970-01-01T00:00:00.100"}}, logistic=True)
-    summary = train(log, config, tmp_path / "run", record="late")
-    found = sidecar(log, "late")
-    assert found["logit"].isna().tolist() == (examples.query < 100).tolist()
-    assert summary["recorded"]["without_prediction"] == int((examples.query < 100).sum())
-
-
-@pytest.mark.soak
-def test_recording_needs_predictions_and_a_name_of_its_own(log, make_config, tmp_path):
-    log = copied(log, tmp_path)
-    with pytest.raises(InputError, match="record_predictions is false"):
-        train(log, make_config({"record_predictions": False}), tmp_path / "run", record="teacher")
-    with pytest.raises(InputError, match="letters, digits"):
-        train(log, make_config(), tmp_path / "run", record="a/b")
-    train(log, make_config(logistic=True), tmp_path / "run", record="teacher")
-    with pytest.raises(InputError, match="already exists, from another run"):
-        train(log, make_config({"seed": 2}, logistic=True), tmp_path / "other", record="teacher")
-    assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.soak
-def test_a_resume_with_another_teacher_is_refused(log, make_config, tmp_path):
-    log = copied(log, tmp_path)
-    train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
-    config = make_config({"objective": {"distillation": {"teacher": "teacher"}}})
-
-    train_until(700, log, config, tmp_path / "run")
-    shutil.rmtree(log / "sidecars" / "teacher")
-    train(log, make_config({"seed": 4}), tmp_path / "other", record="teacher")
-    with pytest.raises(InputError, match="the sidecars teacher are not those that this run has read so far"):
-        train(log, config, tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_large_family_is_constrained_but_not_shown_slice_by_slice(log, make_config, tmp_path):
-    family = {"name": "crossed", "features": {"user": "all", "item": "all"}}
-    constraints = {"learning_rate": 0.3, "families": [family]}
-    config = make_config({"objective": {"bias_constraints": constraints}}, logistic=True)
-    summary = train(log, config, tmp_path / "run")
-    assert summary["duals"]["crossed"]["min"] < 0 < summary["duals"]["crossed"]["max"]
-    assert "constraint:crossed" not in summary["calibration_slices"]
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert {"dual_crossed_min", "dual_crossed_max"} <= json.loads(lines[-1]).keys()

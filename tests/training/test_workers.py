@@ -8,26 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 import fingerprint_logs
 from ctr.config import parse_model
-from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.data.shards import read_shard
-from ctr.data.sidecar import write_sidecar_partition
 from ctr.training.ids.id_map import DIVIDED_ARRAYS
 from ctr.training.run import checkpoint
-from small_runs import SCHEMA, SMALL, draw_examples, merged, publish
+from small_runs import SMALL, draw_examples, merged, publish, write_teacher
 from worker_group import run_group, train_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-BY_TWO, BY_THREE = ("objective", "growing", "mirrored", "factorized", "kfac"), ("objective", "growing")
+# Begun together, as processes take long to start.
+TOGETHER = ("objective", "growing")
+# In CI the first ones, the others in the soak.
+RUNS = [
+    *((name, 3) for name in TOGETHER),
+    *((name, 2) for name in (*TOGETHER, "mirrored", "factorized", "kfac")),
+]
 RAMP = [100, 500]
 # Without kinks, and without sums of squares that begin at 0: there the sign of what is but rounding makes a whole step.
 SMOOTH = {
@@ -103,7 +105,7 @@ class World:
     """Logs, and what groups of workers made of them."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.groups = folder, 0
+        self.folder, self.groups, self.made = folder, 0, set()
         intervals = ((0, 200_000), (200_000, 400_000), (400_000, 10**9))
         self.log = publish(folder / "log", draw_examples(QUERIES).table(), intervals)
         exposure = publish(folder / "exposure", draw_examples(QUERIES, seed=9).table(), intervals)
@@ -111,16 +113,9 @@ class World:
         sampling = parse_model(SamplingConfig, {"non_click_rate": 0.6, "salt": "workers"}, "test")
         write_decisions(self.log, "part", sampling)
         base = merged(SMALL, SMOOTH)
-        for manifest in read_manifests(self.log):
-            ids = np.concatenate(
-                [
-                    read_shard(self.log, shard, SCHEMA).column("example_id").to_numpy()
-                    for shard in manifest.shards
-                ]
-            )
-            logit = np.random.default_rng(len(ids)).normal(-1, 1, len(ids)).astype(np.float32)
-            teacher = pa.table({"example_id": ids, "logit": logit})
-            write_sidecar_partition(self.log, "teacher", manifest, teacher)
+        write_teacher(
+            self.log, "teacher", lambda ids: np.random.default_rng(len(ids)).normal(-1, 1, len(ids))
+        )
         adagrad = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}}}}
         self.configs = {
             "factorized": (self.log, merged(merged(base, FACTORIZED), DIVIDED)),
@@ -141,22 +136,25 @@ class World:
         self.groups += 1
         return self.folder / f"output-{self.groups}"
 
+    def run(self, name: str, size: int) -> Path:
+        """The run of a configuration by so many workers, made when it is first asked for."""
+        if (name, size) not in self.made:
+            names = TOGETHER if name in TOGETHER else (name,)
+            states = {one: str(self.folder / f"states-{one}-{size}") for one in names}
+            jobs = [self.job(one, f"{one}-{size}", states=states[one]) for one in names]
+            run_group(train_group(size, jobs, self.outputs()))
+            self.made |= {(one, size) for one in names}
+        return self.folder / f"{name}-{size}"
+
+    def states(self, name: str, size: int) -> Path:
+        """What each worker of such a run had at each checkpoint."""
+        self.run(name, size)
+        return self.folder / f"states-{name}-{size}"
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> World:
     return World(tmp_path_factory.mktemp("workers"))
-
-
-@pytest.fixture(scope="module")
-def runs(world) -> World:
-    """Each configuration by each number of workers."""
-    for size, names in ((1, BY_TWO), (2, BY_TWO), (3, BY_THREE)):
-        jobs = [
-            world.job(name, f"{name}-{size}", states=str(world.folder / f"states-{name}-{size}"))
-            for name in names
-        ]
-        run_group(train_group(size, jobs, world.outputs()))
-    return world
 
 
 def predictions(run: Path) -> dict[str, np.ndarray]:
@@ -180,29 +178,25 @@ def assert_close(found: Any, expected: Any, where: str = "") -> None:
         assert found == expected, (where, found, expected)
 
 
-METRICS = [
-    "examples",
-    "queries",
-    "weight_sum",
-    "per_query_auc",
-    "logloss",
-    "normalized_entropy",
-    "calibration_bias",
-    "batches",
-    "log_rows",
-    "trained_examples",
-    "trained_rows",
-    "skipped_steps",
-    "rejected_rows",
-    "parameters_dense",
-    "parameters_embedding",
-]
+METRICS = (
+    *(
+        "examples",
+        "queries",
+        "weight_sum",
+        "per_query_auc",
+        "logloss",
+        "normalized_entropy",
+        "calibration_bias",
+    ),
+    *("batches", "log_rows", "trained_examples", "trained_rows", "skipped_steps", "rejected_rows"),
+    *("parameters_dense", "parameters_embedding"),
+)
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(("name", "size"), [(name, 2) for name in BY_TWO] + [(name, 3) for name in BY_THREE])
-def test_several_workers_compute_what_one_process_does(runs, name, size):
-    alone, together = (runs.folder / f"{name}-{number}" for number in (1, size))
+@pytest.mark.slow(first=2)
+@pytest.mark.parametrize(("name", "size"), RUNS)
+def test_several_workers_compute_what_one_process_does(world, name, size):
+    alone, together = (world.run(name, number) for number in (1, size))
     expected, found = predictions(alone), predictions(together)
     assert expected["example_id"].tolist() == found["example_id"].tolist()
     np.testing.assert_allclose(found["logit"], expected["logit"], atol=1e-5, rtol=0)
@@ -213,13 +207,20 @@ def test_several_workers_compute_what_one_process_does(runs, name, size):
     clicked, others = (expected["logit"][expected["label"] == label] for label in (1, 0))
     alike = np.mean(np.abs(clicked[:, np.newaxis] - others) <= 2e-5)
     assert abs(other["auc"] - one["auc"]) <= 1e-6 + alike < 1e-4
+    # A checkpoint is read as that of one.
+    whole, parts = (checkpoint.read(run / "checkpoints")[0] for run in (alone, together))
+    assert whole.keys() == parts.keys()
+    for key, array in whole.items():
+        assert parts[key].shape == array.shape
+        assert parts[key].dtype == array.dtype
+        if array.dtype.kind != "f" or "ids/" in key:
+            np.testing.assert_array_equal(parts[key], array, err_msg=key)
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("name", BY_TWO)
-def test_what_all_workers_have_is_the_same_in_every_bit(runs, name):
-    size = 3 if name in BY_THREE else 2
-    states = sorted((runs.folder / f"states-{name}-{size}").glob("*.npz"))
+@pytest.mark.slow(first=2)
+@pytest.mark.parametrize(("name", "size"), RUNS)
+def test_what_all_workers_have_is_the_same_in_every_bit(world, name, size):
+    states = sorted(world.states(name, size).glob("*.npz"))
     assert len(states) >= 3 * size
     for first in states[::size]:
         number = first.stem.partition("-")[0]
@@ -238,54 +239,33 @@ def test_what_all_workers_have_is_the_same_in_every_bit(runs, name):
 
 
 @pytest.mark.slow(first=1)
-@pytest.mark.parametrize(("name", "size"), [("growing", 2), ("growing", 3), ("mirrored", 2)])
-def test_a_worker_holds_a_part_of_the_map(runs, name, size):
-    """Whether tables are divided or not; the whole is that of one process, after admissions and evictions."""
-    whole, _ = checkpoint.read(runs.folder / f"{name}-1" / "checkpoints")
+@pytest.mark.parametrize(("name", "size"), [("growing", 3), ("growing", 2), ("mirrored", 2)])
+def test_a_worker_holds_a_part_of_the_map_and_of_the_rows(world, name, size):
+    """Of the map also where tables are whole; together they are that of one process, after admissions and evictions."""
+    whole, _ = checkpoint.read(world.run(name, 1) / "checkpoints")
     of_map = {key: array for key, array in whole.items() if key.startswith("weights|ids/")}
     divided = {key: array for key, array in of_map.items() if key.split("/", 2)[2] in DIVIDED_ARRAYS}
     assert sum(map(len, divided.values())) > 100 and len(divided) < len(of_map)
     # By feature those that were admitted and those that were evicted.
-    admitted, evicted = np.concatenate(
-        [array[:2] for key, array in of_map.items() if key.endswith("/totals")], axis=1
-    )
+    totals = [array[:2] for key, array in of_map.items() if key.endswith("/totals")]
+    admitted, evicted = np.concatenate(totals, axis=1)
     assert admitted.min() > 5 and np.sum(evicted > 50) >= 2
+    of_tables = {
+        key: array for key, array in whole.items() if key.startswith(("weights|rows/", "weights|rows_"))
+    }
     for rank in range(size):
-        state = np.load(max((runs.folder / f"states-{name}-{size}").glob(f"*-{rank}.npz")))
+        state = np.load(max(world.states(name, size).glob(f"*-{rank}.npz")))
         for key, array in of_map.items():
             own = state[key.removeprefix("weights|").replace("/", "|")]
             np.testing.assert_array_equal(own, array[rank::size] if key in divided else array, err_msg=key)
+        for key, array in of_tables.items():
+            rows = len(array) if name == "mirrored" else len(range(rank, len(array), size))
+            assert len(state[key.removeprefix("weights|").replace("/", "|")]) == rows
 
 
-def test_a_worker_holds_a_part_of_the_rows(runs):
-    whole, _ = checkpoint.read(runs.folder / "growing-1" / "checkpoints")
-    for rank in range(3):
-        state = np.load(max((runs.folder / "states-growing-3").glob(f"*-{rank}.npz")))
-        for name, array in whole.items():
-            if name.startswith(("weights|rows/", "weights|rows_")):
-                key = name.removeprefix("weights|").replace("/", "|")
-                assert len(state[key]) == len(range(rank, len(array), 3))
-
-
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_checkpoint_of_several_workers_is_read_as_that_of_one(runs, size):
-    for name in BY_TWO if size == 2 else BY_THREE:
-        expected, found = (
-            checkpoint.read(runs.folder / f"{name}-{number}" / "checkpoints")[0] for number in (1, size)
-        )
-        assert expected.keys() == found.keys()
-        for key, array in expected.items():
-            assert found[key].shape == array.shape
-            assert found[key].dtype == array.dtype
-            if array.dtype.kind != "f" or "ids/" in key:
-                np.testing.assert_array_equal(found[key], array, err_msg=f"{name} {key}")
-
-
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("size", [1, 2])
-def test_exports_hold_all_rows(runs, size):
-    alone, run = (runs.folder / f"factorized-{number}" for number in (1, size))
+@pytest.mark.soak
+def test_exports_hold_all_rows(world):
+    alone, run = (world.run("factorized", number) for number in (1, 2))
     export = max(
         (path for path in (run / "exports").iterdir() if path.is_dir()), key=lambda path: int(path.name)
     )
@@ -318,51 +298,48 @@ def contents(run: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_same_number_of_workers_repeats_every_bit_killed_or_not(runs):
-    world = runs
+def test_the_same_number_of_workers_repeats_every_bit_killed_or_not(world):
+    expected = contents(world.run("growing", 3))
     job = world.job("growing", "growing-again")
-    group = train_group(2, [{**job, "kill": [1, 50]}], world.outputs())
-    codes = group.wait()
-    assert codes == [1, -9]
+    group = train_group(3, [{**job, "kill": [1, 50]}], world.outputs())
+    assert group.wait() == [1, -9, 1]
     lost = [line for line in group.output(0).splitlines() if line.startswith("error: ")]
     assert len(lost) == 1
     assert lost[0].startswith("error: WorkerLostError: worker 0 has lost worker 1")
-    run_group(train_group(2, [job], world.outputs()))
-    expected, found = (contents(world.folder / f"growing-{which}") for which in ("2", "again"))
+    run_group(train_group(3, [job], world.outputs()))
+    found = contents(world.folder / "growing-again")
     assert expected.keys() == found.keys()
     assert all(found[key] == expected[key] for key in expected)
 
 
+def assert_passed_as(run: Path, expected: Path) -> None:
+    """Each example once, in order, and predicted as there; with its metrics."""
+    found, of_record = predictions(run), predictions(expected)
+    assert found["example_id"].tolist() == of_record["example_id"].tolist()
+    np.testing.assert_allclose(found["logit"], of_record["logit"], atol=1e-5, rtol=0)
+    own, other = (json.loads((one / "summary.json").read_text()) for one in (run, expected))
+    assert_close({key: own[key] for key in METRICS}, {key: other[key] for key in METRICS})
+
+
 @pytest.mark.soak
-def test_a_run_goes_on_with_any_number_of_workers(runs):
-    world = runs
-    job = world.job("growing", "growing-moved")
+def test_a_run_goes_on_with_any_number_of_workers(world):
+    job, alone, moved = world.job("growing", "moved"), world.run("growing", 1), world.folder / "moved"
     for size, kill in ((1, (0, 45)), (2, (1, 45)), (4, (0, 40))):
         assert 0 not in train_group(size, [{**job, "kill": kill}], world.outputs()).wait()
-        assert checkpoint.newest_sound(world.folder / "growing-moved" / "checkpoints")
+        assert checkpoint.newest_sound(moved / "checkpoints")
     run_group(train_group(1, [job], world.outputs()))
-    saved = [
-        checkpoint.read(world.folder / f"growing-{which}" / "checkpoints")[0] for which in ("1", "moved")
-    ]
+    saved = [checkpoint.read(run / "checkpoints")[0] for run in (alone, moved)]
     for key in (one for one in saved[0] if one.startswith("weights|ids/")):
         # The same ids were admitted and evicted, and have the same rows.
         np.testing.assert_array_equal(saved[1][key], saved[0][key], err_msg=key)
-    expected, found = (predictions(world.folder / f"growing-{which}") for which in ("1", "moved"))
-    # Each example once, in order.
-    assert found["example_id"].tolist() == expected["example_id"].tolist()
-    np.testing.assert_allclose(found["logit"], expected["logit"], atol=1e-5, rtol=0)
-    one, other = (
-        json.loads((world.folder / f"growing-{which}" / "summary.json").read_text())
-        for which in ("1", "moved")
-    )
-    assert_close({key: other[key] for key in METRICS}, {key: one[key] for key in METRICS})
+    assert_passed_as(moved, alone)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("sizes", [(2,), (1, 2, 3)], ids=["the same number", "any number"])
-def test_killed_again_and_again_at_any_time_every_example_is_passed_once(runs, sizes, capsys):
-    world, source, kills, passes = runs, random.Random(str(sizes)), 0, 0
+def test_killed_again_and_again_at_any_time_every_example_is_passed_once(world, sizes, capsys):
+    source, kills, passes, expected = random.Random(str(sizes)), 0, 0, world.run("growing", 2)
     while kills < 10:
         passes += 1
         run = f"growing-killed-{len(sizes)}-{passes}"
@@ -375,15 +352,9 @@ def test_killed_again_and_again_at_any_time_every_example_is_passed_once(runs, s
                 break
             assert codes[moment[0]] == -signal.SIGKILL and 0 not in codes
             kills += 1
-        expected, found = (predictions(world.folder / one) for one in ("growing-2", run))
-        assert found["example_id"].tolist() == expected["example_id"].tolist()
-        np.testing.assert_allclose(found["logit"], expected["logit"], atol=1e-5, rtol=0)
-        one, other = (
-            json.loads((world.folder / folder / "summary.json").read_text()) for folder in ("growing-2", run)
-        )
-        assert_close({key: other[key] for key in METRICS}, {key: one[key] for key in METRICS})
+        assert_passed_as(world.folder / run, expected)
         if sizes == (2,):
-            assert contents(world.folder / run) == contents(world.folder / "growing-2")
+            assert contents(world.folder / run) == contents(expected)
     with capsys.disabled():
         print(f"\n{kills} kills in {passes} passes")
 
