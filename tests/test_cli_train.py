@@ -320,7 +320,7 @@ def test_a_worker_of_a_cluster_that_is_killed_is_named_by_the_other_and_both_res
     assert results(place) == results(pair)
 
 
-@pytest.mark.slow(first=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_workers_with_a_checkpoint_where_they_resume(place, pair, number):
     process = start(place, "--workers", "2")

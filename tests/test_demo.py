@@ -31,20 +31,3 @@ def test_demo_ends_by_naming_its_report_and_does_nothing_twice(tmp_path):
     assert again.returncode == 0, again.stderr
     for name, summary in summaries.items():
         assert json.loads((tmp_path / "demo" / name / "summary.json").read_bytes()) == summary
-
-
-@pytest.mark.slow
-def test_a_simulated_log_can_be_trained_on_and_read_back_by_another_command(tmp_path):
-    log, run, config = tmp_path / "log", tmp_path / "run", tmp_path / "config.yaml"
-    config.write_text("model: {crosses: {layers: 0}, deep: {units: []}, prior: 0.08}\nbatch: {rows: 256}\n")
-    made = run_ctr("simulate", "--examples", 3000, "--out", log, "--json")
-    assert made.returncode == 0, made.stderr
-    assert json.loads(made.stdout)["examples"] == 3000
-    trained = run_ctr("train", log, "--config", config, "--out", run, "--json")
-    assert trained.returncode == 0, trained.stderr
-    summary = json.loads(trained.stdout)
-    assert summary["examples"] == 3000
-    assert summary == json.loads((run / "summary.json").read_bytes())
-    reported = run_ctr("report", run)
-    assert reported.returncode == 0, reported.stderr
-    assert (run / "report.html").exists()

@@ -15,8 +15,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CAMPAIGNS = ("convergence", "defaults", "growth", "id_memory", "search", "search_planted")
-# Programs that wait for a clock on the wall, or take long also when tiny.
-SOAK = ("bench_live", "search", "convergence")
+# Programs that wait for a clock on the wall, or take more than ten seconds also when tiny.
+SOAK = (
+    *(
+        "bench_checkpoints",
+        "bench_endurance",
+        "bench_live",
+        "bench_objective",
+        "bench_serving",
+        "bench_shampoo",
+    ),
+    *("bench_workers", "bench_workers_memory", "convergence", "id_memory", "search"),
+)
 NAMES = sorted({path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")} | {*CAMPAIGNS, "scale_model"})
 
 
@@ -54,7 +64,7 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     assert any(value > 0 for _, value in measured)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_campaign_goes_on_where_it_stood(tmp_path: Path) -> None:
     words = ["--out", str(tmp_path), "--only", "coupons", "questions", "mind"]
     first = run("defaults", tmp_path / "a.json", *words)
@@ -68,7 +78,7 @@ def test_a_campaign_goes_on_where_it_stood(tmp_path: Path) -> None:
     assert again["logs"] == first["logs"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_all_parts_of_the_benchmark_are_measured_and_all_targets_judged(tmp_path: Path) -> None:
     found = run("bench", tmp_path / "found.json")
     parts = ("step", "limit", "end_to_end", "profile", "scaling", "shampoo", "objective", "metrics", "start")

@@ -242,8 +242,8 @@ def one_process(saves: str, count: int) -> dict[str, np.ndarray]:
         for name in ("accumulation", "averages in place") if IS_KERAS_3 else ():
             trials[name] = lambda name=name: advance(strategy, make(strategy, name), 0, 3)
         found = {f"refused|{name}": refused(take) for name, take in trials.items()}
-    if count == 4:
-        found = {f"bytes|{size}": bytes_of_state(size, strategy) for size in (1, 2, 4)}
+    for size in {2: (1, 2), 4: (4,)}.get(count, ()):
+        found[f"bytes|{size}"] = bytes_of_state(size, strategy)
     return found | {f"{name}|{part}": value for name, own in made.items() for part, value in own.items()}
 
 

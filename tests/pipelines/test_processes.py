@@ -69,7 +69,7 @@ def test_jobs_of_an_experiment_import_nothing_from_the_folder(trapped):
     assert not trapped()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_measuring_costs_imports_nothing_from_the_folder(trapped, tmp_path):
     """What ``ctr replay`` measures costs with."""
     outcome = measure_apart(Place(tmp_path / "nolog", (), tmp_path), {}, "baseline", 0)

@@ -112,7 +112,7 @@ def result_files(out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in ("search.json", "best.yaml", "search.yaml")}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_halving_finds_what_trying_everything_finds(searched, place):
     folder, record = searched
     # By hand: all rates on the first prefix, the better half of them on the second one.

@@ -303,7 +303,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.slow(first=1)
+@pytest.mark.soak
 @pytest.mark.parametrize(("module", "name"), [(directory, "delete_version"), (rollback, "write_rollbacks")])
 def test_killed_within_a_rollback_it_ends_with_the_same(log, gone_back, tmp_path, monkeypatch, module, name):
     real = getattr(module, name)

@@ -89,7 +89,7 @@ def write_config(path: Path, content: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.slow(first=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("case", CASES)
 def test_the_logits_are_those_of_one_chip(log, tmp_path, read_predictions, case):
     content, chips = CASES[case]

@@ -104,7 +104,7 @@ def run_until_done(
             return died
 
 
-@pytest.mark.slow(first=2)
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     ("live", "optimizer", "kills"),
     [

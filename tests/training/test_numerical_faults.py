@@ -169,7 +169,7 @@ BREAKS: dict[str, tuple[str, float, float]] = {
 }
 
 
-@pytest.mark.slow(first=2)
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("what", BREAKS)
 def test_weights_that_break_once_are_had_again(long_log, made_runs, make_config, tmp_path, what):
     optimizer = ADAGRAD if list(BREAKS).index(what) % 2 else SHAMPOO
@@ -279,7 +279,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.slow(first=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_stopped_within_a_rollback_it_ends_in_the_same_bits(
     long_log, made_runs, make_config, tmp_path, monkeypatch, moment

@@ -94,7 +94,7 @@ def assert_same_when_broken_off(log: Path, config: TrainConfig, folder: Path) ->
     return whole
 
 
-@pytest.mark.slow(first=2)
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_config, tmp_path):
     config = make_config({"optimizer": RULES[rule]})

@@ -192,7 +192,7 @@ def test_the_worker_is_named(place, case):
     assert str(failure.value).startswith(named)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_those_that_have_begun_may_take_their_time_and_one_that_does_not_begin_is_named(place):
     script = """
 if attempt == 1 and rank == 1:

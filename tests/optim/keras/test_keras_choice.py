@@ -116,7 +116,7 @@ def test_keras_2_is_served_where_the_environment_asks_for_it_and_what_there_is_c
     fresh_python("-c", ALONE + KERAS_2 + SHOWN + SERVES.format("keras2"), cwd=root, path=root)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_keras_2_runs_the_guide(blocks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # Keras 2 has no MultiOptimizer.

@@ -29,7 +29,8 @@ def assert_agree(found, one, bits=False, exact=1e-12):
         if bits and not name.startswith("report|"):
             assert found[name].tobytes() == value.tobytes(), name
         elif name.startswith("weight") or (name.startswith("report|") and name != "report|residual_max"):
-            np.testing.assert_allclose(found[name], value, rtol=0, atol=exact, err_msg=name)
+            rtol = 1e-9 if name == "report|condition_max" else 0  # It may be in the thousands.
+            np.testing.assert_allclose(found[name], value, rtol=rtol, atol=exact, err_msg=name)
         compared += name.startswith("weight")
     assert compared == 7
 
@@ -37,7 +38,7 @@ def assert_agree(found, one, bits=False, exact=1e-12):
 @pytest.fixture(scope="module", params=KERAS)
 def in_one_process(request, tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("replicas"), {}
-    for count in (2, 1, 3, 4):
+    for count in (2, 1, 3, 4) if request.param == "keras2" else (2, 1, 3):
         given = {"saves": str(folder / "saved"), "count": count}
         found |= run(1, folder / str(count), "one_process", request.param, **given)[0]
     return request.param, found
@@ -45,9 +46,9 @@ def in_one_process(request, tmp_path_factory):
 
 @pytest.mark.slow(first=1)
 def test_replicas_that_divide_blocks_take_the_steps_of_one_also_from_what_others_saved(in_one_process):
-    _, found = in_one_process
+    version, found = in_one_process
     for case, hows in {
-        "averages": ["2", "3", "4 by 2", "eager"],
+        "averages": ["2", "3", "eager", *(["4 by 2"] if version == "keras2" else [])],
         "bases": ["3"],
         "diagonals": ["3"],
     }.items():
@@ -75,10 +76,10 @@ def test_fit_on_two_replicas_takes_the_steps_of_one_and_computes_each_root_once(
 
 @pytest.mark.slow(first=1)
 def test_each_replica_keeps_its_share_of_the_state(in_one_process):
-    _, found = in_one_process
+    version, found = in_one_process
     (whole, rest), *others = found["bytes|1"].tolist()
     assert all(other == [whole, rest] for other in others)
-    for count in (2, 4):
+    for count in (2, 4) if version == "keras2" else (2,):
         sizes = found[f"bytes|{count}"]
         assert sizes[:count, 0].sum() == whole and sizes[:, 0].max() <= 1.1 * whole / count
         assert (sizes[:, 1] == rest).all()

@@ -280,7 +280,7 @@ def config_file(make_config, tmp_path) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_it_stops_at_a_signal_and_goes_on_from_there(
     short, make_config, config_file, read_predictions, tmp_path, capsys
 ):

@@ -342,7 +342,7 @@ def test_the_command_line_says_where_it_was_interrupted_and_resumes_there(tmp_pa
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_process_that_is_killed_again_and_again_ends_in_the_same_bits(
     faulty_log, network, run_killed, tmp_path
 ):
