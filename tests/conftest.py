@@ -25,23 +25,35 @@ settings.load_profile("same")
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The files that take longest. They go first, so that at the end no process is left alone with one of them.
+# The files that take longest, with slow tests or without. They go first, so that at the end no process is left alone
+# with one of them.
 LONG_FILES = (
-    *("training/test_numerical_faults.py", "test_packaging.py", "serving/test_export.py", "test_cli.py"),
-    *("serving/test_scorer.py", "pipelines/evaluate/test_evaluate.py", "eval/report/test_report.py"),
-    *("simulator/test_closed_loop.py", "training/test_techniques.py", "training/test_step.py"),
-    *(
-        "training/warm_start/test_warm_start.py",
-        "pipelines/events/test_batch.py",
-        "pipelines/events/test_watch.py",
-    ),
-    *("experiments/report/test_faults.py", "training/run/test_resume.py", "training/test_loop.py"),
-    *(
-        "serving/test_continuous.py",
-        "serving/test_score.py",
-        "optim/test_exchange.py",
-        "optim/test_update_limit.py",
-    ),
+    "optim/keras/test_replicas.py",
+    "training/test_workers.py",
+    "pipelines/events/test_stream_kafka.py",
+    "benchmarks/test_quick.py",
+    "training/test_chips.py",
+    "search/test_run.py",
+    "serving/test_continuous.py",
+    "training/test_numerical_faults.py",
+    "optim/keras/test_training.py",
+    "test_examples.py",
+    "optim/shampoo/test_reference.py",
+    "experiments/test_run.py",
+    "test_golden.py",
+    "test_demo.py",
+    "training/test_loop.py",
+    "workers/test_launch.py",
+    "training/run/test_resume.py",
+    "serving/test_export.py",
+    "pipelines/events/test_watch.py",
+    "pipelines/evaluate/test_evaluate.py",
+    "experiments/report/test_faults.py",
+    "test_packaging.py",
+    "optim/shampoo/test_division.py",
+    "training/warm_start/test_warm_start.py",
+    "training/warm_start/test_continued_runs.py",
+    "experiments/report/test_write.py",
 )
 
 FreshPython = Callable[..., subprocess.CompletedProcess[str]]
