@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Set before any test loads TensorFlow: the tests of one process share it, and those of Shampoo for Keras 2 are among
 # them. Nothing else in ctr depends on it. A test that needs a process as a user has it, or Keras 3, starts one of its
@@ -21,6 +21,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # A loaded machine is slow, not wrong. Every run draws the same examples; `make soak` draws others each night.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", settings.get_profile("random"), derandomize=True)
+# The first failing example is enough where one only asks whether there is one.
+settings.register_profile("any", settings.get_profile("same"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("same")
 
 ROOT = Path(__file__).resolve().parent.parent

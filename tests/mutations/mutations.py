@@ -28,6 +28,10 @@ COPIED = (
     *("ctr", "eval", "models", "optim", "pipelines", "tests", "benchmarks", "examples", "docs"),
     *("setup.py", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE"),
 )
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"),
+    *("--timeout=300", "--hypothesis-profile=any"),
+)
 FOUND, PASSED = 1, 0  # pytest's exit statuses; any other says that the tests did not run
 
 
@@ -81,7 +85,8 @@ def run_tests(checkout: Path, tests: list[str]) -> tuple[int, str]:
     """Run tests on the code of a copy; their exit status and their last lines."""
     # Bytecode is told from its source by time and size, and a fault may change neither.
     env = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    # With a fault in it, a test may wait for ever.
+    command = [*PYTEST, *tests]
     done = subprocess.run(
         command, cwd=checkout, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )

@@ -105,6 +105,19 @@ def test_a_partition_is_published_when_the_clock_reaches_its_close(
     assert progress.published == published
 
 
+def test_what_comes_for_a_closed_partition_is_late_also_for_the_next_process(tmp_path: Path) -> None:
+    """Though it says that it had arrived in time: its file came after the clock had closed the partition."""
+    closes = event_files.CLOSES
+    shown = [event_files.impression(1, 5), event_files.impression(2, closes, closes)]
+    clicks = [event_files.click(2, closes, closes)]
+    late = [event_files.impression(3, 6)]
+    made = {"impressions/0.jsonl": shown, "clicks/0.jsonl": clicks, "impressions/1.jsonl": late}
+    first, second, third = [(name, event_files.encode(events, "jsonl")) for name, events in made.items()]
+    given = (event_files.mapping(), tmp_path / "events", tmp_path / "log")
+    assert follow(*given, [[first, second]]).published == 1
+    assert follow(*given, [[third]]).counts.impressions.late == 1
+
+
 @pytest.mark.parametrize("kind", ["impressions", None])
 def test_a_kind_that_is_silent_for_long_holds_nothing_back(kind: str | None, tmp_path: Path) -> None:
     """Or both are, and time goes on."""

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import raw_logs
@@ -130,6 +130,7 @@ EVENTS = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 60)), max_size=40
 
 
 @given(EVENTS, st.one_of(st.none(), st.integers(1, 20)), st.randoms(use_true_random=False))
+@example([(0, 0), (0, 5), (0, 11)], 5, random.Random(0))  # a pause of just the gap, and of one more
 def test_queries_are_those_of_a_plain_cut_in_any_order(events, gap, source):
     for _ in range(2):
         groups, times = np.array(events, np.int64).reshape(-1, 2).T
