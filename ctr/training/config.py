@@ -49,6 +49,9 @@ class BatchConfig(StrictModel):
             whatever the log has (``ctr.training.shapes``), where a compilation takes minutes; tables whose ids grow
             have all rows from the start that ``ids.capacity`` allows. ``auto``: few on a TPU. Results change by
             rounding only.
+        steps_per_execution: how many batches of up to 256 rows one compiled call scores and learns from, one after the
+            other, where nothing is due on the host between two of them (``ctr.training.fused_steps``). 1: each batch
+            is a call of its own. Results change by rounding only.
     """
 
     rows: int = Field(default=4096, ge=1, le=2**20)
@@ -56,6 +59,7 @@ class BatchConfig(StrictModel):
     max_query_rows: int = Field(default=65536, ge=1, le=2**22)
     within_partitions: bool = False
     shapes: Literal["auto", "few", "many"] = "auto"
+    steps_per_execution: int = Field(default=64, ge=1, le=1024)
 
     @model_validator(mode="before")
     @classmethod

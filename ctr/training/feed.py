@@ -24,7 +24,7 @@ from ctr.training.division import (
 )
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
-from ctr.training.shapes import FewShapes, Shape, TableSizes, shape_of_batch
+from ctr.training.shapes import FewShapes, Shape, TableSizes, require_shape, shape_of_batch
 from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
 from ctr.training.tables.tables import EmbeddingTables
 
@@ -48,6 +48,7 @@ class Feed:
     layouts: tuple[TableLayout, ...]
     division: Division | None = None
     shape: Shape | None = None  # the one of few that it is padded to; None: its sizes are some of many
+    is_fused: bool = False  # ``ctr.training.fused_steps`` learns from it
     largest: "Callable[[], Feed] | None" = None  # makes the same feed with the largest shape
 
     @property
@@ -67,15 +68,18 @@ class Feed:
         return values[: self.rows] if self.division is None else values[self.division.order]
 
     def prepare(self) -> None:
+        if self.is_fused:
+            return
         _ = self.target_tensors
         if all(plan.pending is None for plan in self.plans):
             _ = self.plan_tensors
 
     def with_rows(self, tables: EmbeddingTables, learning: bool = False) -> "Feed":
         """Gives ids that grow their rows (``EmbeddingTables.find_rows``); returns itself if they have them already."""
-        rows = tables.find_rows(self.plans, self.batch.times[1], learning)
+        rows, begun = tables.find_rows(self.plans, self.batch.times[1], learning)
         if not rows:
             return self
+        tables.begin_rows(begun)
         found = self._assigned(rows, tables)
         # Which chips hold the rows is known only now.
         if self.largest is None or found.fits():
@@ -109,11 +113,13 @@ def make_feed(
     ids: IdsConfig | None = None,
     seat: Seat | None = None,
     shapes: FewShapes | None = None,
+    fused: FewShapes = (),
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, decides what it is padded to, and fills the arrays.
 
     A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes`` each size is
-    one of a few by itself. Raises InputError: no shape holds the batch.
+    one of a few by itself, but for batches that are ``fused``, where one of those shapes holds them. Raises InputError:
+    no shape holds the batch.
     """
     rows, source = _all_rows(batch, constraint_batches)
     plans = _find_ids(layouts, rows, ids)
@@ -127,7 +133,10 @@ def make_feed(
     shape = None
     table_sizes: Sequence[TableSizes | None] = [None] * len(layouts)
     if shapes is not None:
-        shape = shape_of_batch(shapes, batch.begin, len(rows), most_pairs, layouts, plans, division)
+        shape = require_shape(shapes, batch.begin, len(rows), most_pairs, layouts, plans, division)
+    elif fused and len(batch.rows):
+        shape = shape_of_batch(fused, len(rows), most_pairs, layouts, plans, division)
+    if shape is not None:
         capacity, most_pairs, table_sizes = shape.rows, shape.pairs, shape.tables
     else:
         capacity = padded_size(len(rows), batch_rows) if division is None else division.capacity
@@ -159,7 +168,9 @@ def make_feed(
     if shapes is not None:
         options = objective, families, constraint_batches, ids, seat, shapes[-1:]
         largest = partial(make_feed, batch, layouts, batch_rows, *options)
-    return Feed(batch, tuple(constraint_batches), of_batch, tuple(plans), layouts, division, shape, largest)
+    is_fused = shapes is None and shape is not None
+    constraint_rows = tuple(constraint_batches)
+    return Feed(batch, constraint_rows, of_batch, tuple(plans), layouts, division, shape, is_fused, largest)
 
 
 def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple[Rows, np.ndarray]:

@@ -31,7 +31,7 @@ from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.logs import Log, Logs, open_logs
 from ctr.training.run.rollback import Position
-from ctr.training.shapes import few_shapes
+from ctr.training.shapes import FUSED_FROM, FewShapes, few_shapes
 from ctr.workers.collectives import ALONE, Workers
 
 # What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
@@ -128,6 +128,7 @@ def read_turns(
     partial: bool,
     hold: Callable[[int], None],
     seat: Seat | None = None,
+    fused: FewShapes = (),
 ) -> Generator[tuple[Feed, bool, bool], None, None]:
     """Yields the batches of the log from a position on, in the order in which a run scores and learns from them.
 
@@ -140,7 +141,7 @@ def read_turns(
     delay = round(inputs.config.label_delay * 1_000_000)
     starts = position.learned, position.constraint_logs
     if not delay:
-        with closing(read_feeds(inputs, layouts, *starts, partial, hold, seat)) as feeds:
+        with closing(read_feeds(inputs, layouts, *starts, partial, hold, seat, fused)) as feeds:
             for feed in feeds:
                 yield feed, True, True
         return
@@ -173,6 +174,7 @@ def read_feeds(
     partial: bool = True,
     hold: Callable[[int], None] = lambda position: None,
     seat: Seat | None = None,
+    fused: FewShapes = (),
 ) -> Generator[Feed, None, None]:
     """Yields the run's feeds from a position on, made by a thread that reads ahead.
 
@@ -203,7 +205,10 @@ def read_feeds(
             until = [stream.until(one.times[1] - 1) for stream in streams]
             due = [None if rows is None else set_rejects_apart(rows) for rows in until]
             usual = size.at(one.begin)
-            feed = make_feed(one, layouts, usual, objective, inputs.families, due, config.ids, seat, shapes)
+            own = fused if one.begin - size.origin >= FUSED_FROM else ()
+            feed = make_feed(
+                one, layouts, usual, objective, inputs.families, due, config.ids, seat, shapes, own
+            )
             # By this thread, and not by the one that trains.
             feed.prepare()
             yield feed

@@ -18,6 +18,7 @@ from ctr.data.reader import Rows
 from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
+from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_turns
 from ctr.training.run.directory import hold_run
 from ctr.training.run.metrics import finite_logits
@@ -27,7 +28,7 @@ from ctr.training.run.run import Run, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.run.summary import LearningError, train_result
 from ctr.training.state import TrainState, fresh_state
-from ctr.training.trainer import Phase, Trainer, announced
+from ctr.training.trainer import Phase, Scores, Trainer, announced
 from ctr.training.validate import check_possible, validate
 from ctr.training.warm_start.start import InitFrom, warm_start
 from ctr.workers.chips import Chips
@@ -121,15 +122,13 @@ def one_pass(
     """
     held: list[int] = []
     state = trainer.state
-    turns = read_turns(inputs, state.layouts, run.position, partial, held.append, state.seat)
+    turns = read_turns(
+        inputs, state.layouts, run.position, partial, held.append, state.seat, trainer.fused_shapes
+    )
     with closing(turns), trainer.throughput.running():
         # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
-        for feed, is_new, has_labels in turns:
+        for feed, is_new, has_labels, scores, is_last in _learned(turns, run, trainer):
             before = run.position.examples
-            # Score, with the weights from before the update, and learn when due: one compiled step does both.
-            is_due = has_labels and not run.is_quarantined(feed.batch)
-            ramps = run.ramps()
-            scores = trainer.learn(feed, ramps, run.rates()) if is_due else trainer.score(feed, ramps)
             # Record.
             run.record_constraint_logs(feed, scores)
             if is_new:
@@ -148,7 +147,9 @@ def one_pass(
             # Export, before the checkpoint: a run that is killed between the two makes the export again.
             if exporter is not None and run.is_export_due(before) and _check_weights(run, trainer):
                 _export(run, exporter)
-            # Checkpoint.
+            # Checkpoint, where weights, metrics and position go together.
+            if not is_last:
+                continue
             is_old, stops = run.agree_on_end(stop())
             if run.is_checkpoint_due():
                 _check_weights(run, trainer)
@@ -161,6 +162,47 @@ def one_pass(
     if partial:
         run.pass_until(passed)
     return passed
+
+
+def _learned(
+    turns: Iterator[tuple[Feed, bool, bool]], run: Run, trainer: Trainer
+) -> Iterator[tuple[Feed, bool, bool, Scores, bool]]:
+    """Scores and learns turn by turn; several small batches in one call, of which the last one is marked as such.
+
+    Score, with the weights from before the update, and learn when due: one compiled step does both.
+    """
+    for group in _fused(turns, run):
+        feed, _, has_labels = group[0]
+        if feed.is_fused and not run.is_quarantined(feed.batch):
+            ahead = np.cumsum([0, *(len(turn[0].batch.rows) for turn in group)])[:-1].tolist()
+            feeds, ramps, rates = [turn[0] for turn in group], map(run.ramps, ahead), map(run.rates, ahead)
+            scores = trainer.learn_fused(feeds, list(ramps), list(rates))
+        else:
+            is_due = has_labels and not run.is_quarantined(feed.batch)
+            one = (
+                trainer.learn(feed, run.ramps(), run.rates()) if is_due else trainer.score(feed, run.ramps())
+            )
+            scores = [one]
+        for number, (turn, own) in enumerate(zip(group, scores, strict=True), 1):
+            yield *turn, own, number == len(group)
+
+
+def _fused(turns: Iterator[tuple[Feed, bool, bool]], run: Run) -> Iterator[list[tuple[Feed, bool, bool]]]:
+    """Groups turns that one call learns from: of one shape, and nothing is due after any but the last."""
+    group: list[tuple[Feed, bool, bool]] = []
+    rows, limit = 0, run.config.batch.steps_per_execution
+    for turn in turns:
+        feed = turn[0]
+        if group and not (feed.is_fused and feed.shape is group[0][0].shape):
+            yield group
+            group, rows = [], 0
+        group.append(turn)
+        rows += len(feed.batch.rows)
+        if not feed.is_fused or len(group) == limit or run.is_due_after(rows, feed.batch.end):
+            yield group
+            group, rows = [], 0
+    if group:
+        yield group
 
 
 def _export(run: Run, exporter: Exporter) -> None:

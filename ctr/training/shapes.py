@@ -27,6 +27,10 @@ from ctr.training.config import TrainConfig
 from ctr.training.division import Division
 from ctr.training.tables.plan import TablePlan
 
+FUSED_FROM = 4096
+"""The rows before the first batch of ``fused_shapes``: a short log is passed before a loop would be compiled."""
+_FUSED_ROWS, _FUSED_VALUES = (64, 256), 8
+"""Rows of these shapes, and for each row and multivalent feature its values."""
 _SMALL, _USUAL_IDS, _USUAL_VALUES = 16, 2, 8
 """Divisors of what there can be at most."""
 _LEAST = 64
@@ -57,27 +61,15 @@ FewShapes = tuple[Shape, ...]
 
 def shape_of_batch(
     shapes: FewShapes,
-    position: int,
     rows: int,
     pairs: int,
     layouts: Sequence[TableLayout],
     plans: Sequence[TablePlan],
     division: Division | None,
-) -> Shape:
-    """Finds the smallest shape that holds a batch, planned without padding. Raises InputError where none does."""
-    if division is None:
-        of_part, tables = rows, [TableSizes(plan.distinct_count, len(plan.values)) for plan in plans]
-    else:
-        of_part = division.most_rows()
-        tables = [
-            TableSizes(
-                plan.distinct_count,
-                division.most_values(layout, plan),
-                # Which chips hold ids without rows is not known yet.
-                0 if plan.pending is not None else division.most_held(plan),
-            )
-            for layout, plan in zip(layouts, plans, strict=True)
-        ]
+) -> Shape | None:
+    """Finds the smallest shape that holds a batch, planned without padding; None: none does."""
+    of_part = rows if division is None else division.most_rows()
+    tables = _table_sizes(layouts, plans, division)
     for shape in shapes:
         fits = all(
             has.ids <= size.ids and has.values <= size.values and has.held <= size.held
@@ -85,7 +77,39 @@ def shape_of_batch(
         )
         if rows <= shape.total and of_part <= shape.rows and pairs <= shape.pairs and fits:
             return shape
-    largest = shapes[-1]
+    return None
+
+
+def _table_sizes(
+    layouts: Sequence[TableLayout], plans: Sequence[TablePlan], division: Division | None
+) -> list[TableSizes]:
+    if division is None:
+        return [TableSizes(plan.distinct_count, len(plan.values)) for plan in plans]
+    return [
+        TableSizes(
+            plan.distinct_count,
+            division.most_values(layout, plan),
+            # Which chips hold ids without rows is not known yet.
+            0 if plan.pending is not None else division.most_held(plan),
+        )
+        for layout, plan in zip(layouts, plans, strict=True)
+    ]
+
+
+def require_shape(
+    shapes: FewShapes,
+    position: int,
+    rows: int,
+    pairs: int,
+    layouts: Sequence[TableLayout],
+    plans: Sequence[TablePlan],
+    division: Division | None,
+) -> Shape:
+    """Finds the smallest shape that holds the batch at a position of the log. Raises InputError where none does."""
+    shape = shape_of_batch(shapes, rows, pairs, layouts, plans, division)
+    if shape is not None:
+        return shape
+    tables, largest = _table_sizes(layouts, plans, division), shapes[-1]
     raise InputError(
         f"the batch from row {position} of the log on has {rows} rows and, of each table, "
         f"{', '.join(f'{has.ids} ids and {has.values} multivalent values' for has in tables)}; batch.shapes few "
@@ -112,6 +136,31 @@ def few_shapes(
     if batch.growth is not None:
         shapes.insert(0, _shape(config, schema, layouts, -(-usual // _SMALL), parts))
     return tuple(dict.fromkeys(shapes))
+
+
+def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShapes:
+    """Makes the shapes of small batches, many of which one call learns from (``ctr.training.fused_steps``).
+
+    None where the host has something to do between two steps, where a batch has rows of several logs or pairs, and
+    where all batches have few shapes.
+    """
+    objective, optimizer = config.objective, config.optimizer
+    constraints, shampoo = objective.bias_constraints, optimizer.dense.shampoo
+    uses_host = (
+        (optimizer.dense.rule == "shampoo" and shampoo.start_preconditioning_step is not None)
+        or optimizer.dense.rule == "kfac"
+        or optimizer.embeddings.rule == "one_sided"
+    )
+    has_more_rows = bool(config.label_delay) or (constraints is not None and bool(constraints.logs))
+    if config.batch.steps_per_execution == 1 or uses_host or has_more_rows or objective.ranking is not None:
+        return ()
+    shapes = []
+    for rows in _FUSED_ROWS:
+        values = [_FUSED_VALUES * rows * len(layout.multivalent) for layout in layouts]
+        sizes = zip(layouts, values, strict=True)
+        tables = [TableSizes(rows * len(layout.single) + own, own) for layout, own in sizes]
+        shapes.append(Shape(rows, rows, 0, tuple(tables)))
+    return tuple(shapes)
 
 
 def most_rows(config: TrainConfig, layout: TableLayout) -> int:

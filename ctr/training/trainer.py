@@ -20,9 +20,10 @@ from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes, resolve_jit
 from ctr.training.feed import Feed, make_feed
+from ctr.training.fused_steps import FusedSteps
 from ctr.training.gradient_noise import noise_numbers
 from ctr.training.run.rollback import predicts_soundly
-from ctr.training.shapes import few_shapes
+from ctr.training.shapes import FewShapes, few_shapes, fused_shapes
 from ctr.training.state import TrainState
 
 Phase = Callable[[str], None]
@@ -56,6 +57,10 @@ class Trainer:
         # XLA compiles the functions for each size of their arguments.
         self._jit = resolve_jit(config, state.workers.size)
         self._step = TrainStep(state, config, self._jit, parts)
+        self.fused_shapes: FewShapes = ()
+        if tuple(parts) == (WHOLE,) and state.workers.size == 1 and state.chips is None:
+            self.fused_shapes = () if has_few_shapes(config) else fused_shapes(config, state.layouts)
+        self._fused: FusedSteps | None = None
         self._phase = phase
         self._compiled: set[tuple[object, ...]] = set()
         self._step_seconds = RunningMedian()
@@ -78,6 +83,30 @@ class Trainer:
         if applied:
             self.last_applied = feed
         return Scores(logit, slices, applied, terms)
+
+    def learn_fused(
+        self, feeds: Sequence[Feed], ramps: Sequence[Ramps], rates: Sequence[Rates]
+    ) -> list[Scores]:
+        """Makes steps with batches of one of ``fused_shapes``, in one call: each is scored before it is learned."""
+        if self._fused is None:
+            self._fused = FusedSteps(self.state, self._config, self.fused_shapes[-1])
+        begun = time.perf_counter()
+        with self._calling("learn", feeds[0]):
+            results = self._fused.learn(feeds, ramps, rates)
+        for _ in feeds:
+            self._step_seconds.add((time.perf_counter() - begun) / len(feeds))
+        for feed, result in zip(feeds, results, strict=True):
+            if result.applied:
+                self.last_applied = feed
+        return [
+            Scores(
+                feed.in_order(result.logit),
+                [feed.in_order(index) for index in result.slices],
+                result.applied,
+                result.terms,
+            )
+            for feed, result in zip(feeds, results, strict=True)
+        ]
 
     def score(self, feed: Feed, ramps: Ramps) -> Scores:
         if not feed.rows:

@@ -88,11 +88,12 @@ class RunMetrics:
         self._terms[:-1] += terms.astype(np.float64) * rows
         self._terms[-1] += rows
 
-    def window_is_full(self) -> bool:
+    def window_is_full(self, ahead: int = 0) -> bool:
+        """Tells whether the window is full, or will be with ``ahead`` more rows."""
         examples = self._config.metrics.window_examples
         if examples == "auto":
             examples = open_window(int(self.total.traffic.examples))
-        return bool(self.window.traffic.examples >= examples)
+        return bool(self.window.traffic.examples + ahead >= examples)
 
     def close_window(self, examples: int) -> dict[str, Any]:
         """Adds the window to the total and the timeline, begins the next one, and returns what its line says."""

@@ -216,11 +216,26 @@ class Run:
         manifests = {name: one.manifests for name, one in inputs.row_logs.items()}
         self._logs.update(manifests, self._rows_passed())
 
-    def ramps(self) -> dict[str, float]:
-        return self.config.ramps_at(self.position.trained_examples, self.position.trained_before)
+    def ramps(self, ahead: int = 0) -> dict[str, float]:
+        """The ramps of the next step, or of the one after ``ahead`` more rows."""
+        return self.config.ramps_at(self.position.trained_examples + ahead, self.position.trained_before)
 
-    def rates(self) -> dict[str, float]:
-        return self.config.rates_at(self.position.trained_examples, self.position.trained_before)
+    def rates(self, ahead: int = 0) -> dict[str, float]:
+        return self.config.rates_at(self.position.trained_examples + ahead, self.position.trained_before)
+
+    def is_due_after(self, rows: int, end: int) -> bool:
+        """Tells whether anything may be due when ``rows`` more good rows were learned from, up to a position."""
+        position, exports = self.position, self.config.export
+        return bool(
+            self.rollbacks
+            or position.skipped_in_a_row
+            or end - position.due_from >= self.config.checkpoint.every_examples
+            or self.metrics.window_is_full(rows)
+            or (
+                exports is not None
+                and position.examples // exports.every_examples < end // exports.every_examples
+            )
+        )
 
     def record(self, feed: Feed, scores: Scores) -> None:
         batch, position = feed.batch, self.position

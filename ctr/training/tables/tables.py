@@ -4,7 +4,8 @@ A table is whole in the process that trains alone; of several workers each has a
 (``ctr.training.division``) and the others whole; on chips rows lie in lines (``ctr.workers.row_lines``). Ids that
 grow have a map of ids to rows in front of the table (``ctr.training.ids``)::
 
-    before a step    find_rows        the rows of ids that grow; new ones begin in rows of their own
+    before a step    find_rows        the rows of ids that grow
+                     begin_rows       rows that new ids have got begin anew
     in it            gather           the rows that a batch needs, and what the optimizer keeps of them
                      add_up           their gradients, summed over those that train together
                      update           the optimizer's step
@@ -54,6 +55,15 @@ class Gathered(NamedTuple):
     # Float32 [., C], what this part of the batch needs: ``held``, of a divided table of all.
     rows: list[tf.Tensor]
     views: list[Plan]  # the plans as they refer to ``rows``
+
+
+class NewRows(NamedTuple):
+    """Rows of a table that ids have just got."""
+
+    table: int
+    rows: np.ndarray  # int32 [N]
+    features: np.ndarray  # int16 [N], numbers in ``TableLayout.growing``
+    fingerprints: np.ndarray  # int64 [N]
 
 
 class EmbeddingTables:
@@ -121,25 +131,32 @@ class EmbeddingTables:
 
     def find_rows(
         self, plans: Sequence[TablePlan], time_us: int, learning: bool = False
-    ) -> dict[int, np.ndarray]:
+    ) -> tuple[dict[int, np.ndarray], list[NewRows]]:
         """Finds the rows of the ids of a batch that grow: by table, int32 [G], of ``TablePlan.pending``.
 
-        ``learning``, once for a batch: ids are counted, admitted and evicted, and rows that are used anew begin anew.
+        ``learning``, once for a batch: ids are counted, admitted and evicted. Also returned are the rows that are used
+        anew, which ``begin_rows`` must be called with before the batch is learned from.
         """
         pending = {number: ids for number in self.id_maps if (ids := plans[number].pending) is not None}
         maps = [self.id_maps[number] for number in pending]
         slots = find_slots(maps, [(ids.features, ids.fingerprints) for ids in pending.values()])
-        found = {}
+        found, begun = {}, []
         for (number, ids), id_map, own in zip(pending.items(), maps, slots, strict=True):
             if learning:
                 rows, new = id_map.learn(
                     ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, own
                 )
-                self._reset_rows(number, rows[new], ids.features[new], ids.fingerprints[new])
+                begun.append(NewRows(number, rows[new], ids.features[new], ids.fingerprints[new]))
             else:
                 rows = id_map.look_up(ids.features, ids.fingerprints, own)
             found[number] = rows
-        return found
+        return found, begun
+
+    def begin_rows(self, new: Sequence[NewRows]) -> None:
+        """Lets rows of ids that have just been admitted begin anew; slots double where there are too few."""
+        for number in dict.fromkeys(one.table for one in new):
+            own = [one for one in new if one.table == number]
+            self._reset_rows(number, *(np.concatenate(arrays) for arrays in list(zip(*own, strict=True))[1:]))
 
     def adopt(self, number: int, feature: int, known: Occupants) -> np.ndarray:
         """Gives ids of another run slots, whose rows begin as new ones do: int32 [N]; -1 for ids that did not fit."""
@@ -152,7 +169,6 @@ class EmbeddingTables:
     def _reset_rows(
         self, number: int, rows: np.ndarray, features: np.ndarray, fingerprints: np.ndarray
     ) -> None:
-        """Lets the rows of ids that have just been admitted begin anew; slots double where there are too few."""
         layout, size, owners = self.layouts[number], self.count(number), self._owners[number]
         while size < self.id_maps[number].rows:
             size = layout.rows + max(2 * (size - layout.rows), _FIRST_SLOTS)
