@@ -72,18 +72,20 @@ class FusedSteps:
         """Scores and learns from batches of one shape, ``limit`` at most, in their order."""
         results: list[FusedResult] = []
         waiting: list[Feed] = []
-        begun: list[NewRows] = []
+        times = [feed.batch.times[1] for feed in feeds]
+        assigned, begun = self._tables.assign_batches([feed.plans for feed in feeds], times)
 
         def call() -> None:
+            self._tables.begin_rows(begun)
             if waiting:
                 own = slice(len(results), len(results) + len(waiting))
-                results.extend(self._call(waiting, begun, ramps[own], rates[own]))
+                results.extend(self._call(waiting, ramps[own], rates[own]))
             waiting.clear()
             begun.clear()
 
-        for feed in feeds:
+        for feed, some, time in zip(feeds, assigned, times, strict=True):
             used = {number: id_map.rows for number, id_map in self._tables.id_maps.items()}
-            plans, new = self._assign(feed)
+            plans, new = self._assign(some, time)
             # Of a row that another id had until now, the batches before this one know as that one's.
             is_reused = any(len(one.rows) and one.rows.min() < used[one.table] for one in new)
             if is_reused or not _have_room([*(one.plans for one in waiting), plans]):
@@ -93,23 +95,23 @@ class FusedSteps:
         call()
         return results
 
-    def _assign(self, feed: Feed) -> tuple[tuple[TablePlan, ...], list[NewRows]]:
+    def _assign(
+        self, plans: Sequence[TablePlan], time_us: int
+    ) -> tuple[tuple[TablePlan, ...], list[NewRows]]:
         """Gives the ids of a batch their rows, of which those that are used anew have not begun yet."""
-        rows, new = self._tables.find_rows(feed.plans, feed.batch.times[1], learning=True)
-        plans = [
+        rows, new = self._tables.find_rows(plans, time_us, learning=True)
+        found = [
             assign_rows(plan, rows[number], self._tables.count(number)) if number in rows else plan
-            for number, plan in enumerate(feed.plans)
+            for number, plan in enumerate(plans)
         ]
-        return tuple(plans), new
+        return tuple(found), new
 
     def _call(
         self,
         feeds: Sequence[Feed],
-        begun: Sequence[NewRows],
         ramps: Sequence[Numbers],
         rates: Sequence[Numbers],
     ) -> list[FusedResult]:
-        self._tables.begin_rows(begun)
         shape = feeds[0].shape
         assert shape is not None
         used, plans = [], []

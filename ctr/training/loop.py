@@ -451,7 +451,7 @@ class Session:
             run.save()
         # No file is to say that all is well before it is.
         run.files.background.wait()
-        summary = write_results(self.inputs, run, failure, trainer.timing())
+        summary = write_results(self.inputs, run, failure, trainer.timing)
         if failure is not None:
             run.workers.leave()
             raise LearningError(f"{run.run_dir}: {failure}", summary)

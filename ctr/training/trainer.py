@@ -53,6 +53,7 @@ class Trainer:
         parts: Sequence[Part] = (WHOLE,),
     ) -> None:
         self.state = state
+        self._begun = time.perf_counter()
         self._config = config
         # XLA compiles the functions for each size of their arguments.
         self._jit = resolve_jit(config, state.workers.size)
@@ -186,10 +187,17 @@ class Trainer:
         return noise_numbers(names, norms, rows)
 
     def timing(self) -> dict[str, float]:
-        """Returns how fast the passes of this process were, as summary.json has it; empty before a batch."""
+        """Returns how fast this process was, as summary.json has it; empty before a batch.
+
+        ``wall_seconds`` are all since the trainer was made, ``examples_per_second`` those of the passes alone, in which
+        compiling counts.
+        """
         if not self.throughput.examples:
             return {}
+        seconds = time.perf_counter() - self._begun
         return {
+            "wall_seconds": round(seconds, 2),
+            "wall_examples_per_second": round(self.throughput.examples / seconds, 1),
             "examples_per_second": round(self.throughput.examples / self.throughput.seconds, 1),
             **{
                 name: round(1000 * self._step_seconds.quantile(share), 3)

@@ -98,8 +98,7 @@ def test_a_pass_is_that_of_separate_steps(log, fused, tmp_path, calls, read_pred
 
 
 def test_bits_do_not_depend_on_which_batches_share_a_call(log, fused, tmp_path, calls, read_predictions):
-    changes = {**apart(3), "metrics": {"window_examples": 90}, "checkpoint": {"every_examples": 77}}
-    config = config_of({"batch": changes["batch"]})
+    config = config_of(apart(3))
     with open_session(log, config, tmp_path / "other") as session:
         session.advance(stop=lambda: session.run.position.examples >= 500)
         session.save()

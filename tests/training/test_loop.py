@@ -225,7 +225,7 @@ def test_metrics_are_those_of_the_recorded_predictions(passed, read_predictions)
     assert (summary["skipped_steps"], summary["nonfinite_predictions"]) == (0, 0)
     assert summary["batches"] == len(list(cut(rows_of(one.log), one.config.batch)))
     promised = """examples queries weight_sum auc per_query_auc per_query_auc_ci95 logloss normalized_entropy
-        calibration_bias calibration_buckets examples_per_second step_ms_p50 step_ms_p25 step_ms_p75
+        calibration_bias calibration_buckets wall_seconds examples_per_second step_ms_p50 step_ms_p25 step_ms_p75
         parameters_dense parameters_embedding
         skipped_steps rollbacks quarantined quarantined_rows rejected_rows config_sha256 log_sha256"""
     assert set(promised.split()) <= summary.keys()

@@ -34,11 +34,16 @@ class DecayClock:
             return 1.0
         return float(2.0 ** ((time_us - self.landmark) / self._half_life))
 
+    def is_far(self, time_us: int) -> bool:
+        """Tells whether the landmark moves at this time."""
+        landmark = time_us if self.landmark is None else self.landmark
+        return (time_us - landmark) // self._half_life > _RESCALE_HALF_LIVES
+
     def move(self, time_us: int, frequencies: np.ndarray) -> None:
         if self.landmark is None:
             self.landmark = time_us
-        half_lives = (time_us - self.landmark) // self._half_life
-        if half_lives > _RESCALE_HALF_LIVES:
+        if self.is_far(time_us):
+            half_lives = (time_us - self.landmark) // self._half_life
             self.landmark += half_lives * self._half_life
             # Further than any float64 reaches there is only 0.
             np.ldexp(frequencies, -min(half_lives, 4096), out=frequencies)

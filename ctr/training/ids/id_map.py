@@ -191,7 +191,8 @@ class IdMap:
         eligible = self._eligible(features, fingerprints, counts, slots < 0, admit)
         room = self._make_room(features[eligible], seen, now)
         chosen = eligible[_first_of_each(features[eligible], room)]
-        slots[chosen] = self._occupy(features[chosen], fingerprints[chosen], counts[chosen], now)
+        weight = self._clock.weight(now)
+        slots[chosen] = self._occupy(features[chosen], fingerprints[chosen], counts[chosen], now, weight)
         if self._waiting is not None:
             self._waiting.forget(features[chosen], fingerprints[chosen])
         refused = np.setdiff1d(eligible, chosen, assume_unique=True)
@@ -201,6 +202,52 @@ class IdMap:
         self._totals["occurrences"] += self._by_feature(features, counts)
         self._totals["admitted"] += self._by_feature(features[chosen])
         return Learned(self._rows_at(slots, features, fingerprints), chosen)
+
+    def learn_batches(
+        self,
+        features: Sequence[np.ndarray],
+        fingerprints: Sequence[np.ndarray],
+        counts: Sequence[np.ndarray],
+        times_us: Sequence[int],
+    ) -> Learned | None:
+        """Counts and admits the ids of several batches at once, as ``learn`` would one batch after the other.
+
+        Returns the rows of all, batch after batch, and the first positions of ids that got a slot. None, where an id
+        might have to wait or to go, or would get a slot that another one had: nothing was learned.
+        """
+        if (
+            self.group.size > 1
+            or self._admission.rule != "always"
+            or self._eviction.max_idle is not None
+            or self._slots.count < self._slots.places
+        ):
+            return None
+        lengths = [len(one) for one in features]
+        kinds, prints, uses = (np.concatenate(parts) for parts in (features, fingerprints, counts))
+        slots = self._find(kinds, prints)
+        unknown = np.flatnonzero(slots < 0)
+        new, positions = _first_places(kinds[unknown], prints[unknown], len(self.features))
+        first = unknown[new]
+        begin = self._advance(times_us[0])
+        times = np.maximum(np.maximum.accumulate(times_us), begin)
+        room = self._capacity - self._occupancy
+        if self._clock.is_far(int(times[-1])) or (self._by_feature(kinds[first]) > room).any():
+            return None
+        self._time = int(times[-1])
+        now = np.repeat(times, lengths)
+        weight = np.repeat([self._clock.weight(int(time)) for time in times], lengths)
+        slots[unknown] = self._occupy(kinds[first], prints[first], uses[first], now[first], weight[first])[
+            positions
+        ]
+        again = np.ones(len(slots), np.bool_)
+        again[first] = False
+        seen = slots[again]
+        np.maximum.at(self._of_ids["last_seen"], seen, now[again])
+        np.add.at(self._of_ids["uses"], seen, uses[again])
+        np.add.at(self._of_ids["frequency"], seen, uses[again] * weight[again])
+        self._totals["occurrences"] += self._by_feature(kinds, uses)
+        self._totals["admitted"] += self._by_feature(kinds[first])
+        return Learned(self._rows_at(slots, kinds, prints), first)
 
     def _advance(self, time_us: int) -> int:
         self._time = time_us if self._time is None else max(self._time, time_us)
@@ -272,7 +319,12 @@ class IdMap:
         self._evict(indices[evicted_first(self._eviction, now, *of_ids, count, slots, self.group)])
 
     def _occupy(
-        self, features: np.ndarray, fingerprints: np.ndarray, counts: np.ndarray, now: int
+        self,
+        features: np.ndarray,
+        fingerprints: np.ndarray,
+        counts: np.ndarray,
+        now: np.ndarray | int,
+        weight: np.ndarray | float,
     ) -> np.ndarray:
         slots = self._slots.add(features, fingerprints)
         if self._slots.places > self._max_slots:
@@ -283,9 +335,10 @@ class IdMap:
         if size > len(self._of_ids["uses"]):
             self._of_ids = {name: extended(array, size) for name, array in self._of_ids.items()}
         which, indices = self._slots.indices_of(slots)
+        now = np.broadcast_to(now, len(slots))[which]
         self._of_ids["first_seen"][indices] = self._of_ids["last_seen"][indices] = now
         self._of_ids["uses"][indices] = counts[which]
-        self._of_ids["frequency"][indices] = counts[which] * self._clock.weight(now)
+        self._of_ids["frequency"][indices] = (counts * weight)[which]
         self._occupancy += self._by_feature(features)
         return slots
 
@@ -332,7 +385,8 @@ class IdMap:
             use = known.last_seen[own], known.frequency[own]
             kept[own[evicted_first(self._eviction, now, *use, excess[feature])]] = False
         chosen = np.flatnonzero(kept)
-        slots = self._occupy(features[chosen], known.fingerprints[chosen], known.uses[chosen], now)
+        weight = self._clock.weight(now)
+        slots = self._occupy(features[chosen], known.fingerprints[chosen], known.uses[chosen], now, weight)
         which, indices = self._slots.indices_of(slots)
         own = chosen[which]
         for name in ("first_seen", "last_seen"):
@@ -383,6 +437,20 @@ class IdMap:
 
 def _without_prefix(arrays: Mapping[str, ValueT], prefix: str) -> dict[str, ValueT]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _first_places(
+    features: np.ndarray, fingerprints: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finds where each different pair comes first, rising, and for each pair its number among these."""
+    # Loaded here: commands that need no tables start sooner.
+    import pandas as pd
+
+    prints, _ = pd.factorize(fingerprints)
+    numbers, different = pd.factorize(prints * count + features)
+    first = np.full(len(different), len(numbers))
+    np.minimum.at(first, numbers, np.arange(len(numbers)))
+    return first, numbers
 
 
 def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:

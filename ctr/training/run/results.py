@@ -1,7 +1,7 @@
 """Results at the end of a run: summary.json, whether it learned, and where its calibration differs most."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # What is left out of the promise that runs of the same configuration give the same results.
 TIMING = (
+    "wall_seconds",
+    "wall_examples_per_second",
     "examples_per_second",
     "step_ms_p50",
     "step_ms_p25",
@@ -87,12 +89,12 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
 
 
 def write_results(
-    inputs: Inputs, run: Run, failure: str | None, timing: Mapping[str, float]
+    inputs: Inputs, run: Run, failure: str | None, timing: Callable[[], Mapping[str, float]]
 ) -> dict[str, Any]:
     """Writes the results of a run that stands at the end of its log; returns the content of summary.json.
 
-    ``failure``: why the run ends with an error; ``timing``: empty where nothing was left to pass, and the earlier
-    stands.
+    ``failure``: why the run ends with an error; ``timing``, called at the end: empty where nothing was left to pass,
+    and the earlier stands.
     """
     # Each worker keeps some of the ids that grow.
     grown = run.metrics.ids.slots.most_used()
@@ -100,7 +102,11 @@ def write_results(
 
 
 def _write(
-    inputs: Inputs, run: Run, failure: str | None, timing: Mapping[str, float], grown: Mapping[str, UsedIds]
+    inputs: Inputs,
+    run: Run,
+    failure: str | None,
+    timing: Callable[[], Mapping[str, float]],
+    grown: Mapping[str, UsedIds],
 ) -> dict[str, Any]:
     run_dir, metrics = run.run_dir, run.metrics
     summary_path = run_dir / "summary.json"
@@ -108,7 +114,6 @@ def _write(
         **_results(inputs, run),
         "learning_failure": failure,
         "calibration_warning": None,
-        **(timing or timing_before(summary_path)),
     }
     if failure is None:
         summary["calibration_warning"] = calibration_warning(summary, run.config)
@@ -123,6 +128,7 @@ def _write(
         write_archive(run_dir, "default_slices", slice_arrays(found))
         slices = {**slices, **heaviest_ids(found)}
     write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, slices, families, log, grown)
+    summary |= timing() or timing_before(summary_path)
     write_json(summary_path, summary)
     if refused := refusal_text(metrics.timeline):
         logger.warning("%s: %s", run_dir, refused)

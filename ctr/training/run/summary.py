@@ -60,6 +60,9 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
         lines.append(f"  {name:<20}{interval(name)}")
     for name in ("trained_rows", "examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
         lines.append(f"  {name:<20}{summary[name]}")
+    if summary.get("wall_seconds"):
+        seconds, speed = summary["wall_seconds"], summary["wall_examples_per_second"]
+        lines.append(f"  wall_seconds        {seconds} ({speed:,.0f} examples/s, everything included)")
     lost = summary["skipped_rows"] + summary["quarantined_rows"]
     if lost:
         lines.append(f"  not trained on      {lost} rows ({lost / max(summary['examples'], 1):.1%})")

@@ -127,6 +127,14 @@ def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan
     return replace(plan, distinct=distinct, distinct_count=len(kept), pending=None)
 
 
+def with_own_rows(plan: TablePlan, rows: np.ndarray) -> TablePlan:
+    """Gives the ids that grow their rows, int32 [G], which no two of them share; without padding."""
+    assert plan.pending is not None
+    distinct = plan.distinct.astype(np.int32)
+    distinct[plan.pending.at] = rows
+    return replace(plan, distinct=distinct, pending=None)
+
+
 def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None) -> np.ndarray:
     """Adds the first row numbers that are not in ``distinct``."""
     capacity = min(row_capacity(len(distinct)) if capacity is None else capacity, table_rows)

@@ -26,7 +26,7 @@ from ctr.training.device import has_few_shapes
 from ctr.training.ids.id_map import Occupants, find_slots, id_arrays, make_id_map, named_arrays
 from ctr.training.optimizers import table_optimizer
 from ctr.training.shapes import most_rows
-from ctr.training.tables.plan import TablePlan
+from ctr.training.tables.plan import TablePlan, with_own_rows
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 from ctr.workers.row_lines import RowLines
@@ -151,6 +151,30 @@ class EmbeddingTables:
                 rows = id_map.look_up(ids.features, ids.fingerprints, own)
             found[number] = rows
         return found, begun
+
+    def assign_batches(
+        self, batches: Sequence[Sequence[TablePlan]], times_us: Sequence[int]
+    ) -> tuple[list[list[TablePlan]], list[NewRows]]:
+        """Gives the ids of several batches their rows, as ``find_rows`` would, learning one batch after the other.
+
+        Tables where ids may have to wait or to go are left to that, batch by batch.
+        """
+        assigned, begun = [list(plans) for plans in batches], []
+        for number, id_map in self.id_maps.items():
+            pending = [plans[number].pending for plans in batches]
+            features, fingerprints, counts = (
+                [getattr(ids, name) for ids in pending] for name in ("features", "fingerprints", "counts")
+            )
+            found = id_map.learn_batches(features, fingerprints, counts, times_us)
+            if found is None:
+                continue
+            for plans, rows in zip(
+                assigned, np.split(found.rows, np.cumsum([*map(len, features)])[:-1]), strict=True
+            ):
+                plans[number] = with_own_rows(plans[number], rows)
+            kinds, prints = np.concatenate(features), np.concatenate(fingerprints)
+            begun.append(NewRows(number, *(part[found.fresh] for part in (found.rows, kinds, prints))))
+        return assigned, begun
 
     def begin_rows(self, new: Sequence[NewRows]) -> None:
         """Lets rows of ids that have just been admitted begin anew; slots double where there are too few."""
