@@ -1,0 +1,50 @@
+"""What a small batch costs: a pass with many of them in one compiled call, and with a call for each.
+
+    python benchmarks/bench_small_batches.py [--rows 100000] [--batch 64] [--rounds 3]
+
+The reference log with 18 features whose ids grow, and the model that a run has without a configuration but for
+``batch``. Both arms pass the same log in one process, in turns; compilation and start are in ``wall_seconds`` alone.
+``step_ms`` is a batch's share of the calls that learn, ids and copies included.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from reference import Size, make_log
+from runner import compare, main
+
+from ctr.config import parse_model
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+
+FUSED = 64
+SIZE = Size(features=18, buckets=10_000, growing=True)
+
+
+def small_batches(
+    rows: int = 100_000, batch: int = 64, rounds: int = 3, quick: bool = False
+) -> dict[str, Any]:
+    """Returns the numbers of passes by how many batches a call has, and their ratios."""
+    rows = 6_000 if quick else rows
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        log = make_log(folder / "log", rows, SIZE)
+
+        def arm(steps: int) -> dict[str, float]:
+            content = {"batch": {"rows": batch, "steps_per_execution": steps}}
+            config = parse_model(TrainConfig, content, "benchmark")
+            with tempfile.TemporaryDirectory(dir=folder) as run:
+                summary = train(log, config, Path(run) / "run")
+            return {
+                "wall_seconds": summary["wall_seconds"],
+                "step_ms": summary["step_ms_p50"],
+                "examples_per_second": summary["wall_examples_per_second"],
+            }
+
+        arms = {"a call each": lambda: arm(1), f"{FUSED} in a call": lambda: arm(FUSED)}
+        return compare(arms, rounds, warm=0)
+
+
+if __name__ == "__main__":
+    main(small_batches)
