@@ -185,16 +185,6 @@ def test_rows_split_and_states_merged_anyhow_give_the_local_metrics(table: pa.Ta
         assert_close(float(state.result()), expected["value"])
 
 
-def test_accumulators_travel_small_and_bit_for_bit() -> None:
-    fn = ProgressiveMetricsFn()
-    state = fn.add_input(fn.create_accumulator(), checked_rows("here", make_table(1), True))
-    encoded = fn.get_accumulator_coder().encode(state)
-    assert len(encoded) < 100_000
-    again = fn.get_accumulator_coder().decode(encoded)
-    for name, array in state.to_arrays().items():
-        np.testing.assert_array_equal(again.to_arrays()[name], array)
-
-
 @pytest.mark.parametrize(
     "runner", ["FnApiRunner", pytest.param("BundleBasedDirectRunner", marks=pytest.mark.slow)]
 )
@@ -393,13 +383,6 @@ def test_transforms_work_on_tables_in_any_pipeline() -> None:
         tables_b = pipeline | "B" >> beam.Create([b])
         assert_that(tables_a | SummarizePredictions(), is_summary, "summary")
         assert_that({"a": tables_a, "b": tables_b} | ComparePredictions(keys=8), is_comparison, "comparison")
-
-
-def test_a_transform_fails_on_a_faulty_table() -> None:
-    faulty = make_table(17).drop_columns(["label", "metric_weight"])
-    message = "table of predictions: no column label"
-    with pytest.raises(Exception, match=message), beam.Pipeline(runner="FnApiRunner") as pipeline:
-        _ = pipeline | beam.Create([faulty]) | SummarizePredictions()
 
 
 @pytest.mark.slow

@@ -80,21 +80,6 @@ def test_values_are_those_of_the_events(events: Any, log: Path) -> None:
     assert check_values(log, events) > 100
 
 
-@pytest.mark.slow
-def test_the_log_is_the_same_without_values_and_gets_them_later(
-    folder: Path, log: Path, tmp_path: Path
-) -> None:
-    out, beside = tmp_path / "log", ("rejects", "events.yaml")
-    ingest_events(make_mapping(keep_values=[]), [folder], out, max_reject_share=0)
-    wanted = event_files.published(log, beside)
-    assert event_files.published(out, beside) == event_files.published(log, (*beside, FOLDER))
-    assert {name.partition("/")[0] for name in wanted} >= {"conflicting", "late", "unmatched", FOLDER}
-    ingest_events(make_mapping(), [folder], out, max_reject_share=0)
-    assert event_files.published(out, beside) == wanted
-    with pytest.raises(InputError, match="started with another configuration"):
-        ingest_events(make_mapping(delay="6s"), [folder], out, max_reject_share=0)
-
-
 def test_events_that_wait_since_before_values_were_kept_have_none(events: Any, tmp_path: Path) -> None:
     half = len(events["impressions"]) // 2
     early_alone = {**events["impressions"][0], "tags": ["early"]}
@@ -115,14 +100,6 @@ def test_events_that_wait_since_before_values_were_kept_have_none(events: Any, t
         for part in (events["impressions"][:half], events["impressions"][half:])
     )
     assert set(kept.values()) == late and early - late
-
-
-def test_only_published_examples_have_values(events: Any, folder: Path, tmp_path: Path) -> None:
-    sampling = {"name": "half", "rule": {"non_click_rate": 0.3}}
-    ingest_events(make_mapping(sampling=sampling), [folder], tmp_path / "log", max_reject_share=0)
-    ids = ids_of_rows(tmp_path / "log")
-    assert check_values(tmp_path / "log", events) < 90
-    assert all((tmp_path / "log" / FOLDER).iterdir()) and ids
 
 
 def test_every_driver_gives_the_same_values_in_any_order(tmp_path: Path) -> None:

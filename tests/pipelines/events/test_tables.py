@@ -1,7 +1,6 @@
 """Events as they must not be: each is rejected alone, with what is wrong where, and nothing is ever raised."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,15 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import event_files
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.shards import pack_ids, unpack_ids
-from ctr.io.errors import InputError
-from ctr.pipelines.events.read import Unit, line_reader, read_unit
+from ctr.pipelines.events.read import Unit, read_unit
 from ctr.pipelines.events.tables import CLICK_SCHEMA, Kind, impression_schema, prepare
 from ctr.pipelines.rows.rejects import Reject
 from ctr.pipelines.rows.sources import Chunk
@@ -219,26 +215,6 @@ def test_a_line_beyond_all_limits_is_one_bad_event(tmp_path: Path, monkeypatch: 
     assert (reject.row, reject.reason) == (2, "malformed JSON")
 
 
-def test_csv_rows_are_set_aside_alike(tmp_path: Path) -> None:
-    names = list(GOOD)
-    path = tmp_path / "events.csv"
-    rows = [
-        *(f"{number},3,{TIME},{TIME},1,red,2,a|b" for number in (1, 2)),
-        f"3,3,{TIME},{TIME},1,red",
-        f"4,3,soon,{TIME},1,red,2,a",
-        f"5,3,{TIME},{TIME},-1,red,2,a",
-        f",3,{TIME},{TIME},1,red,2,a",
-    ]
-    data = "\n".join([",".join(names), *rows, ""]).encode()
-    path.write_bytes(data + f"7,3,{TIME},{TIME},1,".encode() + b"\xff,2,a\n")
-    prepared = read(event_files.mapping("csv"), "impressions", path)
-    assert prepared.table.column("example_id").to_pylist() == [1, 2]
-    found = {(reject.row, reject.key, reject.reason) for reject in prepared.rejects}
-    assert {row for row, *_ in found} == {4, 5, 6, 7, 8}
-    assert {(5, "time", "unreadable or out of range"), (6, "weight", "not a weight")} <= found
-    assert {(7, "impression_id", "missing"), (8, "color", "invalid UTF-8")} <= found
-
-
 # ---------------------------------------------------------------- Parquet
 
 
@@ -327,26 +303,6 @@ def test_no_type_of_a_column_stops_a_job() -> None:
             assert prepared.table.schema == impression_schema(mapping)
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.integers(0, 2**62),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    max_leaves=4,
-)
-
-
-@pytest.mark.slow
-@given(lines=st.lists(st.dictionaries(st.sampled_from(list(GOOD)), _JSON) | _JSON, max_size=6))
-def test_no_line_stops_a_job(lines: list[Any]) -> None:
-    mapping = event_files.mapping()
-    texts = [json.dumps({**GOOD, **line} if isinstance(line, dict) else line) for line in [GOOD, *lines]]
-    chunk, *_ = line_reader(mapping, "impressions").read_block(0, "\n".join(texts).encode(), 1)
-    prepared = Prepared(*prepare(mapping, "impressions", chunk, NOW_US))
-    assert prepared.table.num_rows + len(prepared.rejects) == len(texts)
-    places = Counter(reject.row for reject in prepared.rejects)
-    assert max(places.values(), default=0) <= 1
-    assert 1 not in places
-
-
 # ---------------------------------------------------------------- ids of a log
 
 
@@ -370,54 +326,61 @@ def hashed_columns(
     return {"impression_id": number, **keys, "ids": pack_ids(np.array(ids, dtype)), "tags": tags}
 
 
-def test_ids_of_a_log_pass_and_those_of_no_bucket_are_set_aside(tmp_path: Path) -> None:
-    mapping = hashed_mapping()
-    ids = [[1, 1], [-1, 1], [1, 99], [1, 1], [1, 1]]
-    tags = pa.array([[1], [1], [1], [99], None], pa.list_(pa.int32()))
-    prepared = read(mapping, "impressions", parquet(tmp_path / "e.parquet", hashed_columns(ids, tags)))
-    assert prepared.table.column("example_id").to_pylist() == [0]
-    reasons = {reject.row: (reject.key, reject.reason) for reject in prepared.rejects}
-    wrong = ("features", "not ids")
-    assert reasons == {2: wrong, 3: wrong, 4: wrong, 5: ("tags", "missing")}
+LOW, HIGH = -(2**63), 2**63 - 1
+USER = {"name": "user", "kind": "category", "source": "user"}
+WORDS = {"name": "words", "kind": "category", "source": "words", "multivalent": True}
+NOT_IDS = ("features", "not ids")
 
 
-def test_ids_beyond_their_type_are_set_aside_alone(tmp_path: Path) -> None:
-    tags = pa.array([[2**40], [1], [-1, 2], [1, 2]], pa.list_(pa.int64()))
-    path = parquet(tmp_path / "e.parquet", hashed_columns([[1, 1]] * 4, tags))
-    prepared = read(hashed_mapping(), "impressions", path)
-    assert prepared.table.column("tags").to_pylist() == [[1], [1, 2]]
-    assert [(one.row, one.key, one.reason) for one in prepared.rejects] == [
-        (1, "tags", "not ids"),
-        (3, "tags", "not ids"),
-    ]
-    # Ids that grow have all 64 bits.
-    mapping = hashed_mapping({"name": "user", "kind": "category", "source": "user", "multivalent": True})
-    columns = hashed_columns([[1, 1]] * 3, pa.array([[1]] * 3, pa.list_(pa.int64())), np.int64)
-    columns["user"] = pa.array([[2**63 - 1], [2**63], [1]], pa.list_(pa.uint64()))
+@pytest.mark.parametrize(
+    ("features", "ids", "lists", "wrong"),
+    [
+        (
+            (),
+            np.array([[1, 1], [-1, 1], [1, 99], [1, 1], [1, 1]], np.int32),
+            {"tags": pa.array([[1], [1], [1], [99], None], pa.list_(pa.int32()))},
+            {2: NOT_IDS, 3: NOT_IDS, 4: NOT_IDS, 5: ("tags", "missing")},
+        ),
+        (
+            (),
+            np.ones((4, 2), np.int32),
+            {"tags": pa.array([[2**40], [1], [-1, 2], [1, 2]], pa.list_(pa.int64()))},
+            {1: ("tags", "not ids"), 3: ("tags", "not ids")},
+        ),
+        (
+            (USER, WORDS),
+            np.array([[1, 1, LOW], [1, 1, HIGH], [1, 2**32 + 1, 7], [-1, 1, 7], [1, 1, 0], [1, 1, 7]]),
+            {
+                "tags": pa.array([[1], [2, 3], [1], [1], [2**32], []], pa.list_(pa.int64())),
+                "words": pa.array([[LOW, HIGH, 0], [-1], [1], [1], [1], None], pa.list_(pa.int64())),
+            },
+            {3: NOT_IDS, 4: NOT_IDS, 5: NOT_IDS, 6: ("words", "missing")},
+        ),
+        (
+            (WORDS,),
+            np.ones((3, 2), np.int64),
+            {
+                "tags": pa.array([[1]] * 3, pa.list_(pa.int64())),
+                "words": pa.array([[HIGH], [2**63], [1]], pa.list_(pa.uint64())),
+            },
+            {2: ("words", "not ids")},
+        ),
+    ],
+    ids=["of no bucket", "beyond their type", "any 64 bits where ids grow", "beyond 64 bits"],
+)
+def test_ids_of_a_log_pass_and_others_are_set_aside_alone(
+    tmp_path: Path, features: tuple[Any, ...], ids: Any, lists: dict[str, Any], wrong: dict[int, Any]
+) -> None:
+    mapping = hashed_mapping(*features)
+    columns = {**hashed_columns(ids.tolist(), lists["tags"], ids.dtype.type), **lists}
     prepared = read(mapping, "impressions", parquet(tmp_path / "e.parquet", columns))
-    assert prepared.table.column("user").to_pylist() == [[2**63 - 1], [1]]
-    assert [(one.row, one.key, one.reason) for one in prepared.rejects] == [(2, "user", "not ids")]
-
-
-def test_any_64_bits_are_an_id_that_grows_and_the_others_keep_their_buckets(tmp_path: Path) -> None:
-    words = {"name": "words", "kind": "category", "source": "words", "multivalent": True}
-    mapping = hashed_mapping({"name": "user", "kind": "category", "source": "user"}, words)
-    low, high = -(2**63), 2**63 - 1
-    ids = [[1, 1, low], [1, 1, high], [1, 2**32 + 1, 7], [-1, 1, 7], [1, 1, 0], [1, 1, 7]]
-    tags = pa.array([[1], [2, 3], [1], [1], [2**32], []], pa.list_(pa.int64()))
-    columns = {
-        **hashed_columns(ids, tags, np.int64),
-        "words": pa.array([[low, high, 0], [-1], [1], [1], [1], None], pa.list_(pa.int64())),
-    }
-    prepared = read(mapping, "impressions", parquet(tmp_path / "e.parquet", columns))
-    schema = mapping.feature_schema
-    assert prepared.table.column("example_id").to_pylist() == [0, 1]
-    packed = unpack_ids(prepared.table.column("ids").combine_chunks(), schema)
-    assert packed.tolist() == ids[:2]
-    assert prepared.table.column("words").to_pylist() == [[low, high, 0], [-1]]
-    wrong = ("features", "not ids")
-    reasons = {reject.row: (reject.key, reject.reason) for reject in prepared.rejects}
-    assert reasons == {3: wrong, 4: wrong, 5: wrong, 6: ("words", "missing")}
+    assert {reject.row: (reject.key, reject.reason) for reject in prepared.rejects} == wrong
+    kept = [row for row in range(len(ids)) if row + 1 not in wrong]
+    assert prepared.table.column("example_id").to_pylist() == kept
+    packed = unpack_ids(prepared.table.column("ids").combine_chunks(), mapping.feature_schema)
+    assert packed.tolist() == ids[kept].tolist()
+    for name, column in lists.items():
+        assert prepared.table.column(name).to_pylist() == [column[row].as_py() for row in kept]
 
 
 def test_columns_that_are_no_ids_are_faults_of_the_rows(tmp_path: Path) -> None:
@@ -437,10 +400,3 @@ def test_columns_that_are_no_ids_are_faults_of_the_rows(tmp_path: Path) -> None:
         prepared = read(mapping, "impressions", path)
         assert prepared.table.num_rows == 0
         assert [reject.row for reject in prepared.rejects] == [1, 2]
-
-
-def test_a_file_without_a_column_is_refused_as_a_whole(tmp_path: Path) -> None:
-    columns = good_columns()
-    del columns["query_id"]
-    with pytest.raises(InputError, match=r"e\.parquet: no column query_id; the columns found are"):
-        read(event_files.mapping("parquet"), "impressions", parquet(tmp_path / "e.parquet", columns))

@@ -400,18 +400,6 @@ def test_duplicates_among_held_rows_are_rejected_when_these_are_published(tmp_pa
     assert "1 rows rejected" in closed.as_text()
 
 
-def test_a_close_that_was_killed_while_it_published_is_completed_by_the_same_command(tmp_path):
-    mapping = raw_logs.make_mapping(query=None, partition="7d")
-    log = tmp_path / "log"
-    ingest(mapping, write_days(tmp_path / "in", make_days(days=1)), log, append=True, now_us=NOW)
-    kill = fault_points.Counting("link.before", 1, die, str(log))
-    with pytest.raises(Killed), fault_points.watching(kill, training=False):
-        ingest(mapping, [], log, now_us=NOW)
-    assert not list_partitions(log)
-    ingest(mapping, [], log, now_us=NOW)
-    assert len(list_partitions(log)) == 1
-
-
 def test_a_refused_ingest_leaves_no_shard_that_readers_take_for_a_lost_partition(tmp_path):
     mapping = raw_logs.make_mapping(query=None, partition="1d")
     early, twice, last = make_days(shift=0, days=3)

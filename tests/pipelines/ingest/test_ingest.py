@@ -1,9 +1,6 @@
 """Whole ingests: against a plain-Python one, in any form, order and block size, again and after a failure."""
 
 import random
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -208,34 +205,6 @@ def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch):
         assert not list(log.glob(".spill-*"))
         ingest(mapping, [path], log, block_bytes=5000)
         assert raw_logs.log_bytes(log) == raw_logs.log_bytes(tmp_path / "whole"), name
-
-
-KILLED = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[4])
-import fault_points, raw_logs
-from ctr.pipelines.ingest.run import ingest
-path, log = Path(sys.argv[1]), Path(sys.argv[2])
-with fault_points.watching(fault_points.Counting(sys.argv[3], 2, path=str(log / "manifests")), training=False):
-    ingest(raw_logs.make_mapping(), [path], log)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_simply_run_again(root, tmp_path):
-    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(200, seed=10))
-    mapping = raw_logs.make_mapping()
-    ingest(mapping, [path], tmp_path / "whole")
-    log = tmp_path / "log"
-    words = [str(path), str(log), "link.after", str(root / "tests" / "helpers")]
-    done = subprocess.run([sys.executable, "-c", KILLED, *words], cwd=root)
-    assert done.returncode == -signal.SIGKILL
-    # What the system would have to clean up is still there.
-    assert list(log.glob(".spill-*"))
-    assert 1 <= len(list_partitions(log)) < len(list_partitions(tmp_path / "whole"))
-    ingest(mapping, [path], log)
-    assert raw_logs.log_bytes(log) == raw_logs.log_bytes(tmp_path / "whole")
 
 
 def test_half_written_files_of_a_killed_run_go_and_those_of_others_stay(tmp_path):

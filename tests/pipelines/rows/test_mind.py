@@ -190,12 +190,3 @@ def test_bad_news_end_the_job(tmp_path, lines, message):
         (tmp_path / "news.tsv").write_text(lines)
     with pytest.raises(InputError, match=rf"news\.tsv:? {message}"):
         News.load(tmp_path)
-
-
-def test_unknown_columns_are_named(tmp_path):
-    folder = write(tmp_path / "in", make_lines(3))
-    other = mapping(features=[{"name": "position", "kind": "category", "source": "position"}])
-    with pytest.raises(
-        InputError, match="no column position; the columns found are impression_id, user_id, "
-    ):
-        ingest(other, [folder], tmp_path / "log")
