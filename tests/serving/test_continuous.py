@@ -135,23 +135,6 @@ def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path):
     assert contents(lost / "exports") == contents(run / "exports")
 
 
-@pytest.mark.soak
-def test_one_that_fails_is_made_after_a_resume(log, tmp_path):
-    """Also where a checkpoint is due at the same position: it comes after the export."""
-    run = tmp_path / "run"
-
-    def fail(snapshot):
-        if snapshot.examples == 432:
-            raise OSError("no space left on device")
-        export_from_run(snapshot)
-
-    with pytest.raises(OSError, match="no space"):
-        train(log, configured(export=EVERY), run, exporter=fail)
-    assert exports(run) == [240]
-    train(log, configured(export=EVERY), run, exporter=export_from_run)
-    assert 432 in checkpoints(run) and exports(run) == [240, 432, 480]
-
-
 def test_without_an_exporter_it_says_so(log, tmp_path):
     with pytest.raises(InputError, match=r"config: export: .*exporter="):
         train(log, configured(export=EVERY), tmp_path / "run")

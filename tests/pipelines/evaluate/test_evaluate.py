@@ -28,7 +28,6 @@ from ctr.pipelines.evaluate.transforms import (
     SummarizePredictions,
 )
 
-COLUMNS = ("example_id", "query_id", "query_time", "label", "train_weight", "metric_weight", "logit")
 COUNTS = ("examples", "queries", "queries_scored", "queries_one_class", "logits_clipped")
 
 
@@ -268,15 +267,28 @@ def test_scores_without_labels_have_a_difference_alone(tmp_path: Path) -> None:
         evaluate([write(tmp_path / "raw.parquet", raw)])
 
 
-def test_the_first_set_named_is_the_baseline(tmp_path: Path) -> None:
+def test_the_command_shows_metrics_and_the_difference_from_the_first_set_named(tmp_path: Path) -> None:
     table = make_table(9, queries=60)
     better = replaced(table, "logit", column(table, "label") * 4.0 - 2)
     paths = [write(tmp_path / f"{name}.parquet", one) for name, one in (("plain", table), ("good", better))]
     found = run_evaluate([paths[0]], [paths[1]])
     assert found["metrics"]["auc"]["verdict"] == "better" and found["metrics"]["auc"]["difference"] > 0
     assert found["baseline"] == "a" and found["predictions"] == {"a": [str(paths[0])], "b": [str(paths[1])]}
-    first, second = evaluate_text(found).splitlines()[:2]
+    text = evaluate_text(found)
+    first, second = text.splitlines()[:2]
     assert first.startswith(f"a, the baseline: {paths[0]}: ") and second.startswith(f"b: {paths[1]}: ")
+    assert f"{table.num_rows:,} examples in both, 0 only in a, 0 only in b" in text and "b - a" in text
+    assert f"{found['prediction_difference']['value']:.3f}" in text
+    single = run_evaluate([paths[0]], beam_options="--runner FnApiRunner")
+    assert_close(found["a"], single)
+    lines = evaluate_text(single).splitlines()
+    assert lines[0] == f"{table.num_rows:,} examples, 60 queries"
+    warned = "warning: nothing was learned: the predictions are worse than the base rate"
+    assert lines.pop().startswith(warned)
+    names = "PerQueryAUC, AUC, logloss, normalized entropy, calibration bias, predicted / actual clicks"
+    assert [line.split("  ")[0] for line in lines[2:]] == names.split(", ")
+    with pytest.raises(InputError, match="Beam options"):
+        run_evaluate([paths[0]], beam_options="'")
 
 
 def test_an_example_that_changed_its_query_is_not_joined() -> None:
@@ -385,62 +397,19 @@ def test_transforms_work_on_tables_in_any_pipeline() -> None:
         assert_that({"a": tables_a, "b": tables_b} | ComparePredictions(keys=8), is_comparison, "comparison")
 
 
-@pytest.mark.slow
-def test_the_command_shows_metrics_and_difference(tmp_path: Path) -> None:
-    table = make_table(18, queries=200)
-    a, b = spread(tmp_path / "a", table), spread(tmp_path / "b", retrained(table))
-    measured = run_evaluate([a], beam_options="--runner FnApiRunner")
-    lines = evaluate_text(measured).splitlines()
-    assert lines[0] == f"{table.num_rows:,} examples, 200 queries"
-    assert lines.pop().startswith(
-        "warning: nothing was learned: the predictions are worse than the base rate"
-    )
-    assert [line.split("  ")[0] for line in lines[2:]] == [
-        "PerQueryAUC",
-        "AUC",
-        "logloss",
-        "normalized entropy",
-        "calibration bias",
-        "predicted / actual clicks",
-    ]
-    compared = run_evaluate([a], [b])
-    assert_close(compared["a"], measured)
-    text = evaluate_text(compared)
-    assert f"{table.num_rows:,} examples in both, 0 only in a, 0 only in b" in text
-    assert f"{compared['prediction_difference']['value']:.4f}" in text
-    assert "b - a" in text
-    with pytest.raises(InputError, match="Beam options"):
-        run_evaluate([a], beam_options="'")
-
-
 @pytest.mark.soak
 def test_a_trained_run_comes_out_as_its_own_summary(tmp_path: Path) -> None:
     from ctr.config import parse_model
-    from ctr.eval.prediction_difference import pair_predictions
     from ctr.simulator.config import SimulatorConfig
     from ctr.simulator.simulate import simulate
     from ctr.training.config import TrainConfig
     from ctr.training.loop import train
 
     simulate(parse_model(SimulatorConfig, {"examples": 3000}, "test"), tmp_path / "log")
-    runs = [tmp_path / "a", tmp_path / "b"]
-    for seed, run in enumerate(runs):
-        content = {
-            "seed": seed,
-            "model": {"crosses": {"layers": 0}, "deep": {"units": [4]}},
-            "batch": {"rows": 256},
-            "checkpoint": {"every_examples": 700},
-            "compute_dtype": "float32",
-        }
-        train(tmp_path / "log", parse_model(TrainConfig, content, "test"), run)
-    assert len(list((runs[0] / "predictions").iterdir())) > 2
-    compared = evaluate_difference([runs[0]], [runs[1]], rows_per_key=500)
-    for side, run in zip(("a", "b"), runs, strict=True):
-        summary = json.loads((run / "summary.json").read_text())
-        assert_close(compared[side], {name: summary[name] for name in compared[side]})
-    paired = pair_predictions(*runs)
-    assert compared["prediction_difference"]["examples"] == paired.examples == 3000
-    assert compared["prediction_difference"]["value"] == pytest.approx(
-        float(paired.difference.point), rel=1e-9
-    )
-    assert compared["metrics"] is not None
+    model = {"crosses": {"layers": 0}, "deep": {"units": [4]}}
+    content = {"model": model, "batch": {"rows": 256}, "checkpoint": {"every_examples": 700}}
+    train(tmp_path / "log", parse_model(TrainConfig, content, "test"), tmp_path / "run")
+    assert len(list((tmp_path / "run" / "predictions").iterdir())) > 2
+    found = evaluate([tmp_path / "run"], rows_per_key=500)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert_close(found, {name: summary[name] for name in found})

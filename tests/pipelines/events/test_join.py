@@ -13,7 +13,7 @@ from ctr.config import parse_model
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, shard_schema, unpack_ids
 from ctr.pipelines.events.join import CLICK_COUNTERS, NOT_PUBLISHED, UNMATCHED_SCHEMA, Joined, join_partition
-from ctr.pipelines.events.rules import PartitionRules, route_clicks, route_impressions, split_by_partition
+from ctr.pipelines.events.rules import PartitionRules, route_clicks, route_impressions
 from ctr.pipelines.events.tables import CLICK_SCHEMA, EARLIER_SCHEMA
 from single_events import Click, Impression, PlainPartition, join_plainly
 
@@ -247,13 +247,3 @@ def test_what_arrives_as_its_partition_closes_is_too_late() -> None:
     routed, aside = route_impressions(rules, table)
     assert routed[0].column("example_id").to_pylist() == [1]
     assert aside.column("example_id").to_pylist() == [2]
-
-
-def test_no_events_are_no_partition() -> None:
-    rules = PartitionRules(length=5, window=10, late_window=4, delay=3)
-    assert split_by_partition(click_table([]), np.zeros(0, np.int64)) == {}
-    assert join_all(rules, [impression_table([])], [click_table([])])[0] == {}
-    tables = IMPRESSIONS.empty_table(), EARLIER_SCHEMA.empty_table(), CLICK_SCHEMA.empty_table()
-    joined = join_partition(SCHEMA, rules, 0, *tables)
-    assert joined.is_empty
-    assert joined.examples.num_rows == joined.unmatched.num_rows == joined.conflicting.num_rows == 0

@@ -30,7 +30,6 @@ GOOD: dict[str, Any] = {
     "price": 7.5,
     "tags": ["a"],
 }
-GOOD_CLICK = {name: GOOD[name] for name in ("impression_id", "event_time", "arrival_time")}
 IN_TIME = "unit us, 1970-01-01 to 9999-12-31"
 LIMIT = 1_000
 
@@ -102,7 +101,6 @@ POISON: dict[tuple[str, str, str], list[Bad]] = {
     ],
     ("tags", "a nested value", "a single value or a list of them"): [{**GOOD, "tags": [["a"]]}],
 }
-OF_CLICKS = ("line", "time", "arrival", "event_time", "impression_id")
 
 
 def found_in(rejects: list[Reject]) -> dict[int, tuple[str, str, str]]:
@@ -131,17 +129,6 @@ def test_a_bad_event_is_set_aside_and_its_neighbours_are_not(tmp_path: Path) -> 
     pieces = read(mapping, "impressions", tmp_path / "events.jsonl", block_bytes=300)
     assert found_in(pieces.rejects) == expected
     assert pieces.table.equals(prepared.table)
-
-
-def test_a_bad_click_is_set_aside_alike(tmp_path: Path) -> None:
-    for why, lines in POISON.items():
-        for line in lines if why[0] in OF_CLICKS else ():
-            known = line
-            if isinstance(line, dict):
-                known = {name: line[name] for name in line if name in GOOD_CLICK}
-            prepared = read_lines(event_files.mapping(), "clicks", tmp_path, GOOD_CLICK, known)
-            assert prepared.table.to_pylist() == [{"impression_id": 7, "time": TIME, "arrival": TIME + 5}]
-            assert found_in(prepared.rejects) == {2: why}
 
 
 def test_what_is_unusual_but_allowed_stays(tmp_path: Path) -> None:

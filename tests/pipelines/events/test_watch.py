@@ -357,10 +357,3 @@ def test_a_second_process_is_refused(files: list[File], tmp_path: Path) -> None:
     watch_events(event_files.mapping(), [folder], tmp_path / "log", AT_ONCE, stop)
     assert len(refused) == 1
     drain(event_files.mapping(), folder, tmp_path / "log")
-
-
-def test_no_events_are_no_partition(tmp_path: Path) -> None:
-    (tmp_path / "events").mkdir()
-    progress = drain(event_files.mapping(), tmp_path / "events", tmp_path / "log")
-    assert progress == Progress()
-    assert read_manifests(tmp_path / "log") == []
