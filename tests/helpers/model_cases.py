@@ -296,6 +296,13 @@ def _hide_left_out(id_map: Any, left_out: set[int]) -> None:
     id_map.ids_by_row = ids_by_row
 
 
+def flip(path: Path) -> None:
+    """Changes a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
 def contents(folder: Path, but: Sequence[str] = (".lock",)) -> dict[str, bytes]:
     """The bytes of all files below a folder."""
     return {

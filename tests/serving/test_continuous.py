@@ -21,7 +21,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run import directory, rollback
 from ctr.training.run.snapshot import read_snapshot
-from model_cases import GROWING, contents, draw_raw, packed_table
+from model_cases import GROWING, contents, draw_raw, flip, packed_table
 from numerical_faults import injected
 
 LINEAR = {"crosses": {"layers": 0}, "deep": {"units": []}, "init_scale": 0.05}
@@ -139,12 +139,6 @@ def test_without_an_exporter_it_says_so(log, tmp_path):
     with pytest.raises(InputError, match=r"config: export: .*exporter="):
         train(log, configured(export=EVERY), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def change_schema(run: Path) -> None:

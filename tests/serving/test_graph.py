@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from tensorflow.core.protobuf import fingerprint_pb2, saved_model_pb2
 
 from ctr.config import parse_model
 from ctr.data.ids.graph import transform_tensors
-from ctr.data.schema import Number, Schema
+from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.serving.export import publish
 from ctr.serving.graph import OPERATIONS, SAVING, make_canonical
@@ -108,17 +109,8 @@ def test_other_weights_have_another_fingerprint_and_what_is_canonical_already_st
 
 # What reads or writes files, and what runs code.
 FOREIGN = [
-    *(
-        "ReadFile",
-        "WriteFile",
-        "MatchingFiles",
-        "SaveV2",
-        "RestoreV2",
-        "MergeV2Checkpoints",
-        "PrintV2",
-        "Save",
-    ),
-    *("PyFunc", "PyFuncStateless", "EagerPyFunc", "XlaLaunch", "TfLiteSubgraphExecute"),
+    *("ReadFile", "WriteFile", "MatchingFiles", "SaveV2", "RestoreV2", "MergeV2Checkpoints", "PrintV2"),
+    *("Save", "PyFunc", "PyFuncStateless", "EagerPyFunc", "XlaLaunch", "TfLiteSubgraphExecute"),
     *("SomebodysOwnOp", "LookupTableImportV2"),
 ]
 
@@ -163,11 +155,8 @@ def test_an_operation_that_is_no_computing_is_refused_by_its_name(model):
         change_graph(model, change)
         refused(model, f"holds the operation '{op}', which no export of ctr has")
     assert not OPERATIONS & {*FOREIGN, *SAVING}
-    words = (
-        *("File", "Save", "Restore", "Py", "Xla", "Print", "Send", "Recv", "Dataset", "Lookup", "Table"),
-        *("Custom", "Remote"),
-    )
-    assert not [op for op in OPERATIONS if any(word in op for word in words)]
+    words = "File|Save|Restore|Py|Xla|Print|Send|Recv|Dataset|Lookup|Table|Custom|Remote"
+    assert not [op for op in OPERATIONS if re.search(words, op)]
 
 
 def test_what_saves_is_not_to_be_called_through_another_function(model):
@@ -199,19 +188,19 @@ def test_a_program_that_writes_files_never_runs(model, tmp_path):
     assert not (tmp_path / "written").exists()
 
 
+UNKNOWN = "is of a kind that no export of ctr has"
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda graph, nodes: graph.asset_file_def.add(filename="../../x"), "refers to asset files"),
         (lambda graph, nodes: graph.graph_def.library.gradient.add(function_name="x"), "gradient"),
         (lambda graph, nodes: graph.ClearField("object_graph_def"), "one graph with objects"),
-        (lambda graph, nodes: nodes.add(), "is of a kind that no export of ctr has"),
-        (lambda graph, nodes: nodes.add().asset.SetInParent(), "is of a kind that no export"),
-        (lambda graph, nodes: nodes.add().resource.SetInParent(), "is of a kind that no export"),
-        (
-            lambda graph, nodes: setattr(nodes.add().user_object, "identifier", "_tf_keras_layer"),
-            "is of a kind that no export of ctr has",
-        ),
+        (lambda graph, nodes: nodes.add(), UNKNOWN),
+        (lambda graph, nodes: nodes.add().asset.SetInParent(), UNKNOWN),
+        (lambda graph, nodes: nodes.add().resource.SetInParent(), UNKNOWN),
+        (lambda graph, nodes: setattr(nodes.add().user_object, "identifier", "_tf_keras_layer"), UNKNOWN),
     ],
 )
 def test_what_else_a_saved_model_can_hold_is_refused(model, change, words):
@@ -269,10 +258,8 @@ def test_features_of_every_kind_need_no_other_operation():
         {"name": "many", "kind": "cross", "of": ["parts", "v", "n"]},
     ]
     schema = parse_model(Schema, {"features": features}, "test")
-    numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
-    specs = {
-        name: tf.TensorSpec([None], tf.float32 if name in numbers else tf.string) for name in schema.sources
-    }
+    kinds = {name: tf.float32 if name == "n" else tf.string for name in schema.sources}
+    specs = {name: tf.TensorSpec([None], kind) for name, kind in kinds.items()}
     function = tf.function(
         lambda raw: transform_tensors(schema, raw), input_signature=[specs], autograph=False
     )

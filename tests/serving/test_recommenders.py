@@ -112,8 +112,6 @@ def test_other_models_are_refused(case, tmp_path, kind, what):
     ],
 )
 def test_what_is_missing_is_said_in_one_line(fresh_python, root, before, message):
-    code = (
-        f"{before}\ntry:\n    import ctr.serving.recommenders\n"
-        "except ImportError as error:\n    print(error)\n"
-    )
-    assert message in fresh_python("-c", code, cwd=root, path=root).stdout.splitlines()[-1]
+    code = "try:\n    import ctr.serving.recommenders\nexcept ImportError as error:\n    print(error)\n"
+    done = fresh_python("-c", f"{before}\n{code}", cwd=root, path=root)
+    assert message in done.stdout.splitlines()[-1]

@@ -17,7 +17,7 @@ from ctr.io.errors import InputError
 from ctr.serving import scorer
 from ctr.serving.export import publish
 from ctr.serving.scorer import RowCache, Scorer
-from model_cases import FEATURES, MODELS, draw_raw, make_case
+from model_cases import FEATURES, MODELS, draw_raw, flip, make_case
 
 TAGS = ["t1|t2", "", "t3"]
 ROWS = {
@@ -206,12 +206,6 @@ def test_of_versions_the_newest_whole_one_is_taken(copied, tmp_path):
     assert Scorer(str(older)).path == older
     for path in (tmp_path / "nothing", tmp_path / "9" / "variables"):
         refused(path, "neither an exported model")
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
 
 
 METADATA = "assets.extra/ctr.json"
