@@ -62,6 +62,10 @@ def without(*names: str) -> dict[str, Any]:
     return {name: value for name, value in GOOD.items() if name not in names}
 
 
+def each(name: str, *values: Any) -> list[dict[str, Any]]:
+    return [{**GOOD, name: value} for value in values]
+
+
 Bad = bytes | dict[str, Any]
 RANGE = "unreadable or out of range"
 WEIGHT = "a number from 0 to 1,000,000,000"
@@ -74,31 +78,21 @@ POISON: dict[tuple[str, str, str], list[Bad]] = {
     ("line", "invalid UTF-8", "UTF-8"): [b'{"color": "\xff"}'],
     ("time", "missing", IN_TIME): [{}, without("event_time")],
     ("arrival", "missing", IN_TIME): [{**GOOD, "arrival_time": None}],
-    ("time", RANGE, IN_TIME): [
-        {**GOOD, "event_time": time} for time in ("now", -1, TIME * 1000, 10**30, float("nan"))
-    ],
+    ("time", RANGE, IN_TIME): each("event_time", "now", -1, TIME * 1000, 10**30, float("nan")),
     ("arrival", RANGE, IN_TIME): [{**GOOD, "arrival_time": float("inf")}],
     ("event_time", "a nested value", "a single value"): [{**GOOD, "event_time": [TIME]}],
-    ("arrival", "in the future", "at most 5m ahead"): [
-        {**GOOD, "event_time": NOW_US, "arrival_time": NOW_US + 300_000_001}
-    ],
+    ("arrival", "in the future", "at most 5m ahead"): [{**GOOD, "arrival_time": NOW_US + 300_000_001}],
     ("time", "after its arrival", "at most 5m ahead"): [{**GOOD, "arrival_time": TIME - 300_000_001}],
     ("impression_id", "missing", ID): [without("impression_id"), {**GOOD, "impression_id": ""}],
     ("impression_id", "a nested value", "a single value"): [{**GOOD, "impression_id": [1]}],
     ("query_id", "missing", ID): [without("query_id")],
     ("query_id", "a nested value", "a single value"): [{**GOOD, "query_id": {"a": 1}}],
-    ("weight", "not a weight", WEIGHT): [
-        {**GOOD, "weight": weight} for weight in (float("nan"), -1, 1.1e9, "much", 1e300)
-    ],
+    ("weight", "not a weight", WEIGHT): each("weight", float("nan"), -1, 1.1e9, "much", 1e300),
     ("weight", "missing", WEIGHT): [without("weight")],
     ("price", "not a number", "a number, or empty"): [{**GOOD, "price": "cheap"}],
     ("price", "a nested value", "a single value"): [{**GOOD, "price": [1]}],
-    ("color", "too large", "at most 1000 bytes"): [
-        {**GOOD, "color": text} for text in ("r" * 1001, "ü" * 501)
-    ],
-    ("tags", "too large", "at most 1000 bytes"): [
-        {**GOOD, "tags": tags} for tags in (["a"] * 1001, ["a", "a" * 1001])
-    ],
+    ("color", "too large", "at most 1000 bytes"): each("color", "r" * 1001, "ü" * 501),
+    ("tags", "too large", "at most 1000 bytes"): each("tags", ["a"] * 1001, ["a", "a" * 1001]),
     ("tags", "a nested value", "a single value or a list of them"): [{**GOOD, "tags": [["a"]]}],
 }
 
@@ -117,9 +111,8 @@ def test_a_bad_event_is_set_aside_and_its_neighbours_are_not(tmp_path: Path) -> 
         assert alone.table.num_rows == 1 and found_in(alone.rejects) == {3: why}
     # All of them in one file; beside a text, what is not a number is called missing.
     wanted = [one for one in wanted if b"NaN" not in json.dumps(one[1], default=str).encode()]
-    events = [
-        one for number, (_, line) in enumerate(wanted) for one in ({**GOOD, "impression_id": number}, line)
-    ]
+    good = [{**GOOD, "impression_id": number} for number in range(len(wanted))]
+    events = [one for pair in zip(good, (line for _, line in wanted), strict=True) for one in pair]
     prepared = read_lines(mapping, "impressions", tmp_path, *events, b"", GOOD)
     assert prepared.table.column("example_id").to_pylist() == [*range(len(wanted)), 7]
     assert max(prepared.table["arrival"].to_pylist()) == GOOD["arrival_time"]
@@ -136,13 +129,8 @@ def test_what_is_unusual_but_allowed_stays(tmp_path: Path) -> None:
         without("color", "price", "tags"),
         {**GOOD, "impression_id": "a text", "event_time": str(TIME), "arrival_time": float(TIME + 5)},
         {**GOOD, "impression_id": str(2**63 - 1), "query_id": -5, "weight": 0, "unknown": {"nested": [1]}},
-        {
-            **GOOD,
-            "event_time": TIME + 300_000_000,
-            "arrival_time": TIME,
-            "color": "r" * 1000,
-            "tags": ["t" * 1000],
-        },
+        {**GOOD, "event_time": TIME + 300_000_000, "arrival_time": TIME},
+        {**GOOD, "color": "r" * 1000, "tags": ["t" * 1000]},
         {**GOOD, "arrival_time": NOW_US + 300_000_000},
         {**GOOD, "event_time": 0, "arrival_time": 0},
     ]
@@ -155,9 +143,8 @@ def test_what_is_unusual_but_allowed_stays(tmp_path: Path) -> None:
 
 
 def test_an_impression_is_shown_within_the_show_window_and_not_before_its_query(tmp_path: Path) -> None:
-    content = event_files.content(clock_skew="2s", show_window="30s")
-    content["impressions"]["timestamp"] = {"column": "shown_at", "unit": "us"}
-    mapping = parse_model(EventMapping, content, "test")
+    shown_at = {"timestamp": {"column": "shown_at", "unit": "us"}}
+    mapping = event_files.mapping(clock_skew="2s", show_window="30s", impressions=shown_at)
     shown = [TIME + by * 1_000_000 for by in (-3, -2, 0, 30, 31)]
     events = [{**GOOD, "shown_at": at} for at in shown]
     prepared = read_lines(mapping, "impressions", tmp_path, *events)
@@ -244,22 +231,8 @@ TYPES = [
     *(pa.list_(pa.binary()), pa.list_(pa.int64(), 2), pa.list_(pa.list_(pa.string()))),
     *(pa.struct([("a", pa.int64())]), pa.map_(pa.string(), pa.int64())),
 ]
-VALUES = (
-    None,
-    0,
-    1,
-    100,
-    True,
-    1.5,
-    float("nan"),
-    float("inf"),
-    "",
-    "a",
-    "7",
-    "nan",
-    b"abc",
-    b"\xff\xfe\xfd",
-)
+NAN, INF = float("nan"), float("inf")
+VALUES = (None, 0, 1, 100, True, 1.5, NAN, INF, "", "a", "7", "nan", b"abc", b"\xff\xfe\xfd")
 NESTED = (None, [], [1, 2], [None, 1], [1.5, float("nan")], ["a", None], [b"\xff"], [["a"]], {"a": 1})
 
 
@@ -295,20 +268,16 @@ def test_no_type_of_a_column_stops_a_job() -> None:
 
 def hashed_mapping(*features: dict[str, Any]) -> EventMapping:
     """With features in addition to those of ``event_files``."""
-    content = event_files.content("parquet")
-    changes = {
-        "impressions": {**content["impressions"], "hashed": True},
-        "features": [*content["features"], *features],
-    }
-    return parse_model(EventMapping, {**content, **changes}, "test")
+    return event_files.mapping(
+        "parquet", impressions={"hashed": True}, features=[*event_files.FEATURES, *features]
+    )
 
 
 def hashed_columns(
     ids: list[list[int]], tags: pa.Array, dtype: type[np.integer[Any]] = np.int32
 ) -> dict[str, pa.Array]:
-    keys = {
-        name: good_columns(len(ids))[name] for name in ("query_id", "event_time", "arrival_time", "weight")
-    }
+    names = ("query_id", "event_time", "arrival_time", "weight")
+    keys = {name: good_columns(len(ids))[name] for name in names}
     number = pa.array(range(len(ids)))
     return {"impression_id": number, **keys, "ids": pack_ids(np.array(ids, dtype)), "tags": tags}
 
