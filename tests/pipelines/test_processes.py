@@ -75,7 +75,7 @@ def test_workers_that_train_import_nothing_from_the_folder(trapped):
 
 
 @pytest.fixture
-def predictions(tmp_path) -> Path:
+def predictions(tmp_path):
     rng = np.random.default_rng(0)
     rows = np.arange(300)
     columns = {

@@ -57,12 +57,12 @@ def train_until(stop_at: int, *arguments: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def log(make_rows_log, tmp_path_factory) -> Path:
+def log(make_rows_log, tmp_path_factory):
     return make_rows_log(tmp_path_factory.mktemp("continuous") / "log", 480)
 
 
 @pytest.fixture(scope="module")
-def finished(log, tmp_path_factory) -> Path:
+def finished(log, tmp_path_factory):
     """A run of a network with exports."""
     run = tmp_path_factory.mktemp("continuous") / "run"
     train(log, configured(export=EVERY, model=NETWORK), run, exporter=export_from_run)
@@ -185,13 +185,13 @@ def test_runs_that_cannot_be_exported_are_refused(finished, make_rows_log, tmp_p
 
 
 @pytest.fixture(scope="module")
-def growing_log(publish_rows, tmp_path_factory) -> Path:
+def growing_log(publish_rows, tmp_path_factory):
     table = packed_table(draw_raw(450, seed=0, unknown=True), GROWING)
     return publish_rows(tmp_path_factory.mktemp("growing") / "log", table, GROWING)
 
 
 @pytest.fixture(scope="module")
-def grown(growing_log, tmp_path_factory) -> tuple[Path, Path]:
+def grown(growing_log, tmp_path_factory):
     """A run with deltas, and the full models of the same positions."""
     folder = tmp_path_factory.mktemp("growing")
 
@@ -241,7 +241,7 @@ def reported(run: Path) -> dict[int, tuple[int, str]]:
 
 
 @pytest.fixture(scope="module")
-def gone_back(log, tmp_path_factory) -> tuple[Path, list[dict[str, Any]], list[list[int]]]:
+def gone_back(log, tmp_path_factory):
     """A run that goes back twice, what it quarantined, and its exports when each batch was passed."""
     run, seen = tmp_path_factory.mktemp("rolled-back") / "run", list[list[int]]()
     with injected(MORE):

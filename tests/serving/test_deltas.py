@@ -21,7 +21,6 @@ from ctr.serving.scorer import Scorer
 from ctr.serving.weights import hash_weights, read_weights
 from ctr.training.config import ExportConfig
 from ctr.training.run.directory import drop_models_after
-from ctr.training.run.snapshot import Snapshot
 from fault_points import Counting, watching
 from model_cases import MODELS, contents, draw_raw, flip, make_case, make_growing_run, make_snapshot
 
@@ -30,7 +29,7 @@ NAMES = ["100", "200.delta", "300.delta", "400"]
 
 
 @pytest.fixture(scope="module")
-def snapshots(tmp_path_factory) -> list[Snapshot]:
+def snapshots(tmp_path_factory):
     """Of a linear model that meets new ids, forgets some and changes some rows."""
     run = make_growing_run(tmp_path_factory.mktemp("deltas") / "run", "logistic", EXPORT)
     made = []
@@ -44,7 +43,7 @@ def snapshots(tmp_path_factory) -> list[Snapshot]:
 
 
 @pytest.fixture(scope="module")
-def published(snapshots, tmp_path_factory) -> Path:
+def published(snapshots, tmp_path_factory):
     """Two deltas between two whole models."""
     out = tmp_path_factory.mktemp("deltas") / "models"
     for snapshot in snapshots:
@@ -53,13 +52,13 @@ def published(snapshots, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(snapshots, tmp_path_factory) -> Path:
+def whole(snapshots, tmp_path_factory):
     """The third as a whole model."""
     return publish(snapshots[2], tmp_path_factory.mktemp("deltas") / "models").path
 
 
 @pytest.fixture
-def models(published, tmp_path) -> Path:
+def models(published, tmp_path):
     """A copy of them, without the last one."""
     shutil.copytree(published, tmp_path / "models", ignore=shutil.ignore_patterns("400"))
     return tmp_path / "models"

@@ -116,7 +116,7 @@ FOREIGN = [
 
 
 @pytest.fixture
-def model(copied) -> Path:
+def model(copied):
     return copied("logistic")
 
 

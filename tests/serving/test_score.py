@@ -21,18 +21,18 @@ LOG_COLUMNS = ["query_time", "query_id", "example_id", "label", "train_weight", 
 
 
 @pytest.fixture
-def rows(case) -> dict:
+def rows(case):
     return case("factorized").raw
 
 
 @pytest.fixture
-def logit(case) -> np.ndarray:
+def logit(case):
     """What the trainer predicts for these rows."""
     return case("factorized").logit
 
 
 @pytest.fixture
-def place(rows, copied, tmp_path, monkeypatch) -> Path:
+def place(rows, copied, tmp_path, monkeypatch):
     """A folder with a model and its rows as a table."""
     copied("factorized", "models/123")
     pq.write_table(pa.table(rows), tmp_path / "rows.parquet")

@@ -32,7 +32,7 @@ ROWS = {
 
 
 @pytest.fixture(scope="module")
-def factorized(exported) -> Scorer:
+def factorized(exported):
     return Scorer(exported("factorized"))
 
 

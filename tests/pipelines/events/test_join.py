@@ -169,9 +169,7 @@ def cut(draw: st.DrawFn, rows: list[Any]) -> list[list[Any]]:
 
 @settings(max_examples=50)
 @given(cases(), st.data())
-def test_partitions_are_those_of_a_join_of_single_events_in_any_order_and_cut(
-    case: Case, data: st.DataObject
-) -> None:
+def test_partitions_are_those_of_a_join_of_single_events_in_any_order_and_cut(case, data):
     rules, impressions, clicks = case
     pieces = [impression_table(part) for part in cut(data.draw, impressions)]
     click_pieces = [click_table(part) for part in cut(data.draw, clicks)]
@@ -214,7 +212,7 @@ def test_partitions_are_those_of_a_join_of_single_events_in_any_order_and_cut(
         assert joined.counters["matched_clicks"] == found[start].counters["matched_clicks"]
 
 
-def test_a_click_counts_from_its_impression_to_the_end_of_the_window() -> None:
+def test_a_click_counts_from_its_impression_to_the_end_of_the_window():
     exact = PartitionRules(length=5, window=10, late_window=4, delay=100)
     skewed = PartitionRules(length=5, window=10, late_window=4, delay=100, skew=2, show=9)
     at_once = {-1: "orphan", 0: "matched", 10: "matched", 11: "late", 14: "late", 15: "orphan"}
@@ -234,7 +232,7 @@ def test_a_click_counts_from_its_impression_to_the_end_of_the_window() -> None:
             assert reasons == [fate] * (fate in ("late", "orphan")), after
 
 
-def test_what_arrives_as_its_partition_closes_is_too_late() -> None:
+def test_what_arrives_as_its_partition_closes_is_too_late():
     # The partition of the impression closes at 5 + 10 + 3, that of the click 5 later.
     rules = PartitionRules(length=5, window=10, late_window=4, delay=3)
     for arrival, label, late in ((17, 1, 0), (18, 0, 0), (22, 0, 0), (23, 0, 1)):

@@ -25,19 +25,17 @@ def make_mapping(**changes: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def events() -> dict[str, list[dict[str, Any]]]:
-    drawn: dict[str, list[dict[str, Any]]] = event_files.draw_events(150)
-    return drawn
+def events():
+    return event_files.draw_events(150)
 
 
 @pytest.fixture(scope="module")
-def folder(events: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found: Path = event_files.write_events(tmp_path_factory.mktemp("events"), events)
-    return found
+def folder(events, tmp_path_factory):
+    return event_files.write_events(tmp_path_factory.mktemp("events"), events)
 
 
 @pytest.fixture(scope="module")
-def log(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def log(folder, tmp_path_factory):
     log = tmp_path_factory.mktemp("log") / "log"
     ingest_events(make_mapping(), [folder], log, max_reject_share=0)
     return log
@@ -76,11 +74,11 @@ def check_values(log: Path, events: Any) -> int:
     return len(ids)
 
 
-def test_values_are_those_of_the_events(events: Any, log: Path) -> None:
+def test_values_are_those_of_the_events(events, log):
     assert check_values(log, events) > 100
 
 
-def test_events_that_wait_since_before_values_were_kept_have_none(events: Any, tmp_path: Path) -> None:
+def test_events_that_wait_since_before_values_were_kept_have_none(events, tmp_path):
     half = len(events["impressions"]) // 2
     early_alone = {**events["impressions"][0], "tags": ["early"]}
     events = {**events, "impressions": [early_alone, *events["impressions"][1:]]}
@@ -102,7 +100,7 @@ def test_events_that_wait_since_before_values_were_kept_have_none(events: Any, t
     assert set(kept.values()) == late and early - late
 
 
-def test_every_driver_gives_the_same_values_in_any_order(tmp_path: Path) -> None:
+def test_every_driver_gives_the_same_values_in_any_order(tmp_path):
     """With one bucket all colors have the same id, so that impressions that differ in it are copies of each other."""
     feature = {"name": "color", "kind": "category", "source": "color", "buckets": 2}
     mapping = event_files.mapping(features=[feature], keep_values=["color"], delay="60s")
@@ -129,7 +127,7 @@ def test_every_driver_gives_the_same_values_in_any_order(tmp_path: Path) -> None
     assert set(read_values(tmp_path / "batch", "color", [1])[1].split(" | ")) == firsts
 
 
-def test_wrong_names_are_refused_with_what_is_allowed() -> None:
+def test_wrong_names_are_refused_with_what_is_allowed():
     for changes, message in (
         ({"keep_values": ["price"]}, "names price, whose ids say by themselves what they stand for"),
         ({"keep_values": ["nothing"]}, "not a feature; allowed: all, or own, tags, own_tags$"),

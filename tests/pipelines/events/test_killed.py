@@ -26,15 +26,14 @@ LONGEST_SECONDS = 60.0
 
 
 def draw() -> dict[str, list[dict[str, object]]]:
-    found: dict[str, list[dict[str, object]]] = event_files.draw_events(600, seconds=400)
-    return found
+    return event_files.draw_events(600, seconds=400)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("driver", "kills", "seed"), [("watch", 25, 1), ("batch", 8, 3)])
 def test_a_job_that_is_killed_many_times_publishes_the_same(
-    driver: str, kills: int, seed: int, root: Path, fresh_python: Callable[..., object], tmp_path: Path
-) -> None:
+    driver, kills, seed, root, fresh_python, tmp_path
+):
     files = event_files.write_events(tmp_path / "files", draw(), FILES)
     ingest_events(event_files.mapping(), [files], tmp_path / "undisturbed", max_reject_share=0)
     path = f"{root}{os.pathsep}{root / 'tests' / 'helpers'}"

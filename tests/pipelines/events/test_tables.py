@@ -103,7 +103,7 @@ def found_in(rejects: list[Reject]) -> dict[int, tuple[str, str, str]]:
     return {reject.row: (reject.key, reject.reason, reject.allowed) for reject in rejects}
 
 
-def test_a_bad_event_is_set_aside_and_its_neighbours_are_not(tmp_path: Path) -> None:
+def test_a_bad_event_is_set_aside_and_its_neighbours_are_not(tmp_path):
     mapping = event_files.mapping(largest_value=LIMIT)
     wanted = [(why, line) for why, lines in POISON.items() for line in lines]
     for why, line in wanted:
@@ -124,7 +124,7 @@ def test_a_bad_event_is_set_aside_and_its_neighbours_are_not(tmp_path: Path) -> 
     assert pieces.table.equals(prepared.table)
 
 
-def test_what_is_unusual_but_allowed_stays(tmp_path: Path) -> None:
+def test_what_is_unusual_but_allowed_stays(tmp_path):
     events = [
         without("color", "price", "tags"),
         {**GOOD, "impression_id": "a text", "event_time": str(TIME), "arrival_time": float(TIME + 5)},
@@ -142,7 +142,7 @@ def test_what_is_unusual_but_allowed_stays(tmp_path: Path) -> None:
     assert max(prepared.table["arrival"].to_pylist()) == NOW_US + 300_000_000
 
 
-def test_an_impression_is_shown_within_the_show_window_and_not_before_its_query(tmp_path: Path) -> None:
+def test_an_impression_is_shown_within_the_show_window_and_not_before_its_query(tmp_path):
     shown_at = {"timestamp": {"column": "shown_at", "unit": "us"}}
     mapping = event_files.mapping(clock_skew="2s", show_window="30s", impressions=shown_at)
     shown = [TIME + by * 1_000_000 for by in (-3, -2, 0, 30, 31)]
@@ -155,16 +155,14 @@ def test_an_impression_is_shown_within_the_show_window_and_not_before_its_query(
     ]
 
 
-def test_any_time_is_allowed_where_the_mapping_says_so(tmp_path: Path) -> None:
+def test_any_time_is_allowed_where_the_mapping_says_so(tmp_path):
     late = {**GOOD, "event_time": NOW_US + 10**15, "arrival_time": NOW_US + 10**14}
     assert len(read_lines(event_files.mapping(), "impressions", tmp_path, GOOD, late).rejects) == 1
     anywhere = event_files.mapping().model_copy(update={"future": None})
     assert read_lines(anywhere, "impressions", tmp_path, GOOD, late).rejects == []
 
 
-def test_where_arrivals_are_unknown_an_event_arrives_at_its_time_but_not_before_the_clock(
-    tmp_path: Path,
-) -> None:
+def test_where_arrivals_are_unknown_an_event_arrives_at_its_time_but_not_before_the_clock(tmp_path):
     content = event_files.content()
     for kind in ("impressions", "clicks"):
         del content[kind]["arrival"]
@@ -178,7 +176,7 @@ def test_where_arrivals_are_unknown_an_event_arrives_at_its_time_but_not_before_
     assert (reject.row, reject.key, reject.reason) == (3, "time", "in the future")
 
 
-def test_a_line_beyond_all_limits_is_one_bad_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_beyond_all_limits_is_one_bad_event(tmp_path, monkeypatch):
     monkeypatch.setattr("ctr.pipelines.rows.jsonl._LONGEST_LINE", 10_000)
     path = tmp_path / "events.jsonl"
     long = json.dumps({**GOOD, "color": "r" * 100_000})
@@ -201,7 +199,7 @@ def good_columns(rows: int = 2) -> dict[str, pa.Array]:
     return {name: pa.array([value] * rows) for name, value in GOOD.items()}
 
 
-def test_a_column_of_a_type_that_says_nothing_is_a_fault_of_each_row(tmp_path: Path) -> None:
+def test_a_column_of_a_type_that_says_nothing_is_a_fault_of_each_row(tmp_path):
     nested = pa.array([{"a": 1}, {"a": 2}])
     for name, column in (
         ("impression_id", pa.array([1.5, 2.5])),
@@ -249,7 +247,7 @@ def column_of(kind: pa.DataType) -> pa.Array:
     return pa.concat_arrays(taken)
 
 
-def test_no_type_of_a_column_stops_a_job() -> None:
+def test_no_type_of_a_column_stops_a_job():
     mapping = event_files.mapping("parquet")
     for kind in TYPES:
         column = column_of(kind)
@@ -324,9 +322,7 @@ NOT_IDS = ("features", "not ids")
     ],
     ids=["of no bucket", "beyond their type", "any 64 bits where ids grow", "beyond 64 bits"],
 )
-def test_ids_of_a_log_pass_and_others_are_set_aside_alone(
-    tmp_path: Path, features: tuple[Any, ...], ids: Any, lists: dict[str, Any], wrong: dict[int, Any]
-) -> None:
+def test_ids_of_a_log_pass_and_others_are_set_aside_alone(tmp_path, features, ids, lists, wrong):
     mapping = hashed_mapping(*features)
     columns = {**hashed_columns(ids.tolist(), lists["tags"], ids.dtype.type), **lists}
     prepared = read(mapping, "impressions", parquet(tmp_path / "e.parquet", columns))
@@ -339,7 +335,7 @@ def test_ids_of_a_log_pass_and_others_are_set_aside_alone(
         assert prepared.table.column(name).to_pylist() == [column[row].as_py() for row in kept]
 
 
-def test_columns_that_are_no_ids_are_faults_of_the_rows(tmp_path: Path) -> None:
+def test_columns_that_are_no_ids_are_faults_of_the_rows(tmp_path):
     mapping = hashed_mapping()
     good = hashed_columns([[1, 1]] * 2, pa.array([[1], [2]], pa.list_(pa.int32())))
     for name, column in (
