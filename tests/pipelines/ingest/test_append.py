@@ -1,5 +1,6 @@
 """Files that come one after another: cut anywhere, late, twice, killed; the log is that of one ingest of them all."""
 
+import json
 import random
 
 import pytest
@@ -355,27 +356,26 @@ def test_held_rows_that_are_damaged_or_fewer_than_recorded_are_named(tmp_path):
             ingest(mapping, [paths[1]], tmp_path / "log", append=True, now_us=NOW)
 
 
+LATENESS = "--allowed-lateness"
+
+
 def test_the_command_line(tmp_path, capsys):
-    mapping = tmp_path / "mapping.yaml"
-    mapping.write_text(
-        "input: {type: csv}\ntime: {column: t, unit: s}\nlabel: {column: click}\npartition: 1h\n"
-        "features:\n  - {name: user, kind: category, source: user, buckets: 50}\n"
-    )
-    for number in range(2):
-        times = range(FIRST + 5400 * number, FIRST + 5400 * number + 5400, 60)
-        lines = [f"{at},{at % 7 == 0:d},u{at % 11}" for at in times]
-        (tmp_path / f"{number}.csv").write_text("\n".join(["t,click,user", *lines]) + "\n")
-    options = ["--mapping", str(mapping), "--out", str(tmp_path / "log")]
-    lateness = "--allowed-lateness"
+    content = raw_logs.base_content(query="none", partition="1d")
+    (tmp_path / "mapping.yaml").write_text(json.dumps(content))
+    first, second = map(str, write_days(tmp_path / "in", make_days(days=2, count=60)))
+    options = ["--mapping", str(tmp_path / "mapping.yaml"), "--out", str(tmp_path / "log")]
     for words, status, told in (
-        (["0.csv", "--append", lateness, "10m"], 0, "30 rows of [2020-09-14T01:00:00Z, 2020-09-14T02:"),
-        (["1.csv"], 0, "120 examples"),
+        (
+            [first, "--append", LATENESS, "10m"],
+            0,
+            "rows of [2020-09-14T00:00:00Z, 2020-09-15T00:00:00Z) are kept",
+        ),
+        ([second], 0, "published up to 2020-09-16T00:00:00Z"),
         ([], 1, "no input is given"),
-        (["1.csv", lateness, "10m"], 1, "--allowed-lateness goes with --append"),
-        (["1.csv", "--append", lateness, "soon"], 1, "--allowed-lateness soon: a duration is a whole number"),
+        ([second, LATENESS, "10m"], 1, "--allowed-lateness goes with --append"),
+        ([second, "--append", LATENESS, "soon"], 1, "--allowed-lateness soon: a duration is a whole number"),
     ):
-        given = [str(tmp_path / word) if word.endswith(".csv") else word for word in words]
-        assert main(["ingest", "table", *given, *options]) == status
+        assert main(["ingest", "table", *words, *options]) == status
         assert told in "".join(capsys.readouterr())
 
 
