@@ -182,15 +182,7 @@ def trainer_logit(state: TrainState, config: TrainConfig, rows: Rows) -> np.ndar
 
 @dataclass(frozen=True)
 class Case:
-    """A model and what the trainer predicts with it.
-
-    Attributes:
-        raw: the raw columns of N rows.
-        logit: float32 [N], of the trainer.
-        snapshot: the model.
-        state: the trainer's own variables.
-        table: the same rows as those of a shard.
-    """
+    """A model, raw rows, the same as rows of a shard, and what the trainer predicts of them."""
 
     raw: dict[str, list[Any]]
     logit: np.ndarray
@@ -225,8 +217,7 @@ def make_case(
 class GrowingRun:
     """A run without a log: it learns which ids of ``GROWING`` there are, and its weights are drawn.
 
-    Attributes:
-        left_out: the fingerprints of ids whose slots are taken away from now on.
+    Slots of the ids whose fingerprints are in ``left_out`` are taken away.
     """
 
     config: TrainConfig

@@ -85,22 +85,20 @@ def test_missing_values_are_no_ids_that_collide(monkeypatch, marked):
     assert one == pytest.approx(shared_buckets(1, 2)[1]) and found.shares()["user"] == pytest.approx(0.5)
 
 
-def test_inspection_shows_growing_ids_with_their_values_or_fingerprints(rows, given, tmp_path):
-    ingest(make_mapping(), [given], tmp_path / "without", now_us=NOW)
-    ingest(make_mapping(keep_values=["own"]), [given], tmp_path / "with", now_us=NOW)
-    for name in ("without", "with"):
-        summary = inspect_log(tmp_path / name)
-        own = next(one for one in summary.features if one.name == "own")
-        assert (own.buckets, own.ids, own.exact, own.shared, own.values) == (None, 200, True, None, None)
-        assert all(top.value is None for top in own.top) == (name == "without")
-        lines = inspection_text(summary).splitlines()
-        [row, tops] = [line.split() for line in lines if line.split()[:1] == ["own"]]
-        assert row[4] == "growing" and row[5] == "200"
-        if name == "with":
-            assert own.top[0].value in {row["user"] for row in rows}
-            assert tops[1] == "person"
-        else:
-            assert len(tops[1]) == len("0x0123456789abcdef:") and tops[1].startswith("0x")
+@pytest.mark.parametrize("kept", [[], ["own"]])
+def test_inspection_shows_growing_ids_with_their_values_or_fingerprints(rows, given, tmp_path, kept):
+    ingest(make_mapping(keep_values=kept), [given], tmp_path / "log", now_us=NOW)
+    summary = inspect_log(tmp_path / "log")
+    own = next(one for one in summary.features if one.name == "own")
+    assert (own.buckets, own.ids, own.exact, own.shared, own.values) == (None, 200, True, None, None)
+    lines = [line.split() for line in inspection_text(summary).splitlines()]
+    [row, tops] = [words for words in lines if words[:1] == ["own"]]
+    assert row[4:6] == ["growing", "200"]
+    if kept:
+        assert own.top[0].value in {row["user"] for row in rows} and tops[1] == "person"
+    else:
+        assert all(top.value is None for top in own.top)
+        assert len(tops[1]) == len("0x0123456789abcdef:") and tops[1].startswith("0x")
 
 
 @MARKED

@@ -279,14 +279,12 @@ class TestPublishing:
         with pytest.raises(InputError, match="neither an exported model"):
             find_model(tmp_path)
         # The next attempt deletes what is its own and nothing else.
-        (tmp_path / "mine.partial").mkdir()
-        (tmp_path / "mine.partial" / "notes").write_text("x")
+        (tmp_path / "mine.partial" / "notes").mkdir(parents=True)
         (tmp_path / "7.partial").write_text("a file")
         (tmp_path / "100.partial" / "variables").mkdir(parents=True)
         assert export.publish(case("logistic").snapshot, tmp_path).made
         left = [".lock", "123", "7.partial", "mine.partial"]
         assert sorted(path.name for path in tmp_path.iterdir()) == left
-        assert (tmp_path / "mine.partial" / "notes").exists()
 
     def test_all_is_durable_before_the_name_appears(self, case, tmp_path, monkeypatch):
         synced = []

@@ -94,6 +94,14 @@ def test_a_file_that_is_being_written_holds_back_those_behind_it(tmp_path):
     assert reader.read() == ["impressions/2.jsonl", "impressions/3.jsonl"]
 
 
+def test_a_file_of_a_clock_that_is_ahead_is_read_once_it_no_longer_changes(tmp_path):
+    put(tmp_path, "1.jsonl", [1], age=-HOUR)
+    reader = Reader(tmp_path, settle_seconds=0.2)
+    assert reader.read() == []
+    time.sleep(0.3)
+    assert reader.read() == ["impressions/1.jsonl"]
+
+
 def test_files_that_were_read_may_be_deleted_but_none_may_come_before_them(tmp_path):
     old = [put(tmp_path, f"{name}.jsonl", [1]) for name in "bc"]
     reader = Reader(tmp_path, idle_seconds=2 * HOUR)

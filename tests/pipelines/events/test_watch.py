@@ -3,7 +3,6 @@
 That they become the log that all of their events at once become is shown in ``test_drivers``.
 """
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,26 +173,6 @@ def test_files_that_are_not_as_they_should_be_are_told_and_the_job_goes_on(files
     monkeypatch.undo()
     ingest_events(event_files.mapping(), [folder], tmp_path / "without", max_reject_share=0)
     assert event_files.published(log) == event_files.published(tmp_path / "without")
-
-
-def test_a_file_that_is_being_written_holds_back_those_after_it(files, batch, tmp_path):
-    folder, log = tmp_path / "events", tmp_path / "log"
-    settled = WatchSettings(poll_seconds=0, settle_seconds=1_000, max_reject_share=0)
-
-    def age(names: Sequence[str]) -> None:
-        for name in names:
-            os.utime(folder / name, ns=(0, 0))
-
-    event_files.write_files(folder, files)
-    age([name for name, _ in files if name != "impressions/1.jsonl"])
-    rounds = iter([False, False, True])
-    progress = watch_events(event_files.mapping(), [folder], log, settled, lambda: next(rounds))
-    first = files[0][1].count(b"\n")
-    assert progress.counts.impressions.read == first
-    assert progress.counts.clicks.read == sum(data.count(b"\n") for name, data in files if name[0] == "c")
-    age(["impressions/1.jsonl"])
-    drain(event_files.mapping(), folder, log)
-    assert event_files.published(log) == batch
 
 
 @pytest.mark.soak
