@@ -277,7 +277,7 @@ def read_rejects(folder: Path) -> list[dict[str, Any]]:
 
 
 def log_bytes(folder: Path) -> dict[str, bytes]:
-    """Every file of a log by its name, but what ingests remember of the files that they were given."""
+    """What a log's readers see: every file by its name, but what ingests remember of the files that they were given."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     named = ((path.relative_to(folder), path) for path in files)
-    return {str(name): path.read_bytes() for name, path in named if name.parts[0] != ".ingest"}
+    return {str(name): path.read_bytes() for name, path in named if not name.parts[0].startswith(".")}

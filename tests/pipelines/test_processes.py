@@ -11,9 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctr.cli import main
-from ctr.experiments.costs import measure_apart
 from ctr.experiments.jobs import Job, run_job
-from ctr.experiments.tasks import Place
 from ctr.pipelines.processes import safe_environment, safe_workers
 
 TRAP = "from pathlib import Path\nPath({seen!r}).touch()\nraise ImportError('the folder of a user was looked in')\n"
@@ -55,14 +53,6 @@ def test_jobs_of_an_experiment_import_nothing_from_the_folder(trapped):
     ended = run_job(Job("one", ("train", "nolog", "--out", "run")), lambda: False)
     assert ended is not None
     assert ended.error == "nolog is not an example log: it has no schema.json", ended.end
-    assert not trapped()
-
-
-@pytest.mark.soak
-def test_measuring_costs_imports_nothing_from_the_folder(trapped, tmp_path):
-    """What ``ctr replay`` measures costs with."""
-    outcome = measure_apart(Place(tmp_path / "nolog", (), tmp_path), {}, "baseline", 0)
-    assert not outcome.ok and "nolog is not an example log" in outcome.error
     assert not trapped()
 
 
