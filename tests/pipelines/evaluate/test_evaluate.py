@@ -395,6 +395,13 @@ def test_transforms_work_on_tables_in_any_pipeline():
         assert_that({"a": tables_a, "b": tables_b} | ComparePredictions(keys=8), is_comparison, "comparison")
 
 
+def test_a_transform_fails_on_a_faulty_table():
+    faulty = make_table(17).drop_columns(["label", "metric_weight"])
+    message = "table of predictions: no column label"
+    with pytest.raises(Exception, match=message), beam.Pipeline(runner="FnApiRunner") as pipeline:
+        _ = pipeline | beam.Create([faulty]) | SummarizePredictions()
+
+
 @pytest.mark.soak
 def test_a_trained_run_comes_out_as_its_own_summary(tmp_path):
     from ctr.config import parse_model

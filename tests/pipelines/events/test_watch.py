@@ -3,8 +3,11 @@
 That they become the log that all of their events at once become is shown in ``test_drivers``.
 """
 
+import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,6 +176,24 @@ def test_files_that_are_not_as_they_should_be_are_told_and_the_job_goes_on(files
     monkeypatch.undo()
     ingest_events(event_files.mapping(), [folder], tmp_path / "without", max_reject_share=0)
     assert event_files.published(log) == event_files.published(tmp_path / "without")
+
+
+def test_a_kind_whose_file_is_being_written_is_not_silent(tmp_path, monkeypatch):
+    folder, looks = tmp_path / "events", [0]
+    for kind, event in {
+        "impressions": event_files.impression(1, 5),
+        "clicks": event_files.click(1, 50),
+    }.items():
+        event_files.write_files(folder, [(f"{kind}/0.jsonl", event_files.encode([event], "jsonl"))])
+    os.utime(folder / "clicks" / "0.jsonl", (0, 0))
+    # A second passes from look to look.
+    clock = SimpleNamespace(monotonic=lambda: len(looks), sleep=lambda _: None, time_ns=time.time_ns)
+    monkeypatch.setattr(follow_module, "time", clock)
+    settings = WatchSettings(poll_seconds=0, settle_seconds=1_000, max_reject_share=0, idle_seconds=3)
+    given = (event_files.mapping(), [folder], tmp_path / "log", settings)
+    progress = watch_events(*given, lambda: looks.append(0) or len(looks) > 20)
+    counts = progress.counts
+    assert (counts.clicks.read, counts.impressions.read, progress.clock_us) == (1, 0, -1)
 
 
 @pytest.mark.soak
