@@ -1,7 +1,6 @@
 """Which module may import which, that the check of it can fail, and how long a function may be."""
 
 import ast
-import importlib.util
 import os
 import re
 import subprocess
@@ -28,36 +27,18 @@ EVAL = "Evaluation runs without TensorFlow"
 CONTRIB = "The core of the optimizers does without contrib"
 CONTRACTS = {FLOORS, PIPELINES, EVAL, CONTRIB}
 
-PROBE = "zz_probe.py"
-
 # Modules that a room must not have: (room, source, contract, what the linter reports of it).
 FORBIDDEN = [
     ("eval", "import ctr.config\n", FLOORS, "ctr.config (l.1)"),
-    ("ctr/io", "import ctr.eval\n", FLOORS, "ctr.eval (l.1)"),
     ("eval", "def late():\n    import tensorflow\n", EVAL, "tensorflow (l.2)"),
-    ("eval", "from tf_keras import layers\n", EVAL, "tf_keras (l.1)"),
     ("ctr/experiments/report", "import tensorflow\n", EVAL, "tensorflow (l.1)"),
-    ("models", "import ctr.optim\n", FLOORS, "ctr.optim (l.1)"),
     ("optim", "from ctr import config\n", FLOORS, "ctr.config (l.1)"),
     ("optim/rows", "from ctr.optim.contrib import muon\n", CONTRIB, "ctr.optim.contrib.muon (l.1)"),
     ("pipelines", "import ctr.models\n", PIPELINES, "ctr.models (l.1)"),
-    ("ctr/data", "import ctr.training\n", FLOORS, "ctr.training (l.1)"),
-    ("ctr/data", "import ctr.objective\n", FLOORS, "ctr.objective (l.1)"),
     ("ctr/objective", "def late():\n    from ctr import training\n", FLOORS, "ctr.training (l.2)"),
-    ("ctr/training", "import ctr.simulator\n", FLOORS, "ctr.simulator (l.1)"),
-    ("ctr/training", "def late():\n    from ctr import serving\n", FLOORS, "ctr.serving (l.2)"),
     ("ctr/serving", "import ctr.pipelines\n", FLOORS, "ctr.pipelines (l.1)"),
-    ("ctr/simulator", "import ctr.pipelines\n", FLOORS, "ctr.pipelines (l.1)"),
-    ("pipelines", "import ctr.cli\n", FLOORS, "ctr.cli (l.1)"),
-    ("ctr/experiments", "import ctr.demo\n", FLOORS, "ctr.demo (l.1)"),
-    ("pipelines", "import ctr.experiments\n", FLOORS, "ctr.experiments (l.1)"),
     ("ctr", "", FLOORS, ""),
 ]
-ALLOWED = {
-    "ctr/training": "import ctr.config, ctr.data, ctr.eval, ctr.models, ctr.objective, ctr.optim\n",
-    "pipelines": "import ctr.data, ctr.io.errors, ctr.eval\n",
-    "ctr/simulator": "import ctr.data, ctr.io.files\n",
-}
 
 LONGEST_FUNCTION = 80
 """Lines, without its decorators."""
@@ -67,11 +48,6 @@ MOST_IMPORTS = 20
 
 # They have some lines for every command.
 MANY_IMPORTS = {"ctr.cli_trained"}
-
-
-@pytest.fixture(scope="module")
-def tree(copy_checkout, tmp_path_factory) -> Path:
-    return copy_checkout(tmp_path_factory.mktemp("architecture") / "checkout")
 
 
 def broken_contracts(done: subprocess.CompletedProcess[str]) -> set[str]:
@@ -101,40 +77,19 @@ def test_every_module_keeps_to_its_floor(root, fresh_python):
     assert broken_contracts(done) == set(), done.stdout
 
 
-def test_the_linter_reports_every_forbidden_import(tree, fresh_python):
+def test_the_linter_reports_every_forbidden_import(copy_checkout, tmp_path, fresh_python):
+    tree = copy_checkout(tmp_path / "checkout")
     expected: dict[str, set[str]] = {name: set() for name in CONTRACTS}
-    probes = []
     for number, (room, source, contract, imported) in enumerate(FORBIDDEN):
         path = tree / room / f"zz_probe_{number:02d}.py"
-        probes.append(path)
         path.write_text(source)
         name = ".".join(("ctr", *Path(room).parts, path.stem)).replace("ctr.ctr.", "ctr.")
         expected[contract].add(f"{name} -> {imported}" if imported else name)
-    try:
-        done = fresh_python("-c", LINT, cwd=tree, check=False)
-    finally:
-        for path in probes:
-            path.unlink()
+    done = fresh_python("-c", LINT, cwd=tree, check=False)
     assert broken_contracts(done) == CONTRACTS
     found = findings(done)
     for contract in CONTRACTS:
         assert found[contract] == expected[contract], done.stdout
-
-
-def test_allowed_imports_pass(tree, fresh_python):
-    for room, source in ALLOWED.items():
-        (tree / room / PROBE).write_text(source)
-    try:
-        done = fresh_python("-c", LINT, cwd=tree, check=False)
-    finally:
-        for room in ALLOWED:
-            (tree / room / PROBE).unlink()
-    assert broken_contracts(done) == set(), done.stdout
-
-
-def test_tests_import_no_bare_room():
-    for room in ROOMS:
-        assert importlib.util.find_spec(room) is None
 
 
 @pytest.fixture(scope="module")
@@ -192,25 +147,6 @@ def test_ruff_visits_every_file_once(root, fresh_python):
     files = {path for folder in folders for path in (root / folder).rglob("*.py")}
     assert files <= visits.keys()
     assert set(visits.values()) == {1}
-
-
-@pytest.mark.slow
-def test_mypy_visits_the_rooms(tree, fresh_python, tmp_path):
-    for room in ROOMS:
-        (tree / room / PROBE).write_text("wrong: int = 'a string'\n")
-    try:
-        done = fresh_python(
-            *("-m", "mypy", "--cache-dir", tmp_path, "--follow-imports", "skip", "--no-error-summary"),
-            cwd=tree,
-            check=False,
-        )
-    finally:
-        for room in ROOMS:
-            (tree / room / PROBE).unlink()
-    faults = [line for line in done.stdout.splitlines() if PROBE in line]
-    assert [line.split(":")[0] for line in sorted(faults)] == [
-        f"ctr/{room}/{PROBE}" for room in sorted(ROOMS)
-    ]
 
 
 def test_the_page_names_what_there_is(root):

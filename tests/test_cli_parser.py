@@ -38,11 +38,6 @@ def test_every_help_is_well_formed(capsys, words):
     assert not any(f" {word} " in f" {text} " for word in ("None", "likewise", "needed", "told", "folder"))
 
 
-def test_a_percent_sign_is_one(capsys):
-    assert "with paired 95% intervals" in help_text(capsys, "compare")
-    assert "with paired 95% intervals" in help_text(capsys)
-
-
 def test_the_shipped_formats_are_those_that_are_offered():
     assert set(FORMATS) == set(format_names())
 

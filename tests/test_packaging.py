@@ -98,11 +98,6 @@ def test_nothing_imports_a_bare_room(root):
     assert {path: names for path, names in faults.items() if names} == {}
 
 
-def test_runs_from_the_root(root, fresh_python):
-    done = fresh_python("-m", "ctr", "--help", cwd=root)
-    assert "usage: ctr" in done.stdout
-
-
 def test_eval_loads_no_tensorflow_and_sets_nothing(fresh_python, tmp_path, root):
     code = (
         "import importlib, os, pkgutil, sys\n"
@@ -201,25 +196,6 @@ def test_the_newest_version_of_the_changelog_is_that_of_the_package(root):
     headings = re.findall(r"^## \[(.+)\] - (\S+)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0][0] == ctr.__version__
     assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", date) for _, date in headings[1:])
-
-
-@pytest.mark.slow
-def test_folders_of_the_user_with_the_same_names_do_no_harm(fresh_python, tmp_path, root):
-    for room in ROOMS:
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "__init__.py").write_text(f"raise RuntimeError('the {room} of the user')\n")
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import importlib, pkgutil, sys\n"
-        "import ctr.cli, ctr.data, ctr.objective, ctr.pipelines, ctr.simulator, ctr.training\n"
-        "for room in ('eval', 'models', 'optim'):\n"
-        "    package = importlib.import_module(f'ctr.{room}')\n"
-        "    names = [module.name for module in pkgutil.iter_modules(package.__path__)]\n"
-        "    for name in names:\n"
-        "        importlib.import_module(f'ctr.{room}.{name}')\n"
-        "    assert room not in sys.modules\n"
-    )
-    fresh_python(script, cwd=tmp_path, path=root)
 
 
 def test_wheel_carries_the_package_and_nothing_else(checkout, wheel):

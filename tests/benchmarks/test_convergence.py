@@ -37,9 +37,6 @@ def test_the_ratio_of_steps_is_found_under_common_difficulty(ratio: float) -> No
         assert low < estimate.point < high < low + 0.15
         found.append(float(estimate.point))
     assert np.mean(found) == pytest.approx(ratio, rel=0.025)
-
-
-def test_curves_that_are_not_finite_have_no_ratio() -> None:
     good = np.array([-4.0, -0.3, 0.0, 0.0])
     assert np.isnan(curves.steps_ratio(good, np.full(4, np.nan)))
     # A candidate below the target from the first bin on cannot be reported to be any faster than that.

@@ -49,28 +49,6 @@ def test_a_world_is_what_it_says(tmp_path: Path, name: str) -> None:
     assert "buckets" not in (tmp_path / "mapping.yaml").read_text()
 
 
-def test_values_come_and_go_where_the_world_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # In several chunks: what a value is worth must not depend on where it occurs.
-    monkeypatch.setattr(generate, "CHUNK_ROWS", 1000)
-    feature = worlds.Feature
-    features = (
-        feature("stays", size=20, effect=1.0, zipf=0),
-        feature("churns", size=20, effect=1.0, zipf=0, churn=5),
-        feature("grows", size=20, effect=1.0, zipf=0, growth=0.9),
-    )
-    generate.write_world(worlds.World("w", 3, 10_000, 0.3, features), tmp_path)
-    table = pq.read_table(tmp_path / "rows.parquet").to_pandas()
-    early, late = table[:2000], table[-2000:]
-    assert set(early["stays"]) == set(late["stays"])
-    assert not set(early["churns"]) & set(late["churns"])
-    assert set(early["grows"]) < set(late["grows"])
-    logit = np.log(table["probability"] / (1 - table["probability"]))
-    values = [table[name].to_numpy() for name in ("stays", "churns", "grows")]
-    columns = np.concatenate([np.eye(one.max() + 1)[one] for one in values], axis=1)
-    weights = np.linalg.lstsq(columns, logit, rcond=None)[0]
-    np.testing.assert_allclose(columns @ weights, logit, atol=1e-5)
-
-
 def test_in_an_exact_log_each_value_has_its_own_id(tmp_path: Path) -> None:
     world = WORLDS["search_ads"]
     log = logs.obtain_log(logs.Source(world.name, "report", world), tmp_path, None, 3000)
@@ -171,10 +149,3 @@ def test_verdicts(tmp_path: Path) -> None:
     assert defaults.judge([high], [good], "logloss").word == "NO"
     assert defaults.judge_calibration([good]) in ("yes", "within interval")
     assert defaults.judge_calibration([high]) == "NO"
-
-
-def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="error: no log nowhere; there are hotels, "):
-        defaults.measure(tmp_path, only=("nowhere",))
-    with pytest.raises(SystemExit, match="error: no system ctx; there are ctr, lr, "):
-        defaults.measure(tmp_path, systems=("ctx",))

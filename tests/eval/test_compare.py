@@ -45,15 +45,6 @@ def test_columns_say_how_b_differs_from_a(make_log: Callable[..., Any]) -> None:
     assert table.loc[ranking, "significant"].all()
 
 
-def test_a_shift_moves_calibration_and_not_ranking(make_log: Callable[..., Any]) -> None:
-    log = make_log(1, queries=500)
-    table = compare(stream(log), stream(log, shift=0.5))
-    assert table.loc["calibration_bias", "significant"] and table.loc["calibration_bias", "difference"] < 0
-    assert table.loc["calibration_ratio", "ci95_low"] > 0
-    assert table.loc["per_query_auc", "difference"] == 0
-    assert not table.loc[["auc", "per_query_auc"], "significant"].any()
-
-
 def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(make_log: Callable[..., Any]) -> None:
     log = make_log(1, queries=3000)
     clicks = np.average(log.label, weights=log.weight)
@@ -79,16 +70,6 @@ def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(make_log: Callab
         assert (row["a"], row["b"]) == pytest.approx((first, second), rel=1e-9)
 
 
-def test_swapping_the_runs_mirrors_the_table(make_log: Callable[..., Any]) -> None:
-    log = make_log(2, queries=200)
-    forward, backward = (
-        compare(*pair) for pair in ((stream(log), stream(log, 0.5)), (stream(log, 0.5), stream(log)))
-    )
-    np.testing.assert_allclose(forward["difference"], -backward["difference"])
-    np.testing.assert_allclose(forward["ci95_low"], -backward["ci95_high"])
-    np.testing.assert_array_equal(forward["significant"], backward["significant"])
-
-
 def test_a_run_summed_in_another_order_does_not_differ(make_log: Callable[..., Any]) -> None:
     log, merged = make_log(3, queries=300), ProgressiveMetrics()
     for batch in log.batches(queries=7):
@@ -96,13 +77,6 @@ def test_a_run_summed_in_another_order_does_not_differ(make_log: Callable[..., A
     table = compare(stream(log), merged)
     np.testing.assert_allclose(table["difference"], 0, atol=1e-12)
     assert not table["significant"].any() and same_examples(stream(log), merged)
-
-
-def test_undefined_is_not_significant() -> None:
-    table = compare(ProgressiveMetrics(), ProgressiveMetrics())
-    assert table.drop(columns=["significant", "no_interval", "verdict"]).isna().all(axis=None)
-    assert not table["significant"].any()
-    assert table["no_interval"].str.contains("undefined").all()
 
 
 def test_without_an_interval_the_reason_is_given(make_log: Callable[..., Any]) -> None:
@@ -117,16 +91,15 @@ def test_without_an_interval_the_reason_is_given(make_log: Callable[..., Any]) -
         table.loc[defined, "no_interval"].str.contains("1 of the 256 groups .*at least 2 are required").all()
     )
     assert not compare(stream(make_log(7)), stream(make_log(7), 0.5))["no_interval"].any()
+    table = compare(ProgressiveMetrics(), ProgressiveMetrics())
+    assert table.drop(columns=["significant", "no_interval", "verdict"]).isna().all(axis=None)
+    assert not table["significant"].any() and table["no_interval"].str.contains("undefined").all()
 
 
 def test_no_relative_change_of_a_bias_that_may_be_zero(make_log: Callable[..., Any]) -> None:
     log = make_log(1, queries=500)
     # Shifted until the mean prediction is the click rate.
-    low, high = -5.0, 5.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        bias = stream(log, shift=middle).headline()["calibration_bias"]
-        low, high = (middle, high) if bias > 0 else (low, middle)
+    low = brentq(lambda shift: stream(log, shift=shift).headline()["calibration_bias"], -5, 5)
     calibrated, other = stream(log, shift=low), stream(log, shift=low + 1)
     table = compare(calibrated, other)
     assert np.isnan(table.loc["calibration_bias", "relative_percent"])

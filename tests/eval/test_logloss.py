@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.metrics import log_loss
 
 from ctr.eval.base_rate import nothing_learned
 from ctr.eval.logistic import row_logloss, sigmoid
@@ -53,19 +52,11 @@ def test_agrees_with_a_plain_sum_at_every_prefix(make_log: Callable[..., Any]) -
         assert metric.normalized_entropy() == pytest.approx(loss / entropy, rel=1e-13)
 
 
-def test_agrees_with_sklearn(make_log: Callable[..., Any]) -> None:
-    log = make_log(1, queries=500)
-    expected = log_loss(log.label, sigmoid(log.logit), sample_weight=log.weight)
-    assert stream(log.columns()).result() == pytest.approx(expected, rel=1e-12)
-
-
 def test_normalized_entropy_of_the_base_rate_is_one() -> None:
     label = np.arange(50) < 3
     metric = stream((label, np.full(50, math.log(3 / 47)), np.ones(50), np.arange(50)))
     assert metric.normalized_entropy() == pytest.approx(1.0, rel=1e-14)
-
-
-def test_normalized_entropy_survives_a_class_of_vanishing_weight() -> None:
+    # Also with a class of vanishing weight.
     metric = stream(([0, 1], [0.0, 0.0], [1e20, 1.0], [1, 2]))
     rate = 1e-20
     expected = math.log(2) / (rate * math.log(1 / rate) + rate)
@@ -82,9 +73,6 @@ def test_logloss_is_nan_without_weight_and_entropy_with_one_class() -> None:
     assert metric.result() == pytest.approx(math.log(2))
     assert math.isnan(metric.normalized_entropy())
     assert np.isnan(metric.estimate().interval()).all()
-
-
-# ---------------------------------------------------------------- no better than the base rate
 
 
 def summary_of(strength: float, noise: float, rows: int = 4000) -> dict[str, Any]:

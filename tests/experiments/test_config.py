@@ -78,28 +78,22 @@ def test_every_arm_has_its_changes_over_the_baseline(plan_of):
     low = arms["low@narrow"][0].config.sampling
     assert low is not None
     assert (low.name, low.score) == (tasks.samplings["low"].sidecar, "kept")
-
-
-def test_only_teachers_and_samplings_that_are_needed(plan_of):
-    _, tasks = plan_of(WHOLE)
-    assert list(tasks.teachers) == ["wide"]
+    # Only the teachers and samplings that are needed.
+    assert (list(tasks.teachers), list(tasks.samplings)) == (["wide"], ["low", "half"])
     teacher = tasks.teachers["wide"].config
     assert (teacher.seed, teacher.model.deep.units, teacher.batch.rows) == (9, (32,), 128)
-    assert list(tasks.samplings) == ["low", "half"]
-    rule = tasks.samplings["low"].config.uninformative
-    assert rule is not None and rule.low_loss is not None
-    assert rule.low_loss.teacher == tasks.teachers["wide"].record
-    assert tasks.samplings["low"].needs == (tasks.teachers["wide"],)
-    assert tasks.samplings["half"].needs == ()
-
-
-def test_a_sampling_by_the_gradient_needs_its_teacher(plan_of):
+    assert tasks.samplings["low"].config.uninformative.low_loss.teacher == tasks.teachers["wide"].record
+    assert tasks.samplings["low"].needs == (tasks.teachers["wide"],) and tasks.samplings["half"].needs == ()
     samplings = {"hard": {"gradient": {"teacher": "wide", "threshold": 0.2}}}
-    arms = {"hard": {"sampling": "hard"}}
-    _, tasks = plan_of({**WHOLE, "samplings": samplings, "arms": arms, "sweep": None})
-    rule = tasks.samplings["hard"].config.gradient
-    assert rule is not None and rule.teacher == tasks.teachers["wide"].record
+    # YAML reads 2026-01-05 as a date, which is text in the plan.
+    changes = {"set": {"time_range.start": date(2026, 1, 5)}, "sampling": "hard"}
+    late = {"samplings": samplings, "arms": {"late": changes}, "sweep": None}
+    plan, tasks = plan_of({**WHOLE, **late, "scored": {"start": date(2026, 1, 5)}})
+    assert tasks.samplings["hard"].config.gradient.teacher == tasks.teachers["wide"].record
     assert tasks.samplings["hard"].needs == (tasks.teachers["wide"],)
+    written = json.loads(json.dumps(plan.as_json()))["arms"][1]
+    assert (written["name"], written["set"]) == ("late", {"time_range.start": "2026-01-05"})
+    assert tasks.arms["late"][0].config.time_range.start == datetime(2026, 1, 5, tzinfo=UTC)
     # A baseline alone is an experiment.
     (arm,) = plan_of({"seeds": [1]})[0].arms
     assert arm.name == "baseline"
@@ -127,16 +121,6 @@ def test_the_report_reads_the_plan_that_was_written(plan_of, tmp_path):
     assert len(set(folders)) == len(folders) == 12
     assert arms["smelu"]["runs"][0]["folder"].startswith("runs/smelu-seed-3-")
     assert written["teachers"][0]["name"] == "wide"
-
-
-def test_dates_among_an_arm_s_settings_are_text_in_the_plan(plan_of, tmp_path):
-    # YAML reads 2026-01-05 as a date.
-    arms = {"late": {"set": {"time_range.start": date(2026, 1, 5)}}}
-    plan, tasks = plan_of({**WHOLE, "arms": arms, "sweep": None, "scored": {"start": date(2026, 1, 5)}})
-    (tmp_path / "plan.json").write_text(json.dumps(plan.as_json()))
-    (late,) = [arm for arm in read_plan(tmp_path).arms if arm.name == "late"]
-    assert late.changes == {"time_range.start": "2026-01-05"}
-    assert tasks.arms["late"][0].config.time_range.start == datetime(2026, 1, 5, tzinfo=UTC)
 
 
 def test_only_what_changed_gets_other_folders(plan_of, monkeypatch):

@@ -5,7 +5,6 @@ import pytest
 
 from ctr.simulator.auction import Day, Placed, crude_policy, days, make_world, run_auction, serve
 from ctr.simulator.config import WorldConfig
-from ctr.simulator.features import FeatureIds
 from ctr.simulator.world import Ads, Candidates, Queries, World, draw_candidates, shown_format
 
 CONFIG = WorldConfig(
@@ -107,14 +106,3 @@ def test_the_same_ad_at_the_same_place_is_clicked_alike_under_any_policy(world: 
     both = clicks[0].keys() & clicks[1].keys()
     assert len(both) > 500
     assert all(clicks[0][key] == clicks[1][key] for key in both)
-
-
-def test_raw_columns_say_who_saw_what_where(world: World, day: Day) -> None:
-    """That the ids of a log are theirs is shown in ``test_events``."""
-    ids = FeatureIds(world)
-    ids.begin_day(day.queries, day.ads)
-    served = next(serve(CONFIG, world, day, crude_policy(CONFIG, world)))
-    raw, shown = ids.raw(served.queries, served.impressions), served.impressions
-    assert raw.column("user_id").to_pylist() == [f"u{user}" for user in served.queries.user[shown.query]]
-    assert raw.column("ad_id").to_pylist() == [f"a{number}" for number in day.ads.number[shown.ad]]
-    assert raw.column("position").to_pylist() == shown.position.tolist()

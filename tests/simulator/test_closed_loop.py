@@ -255,21 +255,6 @@ def test_a_loop_that_is_killed_wherever_it_can_be_ends_the_same(place: Path, loo
 
 
 @pytest.mark.soak
-def test_two_runs_see_the_same_queries(place: Path, loop: Path) -> None:
-    learn(place / "log", place / "run-2", {**constrained(place / "random"), "seed": 2})
-    run_closed_loop(place / "run-2", place / "log", 2, place / "loop-2")
-    first, second = (
-        pq.read_table(folder / "shown.parquet").to_pandas() for folder in (loop, place / "loop-2")
-    )
-    columns = ["day", "query_id", "randomized"]
-    assert first[columns].equals(second[columns])
-    drawn = first["randomized"]
-    # Of randomized queries a model decides nothing.
-    assert first["ads"][drawn].equals(second["ads"][drawn])
-    assert not first["ads"][~drawn].equals(second["ads"][~drawn])
-
-
-@pytest.mark.soak
 def test_days_on_which_nothing_is_shown(tmp_path: Path) -> None:
     """A model that expects no click finds nothing worth the reserve; of such days there is nothing to learn."""
     simulate(world(days=1, randomized_share=0), tmp_path / "log")

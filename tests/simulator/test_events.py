@@ -1,7 +1,7 @@
 """The raw events: the traffic of the log and nothing else, late, out of order and repeated as the settings say."""
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -190,16 +190,6 @@ def test_without_delays_events_come_in_the_order_of_the_log(small: Any, tmp_path
     labels = numbers(log, "label") > 0
     assert numbers(clicked, "impression_id").tolist() == numbers(log, "example_id")[labels].tolist()
     assert numbers(clicked, "event_time").tolist() == (numbers(log, "timestamp")[labels] + 1).tolist()
-
-
-def test_everything_can_come_twice_and_never_at_the_same_time(small: Any, tmp_path: Path) -> None:
-    config = small({"duplicate_share": 1, "delivery_seconds": 0, "straggler_share": 0}, examples=600)
-    simulate(config, tmp_path / "log", events=tmp_path / "events")
-    for kind in KINDS:
-        table = events_of(tmp_path / "events", kind)
-        assert set(Counter(numbers(table, "impression_id").tolist()).values()) == {2}
-        delay = numbers(table, "arrival_time") - numbers(table, "event_time")
-        assert Counter(delay.tolist()) == {0: len(table) // 2, 1: len(table) // 2}
 
 
 @pytest.mark.slow

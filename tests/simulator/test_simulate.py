@@ -70,15 +70,6 @@ def test_a_longer_log_begins_with_the_same_days(small: Any, tmp_path: Path) -> N
     assert read_manifests(tmp_path / "days") == long[:1]
 
 
-def test_other_settings_give_another_log(small: Any, tmp_path: Path) -> None:
-    logs = []
-    for number, change in enumerate(({}, {"seed": 1}, {"drift": 0.1}, {"base_ctr": 0.1})):
-        simulate(small(examples=None, days=2, **change), tmp_path / str(number))
-        logs.append(read_manifests(tmp_path / str(number)))
-    # Drift begins with the second day.
-    assert len({str(manifests[1].shards) for manifests in logs}) == 4
-
-
 def test_queries_are_whole_and_stay_in_their_day(simulated: Any) -> None:
     log, parts = simulated.log, []
     for manifest in read_manifests(log):

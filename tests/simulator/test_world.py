@@ -5,8 +5,6 @@ from itertools import islice, pairwise
 
 import numpy as np
 import pytest
-import scipy.sparse
-from sklearn.linear_model import Ridge
 
 from ctr.simulator.auction import (
     Day,
@@ -83,32 +81,6 @@ def test_visibility_falls_with_the_position_and_is_that_of_the_page(world: World
     assert (visibility(world, day.queries, placed[0]) != visibility(world, day.queries, placed[1])).all()
 
 
-def test_single_features_do_not_explain_the_quality(world: World, day: Day, shown: Impressions) -> None:
-    """The best additive model of all the single features leaves much of the true logit: crosses matter."""
-    query, ad = shown.query, shown.ad
-    user = day.queries.user[query]
-    single = (
-        user,
-        world.user_age[user],
-        world.user_country[user],
-        day.queries.device[query],
-        day.queries.hour[query],
-        day.queries.topic[query],
-        day.queries.words[query, 0],
-        ad,
-        day.ads.advertiser[ad],
-        day.ads.topic[ad],
-    )
-    columns = []
-    for values in single:
-        _, codes = np.unique(values, return_inverse=True)
-        columns.append(scipy.sparse.csr_matrix((np.ones(len(codes)), (np.arange(len(codes)), codes))))
-    known = quality_logit(world, day.now, day.queries, day.ads, shown) - day.queries.intent[query]
-    one_hot = scipy.sparse.hstack(columns).tocsr()
-    left = known - Ridge(alpha=1.0).fit(one_hot, known).predict(one_hot)
-    assert np.var(left) > 0.25 * np.var(known)
-
-
 def test_ads_come_and_go(world: World) -> None:
     inventories = list(islice(ads_by_day(CONFIG, world), 61))
     for number, ads in enumerate(inventories):
@@ -126,14 +98,6 @@ def test_ads_come_and_go(world: World) -> None:
     both = np.intersect1d(inventories[0].number, inventories[60].number)
     at = [np.searchsorted(ads.number, both) for ads in (inventories[0], inventories[60])]
     assert np.array_equal(inventories[0].bid[at[0]], inventories[60].bid[at[1]])
-
-
-def test_a_day_is_the_same_wherever_the_days_begin(world: World) -> None:
-    third = next(islice(days(CONFIG, world), 2, None))
-    again = next(days(CONFIG, world, first=2))
-    assert np.array_equal(third.ads.number, again.ads.number)
-    assert np.array_equal(third.queries.words, again.queries.words)
-    assert np.array_equal(third.now.topic, again.now.topic)
 
 
 def test_the_calendar() -> None:

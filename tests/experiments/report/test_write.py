@@ -224,13 +224,6 @@ def test_metrics_are_those_of_the_times_that_count(rows, tmp_path):
         write_experiment(copy)
 
 
-def test_the_terminal_table_fits_and_shows_the_paper_beside_ours(experiment):
-    text = (experiment / "table.txt").read_text()
-    assert max(map(len, text.splitlines())) <= TABLE_WIDTH == 120
-    for reported in ("0.18%", "0.44%", "3% <b>", "17%", "optimizer against dcn", "± "):
-        assert reported in text
-
-
 def test_the_csv_has_raw_numbers_under_plain_names(experiment):
     result, table = result_of(experiment), table_of(experiment)
     assert list(table) == list(ARMS)
@@ -246,6 +239,10 @@ def test_the_csv_has_raw_numbers_under_plain_names(experiment):
     assert float(row["flops_change_at_neutral_accuracy"]) == reported
     assert table["base"]["per_query_auc_difference"] == "" and table["dcn@wide"]["sweep_of"] == "dcn"
     assert all(key and " " not in key for key in row)
+    text = (experiment / "table.txt").read_text()
+    assert max(map(len, text.splitlines())) <= TABLE_WIDTH == 120
+    for reported in ("0.18%", "0.44%", "3% <b>", "17%", "optimizer against dcn", "± "):
+        assert reported in text
 
 
 def test_long_and_hostile_texts_fit_and_run_in_no_spreadsheet(rows, tmp_path):
@@ -314,14 +311,3 @@ def test_the_report_is_whole_and_escaped(experiment):
     assert "3.11.7" in words
     # One configuration an arm.
     assert words.count("layers: 2") == len(ARMS)
-
-
-def test_numbers_and_names_are_short_and_different_environments_are_told_apart(copy):
-    edit(copy / "costs.json", lambda content: content.update(teacher_flops={"big": 123456.78901234567}))
-    edit(copy / run_folder("dcn", 1) / "environment.json", lambda content: content.update(python="3.12.1"))
-    words = words_of(page_of(copy))
-    assert "big 123,457" in words and "123456.789" not in words
-    assert "versions: numpy" in words and '{"numpy"' not in words
-    assert "times of different ones are not comparable" in words and "3.12.1" in words
-    result = told(copy)[1]["dcn"]["runs"]
-    assert [run["environment"]["python"] for run in result] == ["3.12.1", "3.11.7", "3.11.7"]
