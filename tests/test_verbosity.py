@@ -31,15 +31,12 @@ def sample(log, tmp_path):
     return run
 
 
-def test_nothing_but_the_result_without_a_terminal(sample, capfd):
-    assert sample() == 0
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize(("place", "flag"), [("before", "-v"), ("after", "--verbose")])
 def test_verbose_reports_files_and_times(sample, log, capfd, place, flag):
     assert sample() == 0
-    plain = capfd.readouterr().out
+    plain, err = capfd.readouterr()
+    # Nothing but the result without a terminal.
+    assert err == ""
     assert sample(**{place: (flag,)}) == 0
     out, err = capfd.readouterr()
     assert out.replace("out2", "out1") == plain.replace("out2", "out1")
@@ -50,28 +47,26 @@ def test_verbose_reports_files_and_times(sample, log, capfd, place, flag):
     assert any(text.startswith(f"read {log / 'shards'}") and text.endswith(" bytes") for text in messages)
     assert any(text.startswith("wrote ") and "/manifests/" in text for text in messages)
     assert messages[-1] == "done"
-
-
-def test_the_command_goes_before_what_stands_in_front_of_it(sample, capfd):
+    # What stands behind the command counts.
     assert sample(("-v",), ("-q",)) == 0
     assert capfd.readouterr().err == ""
 
 
-def test_warnings_are_printed_unless_it_is_to_be_quiet(monkeypatch, capfd):
+def test_warnings_and_errors(monkeypatch, capfd):
     def warn(run, out):
         logging.getLogger("ctr.training.run.run").warning("one\n  line \x1b[1m")
         return "the result"
 
     monkeypatch.setattr("ctr.eval.report.write_report", warn)
-    assert main(["report", "run"]) == 0
-    assert capfd.readouterr() == ("the result\n", "warning: one line \\x1b[1m\n")
-    assert main(["report", "run", "-q"]) == 0
-    assert capfd.readouterr() == ("the result\n", "")
-
-
-def test_errors_are_printed_however_quiet(capfd):
+    for flags, shown in (([], "warning: one line \\x1b[1m\n"), (["-q"], "")):
+        assert main(["report", "run", *flags]) == 0
+        assert capfd.readouterr() == ("the result\n", shown)
     assert main(["-q", "inspect", "nowhere"]) == 1
     assert capfd.readouterr().err.startswith("error: nowhere is not an example log")
+    # TensorFlow says nothing of its own.
+    load_tensorflow()
+    logging.getLogger("tensorflow").warning("5 out of the last 5 calls triggered tf.function retracing")
+    assert capfd.readouterr().err == ""
 
 
 class Terminal(io.StringIO):
@@ -100,9 +95,3 @@ def test_a_training_reports_device_and_compilation(log, tmp_path, capfd):
     compilations = [text for text in messages if text.startswith("the step that learns: first run for ")]
     assert compilations and all("rows and " in text for text in compilations)
     assert f"wrote {tmp_path / 'run' / 'summary.json'}" in messages
-
-
-def test_tensorflow_says_nothing_of_its_own(capfd):
-    load_tensorflow()
-    logging.getLogger("tensorflow").warning("5 out of the last 5 calls triggered tf.function retracing")
-    assert capfd.readouterr().err == ""
