@@ -1,7 +1,6 @@
 """The convergence benchmark: its measure on curves whose answer is known, and its search."""
 
 import convergence_curves as curves
-import convergence_search as search
 import numpy as np
 import pytest
 
@@ -47,25 +46,3 @@ def test_the_excess_is_the_divergence_from_the_truth() -> None:
     truth, logit = np.array([0.0, 0.2, 0.2, 1.0]), np.array([0.0, np.log(0.25), 0.0, 100.0])
     expected = [np.log(2), 0.0, 0.2 * np.log(0.4) + 0.8 * np.log(1.6), 0.0]
     np.testing.assert_allclose(curves.expected_excess(truth, logit), expected, atol=1e-15)
-
-
-def test_the_search_follows_the_edge_and_then_refines() -> None:
-    target = search.Point(rate=5, embedding=-2, accumulator=2)
-
-    def result(point: object) -> float:
-        pairs = (
-            (getattr(point, name), getattr(target, name)) for name in ("rate", "embedding", "accumulator")
-        )
-        return float(sum((ours - theirs) ** 2 for ours, theirs in pairs))
-
-    start = search.Point()
-    done: dict[object, float] = {}
-    while not (done and min(done.values()) == 0):
-        point = search.next_point(done, start)
-        assert point is not None and point not in done
-        done[point] = result(point)
-        assert len(done) <= 20
-    assert search.best_point(done) == target
-    assert search.is_settled(done, start)
-    assert not search.is_settled({start: 1.0}, start)
-    assert target.values == {"rate": 0.0566, "embedding": 0.05, "accumulator": 1e-4}

@@ -7,65 +7,12 @@ from typing import Any
 
 import defaults
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from many_logs import generate, logs, systems, vowpal, worlds
+from many_logs import logs, systems, vowpal
 
-from ctr.data.log import read_manifests
-from ctr.data.mapping import Mapping
 from ctr.eval.progressive import ProgressiveMetrics
-
-WORLDS = {world.name: world for world in (*worlds.TO_CHOOSE, *worlds.TO_REPORT)}
-
-
-@pytest.mark.parametrize("name", ["hotels", "forum", "exchange", "search_ads"])
-def test_a_world_is_what_it_says(tmp_path: Path, name: str) -> None:
-    world = WORLDS[name]
-    generate.write_world(world, tmp_path, 20_000)
-    table = pq.read_table(tmp_path / "rows.parquet").to_pandas()
-    assert len(table) == min(world.rows, 20_000)
-    assert table["shown_at"].is_monotonic_increasing
-    assert table["example_id"].is_unique
-    assert table.groupby("query_id").size().max() <= world.max_query_rows
-    assert (table.groupby("query_id")["shown_at"].nunique() == 1).all()
-    assert table["probability"].mean() == pytest.approx(world.rate, rel=0.15)
-    spread = np.sqrt((table["probability"] * (1 - table["probability"])).sum())
-    assert abs(table["clicked"].sum() - table["probability"].sum()) < 4 * spread
-    for feature in world.features:
-        if feature.shared and feature.name in table:
-            values = table.groupby("query_id")[feature.name].agg(lambda rows: len(set(map(str, rows))))
-            assert values.max() == 1
-        if feature.kind == "attribute":
-            assert (table.groupby(feature.of)[feature.name].nunique() <= 1).all()
-        if feature.missing:
-            assert table[feature.name].isna().mean() == pytest.approx(feature.missing, abs=0.02)
-    mapping = Mapping.model_validate(yaml.safe_load((tmp_path / "mapping.yaml").read_text()))
-    assert [feature.name for feature in mapping.features][: len(world.features)] == [
-        feature.name for feature in world.features
-    ]
-    assert "buckets" not in (tmp_path / "mapping.yaml").read_text()
-
-
-def test_in_an_exact_log_each_value_has_its_own_id(tmp_path: Path) -> None:
-    world = WORLDS["search_ads"]
-    log = logs.obtain_log(logs.Source(world.name, "report", world), tmp_path, None, 3000)
-    exact = log.exact
-    raw = pq.read_table(log.folder / "raw" / "rows.parquet").to_pandas().set_index("example_id")
-    raw = raw.loc[exact.example_id]
-    np.testing.assert_array_equal(exact.label, raw["clicked"])
-    assert exact.query.tolist() == (raw["query_id"].rank(method="dense") - 1).astype(int).tolist()
-    values = {name: raw[name].astype(str) for name in exact.features if name in raw}
-    values["query_x_advertiser"] = values["query"] + " " + values["advertiser"]
-    assert len(values) == 7
-    for name, column in values.items():
-        ids = exact.ids[:, exact.features.index(name)]
-        pairs = set(zip(ids.tolist(), column, strict=True))
-        assert len(pairs) == len(set(column)) == len(set(ids.tolist())) == ids.max() + 1
-    assert log.facts["clicks"] == raw["clicked"].sum()
-    assert sum(manifest.rows for manifest in read_manifests(log.path)) == log.facts["rows"] == 3000
 
 
 def small_log(sizes: list[int], seed: int = 0) -> Any:

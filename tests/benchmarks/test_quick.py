@@ -65,20 +65,6 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_campaign_goes_on_where_it_stood(tmp_path: Path) -> None:
-    words = ["--out", str(tmp_path), "--only", "coupons", "questions", "mind"]
-    first = run("defaults", tmp_path / "a.json", *words)
-    assert set(first["logs"]) == {"coupons-600", "questions-600"}
-    assert all({"truth", "lr_best"} <= set(row) for row in first["logs"].values())
-    kept = {path: path.read_bytes() for path in (tmp_path / "results").glob("*.json")}
-    # Of two logs the truth and three rates.
-    assert len(kept) == 8
-    again = run("defaults", tmp_path / "b.json", *words)
-    assert {path: path.read_bytes() for path in (tmp_path / "results").glob("*.json")} == kept
-    assert again["logs"] == first["logs"]
-
-
-@pytest.mark.soak
 def test_all_parts_of_the_benchmark_are_measured_and_all_targets_judged(tmp_path: Path) -> None:
     found = run("bench", tmp_path / "found.json")
     parts = ("step", "limit", "end_to_end", "profile", "scaling", "shampoo", "objective", "metrics", "start")

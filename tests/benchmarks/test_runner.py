@@ -47,23 +47,6 @@ def test_the_interval_of_a_ratio_is_students_of_the_paired_logarithms() -> None:
     assert "waited_ratio" not in found
 
 
-def test_tables_have_a_row_for_each_mapping_of_numbers() -> None:
-    ratio = {"ratio": 1.25, "low": 1.2, "high": None}
-    found = {
-        "limit": 3.0,
-        "arms": {"a": {"ms": 1234.5}, "b": {"ms": 1.0, "ms_ratio": ratio | {"high": 1.3}}},
-        "x": {"one": 1},
-        "y": {"two": [1, 2]},
-        "deep": {"er": {"c": {"ms": 2.0}}},
-    }
-    shown = runner.show(found)
-    assert "| limit | 3 |" in shown
-    assert "|  | ms | ms_ratio |\n| --- | --- | --- |\n| a | 1,234 |  |\n| b | 1 | 1.25 [1.2, 1.3] |" in shown
-    # Rows without a column in common are in tables of their own.
-    assert "|  | one |\n| --- | --- |\n| x | 1 |\n\n|  | two |\n| --- | --- |\n| y | 1, 2 |" in shown
-    assert "### deep, er" in shown or "### deep" in shown
-
-
 def benchmark(
     rows: int = 7,
     share: float = 0.5,

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-import bench_block_costs
 import numpy as np
 import pytest
 import reference
@@ -94,34 +93,6 @@ def test_a_step_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slow == replace(found, reading=pytest.approx(1.0))
 
 
-def test_shampoo_is_divided_by_blocks() -> None:
-    work, gathered = scale.shampoo_shares(1)
-    weights = 3 * 2 * 416 * 64 + 416 * 1024 + 1024 * 512 + 512 * 256
-    assert gathered == 4 * weights
-    half, gathered_of_two = scale.shampoo_shares(2)
-    assert half == pytest.approx(work / 2, rel=0.02) and gathered_of_two == pytest.approx(gathered, rel=0.02)
-    # With more workers than its 30 blocks, the largest block is the share, and the buffer mostly empty.
-    assert scale.shampoo_shares(64)[1] == 64 * 4 * 256 * 256
-
-
-def _steps(seconds: dict[int, dict[str, float]]) -> list:
-    none = dict.fromkeys(scale.PARTS, 0.0)
-    return [scale.Step(**(none | seconds[workers])) for workers in scale.WORKERS]
-
-
-def test_where_it_stops() -> None:
-    # Each worker slows down as rows grow: with 8, to 3/7 of its speed alone; with 4 to 3/5.
-    growing = _steps({w: {"compute": 2.0, "dense": 1.0, "rows": (w - 1) / 1.75} for w in scale.WORKERS})
-    speed = scale.speeds(growing, 100, fixed_global=False)
-    assert speed[2] / 4 >= speed[0] / 2 > speed[3] / 8
-    assert scale.stop(growing, 100, fixed_global=False) == (4, "rows")
-    # 64 / W + W / 4 is least at W = 16.
-    global_batch = _steps({w: {"compute": 64 / w, "dense": w / 4} for w in scale.WORKERS})
-    assert scale.stop(global_batch, 100, fixed_global=True) == (16, "dense")
-    linear = _steps({w: {"compute": 1.0} for w in scale.WORKERS})
-    assert scale.stop(linear, 100, fixed_global=False)[0] == scale.WORKERS[-1]
-
-
 def test_the_tables_and_the_plot_of_the_documentation(tmp_path: Path) -> None:
     plot = tmp_path / "scale.svg"
     found = scale.measure(plot=plot)
@@ -135,11 +106,3 @@ def test_the_tables_and_the_plot_of_the_documentation(tmp_path: Path) -> None:
         for file in (plot, ROOT / "docs" / "scale.svg")
     ]
     assert texts[0] == texts[1] and {network.name for network in scale.NETWORKS} <= set(texts[0])
-
-
-def test_the_fit_finds_constants() -> None:
-    sizes = (16, 64, 100, 256)
-    seconds = [2e-10 * d**3 + 3e-8 * d**2 + 1e-4 for d in sizes]
-    assert bench_block_costs.fit(sizes, seconds) == pytest.approx((2e-10, 3e-8, 1e-4))
-    # A constant that would be negative is zero.
-    assert bench_block_costs.fit((10, 20, 40), [1e-3 * d**3 - 5e-3 * d**2 for d in (10, 20, 40)])[1] == 0

@@ -115,19 +115,6 @@ def assert_same(loop: Path, other: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_loop_that_is_killed_after_it_went_back_goes_on(
-    place: Path, broken: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop, poison = broken
-    kill_after_going_back(monkeypatch)
-    with injected(poison=poison):
-        with pytest.raises(KilledError):
-            run_closed_loop(place / "run", place / "log", 2, place / "killed")
-        run_closed_loop(place / "run", place / "log", 2, place / "killed")
-    assert_same(place / "killed", loop)
-
-
-@pytest.mark.soak
 def test_also_where_it_went_back_by_days_that_it_has_served(
     place: Path, broken: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,16 +218,6 @@ def test_lost_impressions_leave_their_clicks(small: Any, tmp_path: Path) -> None
     assert_share(arrived[np.unique(ids, return_index=True)[1]], 0.8)
 
 
-def test_randomized_traffic_that_the_log_does_not_have_is_not_in_the_events(
-    small: Any, tmp_path: Path
-) -> None:
-    config = small(randomized_share=0.3, randomized_in_log=False)
-    simulate(config, tmp_path / "log", None, tmp_path / "random", tmp_path / "events")
-    log = log_of(tmp_path / "log")
-    assert_logged(log, events_of(tmp_path / "events", "impressions"))
-    assert_clicked(log, events_of(tmp_path / "events", "clicks"))
-
-
 def test_folders_of_something_else_are_refused(small: Any, tmp_path: Path) -> None:
     # A log of one example has its events.
     counts = simulate(small({"duplicate_share": 0}, examples=1), tmp_path / "log", events=tmp_path / "events")
@@ -261,11 +251,3 @@ def test_the_command_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)["delivered_impressions"] == 300
     tables = [pa_csv.read_csv(path) for path in (tmp_path / "events" / "impressions").glob("*.csv")]
     assert sum(map(len, tables)) == 300
-
-
-def test_hours_in_which_nothing_is_due_have_no_file(small: Any, tmp_path: Path) -> None:
-    # Few clicks, half of them a day late: at times all that wait are for later.
-    events = {"late_click_share": 0.5, "late_click_seconds": 90_000}
-    config = small(events, examples=None, days=12, queries_per_day=10, base_ctr=0.05)
-    counts = simulate(config, tmp_path / "log", events=tmp_path / "events")
-    assert counts["delivered_clicks"] == len(events_of(tmp_path / "events", "clicks")) > 0

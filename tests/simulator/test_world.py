@@ -1,6 +1,6 @@
 """The true click probability: what it depends on, how it drifts, and which ads there are."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from itertools import islice, pairwise
 
 import numpy as np
@@ -102,9 +102,7 @@ def test_ads_come_and_go(world: World) -> None:
 
 def test_the_calendar() -> None:
     for number in (0, 1, 5, 6, 7, 400):
-        date = datetime(CONFIG.start.year, CONFIG.start.month, CONFIG.start.day, tzinfo=UTC) + timedelta(
-            number
-        )
+        date = datetime.combine(CONFIG.start, time(), UTC) + timedelta(number)
         assert weekday_of(CONFIG, number) == date.weekday()
         assert CONFIG.day_us(number) == int(date.timestamp()) * 1_000_000
     weekdays = [len(draw_queries(CONFIG, make_world(CONFIG), number)) for number in (0, 5)]

@@ -16,9 +16,9 @@ from ctr.eval.report.comparison import _bar
 from ctr.eval.report.draw import draw
 from ctr.eval.report.groups import gain, prediction_range
 from ctr.eval.report.html import check_page as check_file
-from ctr.eval.report.over_time import metric_panel, uses_event_time
+from ctr.eval.report.over_time import metric_panel
 from ctr.eval.report.page import Cards, Figure
-from ctr.eval.report.shown_run import point_starts, show_runs, subject_of
+from ctr.eval.report.shown_run import point_starts, show_runs
 from ctr.eval.run_files import read_windows
 from ctr.io.errors import InputError
 from report_pages import Html, blocks_of, check_page, figures_of, missing_of, rows_of, tables_of, words_of
@@ -128,19 +128,6 @@ def test_the_numbers_are_those_of_the_summary(runs, page):
     assert {"third", "id 1"} <= set(figure.panels[0].x.names)
 
 
-def test_the_warning_about_calibration_and_the_terms_of_a_loss_are_shown(rows, tmp_path):
-    warning = "too many predicted clicks; look at <model.prior>"
-    several = {"calibration_warning": warning, "terms": ("logistic", "ranking")}
-    page = page_of(write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), **several))
-    section = page.section("calibration")
-    assert f"run: {warning}" in words_of(section)
-    [figure] = [one for one in figures_of(section) if "in each window over time" in one.alt]
-    assert "at the end of the pass" in figure.alt
-    [figure] = [one for one in figures_of(page) if one.title == "terms of the loss"]
-    assert "In the last window: logistic 0.1000, ranking 0.2000." in figure.alt
-    assert [one.label for one in figure.panels[0].series] == ["logistic", "ranking"]
-
-
 def test_paired_differences_end_at_that_of_the_whole_runs(runs, page):
     first, second = (json.loads((run / "summary.json").read_text()) for run in runs[:2])
     for metric, title in (("per_query_auc", "PerQueryAUC"), ("logloss", "logloss")):
@@ -187,9 +174,21 @@ def test_the_file_is_whole_and_its_colors_and_runs_are_those_of_the_page(runs, t
 
 
 def test_a_run_of_one_class_and_one_time(rows, tmp_path):
-    table = rows.assign(label=np.int8(0), query_time=0)
-    page = page_of(write_run(tmp_path / "run", table, predict(rows, 1, 1.0)))
+    table, run = rows.assign(label=np.int8(0), query_time=0), tmp_path / "run"
+    more = {"calibration_warning": "too few; look at <model.prior>", "terms": ("logistic", "ranking")}
+    write_run(run, table, predict(rows, 1, 1.0), **more)
+    ingested = {"inputs": [{"name": f"day/{number}.csv"} for number in (1, 2, 3)], "label": "stars >= 4"}
+    for path, state in (
+        (run / "checkpoints/1/state.json", {"log": str(tmp_path / "log<1>")}),
+        (tmp_path / "log<1>/.ingest/state.json", ingested),
+    ):
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(state))
+    page = page_of(run)
     words = words_of(page)
+    assert "stars >= 4 in 1.csv and 2 more files" in words and "run: too few; look at <model.prior>" in words
+    [figure] = [one for one in figures_of(page) if one.title == "terms of the loss"]
+    assert "In the last window: logistic 0.1000, ranking 0.2000." in figure.alt
     assert "No query has both a click and a non-click" in words
     assert "event times" not in words
     assert {"PerQueryAUC", "AUC", "normalized entropy"} <= set(missing_of(page))
@@ -213,24 +212,6 @@ def test_a_pass_that_began_with_small_windows_is_drawn_in_points_of_some_size():
             # Windows of the usual size stand for themselves.
             assert (points == 50_000).sum() >= later - 1
     assert len(point_starts(np.full(30, 120, np.int64))) == 30
-
-
-def test_the_title_names_the_table_and_the_label(tmp_path):
-    log, checkpoint = tmp_path / "log<1>", tmp_path / "run" / "checkpoints" / "1"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "state.json").write_text(json.dumps({"log": str(log)}))
-    assert str(subject_of(tmp_path / "run")) == "clicks in log<1>"
-    (log / ".ingest").mkdir(parents=True)
-    for inputs, label, title in (
-        (["shop.csv"], "bought", "bought in shop.csv"),
-        (["day/1.csv", "day/2.csv", "day/3.csv"], "stars >= 4", "stars >= 4 in 1.csv and 2 more files"),
-        ([], "", "clicks in log<1>"),
-    ):
-        state = {"inputs": [{"name": name} for name in inputs], "label": label}
-        (log / ".ingest" / "state.json").write_text(json.dumps(state))
-        assert str(subject_of(tmp_path / "run")) == title
-    (checkpoint / "state.json").write_text("{")
-    assert str(subject_of(tmp_path / "run")) == ""
 
 
 def test_the_first_sentence_says_what_was_learned(runs):
@@ -260,16 +241,6 @@ def test_runs_unlike_the_first(rows, runs, tmp_path):
     assert words.count("Prediction difference") == 2
 
 
-def test_times_that_tell_nothing_give_way_to_examples(runs):
-    windows = read_windows(runs[0])
-    assert uses_event_time([windows])
-    assert uses_event_time([windows[:1]])
-    for times in (0, 2**62):
-        useless = windows.assign(window_begin=times, window_end=times)
-        assert not uses_event_time([windows, useless])
-    assert not uses_event_time([windows[::-1]])
-
-
 def test_any_stretch_of_time_has_its_ticks(runs):
     windows, begin = read_windows(runs[0]).head(2).copy(), 1_767_571_200_000_000
     for hours in (1e-4, 2, 30, 71, 97, 24 * 20, 24 * 300, 24 * 9000):
@@ -279,20 +250,6 @@ def test_any_stretch_of_time_has_its_ticks(runs):
             warnings.simplefilter("error")
             figure = Figure("AUC", [metric_panel([windows], "auc")], "of each window", near=True)
             assert "<svg" in draw(figure), hours
-
-
-def test_many_windows_are_drawn_in_fewer_points(runs, tmp_path):
-    run = shutil.copytree(runs[0], tmp_path / "run")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rng = np.random.default_rng(1)
-    with (run / "metrics.jsonl").open("w") as file:
-        for index in range(1500):
-            line = lines[index % 2] | {"examples": index + 1, "auc": 0.7 + 0.05 * rng.random()}
-            line |= {"window_begin": index * 10**9, "window_end": (index + 1) * 10**9}
-            file.write(json.dumps(line) + "\n")
-    section = page_of(run).section("time")
-    assert "1,500 windows are drawn as 375 points" in words_of(section)
-    assert max(len(one.x) for figure in figures_of(section) for one in figure.panels[0].series) == 375
 
 
 def test_the_running_mean_ends_at_the_metric_of_the_run(runs):

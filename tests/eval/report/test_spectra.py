@@ -50,7 +50,9 @@ def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest
     del spectra[0][weights[-1]]
     spectra[2][weights[-1]] = entry(0, 2.5, 4.5e15)
     run = made(plain, tmp_path / "run", spectra)
-    [block] = statistics_blocks(show_runs([plain, run]))
+    # Without values above 0 nothing is shown.
+    none = made(plain, tmp_path / "none", [{"w": entry(-1.0, -2.0, 1e9)}] * 3)
+    [block] = statistics_blocks(show_runs([plain, run, none]))
     [figure], table = block.figures, block.beside
     assert f"of the {MOST_WEIGHTS} of {MOST_WEIGHTS + 2} weights" in table.caption
     names = [weights[-1], *weights[: MOST_WEIGHTS - 1]]
@@ -70,15 +72,6 @@ def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest
     looks = [(one.look % len(COLORS), bool(one.dashes)) for one in panel.series]
     assert looks == [(place, dashed) for place in range(MOST_WEIGHTS) for dashed in (False, True)]
     assert [row[0].look for row in table.cells] == list(range(MOST_WEIGHTS))
-
-
-def test_without_values_above_0_nothing_is_shown_and_one_window_is_a_table(tmp_path, plain):
-    none = [{"w": entry(None, None, None)}] * 3
-    for number, spectra in enumerate(((), ({}, {}, {}), none, [{"w": entry(-1.0, -2.0, 1e9)}] * 3)):
-        assert statistics_blocks(show_runs([made(plain, tmp_path / f"run-{number}", spectra)])) == []
-    run = made(plain, tmp_path / "run", [{"w": entry(1.0, 8.0, 8.0)}])
-    [block] = statistics_blocks(show_runs([run]))
-    assert [one.title for one in block.missing] == ["Singular values of the statistics"] and block.beside.rows
 
 
 def test_a_long_pass_is_drawn_by_the_last_window_of_each_point(tmp_path, rows):
