@@ -93,7 +93,7 @@ def test_the_linter_reports_every_forbidden_import(copy_checkout, tmp_path, fres
 
 
 @pytest.fixture(scope="module")
-def imports() -> dict[str, set[str]]:
+def imports():
     """The modules of ``ctr`` that each module of it imports, inside functions too."""
     graph = grimp.build_graph("ctr", cache_dir=None)
     return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}

@@ -22,7 +22,7 @@ PAIR = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
+def made(tmp_path_factory):
     """A folder with a log, a configuration, and a run of one process."""
     folder = tmp_path_factory.mktemp("made")
     publish(folder / "log", draw_examples().table())
@@ -31,7 +31,7 @@ def made(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def place(made, tmp_path, monkeypatch) -> Path:
+def place(made, tmp_path, monkeypatch):
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TF_CONFIG", raising=False)
@@ -78,7 +78,7 @@ def test_what_options_and_tf_config_allow_is_known_before_a_worker_starts(place,
 
 
 @pytest.fixture
-def launched(monkeypatch) -> list[ctr.workers.launch.Launch]:
+def launched(monkeypatch):
     """What would have been launched."""
     plans: list[ctr.workers.launch.Launch] = []
 
@@ -151,7 +151,7 @@ def results(place: Path) -> dict:
 
 
 @pytest.fixture(scope="module")
-def pair(made, tmp_path_factory) -> Path:
+def pair(made, tmp_path_factory):
     """A folder with a run of two workers that nothing disturbed."""
     folder = tmp_path_factory.mktemp("pair")
     shutil.copytree(made, folder, dirs_exist_ok=True)

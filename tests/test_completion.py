@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -65,7 +64,7 @@ def test_what_is_completed(complete):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_has_a_script(shell, capsys, tmp_path: Path):
+def test_each_shell_has_a_script(shell, capsys, tmp_path):
     assert main(["completion", shell, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["shell"] == shell
     assert main(["completion", shell]) == 0

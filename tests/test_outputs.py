@@ -48,7 +48,7 @@ features: [{name: a, kind: category, source: a, buckets: 9}]
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch, root) -> Path:
+def place(tmp_path, monkeypatch, root):
     """A folder to work in, with what the commands are configured by."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "table.yaml").write_text(MAPPING)

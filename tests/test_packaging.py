@@ -70,17 +70,17 @@ def build(fresh_python, tree: Path, target: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def checkout(copy_checkout, tmp_path_factory) -> Path:
+def checkout(copy_checkout, tmp_path_factory):
     return copy_checkout(tmp_path_factory.mktemp("packaging") / "checkout")
 
 
 @pytest.fixture(scope="module")
-def wheel(checkout, fresh_python, tmp_path_factory) -> Path:
+def wheel(checkout, fresh_python, tmp_path_factory):
     return build(fresh_python, checkout, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
-def sdist(checkout, fresh_python, tmp_path_factory) -> Path:
+def sdist(checkout, fresh_python, tmp_path_factory):
     """The sdist as `--setup_file ./setup.py` of Beam builds it."""
     target = tmp_path_factory.mktemp("sdist")
     fresh_python("setup.py", "--quiet", "sdist", "--dist-dir", target, cwd=checkout)

@@ -3,7 +3,6 @@
 import io
 import logging
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from small_runs import INTERVALS, draw_examples, publish
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory) -> Path:
+def log(tmp_path_factory):
     return publish(tmp_path_factory.mktemp("verbosity") / "log", draw_examples(20).table(), INTERVALS[:1])
 
 

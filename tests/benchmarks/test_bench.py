@@ -20,14 +20,14 @@ from parts import profile
         ("cond/then/_0/cond/Sqrt:Sqrt", "none of them", "forward"),
     ],
 )
-def test_an_operation_belongs_to_the_scope_it_lies_in(operation: str, part: str, way: str) -> None:
+def test_an_operation_belongs_to_the_scope_it_lies_in(operation, part, way):
     assert profile.is_operation(operation)
     assert profile.part_of(operation) == (part, way)
     # What the executor says of itself is no operation.
     assert not profile.is_operation("ExecutorState::Process") and not profile.is_operation("FunctionRun")
 
 
-def test_an_event_counts_without_those_within_it() -> None:
+def test_an_event_counts_without_those_within_it():
     events = [(0, 100, "outer"), (10, 30, "inner"), (15, 5, "innermost"), (60, 10, "inner"), (100, 7, "next")]
     found: dict[str, int] = {}
     for name, own in profile.own_times(reversed(events)):
@@ -51,7 +51,7 @@ def measured(step: float, row_update: float) -> dict[str, Any]:
     }
 
 
-def test_targets_are_met_from_their_own_side() -> None:
+def test_targets_are_met_from_their_own_side():
     met = [one["met"] for one in bench.judge(measured(1.6, 0.15))]
     assert met == [True, False, True]
     # With matrix units and without.

@@ -24,7 +24,7 @@ def simulated_curves(ratios: list[float], seed: int) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("ratio", [0.6, 0.85, 1.0, 1.2])
-def test_the_ratio_of_steps_is_found_under_common_difficulty(ratio: float) -> None:
+def test_the_ratio_of_steps_is_found_under_common_difficulty(ratio):
     found = []
     for seed in range(3):
         levels = curves.smooth_levels(*simulated_curves([1.0, ratio, 0.9], seed))
@@ -42,7 +42,7 @@ def test_the_ratio_of_steps_is_found_under_common_difficulty(ratio: float) -> No
     assert curves.steps_ratio(good, good - [5, 0, 0, 0]) == curves.BEGIN
 
 
-def test_the_excess_is_the_divergence_from_the_truth() -> None:
+def test_the_excess_is_the_divergence_from_the_truth():
     truth, logit = np.array([0.0, 0.2, 0.2, 1.0]), np.array([0.0, np.log(0.25), 0.0, 100.0])
     expected = [np.log(2), 0.0, 0.2 * np.log(0.4) + 0.8 * np.log(1.6), 0.0]
     np.testing.assert_allclose(curves.expected_excess(truth, logit), expected, atol=1e-15)

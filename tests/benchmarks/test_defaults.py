@@ -49,9 +49,7 @@ def expected_lines(log: Any, sizes: list[int]) -> Iterator[str]:
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(1, 20), st.integers(0, 99))
-def test_vowpal_wabbit_reads_a_query_without_labels_and_then_with_them(
-    sizes: list[int], at_once: int, seed: int
-) -> None:
+def test_vowpal_wabbit_reads_a_query_without_labels_and_then_with_them(sizes, at_once, seed):
     log = small_log(sizes, seed)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(vowpal, "ROWS_AT_ONCE", at_once)
@@ -68,7 +66,7 @@ def result(folder: Path, name: str, label: np.ndarray, logit: np.ndarray) -> Any
     return systems.Result("default", metrics.line(), states)
 
 
-def test_verdicts(tmp_path: Path) -> None:
+def test_verdicts(tmp_path):
     rng = np.random.default_rng(0)
     truth = rng.normal(-1, 1.5, 5000)
     label = (rng.random(5000) < 1 / (1 + np.exp(-truth))).astype(np.float32)

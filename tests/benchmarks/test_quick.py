@@ -50,7 +50,7 @@ def numbers(node: Any, path: str = "") -> Iterator[tuple[str, float]]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.soak if name in SOAK else ()) for name in NAMES]
 )
-def test_it_runs(name: str, tmp_path: Path) -> None:
+def test_it_runs(name, tmp_path):
     out = ["--out", str(tmp_path / "out")] if name in CAMPAIGNS else []
     found = run(name, tmp_path / "found.json", *out)
     measured = list(
@@ -65,7 +65,7 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_all_parts_of_the_benchmark_are_measured_and_all_targets_judged(tmp_path: Path) -> None:
+def test_all_parts_of_the_benchmark_are_measured_and_all_targets_judged(tmp_path):
     found = run("bench", tmp_path / "found.json")
     parts = ("step", "limit", "end_to_end", "profile", "scaling", "shampoo", "objective", "metrics", "start")
     assert {*parts, "memory", "ids", "targets"} <= set(found)
@@ -87,7 +87,7 @@ def documented_commands() -> Iterator[tuple[str, list[str]]]:
             yield name, re.findall(r"--([a-z-]+)", words)
 
 
-def test_documented_options_are_there() -> None:
+def test_documented_options_are_there():
     commands = list(documented_commands())
     assert {"bench", "convergence", "growth", "id_memory", "scale_model"} <= {name for name, _ in commands}
     for name, options in commands:
@@ -103,7 +103,7 @@ def test_documented_options_are_there() -> None:
             assert plain in known or option in own, f"{name}.py --{option}"
 
 
-def test_what_benchmarks_take_of_the_package_is_there() -> None:
+def test_what_benchmarks_take_of_the_package_is_there():
     missing = []
     for path in (ROOT / "benchmarks").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

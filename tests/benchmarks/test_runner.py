@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ import runner
 from scipy import stats
 
 
-def test_arms_take_turns_and_the_first_round_does_not_count() -> None:
+def test_arms_take_turns_and_the_first_round_does_not_count():
     order: list[str] = []
 
-    def arm(name: str) -> Callable[[], dict[str, float]]:
-        def turn() -> dict[str, float]:
+    def arm(name):
+        def turn():
             order.append(name)
             return {"ms": float(len(order))}
 
@@ -30,7 +29,7 @@ def test_arms_take_turns_and_the_first_round_does_not_count() -> None:
     assert runner.take_turns({"a": arm("a")}, 1, warm=0)["a"] == [{"ms": 10}]
 
 
-def test_the_interval_of_a_ratio_is_students_of_the_paired_logarithms() -> None:
+def test_the_interval_of_a_ratio_is_students_of_the_paired_logarithms():
     random = np.random.default_rng(0)
     base = random.lognormal(0, 0.5, 9)
     own = base * random.lognormal(0.1, 0.05, 9)
@@ -66,9 +65,7 @@ def run(monkeypatch: pytest.MonkeyPatch, path: Path, *words: str) -> dict[str, A
     return json.loads(path.read_text())
 
 
-def test_parameters_are_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parameters_are_options(tmp_path, monkeypatch, capsys):
     path = tmp_path / "runs" / "a.json"
     found = run(monkeypatch, path)
     assert {name: found[name] for name in PLAIN} == PLAIN

@@ -26,9 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("tree", 8, 6 * 1000 + 1470, 3 * 1000 + 735, 3 * 1000 + 1260),
     ],
 )
-def test_collectives_by_hand(
-    collectives: str, workers: int, reduced: float, gathered: float, exchanged: float
-) -> None:
+def test_collectives_by_hand(collectives, workers, reduced, gathered, exchanged):
     network = scale.Network("by hand", 1000, 1, collectives)
     assert scale.all_reduce(network, workers, 840) == reduced
     assert scale.all_gather(network, workers, 840) == gathered
@@ -38,7 +36,7 @@ def test_collectives_by_hand(
 
 
 @pytest.mark.parametrize("collectives", ["ring", "tree"])
-def test_operator_parallelism_of_the_thesis(collectives: str) -> None:
+def test_operator_parallelism_of_the_thesis(collectives):
     """THESIS table 6.2, OP: 1024 layers, each gathering and reducing 1024 x 1024 of two ranks on Piz Daint: 221 ms."""
     piz_daint = scale.Network("Piz Daint", 2e-6, 1 / 7.5e9, collectives)
     size = 1024 * 1024
@@ -46,7 +44,7 @@ def test_operator_parallelism_of_the_thesis(collectives: str) -> None:
     assert round(1e3 * seconds) == 221
 
 
-def test_the_reference_model() -> None:
+def test_the_reference_model():
     """1.24 million dense weights, 5 MB; 30.5 GFLOP at 4096 examples, as the compiler of another device counts."""
     shapes = scale.dense_shapes()
     crosses = 3 * (2 * 416 * 64 + 416)
@@ -56,7 +54,7 @@ def test_the_reference_model() -> None:
     assert 4096 * scale.flops_per_example(shapes) == pytest.approx(30.5e9, rel=1e-2)
 
 
-def test_distinct_rows_are_those_of_draws() -> None:
+def test_distinct_rows_are_those_of_draws():
     size = reference.Size(features=3, buckets=50)
     random = np.random.default_rng(0)
     draws = [reference.zipf_ids(random, 40, size) for _ in range(400)]
@@ -66,7 +64,7 @@ def test_distinct_rows_are_those_of_draws() -> None:
     assert scale.distinct(1e9, size) == pytest.approx(150)
 
 
-def test_a_step_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_by_hand(monkeypatch):
     """Two workers, one ring: weights of 4 + 2 numbers, 100 rows of 17 numbers."""
     monkeypatch.setattr(scale, "dense_shapes", lambda: [(2, 2), (2,)])
     monkeypatch.setattr(scale, "distinct", lambda batch: 100.0)
@@ -93,7 +91,7 @@ def test_a_step_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slow == replace(found, reading=pytest.approx(1.0))
 
 
-def test_the_tables_and_the_plot_of_the_documentation(tmp_path: Path) -> None:
+def test_the_tables_and_the_plot_of_the_documentation(tmp_path):
     plot = tmp_path / "scale.svg"
     found = scale.measure(plot=plot)
     assert len(found) == 8

@@ -49,7 +49,7 @@ def churn(state: AdsChurn) -> dict[str, float]:
     return {name: float(estimate.point) for name, estimate in state.estimates().items()}
 
 
-def test_churn_of_a_few_queries_is_that_worked_by_hand() -> None:
+def test_churn_of_a_few_queries_is_that_worked_by_hand():
     state = AdsChurn()
     # 1 + 0 + 4 + 0 of differences; 8 ads against 9.
     state.update([2, 6, 0, 0], [3, 2, 4, 0], [1, 2, 3, 4])
@@ -66,7 +66,7 @@ def test_churn_of_a_few_queries_is_that_worked_by_hand() -> None:
         state.update([1], [2, 3], [3, 4])
 
 
-def test_two_loops_by_day_without_randomized_queries(tmp_path: Path) -> None:
+def test_two_loops_by_day_without_randomized_queries(tmp_path):
     a, b = make_loop(tmp_path / "a", 1), make_loop(tmp_path / "b", 2)
     tables = [pd.read_parquet(loop / "shown.parquet").query("not randomized") for loop in (a, b)]
     reported = json.loads(json.dumps(compare_loops(a, b).as_dict(), allow_nan=False))
@@ -86,7 +86,7 @@ def test_two_loops_by_day_without_randomized_queries(tmp_path: Path) -> None:
     assert f"{100 * reported['query_churn']['value']:.1f}"[:-1] in text[-1]
 
 
-def test_loops_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+def test_loops_that_cannot_be_compared_are_refused(tmp_path):
     good, all_drawn = make_loop(tmp_path / "good"), np.ones(600, bool)
     for number, (columns, message) in enumerate(
         (

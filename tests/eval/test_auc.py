@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ def floor_to(logit: Any, width: float) -> Any:
     return np.floor(np.clip(logit, -16, 16 - 1e-9) / width)
 
 
-def test_exact_auc_is_the_share_of_ordered_pairs(make_log: Callable[..., Any]) -> None:
+def test_exact_auc_is_the_share_of_ordered_pairs(make_log):
     for seed in range(5):
         log = make_log(seed, queries=12)
         expected = pairwise_auc(log.label, log.logit, log.weight)
@@ -48,7 +47,7 @@ def test_exact_auc_is_the_share_of_ordered_pairs(make_log: Callable[..., Any]) -
     ("label", "score", "weight"),
     [([], [], []), ([1], [0.0], [1.0]), ([0, 0], [0.0, 1.0], [1, 1]), ([0, 1], [0.0, 1.0], [1, 0])],
 )
-def test_undefined_without_both_classes(label: Any, score: Any, weight: Any) -> None:
+def test_undefined_without_both_classes(label, score, weight):
     assert np.isnan(roc_auc(label, score, weight))
     auc = StreamingAUC()
     auc.update(scored_rows(label, score, weight, np.arange(len(label))))
@@ -57,7 +56,7 @@ def test_undefined_without_both_classes(label: Any, score: Any, weight: Any) -> 
     assert np.isnan(auc.estimate().interval()).all()
 
 
-def test_stream_equals_binned_auc_within_its_bound_at_every_prefix(make_log: Callable[..., Any]) -> None:
+def test_stream_equals_binned_auc_within_its_bound_at_every_prefix(make_log):
     log = make_log(2)
     rng = np.random.default_rng(2)
     # Clusters far narrower than a bin, so that binning does tie pairs, in and against their order.
@@ -76,7 +75,7 @@ def test_stream_equals_binned_auc_within_its_bound_at_every_prefix(make_log: Cal
     assert max(distances[5:]) > 0 and auc.error_bound() < 0.05
 
 
-def test_clipped_logits_are_counted_and_tied_and_a_bin_may_hold_all_pairs() -> None:
+def test_clipped_logits_are_counted_and_tied_and_a_bin_may_hold_all_pairs():
     auc = StreamingAUC()
     auc.update(scored_rows([0, 1], [1e-6, 2e-6], [3.0, 5.0], [1, 1]))
     assert (auc.result(), auc.error_bound(), roc_auc([0, 1], [1e-6, 2e-6])) == (0.5, 0.5, 1.0)
@@ -88,7 +87,7 @@ def test_clipped_logits_are_counted_and_tied_and_a_bin_may_hold_all_pairs() -> N
     assert auc.result() == pytest.approx(3.0 / 6)
 
 
-def test_interval_is_undefined_when_coarse_bins_tie_what_fine_bins_tell_apart() -> None:
+def test_interval_is_undefined_when_coarse_bins_tie_what_fine_bins_tell_apart():
     rng = np.random.default_rng(5)
     label, logit = rng.integers(0, 2, 3000), rng.normal(0, 1, 3000)
     for spread, defined in ((1.0, True), (0.2, True), (0.03, False)):

@@ -16,7 +16,7 @@ def garwood(count: Any) -> tuple[Any, Any]:
     return stats.chi2.ppf(0.025, 2 * count) / 2, stats.chi2.ppf(0.975, 2 * count + 2) / 2
 
 
-def test_poisson_limits_agree_with_the_quantiles_of_chi_square() -> None:
+def test_poisson_limits_agree_with_the_quantiles_of_chi_square():
     counts = np.arange(1, FEW_CLICKS)
     np.testing.assert_allclose(
         [poisson_limits(int(count)) for count in counts], np.transpose(garwood(counts)), 1e-12
@@ -38,7 +38,7 @@ def measured(clicks: np.ndarray, logit: float = -2.0, weight: np.ndarray | None 
     return metric
 
 
-def test_few_clicks_have_the_exact_interval() -> None:
+def test_few_clicks_have_the_exact_interval():
     predicted, metrics = BUCKETS / (1 + np.exp(2.0)), []
     for count, weight in ((1, 3.0), (2, 1.0), (7, 1e-3), (FEW_CLICKS - 1, 1.0)):
         metrics.append(measured(np.arange(BUCKETS) < count, weight=np.full(BUCKETS, weight)))
@@ -54,7 +54,7 @@ def test_few_clicks_have_the_exact_interval() -> None:
     np.testing.assert_allclose(found, [metric.ratio_interval() for metric in metrics], equal_nan=True)
 
 
-def test_more_clicks_have_the_interval_of_the_jackknife() -> None:
+def test_more_clicks_have_the_interval_of_the_jackknife():
     # With one value a bucket, the replicates have a closed form.
     clicks = np.arange(BUCKETS) < FEW_CLICKS
     metric = measured(clicks)
@@ -66,7 +66,7 @@ def test_more_clicks_have_the_interval_of_the_jackknife() -> None:
     assert metric.ratio_interval() == tuple(map(float, metric.ratio_estimate().interval()))
 
 
-def test_clicks_of_one_query_count_as_one() -> None:
+def test_clicks_of_one_query_count_as_one():
     metric = Calibration()
     ids = queries_in_distinct_buckets()
     query = np.concatenate([np.full(100, ids[0]), ids[1:]])
@@ -77,7 +77,7 @@ def test_clicks_of_one_query_count_as_one() -> None:
     assert metric.ratio_interval() == pytest.approx((point / upper, point / lower))
 
 
-def test_a_ratio_is_judged_by_its_interval() -> None:
+def test_a_ratio_is_judged_by_its_interval():
     for found, verdict, words in (
         ((1.01, 0.98, 1.04), "good", "calibrated: the interval contains 1"),
         ((1.05, 1.03, 1.07), "good", "close to 1: over-predicts by 5.0%"),

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ def stream(log: Any, noise: float = 0.0, shift: float = 0.0) -> ProgressiveMetri
     return metrics
 
 
-def test_columns_say_how_b_differs_from_a(make_log: Callable[..., Any]) -> None:
+def test_columns_say_how_b_differs_from_a(make_log):
     log = make_log(0, queries=3000)
     a, b = stream(log), stream(log, noise=0.8)
     table = compare(a, b)
@@ -45,12 +44,12 @@ def test_columns_say_how_b_differs_from_a(make_log: Callable[..., Any]) -> None:
     assert table.loc[ranking, "significant"].all()
 
 
-def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(make_log: Callable[..., Any]) -> None:
+def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(make_log):
     log = make_log(1, queries=3000)
     clicks = np.average(log.label, weights=log.weight)
 
-    def with_ratio(ratio: float) -> ProgressiveMetrics:
-        def beyond(shift: float) -> float:
+    def with_ratio(ratio):
+        def beyond(shift):
             return float(np.average(sigmoid(log.logit + shift), weights=log.weight) - ratio * clicks)
 
         return stream(log, shift=float(brentq(beyond, -9, 9)))
@@ -70,7 +69,7 @@ def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(make_log: Callab
         assert (row["a"], row["b"]) == pytest.approx((first, second), rel=1e-9)
 
 
-def test_a_run_summed_in_another_order_does_not_differ(make_log: Callable[..., Any]) -> None:
+def test_a_run_summed_in_another_order_does_not_differ(make_log):
     log, merged = make_log(3, queries=300), ProgressiveMetrics()
     for batch in log.batches(queries=7):
         merged.merge(stream(batch))
@@ -79,7 +78,7 @@ def test_a_run_summed_in_another_order_does_not_differ(make_log: Callable[..., A
     assert not table["significant"].any() and same_examples(stream(log), merged)
 
 
-def test_without_an_interval_the_reason_is_given(make_log: Callable[..., Any]) -> None:
+def test_without_an_interval_the_reason_is_given(make_log):
     log = make_log(6, queries=40)
     one_bucket = query_bucket(log.query_id) == query_bucket(log.query_id)[0]
     log = log[one_bucket]
@@ -96,7 +95,7 @@ def test_without_an_interval_the_reason_is_given(make_log: Callable[..., Any]) -
     assert not table["significant"].any() and table["no_interval"].str.contains("undefined").all()
 
 
-def test_no_relative_change_of_a_bias_that_may_be_zero(make_log: Callable[..., Any]) -> None:
+def test_no_relative_change_of_a_bias_that_may_be_zero(make_log):
     log = make_log(1, queries=500)
     # Shifted until the mean prediction is the click rate.
     low = brentq(lambda shift: stream(log, shift=shift).headline()["calibration_bias"], -5, 5)
@@ -108,7 +107,7 @@ def test_no_relative_change_of_a_bias_that_may_be_zero(make_log: Callable[..., A
     assert backwards.loc["calibration_bias", "relative_percent"] == pytest.approx(100, abs=0.1)
 
 
-def test_same_examples_notices_other_rows_weights_and_labels(make_log: Callable[..., Any]) -> None:
+def test_same_examples_notices_other_rows_weights_and_labels(make_log):
     log = make_log(4)
     metrics = stream(log)
     assert same_examples(metrics, stream(log, noise=1.0))

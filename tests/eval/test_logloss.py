@@ -1,5 +1,4 @@
 import math
-from collections.abc import Callable
 from decimal import Decimal, getcontext
 from typing import Any
 
@@ -27,7 +26,7 @@ def stream(columns: Any) -> Logloss:
     return metric
 
 
-def test_loss_and_probability_of_one_row() -> None:
+def test_loss_and_probability_of_one_row():
     logits = np.array([0.0, 1e-9, 0.3, -2.5, 20.0, 36.0, -40.0, 99.0, 709.0, -745.0, 1e4, -1e4])
     for label in (0, 1):
         exact = [float(exact_loss(label, logit)) for logit in logits]
@@ -38,7 +37,7 @@ def test_loss_and_probability_of_one_row() -> None:
     np.testing.assert_allclose(sigmoid(logits), exact, rtol=4e-16, atol=5e-324)
 
 
-def test_agrees_with_a_plain_sum_at_every_prefix(make_log: Callable[..., Any]) -> None:
+def test_agrees_with_a_plain_sum_at_every_prefix(make_log):
     metric = Logloss()
     rows: list[tuple[Any, ...]] = []
     for batch in make_log(0).batches(queries=4):
@@ -52,7 +51,7 @@ def test_agrees_with_a_plain_sum_at_every_prefix(make_log: Callable[..., Any]) -
         assert metric.normalized_entropy() == pytest.approx(loss / entropy, rel=1e-13)
 
 
-def test_normalized_entropy_of_the_base_rate_is_one() -> None:
+def test_normalized_entropy_of_the_base_rate_is_one():
     label = np.arange(50) < 3
     metric = stream((label, np.full(50, math.log(3 / 47)), np.ones(50), np.arange(50)))
     assert metric.normalized_entropy() == pytest.approx(1.0, rel=1e-14)
@@ -65,7 +64,7 @@ def test_normalized_entropy_of_the_base_rate_is_one() -> None:
     assert swapped.normalized_entropy() == metric.normalized_entropy()
 
 
-def test_logloss_is_nan_without_weight_and_entropy_with_one_class() -> None:
+def test_logloss_is_nan_without_weight_and_entropy_with_one_class():
     for columns in (([], [], [], []), ([1], [0.0], [0.0], [1])):
         metric = stream(columns)
         assert math.isnan(metric.result()) and math.isnan(metric.normalized_entropy())
@@ -85,7 +84,7 @@ def summary_of(strength: float, noise: float, rows: int = 4000) -> dict[str, Any
     return metrics.summary()
 
 
-def test_what_is_no_better_than_the_base_rate_has_learned_nothing() -> None:
+def test_what_is_no_better_than_the_base_rate_has_learned_nothing():
     for strength, noise, words in (
         (1, 0.1, ""),
         (-1, 0.1, "worse than the base rate alone (normalized entropy 1."),

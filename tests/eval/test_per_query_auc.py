@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ def stream(columns: Any) -> PerQueryAUC:
     return metric
 
 
-def test_agrees_with_pairs_at_every_prefix(make_log: Callable[..., Any]) -> None:
+def test_agrees_with_pairs_at_every_prefix(make_log):
     metric = PerQueryAUC()
     aucs: dict[int, float] = {}
     sizes: dict[int, int] = {}
@@ -63,7 +62,7 @@ def test_agrees_with_pairs_at_every_prefix(make_log: Callable[..., Any]) -> None
         assert table.loc[name, "auc"] == pytest.approx(float(np.mean(values)), abs=1e-12)
 
 
-def test_queries_with_both_classes_are_averaged_as_worked_by_hand() -> None:
+def test_queries_with_both_classes_are_averaged_as_worked_by_hand():
     # Query 1: clicks 3 and 1 against 2 (weight 3) and 1: (3 beats both: 4) + (1 ties 1: 0.5) of 8.
     # Query 2: one pair, wrong. Query 3: clicks only. Query 4: its only click has no weight.
     metric = stream(
@@ -85,7 +84,7 @@ def test_queries_with_both_classes_are_averaged_as_worked_by_hand() -> None:
         assert metric.one_class.sum() == len(columns[0]) and len(metric.by_size()) == 0
 
 
-def test_size_bins() -> None:
+def test_size_bins():
     sizes = {2: "2", 3: "3-4", 4: "3-4", 5: "5-8", 8: "5-8", 9: "9-16", 1024: "513-1024", 1025: "1025-2048"}
     for size, name in {**sizes, 2048: "1025-2048", 2049: "2049+"}.items():
         table = stream((np.arange(size) == 0, np.zeros(size), np.ones(size), np.zeros(size, int))).by_size()
@@ -93,7 +92,7 @@ def test_size_bins() -> None:
         assert table["auc"].tolist() == pytest.approx([0.5], abs=1e-13)
 
 
-def test_more_queries_than_sixteen_bits_number() -> None:
+def test_more_queries_than_sixteen_bits_number():
     queries = 70_000
     ids = np.repeat(np.arange(queries), 2)
     label = np.tile([0, 1], queries)
@@ -104,7 +103,7 @@ def test_more_queries_than_sixteen_bits_number() -> None:
     assert metric.scored.sum() == queries
 
 
-def test_queries_of_equal_scores_or_huge_weights_do_not_touch_each_other() -> None:
+def test_queries_of_equal_scores_or_huge_weights_do_not_touch_each_other():
     label = np.array([True, False, False, True, False])
     auc = query_auc(label, np.array([1.0, 0.0, 1.0, 1.0, 1.0]), np.ones(5), np.array([0, 0, 1, 1, 2]), 3)
     np.testing.assert_array_equal(auc, [1.0, 0.5, np.nan])

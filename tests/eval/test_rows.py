@@ -15,7 +15,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_rows_of_weight_zero_are_read_and_dropped() -> None:
+def test_rows_of_weight_zero_are_read_and_dropped():
     rows = scored_rows(**GOOD)
     assert (rows.examples, rows.queries) == (3, 2)
     np.testing.assert_array_equal(rows.kept, [True, False, True])
@@ -33,14 +33,14 @@ def test_rows_of_weight_zero_are_read_and_dropped() -> None:
     np.testing.assert_array_equal(ascending.query_buckets, query_bucket(np.array([-2, 5, 9])))
 
 
-def test_logits_of_any_size_give_exact_probability_and_loss() -> None:
+def test_logits_of_any_size_give_exact_probability_and_loss():
     rows = scored_rows([0, 1, 0, 1, 1], [1e4, 1e4, -1e4, -1e4, -40.0], np.ones(5), np.arange(5))
     np.testing.assert_array_equal(rows.probability[:4], [1.0, 1.0, 0.0, 0.0])
     np.testing.assert_allclose(rows.probability[4], np.exp(-40.0), rtol=1e-15)
     np.testing.assert_allclose(rows.loss, [1e4, 0.0, 0.0, 1e4, 40.0], rtol=1e-15)
 
 
-def test_labels_of_any_dtype_and_a_batch_without_rows() -> None:
+def test_labels_of_any_dtype_and_a_batch_without_rows():
     for dtype in (bool, np.int8, np.uint8, np.float32, object):
         rows = scored_rows(**(GOOD | {"label": np.array([0, 1, 1]).astype(dtype)}))
         np.testing.assert_array_equal(rows.label, [False, True])
@@ -61,6 +61,6 @@ def test_labels_of_any_dtype_and_a_batch_without_rows() -> None:
         ("query_id", [1, 2], "columns must have one length, got label 3, logit 3, weight 3, query_id 2"),
     ],
 )
-def test_bad_columns_are_refused_in_one_line(column: str, values: Any, message: str) -> None:
+def test_bad_columns_are_refused_in_one_line(column, values, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         scored_rows(**(GOOD | {column: values}))

@@ -128,7 +128,7 @@ def test_a_better_run_is_called_better_unless_runs_differ_by_the_seed_alone(rows
 
 
 def test_what_one_run_lacks_or_has_otherwise_is_told(copies):
-    def ratio(a: Any, b: Any, value: float | None) -> dict[str, Any]:
+    def ratio(a, b, value):
         return {"a": a, "b": b, "ratio": value, "ratio_range": None}
 
     costs = compare_runs(*copies).as_dict()["cost"]

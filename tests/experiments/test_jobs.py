@@ -33,7 +33,7 @@ esac
 
 
 @pytest.fixture(autouse=True)
-def script(tmp_path, monkeypatch) -> Path:
+def script(tmp_path, monkeypatch):
     """Stands in for Python, so that a command takes milliseconds."""
     path = tmp_path / "python"
     path.write_text(SCRIPT)
@@ -71,7 +71,7 @@ def test_so_many_at_once_and_no_more_in_their_order(run, tmp_path):
     long, ended, places = tmp_path / "ended", [], range(1, 5)
     jobs = [job(f"job-{n}", "span", "0.2", str(tmp_path / f"span-{n}")) for n in places]
 
-    def end() -> None:
+    def end():
         ended.append(1)
         if len(ended) == len(jobs):
             long.touch()
@@ -96,7 +96,7 @@ def test_a_failure_is_its_own(run, tmp_path, capfd, options):
     # An outcome from before does not count.
     (tmp_path / "outcomes/bad.json").write_text('{"ok": true, "seconds": 1}')
     outcomes = run(jobs, 2, options, lambda: ended.touch())
-    assert outcomes["slow"].ok and list(outcomes)[0] != "slow"
+    assert outcomes["slow"].ok and next(iter(outcomes)) != "slow"
     assert outcomes["good"].ok and not outcomes["good"].error and printed.read_text() == "7 3\n"
     assert not any(outcomes[name].ok for name in ("bad", "dead", "silent", "long"))
     assert outcomes["bad"].error == "the log has no rows"
@@ -143,7 +143,7 @@ def interruptible():
 def test_a_signal_ends_what_runs_and_begins_no_more(run, tmp_path, options, number, raised):
     jobs = [job(f"job-{n}", "wait", str(tmp_path / f"begun-{n}")) for n in range(4)]
 
-    def interrupt() -> None:
+    def interrupt():
         while len(list(tmp_path.glob("begun-*"))) < 2:
             time.sleep(0.05)
         os.kill(os.getpid(), number)

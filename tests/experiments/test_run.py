@@ -137,14 +137,14 @@ def clear(stand_in: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def made_log(tmp_path_factory) -> Path:
+def made_log(tmp_path_factory):
     folder = tmp_path_factory.mktemp("replay") / "log"
     simulate(SimulatorConfig(examples=3000), folder)
     return folder
 
 
 @pytest.fixture
-def place(made_log, tmp_path, monkeypatch) -> Path:
+def place(made_log, tmp_path, monkeypatch):
     """A folder with a log of one's own."""
     shutil.copytree(made_log, tmp_path / "log")
     monkeypatch.chdir(tmp_path)
@@ -152,7 +152,7 @@ def place(made_log, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def stand_in(place, monkeypatch) -> Path:
+def stand_in(place, monkeypatch):
     """Training in a second; what was called is in the file that is returned."""
     calls = place / "calls"
     calls.touch()
@@ -284,7 +284,7 @@ def test_workers_share_the_processors_and_a_run_goes_on_with_what_it_had(stand_i
 
 
 def test_command_line(stand_in, monkeypatch, capfd):
-    def write_experiment(out: Path) -> str:
+    def write_experiment(out):
         (out / "result.json").write_text('{"arms": 1}')
         return "a table"
 

@@ -53,12 +53,12 @@ def assert_share(hits: np.ndarray, share: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def impressions(simulated: Any) -> pa.Table:
+def impressions(simulated):
     return events_of(simulated.events, "impressions")
 
 
 @pytest.fixture(scope="module")
-def clicks(simulated: Any) -> pa.Table:
+def clicks(simulated):
     return events_of(simulated.events, "clicks")
 
 
@@ -87,9 +87,7 @@ def assert_clicked(log: pa.Table, clicks: pa.Table) -> None:
     assert np.array_equal(np.unique(numbers(clicks, "impression_id")), np.sort(clicked))
 
 
-def test_the_events_are_the_traffic_of_the_log(
-    simulated: Any, impressions: pa.Table, clicks: pa.Table
-) -> None:
+def test_the_events_are_the_traffic_of_the_log(simulated, impressions, clicks):
     log = log_of(simulated.log)
     assert_logged(log, impressions)
     assert_clicked(log, clicks)
@@ -102,7 +100,7 @@ def test_the_events_are_the_traffic_of_the_log(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_are_cut_and_sorted_by_arrival(simulated: Any, kind: str) -> None:
+def test_files_are_cut_and_sorted_by_arrival(simulated, kind):
     late = 0
     for path in (simulated.events / kind).iterdir():
         table = pq.read_table(path)
@@ -119,7 +117,7 @@ def test_files_are_cut_and_sorted_by_arrival(simulated: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_comes_twice_is_a_copy_that_arrives_later(simulated: Any, kind: str) -> None:
+def test_what_comes_twice_is_a_copy_that_arrives_later(simulated, kind):
     copies: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in events_of(simulated.events, kind).to_pylist():
         copies[row["impression_id"]].append(row)
@@ -131,7 +129,7 @@ def test_what_comes_twice_is_a_copy_that_arrives_later(simulated: Any, kind: str
         assert rows[0] == rows[-1]
 
 
-def test_delays_are_those_of_the_settings(impressions: pa.Table, clicks: pa.Table) -> None:
+def test_delays_are_those_of_the_settings(impressions, clicks):
     for table in map(once, (impressions, clicks)):
         delay = (numbers(table, "arrival_time") - numbers(table, "event_time")) / SECOND_US
         # Of those that take an hour in the mean; exp(-20) of the others.
@@ -145,7 +143,7 @@ def test_delays_are_those_of_the_settings(impressions: pa.Table, clicks: pa.Tabl
     assert (delay > day).any()
 
 
-def test_a_shorter_log_and_another_seed(small: Any, tmp_path: Path) -> None:
+def test_a_shorter_log_and_another_seed(small, tmp_path):
     found: dict[str, list[list[dict[str, Any]]]] = {}
     for name, changes in (("long", {}), ("short", {"examples": 701}), ("other", {"seed": 1})):
         config = small(**{"examples": 1_000, **changes})
@@ -164,7 +162,7 @@ def test_a_shorter_log_and_another_seed(small: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_formats_hold_the_same_rows(small: Any, tmp_path: Path) -> None:
+def test_all_formats_hold_the_same_rows(small, tmp_path):
     for form in ("parquet", "csv", "jsonl"):
         simulate(small({"format": form}, examples=600), tmp_path / "log", events=tmp_path / form)
     paths = [path for kind in KINDS for path in (tmp_path / "parquet" / kind).iterdir()]
@@ -178,7 +176,7 @@ def test_all_formats_hold_the_same_rows(small: Any, tmp_path: Path) -> None:
         assert len([path for kind in KINDS for path in (tmp_path / form / kind).iterdir()]) == len(paths)
 
 
-def test_without_delays_events_come_in_the_order_of_the_log(small: Any, tmp_path: Path) -> None:
+def test_without_delays_events_come_in_the_order_of_the_log(small, tmp_path):
     names = ("delivery_seconds", "straggler_share", "duplicate_share", "click_seconds", "late_click_share")
     nothing = small(dict.fromkeys(names, 0), examples=600)
     simulate(nothing, tmp_path / "log", events=tmp_path / "events")
@@ -193,7 +191,7 @@ def test_without_delays_events_come_in_the_order_of_the_log(small: Any, tmp_path
 
 
 @pytest.mark.slow
-def test_a_busy_day_is_written_hour_by_hour(small: Any, tmp_path: Path) -> None:
+def test_a_busy_day_is_written_hour_by_hour(small, tmp_path):
     # Its queries are served in several parts, and hours are written before the day is over.
     config = small(examples=90_000, queries_per_day=60_000)
     counts = simulate(config, tmp_path / "log", events=tmp_path / "events")
@@ -207,7 +205,7 @@ def test_a_busy_day_is_written_hour_by_hour(small: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lost_impressions_leave_their_clicks(small: Any, tmp_path: Path) -> None:
+def test_lost_impressions_leave_their_clicks(small, tmp_path):
     for name, lost in (("all", 0), ("lossy", 0.2)):
         simulate(small({"lost_share": lost}), tmp_path / "log", events=tmp_path / name)
     assert events_of(tmp_path / "all", "clicks").equals(events_of(tmp_path / "lossy", "clicks"))
@@ -218,7 +216,7 @@ def test_lost_impressions_leave_their_clicks(small: Any, tmp_path: Path) -> None
     assert_share(arrived[np.unique(ids, return_index=True)[1]], 0.8)
 
 
-def test_folders_of_something_else_are_refused(small: Any, tmp_path: Path) -> None:
+def test_folders_of_something_else_are_refused(small, tmp_path):
     # A log of one example has its events.
     counts = simulate(small({"duplicate_share": 0}, examples=1), tmp_path / "log", events=tmp_path / "events")
     assert (counts["delivered_impressions"], counts["delivered_clicks"]) == (1, counts["clicks"])
@@ -239,7 +237,7 @@ def test_folders_of_something_else_are_refused(small: Any, tmp_path: Path) -> No
     assert digests(tmp_path / "events") == before
 
 
-def test_the_command_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_events(tmp_path, capsys):
     command = ["simulate", "--examples", "300", "--out", str(tmp_path / "log"), "--json"]
     options = ["--events-format", "csv", "--set", "events.duplicate_share=0", "--set", "queries_per_day=100"]
     assert main([*command, *options]) == 1

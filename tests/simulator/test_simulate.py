@@ -1,7 +1,6 @@
 """The simulated log: reproducible, exact in its counts, and true to its probabilities."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +21,11 @@ from ctr.simulator.world import draw_queries
 from log_files import digests, rows_of
 
 
-def test_the_same_settings_give_the_same_bytes_also_after_an_interruption(small: Any, tmp_path: Path) -> None:
+def test_the_same_settings_give_the_same_bytes_also_after_an_interruption(small, tmp_path):
     # Few hours with events: each is a file, which must reach the disk.
     config = small({"late_click_share": 0}, examples=120, queries_per_day=10)
 
-    def interrupt(position: int) -> None:
+    def interrupt(position):
         if position > 30:
             raise KeyboardInterrupt
 
@@ -58,7 +57,7 @@ def test_the_same_settings_give_the_same_bytes_also_after_an_interruption(small:
         assert digests(events) == digests(tmp_path / "whole events")
 
 
-def test_a_longer_log_begins_with_the_same_days(small: Any, tmp_path: Path) -> None:
+def test_a_longer_log_begins_with_the_same_days(small, tmp_path):
     for examples in (900, 1_400):
         simulate(small(examples=examples, queries_per_day=60), tmp_path / str(examples))
     short, long = (read_manifests(tmp_path / name) for name in ("900", "1400"))
@@ -71,7 +70,7 @@ def test_a_longer_log_begins_with_the_same_days(small: Any, tmp_path: Path) -> N
     assert read_manifests(tmp_path / "days") == long[:1]
 
 
-def test_queries_are_whole_and_stay_in_their_day(simulated: Any) -> None:
+def test_queries_are_whole_and_stay_in_their_day(simulated):
     log, parts = simulated.log, []
     for manifest in read_manifests(log):
         assert (manifest.end - manifest.start, manifest.start % DAY_US) == (DAY_US, 0)
@@ -94,7 +93,7 @@ def test_queries_are_whole_and_stay_in_their_day(simulated: Any) -> None:
     assert queries.size().between(1, 6).all()
 
 
-def test_the_truth_joins_exactly_and_agrees_with_the_labels(simulated: Any) -> None:
+def test_the_truth_joins_exactly_and_agrees_with_the_labels(simulated):
     counts = simulated.counts
     label, p, quality, visibility, examined = (
         np.concatenate(part) for part in zip(*_truth(simulated.log), strict=True)
@@ -125,7 +124,7 @@ def _truth(log: Path) -> list[tuple[np.ndarray, ...]]:
     return parts
 
 
-def test_randomized_traffic_is_flagged_and_a_log_of_its_own(simulated: Any) -> None:
+def test_randomized_traffic_is_flagged_and_a_log_of_its_own(simulated):
     log, random = simulated.log, simulated.randomized
     position = SCHEMA.single_valued.index("position")
     places = []
@@ -146,7 +145,7 @@ def test_randomized_traffic_is_flagged_and_a_log_of_its_own(simulated: Any) -> N
     assert np.bincount(last)[1] == pytest.approx(6 * np.bincount(last)[6], rel=0.25)
 
 
-def test_randomized_traffic_can_be_kept_out_of_the_log(small: Any, tmp_path: Path) -> None:
+def test_randomized_traffic_can_be_kept_out_of_the_log(small, tmp_path):
     both = [{"examples": None, "days": 2, "randomized_in_log": flag} for flag in (True, False)]
     for name, changes in zip(("all", "served"), both, strict=True):
         simulate(small(**changes), tmp_path / name, randomized=tmp_path / f"{name}-random")
@@ -179,13 +178,13 @@ def test_randomized_traffic_can_be_kept_out_of_the_log(small: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("base_ctr", [0.02, pytest.param(0.2, marks=pytest.mark.slow)])
-def test_the_base_rate_is_met(small: Any, tmp_path: Path, base_ctr: float) -> None:
+def test_the_base_rate_is_met(small, tmp_path, base_ctr):
     changes = {"queries_per_day": 20_000, "base_ctr": base_ctr, "randomized_share": 0}
     config = small(examples=None, days=1, **changes)
     assert simulate(config, tmp_path)["mean_probability"] == pytest.approx(base_ctr, rel=0.03)
 
 
-def test_impossible_worlds_are_refused(small: Any) -> None:
+def test_impossible_worlds_are_refused(small):
     for change, message in (
         ({"examples": 0}, "examples: 0 is not allowed"),
         ({"drift": -0.1}, "drift: -0.1 is not allowed"),
@@ -196,19 +195,14 @@ def test_impossible_worlds_are_refused(small: Any) -> None:
         ({"start": "1969-12-31"}, "start 1969-12-31 is before 1970-01-01"),
         ({"clicks": 3}, "clicks: unknown key; allowed: ad_lifetime_days, ads, advertisers, base_ctr"),
         ({"events": {"duplicate_share": 1.5}}, "events.duplicate_share: 1.5 is not allowed"),
-        (
-            {"events": {"format": "xml"}},
-            "events.format: 'xml' is not allowed: Input should be 'parquet', 'js",
-        ),
+        ({"events": {"format": "xml"}}, "events.format: 'xml' is not allowed: Input should be 'parquet', 'j"),
     ):
         with pytest.raises(InputError) as refusal:
             small(**change)
         assert message in str(refusal.value)
 
 
-def test_a_simulation_that_has_no_end_or_no_place_is_refused(
-    small: Any, simulated: Any, tmp_path: Path
-) -> None:
+def test_a_simulation_that_has_no_end_or_no_place_is_refused(small, simulated, tmp_path):
     log = tmp_path / "log"
     # A log of so many examples would have no end.
     with pytest.raises(InputError, match=r"reserve 1000.0: .* the crude policy expects less from every ad"):

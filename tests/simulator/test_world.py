@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from ctr.simulator.auction import (
-    Day,
-    Impressions,
     Placed,
     crude_policy,
     days,
@@ -19,7 +17,6 @@ from ctr.simulator.auction import (
 )
 from ctr.simulator.config import WorldConfig
 from ctr.simulator.world import (
-    World,
     ads_by_day,
     draw_candidates,
     draw_queries,
@@ -33,22 +30,22 @@ CONFIG = WorldConfig(queries_per_day=4_000)
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world():
     return make_world(CONFIG)
 
 
 @pytest.fixture(scope="module")
-def day(world: World) -> Day:
+def day(world):
     return next(days(CONFIG, world))
 
 
 @pytest.fixture(scope="module")
-def shown(world: World, day: Day) -> Impressions:
+def shown(world, day):
     candidates = draw_candidates(CONFIG, day.ads, day.retrieval, day.queries, 0)
     return run_auction(CONFIG, crude_policy(CONFIG, world), day.queries, day.ads, candidates)
 
 
-def test_drift_grows_as_a_random_walk(world: World, day: Day, shown: Placed) -> None:
+def test_drift_grows_as_a_random_walk(world, day, shown):
     without = CONFIG.model_copy(update={"drift": 0.0})
     first, *_, last = islice(walk(without, world), 30)
     same = [quality_logit(world, now, day.queries, day.ads, shown) for now in (first, last)]
@@ -62,7 +59,7 @@ def test_drift_grows_as_a_random_walk(world: World, day: Day, shown: Placed) -> 
     assert moved[0] < moved[1] < moved[2]
 
 
-def test_visibility_falls_with_the_position_and_is_that_of_the_page(world: World, day: Day) -> None:
+def test_visibility_falls_with_the_position_and_is_that_of_the_page(world, day):
     queries = len(day.queries)
     one = np.arange(queries)
     by_place = [
@@ -81,7 +78,7 @@ def test_visibility_falls_with_the_position_and_is_that_of_the_page(world: World
     assert (visibility(world, day.queries, placed[0]) != visibility(world, day.queries, placed[1])).all()
 
 
-def test_ads_come_and_go(world: World) -> None:
+def test_ads_come_and_go(world):
     inventories = list(islice(ads_by_day(CONFIG, world), 61))
     for number, ads in enumerate(inventories):
         assert (np.diff(ads.number) > 0).all()
@@ -100,7 +97,7 @@ def test_ads_come_and_go(world: World) -> None:
     assert np.array_equal(inventories[0].bid[at[0]], inventories[60].bid[at[1]])
 
 
-def test_the_calendar() -> None:
+def test_the_calendar():
     for number in (0, 1, 5, 6, 7, 400):
         date = datetime.combine(CONFIG.start, time(), UTC) + timedelta(number)
         assert weekday_of(CONFIG, number) == date.weekday()
@@ -109,7 +106,7 @@ def test_the_calendar() -> None:
     assert weekdays == [4_000, 3_000]
 
 
-def test_ranks_follow_zipfs_law() -> None:
+def test_ranks_follow_zipfs_law():
     drawn = draw_ranks(random_stream(0, 0), 50, (200_000,))
     assert drawn.min() == 0
     assert drawn.max() == 49

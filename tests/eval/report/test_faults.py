@@ -135,7 +135,7 @@ REFUSED = [
 def test_damaged_files_of_a_run_are_told_in_one_line(write_run, tmp_path):
     plain = write_run("plain", rejects=("label",), skipped_ranges=[[512, 1024]])
 
-    def refused(run: Path, message: str, *before: Path) -> None:
+    def refused(run, message, *before):
         with pytest.raises(InputError, match=message) as caught:
             write_report([*before, run], tmp_path / "report.html")
         assert "\n" not in str(caught.value) and str(run) in str(caught.value)

