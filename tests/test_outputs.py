@@ -158,17 +158,3 @@ def test_predictions_replace_no_other_parquet_file(place, capfd):
     # The rejects beside them are written too.
     (place / "new.parquet.rejects.jsonl").write_text("mine\n")
     assert "new.parquet.rejects.jsonl: already exists" in refusal(capfd, FILES["score"], "new.parquet")
-
-
-@pytest.mark.slow
-def test_refusals_need_no_tensorflow(place, root, fresh_python):
-    (place / "out").write_text("mine")
-    commands = [[*command.split(), "out"] for command in (*FILES.values(), *FOLDERS.values())]
-    script = f"""
-import sys
-from ctr.cli import main
-print({{main(command) for command in {commands!r}}}, "tensorflow" in sys.modules)
-"""
-    done = fresh_python("-c", script, cwd=place, path=root)
-    assert done.stdout == "{1} False\n"
-    assert done.stderr.count("error: ") == len(commands)

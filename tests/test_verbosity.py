@@ -1,8 +1,6 @@
 """`-v` and `-q`: what goes to standard error beside a result, and that the result stays the same."""
 
-import io
 import logging
-import sys
 
 import pytest
 
@@ -66,21 +64,6 @@ def test_warnings_and_errors(monkeypatch, capfd):
     load_tensorflow()
     logging.getLogger("tensorflow").warning("5 out of the last 5 calls triggered tf.function retracing")
     assert capfd.readouterr().err == ""
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("flags", "shown"), [((), True), (("-v",), True), (("-q",), False)])
-def test_the_progress_bar(log, monkeypatch, flags, shown):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    assert main(["inspect", str(log), *flags]) == 0
-    assert (f"{len(draw_examples(20))}/{len(draw_examples(20))}" in terminal.getvalue()) == shown
-    # A message stands on a line of its own.
-    assert all("rows/s]" not in line for line in terminal.getvalue().splitlines() if " s] reading" in line)
 
 
 @pytest.mark.slow

@@ -8,25 +8,6 @@ import pytest
 from parts import profile
 
 
-@pytest.mark.parametrize(
-    ("operation", "part", "way"),
-    [
-        ("deep/deep_0/w/Relu:_MklNativeFusedMatMul", "deep", "forward"),
-        ("gradient_tape/crosses/cross_2/mul/Mul_1:Mul", "crosses", "backward"),
-        ("cond/then/_0/cond/row_update_1/ResourceScatterAdd:ResourceScatterAdd", "row_update", "forward"),
-        # The innermost of two, and never the operation's own name.
-        ("dense_update/precondition/MatMul:BatchMatMulV2", "precondition", "forward"),
-        ("gather:ResourceGather", "none of them", "forward"),
-        ("cond/then/_0/cond/Sqrt:Sqrt", "none of them", "forward"),
-    ],
-)
-def test_an_operation_belongs_to_the_scope_it_lies_in(operation, part, way):
-    assert profile.is_operation(operation)
-    assert profile.part_of(operation) == (part, way)
-    # What the executor says of itself is no operation.
-    assert not profile.is_operation("ExecutorState::Process") and not profile.is_operation("FunctionRun")
-
-
 def test_an_event_counts_without_those_within_it():
     events = [(0, 100, "outer"), (10, 30, "inner"), (15, 5, "innermost"), (60, 10, "inner"), (100, 7, "next")]
     found: dict[str, int] = {}

@@ -17,14 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CAMPAIGNS = ("convergence", "defaults", "growth", "id_memory", "search", "search_planted")
 # Programs that wait for a clock on the wall, or take more than ten seconds also when tiny.
 SOAK = (
-    *(
-        "bench_checkpoints",
-        "bench_endurance",
-        "bench_live",
-        "bench_objective",
-        "bench_serving",
-        "bench_shampoo",
-    ),
+    *(f"bench_{name}" for name in ("checkpoints", "endurance", "live", "objective", "serving", "shampoo")),
     *("bench_workers", "bench_workers_memory", "convergence", "id_memory", "search"),
 )
 NAMES = sorted({path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")} | {*CAMPAIGNS, "scale_model"})

@@ -11,8 +11,6 @@ from ctr.eval.intervals import (
     all_but_one,
     deletions,
     difference,
-    mean,
-    quotient,
     student_t_quantile,
 )
 from ctr.eval.progressive import ProgressiveMetrics
@@ -49,18 +47,6 @@ def test_interval_of_a_mean_is_that_of_student_with_the_degrees_of_its_variance(
     margin = stats.sem(values) * stats.t.ppf(0.975, 6)
     estimate = mean_estimate(values, np.ones(BUCKETS, np.bool_))
     assert np.ptp(estimate.interval()) / 2 == pytest.approx(margin, rel=1e-9)
-
-
-def test_each_entry_of_an_array_has_its_own_buckets():
-    rng = np.random.default_rng(1)
-    values = rng.normal(size=(BUCKETS, 3, 2))
-    occupied = rng.random((BUCKETS, 3, 2)) < np.array([[0.1, 0.5], [1.0, 0.9], [0.0, 0.3]])
-    low, high = mean_estimate(values, occupied).interval()
-    assert low.shape == high.shape == (3, 2)
-    for place in np.ndindex(3, 2):
-        alone = mean_estimate(values[:, *place], occupied[:, *place]).interval()
-        np.testing.assert_allclose([low[place], high[place]], alone, rtol=1e-12, equal_nan=True)
-    assert np.isnan([low[2, 0], high[2, 0]]).all()
 
 
 @pytest.mark.parametrize(("scale", "to"), [("log", np.log), ("logit", special.logit)])
@@ -116,25 +102,6 @@ def test_difference_pairs_buckets_that_either_run_has():
     first, second = mean_estimate(values, first_half), mean_estimate(values, ~first_half)
     expected = np.hypot(*(np.ptp(estimate.interval()) for estimate in (first, second)))
     assert np.ptp(difference(first, second).interval()) == pytest.approx(expected, rel=0.02)
-
-
-def test_mean_and_quotient_are_those_of_each_replicate():
-    rng = np.random.default_rng(4)
-    everywhere = np.ones(BUCKETS, np.bool_)
-    first, second = (mean_estimate(rng.normal(5, 1, BUCKETS), everywhere) for _ in range(2))
-    # Of the same values; and a number over itself has no spread.
-    assert np.array(mean([first, first]).interval()) == pytest.approx(np.array(first.interval()))
-    assert np.array(quotient(first, first).interval()) == pytest.approx(1)
-    # Means of different queries' values spread less than each; small ratios spread like the logarithm.
-    sizes = [np.ptp(one.interval()) for one in (first, second, mean([first, second]))]
-    assert sizes[2] < min(sizes[:2])
-    share = quotient(first, second)
-    assert share.point == first.point / second.point
-    assert share.replicates == pytest.approx(first.replicates / second.replicates)
-    relative = np.hypot(sizes[0] / first.point, sizes[1] / second.point)
-    assert np.ptp(share.interval()) / share.point == pytest.approx(relative, rel=0.1)
-    nothing = Estimate(np.array(0.0), np.zeros(BUCKETS), everywhere)
-    assert np.isnan(quotient(first, nothing).point)
 
 
 # Queries, level of clicks: rare clicks, few queries, an ordinary log.

@@ -176,15 +176,11 @@ def test_a_replicate_is_the_metric_without_a_bucket_of_queries(make_log, name):
             expected = pytest.approx(without[metric][0], rel=1e-12, abs=1e-12, nan_ok=True)
             assert estimate.replicates[left_out] == expected, metric
             assert float(estimate.point) == point
+    counts = (log.weight > 0) | (name in ("prediction_difference", "ads_churn"))
     for _, estimate in whole.values():
         if name == "per_query_auc":
             assert estimate.occupied.sum() < len(np.unique(bucket))
         else:
-            counts = (
-                np.ones(len(bucket), bool)
-                if name in ("prediction_difference", "ads_churn")
-                else log.weight > 0
-            )
             assert np.flatnonzero(estimate.occupied).tolist() == np.unique(bucket[counts]).tolist()
 
 

@@ -98,19 +98,6 @@ def test_an_interruption_changes_no_bit(rows, cut):
         np.testing.assert_array_equal(resumed.to_arrays()[name], array)
 
 
-def test_other_arrays_are_refused(rows):
-    timeline, _ = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 1)
-    for change, message in (
-        ({"windows": np.zeros((2, 5))}, "windows must be int64"),
-        ({"sums": np.full((1, GROUPS, 6), np.nan)}, "finite"),
-        ({"ids/ad": np.zeros((3, 4), np.int64)}, "ids/ad must be int64"),
-        ({"slots/ad": np.zeros((1, 4), np.int64)}, "slots/ad must be int64"),
-        ({"more": np.zeros(1)}, "has arrays"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Timeline.from_arrays({**timeline.to_arrays(), **change})
-
-
 def test_the_ratio_of_clicks_over_time_has_the_interval_of_few_clicks(rows):
     timeline, _ = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 4)
     point, low, high = timeline.click_ratio()

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ctr.eval.weight_spectra import WeightSpectrum, cumulative_shares, rank_keeping, top_half_share
+from ctr.eval.weight_spectra import cumulative_shares, rank_keeping, top_half_share
 
 
 def plain_rank(values, order, share) -> int:
@@ -51,11 +51,3 @@ def test_a_share_met_exactly_is_met():
         # Just below it is not.
         for values, order, rank in ((np.array([8.9999, 1]), 1, 2), (np.full(101, 1), 2, 82)):
             assert rank_keeping(values * scale, order) == rank
-
-
-def test_multiply_adds_of_a_matrix_a_product_and_a_bottleneck():
-    matrix = WeightSpectrum("w", (30, 20))
-    assert (matrix.full_rank, matrix.multiply_adds, matrix.through_bottleneck(4)) == (20, 600, 200)
-    product = WeightSpectrum("uv", (30, 20), inner_rank=5)
-    assert (product.full_rank, product.multiply_adds, product.through_bottleneck(4)) == (5, 250, 200)
-    assert WeightSpectrum("uv", (30, 20), inner_rank=50).full_rank == 20

@@ -455,12 +455,9 @@ def test_real_loops(place):
     arguments = (place / "experiment.yaml", Path("small"), Path("out"), options)
     assert run_experiment(*arguments) == {}
     one, other = (place / "out" / made["loop"] for made in read("plan.json")["arms"][0]["runs"])
-    compared = compare_loops(one, other)
-    assert compared.whole.estimates()["query_churn"].point > 0
+    assert compare_loops(one, other).whole.estimates()["query_churn"].point > 0
     # Days that are added begin with the runs, which are trained to the same bits.
-    first = {path.parent.parent.name: path.read_bytes() for path in Path("out/loops").glob("*/shown.parquet")}
-    served = [json.loads((folder / "loop.json").read_text())["days"] for folder in (one, other)]
+    served = json.loads((one / "loop.json").read_text())["days"]
     (place / "experiment.yaml").write_text(yaml.safe_dump({**content, "loop": {"days": 2}}))
-    assert run_experiment(*arguments) == {} and first
-    for folder, days in zip((one, other), served, strict=True):
-        assert json.loads((folder / "loop.json").read_text())["days"][:1] == days
+    assert run_experiment(*arguments) == {}
+    assert json.loads((one / "loop.json").read_text())["days"][:1] == served

@@ -62,16 +62,12 @@ def clicks(simulated):
     return events_of(simulated.events, "clicks")
 
 
-def assert_logged(log: pa.Table, shown: pa.Table) -> None:
-    """Every impression of the log arrives with its raw values."""
-    events = once(shown)
+def test_the_events_are_the_traffic_of_the_log(simulated, impressions, clicks):
+    log, events = log_of(simulated.log), once(impressions)
     log = log.take(np.argsort(numbers(log, "example_id")))
-    for name, own in (
-        ("example_id", "impression_id"),
-        ("query_id", "query_id"),
-        ("timestamp", "event_time"),
-        ("query_time", "event_time"),
-    ):
+    # Every impression of the log arrives with its raw values.
+    times = (("timestamp", "event_time"), ("query_time", "event_time"))
+    for name, own in (("example_id", "impression_id"), ("query_id", "query_id"), *times):
         assert np.array_equal(numbers(events, own), numbers(log, name))
     matrix, lists = transform_table(SCHEMA, events)
     assert np.array_equal(unpack_ids(log.column("ids").combine_chunks(), SCHEMA), matrix)
@@ -79,18 +75,9 @@ def assert_logged(log: pa.Table, shown: pa.Table) -> None:
         of_log = log.column(name).combine_chunks()
         assert np.array_equal(of_log.flatten().to_numpy(), values)
         assert np.array_equal(np.diff(of_log.offsets.to_numpy()), lengths)
-
-
-def assert_clicked(log: pa.Table, clicks: pa.Table) -> None:
-    """What is clicked in the log has a click, and nothing else has."""
+    # What is clicked in the log has a click, and nothing else has.
     clicked = numbers(log, "example_id")[numbers(log, "label") > 0]
     assert np.array_equal(np.unique(numbers(clicks, "impression_id")), np.sort(clicked))
-
-
-def test_the_events_are_the_traffic_of_the_log(simulated, impressions, clicks):
-    log = log_of(simulated.log)
-    assert_logged(log, impressions)
-    assert_clicked(log, clicks)
     served = by_id(impressions)
     assert all(time > served[number] for number, time in by_id(clicks).items())
     for kind, table in (("impressions", impressions), ("clicks", clicks)):

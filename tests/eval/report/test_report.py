@@ -29,6 +29,7 @@ SOMETIMES = ("comparison", "faults", "gain", "slices", "data")
 OF_RUNS = 8 + 4 + 1 + 1 + 1 + 2
 """Figures of a report about runs over one log, without the predictions of each run and paired differences."""
 PAIRED = 3
+METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias", "calibration_ratio")
 
 
 def page_of(*runs):
@@ -89,25 +90,15 @@ def test_several_runs_are_compared_with_the_first(runs, page):
 def test_the_numbers_are_those_of_the_summary(runs, page):
     summary = json.loads((runs[0] / "summary.json").read_text())
     results = page.section("results")
-    metrics = (
-        "per_query_auc",
-        "auc",
-        "logloss",
-        "normalized_entropy",
-        "calibration_bias",
-        "calibration_ratio",
-    )
 
     def shown(value, low, high):
         digits = math.ceil(-math.log10((high - low) / 2)) + 1
         return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
     cells = table_with(results, ("run", "PerQueryAUC"))["lr"]
-    assert cells[:6] == [shown(summary[metric], *summary[f"{metric}_ci95"]) for metric in metrics]
+    assert cells[:6] == [shown(summary[metric], *summary[f"{metric}_ci95"]) for metric in METRICS]
     [cards] = [block for block in blocks_of(results) if isinstance(block, Cards)]
-    for card, metric in zip(
-        cards.cards, ("per_query_auc", "auc", "logloss", "calibration_ratio"), strict=True
-    ):
+    for card, metric in zip(cards.cards, (*METRICS[:3], METRICS[-1]), strict=True):
         for run, (mark, _, number, _, words) in zip(runs, card.entries, strict=True):
             own = json.loads((run / "summary.json").read_text())
             assert mark.name == run.name and number == with_margin(own[metric], *own[f"{metric}_ci95"])
@@ -236,9 +227,10 @@ def test_runs_unlike_the_first(rows, runs, tmp_path):
     assert read_windows(single)["examples_per_second"].isna().all()
     words = words_of(page_of(runs[0], single, other, runs[1]).section("comparison"))
     assert f"unknown: no predictions were recorded in {single}" in words
-    assert words.count("not comparable") == 1
-    assert words.count("read different logs") == 1
-    assert words.count("Prediction difference") == 2
+    counts = [
+        words.count(text) for text in ("not comparable", "read different logs", "Prediction difference")
+    ]
+    assert counts == [1, 1, 2]
 
 
 def test_any_stretch_of_time_has_its_ticks(runs):

@@ -58,17 +58,15 @@ def test_without_a_finished_baseline_or_any_run_the_arms_are_told(copy, tmp_path
     assert result["arm"]["metrics"]["auc"] is None
 
 
-@pytest.mark.parametrize("queries", [1, 40])
-def test_a_log_without_a_click_leaves_accuracy_undefined(tmp_path, queries):
-    quiet = make_rows(2, queries=queries, click_rate=0.0)
+def test_a_log_without_a_click_leaves_accuracy_undefined(tmp_path):
+    quiet = make_rows(2, queries=1, click_rate=0.0)
     write_plan(tmp_path, {**{name: arm for name, arm in ARMS.items() if "dcn" in name}, "base": {}})
     for name in ("base", "dcn", "dcn@narrow", "dcn@wide"):
         for seed in (1, 2):
             write_small(tmp_path / run_folder(name, seed), quiet, predict(quiet, seed, 1.0))
     write_costs(tmp_path, {name: cost(name) for name in ARMS})
-    if queries == 1:
-        write_experiment(tmp_path)
-        assert "nan" not in "".join(Html((tmp_path / "report.html").read_text()).images()).lower()
+    write_experiment(tmp_path)
+    assert "nan" not in "".join(Html((tmp_path / "report.html").read_text()).images()).lower()
     arm = told(tmp_path)[1]["dcn"]
     change = arm["changes"]["per_query_auc"]
     assert change["difference"] == {"value": None, "ci95": [None, None]} and not change["significant"]
