@@ -224,6 +224,21 @@ def proc_net(kind: str) -> list[str]:
     return path.read_text().splitlines()[1:] if path.exists() else []
 
 
+@pytest.mark.soak
+def test_a_worker_that_is_stopped_is_named(place):
+    process = start(place, "--workers", "2", "--max-restarts", "0", "--worker-timeout", "300")
+    wait_for_checkpoint(place, process)
+    workers = children(process.pid)
+    # The order of the processes is that of the workers.
+    os.kill(workers[1], signal.SIGSTOP)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (75, "")
+    assert err.startswith("error: worker 1 was stopped by a signal and did not go on; ")
+    assert "; its output is in run/workers/001.log; given up after 0 restarts" in err
+    assert err.count("\n") == 1
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
 @pytest.mark.slow
 def test_the_workers_of_a_cluster_print_once_and_the_others_nothing(place, pair):
     addresses = free_addresses(2)
