@@ -115,6 +115,7 @@ def test_a_word_that_is_not_known_names_the_one_that_is_meant(place, capfd):
         ("ingest mind files", "the following arguments are required: --out"),
         ("ingest mind files --out log --kafka h:1", "unrecognized arguments: --kafka h:1"),
         ("ingest --out log", "the following arguments are required: FORMAT"),
+        ("ingest -- mind files --out log", "required: FORMAT"),
     ):
         status, text = printed(*given.split())
         assert status == 2 and meant in text

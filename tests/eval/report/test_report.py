@@ -16,7 +16,7 @@ from ctr.eval.report.comparison import _bar
 from ctr.eval.report.draw import draw
 from ctr.eval.report.groups import gain, prediction_range
 from ctr.eval.report.html import check_page as check_file
-from ctr.eval.report.over_time import metric_panel
+from ctr.eval.report.over_time import metric_panel, uses_event_time
 from ctr.eval.report.page import Cards, Figure
 from ctr.eval.report.shown_run import point_starts, show_runs
 from ctr.eval.run_files import read_windows
@@ -234,7 +234,12 @@ def test_runs_unlike_the_first(rows, runs, tmp_path):
 
 
 def test_any_stretch_of_time_has_its_ticks(runs):
-    windows, begin = read_windows(runs[0]).head(2).copy(), 1_767_571_200_000_000
+    windows, begin = read_windows(runs[0]), 1_767_571_200_000_000
+    # Times that tell nothing give way to examples.
+    assert uses_event_time([windows]) and uses_event_time([windows[:1]])
+    for useless in (windows[::-1], windows.assign(window_begin=2**62, window_end=2**62)):
+        assert not uses_event_time([windows, useless])
+    windows = windows.head(2).copy()
     for hours in (1e-4, 2, 30, 71, 97, 24 * 20, 24 * 300, 24 * 9000):
         windows["window_begin"] = [begin, begin + int(hours * 1.8e9)]
         windows["window_end"] = windows["window_begin"] + int(hours * 1.8e9)
