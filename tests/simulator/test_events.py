@@ -236,3 +236,11 @@ def test_the_command_writes_events(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["delivered_impressions"] == 300
     tables = [pa_csv.read_csv(path) for path in (tmp_path / "events" / "impressions").glob("*.csv")]
     assert sum(map(len, tables)) == 300
+
+
+def test_hours_in_which_nothing_is_due_have_no_file(small, tmp_path):
+    # Few clicks, half of them a day late: at times all that wait are for later.
+    events = {"late_click_share": 0.5, "late_click_seconds": 90_000}
+    config = small(events, examples=None, days=12, queries_per_day=10, base_ctr=0.05)
+    counts = simulate(config, tmp_path / "log", events=tmp_path / "events")
+    assert counts["delivered_clicks"] == len(events_of(tmp_path / "events", "clicks")) > 0
