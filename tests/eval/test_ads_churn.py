@@ -108,6 +108,9 @@ def test_loops_that_cannot_be_compared_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"absent/shown\.parquet: no such file; allowed: a finished output"):
         compare_loops(tmp_path / "absent", good)
     path = bad / "shown.parquet"
+    pd.DataFrame({"day": [1]}).to_parquet(path)
+    with pytest.raises(InputError, match="not readable as the queries of a loop"):
+        compare_loops(good, bad)
     path.write_bytes((good / "shown.parquet").read_bytes()[:-100])
     with pytest.raises(InputError, match=f"{path}: not readable as the queries of a loop"):
         compare_loops(good, bad)

@@ -127,6 +127,16 @@ def test_a_better_run_is_called_better_unless_runs_differ_by_the_seed_alone(rows
         assert "ctr replay" not in text
 
 
+def test_runs_of_one_class(rows, tmp_path):
+    rows = rows.assign(label=np.int8(0))
+    runs = [write_run(tmp_path / name, rows, predict(rows, seed, 1.0)) for seed, name in enumerate("ab")]
+    comparison = compare_runs(*runs)
+    metrics = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))["metrics"]
+    assert "without both a click and a non-click" in metrics["auc"]["no_interval"]
+    assert (metrics["auc"]["verdict"], metrics["logloss"]["no_interval"]) == ("no interval", None)
+    assert "no interval for PerQueryAUC, AUC" in comparison.as_text()
+
+
 def test_what_one_run_lacks_or_has_otherwise_is_told(copies):
     def ratio(a, b, value):
         return {"a": a, "b": b, "ratio": value, "ratio_range": None}

@@ -18,7 +18,7 @@ from ctr.eval.report.groups import gain, prediction_range
 from ctr.eval.report.html import check_page as check_file
 from ctr.eval.report.over_time import metric_panel, uses_event_time
 from ctr.eval.report.page import Cards, Figure
-from ctr.eval.report.shown_run import point_starts, show_runs
+from ctr.eval.report.shown_run import point_starts, show_runs, subject_of
 from ctr.eval.run_files import read_windows
 from ctr.io.errors import InputError
 from report_pages import Html, blocks_of, check_page, figures_of, missing_of, rows_of, tables_of, words_of
@@ -178,6 +178,8 @@ def test_a_run_of_one_class_and_one_time(rows, tmp_path):
     page = page_of(run)
     words = words_of(page)
     assert "stars >= 4 in 1.csv and 2 more files" in words and "run: too few; look at <model.prior>" in words
+    (run / "checkpoints/1/state.json").write_text("{")
+    assert str(subject_of(run)) == ""
     [figure] = [one for one in figures_of(page) if one.title == "terms of the loss"]
     assert "In the last window: logistic 0.1000, ranking 0.2000." in figure.alt
     assert "No query has both a click and a non-click" in words
