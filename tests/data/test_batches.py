@@ -195,15 +195,6 @@ def test_a_large_query_in_small_blocks_is_not_copied_again_and_again(monkeypatch
     assert sum(copied) < 4000 * 100
 
 
-def test_a_large_block_is_copied_only_where_a_batch_begins_before_it():
-    rows = make_rows([3] * 2000)
-    batches = list(whole_query_batches(cut(rows, [3000, 3001]), batch_rows=50, max_query_rows=50))
-    assert [batch.end for batch in batches] == [*range(48, 6001, 48)]
-    views = [np.shares_memory(batch.rows.example_id, rows.example_id) for batch in batches]
-    # The batch of rows 2976 to 3024 comes from all three blocks.
-    assert [batch.end for batch, view in zip(batches, views, strict=True) if not view] == [3024]
-
-
 @pytest.mark.parametrize("size", [(4096, 1 / 256, 8, 0), (100, 0.3, 8, 7), (64, None, 8, 0), (8, 1.0, 8, 3)])
 def test_plateaus_are_the_full_batches_one_by_one(size):
     batches = BatchSize(*size)

@@ -340,13 +340,6 @@ def test_an_example_that_a_sidecar_has_twice_is_named(tmp_path: Path) -> None:
         give_out(log, [])
 
 
-def test_what_the_forger_of_these_tests_writes_can_be_read(tmp_path: Path) -> None:
-    for name, parts in (("times", ROWS), ("one time", SAME_TIME)):
-        forge(tmp_path / name, parts, unchanged)
-        blocks = read_rows(tmp_path / name, SCHEMA, read_manifests(tmp_path / name))
-        assert [id for block in blocks for id in block.example_id.tolist()] == list(range(50, 80))
-
-
 # ---------------------------------------------------------------- lost partitions
 
 

@@ -2,21 +2,14 @@
 
 import copy
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
 from ctr.config import dump_yaml, parse_model
 from ctr.data.mapping import (
-    DelimitedInput,
-    Derived,
-    Join,
     Label,
     Mapping,
-    RowOrder,
-    Session,
-    Time,
     duration_us,
     format_names,
     input_patterns,
@@ -84,14 +77,6 @@ def test_key_and_raw_columns_are_those_that_the_mapping_names():
     assert mapping.partition_us == 86_400_000_000
     assert mapping.query.session.gap_us == 1_800_000_000
     assert [feature.name for feature in mapping.feature_schema.features][-1] == "user_x_price"
-
-
-def test_what_may_be_left_out():
-    content = {key: CONTENT[key] for key in ("input", "time", "label", "partition")}
-    mapping = parse({**content, "features": CONTENT["features"][:1]})
-    assert (mapping.joins, mapping.query, mapping.weight, mapping.derive) == ((), None, None, {})
-    assert mapping.shard_rows == 1_000_000
-    assert parse({**content, "query": "none", "features": CONTENT["features"][:1]}).query is None
 
 
 @pytest.mark.parametrize(
@@ -183,19 +168,3 @@ def test_the_shipped_formats():
         assert load_format(name).features
     with pytest.raises(InputError, match="format yahoo: unknown; the formats are avazu, criteo, mind"):
         load_format("yahoo")
-
-
-def test_the_example_of_the_documentation_is_valid(root, tmp_path):
-    text = (Path(root) / "docs" / "mapping.md").read_text()
-    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert blocks
-    (tmp_path / "mapping.yaml").write_text(blocks[0])
-    mapping = load_mapping(tmp_path / "mapping.yaml")
-    assert {"joins", "query", "weight", "derive"} <= mapping.model_fields_set
-
-
-def test_every_key_is_documented(root):
-    text = (Path(root) / "docs" / "mapping.md").read_text()
-    for model in (Mapping, DelimitedInput, Join, Time, RowOrder, Session, Derived):
-        for name, field in model.model_fields.items():
-            assert f"`{field.alias or name}`" in text, (model.__name__, name)

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ctr.io.errors import InputError
 from ctr.io.files import (
     create_exclusively,
     is_temporary,
     make_folder,
     remove_temporaries,
-    require_file,
     write_atomic,
     write_atomic_bytes,
 )
@@ -81,19 +79,6 @@ def test_new_folders_are_durable_too(tmp_path, events):
         assert events == [f"folder {tmp_path.name}", "folder a"]
 
 
-def test_of_two_publishers_exactly_one_wins_and_the_other_is_told(tmp_path, monkeypatch):
-    path, link = tmp_path / "file", os.link
-
-    def link_after_another(source, target):
-        path.write_bytes(b"of another")
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", link_after_another)
-    assert not create_exclusively(path, b"mine")
-    assert path.read_bytes() == b"of another"
-    assert names(tmp_path) == ["file"]
-
-
 DIES_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
@@ -131,12 +116,6 @@ def test_what_is_being_written_stays(tmp_path):
 
     write_atomic(tmp_path / "file", write)
     assert names(tmp_path) == ["file"]
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"config .*nothing\.yaml: no such file"):
-        require_file(tmp_path / "nothing.yaml", "config")
-    assert require_file(Path(__file__), "test") == Path(__file__)
 
 
 def test_a_folder_that_another_thread_makes_meanwhile_is_no_fault(tmp_path, monkeypatch):

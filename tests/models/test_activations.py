@@ -98,21 +98,6 @@ def test_an_activation_for_serving_holds_nothing_that_needs_xla():
     assert compiled_functions(True) > 0
 
 
-def test_layers_of_many_sizes_share_one_trace():
-    traces = []
-
-    def counted(z):
-        traces.append(z.dtype)
-        return tf.nn.tanh(z)
-
-    biased = biased_activation(counted, compiled=True)
-    for size in range(1, 6):
-        value, slope = value_and_slope(lambda z: biased(z, tf.zeros_like(z[:, :1])), np.ones((1, 2, size)))
-        assert value.shape == slope.shape == (1, 2, size)
-        tf.function(biased).get_concrete_function(tf.TensorSpec([1, None, size]), tf.TensorSpec([1, 1, size]))
-    assert traces == [tf.float32] * 2  # of the value, and of its slope
-
-
 @pytest.mark.parametrize(("towers", "compiled"), [(1, False), (3, True)])
 def test_the_bias_of_an_activation(towers, compiled):
     rng = np.random.default_rng(3)

@@ -95,27 +95,20 @@ KINDS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.parametrize(("components", "copies"), [(1, 1), (3, 1), (3, 3)])
 @KINDS
-def test_every_kind_follows_its_formula(architecture):
-    weights = learned(architecture)
-    scores = forward(architecture, weights, inputs(architecture), tf.constant(0.7))
-    logit, ranked = by_hand(weights_of(weights), inputs(architecture), 0, 0.7)
-    np.testing.assert_allclose(scores.logits, [logit], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(scores.rank_scores, [ranked], rtol=1e-4, atol=1e-5)
-    assert architecture.rank_head == (np.abs(scores.logits - scores.rank_scores).max() > 0.01)
-
-
-@pytest.mark.parametrize("copies", [1, 3])
-@KINDS
-def test_an_ensemble_is_its_components_by_the_formula(architecture, copies):
-    ensemble, given = replace(architecture, components=3), inputs(architecture, copies)
-    weights = learned(ensemble)
-    scores = forward(ensemble, weights, given, tf.constant(0.7))
-    assert np.abs(np.diff(scores.logits, axis=0)).min(axis=0).max() > 0.01
-    for index in range(3):
-        logit, ranked = by_hand(weights_of(weights, index), given, index if copies > 1 else 0, 0.7)
+def test_every_kind_and_each_component_of_an_ensemble_follows_its_formula(architecture, components, copies):
+    whole, given = replace(architecture, components=components), inputs(architecture, copies)
+    weights = learned(whole)
+    scores = forward(whole, weights, given, tf.constant(0.7))
+    for index in range(components):
+        own = weights_of(weights, index if components > 1 else None)
+        logit, ranked = by_hand(own, given, index if copies > 1 else 0, 0.7)
         np.testing.assert_allclose(scores.logits[index], logit, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(scores.rank_scores[index], ranked, rtol=1e-4, atol=1e-5)
+    assert architecture.rank_head == (np.abs(scores.logits - scores.rank_scores).max() > 0.01)
+    if components > 1:
+        assert np.abs(np.diff(scores.logits, axis=0)).min(axis=0).max() > 0.01
 
 
 @pytest.mark.parametrize(
@@ -132,16 +125,6 @@ def test_combining_quality_and_ui_is_the_direct_evaluation(architecture, compone
     every = combine(*made, tf.repeat(q[:1], ROWS, axis=0), u).numpy()
     assert np.abs(every[:, 0] - direct[:, 0]).max() < 1e-6
     assert np.ptp(every, axis=1).min() > 0.01
-
-
-def test_a_fresh_factorized_model_learns_in_both_towers():
-    weights = fresh(FACTORIZED)
-    with tf.GradientTape() as tape:
-        tape.watch(weights)
-        scores = forward(FACTORIZED, weights, inputs(FACTORIZED), tf.constant(1.0))
-        total = tf.reduce_sum(scores.logits**2)
-    for name, gradient in tape.gradient(total, weights).items():
-        assert bool(tf.reduce_any(gradient != 0)), name
 
 
 @given(st.lists(st.lists(st.floats(-700, 700), min_size=3, max_size=3), min_size=1, max_size=5))

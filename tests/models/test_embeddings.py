@@ -122,24 +122,17 @@ def test_towers_have_the_columns_of_their_tables_and_copies(copies, factorized, 
             np.testing.assert_allclose(linear[copy][: len(IDS)], weights, rtol=1e-5, atol=1e-6)
 
 
-def test_copies_of_a_fresh_table_differ_and_the_first_is_the_table_without_copies():
-    (single,), (double,) = (lay_out_tables([FeatureRows("a", 400, 8, "ui", 0)], copies) for copies in (1, 2))
-    table = create_table(double, 0.05, seed=3).numpy()
-    assert table.shape == (400, 18)
-    np.testing.assert_array_equal(table[:, :9], create_table(single, 0.05, seed=3))
-    assert np.abs(np.corrcoef(table[:, :8].ravel(), table[:, 9:17].ravel())[0, 1]) < 0.1
-    assert (table[:, [8, 17]] == 0).all()
-    np.testing.assert_array_equal(double.by_column(2, 3), [2] * 8 + [3] + [2] * 8 + [3])
+def test_a_fresh_table_depends_on_seed_name_and_copy_and_starts_without_linear_weights():
+    def fresh(tower="ui", scale=0.05, seed=3, copies=1):
+        (layout,) = lay_out_tables([FeatureRows("a", 4000, 8, tower, 0)], copies)
+        np.testing.assert_array_equal(layout.by_column(2, 3), ([2] * 8 + [3]) * copies)
+        return create_table(layout, scale, seed=seed).numpy()
 
-
-def test_a_fresh_table_depends_on_seed_and_name_and_starts_without_linear_weights():
-    layout = lay_out_tables([FeatureRows("a", 4000, 8, "ui", 0)])[0]
-    other = lay_out_tables([FeatureRows("a", 4000, 8, "quality", 0)])[0]
-    table = create_table(layout, 0.05, seed=3).numpy()
-    assert (table[:, 8] == 0).all()
+    table, double = fresh(), fresh(copies=2)
+    assert (double.shape, double[:, [8, 17]].any()) == ((4000, 18), False)
+    np.testing.assert_array_equal(double[:, :9], table)
     assert abs(table[:, :8].mean()) < 0.002
     assert table[:, :8].std() == pytest.approx(0.05, rel=0.03)
-    np.testing.assert_array_equal(table, create_table(layout, 0.05, seed=3).numpy())
-    assert (table[:, :8] != create_table(layout, 0.05, seed=4).numpy()[:, :8]).mean() > 0.99
-    assert (table[:, :8] != create_table(other, 0.05, seed=3).numpy()[:, :8]).mean() > 0.99
-    np.testing.assert_allclose(create_table(layout, 0.1, seed=3).numpy(), 2 * table, rtol=1e-6)
+    for other in (fresh(seed=4), fresh(tower="quality"), double[:, 9:]):
+        assert abs(np.corrcoef(table[:, :8].ravel(), other[:, :8].ravel())[0, 1]) < 0.03
+    np.testing.assert_allclose(fresh(scale=0.1), 2 * table, rtol=1e-6)

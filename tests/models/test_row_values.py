@@ -48,13 +48,3 @@ def test_values_depend_neither_on_the_order_nor_on_other_ids_nor_on_the_number_o
     order = np.random.default_rng(1).permutation(len(rows))
     np.testing.assert_array_equal(initial_rows(fingerprints[order], "user", 7, 0.1, seed=1), rows[order])
     np.testing.assert_array_equal(initial_rows(fingerprints[5:6], "user", 3, 0.1, seed=1), rows[5:6, :3])
-
-
-@pytest.mark.parametrize(
-    "other", [{"seed": 2}, {"copy": 1}, {"feature": "item"}, {"seed": 11, "copy": 0}, {"seed": 1, "copy": 10}]
-)
-def test_another_seed_copy_or_feature_draws_independently(other):
-    fingerprints = np.arange(1, 50_001)
-    same = {"feature": "user", "seed": 1, "copy": 0}
-    rows, others = (initial_rows(fingerprints, columns=4, scale=1.0, **keys) for keys in (same, same | other))
-    assert abs((rows * others).mean()) < 4 / np.sqrt(rows.size)

@@ -149,19 +149,6 @@ def test_rank_loss_and_its_gradient_on_hard_queries(case):
         np.testing.assert_allclose(gradient, slopes, rtol=1e-5, atol=1e-6 * max([1.0, *weights]))
 
 
-def test_rank_loss_over_many_queries_against_loops_and_finite_differences():
-    rng = np.random.default_rng(1)
-    queries = np.sort(rng.integers(0, 12, 60))
-    labels, logit = rng.integers(0, 2, 60), rng.normal(size=60) * 3
-    pairs = all_pairs(queries, labels)
-    weights = rng.uniform(0, 4, len(pairs))
-    loss, gradient = rank(logit, pairs, weights)
-    expected, slopes = rank_by_hand(logit, pairs, weights)
-    assert len(pairs) > 50 and loss == pytest.approx(expected, rel=1e-12)
-    np.testing.assert_allclose(gradient, slopes, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(gradient, differences(lambda s: rank(s, pairs, weights)[0], logit), atol=1e-6)
-
-
 def test_padding_counts_for_nothing_whatever_its_logits():
     for bad in (math.nan, math.inf):
         loss, gradient = rank([bad, 1.0, 2.0], [(1, 2), (0, 0), (0, 1)], [2.0, 0.0, 0.0])

@@ -42,7 +42,6 @@ CONTENT: dict[str, Any] = {
     },
 }
 CONFIG = parse_model(ObjectiveConfig, CONTENT, "test")
-FAMILIES = resolve_families(CONFIG.bias_constraints, SCHEMA)
 RAMPS = {
     "alpha2": 1.0,
     "ranking": 0.8,
@@ -230,16 +229,6 @@ def test_a_batch_whose_own_rows_were_all_dropped_still_learns_from_its_constrain
     found = graph(rows, source, logit, config=constrained(), ramps=ONES)[2][0][: len(rows)]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
     assert found.any()
-
-
-def test_with_all_ramps_at_zero_it_is_the_logistic_loss():
-    rows, source, (logit, score) = draw(0)
-    loss, *_, after = graph(rows, source, logit, score=score, ramps=dict.fromkeys(RAMPS, 0.0))
-    own = np.where(source == 0, rows.train_weight, 0)
-    losses = np.logaddexp(0, np.where(rows.label == 1, -logit, logit))
-    assert loss == pytest.approx((own * losses).sum() / own.sum(), rel=1e-6)
-    for before, now in zip(DUALS, after, strict=True):
-        assert np.array_equal(now, before.astype(np.float32))
 
 
 def test_of_an_ensemble_the_losses_are_means_and_the_constraints_are_about_the_prediction():
