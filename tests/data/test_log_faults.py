@@ -321,25 +321,6 @@ def test_a_disk_that_does_not_give_a_file_is_named_with_it(
             give_out(whole.log, [])
 
 
-def test_an_example_that_a_sidecar_has_twice_is_named(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    create_log(log, SCHEMA)
-    manifest = publish_partition(log, SCHEMA, 0, 10_000, hashed_rows(SCHEMA, 20))
-    ids = np.arange(50, 70)
-    written = write_sidecar_partition(
-        log, "teacher", manifest, pa.table({"example_id": ids, "logit": ids / 7})
-    )
-    ids[4] = 60
-    folder = log / "sidecars" / "teacher"
-    content = parquet_bytes(pa.table({"example_id": ids, "logit": ids / 7}))
-    (folder / written.file).write_bytes(content)
-    changes = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    path = folder / f"{manifest.name}.json"
-    path.write_bytes(sealed_bytes({**written.model_dump(mode="json"), **changes}))
-    with pytest.raises(InputError, match=f"{path.name}: example_id 60 appears twice"):
-        give_out(log, [])
-
-
 # ---------------------------------------------------------------- lost partitions
 
 

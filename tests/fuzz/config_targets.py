@@ -9,13 +9,17 @@ from typing import Any
 import yaml
 from target import FEATURES, ROOT, Parse, Prepare, Target, put, require_finite, require_usable
 
+import event_files
+import raw_logs
 from ctr.config import apply_settings, dump_yaml, load_model, parse_model
 from ctr.data.event_mapping import load_event_mapping
 from ctr.data.mapping import FORMATS_FOLDER, load_mapping
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Schema
+from ctr.experiments.config import read_experiment
 from ctr.io.documents import parse_yaml
 from ctr.simulator.config import SimulatorConfig
+from ctr.training.config import TrainConfig
 
 SAMPLING = {
     "salt": "a",
@@ -65,16 +69,10 @@ def of_model(model: Any) -> Parse:
     return read_by(lambda path: load_model(model, path, "config"))
 
 
-def _train_config() -> Any:
-    from ctr.training.config import TrainConfig
-
-    return TrainConfig
-
-
 def _train_seeds(folder: Path) -> list[bytes]:
     written = files("examples/*.yaml", "examples/replay/simulated.yaml")(folder)
     # First every key that there is.
-    return [dump_yaml(_train_config()()).encode(), *written]
+    return [dump_yaml(TrainConfig()).encode(), *written]
 
 
 def _check_train(config: Any) -> None:
@@ -89,7 +87,7 @@ def _check_train(config: Any) -> None:
 
 def _parse_settings(folder: Path, content: bytes) -> None:
     text = content.decode("utf-8", "surrogateescape")
-    config = parse_model(_train_config(), apply_settings({}, text.split("\n")), "settings")
+    config = parse_model(TrainConfig, apply_settings({}, text.split("\n")), "settings")
     require_stable(config)
     _check_train(config)
 
@@ -101,16 +99,12 @@ def _experiment_seeds(folder: Path) -> list[bytes]:
 
 
 def _parse_experiment(folder: Path, content: bytes) -> None:
-    from ctr.experiments.config import read_experiment
-
     experiment, training = read_experiment(put(folder / "examples/replay/changed.yaml", content))
     require_stable(experiment)
     json.dumps(training, default=str)
 
 
 def _mapping_seeds(folder: Path) -> list[bytes]:
-    import raw_logs
-
     own = [raw_logs.base_content(), {**raw_logs.base_content(), "features": FEATURES}]
     found = [path.read_bytes() for path in sorted(FORMATS_FOLDER.glob("*.yaml"))]
     return [*found, *(json.dumps(content).encode() for content in own)]
@@ -123,8 +117,6 @@ def _check_mapping(mapping: Any) -> None:
 
 
 def _event_mapping_seeds(folder: Path) -> list[bytes]:
-    import event_files
-
     shipped = (ROOT / "examples/events/simulated.yaml").read_bytes()
     return [
         shipped,
@@ -146,7 +138,7 @@ TARGETS = {
     "train config": Target(
         "yaml",
         _train_seeds,
-        read_by(lambda path: load_model(_train_config(), path, "config"), _check_train),
+        read_by(lambda path: load_model(TrainConfig, path, "config"), _check_train),
     ),
     "settings": Target("text", lambda folder: list(SETTINGS), _parse_settings),
     "simulator config": Target("yaml", _simulator_seeds, of_model(SimulatorConfig)),
