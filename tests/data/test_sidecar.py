@@ -145,7 +145,7 @@ def test_an_example_that_a_sidecar_has_twice_is_named(log: Path) -> None:
     digest = hashlib.sha256(content).hexdigest()
     partition = forge(log, file="forged.parquet", bytes=len(content), sha256=digest)
     sidecar = JoinedSidecar(log, "teacher", ["logit"])
-    refused(f"{partition.name}.json: example_id 7 appears twice", sidecar.at, TIMES[:3], IDS[:3])
+    refused(f"{partition.name}.json: example_id 7 appears twice", sidecar.at, TIMES, IDS)
 
 
 def test_a_sidecar_of_another_log_is_refused(log: Path, tmp_path: Path) -> None:

@@ -27,15 +27,8 @@ SCHEMA = Schema.model_validate(
 
 def ingested(name, column):
     """The ids that ``transform_table`` gives a column of the feature's source."""
-    count = len(column)
-    empty = {
-        "site": pa.array([""] * count),
-        "age": pa.array([0] * count),
-        "tags": pa.array([""] * count),
-        "f": pa.array([""] * count),
-    }
-    table = pa.table({**empty, SCHEMA.by_name[name].source: column})
-    return transform_table(SCHEMA, table)[0][:, SCHEMA.single_valued.index(name)].tolist()
+    schema = SCHEMA.only([name])
+    return transform_table(schema, pa.table({SCHEMA.by_name[name].source: column}))[0][:, 0].tolist()
 
 
 @pytest.mark.parametrize("name", ["site", "known", "grown"])
@@ -73,10 +66,7 @@ def test_numbers_stand_for_their_bucket():
         ("cross", ["a"], "feature cross is a cross"),
         ("age", [20, "old"], "feature age: 'old' is not a number"),
         ("known", ["a", "b"], "feature known: 'b' is not in its vocabulary; allowed: a, 7, true"),
-        ("site", ["a", "b", "a"], "feature site: 'a' and 'a' have the same id"),
-        ("site", ["7", 7], "feature site: 7 and '7' have the same id"),
         ("site", ["7.0", 7], "feature site: 7 and '7.0' have the same id"),
-        ("known", ["a", 8.0], "feature known: '8' is not in its vocabulary"),
         ("long", ["x"], r"v0, v1, .*v19, \.\.\.$"),
         ("age", [20, 29], "feature age: 29 and 20 have the same id 2; name one of them"),
         ("small", ["a", "b", "c"], "feature small: .* have the same id"),
