@@ -1,6 +1,7 @@
 """Whole-query batches against a packer of a few lines, and the rows of a second log against a loop over its queries."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -49,12 +50,12 @@ def cut(rows: Rows, cuts: list[int]) -> list[Rows]:
     return [rows.slice(begin, end) for begin, end in pairwise(places)]
 
 
-def pack_greedily(query_sizes: list[int], batch_rows: int) -> list[tuple[int, int]]:
+def pack_greedily(query_sizes: list[int], allowed: Callable[[int], int]) -> list[tuple[int, int]]:
     """The ranges of rows that batches cover: query after query, a new batch where the next one does not fit."""
     ranges = []
     begin = end = 0
     for size in query_sizes:
-        if end > begin and end + size - begin > batch_rows:
+        if end > begin and end + size - begin > allowed(begin):
             ranges.append((begin, end))
             begin = end
         end += size
@@ -94,12 +95,26 @@ CASES = st.builds(
 )
 
 
-@settings(max_examples=60)
-@given(CASES, st.lists(st.integers(0, 150), max_size=30))
-def test_batches_are_the_greedily_packed_whole_queries_from_the_end_of_any_on(case, other_cuts):
-    batches = case.batches(case.batch_rows)
+@settings(max_examples=100)
+@given(
+    CASES,
+    st.lists(st.integers(0, 150), max_size=30),
+    st.sampled_from([None, 0.05, 0.25, 1.0]),
+    st.integers(0, 30),
+)
+def test_batches_are_the_greedily_packed_whole_queries_from_the_end_of_any_on(case, cuts, growth, origin):
+    size = case.batch_rows if growth is None else BatchSize(case.batch_rows, growth, first=2, origin=origin)
+
+    def allowed(begin: int) -> int:
+        """Batches that grow depend on their place alone."""
+        if growth is None:
+            return case.batch_rows
+        share = growth * max(0, begin - origin)
+        return min(case.batch_rows, max(2, 2 ** math.floor(math.log2(share)) if share >= 1 else 0))
+
+    batches = case.batches(size)
     found = [(batch.begin, batch.end) for batch in batches]
-    assert found == pack_greedily(case.query_sizes, case.batch_rows)
+    assert found == pack_greedily(case.query_sizes, allowed)
     log = as_tuples(case.rows)
     for begin, end, rows, rejects in contents(batches):
         # Of the rows of the range none is lost, changed or twice there; only faulty ones are set apart.
@@ -107,24 +122,8 @@ def test_batches_are_the_greedily_packed_whole_queries_from_the_end_of_any_on(ca
         assert rejects == bad and rows == [row for row in log[begin:end] if row not in bad]
     # However the rows come, and wherever a reader begins.
     for index in range(len(batches)):
-        remaining = case.batches(case.batch_rows, batches[index].end, other_cuts)
+        remaining = case.batches(size, batches[index].end, cuts)
         assert contents(remaining) == contents(batches[index + 1 :])
-
-
-@settings(max_examples=60)
-@given(CASES, st.sampled_from([0.05, 0.25, 1.0]), st.integers(0, 30), st.integers(0, 20))
-def test_growing_batches_depend_on_their_place_alone(case, growth, origin, resumed_after):
-    size = BatchSize(case.batch_rows, growth, first=2, origin=origin)
-    found = case.batches(size, cuts=[])
-    begins, queries = [0, *(batch.end for batch in found)], [0, *np.cumsum(case.query_sizes).tolist()]
-    for begin, end in pairwise(begins):
-        share = growth * max(0, begin - origin)
-        allowed = min(case.batch_rows, max(2, 2 ** math.floor(math.log2(share)) if share >= 1 else 0))
-        # As many whole queries as fit, or one that is too large.
-        fitting = [after for after in queries if begin < after <= begin + allowed]
-        assert end == (fitting[-1] if fitting else min(after for after in queries if after > begin))
-    done = min(resumed_after, len(found))
-    assert contents(case.batches(size, begins[done])) == contents(found[done:])
 
 
 @settings(max_examples=60)
