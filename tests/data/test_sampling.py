@@ -68,6 +68,7 @@ def test_numbers_never_change():
         assert uniform_hash(ids, salt).tolist() == [plain_hash(number, salt) for number in ids.tolist()]
     assert uniform_hash(ids[:2], "1").tolist() == [0.4843904412841096, 0.03234266002529396]
     assert ids.tolist() == [0, 1, -1, 2**63 - 1, -(2**63)]
+    assert make_config(salt=7).salt == "7"
 
 
 # ---------------------------------------------------------------- the estimate
