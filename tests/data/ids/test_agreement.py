@@ -4,6 +4,7 @@ Columns of tables of all types become ids, and rows of a shard; others are refus
 """
 
 import math
+import random
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,14 +20,14 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.ids import arrow, graph
 from ctr.data.ids.arrow import string_ids
-from ctr.data.ids.graph import transform_tensors
+from ctr.data.ids.graph import fingerprint, transform_tensors
 from ctr.data.ids.rules import ids_of_prints
 from ctr.data.ids.tables import pack_table, transform_table
 from ctr.data.ids.values import Operations, RowIds
 from ctr.data.schema import Cross, Number, Schema
 from ctr.data.shards import shard_schema, unpack_ids
 from ctr.io.errors import InputError
-from ctr.io.farmhash import fingerprint64
+from ctr.io.farmhash import fingerprint64, fingerprints_of
 from ctr.pipelines.rows.raw_columns import Verdict, add_derived, check_numbers
 from ctr.pipelines.rows.sources import Chunk
 
@@ -568,3 +569,20 @@ def test_string_ids_are_signed_fingerprints() -> None:
         string_ids(pa.array(["a", None]))
     with pytest.raises(InputError, match="values of type int64 cannot be converted to ids"):
         string_ids(pa.array([1]))
+
+
+def test_it_is_tensorflows_for_every_length_one_by_one_and_in_arrays(monkeypatch):
+    # Long arrays are hashed in parts.
+    monkeypatch.setattr("ctr.io.farmhash._MOST", 1000)
+    rng = random.Random(0)
+    sizes = [*range(260), *range(260), 1000, 4096, *rng.choices(range(20), k=3000)]
+    texts = [rng.randbytes(size) for size in sizes]
+    texts += [bytes(size) for size in range(70)] + [b"\xff" * size for size in range(130)]
+    middle = [text for text in texts if 8 <= len(text) <= 16]
+    for some in (texts, texts[:9], middle, [b"ab"], [b"a" * 70], [b""], []):
+        expected = fingerprint(tf.constant(some, tf.string)).numpy().tolist()
+        assert [fingerprint64(text) for text in some] == expected
+        lengths = np.array([len(text) for text in some], np.int64)
+        content = np.frombuffer(b"".join(some), np.uint8)
+        found = fingerprints_of(content, np.cumsum(lengths) - lengths, lengths)
+        assert found.dtype == np.uint64 and found.tolist() == expected
