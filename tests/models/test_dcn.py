@@ -1,7 +1,6 @@
 """Crosses, deep layers and bottlenecks against their equations; several towers at once against each alone."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -70,36 +69,6 @@ def test_a_bottleneck_is_a_product_of_two_matrices_inside_one_layer():
     hidden = np.maximum(E0 @ w + w_bias, 0)
     found = run(shape, named(shape, *weights.values()))
     np.testing.assert_allclose(found[0], np.maximum(hidden @ u @ v + v_bias, 0), rtol=1e-5, atol=1e-6)
-
-
-SHAPES = [
-    {"cross_layers": 0, "deep_units": (5, 4)},
-    {"cross_rank": 0},
-    {"deep_units": (5, 4), "deep_ranks": (2, 0)},
-]
-
-
-@pytest.mark.parametrize(
-    ("shape", "own_inputs", "dtype"),
-    [(SHAPES[0], True, "float32"), (SHAPES[1], False, "bfloat16"), (SHAPES[2], False, "float32")],
-)
-def test_several_towers_at_once_are_each_tower_alone(shape, own_inputs, dtype):
-    rng, shape = np.random.default_rng(1), tower(**shape, compute_dtype=dtype)
-    towers = [
-        {
-            name: tf.constant(rng.normal(size=weight.shape), tf.float32) if name.endswith("_bias") else weight
-            for name, weight in fresh(shape, seed=seed).items()
-        }
-        for seed in range(3)
-    ]
-    e0 = rng.normal(size=(3 if own_inputs else 1, 20, 3))
-    together = run(shape, *towers, e0=e0, alpha2=0.5, compiled=True)
-    alone = [
-        run(shape, one, e0=e0[index if own_inputs else 0], alpha2=0.5, compiled=True)[0]
-        for index, one in enumerate(towers)
-    ]
-    assert np.abs(together[0] - together[1]).max() > 0.01
-    np.testing.assert_allclose(together, alone, rtol=1e-6 if dtype == "float32" else 2**-6, atol=1e-6)
 
 
 def test_under_bfloat16_every_product_is_in_it_on_float32_weights():
@@ -203,35 +172,3 @@ def test_a_value_that_is_not_finite_stays_so(function):
 def test_sums_of_many_rows_are_not_rounded_on_the_way():
     # 4096 ones in bfloat16 end at 256 when each sum is rounded.
     assert sum_of_rows(tf.ones([2, 4096, 3], tf.bfloat16)).numpy().tolist() == [[[4096] * 3]] * 2
-
-
-# In a process of its own: tensorflow-recommenders requires Keras 2.
-ORACLE = """
-import json, os, sys
-os.environ["TF_USE_LEGACY_KERAS"] = "1"
-import numpy as np, tensorflow as tf, tensorflow_recommenders as tfrs
-from ctr.models.crosses import crosses
-rng = np.random.default_rng(0)
-found, expected = [], []
-for rank in (2, 0):
-    layers, weights = [], []
-    e0 = expected_e = tf.constant(rng.normal(size=(7, 3)), tf.float32)
-    for _ in range(3):
-        layer = tfrs.layers.dcn.Cross(projection_dim=rank or None, kernel_initializer="glorot_uniform")
-        layer(e0, e0)
-        *kernels, bias = layer.trainable_variables
-        bias.assign(rng.normal(size=3))
-        weights.append(([kernel[tf.newaxis] for kernel in kernels], bias[tf.newaxis, tf.newaxis]))
-        expected_e = layer(0.3 * e0, expected_e)
-    expected.append(expected_e.numpy().tolist())
-    found.append(crosses(e0[tf.newaxis], tf.constant(0.3), weights)[0].numpy().tolist())
-print(json.dumps([found, expected, e0.numpy().tolist()]))
-"""
-
-
-@pytest.mark.slow
-def test_crosses_are_those_of_tensorflow_recommenders(fresh_python, root):
-    done = fresh_python("-c", ORACLE, cwd=root)
-    found, expected, e0 = map(np.array, json.loads(done.stdout.splitlines()[-1]))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    assert np.abs(expected - e0).max() > 0.01

@@ -34,18 +34,6 @@ def test_each_query_is_as_if_it_were_alone(seed, rows):
         np.testing.assert_allclose(share.numpy()[own], 1 / (1 + VARIANCE * plain), rtol=1e-4)
 
 
-@given(logit=st.floats(-9, 9), clicks=st.integers(0, 300), rows=st.integers(1, 300))
-def test_an_effect_never_goes_beyond_the_clicks(logit, clicks, rows):
-    """A step by p (1 - p) alone would: from 0.999 to far below a half for a query with half of its rows clicked."""
-    clicks = min(clicks, rows)
-    label = np.repeat([1.0, 0.0], [clicks, rows - clicks])
-    p = np.full(rows, 1 / (1 + np.exp(-logit)))
-    effect, _ = query_effect(tf.zeros(rows, tf.int32), *constants(p, label, np.ones(rows)))
-    moved = 1 / (1 + np.exp(-(logit + effect.numpy()[0])))
-    low, high = sorted((p[0], clicks / rows))
-    assert low - 1e-5 <= moved <= high + 1e-5
-
-
 def test_rows_without_weight_have_no_say():
     effect, left = query_effect(tf.zeros(3, tf.int32), *constants([0.5, 0.2, 0.9], [1, 0, 0], [0, 0, 0]))
     np.testing.assert_array_equal(effect, np.zeros(3))

@@ -25,12 +25,6 @@ def sigmoid(x):
     return np.exp(-softplus(-np.asarray(x, np.float64)))
 
 
-def differences(function, point, step=1e-5):
-    """The gradient of a scalar function of a float64 vector by central differences."""
-    shifts = step * np.eye(len(point))
-    return np.array([(function(point + one) - function(point - one)) / (2 * step) for one in shifts])
-
-
 def value_and_gradient(function, point):
     variable = tf.constant(point)
     with tf.GradientTape() as tape:
@@ -173,22 +167,6 @@ def mean_squared_correlation(logits, weight):
     spread = np.sqrt(np.diag(covariance))
     squared = (covariance / np.outer(spread, spread)) ** 2
     return np.mean([squared[i, j] for i in range(len(logits)) for j in range(i)])
-
-
-@pytest.mark.parametrize("count", [2, 5])
-def test_squared_correlation_and_its_gradient(count):
-    rng = np.random.default_rng(count)
-    logits = rng.normal(size=(count, 12)) + rng.normal(size=12) - 3
-    weight = rng.choice([0.5, 1.0, 4.0], 12)
-
-    def exact(flat):
-        return mean_squared_correlation(flat.reshape(count, 12), weight)
-
-    value, gradient = value_and_gradient(
-        lambda flat: squared_correlation(tf.reshape(flat, [count, 12]), tf.constant(weight)), logits.ravel()
-    )
-    assert value == pytest.approx(exact(logits), rel=1e-9)
-    np.testing.assert_allclose(gradient, differences(exact, logits.ravel()), atol=1e-8)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -118,43 +118,19 @@ def samples(clicked, other, most, count, seed=0, same_rows=False):
     np.add.at(taken, (pairs.clicked // size, pairs.clicked % size, pairs.other % size - clicked), 1)
     assert taken.max() == 1
     assert (taken.sum(axis=(1, 2)) == most).all()
+    # Spread evenly over clicked rows.
+    assert set(np.unique(taken.sum(axis=2))) <= {most // clicked, -(-most // clicked)}
     return taken
 
 
 @pytest.mark.parametrize("same_rows", [False, True])
-@pytest.mark.parametrize(("clicked", "other", "most"), [(3, 5, 7), (8, 8, 8), (1, 30, 4), (5, 4, 19)])
+@pytest.mark.parametrize(("clicked", "other", "most"), [(3, 5, 7), (8, 8, 8), (1, 30, 4), (16, 4, 3), (5, 4, 19)])
 def test_each_pair_is_taken_as_often_as_any_other(clicked, other, most, same_rows):
     count = 8000
     share = most / (clicked * other)
     frequency = samples(clicked, other, most, count, same_rows=same_rows).mean(axis=0)
     error = np.sqrt(share * (1 - share) / count)
     assert np.abs(frequency - share).max() < 4.5 * error
-
-
-def test_the_sample_is_spread_evenly_over_clicked_rows():
-    for clicked, other, most in ((3, 5, 7), (4, 6, 4), (30, 1, 4), (5, 4, 19), (16, 4, 3), (6, 6, 12)):
-        by_row = samples(clicked, other, most, 300).sum(axis=2)
-        assert set(np.unique(by_row)) <= {most // clicked, -(-most // clicked)}
-
-
-PATTERNS = {
-    "other rows alternate": lambda i, j: (j % 2).astype(float),
-    "chess board": lambda i, j: ((i + j) % 2).astype(float),
-    "diagonal": lambda i, j: (i % 4 == j % 4).astype(float),
-}
-
-
-@pytest.mark.parametrize(("clicked", "other", "most"), [(8, 8, 16), (16, 4, 8), (6, 10, 7)])
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_the_weighted_sum_is_unbiased_and_no_order_of_rows_spoils_it(pattern, clicked, other, most):
-    value = PATTERNS[pattern](*np.indices((clicked, other)))
-    count, n = 4000, clicked * other
-    estimates = n / most * np.einsum("qij,ij->q", samples(clicked, other, most, count), value)
-    error = estimates.std() / np.sqrt(count)
-    assert abs(estimates.mean() - value.sum()) <= 4 * error + 1e-9
-    # Not worse than drawing pairs at random without putting any back, whatever the stride meets.
-    at_random = (n / most) ** 2 * most * (1 - most / n) * value.var() * n / (n - 1)
-    assert estimates.var() < 1.25 * at_random + 1e-9
 
 
 def of_query(arguments, query, most):
