@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ctr.config import parse_model
 from ctr.data.log import check_log, create_log, list_partitions, log_sha256, read_manifests, read_schema
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
-from ctr.data.shards import pack_ids, publish_partition, read_shard, shard_schema, unpack_ids
+from ctr.data.shards import publish_partition, read_shard
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
 from hashed_rows import hashed_rows
@@ -250,17 +248,3 @@ def test_what_an_interrupted_publisher_left_is_ignored_and_other_files_are_not(t
     assert read_manifests(log) == [manifest]
     (log / "manifests" / "notes.json").write_text("{}")
     refused("notes.json: not the name of a manifest", read_manifests, log)
-
-
-@settings(max_examples=30)
-@given(*[st.integers(0, 20)] * 3, st.integers(1, 5), st.sampled_from([100, None]))
-def test_ids_are_packed_and_unpacked_with_slices(rows, offset, length, features, buckets) -> None:
-    schema = make_schema(**dict.fromkeys("abcde"[:features], buckets))
-    limits = np.iinfo(schema.id_type)
-    rng = np.random.default_rng(rows)
-    ids = rng.integers(limits.min, limits.max, (rows, features), dtype=schema.id_type, endpoint=True)
-    packed = pack_ids(ids)
-    assert len(packed) == rows and packed.type == shard_schema(schema).field("ids").type
-    assert np.array_equal(unpack_ids(packed, schema), ids)
-    assert np.array_equal(unpack_ids(packed.slice(offset, length), schema), ids[offset : offset + length])
-    assert pack_ids(np.asfortranarray(ids)).equals(packed)

@@ -96,14 +96,6 @@ def test_slices_selections_and_joins(data, schema):
     assert join_rows(parts).position.tolist() == list(range(3, 3 + count))
 
 
-def test_queries_begin_where_time_or_id_changes():
-    rows = rows_of_table(hashed_rows(SCHEMA, 6), SCHEMA, 0)
-    assert rows.query_begins().tolist() == [0, 2, 4]
-    keys = {"query_id": [1, 1, 2, 2, 2, 2], "query_time": [0, 0, 0, 0, 1, 1]}
-    assert rows_of_table(hashed_rows(SCHEMA, 6, **keys), SCHEMA, 0).query_begins().tolist() == [0, 2, 4]
-    assert rows.slice(0, 0).query_begins().tolist() == []
-
-
 def with_fifth(schema: Schema = SCHEMA, **values: Any) -> pa.Table:
     """Six rows that are good but for the fifth, in which these columns hold these values."""
     columns: dict[str, Any] = {}

@@ -1,26 +1,23 @@
-"""Fuzzing of checkpoints, run directories, experiments, exported models, and of the command line."""
+"""Fuzzing of checkpoints, run directories, experiments and exported models."""
 
 import atexit
 import functools
 import hashlib
-import io
 import json
 import shutil
 import tempfile
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from input_targets import small_log
 from target import Target, in_place, put, require_finite
 
 import experiment_folders
 import model_cases
 import run_directories
-from ctr.cli import main
 from ctr.eval import run_files
 from ctr.eval.ads_churn import compare_loops
 from ctr.eval.prediction_difference import pair_predictions
@@ -286,51 +283,6 @@ def _read_export(model: Path) -> None:
     assert Scorer(model).predict(model_cases.draw_raw(3)).shape == (3,)
 
 
-# ---------------------------------------------------------------- the command line
-
-COMMANDS = (
-    "compare run other --json",
-    "compare run run/predictions",
-    "report missing other",
-    "sample log --name half --set non_click_rate=0.5",
-    "train log --config absent.yaml --out new --set model.deep.units=[8]",
-    "score model log --out scores.parquet",
-    "evaluate missing --against run",
-    "export run --out model --checkpoint 5",
-)
-
-
-def _command_seeds(folder: Path) -> list[bytes]:
-    run_folder(folder)
-    small_log(folder)
-    return ["\n".join(line.split()).encode() for line in COMMANDS]
-
-
-def _parse_command(folder: Path, content: bytes) -> None:
-    """Arguments, one a line. The commands are those that end at once where the files are as they are here."""
-    arguments = content.replace(b"\0", b"").decode("utf-8", "surrogateescape").split("\n")
-    # Nothing outside the folder is touched.
-    paths = [part for argument in arguments for part in (argument, argument.partition("=")[2])]
-    if any(path.startswith(("/", "~")) or ".." in path for path in paths):
-        return
-    if arguments[0] not in {line.split()[0] for line in COMMANDS}:
-        return
-    reported = io.StringIO()
-    with redirect_stdout(io.StringIO()), redirect_stderr(reported):
-        try:
-            status: Any = main(arguments)
-        except SystemExit as ended:
-            status = ended.code
-    # 2: the usage, and what is wrong with the arguments.
-    assert status in (0, 1, 2)
-    if status == 1:
-        text = reported.getvalue()
-        assert text.startswith("error: ")
-        assert text.count("\n") == 1
-        assert text[:-1].isprintable(), repr(text)
-        raise InputError(text)
-
-
 TARGETS = {
     **{
         f"checkpoint {name}": Target(
@@ -356,5 +308,4 @@ TARGETS = {
             ("variables/variables.index", "bytes"),
         )
     },
-    "command line": Target("text", _command_seeds, _parse_command),
 }

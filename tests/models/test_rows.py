@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.models.rows import (
-    FeatureRows,
-    TableLayout,
-    lay_out_tables,
-    padded_size,
-)
+from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables, padded_size
 from ctr.training.tables.plan import assign_rows, pad_plan, plan_table
 
 FEATURES = (

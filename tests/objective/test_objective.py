@@ -22,6 +22,7 @@ SCHEMA = Schema(
         Category(name="user", source="user", buckets=10),
     )
 )
+LOW = {"position": ["2", "3"]}
 CONTENT: dict[str, Any] = {
     "ranking": {"weight": 0.3},
     "distillation": {"teacher": "t", "weight": 0.7},
@@ -30,25 +31,14 @@ CONTENT: dict[str, Any] = {
         "regularization": 0.05,
         "families": [
             {"name": "ctr", "estimated_ctr": [0.3, 0.6]},
-            {
-                "name": "low",
-                "estimated_ctr": [0.5],
-                "features": {"position": ["2", "3"]},
-                "learning_rate": 0.1,
-            },
+            {"name": "low", "estimated_ctr": [0.5], "features": LOW, "learning_rate": 0.1},
             {"name": "other", "log": "exposure"},
         ],
         "logs": [{"name": "exposure", "path": "somewhere"}],
     },
 }
 CONFIG = parse_model(ObjectiveConfig, CONTENT, "test")
-RAMPS = {
-    "alpha2": 1.0,
-    "ranking": 0.8,
-    "distillation": 0.5,
-    "anti_distillation": 0.4,
-    "bias_constraints": 0.6,
-}
+RAMPS = dict(alpha2=1.0, ranking=0.8, distillation=0.5, anti_distillation=0.4, bias_constraints=0.6)
 DUALS = [np.array([0.4, -0.7, 0.2]), np.array([0.3, -0.2, 0.5, 0.9]), np.array([-1.1])]
 OWN = 9  # rows of the training log; the rest are of the constraint log
 

@@ -124,7 +124,9 @@ def samples(clicked, other, most, count, seed=0, same_rows=False):
 
 
 @pytest.mark.parametrize("same_rows", [False, True])
-@pytest.mark.parametrize(("clicked", "other", "most"), [(3, 5, 7), (8, 8, 8), (1, 30, 4), (16, 4, 3), (5, 4, 19)])
+@pytest.mark.parametrize(
+    ("clicked", "other", "most"), [(3, 5, 7), (8, 8, 8), (1, 30, 4), (16, 4, 3), (5, 4, 19)]
+)
 def test_each_pair_is_taken_as_often_as_any_other(clicked, other, most, same_rows):
     count = 8000
     share = most / (clicked * other)
