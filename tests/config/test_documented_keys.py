@@ -60,10 +60,8 @@ def test_every_environment_variable_is_documented(root):
         for path in (root / folder).rglob("*.py"):
             text = path.read_text()
             names |= set(re.findall(r"environ(?:\.get\(|\.setdefault\(|\[)\s*\"([A-Z][A-Z0-9_]+)\"", text))
-    device = (root / "ctr" / "training" / "device.py").read_text()
-    names |= set(
-        re.findall(r"\"([A-Z][A-Z0-9_]+)\"", device.partition("_VARIABLES = (")[2].partition(")")[0])
-    )
+    device = (root / "ctr" / "training" / "device.py").read_text().partition("_VARIABLES = (")[2]
+    names |= set(re.findall(r"\"([A-Z][A-Z0-9_]+)\"", device.partition(")")[0]))
     assert {"TF_CPP_MIN_LOG_LEVEL", "OMP_NUM_THREADS"} < names
     assert {name for name in names if f"`{name}`" not in page} == set()
 
@@ -77,9 +75,8 @@ def test_the_page_names_what_the_commands_take(root):
 def test_the_configurations_in_the_pages_about_shampoo_are_valid(root):
     found = []
     for name in ("shampoo-guide.md", "shampoo-options.md"):
-        for block in re.findall(
-            r"^```yaml\n(optimizer:\n.*?)^```", (root / "docs" / name).read_text(), re.M | re.S
-        ):
+        page = (root / "docs" / name).read_text()
+        for block in re.findall(r"^```yaml\n(optimizer:\n.*?)^```", page, re.M | re.S):
             content = parse_yaml(block)
             parse_model(TrainConfig, content, name)
             found.append(content["optimizer"]["dense"]["shampoo"])

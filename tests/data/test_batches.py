@@ -76,9 +76,8 @@ class Case:
 
     @property
     def rows(self) -> Rows:
-        return make_rows(
-            self.query_sizes, self.faulty, [0] * len(self.query_sizes) if self.same_time else None
-        )
+        times = [0] * len(self.query_sizes) if self.same_time else None
+        return make_rows(self.query_sizes, self.faulty, times)
 
     def batches(self, size: int | BatchSize, start: int = 0, cuts: list[int] | None = None) -> list[Batch]:
         rows = self.rows.slice(start, sum(self.query_sizes))
@@ -138,9 +137,8 @@ def test_batches_within_ends_are_those_of_each_part_by_itself(case, part_ends, r
     if found:
         # Likewise from the end of any of them on.
         done = min(resumed_after, len(found) - 1)
-        rest = [
-            part.slice(*np.searchsorted(part.position, [found[done].end, 10**6]).tolist()) for part in blocks
-        ]
+        places = [np.searchsorted(part.position, [found[done].end, 10**6]).tolist() for part in blocks]
+        rest = [part.slice(*place) for part, place in zip(blocks, places, strict=True)]
         again = list(batches_within(ends, rest, case.batch_rows, 10_000))
         assert contents(again) == contents(found[done + 1 :])
 
@@ -159,9 +157,7 @@ def test_a_worked_example():
 def test_a_query_that_is_too_large_is_named(block):
     rows = make_rows([3, 2, 9, 1], times=[0] * 4)
     stream = whole_query_batches(cut(rows, list(range(0, 15, block))), batch_rows=4, max_query_rows=8)
-    message = (
-        r"query_id 102 \(from row 5 of the log\) has 9 rows.*at most 8 are allowed \(batch.max_query_rows"
-    )
+    message = r"query_id 102 \(from row 5 of the log\) has 9 rows.*at most 8 .* \(batch.max_query_rows"
     with pytest.raises(InputError, match=message):
         list(stream)
     # The same query is let through when it may be that large.

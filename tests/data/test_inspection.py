@@ -84,9 +84,8 @@ def rows(log: Path) -> pa.Table:
 
 def test_rows_clicks_queries_times_partitions_and_gaps(log, rows):
     summary = inspect_log(log)
-    label, time, query, weight = (
-        rows[name].to_numpy() for name in ("label", "query_time", "query_id", "metric_weight")
-    )
+    names = ("label", "query_time", "query_id", "metric_weight")
+    label, time, query, weight = (rows[name].to_numpy() for name in names)
     clicks = np.bincount(query, label)
     assert (summary.rows, summary.queries, summary.clicks) == (540, 180, label.sum())
     assert (summary.first, summary.last) == (time[0], time[-1])
@@ -105,10 +104,9 @@ def test_rows_clicks_queries_times_partitions_and_gaps(log, rows):
         assert period == Period(begin, np.count_nonzero(inside), label[inside].sum())
         begin += summary.period
     assert begin > time[-1] >= begin - summary.period
-    hours = [
-        ((part.start - START) // HOUR, (part.end - START) // HOUR, part.rows) for part in summary.partitions
-    ]
-    assert hours == [(0, 1, 180), (1, 2, 180), (4, 5, 180), (5, 6, 0)]
+    hours = [((part.start - START) / HOUR, (part.end - START) / HOUR) for part in summary.partitions]
+    assert hours == [(0, 1), (1, 2), (4, 5), (5, 6)]
+    assert [part.rows for part in summary.partitions] == [180, 180, 180, 0]
     assert summary.gaps == (Span(START + 2 * HOUR, START + 4 * HOUR),)
     lines = log_warnings(summary)
     longest = "the longest: 2023-11-15 02:00:00 to 2023-11-15 04:00:00"

@@ -121,9 +121,7 @@ def test_of_two_publishers_at_once_the_first_one_wins(log: Path, monkeypatch: An
     assert done == read_manifests(log) and rows_of(log, done[0]).equals(rival)
 
 
-def test_shards_are_on_the_disk_before_their_manifest_is_there(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_are_on_the_disk_before_their_manifest_is_there(log: Path, monkeypatch: Any) -> None:
     done: list[tuple[str, str]] = []
     fsync, replace, link = os.fsync, Path.replace, os.link
 
@@ -217,9 +215,7 @@ def test_a_changed_schema_is_refused(log: Path) -> None:
         ({"end": 2000, "rows": 0, "queries": 0, "shards": []}, "names another partition"),
     ],
 )
-def test_a_manifest_of_a_publisher_at_fault_is_refused(
-    log: Path, values: dict[str, Any], message: str
-) -> None:
+def test_a_manifest_of_a_publisher_at_fault_is_refused(log: Path, values: Any, message: str) -> None:
     publish(log)
     path = next((log / "manifests").iterdir())
     content = json.loads(path.read_text())

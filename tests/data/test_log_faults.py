@@ -295,9 +295,7 @@ def test_content_that_is_no_shard_of_this_log_is_refused(tmp_path: Path) -> None
         assert "\n" not in str(refusal.value)
 
 
-def test_a_disk_that_does_not_give_a_file_is_named_with_it(
-    whole: Whole, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_does_not_give_a_file_is_named_with_it(whole: Whole, monkeypatch: Any) -> None:
     read = Path.read_bytes
     for path in whole.files:
 

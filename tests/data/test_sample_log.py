@@ -113,10 +113,8 @@ def refused(message: str, run: Any, *arguments: Any) -> None:
 
 LOW_LOSS = {"teacher": "teacher", "max_loss": 0.2}
 UNSEEN = {"feature": "device", "values": ["d1", "d4", None]}
-ALL_RULES = {
-    "non_click_rate": 0.5,
-    "uninformative": {"rate": 0.25, "low_loss": LOW_LOSS, "low_visibility": UNSEEN},
-}
+UNINFORMATIVE = {"rate": 0.25, "low_loss": LOW_LOSS, "low_visibility": UNSEEN}
+ALL_RULES = {"non_click_rate": 0.5, "uninformative": UNINFORMATIVE}
 GRADIENT = {"gradient": {"teacher": "teacher", "threshold": 0.4, "lowest_rate": 0.2}}
 STRATIFIED = {"non_click_rate": 0.4, "stratify_by": "device"}
 HALF, STRATA = make_config(non_click_rate=0.5), make_config(**STRATIFIED)
@@ -219,12 +217,8 @@ def test_one_name_is_one_configuration_and_other_folders_are_left_alone(log, tmp
         ("is neither empty nor an example log", "half", HALF, filled),
         ("a name consists of letters", "a/b", HALF, small),
     ):
-        run = (
-            (write_decisions, log, name, config)
-            if out is None
-            else (write_sampled_log, log, name, config, out)
-        )
-        refused(message, *run)
+        run, more = (write_sampled_log, (out,)) if out else (write_decisions, ())
+        refused(message, run, log, name, config, *more)
     assert digests(log) == before and not small.exists() and not (other / "sidecars" / "half").exists()
     write_sampled_log(log, "half", HALF, small)
     refused("name was 'half', is 'other'", write_sampled_log, log, "other", HALF, small)
@@ -249,11 +243,9 @@ def test_the_smaller_log_is_the_kept_rows_with_both_weights_multiplied(log, tmp_
         assert np.array_equal(column(small, name), column(log, name)[kept]), name
     for name in ("train_weight", "metric_weight"):
         assert np.array_equal(column(small, name), (column(log, name) * found["weight"])[kept]), name
-    words, rest = (column(folder, "multivalent")["words"] for folder in (log, small))
-    found_words, expected = (
-        [part.tolist() for part in np.split(one[0], one[1][1:-1])] for one in (rest, words)
-    )
-    assert found_words == list(compress(expected, kept))
+    words = (column(folder, "multivalent")["words"] for folder in (log, small))
+    before, after = ([part.tolist() for part in np.split(ids, ends[1:-1])] for ids, ends in words)
+    assert after == list(compress(before, kept))
     for manifest, smaller in zip(manifests, sampled, strict=True):
         counts = {"rows_before_sampling": manifest.rows, "faulty_rows_dropped": 0}
         assert smaller.counters == {"seen": 7, **counts}

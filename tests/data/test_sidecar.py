@@ -46,12 +46,8 @@ def publish(log: Path, partition: int, ids: Any, shard_rows: int = 10**6, **colu
 
 
 def values_of(ids: np.ndarray) -> dict[str, np.ndarray]:
-    return {
-        "logit": (ids * 0.5).astype(np.float32),
-        "wide": ids * 0.25,
-        "count": ids * 3,
-        "kept": ids % 2 == 0,
-    }
+    logit = (ids * 0.5).astype(np.float32)
+    return {"logit": logit, "wide": ids * 0.25, "count": ids * 3, "kept": ids % 2 == 0}
 
 
 def table_of(ids: Any) -> pa.Table:
@@ -133,9 +129,7 @@ def forge(log: Path, **values: Any) -> Manifest:
         ({"more": 1}, "unknown key"),
     ],
 )
-def test_a_manifest_of_a_publisher_at_fault_is_refused(
-    log: Path, values: dict[str, Any], message: str
-) -> None:
+def test_a_manifest_of_a_publisher_at_fault_is_refused(log: Path, values: Any, message: str) -> None:
     refused(message, read_sidecar_partition, log, "teacher", forge(log, **values))
 
 

@@ -168,11 +168,11 @@ def test_weights_that_are_rounded_before_give_the_same_scores():
     architecture = replace(FACTORIZED, components=2, compute_dtype="bfloat16")
     weights, given = learned(architecture), inputs(architecture)
     rounded = rounded_weights(architecture, weights)
-    dtypes = {
-        name.rpartition("component_")[2].lstrip("01/"): weight.dtype for name, weight in rounded.items()
-    }
-    assert dtypes["quality/cross_0/u"] == dtypes["ui/deep_0/w_bias"] == tf.bfloat16
-    assert dtypes["quality_head"] == dtypes["transfer_scale"] == tf.float32
+    for index in range(2):
+        for name in ("quality/cross_0/u", "ui/deep_0/w_bias"):
+            assert rounded[f"component_{index}/{name}"].dtype == tf.bfloat16
+        for name in ("quality_head", "transfer_scale"):
+            assert rounded[f"component_{index}/{name}"].dtype == tf.float32
     found = [forward(architecture, own, given, tf.constant(0.7)).logits for own in (weights, rounded)]
     np.testing.assert_array_equal(*found)
     assert found[0].dtype == tf.float32 and {weight.dtype for weight in weights.values()} == {tf.float32}

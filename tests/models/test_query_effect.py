@@ -15,12 +15,8 @@ def constants(*arrays):
 @given(seed=st.integers(0, 1000), rows=st.integers(1, 40))
 def test_each_query_is_as_if_it_were_alone(seed, rows):
     rng = np.random.default_rng(seed)
-    query, p, weight = (
-        rng.integers(0, min(rows, 5), rows),
-        rng.uniform(0.01, 0.99, rows),
-        rng.uniform(0, 2, rows),
-    )
-    label = rng.integers(0, 2, rows)
+    query, p = rng.integers(0, min(rows, 5), rows), rng.uniform(0.01, 0.99, rows)
+    weight, label = rng.uniform(0, 2, rows), rng.integers(0, 2, rows)
     effect, left = query_effect(tf.constant(query, tf.int32), *constants(p, label, weight))
     share = query_share(tf.constant(query, tf.int32), tf.constant(weight * p * (1 - p), tf.float32))
     for number in np.unique(query):

@@ -70,11 +70,8 @@ def draw_batch(data, rows, features=FEATURES, dtype=np.int32):
 
     singles = [f for f in features if f.single is not None]
     ids = [[draw(an_id(f)) for f in singles] for _ in range(rows)]
-    lists = {
-        f.name: [draw(st.lists(an_id(f), max_size=3)) for _ in range(rows)]
-        for f in features
-        if f.single is None
-    }
+    several = [f for f in features if f.single is None]
+    lists = {f.name: [draw(st.lists(an_id(f), max_size=3)) for _ in range(rows)] for f in several}
     columns = {
         name: (
             np.array([value for row in values for value in row], dtype),
@@ -116,9 +113,8 @@ def assert_refers(plan, layout, ids, lists, padding, table_rows, row_of):
     # Padding refers to positions that exist.
     assert plan.single.max(initial=0) < len(plan.distinct)
     assert plan.values.max(initial=0) < len(plan.distinct)
-    assert {plan.distinct.dtype, plan.single.dtype, plan.values.dtype, plan.segments.dtype} == {
-        np.dtype(np.int32)
-    }
+    for part in (plan.distinct, plan.single, plan.values, plan.segments):
+        assert part.dtype == np.int32
     assert plan.pending is None
 
 
@@ -205,12 +201,8 @@ def test_ids_that_grow_are_named_once_and_have_the_rows_that_they_are_given(
     plan = pad_plan(layout, plan_table(layout, ids, columns, drawn if is_drawing else None), rows + padding)
     assert plan.pending is not None
     names = [feature.name for feature in layout.growing]
-    named = [
-        (names[feature], one)
-        for feature, one in zip(
-            plan.pending.features.tolist(), plan.pending.fingerprints.tolist(), strict=True
-        )
-    ]
+    of_names, prints = plan.pending.features.tolist(), plan.pending.fingerprints.tolist()
+    named = [(names[feature], one) for feature, one in zip(of_names, prints, strict=True)]
     counts, admitted = occurrences(layout, ids, lists, drawn)
     assert len(set(named)) == len(named)
     assert dict(zip(named, plan.pending.counts.tolist(), strict=True)) == counts
@@ -249,12 +241,8 @@ def test_a_plan_does_not_depend_on_which_slots_ids_have(data, rows, layout: Tabl
 def test_few_rows_pad_and_batches_of_one_size_have_few_capacities(count):
     (layout,) = lay_out_tables([FeatureRows("a", 100_000, 2, "quality", 0)])
     near = range(count - count // 50, count + count // 50 + 1, max(1, count // 500))
-    found = [
-        pad_plan(
-            layout, plan_table(layout, np.arange(number, dtype=np.int32)[:, np.newaxis], {}), max(64, number)
-        )
-        for number in near
-    ]
+    ids = [np.arange(number, dtype=np.int32)[:, np.newaxis] for number in near]
+    found = [pad_plan(layout, plan_table(layout, one, {}), max(64, len(one))) for one in ids]
     for plan in found:
         assert 0 <= len(plan.distinct) - plan.distinct_count <= max(256, plan.distinct_count / 32)
     assert len({len(plan.distinct) for plan in found}) <= 3

@@ -37,9 +37,8 @@ def value_and_gradient(function, point):
 def test_logistic_loss_and_its_gradient():
     logit = np.array([0.0, 1e-6, -0.3, 2.0, -15.0, 40.0, -100.0, 1000.0, -1e6, 1e30], np.float32)
     for label in (0.0, 1.0):
-        loss, gradient = value_and_gradient(
-            lambda s, label=label: logistic_loss(tf.fill(s.shape, label), s), logit
-        )
+        labels = tf.fill(logit.shape, label)
+        loss, gradient = value_and_gradient(lambda s, labels=labels: logistic_loss(labels, s), logit)
         exact = logit.astype(np.float64)
         np.testing.assert_allclose(loss, softplus(-exact if label else exact), rtol=1e-6, atol=1e-30)
         np.testing.assert_allclose(gradient, sigmoid(exact) - label, rtol=1e-5, atol=1e-7)
@@ -184,8 +183,7 @@ def test_rows_of_weight_0_do_not_correlate(bad):
 def test_components_that_say_the_same_of_every_row_correlate_with_none():
     for rows in (0, 1, 4):
         logits = np.full((2, rows), -3.0, np.float32)
-        value, gradient = value_and_gradient(
-            lambda z, rows=rows: squared_correlation(z, tf.ones(rows)), logits
-        )
+        ones = tf.ones(rows)
+        value, gradient = value_and_gradient(lambda z, ones=ones: squared_correlation(z, ones), logits)
         assert value == 0
         assert np.isfinite(gradient).all()

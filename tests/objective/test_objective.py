@@ -123,9 +123,8 @@ def graph(rows, source, logit, each=None, score=None, config=CONFIG, ramps=RAMPS
 
     def padded(values):
         # What padding predicts must not matter.
-        return tf.constant(
-            np.pad(values, ((0, 0), (0, capacity - len(rows))), constant_values=3.0), tf.float32
-        )
+        added = (0, 0), (0, capacity - len(rows))
+        return tf.constant(np.pad(values, added, constant_values=3.0), tf.float32)
 
     (logit,) = tf.unstack(padded(logit[np.newaxis]))
     each = logit[tf.newaxis] if each is None else padded(each)

@@ -108,9 +108,8 @@ def test_a_query_of_just_max_pairs_is_whole():
 def samples(clicked, other, most, count, seed=0, same_rows=False):
     """Which pairs were taken, [count, clicked, other] of 0 and 1, in ``count`` queries alike but for their ids."""
     size = clicked + other
-    begins, label, weight, query_id, example_id = batch(
-        [[(1, 1.0)] * clicked + [(0, 1.0)] * other] * count, seed
-    )
+    queries = [[(1, 1.0)] * clicked + [(0, 1.0)] * other] * count
+    begins, label, weight, query_id, example_id = batch(queries, seed)
     if same_rows:
         example_id = np.tile(example_id[:size], count)
     pairs = click_pairs(begins, label, weight, query_id, example_id, most)
@@ -149,13 +148,7 @@ def of_query(arguments, query, most):
 @pytest.mark.parametrize("most", [3, 10, MOST])
 def test_a_query_has_the_same_pairs_in_any_batch_and_any_order_of_its_rows(most):
     rng = np.random.default_rng(7)
-    queries = [
-        [
-            (int(label), float(weight))
-            for label, weight in zip(rng.integers(0, 2, n), rng.integers(0, 4, n), strict=True)
-        ]
-        for n in (3, 20, 1, 14)
-    ]
+    queries = [list(zip(rng.integers(0, 2, n), rng.integers(0, 4, n), strict=True)) for n in (3, 20, 1, 14)]
     arguments = batch(queries)
     _, label, weight, query_id, example_id = arguments
     together = of_query(arguments, 1, most)

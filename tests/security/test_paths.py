@@ -47,9 +47,8 @@ def test_files_that_a_manifest_names_lie_in_its_folder(log):
     for name in OUTSIDE:
         edit(path, lambda content, file=f"{name}.parquet": content["shards"][0].update(file=file))
         # A name of dots is one of a file in the folder, but not that of this shard.
-        message = (
-            r"shard 0 is \.+parquet: not the name" if name in (".", "..") else r"\.json: shards\.0\.file: "
-        )
+        dots = r"shard 0 is \.+parquet: not the name"
+        message = dots if name in (".", "..") else r"\.json: shards\.0\.file: "
         with pytest.raises(InputError, match=message):
             read_manifests(log)
     for name in NAMES:

@@ -146,9 +146,7 @@ def test_narrow_floats_have_their_own_digits(value):
 
 def test_a_vocabulary_is_spelled_as_its_categories():
     feature = {"kind": "category", "name": "size", "source": "s", "vocabulary": ["1", "2.0"]}
-    with pytest.raises(
-        InputError, match=r"feature size: the vocabulary has '2\.0', which categories spell '2'"
-    ):
+    with pytest.raises(InputError, match=r"size: the vocabulary has '2\.0', which categories spell '2'"):
         parse_model(Schema, {"features": [feature]}, "test")
     as_written = {"t": {"from": "s", "cast": "text"}}
     parse_model(Schema, {"features": [{**feature, "source": "t"}], "derive": as_written}, "test")
