@@ -118,22 +118,6 @@ def assert_refers(plan, layout, ids, lists, padding, table_rows, row_of):
     assert plan.pending is None
 
 
-# The ids of a log are int64 where some of its features grow, also in tables without these.
-@given(
-    st.data(),
-    st.integers(0, 6),
-    st.integers(0, 3),
-    st.sampled_from(lay_out_tables(FEATURES)),
-    st.sampled_from([np.int32, np.int64]),
-)
-def test_a_plan_refers_to_the_rows_that_the_ids_name(data, rows, padding, layout: TableLayout, dtype):
-    ids, lists, columns = draw_batch(data, rows, dtype=dtype)
-    plan = pad_plan(layout, plan_table(layout, ids, columns), rows + padding)
-    offsets = layout.offsets()
-    assert_refers(plan, layout, ids, lists, padding, layout.rows, lambda f, one: one + offsets[f.name])
-    assert sorted(plan.distinct[: plan.distinct_count]) == plan.distinct[: plan.distinct_count].tolist()
-
-
 # One row for a missing value and three that ids without a slot share.
 GROWING = (
     FeatureRows("a", 5, 4, "quality", 0),
@@ -183,22 +167,31 @@ def occurrences(layout, ids, lists, drawn):
     return counts, found
 
 
-@settings(max_examples=30)
+@settings(max_examples=100)
 @given(
     st.data(),
     st.integers(0, 6),
     st.integers(0, 3),
-    st.sampled_from([layout for layout in lay_out_tables(GROWING) if layout.growing]),
+    st.sampled_from([(one, layout) for one in (FEATURES, GROWING) for layout in lay_out_tables(one)]),
     st.integers(0, 300),
     st.randoms(use_true_random=False),
 )
-def test_ids_that_grow_are_named_once_and_have_the_rows_that_they_are_given(
-    data, rows, padding, layout: TableLayout, more_rows, random
+def test_a_plan_refers_to_the_rows_that_the_ids_name_or_are_given(
+    data, rows, padding, features_and_layout, more_rows, random
 ):
-    ids, lists, columns = draw_batch(data, rows, GROWING, np.int64)
+    features, layout = features_and_layout
+    # The ids of a log are int64 where some of its features grow, also in tables without these.
+    dtype = np.int64 if features is GROWING else data.draw(st.sampled_from([np.int32, np.int64]))
+    ids, lists, columns = draw_batch(data, rows, features, dtype)
     drawn = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)), bool)
-    is_drawing = data.draw(st.booleans())
+    is_drawing = bool(layout.growing) and data.draw(st.booleans())
     plan = pad_plan(layout, plan_table(layout, ids, columns, drawn if is_drawing else None), rows + padding)
+    if not layout.growing:
+        row_of = Slots(layout, []).row_of
+        assert_refers(plan, layout, ids, lists, padding, layout.rows, row_of)
+        named_rows = plan.distinct[: plan.distinct_count].tolist()
+        assert sorted(named_rows) == named_rows
+        return
     assert plan.pending is not None
     names = [feature.name for feature in layout.growing]
     of_names, prints = plan.pending.features.tolist(), plan.pending.fingerprints.tolist()
