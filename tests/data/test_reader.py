@@ -1,5 +1,6 @@
 """The log as arrays: faults, slices, ranges of rows and times."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,6 @@ def make_log(folder: Path, schema: Schema) -> Path:
         publish_partition(folder, schema, start, end, rows, shard_rows=15)
     assert [len(manifest.shards) for manifest in read_manifests(folder)] == [3, 2]
     return folder
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return make_log(tmp_path / "log", SCHEMA)
 
 
 @settings(max_examples=40)
@@ -172,30 +168,22 @@ def test_features_of_one_kind_only():
 
 
 @BOTH
-def test_a_log_is_read_in_its_order_from_any_row(tmp_path, schema):
+def test_a_log_is_read_in_its_order_from_any_row_and_within_any_times(tmp_path, schema):
     log = make_log(tmp_path / "log", schema)
     manifests = read_manifests(log)
     expected = as_written(hashed_rows(schema, 40)) + as_written(hashed_rows(schema, 20, 40))
-    for start in range(0, 61):
-        blocks = list(read_rows(log, schema, manifests, start))
-        assert [record for block in blocks for record in as_records(block)] == expected[start:]
-        positions = [position for block in blocks for position in block.position.tolist()]
-        assert positions == list(range(start, 60))
-
-
-def test_a_range_of_times_is_cut_out_and_what_lies_outside_is_not_read(log):
-    manifests = read_manifests(log)
+    times = [(begin, end) for begin in (0, 3000, 28_001) for end in (5000, 29_000, 29_001)]
     # Two rows of each millisecond.
-    for begin in (0, 3000, 28_001):
-        for end in (5000, 29_000, 29_001):
-            for start in (0, 7, 33):
-                blocks = list(read_rows(log, SCHEMA, manifests, start, (begin, end)))
-                found = [position for block in blocks for position in block.position.tolist()]
-                assert found == [row for row in range(start, 60) if begin <= row // 2 * 1000 < end]
-    # Nor is a shard before the position or the times.
+    for start, (begin, end) in [*((start, (0, 10**9)) for start in range(61)), *product((0, 7, 33), times)]:
+        blocks = list(read_rows(log, schema, manifests, start, (begin, end)))
+        rows = [row for row in range(start, 60) if begin <= row // 2 * 1000 < end]
+        assert [position for block in blocks for position in block.position.tolist()] == rows
+        found = [record for block in blocks for record in as_records(block)]
+        assert found == [expected[row] for row in rows]
+    # A shard before the position or the times is not read.
     (log / "shards" / manifests[0].shards[0].file).unlink()
     later = manifests[0].shards[1].first_query_time
-    assert sum(len(block) for block in read_rows(log, SCHEMA, manifests, 0, (later, 10**9))) == 44
-    assert sum(len(block) for block in read_rows(log, SCHEMA, manifests, 16)) == 44
+    assert sum(len(block) for block in read_rows(log, schema, manifests, 0, (later, 10**9))) == 44
+    assert sum(len(block) for block in read_rows(log, schema, manifests, 16)) == 44
     with pytest.raises(InputError, match="missing"):
-        list(read_rows(log, SCHEMA, manifests, 15))
+        list(read_rows(log, schema, manifests, 15))
