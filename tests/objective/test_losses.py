@@ -169,15 +169,18 @@ def mean_squared_correlation(logits, weight):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_rows_of_weight_0_do_not_correlate(bad):
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(2, 6))
-    weight = np.array([1.0, 2.0, 1.0, 1.0, 0.0, 0.0])
-    expected = mean_squared_correlation(logits[:, :4], weight[:4])
+def test_squared_correlation_and_its_gradient_without_rows_of_weight_0(bad):
+    logits = np.random.default_rng(0).normal(size=(3, 6))
+    some, weight = logits[:, :4].copy(), np.array([1.0, 2.0, 1.0, 1.0, 0.0, 0.0])
     logits[:, 4:] = bad
     value, gradient = value_and_gradient(lambda z: squared_correlation(z, tf.constant(weight)), logits)
-    assert value == pytest.approx(expected)
-    assert np.isfinite(gradient[:, :4]).all() and not gradient[:, 4:].any()
+    assert value == pytest.approx(mean_squared_correlation(some, weight[:4]))
+    assert not gradient[:, 4:].any()
+    for place in np.ndindex(some.shape):
+        shift = np.zeros(some.shape)
+        shift[place] = 1e-5
+        above, below = (mean_squared_correlation(one, weight[:4]) for one in (some + shift, some - shift))
+        assert gradient[place] == pytest.approx((above - below) / 2e-5, abs=1e-8)
 
 
 def test_components_that_say_the_same_of_every_row_correlate_with_none():
