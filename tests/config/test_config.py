@@ -56,6 +56,7 @@ FAULTS: list[tuple[type[StrictModel], dict[str, Any], str]] = [
     (Outer, {"sizes": [1, "2"]}, "sizes.1: '2' .*a number is required"),
     (Outer, {"on": "off"}, "on: 'off' .*true or false is required"),
     (Outer, {"count": 10**30}, "count: .*less than 9223372036854775808$"),
+    (Outer, {"count": -(10**30)}, "count: .*at least -9223372036854775808$"),
     (Outer, {"maybe": 10**400}, "maybe: .*a valid number$"),
     (TrainConfig, {"batch": {"rows": 10, "max_query_rows": 9}}, r"batch: .*\(9\) must be at least rows \(10\)"),
     (TrainConfig, {"model": {"deep": {"units": [8, 0]}}}, "model.deep: .*1..65536"),

@@ -183,6 +183,7 @@ def test_every_key_has_its_path_through_lists_mappings_and_choices():
     [
         ("prat.size", "x: no key prat.size; did you mean part.size, parts.size or by_name.size?"),
         ("second", "x: no key second; did you mean parts.second?"),
+        ("part.size.more", "x: no key part.size.more; did you mean part.size, parts.size or parts.second?"),
         ("qqq", "x: no key qqq; allowed: part, parts, by_name, mode, on, sizes"),
     ],
 )
