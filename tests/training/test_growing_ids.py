@@ -13,19 +13,15 @@ from ctr.config import parse_model
 from ctr.data.batches import Batch, set_rejects_apart
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Schema
-from ctr.data.shards import pack_ids
 from ctr.io.errors import InputError
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
-from ctr.training.ids.id_map import Learned
 from ctr.training.loop import open_session, train
 from ctr.training.run import checkpoint
 from ctr.training.state import TrainState
-from ctr.workers.group import ONE
 from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
 from growing_logs import Growing
-from slow_id_map import SlowIdMap
 from small_runs import SMALL, Examples, draw_examples, merged, publish
 
 NUMBERED = Schema(features=tuple(f.model_copy(update={"buckets": 60}) for f in SCHEMA.features))
@@ -72,31 +68,6 @@ def growing_log(tmp_path_factory) -> Path:
     return publish_growing(tmp_path_factory.mktemp("ids") / "log", draw_examples())
 
 
-class DictionaryMap(SlowIdMap):
-    """The slow map as the trainer calls it, which finds slots itself."""
-
-    group = ONE
-
-    def __init__(self, *arguments):
-        # Not the group, which is of one.
-        super().__init__(*arguments[:4])
-
-    def look_up(self, *ids):
-        # Also called by ``learn`` of the slow map itself, with its own arguments.
-        if len(ids) == 1:
-            return super().look_up(*ids)
-        features, prints, _ = ids
-        return np.array(super().look_up(list(zip(features.tolist(), prints.tolist(), strict=True))), np.int32)
-
-    def held_slots(self, features, prints):
-        return np.zeros(len(prints), np.int32)
-
-    def learn(self, features, prints, counts, time_us, admit, slots):
-        ids = list(zip(features.tolist(), prints.tolist(), strict=True))
-        _, fresh = super().learn(ids, counts.tolist(), time_us, admit)
-        return Learned(self.look_up(features, prints, slots), np.array(fresh, np.int64))
-
-
 def final_arrays(run: Path) -> dict[str, np.ndarray]:
     arrays, _ = checkpoint.read(run / "checkpoints")
     return {name: array for name, array in arrays.items() if name.startswith("weights|")}
@@ -113,28 +84,6 @@ def metrics_of(run: Path) -> dict[str, Any]:
     return {
         name: summary[name] for name in ("examples", "auc", "per_query_auc", "logloss", "calibration_bias")
     }
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [merged(LEAST_RECENT, WITHOUT_NETWORK), pytest.param({}, marks=pytest.mark.slow)],
-    ids=["least recent", "room for all"],
-)
-def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeypatch):
-    config = config_of(changes)
-    batches = [batch_of(draw_examples(queries=12, seed=seed), 10_000_000 * seed) for seed in range(6)]
-
-    def logits() -> list[np.ndarray]:
-        state = TrainState(config.table_layouts(SCHEMA), config, "float32")
-        step = TrainStep(state, config, jit=False)
-        feeds = (make_feed(batch, state.layouts, 64, ids=config.ids) for batch in batches)
-        return [step.learn(feed, config.ramps_at(0), config.rates_at(0)).logit.numpy() for feed in feeds]
-
-    own = logits()
-    monkeypatch.setattr("ctr.training.ids.id_map.IdMap", DictionaryMap)
-    monkeypatch.setattr("ctr.training.tables.tables._FIRST_SLOTS", 10_000)
-    for logit, slow in zip(own, logits(), strict=True):
-        np.testing.assert_array_equal(logit, slow)
 
 
 def test_a_slot_used_anew_begins_anew():
@@ -219,29 +168,6 @@ def test_a_log_that_grows_gives_the_bits_of_one_pass(changes, growing_log, tmp_p
             session.advance()
         session.finish()
     assert_same(final_arrays(tmp_path / "whole"), final_arrays(tmp_path / "followed"))
-
-
-@pytest.mark.slow
-def test_scoring_admits_nobody(growing_log, tmp_path):
-    with open_session(growing_log, config_of(WITHOUT_NETWORK), tmp_path / "run") as session:
-        session.advance(partial=True)
-        state = session.trainer.state
-        before = {name: array.copy() for name, array in state.arrays().items()}
-        strangers = growing_table(draw_examples(queries=5, seed=3))
-        ids = np.full((strangers.num_rows, 4 - 1), 12345, np.int64)
-        ids[:, 1] = 1
-        first = session.score(strangers.set_column(7, "ids", pack_ids(ids)))
-        assert_same(before, state.arrays())
-        # Another id without a slot may share another row, but the same one the same row.
-        np.testing.assert_array_equal(first, session.score(strangers.set_column(7, "ids", pack_ids(ids))))
-
-
-@pytest.mark.soak
-def test_under_xla_the_tables_grow_too(growing_log, tmp_path):
-    train(growing_log, config_of({"jit": True}), tmp_path / "xla")
-    train(growing_log, config_of(), tmp_path / "run")
-    own, other = metrics_of(tmp_path / "xla"), metrics_of(tmp_path / "run")
-    assert own["logloss"] == pytest.approx(other["logloss"], rel=1e-4)
 
 
 def test_a_capacity_of_another_feature_is_refused(growing_log, tmp_path):

@@ -93,20 +93,6 @@ def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
     assert kept["log_rows"] == len(examples)
 
 
-@pytest.mark.soak
-def test_a_student_on_a_smaller_log_reads_its_teacher_beside_either(own_log, make_config, tmp_path):
-    """The sidecar that was carried along, or that of the longer log: the same, joined by example_id."""
-    train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
-    write_sampled_log(own_log, "part", SAMPLING, tmp_path / "smaller")
-    results = []
-    for name, where in (("carried", {}), ("other", {"log": str(own_log)})):
-        changes = {"objective": {"distillation": {"teacher": "teacher", **where}}}
-        results.append(train(tmp_path / "smaller", make_config(changes), tmp_path / name))
-    untaught = train(tmp_path / "smaller", make_config(), tmp_path / "untaught")
-    for metric in ("logloss", "auc", "per_query_auc"):
-        assert results[0][metric] == results[1][metric] != untaught[metric]
-
-
 # Time ranges.
 
 
@@ -178,22 +164,6 @@ def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
     assert results[True]["calibration_bias"] < without["calibration_bias"] - 0.05
 
 
-@pytest.mark.slow
-def test_each_row_of_a_constraint_log_comes_when_its_time_has_come(
-    log, examples, plain, make_examples, publish_log, make_config, tmp_path, read_predictions
-):
-    """Up to the first batch that ends after the second log's first query, nothing differs."""
-    late = make_examples(queries=40, seed=9)
-    table = changed(late, query=late.query + 150, label=np.ones(len(late), int)).table()
-    path = publish_log(tmp_path / "late-log", table)
-    train(log, make_config(constrained(path, own_loss=True), logistic=True), tmp_path / "late")
-    without, found = (read_predictions(run)["logit"].to_numpy() for run in (plain[0], tmp_path / "late"))
-    first = int(np.searchsorted(examples.query, 150))
-    same = without == found
-    assert same[: first + 1].all()
-    assert not same[first + 60 :].any()
-
-
 @pytest.mark.soak
 def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_prediction(
     make_examples, make_log, make_config, tmp_path, read_predictions
@@ -215,18 +185,6 @@ def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_predict
     same = logits[0] == logits[1]
     assert same[: first + 1].all()
     assert not same[first + 60 :].any()
-
-
-@pytest.mark.soak
-def test_constraint_rows_teach_where_the_log_itself_has_no_weight(
-    examples, make_log, exposure, make_config, tmp_path
-):
-    log = make_log(changed(examples, train_weight=np.zeros(len(examples))).table())
-    without = train(log, make_config(), tmp_path / "plain")
-    summary = train(log, make_config(constrained(exposure[0])), tmp_path / "run")
-    assert without["trained_rows"] == 0
-    assert summary["duals"]["random"][0] > 1
-    assert summary["calibration_bias"] < without["calibration_bias"] - 0.02
 
 
 def test_constraint_logs_that_do_not_fit_are_refused(

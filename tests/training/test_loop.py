@@ -307,15 +307,6 @@ def test_logs_of_which_nothing_can_be_learned(
             np.testing.assert_allclose(read_predictions(run)["logit"], prior, rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_batches_of_one_row_whose_predictions_are_not_recorded(examples, make_log, make_config, tmp_path):
-    changes = {"batch": {"rows": 1, "max_query_rows": 9}, "record_predictions": False}
-    config = make_config(changes, logistic=True)
-    summary = train(make_log(examples.table().slice(0, 60)), config, tmp_path / "run")
-    assert summary["examples"] == 60 and summary["batches"] == summary["queries"]
-    assert not (tmp_path / "run" / "predictions").exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -407,19 +398,6 @@ def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(
     assert replaced[:first].all()
     assert replaced[first:].sum() >= summary["nonfinite_predictions"]
     json.dumps(summary, allow_nan=False)
-
-
-@pytest.mark.slow
-def test_a_run_of_compiled_steps_agrees_with_one_of_plain_steps(log, make_config, tmp_path, read_predictions):
-    # The two differ in bits; and in when a root comes into use, so that only AdaGrad can be compared.
-    changes = {
-        "batch": {"rows": 200, "max_query_rows": 200},
-        "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}},
-    }
-    for jit in (True, False):
-        train(log, make_config({"jit": jit, **changes}), tmp_path / str(jit))
-    compiled, plain = (read_predictions(tmp_path / str(jit))["logit"] for jit in (True, False))
-    np.testing.assert_allclose(compiled, plain, atol=1e-3)
 
 
 @pytest.mark.soak

@@ -12,7 +12,6 @@ import pytest
 
 from ctr.data.log import read_manifests
 from ctr.eval.report import render_report
-from ctr.io.errors import InputError
 from ctr.training.config import ExportConfig
 from ctr.training.follow import Polling, follow
 from ctr.training.loop import LearningError, train
@@ -21,7 +20,6 @@ from ctr.training.run.run import Run
 from ctr.training.run.summary import summary_text
 from growing_logs import assert_same, constrained, outcome
 from numerical_faults import fill, injected
-from small_runs import write_teacher
 
 QUERIES = 800
 END = QUERIES * 1000
@@ -93,21 +91,6 @@ def random_rows(seed: int, log: Path, count: int, last: float = 1.0) -> list[int
 
 
 # Rows of the log.
-
-
-@pytest.mark.soak
-def test_a_teacher_that_says_anything(rows, long_log, make_config, made_runs, copy_run, tmp_path):
-    """Values that are not finite count as none; extreme ones are certain, and finite losses."""
-    distillation = {"teacher": "teacher", "missing": "train_without", "weight": 0.2}
-    config = make_config({**SHAMPOO, "objective": {"distillation": distillation}})
-    log = copy_run(long_log)
-    logit = np.random.default_rng(1).normal(size=len(rows)).astype(np.float32)
-    for number, value in enumerate((np.nan, np.inf, -np.inf, 1e30, -1e30)):
-        logit[random_rows(1 + number, log, 5)] = value
-    write_teacher(log, "teacher", lambda ids: logit[ids - 10_000])
-    summary = train(log, config, tmp_path / "run")
-    assert_within(summary, summary_of(made_runs(make_config(SHAMPOO))))
-    assert summary["skipped_steps"] == summary["rollbacks"] == 0
 
 
 # Steps.
@@ -211,25 +194,6 @@ def test_rows_that_break_the_weights_are_quarantined(
     ranges = [entry["rows"] for entry in summary["quarantined"]]
     assert all(any(begin <= row < end for begin, end in ranges) for row in places)
     assert summary["skipped_steps"] == 0
-
-
-@pytest.mark.soak
-def test_before_the_first_checkpoint_it_begins_anew_with_the_same_bits(long_log, make_config, tmp_path):
-    config = make_config({**SHAMPOO, "checkpoint": {"every_examples": 10**6}})
-    weights: dict[int, list[bytes]] = {}
-
-    def keep(begin, state):
-        weights.setdefault(begin, []).append(b"".join(array.tobytes() for array in state.arrays().values()))
-
-    with injected(poison={420: fill(*POISON)}, begun=keep):
-        summary = train(long_log, config, tmp_path / "run")
-    assert [entry["checkpoint"] for entry in summary["quarantined"]] == [0]
-    begin, end = summary["quarantined"][0]["rows"]
-    assert begin <= 420 < end
-    before = [seen for row, seen in weights.items() if row <= 420 and row < begin]
-    assert len(before) > 5
-    assert all(len(seen) == 2 and seen[0] == seen[1] for seen in before)
-    assert len(weights[begin]) == 1
 
 
 # Shampoo's statistics.
@@ -370,35 +334,6 @@ def test_with_a_label_delay_and_a_constraint_log(
 # Where it ends.
 
 
-@pytest.mark.slow
-def test_when_going_back_does_not_help_it_says_so(long_log, make_config, tmp_path):
-    config = make_config({**ADAGRAD, "checkpoint": {"every_examples": 10**6}})
-    message = r"after two rollbacks to the checkpoint of row \d+ that quarantined"
-    # Every batch breaks the weights; and the same again, at once.
-    for _ in range(2):
-        with (
-            injected(poison={row: fill(*POISON) for row in range(1000, 3500, 5)}),
-            pytest.raises(InputError, match=message) as caught,
-        ):
-            train(long_log, config, tmp_path / "run")
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.soak
-def test_without_rollbacks_steps_are_skipped_for_ever(long_log, make_config, tmp_path):
-    config = make_config({**ADAGRAD, "rollback": {"after_skipped_steps": None}})
-    message = r"of no use \(dense/000 is not finite\); lower the learning rates"
-    with (
-        injected(poison={1000: fill("dense/000", math.nan)}),
-        pytest.raises(LearningError, match=message),
-    ):
-        train(long_log, config, tmp_path / "run")
-    summary = summary_of(tmp_path / "run")
-    assert summary["learning_failure"].startswith("the weights at the end")
-    assert summary["rollbacks"] == 0
-    assert summary["skipped_steps"] > 50
-
-
 def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, make_config, copy_run, tmp_path):
     """The first step breaks the weights, so that all rows end up quarantined."""
     config = make_config(
@@ -458,18 +393,3 @@ def test_rows_that_were_lost_are_named_as_a_share(examples, log, make_config, tm
     taught = examples.train_weight > 0
     taught[summary["skipped_ranges"][0][0] : summary["skipped_ranges"][-1][1]] = False
     assert summary["trained_rows"] == taught.sum()
-
-
-@pytest.mark.slow
-def test_lost_or_changed_notes_are_refused(long_log, made_runs, make_config, copy_run):
-    config = make_config(SHAMPOO)
-    run = copy_run(made_runs(config, faulty=True))
-    (run / "summary.json").unlink()
-    path = run / "quarantine.json"
-    content = path.read_text()
-    path.unlink()
-    with pytest.raises(InputError, match=r"quarantine.json: does not have the \d rollbacks"):
-        train(long_log, config, run)
-    path.write_text(content.replace("1", "2", 3))
-    with pytest.raises(InputError, match=r"quarantine.json: "):
-        train(long_log, config, run)

@@ -55,14 +55,6 @@ def test_closed_forms(text, expected):
         )
 
 
-def test_by_default_the_rate_is_constant():
-    rates = TrainConfig().rates_at(10**9)
-    assert rates == {"embeddings": 1.0, "dense": TrainConfig().optimizer.dense.learning_rate}
-    written = {"schedule": "constant"}
-    content = {"optimizer": {"dense": written, "embeddings": written}}
-    assert parse_model(TrainConfig, content, "test") == TrainConfig()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -121,19 +113,6 @@ def test_a_step_uses_the_rates_of_the_examples_before_it_and_windows_show_them(l
     for line in lines_of(tmp_path / "run"):
         rates = config.rates_at(line["examples"])
         assert (line["rate_dense"], line["rate_embeddings"]) == (rates["dense"], rates["embeddings"])
-
-
-@pytest.mark.slow
-def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits(log, make_config, tmp_path):
-    config, batches = make_config(SCHEDULES), []
-    train(log, config, tmp_path / "whole")
-    with open_session(log, config, tmp_path / "run", lambda position, _: batches.append(position)) as session:
-        session.advance(stop=lambda: len(batches) == 7)
-        session.save()
-    assert 100 < batches[-1] < 500
-    train(log, config, tmp_path / "run")
-    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
-    assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
 
 
 def schedules_of(run: Path) -> dict[str, tuple[str, str]]:

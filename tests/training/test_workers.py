@@ -322,20 +322,6 @@ def assert_passed_as(run: Path, expected: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_run_goes_on_with_any_number_of_workers(world):
-    job, alone, moved = world.job("growing", "moved"), world.run("growing", 1), world.folder / "moved"
-    for size, kill in ((1, (0, 45)), (2, (1, 45)), (4, (0, 40))):
-        assert 0 not in train_group(size, [{**job, "kill": kill}], world.outputs()).wait()
-        assert checkpoint.newest_sound(moved / "checkpoints")
-    run_group(train_group(1, [job], world.outputs()))
-    saved = [checkpoint.read(run / "checkpoints")[0] for run in (alone, moved)]
-    for key in (one for one in saved[0] if one.startswith("weights|ids/")):
-        # The same ids were admitted and evicted, and have the same rows.
-        np.testing.assert_array_equal(saved[1][key], saved[0][key], err_msg=key)
-    assert_passed_as(moved, alone)
-
-
-@pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("sizes", [(2,), (1, 2, 3)], ids=["the same number", "any number"])
 def test_killed_again_and_again_at_any_time_every_example_is_passed_once(world, sizes, capsys):

@@ -11,7 +11,7 @@ import pytest
 
 from ctr.io.errors import InputError
 from ctr.workers.cluster import WorkerLostError
-from ctr.workers.launch import Launch, _Worker, launch, threads_each
+from ctr.workers.launch import Launch, launch, threads_each
 from ctr.workers.reports import Report
 
 # What the programs in the place of workers begin with.
@@ -338,11 +338,3 @@ def test_processors_are_divided():
     assert threads_each(1, {}) == {"TF_NUM_INTRAOP_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
     assert threads_each(cores, {"OMP_NUM_THREADS": "7"}) == {"TF_NUM_INTRAOP_THREADS": "1"}
     assert set(threads_each(1000, {}).values()) == {"1"}
-
-
-def test_a_worker_that_has_just_ended_is_not_stopped():
-    process = subprocess.Popen(["true"])
-    while is_alive(process.pid):
-        time.sleep(0.01)
-    assert not _Worker(0, Path(os.devnull), process).is_stopped()
-    process.wait()

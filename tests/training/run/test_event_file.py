@@ -7,19 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import yaml
-from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
-from tensorboard.context import RequestContext
-from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
-from tensorboard.plugins.hparams.backend_context import Context
-from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from ctr.training.loop import train
 from ctr.training.run.event_file import EventFiles
-from growing_logs import outcome
 
 HISTOGRAMS = {"tensorboard": {"histograms": True}}
 
@@ -101,39 +94,6 @@ def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config
     assert not [tag for tag in tags_of(shown) if "window_begin" in tag or "window_end" in tag]
 
 
-@pytest.mark.soak
-def test_the_hyperparameter_tab_compares_runs(made):
-    multiplexer = EventMultiplexer(tensor_size_guidance={"scalars": 0})
-    multiplexer.AddRunsFromDirectory(str(made))
-    multiplexer.Reload()
-    context = Context(TBContext(data_provider=MultiplexerDataProvider(multiplexer, str(made))))
-    request, found = RequestContext(), context.hparams_metadata(RequestContext(), "")
-    experiment = context.experiment_from_metadata(request, "", True, found, [])
-    assert {info.name for info in experiment.hparam_infos if info.differs} == {
-        "optimizer.dense.learning_rate", "tensorboard.histograms",
-    }  # fmt: skip
-    names = ("SUCCESS", "FAILURE", "RUNNING", "UNKNOWN")
-    everything = [getattr(api_pb2, f"STATUS_{name}") for name in names]
-    column = api_pb2.ColParams(metric=api_pb2.MetricName(tag="metrics/auc", group=""))
-    wanted = api_pb2.ListSessionGroupsRequest(
-        allowed_statuses=everything, slice_size=10, col_params=[column], include_metrics=True
-    )
-    groups = Handler(request, context, "", wanted).run().session_groups
-    assert len(groups) == 2
-    for group in groups:
-        (session,) = group.sessions
-        run = made / group.name.split()[0]
-        assert group.name == f"{run.name} ({run})" and session.status == api_pb2.STATUS_SUCCESS
-        config = yaml.safe_load((run / "config.yaml").read_text())
-        rate = config["optimizer"]["dense"]["learning_rate"]
-        assert group.hparams["optimizer.dense.learning_rate"].number_value == rate
-        assert group.hparams["record_predictions"].bool_value is True
-        assert json.loads(group.hparams["metrics.slices"].string_value) == ["position"]
-        metrics = {(value.name.group, value.name.tag): value.value for value in session.metric_values}
-        summary = json.loads((run / "summary.json").read_text())
-        assert metrics["", "metrics/auc"] == pytest.approx(summary["auc"], rel=1e-6)
-
-
 @pytest.mark.slow
 def test_histograms_are_those_of_each_window(made):
     run = made / "histograms"
@@ -148,15 +108,6 @@ def test_histograms_are_those_of_each_window(made):
         buckets = tf.make_ndarray(shown[-1].tensor_proto)
         assert buckets[:, 2].sum() >= 1
         assert (buckets[:, 0] <= buckets[:, 1]).all()
-
-
-@pytest.mark.soak
-def test_histograms_change_no_result(log, made, make_config, tmp_path):
-    train(log, make_config(logistic=True), tmp_path / "run")
-    results = [outcome(folder) for folder in (made / "histograms", tmp_path / "run")]
-    for one in results:
-        one["summary"].pop("config_sha256")
-    assert results[0] == results[1]
 
 
 @pytest.mark.slow

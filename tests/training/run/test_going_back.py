@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,33 +80,6 @@ def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_id
         # And goes on from there.
         end = followed(live, config, run, lambda: None)
     assert (end.reason, end.position, end.waiting) == ("idle", rows, 0)
-
-
-@pytest.mark.soak
-def test_what_is_told_of_the_lag_goes_back_with_the_run(live, make_config, tmp_path):
-    changes = {"label_delay": 0.02, "rollback": {"after_skipped_steps": 2}}
-    config = make_config({**CHANGES, **changes}, logistic=True)
-    live.grow(len(ENDS) - 1)
-    rows, first = interval_end(live, len(ENDS) - 1), interval_end(live, 3)
-    lag: list[tuple[int, int]] = []
-
-    def passed(position: int, waits: Any, _: dict[str, Any]) -> None:
-        lag.append((position, waits.rows))
-
-    with injected(poison={first: POISON}):
-        follow(live.folder, config, tmp_path / "run", lambda: None, Polling(0.001, 0.05), passed)
-    assert all(position + waiting == rows for position, waiting in lag)
-    lines = reported(tmp_path / "run")
-    positions = [line["position"] for line in lines]
-    again = next(number for number in range(1, len(lines)) if positions[number] < positions[number - 1])
-    # The run began anew.
-    for part in (lines[:again], lines[again:]):
-        assert sum(line["rows"] for line in part) == part[-1]["position"]
-        assert part[0]["partitions"][0][:2] == list(ENDS[:2])
-    assert positions[-1] == rows
-    through = [partition[:2] for line in lines[again:] for partition in line["partitions"]]
-    assert through == [list(one) for one in pairwise(ENDS)][: len(through)]
-    assert len(through) > 4
 
 
 @pytest.mark.slow

@@ -10,18 +10,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 import yaml
 
 from ctr.cli import main
 from ctr.config import parse_model
-from ctr.data.shards import publish_partition
 from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, train
-from ctr.training.run.checkpoint import read as read_checkpoint
 from ctr.training.run.run import Run
 from numerical_faults import fill, injected
 from small_runs import LOGISTIC, draw_examples, merged, publish
@@ -53,22 +50,6 @@ NETWORK: dict[str, Any] = {
     "metrics": {"window_examples": 230, "slices": ["position"]},
     "checkpoint": {"every_examples": EVERY, "keep": 2},
     "max_rejected_share": 0.01,
-}
-PLAIN = {"start_preconditioning_step": None, "momentum": 0, "nesterov": False}
-# What the product of states and places is made of; the rest of the state is in NETWORK.
-STATES: dict[str, dict[str, Any]] = {
-    "roots in flight": {},
-    "labels that come late": {"label_delay": 0.02},
-    "averages of weights": {"optimizer": {"dense": {"schedule_free": 0.75, "shampoo": PLAIN}}},
-    "another rule for embeddings": {
-        "optimizer": {"embeddings": {"rule": "adafactor", "linear_rule": "adagrad"}}
-    },
-    "duals and a ranking loss": {
-        "objective": {
-            "ranking": {"weight": 0.3, "ramp": [100, 500]},
-            "bias_constraints": {"families": [{"name": "ctr", "estimated_ctr": [0.2, 0.5]}]},
-        }
-    },
 }
 
 
@@ -293,33 +274,6 @@ def test_what_it_cannot_go_on_from_is_refused_and_left_as_it_is(faulty_log, log,
 
 
 @pytest.mark.slow
-def test_a_log_that_grew_is_gone_on_with(examples, schema, publish_log, tmp_path, read_predictions):
-    table, config = examples.table(), config_of(LOGISTIC)
-    times = table.column("query_time").to_numpy()
-    log = publish_log(tmp_path / "log", table, ((0, 80_000), (80_000, 160_000)))
-    run, seen = tmp_path / "run", int((times < 160_000).sum())
-    short = train(log, config, run)
-    assert short["log_rows"] == seen
-    before = read_predictions(run)
-    publish_partition(log, schema, 160_000, 240_000, table.take(pa.array(np.flatnonzero(times >= 160_000))))
-    positions: list[int] = []
-    summary = train(log, config, run, lambda position, _: positions.append(position))
-    assert positions[0] > seen
-    assert summary["log_rows"] == positions[-1] == len(examples)
-    assert summary["log_sha256"] != short["log_sha256"]
-    after = read_predictions(run)
-    assert after["example_id"].tolist() == table.column("example_id").to_pylist()
-    pd.testing.assert_frame_equal(after.iloc[:seen], before)
-    assert sum(line["window_examples"] for line in lines_of(run)) == len(examples)
-    # One that grows before where the run stands is another log.
-    late = publish_log(tmp_path / "late", table, ((80_000, 160_000),))
-    train(late, config, tmp_path / "late-run")
-    publish_partition(late, schema, 0, 80_000, table.take(pa.array(np.flatnonzero(times < 80_000))))
-    with pytest.raises(InputError, match="its first 1 partitions differ"):
-        train(late, config, tmp_path / "late-run")
-
-
-@pytest.mark.slow
 def test_the_command_line_says_where_it_was_interrupted_and_resumes_there(tmp_path, monkeypatch, capfd):
     publish(tmp_path / "log", draw_examples().table())
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(LOGISTIC))
@@ -343,25 +297,6 @@ def test_the_command_line_says_where_it_was_interrupted_and_resumes_there(tmp_pa
 
 
 @pytest.mark.soak
-def test_a_process_that_is_killed_again_and_again_ends_in_the_same_bits(
-    faulty_log, network, run_killed, tmp_path
-):
-    run, ends = tmp_path / "run", network.positions
-    first, *_, last = network.checkpointed()
-    # In the batch after a checkpoint, roots being in flight: of that there is nothing else yet.
-    assert run_killed(faulty_log, network.config, run, kill_after=first + 1) == KILLED
-    assert [int(path.name) for path in (run / "checkpoints").iterdir()] == [ends[first - 1]]
-    # While the arrays of the next one are half on the disk.
-    assert run_killed(faulty_log, network.config, run, kill_at_sync=3) == KILLED
-    assert not (run / "summary.json").exists()
-    resumed: list[int] = []
-    train(faulty_log, network.config, run, lambda position, _: resumed.append(position))
-    assert resumed[0] in ends[first : last + 1]
-    assert_same(run, network.run)
-    assert not [path for path in run.rglob("*") if ".partial" in path.name]
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("number", range(1, 60))
 def test_killed_while_it_makes_anything_durable(faulty_log, network, run_killed, tmp_path, number):
     status = run_killed(faulty_log, network.config, tmp_path / "run", kill_at_sync=number)
@@ -370,49 +305,6 @@ def test_killed_while_it_makes_anything_durable(faulty_log, network, run_killed,
     else:
         assert (status, number > 40) == (0, True)
     assert_same(tmp_path / "run", network.run)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("state", STATES)
-def test_stopped_and_failed_anywhere_in_any_state(faulty_log, tmp_path, state):
-    config = config_of(NETWORK, STATES[state])
-    whole = Whole(faulty_log, config, tmp_path / "whole")
-    random, run = np.random.default_rng(0), tmp_path / "run"
-    for _ in range(4):
-        stop_then(faulty_log, config, run, int(random.integers(0, 4)))
-    newest = max(int(path.name) for path in (run / "checkpoints").iterdir())
-    fail_at(faulty_log, config, run, int(random.choice([end for end in whole.positions if end > newest])))
-    train(faulty_log, config, run)
-    assert_same(run, whole.run)
-
-
-@pytest.mark.soak
-def test_a_rollback_goes_back_as_far_whether_the_run_was_stopped_or_not(log, tmp_path):
-    plain = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}}}
-    content = {"checkpoint": {"every_examples": 500}, "rollback": {"after_skipped_steps": 3}, **plain}
-    config, quarantined = config_of(NETWORK, content), []
-    for name in ("whole", "run"):
-        with injected(poison={750: fill("dense/000", math.nan)}, once=True):
-            if name == "run":
-                assert stop_then(log, config, tmp_path / name, 13) in range(501, 750)
-            train(log, config, tmp_path / name)
-        quarantined.append(json.loads((tmp_path / name / "quarantine.json").read_text()))
-    assert quarantined[0] == quarantined[1]
-    assert 0 < quarantined[0]["rollbacks"][0]["checkpoint"] < 750
-    assert_same(tmp_path / "run", tmp_path / "whole")
-
-
-@pytest.mark.soak
-def test_the_same_seed_gives_the_same_bits_and_another_one_others(faulty_log, network, run_killed, tmp_path):
-    # In another process, so that nothing that this one has done before is in it.
-    assert run_killed(faulty_log, network.config, tmp_path / "run") == 0
-    assert_same(tmp_path / "run", network.run)
-    train(faulty_log, network.config.model_copy(update={"seed": 2}), tmp_path / "other")
-    own, other = (read_checkpoint(run / "checkpoints")[0] for run in (network.run, tmp_path / "other"))
-    assert own.keys() == other.keys()
-    names = [name for name in own if name.startswith(("weights|rows/", "weights|dense/")) and own[name].ndim]
-    # A gate, which is one number, may stand at the end of its range in both.
-    assert names and not any(np.array_equal(own[name], other[name]) for name in names)
 
 
 @pytest.mark.soak
@@ -430,3 +322,19 @@ def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publi
     assert run_killed(log, config, tmp_path / "b", kill_after=6) == KILLED
     assert run_killed(log, config, tmp_path / "b") == 0
     assert_same(tmp_path / "b", tmp_path / "a")
+
+
+@pytest.mark.soak
+def test_a_rollback_goes_back_as_far_whether_the_run_was_stopped_or_not(log, tmp_path):
+    plain = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}}}
+    content = {"checkpoint": {"every_examples": 500}, "rollback": {"after_skipped_steps": 3}, **plain}
+    config, quarantined = config_of(NETWORK, content), []
+    for name in ("whole", "run"):
+        with injected(poison={750: fill("dense/000", math.nan)}, once=True):
+            if name == "run":
+                assert stop_then(log, config, tmp_path / name, 13) in range(501, 750)
+            train(log, config, tmp_path / name)
+        quarantined.append(json.loads((tmp_path / name / "quarantine.json").read_text()))
+    assert quarantined[0] == quarantined[1]
+    assert 0 < quarantined[0]["rollbacks"][0]["checkpoint"] < 750
+    assert_same(tmp_path / "run", tmp_path / "whole")

@@ -16,7 +16,7 @@ from ctr.training.run.directory import (
     adopt_environment,
     only_process,
 )
-from ctr.training.run.files import GrowingFile, describe_rejects
+from ctr.training.run.files import GrowingFile
 from ctr.training.run.predictions import PREDICTION_COLUMNS, PredictionWriter
 from ctr.training.run.results import TIMING, timing_before
 
@@ -162,23 +162,6 @@ def test_a_resume_keeps_the_files_of_the_checkpoint_only(tmp_path, log, schema):
     (tmp_path / writer.parts[1]).unlink()
     with pytest.raises(InputError, match="missing, though the checkpoint names it"):
         PredictionWriter(tmp_path, writer.parts[:2]).open()
-
-
-def test_rejects_are_described(log, schema):
-    batch = batches_of(log, schema)[2]
-    fault = np.array([1, 4, 0], np.int8)
-    rejects = batch.rows.slice(0, 3)
-    rejects = type(rejects)(**{**vars(rejects), "fault": fault}).keep(fault > 0)
-    described = describe_rejects(Batch(batch.rows, rejects, batch.end))
-    assert [reject["reason"] for reject in described] == [
-        "label is neither 0 nor 1",
-        "an id lies outside its feature's buckets",
-    ]
-    for index, reject in enumerate(described):
-        for name in ("example_id", "query_id", "query_time"):
-            assert reject[name] == getattr(rejects, name)[index]
-        assert reject["between_log_rows"] == [batch.begin, batch.end]
-    json.dumps(described)
 
 
 def test_of_a_finished_run_the_first_timing_stands(tmp_path):
