@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ctr.data.log import create_log
 from ctr.data.schema import Schema
@@ -48,6 +49,11 @@ class Growing:
         return self.folder
 
 
+# What depends on where a run stood still, if it followed its log or was stopped, or only on the latter.
+STANDS = ("arrays", "newest", "timeline", "data health", "prediction files")
+FILES = ("arrays", "prediction files")
+
+
 def without_timings(content: dict) -> dict:
     # Loads TensorFlow, which tests of logs alone do without.
     from ctr.training.loop import TIMING
@@ -55,29 +61,41 @@ def without_timings(content: dict) -> dict:
     return {key: value for key, value in content.items() if key not in TIMING}
 
 
-def outcome(run: Path) -> dict:
+def lines_of(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]
+
+
+def outcome(run: Path) -> dict[str, Any]:
     """All that a run computed."""
     with np.load(run / "metric_states.npz") as states:
         metric_states = {name: states[name].tobytes() for name in states}
-    lines = (run / "metrics.jsonl").read_text().splitlines()
+    newest = newest_checkpoint(run)
+    parts = [pq.read_table(path) for path in sorted(run.glob("predictions/*"))]
     return {
         "arrays": {path.parent.name: path.read_bytes() for path in run.glob("checkpoints/*/arrays.npz")},
+        "newest": (newest.name, (newest / "arrays.npz").read_bytes()),
+        "weights": last_weights(run),
         "summary": without_timings(json.loads((run / "summary.json").read_text())),
-        "metrics": [without_timings(json.loads(line)) for line in lines],
+        "metrics": [without_timings(line) for line in lines_of(run)],
         "rejects": (run / "rejects.jsonl").read_text(),
         "metric states": metric_states,
         "timeline": (run / "timeline.npz").read_bytes(),
         "data health": (run / "data_health.json").read_bytes(),
-        "predictions": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
+        "prediction files": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
+        "predictions": pa.concat_tables(parts).combine_chunks().to_pydict() if parts else {},
     }
 
 
-def assert_same(run: Path, other: Path) -> None:
+def assert_same(run: Path, other: Path, *left_out: str) -> None:
     found, expected = outcome(run), outcome(other)
-    for name in expected:
+    for name in expected.keys() - set(left_out):
         assert found[name] == expected[name], name
 
 
+def newest_checkpoint(run: Path) -> Path:
+    return max(path for path in (run / "checkpoints").iterdir() if path.name.isdecimal())
+
+
 def last_weights(run: Path) -> dict[str, bytes]:
-    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as arrays:
+    with np.load(newest_checkpoint(run) / "arrays.npz") as arrays:
         return {name: arrays[name].tobytes() for name in arrays if name.startswith("weights|")}

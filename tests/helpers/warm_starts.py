@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+import small_runs
 from ctr.config import parse_model
 from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
@@ -48,10 +49,7 @@ ADAFACTOR = {"rule": "adafactor", "linear_rule": "adagrad", "learning_rate": 0.0
 
 
 def config_of(*changes: dict[str, Any]) -> TrainConfig:
-    content = CONFIG
-    for change in changes:
-        content = merged(content, change)
-    return parse_model(TrainConfig, content, "test")
+    return small_runs.config_of(CONFIG, *changes)
 
 
 def changed(feature: Category, **changes: Any) -> Category:

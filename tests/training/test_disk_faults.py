@@ -55,14 +55,13 @@ def test_a_disk_that_fails_from_some_moment_on(kind, point, after, log, whole, m
     if status == 0:
         # Nothing of it could fail, or nothing was left that could.
         assert after == 20 or point in ("mkdir.before", "link.before", "unlink.before")
-        assert growing_logs.outcome(run) == growing_logs.outcome(whole)
+        growing_logs.assert_same(run, whole)
     else:
         assert (status, len(complaint)) == (1, 1)
         assert complaint[0].startswith(f"error: {run}")
         assert complaint[0].endswith(os.strerror(number))
     assert main(command) == 0
-    found, expected = growing_logs.outcome(run), growing_logs.outcome(whole)
-    assert found == expected
+    growing_logs.assert_same(run, whole)
     assert not [path for path in run.rglob("*") if ".partial" in path.name]
 
 

@@ -1,13 +1,12 @@
 """The noise of gradients beside those of single rows; and a run that reports it."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from ctr.training.gradient_noise import noise_numbers, squared_norms
 from ctr.training.loop import train
+from growing_logs import lines_of
 
 
 def test_norms_are_those_of_single_rows_without_padding():
@@ -50,7 +49,7 @@ def test_a_run_reports_it_by_matrix_and_learns_the_same(log, make_config, tmp_pa
     for shown in (False, True):
         run = tmp_path / str(shown)
         train(log, make_config({"tensorboard": {"gradient_noise": shown}}), run)
-        lines[shown] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        lines[shown] = lines_of(run)
     assert [line["logloss"] for line in lines[False]] == [line["logloss"] for line in lines[True]]
     assert not any("/" in name for line in lines[False] for name in line)
     names = [name for name in lines[True][-1] if name.startswith("signal_to_noise/")]

@@ -123,7 +123,6 @@ def test_killed_anywhere_it_ends_in_the_same_bits(
     schema,
     make_config,
     run_killed,
-    read_predictions,
     tmp_path,
     capsys,
 ):
@@ -144,11 +143,7 @@ def test_killed_anywhere_it_ends_in_the_same_bits(
         if live:
             world.begin()
         died += run_until_done(world, run, live, source, run_killed)
-        found = growing_logs.outcome(run)
-        for name in ("summary", "metrics", "rejects", "metric states") if live else expected:
-            assert found[name] == expected[name], name
-        assert growing_logs.last_weights(run) == growing_logs.last_weights(whole)
-        assert read_predictions(run).equals(read_predictions(whole))
+        growing_logs.assert_same(run, whole, *(growing_logs.STANDS if live else ()))
         assert not [path for path in run.rglob("*") if ".partial" in path.name]
     with capsys.disabled():
         print(f"\n{died.total()} kills at {len(died)} places in {passes} passes: {dict(died)}")

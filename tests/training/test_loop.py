@@ -20,6 +20,7 @@ from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import LearningError, open_session, train
+from growing_logs import lines_of
 from reference_loop import cut, progressive_pass
 from small_runs import INTERVALS, Examples, draw_examples, merged, publish
 
@@ -108,10 +109,6 @@ def rows_of(log: Path) -> Any:
     return join_rows(list(read_rows(log, read_schema(log), read_manifests(log))))
 
 
-def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def faulty_log(examples, tmp_path_factory) -> Path:
     return publish(tmp_path_factory.mktemp("faulty") / "log", with_faults(examples))
@@ -180,7 +177,7 @@ def test_predictions_carry_the_columns_of_the_log_without_its_faulty_rows(exampl
 
 def test_faulty_rows_are_set_aside_with_their_reason(examples, passed):
     one = passed("linear")
-    rejects = read_lines(one.run / "rejects.jsonl")
+    rejects = lines_of(one.run, "rejects.jsonl")
     assert [reject["example_id"] for reject in rejects] == [10_000 + row for row in FAULTY]
     assert [reject["reason"] for reject in rejects] == [reason for _, _, reason in FAULTY.values()]
     for reject, row in zip(rejects, FAULTY, strict=True):
@@ -236,7 +233,7 @@ def test_metrics_are_those_of_the_recorded_predictions(passed, read_predictions)
 
 def test_each_window_is_a_line_with_the_metrics_of_its_rows(passed, read_predictions):
     one = passed("linear")
-    lines, found = read_lines(one.run / "metrics.jsonl"), read_predictions(one.run)
+    lines, found = lines_of(one.run), read_predictions(one.run)
     ends, count = [0], 0
     for batch in cut(rows_of(one.log), one.config.batch):
         count += int((batch.fault == 0).sum())
@@ -273,7 +270,7 @@ def test_the_pass_tells_where_it_is_and_what_it_does(passed, read_predictions):
         assert metrics["logloss"] == pytest.approx(losses[position - 1], rel=1e-6)
         assert 0 < metrics["auc"] < 1
     ramp = one.config.model.crosses.ramp
-    lines = read_lines(one.run / "metrics.jsonl")
+    lines = lines_of(one.run)
     assert [line["alpha2"] for line in lines] == [ramp.at(line["examples"]) for line in lines]
 
 
@@ -299,7 +296,7 @@ def test_logs_of_which_nothing_can_be_learned(
         assert (summary["examples"], summary["rejected_rows"]) == (good, len(table) - good)
         assert summary["auc"] is None and summary["per_query_auc"] is None
         assert summary["skipped_steps"] == 0
-        assert len(read_lines(run / "rejects.jsonl")) == len(table) - good
+        assert len(lines_of(run, "rejects.jsonl")) == len(table) - good
         if name == "no weight":
             assert summary["weight_sum"] == 0 and summary["logloss"] is summary["calibration_bias"] is None
         if good and not network:
@@ -341,7 +338,7 @@ def test_a_log_that_is_empty_or_has_too_many_faulty_rows_is_refused(
         assert "3 of the first" in message and "rejects.jsonl" in message
         assert "allowed: a share of 0.0025 (max_rejected_share)" in message
         assert positions == []
-        assert len(read_lines(tmp_path / "run" / "rejects.jsonl")) == 3
+        assert len(lines_of(tmp_path / "run", "rejects.jsonl")) == 3
     assert not (tmp_path / "run" / "summary.json").exists()
 
 

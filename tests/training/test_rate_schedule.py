@@ -1,7 +1,6 @@
 """Schedules of learning rates: their closed forms, and how runs follow them."""
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from ctr.training.loop import open_session, train
 from ctr.training.rate_schedule import parse_schedule
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
+from growing_logs import lines_of
+from warm_starts import weights
 
 POLYNOMIAL = "warmup 100, polynomial 400 power 2 to 0.1"
 COSINE = "warmup 50, cosine 800 to 0.2"
@@ -80,17 +81,6 @@ def test_impossible_schedules_are_refused_by_their_keys(content, message):
     assert "optimizer.dense.schedule" in str(refused.value)
 
 
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
-
-
-def weights(run: Path) -> dict[str, bytes]:
-    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as arrays:
-        names = [name for name in arrays if name.startswith("weights|") and "counters" not in name]
-        return {name: arrays[name].tobytes() for name in names}
-
-
 def test_a_step_uses_the_rates_of_the_examples_before_it_and_windows_show_them(log, make_config, tmp_path):
     """At the start of a warm-up the rate is 0."""
     config = make_config(SCHEDULES, logistic=True)
@@ -135,7 +125,7 @@ def test_a_warm_start_continues_the_schedules_by_examples(examples, publish_log,
     changed = make_config({**SCHEDULES, **by_partition, "metrics": {"window_examples": 100}})
     train(whole, changed, tmp_path / "new", init_from=InitFrom(tmp_path / "old"))
     train(whole, config, tmp_path / "uninterrupted")
-    assert weights(tmp_path / "new") == weights(tmp_path / "uninterrupted")
+    np.testing.assert_equal(weights(tmp_path / "new"), weights(tmp_path / "uninterrupted"))
     continued = ("taken", f"continues at {summary['trained_examples']} examples")
     assert schedules_of(tmp_path / "new") == {"rate_dense": continued, "rate_embeddings": continued}
 

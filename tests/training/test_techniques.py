@@ -1,6 +1,5 @@
 """What is learned besides clicks, through whole runs: what a student, a delay and a constraint change."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ctr.experiments.config import merged
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import open_session, train
+from growing_logs import FILES, assert_same, lines_of
 from reference_loop import cut
 from small_runs import write_teacher
 
@@ -39,10 +39,6 @@ CONSTRAINTS: dict[str, Any] = {
 def sidecar(log: Path, name: str) -> pd.DataFrame:
     tables = [read_sidecar_partition(log, name, manifest) for manifest in read_manifests(log)]
     return pa.concat_tables(tables).to_pandas()
-
-
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def train_until(limit: int, log: Path, config: TrainConfig, run: Path) -> None:
@@ -267,22 +263,10 @@ def test_stopped_and_resumed_with_any_of_it_the_bits_are_the_same(
     train(own_log, config, tmp_path / "whole")
     train_until(700, own_log, config, tmp_path / "resumed")
     summary = train(own_log, config, tmp_path / "resumed")
-    found, expected = (outcome(tmp_path / run) for run in ("resumed", "whole"))
-    assert found[0] == expected[0]
-    assert found[1].keys() == expected[1].keys()
-    for name, array in found[1].items():
-        assert np.array_equal(array, expected[1][name]), name
+    assert_same(tmp_path / "resumed", tmp_path / "whole", *FILES)
     if "bias_constraints" in objective:
         assert all(any(summary["duals"][name]) for name in ("ctr", "low", "random"))
         assert summary["constraint_logs"]["exposure"]["examples"] > 300
-
-
-def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-    """The lines of the metrics without what is timed, and the arrays of the last checkpoint."""
-    timed = {"examples_per_second", "shampoo_seconds_waited", "shampoo_seconds_computing"}
-    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as content:
-        arrays = dict(content.items())
-    return [{key: line[key] for key in line.keys() - timed} for line in lines_of(run)], arrays
 
 
 @pytest.mark.soak

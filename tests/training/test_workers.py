@@ -118,13 +118,13 @@ class World:
         )
         adagrad = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}}}}
         self.configs = {
-            "factorized": (self.log, merged(merged(base, FACTORIZED), DIVIDED)),
-            "objective": (self.log, merged(merged(base, objective(exposure)), DIVIDED)),
-            "growing": (self.growing, merged(merged(base, merged(TWO_MODELS, CROWDED)), DIVIDED)),
-            "kfac": (self.log, merged(merged(base, KFAC), DIVIDED)),
+            "factorized": (self.log, merged(base, FACTORIZED, DIVIDED)),
+            "objective": (self.log, merged(base, objective(exposure), DIVIDED)),
+            "growing": (self.growing, merged(base, TWO_MODELS, CROWDED, DIVIDED)),
+            "kfac": (self.log, merged(base, KFAC, DIVIDED)),
             "mirrored": (
                 self.growing,
-                merged(merged(base, merged(merged(TWO_MODELS, CROWDED), adagrad)), MIRRORED),
+                merged(base, TWO_MODELS, CROWDED, adagrad, MIRRORED),
             ),
         }
 

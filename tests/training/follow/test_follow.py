@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
 from ctr.data.log import PublishedPartitions, read_manifests, read_schema
@@ -30,7 +29,7 @@ from ctr.training.follow import Followed, Polling, follow
 from ctr.training.logs import resolve
 from ctr.training.loop import open_session, train
 from ctr.training.validate import validate
-from growing_logs import ENDS, ROOTS, Growing, constrained
+from growing_logs import ENDS, ROOTS, STANDS, Growing, assert_same, constrained, lines_of
 
 # Of 12 to 130 rows, some of them smaller than a batch, two without any.
 SHORT = (
@@ -72,27 +71,19 @@ def followed(
     return follow(log, config, run, script, Polling(0.001, idle), None, exporter)
 
 
-def lines(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "follow.jsonl").read_text().splitlines()]
-
-
 def assert_one_pass(
-    run: Path, log: Path, config, read_predictions, heard: Callable[..., None] | None = None, exporter=None
+    run: Path, log: Path, config, heard: Callable[..., None] | None = None, exporter=None
 ) -> None:
     """Finishes ``run`` and compares all that it computed with a run that was never stopped."""
     train(log, config, run, exporter=exporter)
     whole = run.with_name(f"{run.name}-whole")
     train(log, config, whole, heard, exporter=exporter)
-    found, expected = growing_logs.outcome(run), growing_logs.outcome(whole)
-    for name in ("summary", "metrics", "rejects", "metric states"):
-        assert found[name] == expected[name], name
-    assert growing_logs.last_weights(run) == growing_logs.last_weights(whole)
-    assert read_predictions(run).equals(read_predictions(whole))
+    assert_same(run, whole, *STANDS)
 
 
 def assert_reported(run: Path, log: Growing, stopped: Followed) -> None:
     """Each partition with rows is listed once, in the line of the batch in which its last row is trained on."""
-    reported, manifests = lines(run), read_manifests(log.folder)
+    reported, manifests = lines_of(run, "follow.jsonl"), read_manifests(log.folder)
     assert sum(line["rows"] for line in reported) == reported[-1]["position"] == stopped.position
     assert reported[-1]["waiting"] == stopped.waiting and reported[-1]["published_through"] == 240_000
     times = log.table.column("query_time").to_numpy()
@@ -119,7 +110,7 @@ def test_each_interval_is_reported_when_its_last_row_is_trained_on(short, make_c
 @pytest.mark.slow
 @pytest.mark.parametrize("is_linear", [True, False])
 def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
-    short, exposure, make_config, read_predictions, tmp_path, is_linear
+    short, exposure, make_config, tmp_path, is_linear
 ):
     """Stopped twice, once amid rows that are published.
 
@@ -153,9 +144,7 @@ def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
     assert stopped.waiting == 0 if is_linear else 0 < stopped.waiting < 50
     ends: set[int] = set()
     exported_live = [*exported[run]]
-    assert_one_pass(
-        run, short.folder, config, read_predictions, lambda position, _: ends.add(position), exporter=export
-    )
+    assert_one_pass(run, short.folder, config, lambda position, _: ends.add(position), exporter=export)
     once, *_ = [exported[folder] for folder in exported if folder != run]
     assert exported[run] == once
     assert exported_live == once[:4]
@@ -166,7 +155,7 @@ def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
 
 
 @pytest.mark.slow
-def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions, tmp_path):
+def test_an_interval_waits_for_its_sidecars(short, make_config, tmp_path):
     """Kept rows alone, in a time range: rows that nothing is done with lie at the ends of partitions too."""
     sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
     times = {"start": "1970-01-01T00:00:00.011", "end": "1970-01-01T00:00:00.200"}
@@ -205,7 +194,7 @@ def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions
     )
     stopped = followed(short.folder, config, run, script)
     assert (stopped.waiting, stopped.awaited, short.partitions) == (0, None, INTERVALS)
-    assert_one_pass(run, short.folder, config, read_predictions)
+    assert_one_pass(run, short.folder, config)
 
 
 def test_an_interval_that_comes_late_vanishes_or_changes_is_refused_by_name(growing, make_config, tmp_path):
@@ -281,9 +270,7 @@ def config_file(make_config, tmp_path) -> Path:
 
 
 @pytest.mark.soak
-def test_it_stops_at_a_signal_and_goes_on_from_there(
-    short, make_config, config_file, read_predictions, tmp_path, capsys
-):
+def test_it_stops_at_a_signal_and_goes_on_from_there(short, make_config, config_file, tmp_path, capsys):
     run, config = tmp_path / "run", make_config({**ROOTS, "checkpoint": {"every_examples": 400}})
     command = ["train", str(short.folder), "--config", str(config_file), "--out", str(run), "--follow"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -301,7 +288,7 @@ def test_it_stops_at_a_signal_and_goes_on_from_there(
             short.grow()
             time.sleep(0.05)
         end = time.monotonic() + 120
-        while not (run / "follow.jsonl").exists() or not lines(run):
+        while not (run / "follow.jsonl").exists() or not lines_of(run, "follow.jsonl"):
             assert process.poll() is None and time.monotonic() < end, process.communicate()
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
@@ -321,7 +308,7 @@ def test_it_stops_at_a_signal_and_goes_on_from_there(
         reported["reason"] == "idle"
         and saved < reported["position"] == len(short.table) - reported["waiting"]
     )
-    assert_one_pass(run, short.folder, config, read_predictions)
+    assert_one_pass(run, short.folder, config)
 
 
 def test_arguments_that_make_no_sense_are_refused(short, config_file, tmp_path, capsys):

@@ -13,6 +13,7 @@ from tensorboard.plugins.hparams import metadata as hparams_metadata
 
 from ctr.training.loop import train
 from ctr.training.run.event_file import EventFiles
+from growing_logs import lines_of
 
 HISTOGRAMS = {"tensorboard": {"histograms": True}}
 
@@ -34,24 +35,17 @@ def values_of(events: EventAccumulator, tag: str) -> dict[int, float]:
     return {event.step: tf.make_ndarray(event.tensor_proto).item() for event in shown}
 
 
-def lines_of(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def made(log, make_config, tmp_path_factory) -> Path:
-    """Two runs of different learning rates in one folder; the one with histograms is called ``histograms``."""
-    folder = tmp_path_factory.mktemp("runs")
-    train(log, make_config(HISTOGRAMS, logistic=True), folder / "histograms")
-    train(log, make_config({"optimizer": {"dense": {"learning_rate": 0.5}}}, logistic=True), folder / "plain")
-    return folder
+    run = tmp_path_factory.mktemp("runs") / "run"
+    train(log, make_config({"optimizer": {"dense": {"learning_rate": 0.5}}}, logistic=True), run)
+    return run
 
 
 @pytest.mark.slow
 def test_metrics_of_the_pass_and_of_each_window_share_their_tags_and_the_configuration_is_text(made):
-    run = made / "plain"
-    lines, summary = lines_of(run), json.loads((run / "summary.json").read_text())
-    so_far, windows = events_of(run), events_of(run, "window")
+    lines, summary = lines_of(made), json.loads((made / "summary.json").read_text())
+    so_far, windows = events_of(made), events_of(made, "window")
     names = {"auc": "metrics/auc", "logloss": "metrics/logloss", "calibration_bias": "calibration/bias"}
     for name, tag in names.items():
         found = values_of(windows, tag)
@@ -67,14 +61,21 @@ def test_metrics_of_the_pass_and_of_each_window_share_their_tags_and_the_configu
     # The configuration is there as text.
     (event,) = so_far.Tensors("config")
     text = tf.make_ndarray(event.tensor_proto).item().decode()
-    assert yaml.safe_load(text) == yaml.safe_load((run / "config.yaml").read_text())
+    assert yaml.safe_load(text) == yaml.safe_load((made / "config.yaml").read_text())
     assert tags_of(so_far, "text") == {"config"} and not tags_of(so_far, "histograms")
+    # And as what the tab of hyperparameters compares.
+    content = so_far.SummaryMetadata(hparams_metadata.SESSION_START_INFO_TAG).plugin_data.content
+    started = hparams_metadata.parse_session_start_info_plugin_data(content)
+    assert started.group_name == f"{made.name} ({made})"
+    assert started.hparams["optimizer.dense.learning_rate"].number_value == 0.5
+    assert started.hparams["record_predictions"].bool_value is True
+    assert json.loads(started.hparams["metrics.slices"].string_value) == ["position"]
 
 
 @pytest.mark.slow
 def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config):
     line = {
-        **lines_of(made / "plain")[0],
+        **lines_of(made)[0],
         "examples": 2**40, "window_examples": 2**24 + 1, "queries": 2**24, "dual_a_0": 1e300, "loss_ranking": 0.25,
         "shampoo_spectra": {"ui/deep_0/w": {"smallest": 1e-9, "largest": 0.5, "condition": 1e39}},
     }  # fmt: skip
@@ -95,23 +96,7 @@ def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config
 
 
 @pytest.mark.slow
-def test_histograms_are_those_of_each_window(made):
-    run = made / "histograms"
-    events = events_of(run)
-    found = tags_of(events, "histograms")
-    both = {"output_bias", "embeddings/quality-0", "embeddings/ui-0"}
-    assert found == {f"{kind}/{name}" for kind in ("weights", "gradients") for name in both}
-    steps = [line["examples"] for line in lines_of(run)]
-    for tag in found:
-        shown = events.Tensors(tag)
-        assert [event.step for event in shown] == steps
-        buckets = tf.make_ndarray(shown[-1].tensor_proto)
-        assert buckets[:, 2].sum() >= 1
-        assert (buckets[:, 0] <= buckets[:, 1]).all()
-
-
-@pytest.mark.slow
-def test_a_resumed_run_shows_each_step_once_at_its_time(growing, make_config, tmp_path):
+def test_a_resumed_run_shows_each_step_and_its_histograms_once_at_its_time(growing, make_config, tmp_path):
     changes, run = {**HISTOGRAMS, "max_rejected_share": 0.01}, tmp_path / "run"
     config = make_config(changes, logistic=True)
     train(growing.grow(2), config, run)
@@ -129,6 +114,14 @@ def test_a_resumed_run_shows_each_step_once_at_its_time(growing, make_config, tm
             assert (one.step, one.wall_time) == (other.step, other.wall_time)
             assert one.tensor_proto == other.tensor_proto
     assert len(after.Tensors("config")) == 1
+    both = {"output_bias", "embeddings/quality-0", "embeddings/ui-0"}
+    found = tags_of(after, "histograms")
+    assert found == {f"{kind}/{name}" for kind in ("weights", "gradients") for name in both}
+    for tag in found:
+        assert [event.step for event in after.Tensors(tag)] == steps
+        buckets = tf.make_ndarray(after.Tensors(tag)[-1].tensor_proto)
+        assert buckets[:, 2].sum() >= 1
+        assert (buckets[:, 0] <= buckets[:, 1]).all()
     content = after.SummaryMetadata(hparams_metadata.SESSION_END_INFO_TAG).plugin_data.content
     assert hparams_metadata.parse_session_end_info_plugin_data(content).status == api_pb2.STATUS_SUCCESS
 
@@ -139,7 +132,7 @@ def test_a_file_that_holds_no_events_is_written_anew(made, make_config, tmp_path
     folder.mkdir()
     with tf.io.TFRecordWriter(str(folder / "events.out.tfevents.0000000001.a.1.0")) as file:
         file.write(b"\xff\xff no event")
-    EventFiles.open(folder, made / "plain/metrics.jsonl", make_config()).close()
-    lines = lines_of(made / "plain")
+    EventFiles.open(folder, made / "metrics.jsonl", make_config()).close()
+    lines = lines_of(made)
     assert list(values_of(events_of(tmp_path), "metrics/auc")) == [line["examples"] for line in lines]
     assert len(list(folder.glob("events*"))) == 1

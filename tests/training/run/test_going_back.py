@@ -13,7 +13,7 @@ from ctr.serving.export import export_from_run
 from ctr.serving.metadata import versions
 from ctr.training.follow import Followed, Polling, follow
 from ctr.training.loop import open_session, train
-from growing_logs import Growing
+from growing_logs import Growing, lines_of
 from numerical_faults import fill, injected
 
 POISON = fill("dense/000", math.nan)
@@ -37,10 +37,6 @@ def interval_end(live: Any, number: int) -> int:
     return int((live.table.column("query_time").to_numpy() < ENDS[number]).sum())
 
 
-def reported(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "follow.jsonl").read_text().splitlines()]
-
-
 def followed(live: Any, config: Any, run: Path, stop: Callable[[], str | None]) -> Followed:
     return follow(live.folder, config, run, stop, Polling(0.001, 0.05))
 
@@ -58,8 +54,8 @@ def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_id
     assert (run / "checkpoints" / f"{rows:020d}").is_dir()
     # What was passed again is reported again.
     passed = [interval_end(live, number) for number in range(1, 5)]
-    assert [line["position"] for line in reported(run)] == passed * 2
-    assert [line["rows"] for line in reported(run)] == np.diff([0, *passed]).tolist() * 2
+    assert [line["position"] for line in lines_of(run, "follow.jsonl")] == passed * 2
+    assert [line["rows"] for line in lines_of(run, "follow.jsonl")] == np.diff([0, *passed]).tolist() * 2
     (entry,) = json.loads((run / "quarantine.json").read_text())["rollbacks"]
     assert entry["checkpoint"] == 0 and entry["rows"][1] == rows
 

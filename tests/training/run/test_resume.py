@@ -8,20 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 import yaml
 
+import growing_logs
 from ctr.cli import main
-from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
-from ctr.training.loop import TIMING, train
+from ctr.training.loop import train
 from ctr.training.run.run import Run
 from numerical_faults import fill, injected
-from small_runs import LOGISTIC, draw_examples, merged, publish
+from small_runs import LOGISTIC, config_of, draw_examples, publish
 
 KILLED = -9
 # Nothing divides anything else: windows, checkpoints, batches, shards and intervals end at different rows.
@@ -53,44 +51,10 @@ NETWORK: dict[str, Any] = {
 }
 
 
-def config_of(content: dict[str, Any], *changes: dict[str, Any]) -> TrainConfig:
-    for change in changes:
-        content = merged(content, change)
-    return parse_model(TrainConfig, content, "test")
-
-
-def without_timings(content: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in content.items() if key not in TIMING}
-
-
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def outcome(run: Path) -> dict[str, Any]:
-    """All that a run computed, but how its files of predictions are cut and which other checkpoints it has."""
-    newest = max(path for path in (run / "checkpoints").iterdir() if path.name.isdecimal())
-    with np.load(run / "metric_states.npz") as states:
-        metric_states = {name: states[name].tobytes() for name in states}
-    parts = [pd.read_parquet(path) for path in sorted((run / "predictions").iterdir())]
-    return {
-        "arrays": (newest.name, (newest / "arrays.npz").read_bytes()),
-        "summary": without_timings(json.loads((run / "summary.json").read_text())),
-        "metrics": [without_timings(line) for line in lines_of(run)],
-        "rejects": (run / "rejects.jsonl").read_text(),
-        "metric states": metric_states,
-        "timeline": (run / "timeline.npz").read_bytes(),
-        "data health": (run / "data_health.json").read_bytes(),
-        "predictions": pd.concat(parts, ignore_index=True).to_csv(),
-        "config": (run / "config.yaml").read_bytes(),
-        "environment": (run / "environment.json").read_bytes(),
-    }
-
-
 def assert_same(run: Path, other: Path, *left_out: str) -> None:
-    found, expected = outcome(run), outcome(other)
-    for name in expected.keys() - set(left_out):
-        assert found[name] == expected[name], name
+    growing_logs.assert_same(run, other, *growing_logs.FILES, *left_out)
+    for name in {"config.yaml", "environment.json"} - set(left_out):
+        assert (run / name).read_bytes() == (other / name).read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +141,7 @@ def test_a_run_that_is_stopped_or_fails_anywhere_ends_in_the_same_bits(faulty_lo
     timed = config_of(LINEAR, {"checkpoint": {"every_examples": 10**6, "every_minutes": 1e-9, "keep": 99}})
     train(log, timed, tmp_path / "timed")
     assert len(list((tmp_path / "timed/checkpoints").iterdir())) > 10
-    assert_same(tmp_path / "timed", linear.run, "config", "summary")
+    assert_same(tmp_path / "timed", linear.run, "config.yaml", "summary", "arrays", "newest")
 
 
 def flip(path: Path) -> None:
