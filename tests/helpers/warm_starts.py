@@ -1,6 +1,6 @@
 """Runs that begin from another one: logs of the same examples with any features, and what runs know of ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,18 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 import small_runs
-from ctr.config import parse_model
 from ctr.data.log import create_log
 from ctr.data.schema import Category, Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.hashing import splitmix64
 from ctr.models.embeddings import tower_columns
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
-from fault_points import Counting, kill, watching
 from small_runs import SMALL, Examples, draw_examples, merged
 
 HALF, END = 160_000, 240_000
@@ -183,16 +180,3 @@ def assert_same(run: Path, other: Path) -> None:
     for name, array in expected.items():
         if not name.startswith(("ids/", "rows/", "rows_accumulator/")):
             np.testing.assert_array_equal(found[name], array, err_msg=name)
-
-
-def train_and_be_killed(given: Mapping[str, Any]) -> None:
-    """Begins a run from another one, trains, and kills this process.
-
-    Args:
-        given: ``log``, ``config`` (a dict), ``run`` and ``source``; ``kill_at``, a point of ``fault_points.py``, how
-            often it is to be reached, and what is in the path there.
-    """
-    point, count, path = given["kill_at"]
-    config = parse_model(TrainConfig, given["config"], "test")
-    with watching(Counting(point, count, kill, path)):
-        train(Path(given["log"]), config, Path(given["run"]), init_from=InitFrom(Path(given["source"])))

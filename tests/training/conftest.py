@@ -1,6 +1,5 @@
-"""A small synthetic log, and runs in processes that can be killed."""
+"""A small synthetic log."""
 
-import multiprocessing
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-import killed_run
 from ctr.config import parse_model
 from ctr.data.schema import Schema
 from ctr.training.config import TrainConfig
@@ -83,50 +81,6 @@ def make_config() -> Callable[..., TrainConfig]:
         return parse_model(TrainConfig, merged(LOGISTIC if logistic else SMALL, changes or {}), "test")
 
     return make
-
-
-@pytest.fixture(scope="session")
-def run_killed() -> Callable[..., int]:
-    """Trains in a process that is killed; returns its exit status.
-
-    ``kill_after`` is a number of batches, ``kill_at_sync`` a number of times that something is made durable,
-    ``kill_at`` a point of ``fault_points.py`` and a number, ``kill_within`` a number of seconds; 0 for never.
-    ``follow``: it goes on until nothing new comes for ``idle`` seconds. The processes are forked from one that has
-    loaded TensorFlow and computed nothing.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
-
-    def run(
-        log: Path,
-        config: TrainConfig,
-        folder: Path,
-        kill_after: int = 0,
-        kill_at_sync: int = 0,
-        kill_at: tuple[str, int] = ("", 0),
-        kill_within: float = 0,
-        follow: bool = False,
-        idle: float = 0.2,
-    ) -> int:
-        given = {
-            "log": str(log),
-            "config": config.model_dump(mode="json"),
-            "run": str(folder),
-            "kill_after": kill_after,
-            "kill_at": ("fsync.before", kill_at_sync) if kill_at_sync else kill_at,
-            "kill_within": kill_within,
-            "live": follow,
-            "idle": idle,
-        }
-        process = context.Process(target=killed_run.main, args=(given,))
-        process.start()
-        process.join(300)
-        if process.exitcode is None:
-            process.kill()
-            pytest.fail("the run did not end")
-        return process.exitcode
-
-    return run
 
 
 @pytest.fixture(scope="session")

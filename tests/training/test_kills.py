@@ -18,6 +18,7 @@ from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.training.loop import train
 from fault_points import POINTS
+from killed_run import run_killed
 
 ENDS = (0, 40_000, 80_000, 120_000, 160_000, 200_000, 240_000)
 SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.6, "salt": "kills"}, "test")
@@ -79,9 +80,7 @@ def killed_somewhere(source: random.Random) -> tuple[str, dict[str, Any]]:
     return point, {"kill_at": (point, source.choice((1, 2, 3, 5, 8, 13, 21)))}
 
 
-def run_until_done(
-    world: World, run: Path, live: bool, source: random.Random, run_killed: Any
-) -> Counter[str]:
+def run_until_done(world: World, run: Path, live: bool, source: random.Random) -> Counter[str]:
     """Goes on with a run that is killed each time until it is done; returns where."""
     died: Counter[str] = Counter()
     while True:
@@ -96,7 +95,7 @@ def run_until_done(
 
         publisher = threading.Thread(target=publish)
         publisher.start()
-        status = run_killed(world.log.folder, world.config, run, follow=follows, idle=0.3, **how)
+        status = run_killed(world.log.folder, world.config, run, idle=0.3 if follows else None, **how)
         publisher.join()
         assert status in (0, -signal.SIGKILL)
         died[place] += status != 0
@@ -122,7 +121,6 @@ def test_killed_anywhere_it_ends_in_the_same_bits(
     exposure,
     schema,
     make_config,
-    run_killed,
     tmp_path,
     capsys,
 ):
@@ -142,7 +140,7 @@ def test_killed_anywhere_it_ends_in_the_same_bits(
         run = tmp_path / f"run-{passes}"
         if live:
             world.begin()
-        died += run_until_done(world, run, live, source, run_killed)
+        died += run_until_done(world, run, live, source)
         growing_logs.assert_same(run, whole, *(growing_logs.STANDS if live else ()))
         assert not [path for path in run.rglob("*") if ".partial" in path.name]
     with capsys.disabled():

@@ -17,7 +17,6 @@ from ctr.training import trainer as module
 from ctr.training.loop import open_session, train
 from growing_logs import (
     ROOTS,
-    constrained,
     last_weights,
 )
 
@@ -105,32 +104,6 @@ def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_co
                 session.score(wrong)
         # None of these ended it.
         session.advance()
-
-
-def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_config, tmp_path):
-    config = make_config({**ROOTS, **constrained(exposure.folder)}, logistic=True)
-    for log in (growing, exposure):
-        log.partitions = 1
-        log.grow()
-    with open_session(growing.folder, config, tmp_path / "run") as session:
-        session.advance()
-        with (
-            pytest.raises(InputError, match="another process is training in this run directory"),
-            open_session(growing.folder, config, tmp_path / "run"),
-        ):
-            pass
-        for log, name in ((exposure, "constraint log exposure"), (growing, "log")):
-            log.partitions = 0
-            log.grow()
-            with pytest.raises(InputError, match=f"the {name} is not the one .* first 1 partitions differ"):
-                session.advance()
-            first = read_manifests(log.folder)[0].name
-            for path in (
-                log.folder / "manifests" / f"{first}.json",
-                *(log.folder / "shards").glob(f"{first}-*"),
-            ):
-                path.unlink()
-        assert session.finish()["log_rows"] == read_manifests(growing.folder)[0].rows
 
 
 def test_after_an_exception_nothing_is_saved(growing, make_config, tmp_path):

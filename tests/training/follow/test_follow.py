@@ -1,6 +1,5 @@
 """A run that follows a live log ends in the bits of one pass over it, however it came and however often it stopped."""
 
-import json
 import os
 import signal
 import subprocess
@@ -262,57 +261,16 @@ def test_a_log_that_begins_anew_is_waited_for_where_the_run_is(tmp_path):
     validate(TrainConfig(), log, run, follows=True)
 
 
-@pytest.fixture
-def config_file(make_config, tmp_path) -> Path:
-    path = tmp_path / "config.yaml"
-    path.write_text(dump_yaml(make_config({**ROOTS, "checkpoint": {"every_examples": 400}})))
-    return path
-
-
-@pytest.mark.soak
-def test_it_stops_at_a_signal_and_goes_on_from_there(short, make_config, config_file, tmp_path, capsys):
-    run, config = tmp_path / "run", make_config({**ROOTS, "checkpoint": {"every_examples": 400}})
-    command = ["train", str(short.folder), "--config", str(config_file), "--out", str(run), "--follow"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ctr", *command, "--poll", "0.05"],
-        env=environment,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        # In pieces, while it starts and while it learns.
-        for _ in range(8):
-            short.grow()
-            time.sleep(0.05)
-        end = time.monotonic() + 120
-        while not (run / "follow.jsonl").exists() or not lines_of(run, "follow.jsonl"):
-            assert process.poll() is None and time.monotonic() < end, process.communicate()
-            time.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        output, complaints = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0, complaints
-    saved = max(int(path.name) for path in (run / "checkpoints").iterdir())
-    assert (
-        output.startswith(f"{run}: stopped (SIGTERM) at row {saved} of the log") and output.count("\n") == 1
-    )
-    assert not (run / "summary.json").exists()
-    short.grow(INTERVALS - 8)
-    assert main([*command, "--json", "--poll", "0.01", "--stop-when-idle", "0.2"]) == 0
-    reported = json.loads(capsys.readouterr().out)
-    assert (
-        reported["reason"] == "idle"
-        and saved < reported["position"] == len(short.table) - reported["waiting"]
-    )
-    assert_one_pass(run, short.folder, config)
-
-
-def test_arguments_that_make_no_sense_are_refused(short, config_file, tmp_path, capsys):
-    given = ["train", str(short.folder), "--config", str(config_file), "--out", str(tmp_path / "run")]
+def test_arguments_that_make_no_sense_are_refused(short, make_config, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(dump_yaml(make_config()))
+    given = [
+        "train",
+        str(short.folder),
+        "--config",
+        str(tmp_path / "config.yaml"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
     for more, error in (
         ("--stop-when-idle 1", "--poll and --stop-when-idle go with --follow"),
         ("--follow --record teacher", "--record does not go with --follow"),

@@ -18,8 +18,9 @@ from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run.run import Run
+from killed_run import run_killed
 from numerical_faults import fill, injected
-from small_runs import LOGISTIC, config_of, draw_examples, publish
+from small_runs import LOGISTIC, SMALL, config_of, draw_examples, publish
 
 KILLED = -9
 # Nothing divides anything else: windows, checkpoints, batches, shards and intervals end at different rows.
@@ -33,21 +34,6 @@ LINEAR: dict[str, Any] = {
     "label_delay": 0.01,
     # Windows whose size is open end where the ones before them ended.
     "metrics": {"slices": ["position"]},
-}
-NETWORK: dict[str, Any] = {
-    "batch": {"rows": 50, "max_query_rows": 64},
-    "model": {
-        "crosses": {"layers": 2, "rank": 3, "ramp": [100, 600]},
-        "deep": {"units": [8]},
-        "prior": 0.3,
-    },
-    # So that roots are in flight wherever a run ends.
-    "optimizer": {
-        "dense": {"shampoo": {"start_preconditioning_step": 2, "precondition_frequency": 4, "momentum": 0.9}}
-    },
-    "metrics": {"window_examples": 230, "slices": ["position"]},
-    "checkpoint": {"every_examples": EVERY, "keep": 2},
-    "max_rejected_share": 0.01,
 }
 
 
@@ -85,11 +71,6 @@ class Whole:
 @pytest.fixture(scope="module")
 def linear(faulty_log, tmp_path_factory) -> Whole:
     return Whole(faulty_log, config_of(LINEAR), tmp_path_factory.mktemp("linear") / "run")
-
-
-@pytest.fixture(scope="module")
-def network(faulty_log, tmp_path_factory) -> Whole:
-    return Whole(faulty_log, config_of(NETWORK), tmp_path_factory.mktemp("network") / "run")
 
 
 def stop_after(batches: int) -> Any:
@@ -261,18 +242,7 @@ def test_the_command_line_says_where_it_was_interrupted_and_resumes_there(tmp_pa
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("number", range(1, 60))
-def test_killed_while_it_makes_anything_durable(faulty_log, network, run_killed, tmp_path, number):
-    status = run_killed(faulty_log, network.config, tmp_path / "run", kill_at_sync=number)
-    if status == KILLED:
-        train(faulty_log, network.config, tmp_path / "run")
-    else:
-        assert (status, number > 40) == (0, True)
-    assert_same(tmp_path / "run", network.run)
-
-
-@pytest.mark.soak
-def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publish_log, run_killed, tmp_path):
+def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publish_log, tmp_path):
     # Large enough that TensorFlow and oneDNN share matrix products among threads.
     log = publish_log(tmp_path / "log", make_examples(4000, seed=3).table(), ((0, 10**9),))
     content = {
@@ -283,16 +253,16 @@ def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publi
     }
     config = config_of(content)
     assert run_killed(log, config, tmp_path / "a") == 0
-    assert run_killed(log, config, tmp_path / "b", kill_after=6) == KILLED
+    assert run_killed(log, config, tmp_path / "b", kill_at=("learn.after", 6)) == KILLED
     assert run_killed(log, config, tmp_path / "b") == 0
     assert_same(tmp_path / "b", tmp_path / "a")
 
 
 @pytest.mark.soak
 def test_a_rollback_goes_back_as_far_whether_the_run_was_stopped_or_not(log, tmp_path):
+    content = {"checkpoint": {"every_examples": 500}, "rollback": {"after_skipped_steps": 3}}
     plain = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}}}
-    content = {"checkpoint": {"every_examples": 500}, "rollback": {"after_skipped_steps": 3}, **plain}
-    config, quarantined = config_of(NETWORK, content), []
+    config, quarantined = config_of(SMALL, content, plain), []
     for name in ("whole", "run"):
         with injected(poison={750: fill("dense/000", math.nan)}, once=True):
             if name == "run":

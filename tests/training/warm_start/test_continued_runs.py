@@ -1,7 +1,6 @@
 """A run that begins from another one goes on bit by bit as that one would have, wherever it is killed."""
 
 import json
-import multiprocessing
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import warm_starts
+import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml
-from ctr.training.config import TrainConfig
 from ctr.training.follow import Polling, follow
-from ctr.training.loop import TIMING, open_session, train
+from ctr.training.loop import open_session, train
 from ctr.training.run.directory import read_warm_start
 from ctr.training.run.snapshot import read_snapshot
 from ctr.training.state import dense_weights
 from ctr.training.warm_start.start import InitFrom, warm_start
+from killed_run import run_killed
 from small_runs import draw_examples
 from warm_starts import (
     ADAFACTOR,
@@ -130,34 +129,6 @@ def test_the_command_line(old, whole, tmp_path, capsys):
     assert f"features           partly       user, item, tags  {why}" in captured.err
 
 
-@pytest.fixture(scope="session")
-def killed_launch() -> Any:
-    """Launches and trains in a process that is killed at a point of ``fault_points.py``; returns its exit status."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
-
-    def run(log: Path, config: TrainConfig, folder: Path, source: Path, kill_at: tuple[str, int, str]) -> int:
-        given = {"log": str(log), "config": config.model_dump(mode="json"), "run": str(folder)}
-        given |= {"source": str(source), "kill_at": kill_at}
-        process = context.Process(target=warm_starts.train_and_be_killed, args=(given,))
-        process.start()
-        process.join(300)
-        assert process.exitcode is not None
-        return process.exitcode
-
-    return run
-
-
-def outcome(run: Path) -> dict[str, Any]:
-    summary = json.loads((run / "summary.json").read_text())
-    return {
-        "weights": {name: array.tobytes() for name, array in weights(run).items()},
-        "predictions": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
-        "launch": read_warm_start(run),
-        "results": {name: value for name, value in summary.items() if name not in TIMING},
-    }
-
-
 # Where, and whether the run is begun then.
 MOMENTS = [
     (("rename.after", 1, "/run"), True),
@@ -173,12 +144,10 @@ MOMENTS = [
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("moment", "is_begun"), MOMENTS)
-def test_killed_at_any_moment_it_is_begun_or_not(
-    old, whole, launched, killed_launch, tmp_path, moment, is_begun
-):
+def test_killed_at_any_moment_it_is_begun_or_not(old, whole, launched, tmp_path, moment, is_begun):
     source, run, config = tmp_path / "source", tmp_path / "run", config_of(HARMLESS)
     source.symlink_to(old)
-    assert killed_launch(whole, config, run, source, moment) == KILLED
+    assert run_killed(whole, config, run, kill_at=moment, source=source) == KILLED
     assert run.exists() == is_begun
     if is_begun:
         # It needs the old run no more.
@@ -187,7 +156,8 @@ def test_killed_at_any_moment_it_is_begun_or_not(
         train(whole, config, run)
     else:
         train(whole, config, run, init_from=InitFrom(source))
-    assert outcome(run) == outcome(launched)
+    growing_logs.assert_same(run, launched, "arrays")
+    assert read_warm_start(run) == read_warm_start(launched)
     assert [path.name for path in tmp_path.iterdir() if path != source] == ["run"]
 
 
