@@ -13,6 +13,7 @@ import small_runs
 from ctr.data.batches import Batch, set_rejects_apart
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Schema
+from ctr.data.shards import pack_ids
 from ctr.io.errors import InputError
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
@@ -145,9 +146,15 @@ def test_a_log_that_grows_gives_the_bits_of_one_pass(changes, growing_log, tmp_p
     config = config_of(changes)
     train(growing_log, config, tmp_path / "whole")
     growing = Growing(tmp_path / "log", SCHEMA, growing_table(draw_examples()))
+    strangers = growing_table(draw_examples(queries=5, seed=3))
+    ids = np.full((strangers.num_rows, 3), 12345, np.int64)
+    ids[:, 1] = 1
+    strangers = strangers.set_column(7, "ids", pack_ids(ids))
     with open_session(growing.grow(), config, tmp_path / "followed") as session:
         session.advance()
         for _ in range(2):
+            # Scoring between changes nothing and admits nobody, and the same id always shares the same row.
+            np.testing.assert_array_equal(session.score(strangers), session.score(strangers))
             growing.grow()
             session.advance()
         session.finish()

@@ -164,7 +164,7 @@ def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
     assert results[True]["calibration_bias"] < without["calibration_bias"] - 0.05
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_prediction(
     make_examples, make_log, make_config, tmp_path, read_predictions
 ):

@@ -308,11 +308,6 @@ def test_logs_of_which_nothing_can_be_learned(
     ("changes", "words"),
     [
         ({"metrics": {"slices": ["tags"]}}, "metrics.slices names tags.*allowed: user, item, position"),
-        ({"model": {"widths": {"usr": 3}}}, "model.widths names usr.*allowed: user, item, tags, position"),
-        (
-            {"model": {"widths": dict.fromkeys(("user", "item", "tags", "position"), 0)}},
-            "all features have width 0",
-        ),
         ({"batch": {"rows": 3, "max_query_rows": 5}}, r"query_id \d+ .* has \d rows; at most 5 are allowed"),
     ],
 )

@@ -17,51 +17,48 @@ from ctr.training.logs import resolve
 from ctr.training.loop import open_session, train
 from small_runs import LOGISTIC, SCHEMA, SMALL, draw_examples, merged, publish
 
+UI = "no feature with a width above 0 is in the tower ui; model.factorized.ui_features, model.widths and model.without"
+REFUSED = [
+    ({"deep": {"ranks": [2, 2]}}, "model.deep.*2 ranks for 1 units"),
+    ({"deep": {"ranks": [8]}}, "model.deep.*rank 8 of a layer of 8.*allowed: 1..7, 0: none"),
+    ({"deep": {"ranks": [-1]}}, "model.deep.*rank -1"),
+    ({"factorized": {"ui_units": [0]}}, "model.factorized.*1..65536"),
+    # A logistic regression has no towers and no components.
+    ({**LOGISTIC["model"], "factorized": {}}, "crosses or deep layers"),
+    ({**LOGISTIC["model"], "ensemble": {"components": 2}}, "crosses or deep layers"),
+    # What does not fit the features of the log.
+    ({"factorized": {"ui_features": ["positon"]}}, "ui_features names positon, which is not a feature of"),
+    ({"factorized": {"ui_features": []}}, UI),
+    ({"factorized": {}, "widths": {"position": 0}}, UI),
+    ({"factorized": {}, "without": ["position"]}, UI),
+    ({"widths": {"positon": 1}}, "model.widths names positon.*allowed: user, item, tags, position"),
+    ({"without": ["items"]}, "model.without names items, which is not a feature of the log"),
+    ({"without": [f.name for f in SCHEMA.features]}, "model.without names all features"),
+    ({"without": ["user"], "widths": {"item": 0, "tags": 0, "position": 0}}, "all features have width 0"),
+]
+
+
+@pytest.mark.parametrize(("model", "words"), REFUSED)
+def test_what_does_not_go_together_or_with_the_log_is_refused(make_config, model, words):
+    with pytest.raises(InputError, match=words):
+        make_config({"model": model}).table_layouts(SCHEMA)
+
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": {"deep": {"ranks": [2, 2]}}}, "model.deep.*2 ranks for 1 units"),
-        ({"model": {"deep": {"ranks": [8]}}}, "model.deep.*rank 8 of a layer of 8.*allowed: 1..7, 0: none"),
-        ({"model": {"deep": {"ranks": [-1]}}}, "model.deep.*rank -1"),
-        ({"model": {"factorized": {"ui_units": [0]}}}, "model.factorized.*1..65536"),
         ({"objective": {"anti_distillation": {}}}, "model.ensemble.components of at least 2"),
-        # A logistic regression has no towers and no components.
-        ({"model": {**LOGISTIC["model"], "factorized": {}}}, "crosses or deep layers"),
-        ({"model": {**LOGISTIC["model"], "ensemble": {"components": 2}}}, "crosses or deep layers"),
         (
             {"tensorboard": {"gradient_noise": True}, "model": {"factorized": {}}},
             "tensorboard.gradient_noise is not possible with model.factorized",
         ),
+        ({"optimizer": {"dense": {"rule": "adam"}}}, "'shampoo', 'adafactor', 'kfac' or 'muon'"),
+        ({"optimizer": {"dense": {"adafactor": {"clipping": -1}}}}, "clipping is -1; allowed"),
     ],
 )
-def test_what_does_not_go_together_is_refused(make_config, changes, words):
+def test_what_the_model_does_not_allow_elsewhere_is_refused(make_config, changes, words):
     with pytest.raises(InputError, match=words):
         make_config(changes)
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (
-            {"factorized": {"ui_features": ["positon"]}},
-            "ui_features names positon, which is not a feature of",
-        ),
-        ({"factorized": {"ui_features": []}}, "no feature with a width above 0 is in the tower ui"),
-        ({"factorized": {}, "widths": {"position": 0}}, "no feature with a width above 0 is in the tower ui"),
-        (
-            {"factorized": {}, "without": ["position"]},
-            "is in the tower ui; model.factorized.ui_features, model.widths and model.without decide it",
-        ),
-        ({"widths": {"positon": 1}}, "model.widths names positon"),
-        ({"without": ["items"]}, "model.without names items, which is not a feature of the log"),
-        ({"without": [f.name for f in SCHEMA.features]}, "model.without names all features"),
-        ({"without": ["user"], "widths": {"item": 0, "tags": 0, "position": 0}}, "all features have width 0"),
-    ],
-)
-def test_features_that_do_not_fit_are_refused(make_config, model, words):
-    with pytest.raises(InputError, match=words):
-        make_config({"model": model}).table_layouts(SCHEMA)
 
 
 def test_tables_follow_from_towers_widths_and_components(make_config):

@@ -196,16 +196,18 @@ def test_an_interval_waits_for_its_sidecars(short, make_config, tmp_path):
     assert_one_pass(run, short.folder, config)
 
 
-def test_an_interval_that_comes_late_vanishes_or_changes_is_refused_by_name(growing, make_config, tmp_path):
+def test_an_interval_that_comes_late_vanishes_or_changes_is_refused_by_name(
+    growing, exposure, make_config, tmp_path
+):
     """As where a clock steps back: it is never left out in silence, and never trained on after its time."""
-    config = make_config({"max_rejected_share": 0.01}, logistic=True)
+    config = make_config({"max_rejected_share": 0.01, **constrained(exposure.grow(3))}, logistic=True)
     log, run = growing.folder, tmp_path / "run"
 
-    def publish(number: int) -> None:
-        growing.partitions = number
-        growing.grow()
+    def publish(number: int, of: Growing = growing) -> None:
+        of.partitions = number
+        of.grow()
 
-    def remove(number: int) -> None:
+    def remove(number: int, log: Path = log) -> None:
         stem = "-".join(f"{time:019d}" for time in ENDS[number : number + 2])
         for path in (log / "manifests" / f"{stem}.json", *(log / "shards").glob(f"{stem}-*")):
             path.unlink()
@@ -218,6 +220,10 @@ def test_an_interval_that_comes_late_vanishes_or_changes_is_refused_by_name(grow
         session.save()
         passed = session.run.position.examples
         assert passed == sum(manifest.rows for manifest in read_manifests(log))
+        remove(0, exposure.folder)
+        with pytest.raises(InputError, match=r"the constraint log exposure is not the one .* differ"):
+            session.refresh()
+        publish(0, exposure)
         publish(1)
         with pytest.raises(InputError, match=named.format(*ENDS[1:3], "came late")):
             session.advance()

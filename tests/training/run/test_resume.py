@@ -32,6 +32,10 @@ LINEAR: dict[str, Any] = {
     "checkpoint": {"every_examples": EVERY, "keep": 2},
     "max_rejected_share": 0.01,
     "label_delay": 0.01,
+    "optimizer": {
+        "embeddings": {"schedule": "warmup 50, cosine 800 to 0.2"},
+        "dense": {"learning_rate": 0.02, "schedule": "warmup 100, polynomial 400 power 2 to 0.1"},
+    },
     # Windows whose size is open end where the ones before them ended.
     "metrics": {"slices": ["position"]},
 }
