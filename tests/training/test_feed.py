@@ -39,13 +39,9 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "reader"]
 
 
-def test_items_come_in_order_and_the_thread_ends():
+def test_items_come_in_order_and_at_most_depth_of_them_wait():
     assert list(read_ahead(range(100), depth=3)) == list(range(100))
-    assert threads() == []
-    assert list(read_ahead([])) == []
-
-
-def test_at_most_depth_items_wait():
+    assert threads() == [] == list(read_ahead([]))
     taken = []
 
     def items():

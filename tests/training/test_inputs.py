@@ -11,8 +11,7 @@ from ctr.config import parse_model
 from ctr.data.log import create_log
 from ctr.data.sample_log import write_decisions, write_sampled_log
 from ctr.data.sampling import SamplingConfig
-from ctr.data.schema import Category, Schema
-from ctr.data.shards import pack_ids, publish_partition
+from ctr.data.schema import Schema
 from ctr.eval.run_files import read_constraint_metrics
 from ctr.io.errors import InputError
 from ctr.training.loop import train
@@ -191,13 +190,8 @@ def test_constraint_logs_that_do_not_fit_are_refused(
     log, make_examples, publish_log, make_config, tmp_path, schema
 ):
     create_log(tmp_path / "empty", schema)
-    other = Schema(features=(Category(name="user", source="user", buckets=30),))
-    create_log(tmp_path / "other", other)
-    numbers = dict.fromkeys(("query_time", "timestamp", "query_id", "example_id"), np.array([1]))
-    weights = dict.fromkeys(("train_weight", "metric_weight"), np.ones(1, np.float32))
-    ids = pack_ids(np.zeros((1, 1), np.int32))
-    row = pa.table({**numbers, "label": pa.array([1], pa.int8()), **weights, "ids": ids})
-    publish_partition(tmp_path / "other", other, 0, 10, row)
+    other = Schema(features=tuple(one for one in schema.features if one.name != "tags"))
+    publish_log(tmp_path / "other", make_examples(9).table().drop_columns(["tags"]), schema=other)
     faulty = make_examples(queries=200, seed=9)
     faulty = changed(faulty, train_weight=np.full(len(faulty), -1.0))
     path = publish_log(tmp_path / "faulty", faulty.table())

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from tensorflow.python.framework.ops import gradient_registry
@@ -335,29 +334,6 @@ def test_a_log_that_is_empty_or_has_too_many_faulty_rows_is_refused(
         assert positions == []
         assert len(lines_of(tmp_path / "run", "rejects.jsonl")) == 3
     assert not (tmp_path / "run" / "summary.json").exists()
-
-
-@pytest.mark.slow
-def test_nothing_of_a_damaged_shard_is_trained_on(log, make_config, tmp_path, copy_run, read_predictions):
-    config = make_config(logistic=True)
-    train(log, config, tmp_path / "whole")
-    damaged = copy_run(log)
-    shards = [shard for manifest in read_manifests(damaged) for shard in manifest.shards]
-    first = sum(shard.rows for shard in shards[:4])
-    path = damaged / "shards" / shards[4].file
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 1
-    path.write_bytes(content)
-    positions: list[int] = []
-    with pytest.raises(InputError, match=f"{shards[4].file}: damaged"):
-        train(damaged, config, tmp_path / "run", lambda position, _: positions.append(position))
-    assert first - 100 < positions[-1] <= first
-    # Once the shard is there again the run goes on, to where it would have come.
-    content[len(content) // 3] ^= 1
-    path.write_bytes(content)
-    train(damaged, config, tmp_path / "run")
-    found, expected = (read_predictions(tmp_path / name) for name in ("run", "whole"))
-    pd.testing.assert_frame_equal(found, expected)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import yaml
 
 from ctr.config import parse_model
 from ctr.data.log import create_log, read_manifests
@@ -14,7 +13,7 @@ from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.logs import resolve
-from ctr.training.loop import open_session, train
+from ctr.training.loop import train
 from small_runs import LOGISTIC, SCHEMA, SMALL, draw_examples, merged, publish
 
 UI = "no feature with a width above 0 is in the tower ui; model.factorized.ui_features, model.widths and model.without"
@@ -134,23 +133,6 @@ def test_open_widths_follow_the_ids_of_the_first_partition(users, width, tmp_pat
     resolved = resolve(config, OPEN, manifests)
     assert resolved.model.widths == {"user": 3, "ad": 0, "color": 2, "price": 8, "tags": 2}
     assert resolve(resolved, OPEN, []) == resolved
-
-
-@pytest.mark.slow
-def test_a_run_that_follows_has_the_configuration_of_one_pass(tmp_path):
-    log, config = tmp_path / "log", TrainConfig(model={"crosses": {"layers": 0}, "deep": {"units": []}})
-    create_log(log, OPEN)
-    publish_partition(log, OPEN, 0, 500, open_rows(0, users=16))
-    with open_session(log, config, tmp_path / "followed") as session:
-        session.advance()
-        publish_partition(log, OPEN, 500, 1000, open_rows(500, users=400))
-        session.finish()
-    train(log, config, tmp_path / "whole")
-    found = [yaml.safe_load((tmp_path / run / "config.yaml").read_text()) for run in ("followed", "whole")]
-    assert found[0] == found[1]
-    assert found[0]["model"]["widths"]["user"] == 4
-    # The configuration that left it open goes on with the run.
-    assert train(log, config, tmp_path / "followed")["examples"] == 1000
 
 
 @pytest.mark.slow
