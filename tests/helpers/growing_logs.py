@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 from ctr.data.log import create_log
 from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
+from ctr.training.config import TrainConfig
+from ctr.training.loop import TIMING, open_session, train
 
 ENDS = (0, 80_000, 160_000, 240_000)
 # So that roots are in flight wherever a partition ends.
@@ -55,9 +57,6 @@ FILES = ("arrays", "prediction files")
 
 
 def without_timings(content: dict) -> dict:
-    # Loads TensorFlow, which tests of logs alone do without.
-    from ctr.training.loop import TIMING
-
     return {key: value for key, value in content.items() if key not in TIMING}
 
 
@@ -99,3 +98,20 @@ def newest_checkpoint(run: Path) -> Path:
 def last_weights(run: Path) -> dict[str, bytes]:
     with np.load(newest_checkpoint(run) / "arrays.npz") as arrays:
         return {name: arrays[name].tobytes() for name in arrays if name.startswith("weights|")}
+
+
+def train_part(log: Path, config: TrainConfig, run: Path, examples: int) -> int:
+    """Trains on so many examples and saves, as a process does that is stopped; returns where it stands."""
+    with open_session(log, config, run) as session:
+        session.advance(stop=lambda: session.run.position.examples >= examples)
+        session.save()
+        return session.run.position.examples
+
+
+def whole_and_in_parts(log: Path, config: TrainConfig, folder: Path, examples: int = 350) -> dict[str, Any]:
+    """The summary of a run, ``whole``, which one that is broken off ends like, ``parts``."""
+    summary = train(log, config, folder / "whole")
+    assert 0 < train_part(log, config, folder / "parts", examples) < summary["examples"]
+    train(log, config, folder / "parts")
+    assert_same(folder / "parts", folder / "whole", *FILES)
+    return summary

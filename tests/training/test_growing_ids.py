@@ -21,7 +21,7 @@ from ctr.training.feed import make_feed
 from ctr.training.loop import open_session, train
 from ctr.training.state import TrainState
 from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
-from growing_logs import STANDS, Growing, assert_same
+from growing_logs import STANDS, Growing, assert_same, whole_and_in_parts
 from small_runs import SMALL, Examples, draw_examples, merged, publish
 
 NUMBERED = Schema(features=tuple(f.model_copy(update={"buckets": 60}) for f in SCHEMA.features))
@@ -127,17 +127,7 @@ def test_a_logistic_regression_is_that_of_ids_without_collisions(growing_log, tm
 @pytest.mark.slow(first=2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_run_that_was_interrupted_ends_in_the_same_bits(policy, growing_log, tmp_path):
-    config = config_of(POLICIES[policy])
-    train(growing_log, config, tmp_path / "whole")
-
-    def stop(examples: int, _: dict[str, Any]) -> None:
-        if examples > 700:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(growing_log, config, tmp_path / "part", progress=stop)
-    train(growing_log, config, tmp_path / "part")
-    assert_same(tmp_path / "part", tmp_path / "whole")
+    whole_and_in_parts(growing_log, config_of(POLICIES[policy]), tmp_path, 700)
 
 
 @pytest.mark.slow(first=1)

@@ -18,8 +18,8 @@ from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import LearningError, open_session, train
-from growing_logs import lines_of
+from ctr.training.loop import LearningError, train
+from growing_logs import lines_of, train_part
 from reference_loop import cut, progressive_pass
 from small_runs import INTERVALS, Examples, draw_examples, merged, publish
 
@@ -140,9 +140,7 @@ def passed(short_log, faulty_log, tmp_path_factory) -> Callable[[str], SimpleNam
             heard: list[tuple[int, dict[str, Any]]] = []
             said: list[str] = []
             if stopped_at is not None:
-                with open_session(own_log, config, run) as session:
-                    session.advance(stop=lambda: session.run.position.examples >= stopped_at)
-                    session.save()
+                train_part(own_log, config, run, stopped_at)
             summary = train(own_log, config, run, lambda *news: heard.append(news), phase=said.append)
             made[name] = SimpleNamespace(
                 log=own_log, config=config, run=run, summary=summary, heard=heard, said=said

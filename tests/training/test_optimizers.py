@@ -9,10 +9,11 @@ import pytest
 from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.training.config import MetricsConfig, TrainConfig
-from ctr.training.loop import open_session, train
+from ctr.training.loop import train
 from ctr.training.run.checkpoint import read as read_checkpoint
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
+from growing_logs import train_part, whole_and_in_parts
 
 QUICK = {
     "precondition_frequency": 3,
@@ -67,31 +68,12 @@ def weights(run: Path) -> dict[str, np.ndarray]:
     return {name: array for name, array in arrays.items() if name.startswith("weights|")}
 
 
-def begin(log: Path, config: TrainConfig, run: Path, batches: int) -> None:
-    """Trains on the next batches and saves; the session ends, as that of a process that is stopped does."""
-    left = iter(range(batches))
-    with open_session(log, config, run) as session:
-        session.advance(stop=lambda: next(left, None) is None)
-        session.save()
-
-
-def assert_same_when_broken_off(log: Path, config: TrainConfig, folder: Path) -> dict[str, np.ndarray]:
-    """A whole run, in ``whole``, and one that is broken off have the same weights, which are returned."""
-    train(log, config, folder / "whole")
-    begin(log, config, folder / "parts", 7)
-    train(log, config, folder / "parts")
-    whole, parts = (weights(folder / name) for name in ("whole", "parts"))
-    assert whole.keys() == parts.keys()
-    assert [name for name in whole if whole[name].tobytes() != parts[name].tobytes()] == []
-    return whole
-
-
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_config, tmp_path):
     config = make_config({"optimizer": RULES[rule]})
-    found = assert_same_when_broken_off(log, config, tmp_path)
-    summary = train(log, config, tmp_path / "whole")
+    summary = whole_and_in_parts(log, config, tmp_path)
+    found = weights(tmp_path / "whole")
     assert summary["skipped_steps"] == 0
     assert summary["auc"] > 0.5
     own = {"Adafactor": "rows_moment/", "Muon": "muon/", "schedule-free Muon": "averaging/"}.get(rule)
@@ -105,13 +87,13 @@ def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_con
 @pytest.mark.slow
 def test_the_default_goes_on_with_its_priors_and_its_gate_in_a_resume_and_in_a_warm_start(log, tmp_path):
     config = parse_model(TrainConfig, DEFAULT, "test")
-    whole = assert_same_when_broken_off(log, config, tmp_path)
-    assert {"weights|newton/prediction/information", "weights|prior_precision/quality-4"} <= whole.keys()
-    begin(log, config, tmp_path / "old", 30)
+    whole_and_in_parts(log, config, tmp_path)
+    train_part(log, config, tmp_path / "old", 900)
     later = config.model_copy(update={"metrics": MetricsConfig(window_examples=77)})
     warm_start(log, later, tmp_path / "new", InitFrom(tmp_path / "old"))
     old, new = (weights(tmp_path / name) for name in ("old", "new"))
-    assert any("rows_prior" in name for name in old) and any("newton/" in name for name in old)
+    learned = {"newton/prediction/information", "prior_precision/quality-4", "rows_prior/quality-4"}
+    assert {f"weights|{name}" for name in learned} <= old.keys()
     for name in old:
         np.testing.assert_array_equal(new[name], old[name], err_msg=name)
     # Under another rule the weights go on, and their state begins.

