@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -62,6 +63,12 @@ def without_timings(content: dict) -> dict:
 
 def lines_of(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / name).read_text().splitlines()]
+
+
+def read_predictions(run: Path) -> pd.DataFrame:
+    """In the order of the log."""
+    parts = [pd.read_parquet(path) for path in sorted((run / "predictions").glob("*"))]
+    return pd.concat(parts, ignore_index=True)
 
 
 def outcome(run: Path) -> dict[str, Any]:

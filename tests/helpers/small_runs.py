@@ -145,3 +145,8 @@ def merged(content: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
 
 def config_of(content: dict[str, Any], *changes: dict[str, Any]) -> TrainConfig:
     return parse_model(TrainConfig, merged(content, *changes), "test")
+
+
+def make_config(changes: dict[str, Any] | None = None, logistic: bool = False) -> TrainConfig:
+    """``SMALL``, or ``LOGISTIC``, with changes."""
+    return config_of(LOGISTIC if logistic else SMALL, changes or {})

@@ -18,7 +18,8 @@ from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint
 from ctr.training.validate import check_possible
 from fingerprint_logs import publish_growing
-from small_runs import SMALL
+from growing_logs import read_predictions
+from small_runs import SMALL, make_config
 
 # Trains on logical devices, which must be there before TensorFlow computes anything. Of several jobs one after the
 # other; with a number of examples it stops there, with a checkpoint.
@@ -90,7 +91,7 @@ def write_config(path: Path, content: dict[str, Any]) -> Path:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("case", CASES)
-def test_the_logits_are_those_of_one_chip(log, tmp_path, read_predictions, case):
+def test_the_logits_are_those_of_one_chip(log, tmp_path, case):
     content, chips = CASES[case]
     config, logits = write_config(tmp_path / "config.yaml", content), []
     for size in (1, chips):
@@ -104,7 +105,7 @@ def test_the_logits_are_those_of_one_chip(log, tmp_path, read_predictions, case)
 
 
 @pytest.mark.slow
-def test_divided_tables_that_grow_and_runs_that_are_resumed(tmp_path, examples, read_predictions):
+def test_divided_tables_that_grow_and_runs_that_are_resumed(tmp_path, examples):
     """All bits are those of whole tables and of a run that was not interrupted, on as many chips; else to rounding."""
     log = publish_growing(tmp_path / "log", examples)
     content = merged(DEFAULTS, {"optimizer": {"dense": {"shampoo": DAMPED}}})
@@ -139,7 +140,7 @@ def test_divided_tables_that_grow_and_runs_that_are_resumed(tmp_path, examples, 
         ({"optimizer": {"embeddings": {"rule": "one_sided"}}}, "one_sided is not possible"),
     ],
 )
-def test_what_chips_cannot_do_is_refused(make_config, changes, match):
+def test_what_chips_cannot_do_is_refused(changes, match):
     with pytest.raises(InputError, match=match):
         check_possible(make_config(changes), device="cpu:2")
     check_possible(make_config(), device="cpu:2")

@@ -14,7 +14,7 @@ import growing_logs
 from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from small_runs import write_teacher
+from small_runs import make_config, write_teacher
 
 # Arrow computes on as many threads as OMP's variable says; sets of texts have the order of the hash seed.
 VARIABLES = [
@@ -104,9 +104,7 @@ def test_an_ingest_gives_the_bytes_of_any_other(root: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_run_gives_the_bits_of_any_other(
-    root: Path, growing: Any, exposure: Any, make_config: Any, tmp_path: Path
-) -> None:
+def test_a_run_gives_the_bits_of_any_other(root: Path, growing: Any, exposure: Any, tmp_path: Path) -> None:
     """Shampoo's roots, a teacher, a sample, pairs drawn from a query, two constraint families and faulty rows."""
     log = growing.grow(3)
     exposure.grow(3)

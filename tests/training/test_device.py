@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from ctr import __version__
 from ctr.training import device
+from small_runs import make_config
 
 
-def test_bfloat16_where_the_processor_has_it_and_compiled_steps_on_demand_only(monkeypatch, make_config):
+def test_bfloat16_where_the_processor_has_it_and_compiled_steps_on_demand_only(monkeypatch):
     for asked, flags, dtype in (
         ("auto", {"avx512_bf16"}, "bfloat16"),
         ("auto", {"amx_bf16", "sse"}, "bfloat16"),
@@ -24,7 +25,7 @@ def test_bfloat16_where_the_processor_has_it_and_compiled_steps_on_demand_only(m
     assert found == [False, True, False]
 
 
-def test_the_environment_holds_what_can_change_a_bit(monkeypatch, make_config):
+def test_the_environment_holds_what_can_change_a_bit(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     environment = device.describe_environment(make_config())
@@ -39,7 +40,7 @@ def test_the_environment_holds_what_can_change_a_bit(monkeypatch, make_config):
     assert {"intra_op_threads", "inter_op_threads", "python", "processor", "devices"} <= environment.keys()
 
 
-def test_few_shapes_on_a_tpu_alone(monkeypatch, make_config):
+def test_few_shapes_on_a_tpu_alone(monkeypatch):
     assert not device.has_few_shapes(make_config())
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind] if kind == "TPU" else [])
     assert device.has_few_shapes(make_config())

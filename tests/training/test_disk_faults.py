@@ -16,12 +16,13 @@ from ctr.io.errors import InputError, one_line
 from ctr.training.loop import train
 from ctr.training.run.run import Run
 from ctr.training.run.tensor_files import written_by_tensorflow
+from small_runs import make_config
 
 CHANGES = {**growing_logs.ROOTS, "checkpoint": {"every_examples": 150, "keep": 2}}
 
 
 @pytest.fixture(scope="module")
-def whole(log, tmp_path_factory, make_config) -> Path:
+def whole(log, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("whole") / "run"
     train(log, make_config(CHANGES, logistic=True), run)
     return run
@@ -43,7 +44,7 @@ BREAKS = [
 
 @pytest.mark.slow(first=3)
 @pytest.mark.parametrize(("kind", "point", "after"), BREAKS)
-def test_a_disk_that_fails_from_some_moment_on(kind, point, after, log, whole, make_config, tmp_path, capsys):
+def test_a_disk_that_fails_from_some_moment_on(kind, point, after, log, whole, tmp_path, capsys):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(dump_yaml(make_config(CHANGES, logistic=True)))
     command = ["train", str(log), "--config", str(config), "--out", str(run)]
@@ -65,7 +66,7 @@ def test_a_disk_that_fails_from_some_moment_on(kind, point, after, log, whole, m
     assert not [path for path in run.rglob("*") if ".partial" in path.name]
 
 
-def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, make_config, tmp_path, monkeypatch):
+def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, tmp_path, monkeypatch):
     run, batches = tmp_path / "run", []
     begin, failing = Run.save, fault_points.Broken(("write.before",), errno.ENOSPC, 0, "arrays.npz")
 
@@ -86,7 +87,7 @@ def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, make_config
 
 
 @pytest.mark.slow
-def test_a_last_write_that_fails_is_not_lost(log, make_config, tmp_path):
+def test_a_last_write_that_fails_is_not_lost(log, tmp_path):
     changes = {**CHANGES, "checkpoint": {"every_examples": 10**6}}
     config, run = make_config(changes, logistic=True), tmp_path / "run"
     for name in ("arrays.npz", "predictions"):
@@ -100,7 +101,7 @@ def test_a_last_write_that_fails_is_not_lost(log, make_config, tmp_path):
 
 
 @pytest.mark.slow
-def test_checkpoints_keep_to_their_limit(log, make_config, whole, tmp_path):
+def test_checkpoints_keep_to_their_limit(log, whole, tmp_path):
     size = max(path.stat().st_size for path in whole.glob("checkpoints/*/arrays.npz"))
 
     def limited(share: float, folder: str) -> dict[str, Any]:

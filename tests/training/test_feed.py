@@ -11,9 +11,10 @@ from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
 from ctr.io.read_ahead import read_ahead
 from ctr.training.feed import make_feed
+from small_runs import make_config
 
 
-def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema, make_config):
+def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema):
     layouts = make_config().table_layouts(schema)
     batches = list(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
     assert len({len(batch.rows) for batch in batches}) > 3

@@ -7,6 +7,7 @@ import tensorflow as tf
 from ctr.training.gradient_noise import noise_numbers, squared_norms
 from ctr.training.loop import train
 from growing_logs import lines_of
+from small_runs import make_config
 
 
 def test_norms_are_those_of_single_rows_without_padding():
@@ -44,7 +45,7 @@ def test_the_noise_scale_is_unbiased_within_its_interval():
 
 
 @pytest.mark.slow
-def test_a_run_reports_it_by_matrix_and_learns_the_same(log, make_config, tmp_path):
+def test_a_run_reports_it_by_matrix_and_learns_the_same(log, tmp_path):
     lines = {}
     for shown in (False, True):
         run = tmp_path / str(shown)

@@ -15,6 +15,8 @@ from ctr.data.schema import Schema
 from ctr.eval.run_files import read_constraint_metrics
 from ctr.io.errors import InputError
 from ctr.training.loop import train
+from growing_logs import read_predictions
+from small_runs import draw_examples, make_config, publish
 
 SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
 
@@ -30,15 +32,15 @@ def own_log(examples, make_log):
 
 
 @pytest.fixture(scope="module")
-def exposure(make_examples, publish_log, tmp_path_factory):
+def exposure(tmp_path_factory):
     """A second log at the same times in which everything is clicked, with ids and users of its own; and its rows."""
-    rows = make_examples(queries=200, seed=9)
+    rows = draw_examples(queries=200, seed=9)
     rows = changed(rows, label=np.ones(len(rows), int), train_weight=np.ones(len(rows)))
-    return publish_log(tmp_path_factory.mktemp("exposure") / "log", rows.table()), len(rows)
+    return publish(tmp_path_factory.mktemp("exposure") / "log", rows.table()), len(rows)
 
 
 @pytest.fixture(scope="module")
-def plain(log, make_config, tmp_path_factory):
+def plain(log, tmp_path_factory):
     """The folder and the summary of a run without a constraint log."""
     run = tmp_path_factory.mktemp("plain") / "run"
     return run, train(log, make_config(logistic=True), run)
@@ -56,9 +58,7 @@ def constrained(path: Path, learning_rate: float = 0.5, **changes: Any) -> dict[
 # Samples.
 
 
-def test_score_all_scores_every_row_and_learns_from_the_kept_ones(
-    own_log, examples, make_config, tmp_path, read_predictions
-):
+def test_score_all_scores_every_row_and_learns_from_the_kept_ones(own_log, examples, tmp_path):
     write_decisions(own_log, "part", SAMPLING)
     summary = train(own_log, make_config({"sampling": {"name": "part"}}, logistic=True), tmp_path / "run")
     table = read_predictions(tmp_path / "run")
@@ -74,9 +74,7 @@ def test_score_all_scores_every_row_and_learns_from_the_kept_ones(
 
 
 @pytest.mark.slow
-def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
-    own_log, examples, make_config, tmp_path, read_predictions
-):
+def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(own_log, examples, tmp_path):
     """Beside the log or as a log of its own, a sample gives the same weights, metrics and predictions."""
     write_decisions(own_log, "part", SAMPLING)
     write_sampled_log(own_log, "part", SAMPLING, tmp_path / "smaller")
@@ -96,9 +94,7 @@ def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
 
 
 @pytest.mark.slow
-def test_a_time_range_is_that_part_of_the_log_and_no_more(
-    examples, make_log, make_config, tmp_path, read_predictions
-):
+def test_a_time_range_is_that_part_of_the_log_and_no_more(examples, make_log, tmp_path):
     """As if the log began there and ended there: queries 60 to 169, of a millisecond each."""
     table, inside = examples.table(), (examples.query >= 60) & (examples.query < 170)
     time_range = {"start": "1970-01-01T00:00:00.060", "end": "1970-01-01T00:00:00.170"}
@@ -115,7 +111,7 @@ def test_a_time_range_is_that_part_of_the_log_and_no_more(
 
 
 def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_is_read(
-    examples, make_log, exposure, make_config, tmp_path
+    examples, make_log, exposure, tmp_path
 ):
     path, _ = exposure
     late = make_log(examples.table().slice(int(np.searchsorted(examples.query, 100))))
@@ -133,9 +129,7 @@ def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_i
 
 
 @pytest.mark.slow
-def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
-    log, exposure, plain, make_config, tmp_path, read_predictions
-):
+def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(log, exposure, plain, tmp_path):
     (path, count), (plain_run, without) = exposure, plain
     summary = train(log, make_config(constrained(path), logistic=True), tmp_path / "run")
     # All is clicked there, more than is predicted: lambda rises, and so do predictions.
@@ -164,11 +158,9 @@ def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
 
 
 @pytest.mark.slow
-def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_prediction(
-    make_examples, make_log, make_config, tmp_path, read_predictions
-):
+def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_prediction(make_log, tmp_path):
     """Many queries share a time, so that batches end inside it; the second log holds every third query again."""
-    examples = make_examples(seed=7)
+    examples = draw_examples(seed=7)
     changed_from = 120  # a query; times are those of ten queries together
     logits = []
     for name, flipped in (("one", False), ("other", True)):
@@ -186,15 +178,13 @@ def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_predict
     assert not same[first + 60 :].any()
 
 
-def test_constraint_logs_that_do_not_fit_are_refused(
-    log, make_examples, publish_log, make_config, tmp_path, schema
-):
+def test_constraint_logs_that_do_not_fit_are_refused(log, tmp_path, schema):
     create_log(tmp_path / "empty", schema)
     other = Schema(features=tuple(one for one in schema.features if one.name != "tags"))
-    publish_log(tmp_path / "other", make_examples(9).table().drop_columns(["tags"]), schema=other)
-    faulty = make_examples(queries=200, seed=9)
+    publish(tmp_path / "other", draw_examples(9).table().drop_columns(["tags"]), schema=other)
+    faulty = draw_examples(queries=200, seed=9)
     faulty = changed(faulty, train_weight=np.full(len(faulty), -1.0))
-    path = publish_log(tmp_path / "faulty", faulty.table())
+    path = publish(tmp_path / "faulty", faulty.table())
     for name, words in (
         ("empty", "has no rows"),
         ("other", "both must have the same features"),

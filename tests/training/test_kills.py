@@ -19,6 +19,7 @@ from ctr.data.sampling import SamplingConfig
 from ctr.training.loop import train
 from fault_points import POINTS
 from killed_run import run_killed
+from small_runs import make_config
 
 ENDS = (0, 40_000, 80_000, 120_000, 160_000, 200_000, 240_000)
 SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.6, "salt": "kills"}, "test")
@@ -33,9 +34,7 @@ KILLS = int(os.environ.get("CTR_SOAK_KILLS", "32"))
 class World:
     """A log, its sample and a log to be constrained, all growing; and the run's configuration."""
 
-    def __init__(
-        self, examples: Any, exposure: Any, schema: Any, make_config: Any, shampoo: dict, folder: Path
-    ):
+    def __init__(self, examples: Any, exposure: Any, schema: Any, shampoo: dict, folder: Path):
         self.folder, self.schema, self.tables = folder, schema, (examples.table, exposure.table)
         changes = {
             **growing_logs.constrained(folder / "exposure"),
@@ -114,15 +113,7 @@ def run_until_done(world: World, run: Path, live: bool, source: random.Random) -
 )
 @pytest.mark.timeout(7200)
 def test_killed_anywhere_it_ends_in_the_same_bits(
-    live,
-    optimizer,
-    kills,
-    growing,
-    exposure,
-    schema,
-    make_config,
-    tmp_path,
-    capsys,
+    live, optimizer, kills, growing, exposure, schema, tmp_path, capsys
 ):
     world = World(growing, exposure, schema, make_config, OPTIMIZERS[optimizer], tmp_path / "world")
     source = random.Random(f"{live} {world.config.sha256()} {kills}")

@@ -19,9 +19,9 @@ from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import LearningError, train
-from growing_logs import lines_of, train_part
+from growing_logs import lines_of, read_predictions, train_part
 from reference_loop import cut, progressive_pass
-from small_runs import INTERVALS, Examples, draw_examples, merged, publish
+from small_runs import INTERVALS, Examples, draw_examples, make_config, merged, publish
 
 PRIOR = 0.3
 NETWORK: dict[str, Any] = {
@@ -151,7 +151,7 @@ def passed(short_log, faulty_log, tmp_path_factory) -> Callable[[str], SimpleNam
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_predictions_are_those_of_the_formulas(name, passed, read_predictions):
+def test_predictions_are_those_of_the_formulas(name, passed):
     one = passed(name)
     expected, learned = progressive_pass(one.log, one.config)
     found = read_predictions(one.run)["logit"]
@@ -162,7 +162,7 @@ def test_predictions_are_those_of_the_formulas(name, passed, read_predictions):
     assert (learned < len(expected)) == (name == "late labels")
 
 
-def test_predictions_carry_the_columns_of_the_log_without_its_faulty_rows(examples, passed, read_predictions):
+def test_predictions_carry_the_columns_of_the_log_without_its_faulty_rows(examples, passed):
     found = read_predictions(passed("linear").run)
     good = np.setdiff1d(np.arange(len(examples)), list(FAULTY))
     assert found["example_id"].tolist() == (10_000 + good).tolist()
@@ -198,7 +198,7 @@ def pairwise_auc(label: np.ndarray, logit: np.ndarray, weight: np.ndarray) -> fl
     return (pairs * (np.sign(difference) + 1) / 2).sum() / pairs.sum() if pairs.sum() else math.nan
 
 
-def test_metrics_are_those_of_the_recorded_predictions(passed, read_predictions):
+def test_metrics_are_those_of_the_recorded_predictions(passed):
     one = passed("linear")
     summary, found = one.summary, read_predictions(one.run)
     label, logit, weight = (found[name].to_numpy(float) for name in ("label", "logit", "metric_weight"))
@@ -228,7 +228,7 @@ def test_metrics_are_those_of_the_recorded_predictions(passed, read_predictions)
     assert summary == json.loads((one.run / "summary.json").read_text())
 
 
-def test_each_window_is_a_line_with_the_metrics_of_its_rows(passed, read_predictions):
+def test_each_window_is_a_line_with_the_metrics_of_its_rows(passed):
     one = passed("linear")
     lines, found = lines_of(one.run), read_predictions(one.run)
     ends, count = [0], 0
@@ -252,7 +252,7 @@ def test_each_window_is_a_line_with_the_metrics_of_its_rows(passed, read_predict
         assert line["logloss"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_pass_tells_where_it_is_and_what_it_does(passed, read_predictions):
+def test_the_pass_tells_where_it_is_and_what_it_does(passed):
     one = passed("default")
     positions = [position for position, _ in one.heard]
     assert len(positions) == one.summary["batches"]
@@ -277,9 +277,7 @@ def test_the_pass_tells_where_it_is_and_what_it_does(passed, read_predictions):
 @pytest.mark.parametrize(
     "network", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["linear", "network"]
 )
-def test_logs_of_which_nothing_can_be_learned(
-    network, examples, make_log, make_config, tmp_path, read_predictions
-):
+def test_logs_of_which_nothing_can_be_learned(network, examples, make_log, tmp_path):
     """One row; rows without weight; faulty ones alone: a summary without what is not defined, and no failure."""
     zeros, config = np.zeros(len(examples)), make_config({"max_rejected_share": 1.0}, logistic=not network)
     tables = {
@@ -308,14 +306,12 @@ def test_logs_of_which_nothing_can_be_learned(
         ({"batch": {"rows": 3, "max_query_rows": 5}}, r"query_id \d+ .* has \d rows; at most 5 are allowed"),
     ],
 )
-def test_a_configuration_that_does_not_fit_the_log_is_refused(log, make_config, tmp_path, changes, words):
+def test_a_configuration_that_does_not_fit_the_log_is_refused(log, tmp_path, changes, words):
     with pytest.raises(InputError, match=words):
         train(log, make_config(changes), tmp_path / "run")
 
 
-def test_a_log_that_is_empty_or_has_too_many_faulty_rows_is_refused(
-    schema, faulty_log, make_config, tmp_path
-):
+def test_a_log_that_is_empty_or_has_too_many_faulty_rows_is_refused(schema, faulty_log, tmp_path):
     create_log(tmp_path / "log", schema)
     with pytest.raises(InputError, match="the log has no rows"):
         train(tmp_path / "log", make_config(), tmp_path / "run")
@@ -335,9 +331,7 @@ def test_a_log_that_is_empty_or_has_too_many_faulty_rows_is_refused(
 
 
 @pytest.mark.slow
-def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(
-    log, make_config, tmp_path, read_predictions
-):
+def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(log, tmp_path):
     # Steps of nearly the largest float32: sums of weights overflow. A run that goes back would not keep these.
     changes = {
         "optimizer": {"embeddings": {"linear_learning_rate": 3e38}},
@@ -368,7 +362,7 @@ def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(
 
 @pytest.mark.soak
 def test_a_run_of_compiled_steps_has_its_roots_from_the_host_and_leaves_nothing_in_the_process(
-    log, examples, make_log, make_config, tmp_path
+    log, examples, make_log, tmp_path
 ):
     roots = train(log, make_config({"jit": True}), tmp_path / "run")["shampoo"]
     assert roots["layers_ready"] == roots["layers"] > 0

@@ -14,7 +14,8 @@ from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.logs import resolve
 from ctr.training.loop import train
-from small_runs import LOGISTIC, SCHEMA, SMALL, draw_examples, merged, publish
+from growing_logs import read_predictions
+from small_runs import LOGISTIC, SCHEMA, SMALL, draw_examples, make_config, merged, publish
 
 UI = "no feature with a width above 0 is in the tower ui; model.factorized.ui_features, model.widths and model.without"
 REFUSED = [
@@ -38,7 +39,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("model", "words"), REFUSED)
-def test_what_does_not_go_together_or_with_the_log_is_refused(make_config, model, words):
+def test_what_does_not_go_together_or_with_the_log_is_refused(model, words):
     with pytest.raises(InputError, match=words):
         make_config({"model": model}).table_layouts(SCHEMA)
 
@@ -55,12 +56,12 @@ def test_what_does_not_go_together_or_with_the_log_is_refused(make_config, model
         ({"optimizer": {"dense": {"adafactor": {"clipping": -1}}}}, "clipping is -1; allowed"),
     ],
 )
-def test_what_the_model_does_not_allow_elsewhere_is_refused(make_config, changes, words):
+def test_what_the_model_does_not_allow_elsewhere_is_refused(changes, words):
     with pytest.raises(InputError, match=words):
         make_config(changes)
 
 
-def test_tables_follow_from_towers_widths_and_components(make_config):
+def test_tables_follow_from_towers_widths_and_components():
     def tables(**model: object) -> dict[str, list[str]]:
         layouts = make_config({"model": model}).table_layouts(SCHEMA)
         return {layout.name: [feature.name for feature in layout.features] for layout in layouts}
@@ -136,7 +137,7 @@ def test_open_widths_follow_the_ids_of_the_first_partition(users, width, tmp_pat
 
 
 @pytest.mark.slow
-def test_features_that_are_left_out_are_as_if_the_log_never_had_them(tmp_path, read_predictions):
+def test_features_that_are_left_out_are_as_if_the_log_never_had_them(tmp_path):
     examples = draw_examples()
     schema = Schema(features=tuple(f for f in SCHEMA.features if f.name not in ("item", "tags")))
     table = examples.table().drop_columns(["tags"])

@@ -19,6 +19,7 @@ from ctr.training.run.run import Run
 from ctr.training.run.summary import summary_text
 from growing_logs import STANDS, assert_same, constrained
 from numerical_faults import fill, injected
+from small_runs import draw_examples, make_config, publish
 
 QUERIES = 800
 END = QUERIES * 1000
@@ -40,15 +41,15 @@ UNLEARNABLE = dict.fromkeys(range(2600, 3000, 20), math.inf)
 
 
 @pytest.fixture(scope="module")
-def rows(make_examples):
-    return make_examples(QUERIES, seed=11)
+def rows():
+    return draw_examples(QUERIES, seed=11)
 
 
 @pytest.fixture(scope="module")
-def long_log(rows, publish_log, tmp_path_factory) -> Path:
+def long_log(rows, tmp_path_factory) -> Path:
     """About 4,000 rows, 80 batches."""
     intervals = tuple((begin, begin + END // 4) for begin in range(0, END, END // 4))
-    return publish_log(tmp_path_factory.mktemp("long") / "log", rows.table(), intervals)
+    return publish(tmp_path_factory.mktemp("long") / "log", rows.table(), intervals)
 
 
 def both_faults() -> Any:
@@ -99,7 +100,7 @@ def random_rows(seed: int, log: Path, count: int, last: float = 1.0) -> list[int
 @pytest.mark.parametrize(
     ("weight", "optimizer"), [(np.inf, ADAGRAD), (np.nan, SHAMPOO), (1e30, ADAGRAD), (3e38, SHAMPOO)]
 )
-def test_steps_that_explode_are_skipped(long_log, made_runs, make_config, tmp_path, optimizer, weight):
+def test_steps_that_explode_are_skipped(long_log, made_runs, tmp_path, optimizer, weight):
     config = make_config(optimizer)
     places = random_rows(7, long_log, 5)
     with injected(unlearnable=dict.fromkeys(places, weight)):
@@ -112,9 +113,7 @@ def test_steps_that_explode_are_skipped(long_log, made_runs, make_config, tmp_pa
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("seed", "optimizer"), [(3, SHAMPOO), (2, ADAGRAD)])
-def test_a_long_run_of_examples_that_cannot_be_learned_from(
-    long_log, made_runs, make_config, tmp_path, seed, optimizer
-):
+def test_a_long_run_of_examples_that_cannot_be_learned_from(long_log, made_runs, tmp_path, seed, optimizer):
     """Longer than all that rollbacks would take: the pass goes on behind it."""
     config = make_config(optimizer)
     first = random_rows(seed, long_log, 1, last=0.5)[0]
@@ -150,7 +149,7 @@ BREAKS: dict[str, tuple[str, float, float]] = {
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize("what", BREAKS)
-def test_weights_that_break_once_are_had_again(long_log, made_runs, make_config, tmp_path, what):
+def test_weights_that_break_once_are_had_again(long_log, made_runs, tmp_path, what):
     optimizer = ADAGRAD if list(BREAKS).index(what) % 2 else SHAMPOO
     config = make_config({**optimizer, "compute_dtype": "bfloat16" if "bfloat16" in what else "float32"})
     row = random_rows(len(what), long_log, 1)[0]
@@ -176,9 +175,7 @@ def test_weights_that_break_once_are_had_again(long_log, made_runs, make_config,
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("seed", "optimizer"), [(21, SHAMPOO), (20, ADAGRAD)])
-def test_rows_that_break_the_weights_are_quarantined(
-    long_log, made_runs, make_config, tmp_path, optimizer, seed
-):
+def test_rows_that_break_the_weights_are_quarantined(long_log, made_runs, tmp_path, optimizer, seed):
     config = make_config(optimizer)
     places = random_rows(seed, long_log, 2)
     with injected(poison={row: fill(*POISON) for row in places}):
@@ -207,7 +204,7 @@ def fill_totals(value: float | None) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("value", "fails"), [(math.nan, True), (None, False), (0, False), (math.inf, True), (-1, False)]
 )
-def test_statistics_that_have_no_root(long_log, made_runs, make_config, tmp_path, value, fails):
+def test_statistics_that_have_no_root(long_log, made_runs, tmp_path, value, fails):
     config = make_config(SHAMPOO)
     row = random_rows(41, long_log, 1)[0]
     with injected(poison={row: fill_totals(value)}, once=True):
@@ -240,7 +237,7 @@ MOMENTS = {
 @pytest.mark.soak
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_stopped_within_a_rollback_it_ends_in_the_same_bits(
-    long_log, made_runs, make_config, tmp_path, monkeypatch, moment
+    long_log, made_runs, tmp_path, monkeypatch, moment
 ):
     config = make_config(SHAMPOO)
     expected = made_runs(config, faulty=True)
@@ -274,9 +271,7 @@ def stopping_after(batches: int) -> Callable[[int, Any], None]:
 
 
 @pytest.mark.soak
-def test_stopped_again_and_again_or_following_a_log_it_ends_in_the_same_bits(
-    long_log, made_runs, make_config, tmp_path
-):
+def test_stopped_again_and_again_or_following_a_log_it_ends_in_the_same_bits(long_log, made_runs, tmp_path):
     config = make_config(SHAMPOO)
     expected = made_runs(config, faulty=True)
     assert summary_of(expected)["rollbacks"] >= 2
@@ -296,11 +291,9 @@ def test_stopped_again_and_again_or_following_a_log_it_ends_in_the_same_bits(
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize("delay", [0.03, 0])
-def test_with_a_label_delay_and_a_constraint_log(
-    long_log, make_examples, make_config, publish_log, tmp_path, delay
-):
-    other = make_examples(QUERIES - 10, seed=9)
-    exposure = publish_log(tmp_path / "exposure", other.table(), ((0, END),))
+def test_with_a_label_delay_and_a_constraint_log(long_log, tmp_path, delay):
+    other = draw_examples(QUERIES - 10, seed=9)
+    exposure = publish(tmp_path / "exposure", other.table(), ((0, END),))
     config = make_config({**SHAMPOO, **constrained(exposure), "label_delay": delay})
     clean = train(long_log, config, tmp_path / "clean")
     with both_faults():
@@ -322,7 +315,7 @@ def test_with_a_label_delay_and_a_constraint_log(
 # Where it ends.
 
 
-def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, make_config, copy_run, tmp_path):
+def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, copy_run, tmp_path):
     """The first step breaks the weights, so that all rows end up quarantined."""
     config = make_config(
         {"optimizer": {"dense": {"learning_rate": 1e30}}, "batch": {"rows": 2000, "max_query_rows": 2000}},
@@ -346,7 +339,7 @@ def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, make_config,
     assert not exported and not (log / "sidecars" / "teacher").exists()
 
 
-def test_a_run_whose_steps_are_all_skipped_fails(log, make_config, tmp_path):
+def test_a_run_whose_steps_are_all_skipped_fails(log, tmp_path):
     """Of a part of the log, whose other rows count neither as lost nor as read."""
     shards = [shard for manifest in read_manifests(log) for shard in manifest.shards]
     middle = (shards[0].first_query_time + shards[-1].last_query_time) // 2

@@ -13,7 +13,8 @@ from ctr.training.loop import train
 from ctr.training.run.checkpoint import read as read_checkpoint
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
-from growing_logs import train_part, whole_and_in_parts
+from growing_logs import read_predictions, train_part, whole_and_in_parts
+from small_runs import make_config
 
 QUICK = {
     "precondition_frequency": 3,
@@ -70,7 +71,7 @@ def weights(run: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_config, tmp_path):
+def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, tmp_path):
     config = make_config({"optimizer": RULES[rule]})
     summary = whole_and_in_parts(log, config, tmp_path)
     found = weights(tmp_path / "whole")
@@ -112,7 +113,7 @@ def test_the_default_goes_on_with_its_priors_and_its_gate_in_a_resume_and_in_a_w
 
 
 @pytest.mark.slow
-def test_compiled_steps_of_the_default_are_those_of_the_plain_graph(log, tmp_path, read_predictions):
+def test_compiled_steps_of_the_default_are_those_of_the_plain_graph(log, tmp_path):
     found = []
     for jit in (False, True):
         train(log, parse_model(TrainConfig, {**DEFAULT, "jit": jit}, "test"), tmp_path / str(jit))

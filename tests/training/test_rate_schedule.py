@@ -15,6 +15,7 @@ from ctr.training.rate_schedule import parse_schedule
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
 from growing_logs import lines_of, train_part
+from small_runs import make_config, publish
 from warm_starts import weights
 
 POLYNOMIAL = "warmup 100, polynomial 400 power 2 to 0.1"
@@ -81,7 +82,7 @@ def test_impossible_schedules_are_refused_by_their_keys(content, message):
     assert "optimizer.dense.schedule" in str(refused.value)
 
 
-def test_a_step_uses_the_rates_of_the_examples_before_it_and_windows_show_them(log, make_config, tmp_path):
+def test_a_step_uses_the_rates_of_the_examples_before_it_and_windows_show_them(log, tmp_path):
     """At the start of a warm-up the rate is 0."""
     config = make_config(SCHEDULES, logistic=True)
     seen: list[dict[str, bytes]] = []
@@ -114,10 +115,10 @@ def schedules_of(run: Path) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.soak
-def test_a_warm_start_continues_the_schedules_by_examples(examples, publish_log, make_config, tmp_path):
+def test_a_warm_start_continues_the_schedules_by_examples(examples, tmp_path):
     table, half, end = examples.table(), (0, 160_000), (160_000, 240_000)
-    old_log = publish_log(tmp_path / "old-log", table, (half,))
-    whole = publish_log(tmp_path / "whole", table, (half, end))
+    old_log = publish(tmp_path / "old-log", table, (half,))
+    whole = publish(tmp_path / "whole", table, (half, end))
     # Batches end with partitions, so that a pass over half of the log and the rest is a pass over all of it.
     by_partition = {"batch": {"within_partitions": True}}
     config = make_config({**SCHEDULES, **by_partition})
@@ -130,9 +131,7 @@ def test_a_warm_start_continues_the_schedules_by_examples(examples, publish_log,
     assert schedules_of(tmp_path / "new") == {"rate_dense": continued, "rate_embeddings": continued}
 
 
-def test_a_schedule_that_is_new_or_of_weights_that_were_not_taken_begins_at_the_warm_start(
-    log, make_config, tmp_path
-):
+def test_a_schedule_that_is_new_or_of_weights_that_were_not_taken_begins_at_the_warm_start(log, tmp_path):
     begun = ("fresh", "begins here")
     old, scheduled = make_config(logistic=True), make_config(SCHEDULES, logistic=True)
     for name, config in (("old", old), ("old-scheduled", scheduled)):

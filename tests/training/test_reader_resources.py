@@ -15,13 +15,13 @@ import pytest
 from ctr.io.errors import InputError
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs, open_inputs, read_feeds
-from small_runs import write_teacher
+from small_runs import make_config, write_teacher
 
 TIMES = 200
 
 
 @pytest.fixture
-def inputs(growing, exposure, make_config) -> Inputs:
+def inputs(growing, exposure) -> Inputs:
     """A log with faulty rows, a teacher beside it and a constraint log."""
     log = growing.grow(3)
     write_teacher(log, "teacher", np.sin)

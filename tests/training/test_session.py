@@ -18,7 +18,9 @@ from ctr.training.loop import open_session, train
 from growing_logs import (
     ROOTS,
     last_weights,
+    read_predictions,
 )
+from small_runs import make_config
 
 
 def good_rows(log: Path, schema, partitions: slice = slice(None)):
@@ -28,9 +30,7 @@ def good_rows(log: Path, schema, partitions: slice = slice(None)):
 
 
 @pytest.mark.slow
-def test_nothing_waits_where_the_next_interval_needs_it(
-    growing, make_config, tmp_path, read_predictions, schema
-):
+def test_nothing_waits_where_the_next_interval_needs_it(growing, tmp_path, schema):
     """As separate runs over the log so far do it, which resume from one another's checkpoints."""
     config = make_config(ROOTS)
     with open_session(growing.grow(), config, tmp_path / "run") as session:
@@ -60,7 +60,7 @@ def test_nothing_waits_where_the_next_interval_needs_it(
     assert np.abs(logit[100:] - later[100:]).max() > 0.01
 
 
-def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_config, tmp_path, monkeypatch):
+def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, tmp_path, monkeypatch):
     config = make_config(ROOTS, logistic=True)
     with open_session(growing.grow(3), config, tmp_path / "run") as session:
         session.advance()
@@ -106,7 +106,7 @@ def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_co
         session.advance()
 
 
-def test_after_an_exception_nothing_is_saved(growing, make_config, tmp_path):
+def test_after_an_exception_nothing_is_saved(growing, tmp_path):
     def stop(position, _):
         raise KeyboardInterrupt
 

@@ -6,10 +6,11 @@ import tensorflow as tf
 
 from ctr.training.run.checkpoint import Copies
 from ctr.training.state import TrainState
+from small_runs import make_config
 
 
 @pytest.fixture
-def make_state(schema, make_config):
+def make_state(schema):
     def make(changes=None, logistic=False):
         config = make_config(changes, logistic)
         return TrainState(config.table_layouts(schema), config, "float32")

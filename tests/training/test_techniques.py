@@ -19,9 +19,9 @@ from ctr.experiments.config import merged
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from growing_logs import lines_of, train_part, whole_and_in_parts
+from growing_logs import lines_of, read_predictions, train_part, whole_and_in_parts
 from reference_loop import cut
-from small_runs import write_teacher
+from small_runs import draw_examples, make_config, write_teacher
 
 RANKING: dict[str, Any] = {"ranking": {"weight": 0.4, "max_pairs": 5, "ramp": [200, 500]}}
 CONSTRAINTS: dict[str, Any] = {
@@ -69,9 +69,7 @@ def ranking_ramp(examples: int) -> float:
     return min(max((examples - 200) / 300, 0), 1)
 
 
-def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(
-    log, examples, make_config, tmp_path, read_predictions
-):
+def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(log, examples, tmp_path):
     """Also of a run that is stopped within a window and goes on: it forgets neither of them."""
     config = make_config({"objective": {**RANKING, **CONSTRAINTS}}, logistic=True)
     stopped_at = train_part(log, config, tmp_path / "run", 600)
@@ -111,7 +109,7 @@ def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(
 
 
 @pytest.mark.slow
-def test_a_large_family_is_constrained_but_not_shown_slice_by_slice(log, make_config, tmp_path):
+def test_a_large_family_is_constrained_but_not_shown_slice_by_slice(log, tmp_path):
     family = {"name": "crossed", "features": {"user": "all", "item": "all"}}
     constraints = {"learning_rate": 0.3, "families": [family]}
     config = make_config({"objective": {"bias_constraints": constraints}}, logistic=True)
@@ -125,9 +123,7 @@ def test_a_large_family_is_constrained_but_not_shown_slice_by_slice(log, make_co
 
 
 @pytest.mark.slow
-def test_the_sidecar_holds_the_predictions_of_record(
-    own_log, examples, make_config, tmp_path, read_predictions
-):
+def test_the_sidecar_holds_the_predictions_of_record(own_log, examples, tmp_path):
     """Of a part of the log; the rest is recorded as missing."""
     config = make_config({"time_range": {"start": "1970-01-01T00:00:00.100"}}, logistic=True)
     summary = train(own_log, config, tmp_path / "run", record="teacher")
@@ -153,7 +149,7 @@ def test_the_sidecar_holds_the_predictions_of_record(
     assert not (tmp_path / "other").exists()
 
 
-def test_teachers_and_records_that_cannot_be_are_refused(own_log, make_config, tmp_path):
+def test_teachers_and_records_that_cannot_be_are_refused(own_log, tmp_path):
     taught = make_config({"objective": {"distillation": {"teacher": "nobody"}}})
     with pytest.raises(InputError, match="has no sidecar nobody"):
         train(own_log, taught, tmp_path / "run")
@@ -168,7 +164,7 @@ def test_teachers_and_records_that_cannot_be_are_refused(own_log, make_config, t
 
 
 @pytest.mark.slow
-def test_a_student_goes_on_with_no_other_teacher(own_log, make_config, tmp_path):
+def test_a_student_goes_on_with_no_other_teacher(own_log, tmp_path):
     train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
     config = make_config({"objective": {"distillation": {"teacher": "teacher"}}})
     train_part(own_log, config, tmp_path / "run", 700)
@@ -180,7 +176,7 @@ def test_a_student_goes_on_with_no_other_teacher(own_log, make_config, tmp_path)
 
 @pytest.mark.slow
 def test_rows_without_a_teacher_are_refused_with_count_and_place_or_trained_without(
-    own_log, examples, make_config, tmp_path
+    own_log, examples, tmp_path
 ):
     gaps = np.flatnonzero(examples.train_weight > 0)[[4, 90, 200]]
     logit = np.zeros(len(examples), np.float32)
@@ -224,14 +220,14 @@ STRUCTURE: dict[str, Any] = {
     ids=["all with a delay", "without a delay", "constraints and a delay", "ranking"],
 )
 def test_stopped_and_resumed_with_any_of_it_the_bits_are_the_same(
-    own_log, make_examples, make_log, make_config, tmp_path, objective, model, delay
+    own_log, make_log, tmp_path, objective, model, delay
 ):
     train(own_log, make_config({"seed": 3}, logistic=True), tmp_path / "teacher", record="teacher")
     write_decisions(own_log, "half", parse_model(SamplingConfig, {"non_click_rate": 0.5}, "test"))
     if "bias_constraints" in objective:
         # And a constraint log, whose rows also teach by themselves.
         constraints = objective["bias_constraints"]
-        path = make_log(make_examples(queries=220, seed=9).table(), "exposure")
+        path = make_log(draw_examples(queries=220, seed=9).table(), "exposure")
         families = [*constraints["families"], {"name": "random", "log": "exposure"}]
         logs = [{"name": "exposure", "path": str(path), "own_loss": True}]
         objective = merged(objective, {"bias_constraints": {"families": families, "logs": logs}})
@@ -245,7 +241,7 @@ def test_stopped_and_resumed_with_any_of_it_the_bits_are_the_same(
 
 
 @pytest.mark.soak
-def test_a_run_of_compiled_steps_agrees_with_all_of_it(own_log, make_config, tmp_path):
+def test_a_run_of_compiled_steps_agrees_with_all_of_it(own_log, tmp_path):
     train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
     summaries = {}
     for jit in (False, True):

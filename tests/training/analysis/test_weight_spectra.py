@@ -10,6 +10,7 @@ from ctr.training.analysis.weight_spectra import weight_spectra
 from ctr.training.loop import train
 from ctr.training.run import checkpoint
 from growing_logs import lines_of
+from small_runs import make_config
 
 
 def with_singular_values(rows, columns, values, seed=0) -> np.ndarray:
@@ -110,7 +111,7 @@ def test_a_computation_that_fails_does_not_end_the_run(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_writes_the_spectra_of_its_last_weights(log, make_config, tmp_path):
+def test_a_run_writes_the_spectra_of_its_last_weights(log, tmp_path):
     train(log, make_config(), tmp_path)
     entries = json.loads((tmp_path / "weight_spectra.json").read_text())["weights"]
     arrays, _ = checkpoint.read(tmp_path / "checkpoints")

@@ -29,6 +29,7 @@ from ctr.training.logs import resolve
 from ctr.training.loop import open_session, train
 from ctr.training.validate import validate
 from growing_logs import ENDS, ROOTS, STANDS, Growing, assert_same, constrained, lines_of
+from small_runs import make_config
 
 # Of 12 to 130 rows, some of them smaller than a batch, two without any.
 SHORT = (
@@ -98,7 +99,7 @@ def assert_reported(run: Path, log: Growing, stopped: Followed) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.02, pytest.param(0, marks=pytest.mark.slow)])
-def test_each_interval_is_reported_when_its_last_row_is_trained_on(short, make_config, tmp_path, delay):
+def test_each_interval_is_reported_when_its_last_row_is_trained_on(short, tmp_path, delay):
     config = make_config({**WITHIN, "label_delay": delay, "max_rejected_share": 0.01}, logistic=True)
     script = Script(*[short.grow] * 4, lambda: short.grow(3), *[short.grow] * 5, every=4)
     stopped = followed(short.folder, config, tmp_path / "run", script)
@@ -108,9 +109,7 @@ def test_each_interval_is_reported_when_its_last_row_is_trained_on(short, make_c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_linear", [True, False])
-def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
-    short, exposure, make_config, tmp_path, is_linear
-):
+def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(short, exposure, tmp_path, is_linear):
     """Stopped twice, once amid rows that are published.
 
     A linear model under a label delay whose batches end with partitions; and a network, whose batches do not, with a
@@ -154,7 +153,7 @@ def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
 
 
 @pytest.mark.slow
-def test_an_interval_waits_for_its_sidecars(short, make_config, tmp_path):
+def test_an_interval_waits_for_its_sidecars(short, tmp_path):
     """Kept rows alone, in a time range: rows that nothing is done with lie at the ends of partitions too."""
     sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
     times = {"start": "1970-01-01T00:00:00.011", "end": "1970-01-01T00:00:00.200"}
@@ -196,9 +195,7 @@ def test_an_interval_waits_for_its_sidecars(short, make_config, tmp_path):
     assert_one_pass(run, short.folder, config)
 
 
-def test_an_interval_that_comes_late_vanishes_or_changes_is_refused_by_name(
-    growing, exposure, make_config, tmp_path
-):
+def test_an_interval_that_comes_late_vanishes_or_changes_is_refused_by_name(growing, exposure, tmp_path):
     """As where a clock steps back: it is never left out in silence, and never trained on after its time."""
     config = make_config({"max_rejected_share": 0.01, **constrained(exposure.grow(3))}, logistic=True)
     log, run = growing.folder, tmp_path / "run"
@@ -241,7 +238,7 @@ def test_an_interval_that_comes_late_vanishes_or_changes_is_refused_by_name(
         train(log, config, run)
 
 
-def test_a_log_that_never_comes_is_waited_for_until_idle(short, make_config, tmp_path):
+def test_a_log_that_never_comes_is_waited_for_until_idle(short, tmp_path):
     begun = time.monotonic()
     stopped = followed(short.folder, make_config(), tmp_path / "run", lambda: None, idle=0.3)
     assert 0.3 <= time.monotonic() - begun < 5
@@ -267,7 +264,7 @@ def test_a_log_that_begins_anew_is_waited_for_where_the_run_is(tmp_path):
     validate(TrainConfig(), log, run, follows=True)
 
 
-def test_arguments_that_make_no_sense_are_refused(short, make_config, tmp_path, capsys):
+def test_arguments_that_make_no_sense_are_refused(short, tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(dump_yaml(make_config()))
     given = [
         "train",

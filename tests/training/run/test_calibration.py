@@ -13,6 +13,7 @@ from ctr.eval.timeline import Timeline
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run.summary import calibration_text, calibration_warning, last_window, summary_text
+from small_runs import make_config
 
 
 def summary_of(shift, top_shift=0.0, late_shift=None):
@@ -104,7 +105,7 @@ def test_the_line_says_the_ratio_of_the_pass_and_of_its_last_window():
 
 
 @pytest.mark.slow
-def test_a_run_warns_at_its_end_and_shows_the_line(log, make_config, tmp_path, caplog):
+def test_a_run_warns_at_its_end_and_shows_the_line(log, tmp_path, caplog):
     # Nothing is learned: the prior is what is predicted.
     rates = {
         "embeddings": {"learning_rate": 0.0, "linear_learning_rate": 0.0},

@@ -14,6 +14,7 @@ from tensorboard.plugins.hparams import metadata as hparams_metadata
 from ctr.training.loop import train
 from ctr.training.run.event_file import EventFiles
 from growing_logs import lines_of
+from small_runs import make_config
 
 HISTOGRAMS = {"tensorboard": {"histograms": True}}
 
@@ -36,7 +37,7 @@ def values_of(events: EventAccumulator, tag: str) -> dict[int, float]:
 
 
 @pytest.fixture(scope="module")
-def made(log, make_config, tmp_path_factory) -> Path:
+def made(log, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "run"
     train(log, make_config({"optimizer": {"dense": {"learning_rate": 0.5}}}, logistic=True), run)
     return run
@@ -73,7 +74,7 @@ def test_metrics_of_the_pass_and_of_each_window_share_their_tags_and_the_configu
 
 
 @pytest.mark.slow
-def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config):
+def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path):
     line = {
         **lines_of(made)[0],
         "examples": 2**40, "window_examples": 2**24 + 1, "queries": 2**24, "dual_a_0": 1e300, "loss_ranking": 0.25,
@@ -96,7 +97,7 @@ def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config
 
 
 @pytest.mark.slow
-def test_a_resumed_run_shows_each_step_and_its_histograms_once_at_its_time(growing, make_config, tmp_path):
+def test_a_resumed_run_shows_each_step_and_its_histograms_once_at_its_time(growing, tmp_path):
     changes, run = {**HISTOGRAMS, "max_rejected_share": 0.01}, tmp_path / "run"
     config = make_config(changes, logistic=True)
     train(growing.grow(2), config, run)
@@ -127,7 +128,7 @@ def test_a_resumed_run_shows_each_step_and_its_histograms_once_at_its_time(growi
 
 
 @pytest.mark.slow
-def test_a_file_that_holds_no_events_is_written_anew(made, make_config, tmp_path):
+def test_a_file_that_holds_no_events_is_written_anew(made, tmp_path):
     folder = tmp_path / "tensorboard"
     folder.mkdir()
     with tf.io.TFRecordWriter(str(folder / "events.out.tfevents.0000000001.a.1.0")) as file:

@@ -15,6 +15,7 @@ from ctr.training.follow import Followed, Polling, follow
 from ctr.training.loop import open_session, train
 from growing_logs import Growing, lines_of
 from numerical_faults import fill, injected
+from small_runs import draw_examples, make_config
 
 POISON = fill("dense/000", math.nan)
 # Intervals of a few batches; every batch ends with one.
@@ -28,8 +29,8 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.fixture
-def live(growing, make_examples, schema) -> Any:
-    return Growing(growing.folder, schema, make_examples().table(), ENDS)
+def live(growing, schema) -> Any:
+    return Growing(growing.folder, schema, draw_examples().table(), ENDS)
 
 
 def interval_end(live: Any, number: int) -> int:
@@ -42,9 +43,7 @@ def followed(live: Any, config: Any, run: Path, stop: Callable[[], str | None]) 
 
 
 @pytest.mark.slow
-def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_idle_or_stopped(
-    live, make_config, tmp_path
-):
+def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_idle_or_stopped(live, tmp_path):
     config = make_config(CHANGES, logistic=True)
     live.grow(4)
     rows, run = interval_end(live, 4), tmp_path / "idle"
@@ -79,7 +78,7 @@ def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_id
 
 
 @pytest.mark.slow
-def test_save_says_whether_it_has_gone_back(live, make_config, tmp_path):
+def test_save_says_whether_it_has_gone_back(live, tmp_path):
     with (
         injected(poison={interval_end(live, 2) - 1: POISON}, once=True),
         open_session(live.grow(), make_config(CHANGES, logistic=True), tmp_path / "run") as session,
@@ -97,7 +96,7 @@ def test_save_says_whether_it_has_gone_back(live, make_config, tmp_path):
 
 
 @pytest.mark.soak
-def test_the_export_at_the_end_of_a_pass_goes_with_the_rest(live, make_config, tmp_path):
+def test_the_export_at_the_end_of_a_pass_goes_with_the_rest(live, tmp_path):
     """The pass ends while steps are skipped, the log goes on, and so many more are skipped that the run goes back."""
     config = make_config(
         {**CHANGES, "batch": {"within_partitions": False}, "export": {"every_examples": 10**6, "keep": 9}},

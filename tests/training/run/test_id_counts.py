@@ -14,6 +14,7 @@ from ctr.eval.run_files import read_timeline, read_windows
 from ctr.training.feed import make_feed
 from ctr.training.loop import train
 from ctr.training.run.id_counts import IdCounts
+from small_runs import make_config
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def values_of(batch, schema, name):
     return ids[ids != 0], int((ids == 0).sum())
 
 
-def test_counts_are_those_of_the_rows_and_a_state_goes_on_where_it_was(batches, schema, make_config):
+def test_counts_are_those_of_the_rows_and_a_state_goes_on_where_it_was(batches, schema):
     layouts = make_config().table_layouts(schema)
     counts = IdCounts(layouts, schema)
     met = {name: set() for name in counts.features}
@@ -73,7 +74,7 @@ def test_what_ids_stand_for():
 
 
 @pytest.mark.slow
-def test_a_run_writes_what_it_met(log, schema: Schema, make_config, tmp_path):
+def test_a_run_writes_what_it_met(log, schema: Schema, tmp_path):
     config = make_config({"metrics": {"window_examples": 300}}, logistic=True)
     summary = train(log, config, tmp_path / "run")
     windows, timeline = read_windows(tmp_path / "run"), read_timeline(tmp_path / "run")

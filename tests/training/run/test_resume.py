@@ -48,12 +48,12 @@ def assert_same(run: Path, other: Path, *left_out: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def faulty_log(examples, tmp_path_factory, publish_log) -> Path:
+def faulty_log(examples, tmp_path_factory) -> Path:
     """The log with a few faulty rows, so that rejects too have to come out the same."""
     label = examples.label.copy()
     label[[3, 400, 401, 900]] = 5
     table = type(examples)(**{**vars(examples), "label": label}).table()
-    return publish_log(tmp_path_factory.mktemp("faulty") / "log", table)
+    return publish(tmp_path_factory.mktemp("faulty") / "log", table)
 
 
 class Whole:
@@ -246,9 +246,9 @@ def test_the_command_line_says_where_it_was_interrupted_and_resumes_there(tmp_pa
 
 
 @pytest.mark.soak
-def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publish_log, tmp_path):
+def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(tmp_path):
     # Large enough that TensorFlow and oneDNN share matrix products among threads.
-    log = publish_log(tmp_path / "log", make_examples(4000, seed=3).table(), ((0, 10**9),))
+    log = publish(tmp_path / "log", draw_examples(4000, seed=3).table(), ((0, 10**9),))
     content = {
         "batch": {"rows": 2048},
         "compute_dtype": "bfloat16",

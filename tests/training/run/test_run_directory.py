@@ -19,6 +19,7 @@ from ctr.training.run.directory import (
 from ctr.training.run.files import GrowingFile
 from ctr.training.run.predictions import PREDICTION_COLUMNS, PredictionWriter
 from ctr.training.run.results import TIMING, timing_before
+from small_runs import make_config
 
 
 def test_a_growing_file_is_cut_back_to_what_the_checkpoint_knows(tmp_path):
@@ -44,7 +45,7 @@ def test_a_growing_file_is_cut_back_to_what_the_checkpoint_knows(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_run_belongs_to_its_configuration(tmp_path, make_config):
+def test_a_run_belongs_to_its_configuration(tmp_path):
     run = tmp_path / "run"
     adopt_config(run, make_config())
     before = (run / "config.yaml").read_bytes()
@@ -64,7 +65,7 @@ def test_a_run_belongs_to_its_configuration(tmp_path, make_config):
     assert (run / "config.yaml").read_bytes() == before
 
 
-def test_what_is_no_run_directory_is_refused_untouched(tmp_path, make_config):
+def test_what_is_no_run_directory_is_refused_untouched(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(InputError, match="neither empty nor a run directory"):
         adopt_config(tmp_path, make_config())

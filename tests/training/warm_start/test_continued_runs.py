@@ -18,6 +18,7 @@ from ctr.training.run.directory import read_warm_start
 from ctr.training.run.snapshot import read_snapshot
 from ctr.training.state import dense_weights
 from ctr.training.warm_start.start import InitFrom, warm_start
+from growing_logs import read_predictions
 from killed_run import run_killed
 from small_runs import draw_examples
 from warm_starts import (
@@ -64,9 +65,7 @@ def launched(old, whole, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(
-    old, uninterrupted, launched, read_predictions
-):
+def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(old, uninterrupted, launched):
     assert_same(launched, uninterrupted)
     begin = rows_before(HALF)
     # Everything else begins at the warm start.
@@ -94,7 +93,7 @@ def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(
     [{}, {"factorized": {"ui_units": [4]}}, {"ensemble": {"components": 2, "embeddings": "separate"}}],
 )
 def test_features_in_another_order_and_new_ones_predict_as_before(
-    old, half, whole, launched, tmp_path, read_predictions, model
+    old, half, whole, launched, tmp_path, model
 ):
     # What begins fresh begins at 0, and so says nothing yet: the first predictions have to be those of the old run.
     source, same = old, launched
@@ -201,8 +200,8 @@ def test_what_waits_for_its_label_is_learned_by_the_new_run(half, whole, tmp_pat
 
 
 @pytest.mark.soak
-def test_constraint_logs_go_on_where_they_stood(half, whole, make_examples, tmp_path):
-    rows = make_examples(queries=235, seed=9)
+def test_constraint_logs_go_on_where_they_stood(half, whole, tmp_path):
+    rows = draw_examples(queries=235, seed=9)
     path = publish(tmp_path / "exposure", examples=rows)
     shown = families({"name": "random", "log": "exposure"}, logs=[{"name": "exposure", "path": str(path)}])
     begins = halves(half, whole, tmp_path, shown)["constraint_logs"]
@@ -303,7 +302,7 @@ def test_a_run_begun_so_is_begun_from_again(old, whole, tmp_path):
 
 
 @pytest.mark.soak
-def test_it_begins_in_the_middle_of_an_interval_and_in_another_log(old, whole, tmp_path, read_predictions):
+def test_it_begins_in_the_middle_of_an_interval_and_in_another_log(old, whole, tmp_path):
     stands = growing_logs.train_part(whole, config_of(), tmp_path / "part", 400)
     shutil.copytree(tmp_path / "part", tmp_path / "copy")
     train(whole, config_of(), tmp_path / "copy")
