@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.data.log import create_log
 from ctr.data.schema import Schema
-from ctr.data.shards import publish_partition
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, open_session, train
+from small_runs import publish
 
 ENDS = (0, 80_000, 160_000, 240_000)
 # So that roots are in flight wherever a partition ends.
@@ -40,16 +40,9 @@ class Growing:
         self.folder, self.schema, self.table, self.ends, self.partitions = folder, schema, table, ends, 0
 
     def grow(self, partitions: int = 1) -> Path:
-        create_log(self.folder, self.schema)
-        times = self.table.column("query_time").to_numpy()
-        for _ in range(partitions):
-            start, end = self.ends[self.partitions : self.partitions + 2]
-            inside = np.flatnonzero((times >= start) & (times < end))
-            publish_partition(
-                self.folder, self.schema, start, end, self.table.take(pa.array(inside)), shard_rows=170
-            )
-            self.partitions += 1
-        return self.folder
+        ends = self.ends[self.partitions : self.partitions + partitions + 1]
+        self.partitions += partitions
+        return publish(self.folder, self.table, tuple(pairwise(ends)), self.schema)
 
 
 # What depends on where a run stood still, if it followed its log or was stopped, or only on the latter.

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,14 @@ def growing(examples, schema, tmp_path) -> Any:
     """``log`` with a few faulty rows, so far without a partition."""
     label = examples.label.copy()
     label[[3, 400, 900]] = 5
-    return Growing(tmp_path / "log", schema, type(examples)(**{**vars(examples), "label": label}).table())
+    return Growing(tmp_path / "log", schema, replace(examples, label=label).table())
 
 
 @pytest.fixture
 def exposure(schema, tmp_path) -> Any:
     """A log to be constrained, of the same times, in which everything is clicked."""
     rows = draw_examples(queries=235, seed=9)
-    rows = type(rows)(**{**vars(rows), "label": np.ones(len(rows), int)})
+    rows = replace(rows, label=np.ones(len(rows), int))
     return Growing(tmp_path / "exposure", schema, rows.table())
 
 

@@ -1,5 +1,6 @@
 """What a run reads: samples, time ranges and constraint logs, through whole runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,6 @@ from small_runs import draw_examples, make_config, publish
 SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
 
 
-def changed(examples, **columns):
-    return type(examples)(**{**vars(examples), **columns})
-
-
 @pytest.fixture
 def own_log(examples, make_log):
     """The rows of ``log`` as a log of the test's own, to put sidecars beside."""
@@ -35,7 +32,7 @@ def own_log(examples, make_log):
 def exposure(tmp_path_factory):
     """A second log at the same times in which everything is clicked, with ids and users of its own; and its rows."""
     rows = draw_examples(queries=200, seed=9)
-    rows = changed(rows, label=np.ones(len(rows), int), train_weight=np.ones(len(rows)))
+    rows = replace(rows, label=np.ones(len(rows), int), train_weight=np.ones(len(rows)))
     return publish(tmp_path_factory.mktemp("exposure") / "log", rows.table()), len(rows)
 
 
@@ -165,7 +162,7 @@ def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_predict
     logits = []
     for name, flipped in (("one", False), ("other", True)):
         label = np.where((examples.query >= changed_from) & flipped, 1 - examples.label, examples.label)
-        table = changed(examples, label=label).table()
+        table = replace(examples, label=label).table()
         time = pa.array(examples.query // 10 * 10_000)
         table = table.set_column(table.column_names.index("query_time"), "query_time", time)
         part = table.filter(pa.array(examples.query % 3 == 0))
@@ -183,7 +180,7 @@ def test_constraint_logs_that_do_not_fit_are_refused(log, tmp_path, schema):
     other = Schema(features=tuple(one for one in schema.features if one.name != "tags"))
     publish(tmp_path / "other", draw_examples(9).table().drop_columns(["tags"]), schema=other)
     faulty = draw_examples(queries=200, seed=9)
-    faulty = changed(faulty, train_weight=np.full(len(faulty), -1.0))
+    faulty = replace(faulty, train_weight=np.full(len(faulty), -1.0))
     path = publish(tmp_path / "faulty", faulty.table())
     for name, words in (
         ("empty", "has no rows"),

@@ -4,6 +4,7 @@ import gc
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,10 +91,6 @@ FAULTY: dict[int, tuple[str, Any, str]] = {
     950: ("metric_weight", np.nan, FAULTS[3]),
     951: ("metric_weight", 1e38, FAULTS[3]),
 }
-
-
-def changed(examples: Examples, **columns: Any) -> Examples:
-    return Examples(**{**vars(examples), **columns})
 
 
 def with_faults(examples: Examples) -> pa.Table:
@@ -282,8 +279,8 @@ def test_logs_of_which_nothing_can_be_learned(network, examples, make_log, tmp_p
     zeros, config = np.zeros(len(examples)), make_config({"max_rejected_share": 1.0}, logistic=not network)
     tables = {
         "one row": examples.table().slice(0, 1),
-        "no weight": changed(examples, train_weight=zeros, metric_weight=zeros).table().slice(0, 200),
-        "faulty": changed(examples, label=np.full(len(examples), 7)).table(),
+        "no weight": replace(examples, train_weight=zeros, metric_weight=zeros).table().slice(0, 200),
+        "faulty": replace(examples, label=np.full(len(examples), 7)).table(),
     }
     for name, table in tables.items():
         run, good = tmp_path / name, 0 if name == "faulty" else len(table)

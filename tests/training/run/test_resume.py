@@ -5,6 +5,7 @@ import logging
 import math
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,7 @@ def faulty_log(examples, tmp_path_factory) -> Path:
     """The log with a few faulty rows, so that rejects too have to come out the same."""
     label = examples.label.copy()
     label[[3, 400, 401, 900]] = 5
-    table = type(examples)(**{**vars(examples), "label": label}).table()
-    return publish(tmp_path_factory.mktemp("faulty") / "log", table)
+    return publish(tmp_path_factory.mktemp("faulty") / "log", replace(examples, label=label).table())
 
 
 class Whole:
