@@ -33,6 +33,7 @@ CONFIG: dict[str, Any] = merged(
         # So that roots are in flight wherever a run ends.
         "optimizer": {
             "dense": {"shampoo": {"start_preconditioning_step": 2, "precondition_frequency": 4}},
+            "embeddings": {"schedule": "warmup 50, cosine 800 to 0.2"},
         },
         "metrics": {"slices": []},
     },

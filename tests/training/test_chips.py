@@ -129,11 +129,25 @@ def test_divided_tables_that_grow_and_runs_that_are_resumed(tmp_path, examples):
     assert len(expected["weights|rows/quality-4"]) > 1000
 
 
+FEW = {"batch": {"shapes": "few"}}
+SHOWN = {"tensorboard": {"histograms": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [({"jit": True}, "jit: true"), (FEW, "batch.shapes: few"), (SHOWN, "tensorboard.histograms: true")],
+)
+def test_what_several_workers_cannot_do_is_refused(changes, match):
+    with pytest.raises(InputError, match=f"config: {match} is not possible with several workers"):
+        check_possible(make_config(changes), workers=2)
+    check_possible(make_config(), workers=2)
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
         ({"jit": True}, "jit: true is not possible with --device cpu:2"),
-        ({"tensorboard": {"histograms": True}}, "tensorboard.histograms: true is not possible"),
+        (SHOWN, "tensorboard.histograms: true is not possible"),
         ({"tensorboard": {"gradient_noise": True}}, "tensorboard.gradient_noise"),
         ({"optimizer": {"dense": {"rule": "kfac"}}}, "kfac is not possible"),
         ({"optimizer": {"dense": {"shampoo": {"method": "eigenvalue_corrected"}}}}, "eigenvalue_corrected"),

@@ -36,13 +36,6 @@ def exposure(tmp_path_factory):
     return publish(tmp_path_factory.mktemp("exposure") / "log", rows.table()), len(rows)
 
 
-@pytest.fixture(scope="module")
-def plain(log, tmp_path_factory):
-    """The folder and the summary of a run without a constraint log."""
-    run = tmp_path_factory.mktemp("plain") / "run"
-    return run, train(log, make_config(logistic=True), run)
-
-
 def constrained(path: Path, learning_rate: float = 0.5, **changes: Any) -> dict[str, Any]:
     constraints = {
         "learning_rate": learning_rate,
@@ -126,8 +119,9 @@ def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_i
 
 
 @pytest.mark.slow
-def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(log, exposure, plain, tmp_path):
-    (path, count), (plain_run, without) = exposure, plain
+def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(log, exposure, tmp_path):
+    path, count = exposure
+    without = train(log, make_config(logistic=True), tmp_path / "plain")
     summary = train(log, make_config(constrained(path), logistic=True), tmp_path / "run")
     # All is clicked there, more than is predicted: lambda rises, and so do predictions.
     assert summary["duals"]["random"][0] > 1
@@ -142,7 +136,7 @@ def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(lo
     # What pairs it with another run's.
     states = read_constraint_metrics(tmp_path / "run", "exposure")
     assert states is not None and states.summary() == other
-    assert read_constraint_metrics(plain_run, "exposure") is None
+    assert read_constraint_metrics(tmp_path / "plain", "exposure") is None
     assert len(read_predictions(tmp_path / "run")) == without["examples"]
     # Whether they teach by themselves is another matter; they share the denominator of the mean, which AdaGrad hardly
     # sees.

@@ -4,19 +4,17 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import open_session, train
+from ctr.training.loop import open_session
 from ctr.training.rate_schedule import parse_schedule
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
 from growing_logs import lines_of, train_part
-from small_runs import make_config, publish
-from warm_starts import weights
+from small_runs import make_config
 
 POLYNOMIAL = "warmup 100, polynomial 400 power 2 to 0.1"
 COSINE = "warmup 50, cosine 800 to 0.2"
@@ -112,23 +110,6 @@ def schedules_of(run: Path) -> dict[str, tuple[str, str]]:
     return {
         line["name"]: (line["status"], line["why"]) for line in content["table"] if line["part"] == "schedule"
     }
-
-
-@pytest.mark.soak
-def test_a_warm_start_continues_the_schedules_by_examples(examples, tmp_path):
-    table, half, end = examples.table(), (0, 160_000), (160_000, 240_000)
-    old_log = publish(tmp_path / "old-log", table, (half,))
-    whole = publish(tmp_path / "whole", table, (half, end))
-    # Batches end with partitions, so that a pass over half of the log and the rest is a pass over all of it.
-    by_partition = {"batch": {"within_partitions": True}}
-    config = make_config({**SCHEDULES, **by_partition})
-    summary = train(old_log, config, tmp_path / "old")
-    changed = make_config({**SCHEDULES, **by_partition, "metrics": {"window_examples": 100}})
-    train(whole, changed, tmp_path / "new", init_from=InitFrom(tmp_path / "old"))
-    train(whole, config, tmp_path / "uninterrupted")
-    np.testing.assert_equal(weights(tmp_path / "new"), weights(tmp_path / "uninterrupted"))
-    continued = ("taken", f"continues at {summary['trained_examples']} examples")
-    assert schedules_of(tmp_path / "new") == {"rate_dense": continued, "rate_embeddings": continued}
 
 
 def test_a_schedule_that_is_new_or_of_weights_that_were_not_taken_begins_at_the_warm_start(log, tmp_path):

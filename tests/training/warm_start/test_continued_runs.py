@@ -82,6 +82,9 @@ def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(old, uninterrupte
     assert set(table_of(launched, "feature").values()) == {TAKEN}
     assert set(table_of(launched, "weight").values()) == {TAKEN}
     assert table_of(launched, "ramp")["alpha2"][:2] == ("taken", None)
+    trained = json.loads((old / "summary.json").read_text())["trained_examples"]
+    continued = ("taken", None, f"continues at {trained} examples")
+    assert table_of(launched, "schedule")["rate_embeddings"] == continued
     told = (launched.parent / "told").read_text()
     assert f"begins at row {begin} of the log" in told
     assert "features           taken        user, item, tags, position" in told
