@@ -41,15 +41,12 @@ UNLEARNABLE = dict.fromkeys(range(2600, 3000, 20), math.inf)
 
 
 @pytest.fixture(scope="module")
-def rows():
-    return draw_examples(QUERIES, seed=11)
-
-
-@pytest.fixture(scope="module")
-def long_log(rows, tmp_path_factory) -> Path:
+def long_log(tmp_path_factory) -> Path:
     """About 4,000 rows, 80 batches."""
     intervals = tuple((begin, begin + END // 4) for begin in range(0, END, END // 4))
-    return publish(tmp_path_factory.mktemp("long") / "log", rows.table(), intervals)
+    return publish(
+        tmp_path_factory.mktemp("long") / "log", draw_examples(QUERIES, seed=11).table(), intervals
+    )
 
 
 def both_faults() -> Any:
@@ -88,9 +85,6 @@ def random_rows(seed: int, log: Path, count: int, last: float = 1.0) -> list[int
     total = sum(manifest.rows for manifest in read_manifests(log))
     chosen = np.random.default_rng(seed).choice(np.arange(300, round(total * last)), count, replace=False)
     return [int(row) for row in chosen]
-
-
-# Rows of the log.
 
 
 # Steps.
