@@ -44,6 +44,17 @@ def inverse_root(matrix, exponent, epsilon, absolute=False):
     return (vectors * values**-exponent) @ vectors.T
 
 
+def orthogonal(size, seed=0):
+    return np.linalg.qr(np.random.default_rng(seed).standard_normal((size, size)))[0]
+
+
+def matrix_of(values, seed=0):
+    """A symmetric matrix with these eigenvalues, and its eigenvectors."""
+    basis = orthogonal(len(values), seed)
+    matrix = (basis * values) @ basis.T
+    return (matrix + matrix.T) / 2, basis
+
+
 def unfolded(tensor, axis):
     return np.moveaxis(tensor, axis, 0).reshape(tensor.shape[axis], -1)
 

@@ -32,11 +32,6 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
         [(5, 4), (3,)],
         {"block_size": 8, "roots": {"asynchronous": False}, "grafting": "sgd"},
     ),
-    "statistics that decay, averages, adam": (
-        [(9, 6), (4, 4), (3,)],
-        {"beta2": 0.9, "gradient": {"beta1": 0.5}}
-        | {"grafting": {"kind": "adam", "beta2": 0.9, "blend_steps": 20}},
-    ),
     "odd shapes of any order": (
         [(3, 5, 7), (1, 11), (2, 13), (17, 3), (40, 5)],
         {"block_size": 5, "blocking": {"max_dimension": 20}, "grafting": "rmsprop", "momentum": 0.5}
@@ -49,7 +44,6 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
         | {"grafting": {"kind": "lamb", "momentum": "separate", "norm": "block", "normalized": True}}
         | {"momentum": 0.5, "gradient": {"l2": 0.01}},
     ),
-    "no preconditioner": ([(5, 4), (3,)], {"start_preconditioning_step": None, "momentum": 0.5}),
 }
 
 Arrays = dict[str, np.ndarray]

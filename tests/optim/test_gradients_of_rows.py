@@ -112,25 +112,6 @@ def test_tables_learn_as_in_numpy_and_take_no_momentum_no_average_no_decay(mode,
     assert core.report()["layers_ready"] == (mode == "one_sided")
 
 
-def test_one_sided_direction_and_norm_by_hand():
-    # G^T G = diag(16, 4) up to damping, so G R^(-1/2) is orthogonal; AdaGrad's step is all ones: norm 2.
-    changed = {"start_preconditioning_step": 1, "precondition_frequency": 99, "epsilon": 1e-12}
-    options = OPTIONS.changed(
-        {"rows": {"rule": "one_sided"}, "grafting": {"initial_accumulator": 0.0}, **changed}
-    )
-    core = reference.make_core(options, [np.zeros((3, 2))], tables=[0])
-    gradient = tf.IndexedSlices(tf.constant([[4.0, 0.0], [0.0, 2.0]], tf.float64), tf.constant([2, 0]))
-    core.update([gradient], 0.0)
-    both = tf.IndexedSlices(tf.constant([[4.0, 2.0], [8.0, -2.0]], tf.float64), tf.constant([1, 1]))
-    core.update([both], 1.0)
-    # Summed: [12, 0] in row 1; direction [3, 0]; AdaGrad's step [1, 0].
-    np.testing.assert_allclose(core.weights[0], [[0, 0], [-1, 0], [0, 0]], atol=1e-9)
-    core.update([tf.IndexedSlices(tf.constant([[5.0, 5.0]], tf.float64), tf.constant([1]))], 1.0)
-    # Direction [5/4, 5/2]; AdaGrad's step [5/13, 1].
-    step = np.array([1.0, 2.0]) / np.sqrt(5) * np.hypot(5 / 13, 1)
-    np.testing.assert_allclose(core.weights[0][1], np.array([-1, 0]) - step, rtol=1e-9)
-
-
 @pytest.mark.parametrize("mode", ["adagrad", "adagrad_row", "one_sided", None])
 def test_dense_gradients_and_rows_train_in_the_same_way(mode):
     """A table, and with None a weight that is none, whose rows are made dense."""

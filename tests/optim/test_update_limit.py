@@ -111,26 +111,6 @@ def test_each_tensor_takes_the_limited_step_of_an_unlimited_optimizer(grafting):
     assert grafting == "adagrad" or factors.max() == 1
 
 
-@pytest.mark.slow
-def test_it_compiles_and_is_the_same():
-    start = [w.astype(np.float32) for w in reference.initial(SHAPES)]
-    history = reference.drifting(SHAPES, 4)
-    cores = [reference.make_core(limited_options(), start, tf.float32) for _ in range(2)]
-
-    @tf.function(jit_compile=True)
-    def compiled(gradients):
-        cores[1].update(gradients, RATE, roots="between_steps")
-
-    for gradients in history:
-        tensors = [tf.constant(g, tf.float32) for g in gradients]
-        cores[0].update(tensors, RATE, roots="between_steps")
-        compiled(tensors)
-        for core in cores:
-            core.exchange()
-    for plain, other in zip(cores[0].weights, cores[1].weights, strict=True):
-        np.testing.assert_allclose(plain, other, rtol=1e-4, atol=1e-6)
-
-
 def test_tables_are_not_limited():
     start = [np.ones((3, 2))]
     rows = tf.IndexedSlices(tf.constant([[3.0, 4.0]], tf.float64), tf.constant([1]))
@@ -141,14 +121,6 @@ def test_tables_are_not_limited():
         found.append(core.weights[0].numpy())
     np.testing.assert_array_equal(*found)
     assert (found[0][1] != 1).all()
-
-
-def test_a_relative_limit_alone_is_refused():
-    with pytest.raises(ValueError, match="relative requires an absolute limit above 0"):
-        Limits(relative=0.1)
-    with pytest.raises(ValueError, match="limits: relative requires an absolute limit above 0"):
-        ShampooOptions(limits={"relative": 0.1})
-    assert ShampooOptions(limits={"relative": 0.1, "absolute": 1e-7}).limits.relative == 0.1
 
 
 # Rows.

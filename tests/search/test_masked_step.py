@@ -119,30 +119,6 @@ def test_what_is_masked_does_not_move(linear_rule):
 
 
 @pytest.mark.slow
-def test_what_is_not_masked_moves_as_in_the_smaller_network():
-    config = make_config()
-    state = make_state(config, passed_over([(6,), (0, 5)]))
-    candidate = Shape((4, 0), (0, 0), crosses=1, cross_rank=2, widths={}, without=())
-    small_config = make_config(crosses={"layers": 1, "rank": 2}, deep={"units": [4], "activation": "smelu"})
-    small = make_state(small_config)
-    for table, other in zip(small.tables.weights, state.tables.weights, strict=True):
-        table.assign(other)
-
-    def now() -> dict[str, np.ndarray]:
-        weights = {name: weight.numpy() for name, weight in state.weights.items()}
-        return sliced(weights, candidate, np.ones(14, bool))
-
-    for name, weight in small.weights.items():
-        weight.assign(now()[name])
-    learn(state, config, candidate)
-    learn(small, small_config)
-    for name, weight in small.weights.items():
-        np.testing.assert_allclose(now()[name], weight.numpy(), rtol=0, atol=3e-6, err_msg=name)
-    for table, other in zip(small.tables.weights, state.tables.weights, strict=True):
-        np.testing.assert_allclose(other.numpy(), table.numpy(), rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
 def test_several_learners_move_weights_by_the_mean_of_their_gradients():
     config, sources = make_config(), passed_over([(6,), (0, 5)])
     largest = Shape((6, 5), (0, 0), crosses=2, cross_rank=3, widths={}, without=())

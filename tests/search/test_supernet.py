@@ -1,8 +1,6 @@
 """A whole search by weight sharing on a small log: the plain model's bits, kills, and what it refuses."""
 
 import json
-import multiprocessing
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run import checkpoint
 from small_runs import draw_examples, merged, publish
-from small_searches import BASE, SPACE, killed, search
+from small_searches import BASE, SPACE, search
 
 ROWS = len(draw_examples())
 
@@ -125,19 +123,6 @@ def test_a_search_that_broke_off_goes_on_to_the_same_bits(log, found, tmp_path):
     # What is whole is not made again.
     assert search(log, tmp_path / "out", **given) == result
     assert_same_search(tmp_path / "out", out)
-
-
-@pytest.mark.soak
-def test_killed_and_repeated_it_ends_in_the_same_bits(log, found, tmp_path):
-    out, result, _ = found
-    context = multiprocessing.get_context("spawn")
-    for at in (13, 14):
-        process = context.Process(target=killed, args=(log, tmp_path / "killed", at))
-        process.start()
-        process.join(300)
-        assert process.exitcode == -signal.SIGKILL
-    assert search(log, tmp_path / "killed", target=0.8, controller={"passes": 1.3}) == result
-    assert_same_search(tmp_path / "killed", out)
 
 
 @pytest.mark.soak

@@ -77,11 +77,6 @@ def test_layerwise_directions_have_the_norm_of_their_weights():
     assert factor(0.0, 1.5) == factor(6.0, 0.0) == 1.0
 
 
-def test_second_moments_take_the_gradient_and_directions_its_average():
-    found = run(AdaGrad(initial_accumulator=0.0), averages=([1.0, 1.0], [2.0, 1.0], [5.0, 1.0]))
-    assert found == [pytest.approx(row) for row in ([1 / 3, 1], [2 / 5, 1], [1, 1 / math.sqrt(5)])]
-
-
 def test_nothing_divided_by_nothing_is_nothing():
     for options in (AdaGrad(initial_accumulator=0.0), Adam(epsilon=0.0), RMSprop(epsilon=0.0)):
         assert run(options, gradients=([0.0, 5.0],))[0][0] == 0.0

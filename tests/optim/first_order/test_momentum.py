@@ -11,30 +11,6 @@ from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
 
 
-@pytest.mark.parametrize(
-    ("nesterov", "steps"),
-    # M = 0.25 P then on: 2, 2.5, 1.875. Nesterov once more towards P: 3.5, 2.875, 1.40625.
-    [(False, [2.0, 2.5, 1.875]), (True, [3.5, 2.875, 1.40625])],
-)
-def test_normalised_momentum_by_hand(nesterov, steps):
-    average, found = tf.constant([0.0]), []
-    for direction in (8.0, 4.0, 0.0):
-        average = momentum.update_momentum(average, tf.constant([direction]), 0.75)
-        found.append(float(momentum.momentum_step(average, tf.constant([direction]), 0.75, nesterov)[0]))
-    assert found == steps
-
-
-def test_nesterov_is_pt_equation_34_but_for_the_scale():
-    rng = np.random.default_rng(0)
-    average, plain = tf.zeros([4], tf.float64), np.zeros(4)
-    for _ in range(10):
-        direction = rng.normal(size=4)
-        average = momentum.update_momentum(average, tf.constant(direction), 0.8)
-        plain = 0.8 * plain + direction
-        step = momentum.momentum_step(average, tf.constant(direction), 0.8, True)
-        np.testing.assert_allclose(step, 0.2 * (0.8 * plain + direction), rtol=1e-12)
-
-
 def test_decay_is_added_to_the_direction_and_not_to_the_gradient():
     found = momentum.add_weight_decay(tf.constant([1.0, 2.0]), tf.constant([10.0, -4.0]), 0.5)
     assert found.numpy().tolist() == [6, 0]

@@ -75,17 +75,6 @@ def test_fit_on_two_replicas_takes_the_steps_of_one_and_computes_each_root_once(
 
 
 @pytest.mark.slow(first=1)
-def test_each_replica_keeps_its_share_of_the_state(in_one_process):
-    version, found = in_one_process
-    (whole, rest), *others = found["bytes|1"].tolist()
-    assert all(other == [whole, rest] for other in others)
-    for count in (2, 4) if version == "keras2" else (2,):
-        sizes = found[f"bytes|{count}"]
-        assert sizes[:count, 0].sum() == whole and sizes[:, 0].max() <= 1.1 * whole / count
-        assert (sizes[:, 1] == rest).all()
-
-
-@pytest.mark.slow(first=1)
 def test_what_several_replicas_do_not_do_is_refused(in_one_process):
     version, found = in_one_process
     expected = {

@@ -209,18 +209,6 @@ def test_configurations_make_the_same_optimizer(api):
 
 
 @in_either
-def test_it_is_registered_under_the_name_of_the_package(api):
-    optimizers = api.keras.optimizers
-    for kind, name in ((api.optim.Shampoo, "ctr>Shampoo"), (api.optim.Soap, "ctr>Soap")):
-        saved = optimizers.serialize(kind(0.125, block_size=7))
-        assert saved["registered_name"] == name
-        assert float(optimizers.deserialize(saved).learning_rate) == 0.125
-        by_name = {"class_name": name, "config": {"block_size": 7}}
-        for made in (optimizers.deserialize(saved), optimizers.get(saved), optimizers.get(by_name)):
-            assert type(made) is kind and made.options.block_size == 7
-
-
-@in_either
 @pytest.mark.parametrize("kind", ["Shampoo", "Adafactor"])
 def test_what_no_step_can_be_taken_with_is_refused(api, kind):
     make = getattr(api.optim, kind)
@@ -283,19 +271,6 @@ def test_accumulated_gradients_are_one_step():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     assert int(optimizer.core.step) == int(optimizer.iterations) == 4
     assert optimizer.core.report()["layers_ready"] == 1
-
-
-@pytest.mark.slow
-def test_a_scaled_loss_is_scaled_back():
-    optimizer = KERAS_3.optim.Shampoo(0.02, loss_scale_factor=8.0, **quick())
-    assert float(optimizer.scale_loss(tf.constant(2.0))) == 16.0
-    model, by_hand = make_model(KERAS_3), ByHand(KERAS_3, **quick())
-    variables = model.trainable_variables
-    for step in range(4):
-        found = gradients(variables, step, sparse=False)
-        optimizer.apply([8.0 * g for g in found], variables)
-        by_hand.step(found)
-    assert_same(values(model), by_hand.values())
 
 
 def test_other_backends_are_refused():

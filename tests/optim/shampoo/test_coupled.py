@@ -14,9 +14,9 @@ from ctr.optim.shampoo.coupled import (
 )
 from ctr.optim.shampoo.options import Coupled
 from ctr.optim.shampoo.roots import inverse_root, root_residual
+from shampoo_reference import matrix_of, orthogonal
 
 COUPLED = Coupled()
-PLAIN = Coupled(most_projected=0)
 
 
 def eager(function):
@@ -29,16 +29,6 @@ def xla(function):
 
 # How the operations are run; both must give the same.
 every_way = pytest.mark.parametrize("way", [eager, pytest.param(xla, marks=pytest.mark.slow)])
-
-
-def orthogonal(size, seed=0):
-    return np.linalg.qr(np.random.default_rng(seed).standard_normal((size, size)))[0]
-
-
-def matrix_of(values, seed=0):
-    basis = orthogonal(len(values), seed)
-    matrix = (basis * values) @ basis.T
-    return (matrix + matrix.T) / 2, basis
 
 
 def true_root(values, basis, p):
@@ -111,17 +101,6 @@ def test_a_cluster_is_not_projected():
     lowered, values, _, _ = one(project, matrix, tf.constant([1e8], tf.float64), COUPLED)
     assert not values.any()
     np.testing.assert_array_equal(lowered, matrix)
-
-
-@pytest.mark.parametrize("p", [1, 2, 3, 8])
-def test_roots_from_a_cold_start_are_those_of_the_eigenvalues(p):
-    values = np.geomspace(1, 1e-3, 20)
-    matrix, basis = matrix_of(values)
-    end = coupled_root(matrix, p, COUPLED)
-    np.testing.assert_allclose(
-        end.root, true_root(values, basis, p), rtol=0, atol=1e-11 * values[-1] ** (-1 / p)
-    )
-    assert end.error < 1e-13 and end.iterations < 20
 
 
 def test_too_few_iterations_and_overflow_are_no_convergence():
@@ -201,9 +180,7 @@ def scales_and_spectra(size):
     )
 
 
-@pytest.mark.parametrize(
-    "p", [1, 4, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("p", [1, 3, 4, 8])
 @every_way
 def test_roots_and_residuals_are_those_of_numpy(way, p):
     matrices = scales_and_spectra(16)
@@ -218,17 +195,6 @@ def test_roots_and_residuals_are_those_of_numpy(way, p):
         largest = np.linalg.eigvalsh(matrix)[-1]
         damped = matrix + 1e-6 * largest * np.eye(16)
         assert residual == pytest.approx(root_residual(root, damped, p), rel=0.5, abs=1e-8)
-
-
-@every_way
-def test_large_ill_conditioned_roots(way):
-    condition = 1e12
-    matrix = matrix_of(np.geomspace(1, 1 / condition, 128))[0]
-    roots, residuals = of_statistics(4, 0.0, way)(tf.constant(matrix[np.newaxis]))
-    expected = inverse_root(matrix, 0.25, epsilon=0.0)
-    assert residuals[0] < 4 * expected.residual
-    scale = np.max(np.abs(expected.matrix))
-    np.testing.assert_allclose(roots[0], expected.matrix, atol=condition * 1e-15 * scale, rtol=0)
 
 
 @every_way

@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline, Round
 from ctr.optim.shampoo.layout import Factor
-from ctr.optim.shampoo.roots import Root, RootError, inverse_root
+from ctr.optim.shampoo.roots import RootError, inverse_root
 from shampoo_reference import options as small
 
 SIZES = (3, 6, 4)
@@ -115,19 +115,6 @@ def test_roots_are_those_of_the_divided_statistics_and_the_status_says_of_which_
     assert now.status[STATUS_ROW["root_step"]].tolist() == [7] * 5
     assert not now.status[STATUS_ROW["sent"]].any() and not now.status[STATUS_ROW["drift"]].any()
     assert (now.status[STATUS_ROW["condition"]] > 10).all()
-
-
-def test_the_largest_go_first_whatever_their_order():
-    order = []
-
-    def solve(matrix, *arguments, **keywords):
-        order.append(len(matrix))
-        return inverse_root(matrix, *arguments, **keywords)
-
-    now = new_round()
-    host = pipeline(solve, workers=1)
-    exchange(host, 1, now)
-    assert order == [6, 4, 4, 3, 3]
 
 
 @pytest.mark.parametrize("solver", ["eigh", "coupled"])
@@ -340,14 +327,3 @@ def test_a_round_of_other_statistics_is_not_taken_for_this_one():
     fresh.collect(4, alone)
     for root, expected in zip(now.roots, alone.roots, strict=True):
         np.testing.assert_array_equal(root, expected)
-
-
-def test_who_solved_is_counted():
-    def solve(matrix, *arguments, **keywords):
-        solver = {3: "coupled_cold", 4: "coupled_warm", 6: "eigh"}[len(matrix)]
-        return Root(np.eye(len(matrix)), 0.01, solver, 5.0, ())
-
-    host, now = pipeline(solve), new_round()
-    exchange(host, 1, now)
-    assert counts(now) == {"refreshed": 5, "coupled_cold": 2, "coupled_warm": 2, "eigh": 1}
-    assert now.status[STATUS_ROW["residual"]].tolist() == [0.01] * 5

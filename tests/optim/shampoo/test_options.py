@@ -15,7 +15,7 @@ import pytest
 from ctr.config.reference import as_yaml, describe
 from ctr.optim.checked import Options, groups_of
 from ctr.optim.first_order.options import LAMB, SGD, AdaGrad, Adam, Graft, RMSprop
-from ctr.optim.shampoo.methods import Diagonal, EigenvalueCorrected, OneSided, RootMethod, Shampoo
+from ctr.optim.shampoo.methods import EigenvalueCorrected, RootMethod, Shampoo
 from ctr.optim.shampoo.options import Blocking, Coupled, GradientAverage, Roots, ShampooOptions
 
 BLOCK = re.compile(r"(<!-- options of Shampoo -->\n```yaml\n)(.*?)(```\n)", re.DOTALL)
@@ -243,51 +243,4 @@ def test_options_that_do_not_go_together_are_refused(given, message):
         ShampooOptions(**given)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"roots": {"first": 2}, "start_preconditioning_step": None},
-        {"roots": {"first": 2}, "start_preconditioning_step": 2},
-        {"roots": {"phase": 49, "early_growth": 0}},
-        {"roots": {"solver": "coupled"}, "method": "kl"},
-        {"roots": {"solver": "coupled"}, "method": {"kind": "one_sided", "side": "left"}},
-        {"grafting": {"momentum": "before"}, "momentum": 0.9},
-        {"epsilon": 0.0, "roots": {"damping": "absolute"}},
-    ],
-)
-def test_others_go_together(given):
-    assert ShampooOptions().changed(given) == ShampooOptions(**given)
-
-
 # Exponents.
-
-
-def test_exponents_by_method_and_number_of_preconditioned_sides():
-    for changed, exponents in (
-        ({}, [1 / 2, 1 / 4, 1 / 6, 1 / 8]),
-        ({"exponent_override": 2}, [1 / 2] * 4),
-        ({"method": {"exponent_multiplier": 1.5}}, [3 / 4, 3 / 8, 1 / 4, 3 / 16]),
-        ({"method": {"exponent_multiplier": 0.75}, "exponent_override": 3}, [1 / 4] * 4),
-        # Square roots, whatever the order.
-        ({"method": "kl"}, [1 / 2] * 4),
-        ({"method": "kl", "exponent_override": 4}, [1 / 4] * 4),
-        ({"method": {"kind": "kl", "divided": False}}, [1 / 2, 1 / 4, 1 / 6, 1 / 8]),
-    ):
-        options = ShampooOptions(**changed)
-        assert [options.exponent(sides) for sides in (1, 2, 3, 4)] == pytest.approx(exponents, rel=1e-15)
-    with pytest.raises(ValueError, match=r"exponent_multiplier.*3\.0.*at most 1"):
-        ShampooOptions(method={"exponent_multiplier": 3.0}).exponent(1)
-    corrected = ShampooOptions(method="eigenvalue_corrected")
-    assert corrected.correction_exponent == 1 / 2
-    assert corrected.changed({"exponent_override": 3}).correction_exponent == 1 / 3
-
-
-def test_two_sides_share_the_sum_of_their_exponents():
-    for method in (Shampoo(left_share=0.25), Diagonal(left_share=0.25)):
-        options = ShampooOptions(method=method)
-        assert [options.side_exponent(axis, 2, 2) for axis in (0, 1)] == [1 / 8, 3 / 8]
-        # A single side, and tensors of another order, have the exponents of all.
-        assert options.side_exponent(0, 1, 2) == 1 / 2
-        assert options.side_exponent(1, 3, 3) == 1 / 6
-        assert not options.has_whole_roots
-    assert ShampooOptions(method=OneSided()).has_whole_roots

@@ -45,16 +45,6 @@ def test_products_along_any_dimensions_of_any_order(shape, seed, data):
         np.testing.assert_allclose(found[number], block, rtol=1e-10, atol=1e-10)
 
 
-def test_left_and_right_of_a_matrix_by_hand():
-    block = tf.constant([[[1.0, 2.0, 0.0], [0.0, -1.0, 3.0]]])
-    assert gram(block, 0).numpy().tolist() == [[[5, -2], [-2, 10]]]
-    assert gram(block, 1).numpy().tolist() == [[[1, 2, 0], [2, 5, -3], [0, -3, 9]]]
-    block = tf.constant([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
-    left = tf.constant([[[2.0, 1.0], [1.0, 0.0]]])
-    right = tf.constant([[[1.0, 0.0, 1.0], [0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]])
-    assert precondition(block, [0, 1], [left, right]).numpy().tolist() == [[[18, 18, 6], [4, 4, 1]]]
-
-
 @settings(max_examples=40)
 @given(size=st.integers(1, 33), count=st.integers(0, 3), seed=st.integers(0, 9))
 def test_what_is_packed_comes_back(size, count, seed):
@@ -68,15 +58,6 @@ def test_what_is_packed_comes_back(size, count, seed):
     np.testing.assert_array_equal(unpack(tf.constant(packed), size).numpy(), whole)
     squares, norms = packed**2 @ multiplicities(size), np.linalg.norm(whole, axis=(1, 2)) ** 2
     np.testing.assert_allclose(squares[seed > 6 :], norms[seed > 6 :], rtol=1e-12)
-
-
-def test_the_lower_triangle_counts():
-    for size in (1, 2, 5, 8):
-        whole = np.random.default_rng(1).normal(size=[2, size, size])
-        mirrored = np.tril(whole) + np.swapaxes(np.tril(whole, -1), 1, 2)
-        packed = pack(tf.constant(whole))
-        np.testing.assert_array_equal(unpack_arrays(packed.numpy(), size), mirrored)
-        np.testing.assert_array_equal(unpack(packed, size).numpy(), mirrored)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -103,10 +103,6 @@ FAST = {
     },
 }
 MORE = {
-    "late start, exchanges at once": {"start_preconditioning_step": 17, "precondition_frequency": 1},
-    "early exchanges of decayed statistics": {"roots": {"early_growth": 0.3}, "beta2": 0.9}
-    | {"precondition_frequency": 7, "statistics": {"frequency": 3}},
-    "small drift keeps a root": {"roots": {"drift_bound": 0.4}, "grafting": {"blend_steps": 9}},
     "coupled solver": {"roots": {"solver": "coupled"}},
     "phase": {"roots": {"phase": 1, "identity": True} | SYNCHRONOUS, "precondition_frequency": 4},
     "statistics that begin with an identity, uncorrected": {

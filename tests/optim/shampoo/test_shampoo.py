@@ -95,15 +95,6 @@ def test_gradients_with_fixed_singular_vectors_have_powers_of_their_singular_val
             np.testing.assert_allclose(core.weights[0], expected, rtol=1e-6, atol=1e-8)
 
 
-def test_one_side_alone_takes_the_square_root_by_hand():
-    # R = G^T G = diag(16, 1, 1/16), so G R^(-1/2) has the signs of G; the left side is too long.
-    core = reference.make_core(at_once(blocking={"max_dimension": 3}, epsilon=1e-13), [np.zeros((5, 3))])
-    gradient = np.array([[4.0, 0, 0], [0, -1, 0], [0, 0, 0.25], [0, 0, 0], [0, 0, 0]])
-    core.update([tf.constant(gradient)], 1.0)
-    expected = np.sign(gradient) * np.linalg.norm(gradient) / np.sqrt(3)
-    np.testing.assert_allclose(-core.weights[0].numpy(), expected, atol=1e-9)
-
-
 def test_it_turns_with_the_gradient_and_does_not_know_its_scale():
     rng = np.random.default_rng(0)
     history = [h[0] for h in reference.drifting([(5, 4)], 8)]
@@ -147,15 +138,6 @@ def test_a_gradient_that_is_not_finite_changes_nothing_but_its_counter(compiled)
         reference.assert_same_bits(before, after)
     assert step([tf.constant(g, tf.float32) for g in history[1]], tf.constant(RATE))
     assert int(core.step) == 5
-
-
-def test_rows_that_are_not_finite_and_no_gradients_at_all():
-    core = reference.make_core(reference.options(), [np.ones((4, 3))], tables=[0])
-    rows = tf.IndexedSlices(tf.constant([[1.0, np.nan, 1.0]], tf.float64), tf.constant([1]))
-    assert not core.update_if_finite([rows], RATE)
-    assert core.update_if_finite([None], RATE)
-    assert int(core.step) == 1 and core.report()["nonfinite_steps"] == 1
-    np.testing.assert_array_equal(core.weights[0], np.ones((4, 3)))
 
 
 def test_a_layer_without_gradients_stays_on_its_graft_until_all_its_blocks_have_real_roots():
