@@ -5,12 +5,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorflow_recommenders.experimental.optimizers.clippy_adagrad import ClippyAdagrad
 
 import shampoo_reference as reference
-from ctr.optim.first_order.options import AdaGrad
-from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.shampoo.options import Limits, ShampooOptions
 from ctr.optim.update_limit import limit_update
 
 SHAPES = [(7, 5), (4,)]
@@ -154,38 +150,3 @@ def test_touched_rows_have_one_factor_and_padding_counts_for_nothing(update):
 
 
 # TensorFlow Recommenders' own.
-
-
-@pytest.mark.parametrize(("relative", "absolute"), [(0.1, 1e-7), (0.0, 0.05)])
-def test_adagrad_with_the_limit_is_clippy_adagrad(relative, absolute):
-    """Whose accumulator has the present gradient in it, as ours has."""
-    start = [w.astype(np.float32) for w in reference.initial(SHAPES)]
-    theirs = [tf.Variable(w) for w in start]
-    optimizer = ClippyAdagrad(
-        learning_rate=RATE,
-        initial_accumulator_value=0.1,
-        variable_relative_threshold=relative,
-        absolute_threshold=absolute,
-        epsilon=0.0,
-        use_standard_accumulator_update=True,
-        export_clipping_factors=True,
-    )
-    core = ShampooCore(
-        ShampooOptions(
-            start_preconditioning_step=None,
-            grafting=AdaGrad(initial_accumulator=0.1),
-            limits=Limits(relative=relative, absolute=absolute),
-        ),
-        [tf.Variable(w) for w in start],
-    )
-    factors = []
-    for scale, gradients in zip(
-        [1, 1e-3, 10, 1e-3, 1, 1e-3] * 3, reference.drifting(SHAPES, 18), strict=True
-    ):
-        tensors = [tf.constant(scale * g, tf.float32) for g in gradients]
-        optimizer.apply_gradients(zip(tensors, theirs, strict=True))
-        core.update(tensors, RATE)
-        factors += [float(factor) for factor in optimizer.clipping_factors]
-        for mine, other in zip(core.weights, theirs, strict=True):
-            np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-6 * np.abs(start[0]).max())
-    assert min(factors) < 0.3 and max(factors) > 0.3

@@ -26,8 +26,6 @@ MODEL: dict[str, Any] = {
 }
 RAMPS = dict.fromkeys(("alpha2", *ObjectiveConfig.model_fields), 1.0)
 STEPS = 3
-# Of the tables in their order, quality-4 with user, item and tags, ui-2 with position.
-COLUMNS = {"user": 4, "item": 4, "tags": 4, "position": 2}
 CANDIDATE = Shape(
     deep_units=(4, 0), deep_ranks=(0, 0), crosses=1, cross_rank=2, widths={"user": 1}, without={"item"}
 )

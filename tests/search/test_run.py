@@ -36,11 +36,6 @@ SEARCH: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory) -> Path:
-    return publish(tmp_path_factory.mktemp("search") / "log", draw_examples().table())
-
-
 @pytest.fixture
 def place(log, tmp_path, monkeypatch) -> Path:
     """A folder with a log and a search, in which runs are trained by this process, one after the other."""

@@ -16,15 +16,10 @@ from ctr.search.space import space_of
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run import checkpoint
-from small_runs import draw_examples, merged, publish
+from small_runs import draw_examples, merged
 from small_searches import BASE, SPACE, search
 
 ROWS = len(draw_examples())
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory) -> Path:
-    return publish(tmp_path_factory.mktemp("log") / "log", draw_examples().table())
 
 
 @pytest.fixture(scope="module")

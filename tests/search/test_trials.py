@@ -17,7 +17,6 @@ from ctr.search.record import Rung, Tried
 from ctr.search.space import Decision, Space
 from ctr.search.trials import draw_candidates, halve
 from ctr.training.config import TrainConfig
-from small_runs import draw_examples, publish
 
 
 def rung_of(number: int, tried: list[Tried]) -> Rung:
@@ -123,11 +122,6 @@ def test_a_target_that_nothing_reaches_is_refused():
         InputError, match=r"space: none of 36 candidates costs at most 0\.01 of the baseline's"
     ):
         draw_candidates(SPACE, BASE, cost_of(SPACE, BASE, units_cost), 0.01, 3, 1)
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory) -> Path:
-    return publish(tmp_path_factory.mktemp("prefix") / "log", draw_examples().table())
 
 
 def times_of(log: Path, time_range: TimeRange) -> np.ndarray:

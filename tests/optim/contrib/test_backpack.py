@@ -9,21 +9,13 @@ from ctr.optim.kfac.output_losses import LOSSES
 from ctr.optim.kfac.record import Product
 
 keras = tf.keras
+pytestmark = pytest.mark.usefixtures("float64")
 ROWS = 7
 LABELS = {
     "mse": lambda rng: rng.normal(size=(ROWS, 3)),
     "binary_crossentropy": lambda rng: rng.integers(0, 2, size=(ROWS, 3)).astype(np.float64),
     "categorical_crossentropy": lambda rng: rng.integers(0, 3, size=ROWS),
 }
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    """Keras would round inputs to float32 on their way into a model."""
-    before = keras.backend.floatx()
-    keras.backend.set_floatx("float64")
-    yield
-    keras.backend.set_floatx(before)
 
 
 def smelu(z):
@@ -338,7 +330,6 @@ def without_a_gradient(labels, outputs):
     ("words", "given"),
     [
         ("loss is 'hinge'; allowed: mse, ", {"loss": "hinge"}),
-        ("loss is None", {"loss": None}),
         ("'trace' is no quantity; allowed: gradient, ", {"quantities": ("trace",)}),
         ("allowed: a list of names", {"quantities": "gradient"}),
         ("ggn requires a loss by name", {"loss": lambda y, z: z[:, 0], "quantities": ("ggn",)}),
@@ -347,15 +338,11 @@ def without_a_gradient(labels, outputs):
             r"returned the shape \[\]; allowed: the loss of each row, \[7\]",
             {"loss": keras.losses.MeanSquaredError()},
         ),
-        (r"returned the shape \[7, 3\]", {"loss": lambda labels, outputs: tf.square(outputs - labels)}),
         ("does not depend on the outputs", {"loss": without_a_gradient}),
         # Labels of another shape or class.
         (r"labels are of shape \(3, 7\).*of shape \[7, 3\]", {"labels": np.zeros((3, 7))}),
-        (r"labels are of shape \(21,\)", {"labels": np.zeros(21)}),
-        (r"labels are of shape \(1, 3\)", {"loss": BINARY, "labels": np.zeros((1, 3))}),
         (r"labels are in 5..5; allowed for \w+: 0..1", {"loss": BINARY, "labels": np.full((7, 3), 5.0)}),
         (r"labels are in 0..6; allowed for \w+: 0..2", {"loss": CATEGORICAL, "labels": np.arange(7)}),
-        (r"labels are in 9..9; allowed for \w+: 0..1", {"loss": CATEGORICAL, "labels": np.full((7, 3), 9.0)}),
         (
             "of row 0 add up to 0.5; allowed",
             {"loss": CATEGORICAL, "labels": np.eye(3)[[0, 1, 2, 0, 1, 2, 0]] / 2},
@@ -383,7 +370,6 @@ def without_a_gradient(labels, outputs):
             (f"has the activation .*, and {loss} takes logits", {"loss": loss, "model": make, **LOGITS[loss]})
             for loss, make in (
                 (BINARY, lambda: sequence(keras.layers.Dense(3, activation="sigmoid"), inputs=(6,))),
-                (CATEGORICAL, lambda: sequence(keras.layers.Dense(3, activation="softmax"), inputs=(6,))),
                 (CATEGORICAL, lambda: sequence(keras.layers.Dense(3, activation=tf.nn.softmax), inputs=(6,))),
                 (
                     BINARY,

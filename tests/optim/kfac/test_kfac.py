@@ -15,14 +15,7 @@ from gang import gang
 from whole_moves import Whole
 
 keras = tf.keras
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    before = keras.backend.floatx()
-    keras.backend.set_floatx("float64")
-    yield
-    keras.backend.set_floatx(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def random_factors(seed=0, rows=6, columns=4):

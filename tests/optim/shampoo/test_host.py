@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -77,13 +78,6 @@ class Faulty:
         if len(matrix) == 4 and self.fault is not None:
             self.fault()
         return inverse_root(matrix, *arguments, **keywords)
-
-
-def raises(error):
-    def fault():
-        raise error
-
-    return fault
 
 
 def test_roots_are_those_of_the_divided_statistics_and_the_status_says_of_which_step():
@@ -182,20 +176,15 @@ def test_the_previous_root_goes_along_to_the_solver_once_there_is_one():
     assert seen[5][1] == condition
 
 
-FAULTS = {
-    "no root": (RootError("no root, says the solver"), "failed"),
-    "the worker's end": (SystemExit("killed"), "lost"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_root_that_does_not_come_leaves_the_previous_one_and_is_tried_again(fault, caplog):
-    error, counter = FAULTS[fault]
+@pytest.mark.parametrize(
+    ("error", "counter"), [(RootError("no root, says the solver"), "failed"), (SystemExit("killed"), "lost")]
+)
+def test_a_root_that_does_not_come_leaves_the_previous_one_and_is_tried_again(error, counter, caplog):
     solve = Faulty(None)
     host, now = pipeline(solve), new_round()
     exchange(host, 1, now)
     before = [root.copy() for root in now.roots]
-    solve.fault = raises(error)
+    solve.fault = Mock(side_effect=error)
     grown(now, 1.0)
     host.send(2, now)
     with caplog.at_level(logging.WARNING):

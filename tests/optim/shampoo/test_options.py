@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from ctr.config.reference import as_yaml, describe
-from ctr.optim.checked import Options, groups_of
+from ctr.optim.checked import groups_of
 from ctr.optim.first_order.options import LAMB, SGD, AdaGrad, Adam, Graft, RMSprop
-from ctr.optim.shampoo.methods import EigenvalueCorrected, RootMethod, Shampoo
+from ctr.optim.shampoo.methods import EigenvalueCorrected, Shampoo
 from ctr.optim.shampoo.options import Blocking, Coupled, GradientAverage, Roots, ShampooOptions
 
 BLOCK = re.compile(r"(<!-- options of Shampoo -->\n```yaml\n)(.*?)(```\n)", re.DOTALL)
@@ -57,20 +57,11 @@ KINDS = [
         [0, 65537, 8.0, "7", True, None],
         "a whole number in 1..65536",
     ),
-    (
-        ShampooOptions,
-        "exponent_override",
-        [1, 64, None],
-        [0, 65, math.nan],
-        "a whole number in 1..64 or None",
-    ),
+    (ShampooOptions, "exponent_override", [1, 64, None], [0, 65], "a whole number in 1..64 or None"),
     (ShampooOptions, "beta2", [1e-9, 1], [0, 1.1, None, math.nan, "0.5", True], "(0.0, 1.0]"),
     (ShampooOptions, "momentum", [0, 0.999], [-0.1, 1], "[0.0, 1.0)"),
     (ShampooOptions, "weight_decay", [0, 3.0], [-1e-9, math.inf], "[0.0, inf)"),
     (Shampoo, "left_share", [1e-9, 0.999], [0, 1.0], "(0.0, 1.0)"),
-    (RootMethod, "exponent_multiplier", [1e-3, 4], [0, 4.1], "(0.0, 4.0]"),
-    (Roots, "drift_bound", [0, 1], [-1e-9, 1.1], "[0.0, 1.0]"),
-    (Coupled, "desired_condition", [1, 1e30], [0.99, math.inf], "[1.0, inf)"),
     (GradientAverage, "beta3", [None], [-0.1, 1.1], "[0.0, 1.0] or None"),
     (Blocking, "split", ["balanced", "full"], ["", "Full", None, 1], "balanced, full"),
     (Blocking, "vectors", [True, False], [0, 1, None, "yes", np.True_], "True, False"),
@@ -127,7 +118,6 @@ def test_groups_may_be_given_as_mappings_and_as_kinds(given, expected):
     ("given", "message"),
     [
         ({"method": "soap"}, f"method is 'soap'; allowed: {METHODS}"),
-        ({"method": Adam()}, f"method is {Adam()!r}; allowed: {METHODS}"),
         ({"grafting": Graft()}, f"grafting is {Graft()!r}; allowed: {GRAFTS}"),
         ({"roots": {"solver": "qr"}}, "roots: solver is 'qr'; allowed: eigh, coupled"),
         ({"roots": 3}, "roots is 3; allowed: a group of keys"),
@@ -140,11 +130,6 @@ def test_groups_may_be_given_as_mappings_and_as_kinds(given, expected):
             "statistics: unknown key every; allowed: bias_correction, frequency, initial",
         ),
         # Of another kind.
-        (
-            {"grafting": {"kind": "lamb", "initial_accumulator": 0.1}},
-            "grafting: unknown key initial_accumulator; allowed: "
-            "beta2, blend_steps, epsilon, momentum, norm, normalized",
-        ),
         (
             {"grafting": {"beta2": 0.9}},
             "grafting: unknown key beta2; allowed: blend_steps, epsilon, initial_",
@@ -179,23 +164,16 @@ def test_a_change_leaves_all_else_as_it_is():
 
 
 def test_keys_that_are_left_out_are_unknown():
-    options = ShampooOptions()
-    without = ("rows", "roots.asynchronous", "roots.solver.projected")
+    options, without = ShampooOptions(), ("rows", "roots.asynchronous", "roots.solver.projected")
     for content, message in (
         ({"rows": {"rule": "adagrad"}}, "unknown key rows; allowed: beta2, block_size, blocking, epsilon"),
         ({"roots": {"asynchronous": True}}, "roots: unknown key asynchronous; allowed: damping, drift_bound"),
-        (
-            {"roots": {"solver": {"kind": "coupled", "projected": 1}}},
-            "roots: solver: unknown key projected; allowed: desired_condition, max_iterations",
-        ),
+        ({"roots": {"solver": {"kind": "coupled", "projected": 1}}}, "roots: solver: unknown key projected"),
     ):
-        assert isinstance(options.changed(content), Options)
-        with pytest.raises(ValueError) as caught:  # noqa: PT011
+        options.changed(content)
+        with pytest.raises(ValueError, match=f"^{message}"):
             options.changed(content, without)
-        assert str(caught.value).startswith(message)
     assert options.changed({"roots": {"first": 1}}, without).roots.first == 1
-    with pytest.raises(ValueError, match="unknown key foo; allowed: beta2, block_size"):
-        options.changed({"foo": 1})
 
 
 # Together.
@@ -221,7 +199,6 @@ def test_keys_that_are_left_out_are_unknown():
             {"method": {"left_share": 0.75}, "exponent_override": 1},
             r"method.left_share is 0.75: roots A\^\(-1.5\); allowed: exponents of at most 1",
         ),
-        ({"method": {"kind": "diagonal", "left_share": 0.25}, "exponent_override": 1}, "left_share is 0.25"),
         (
             {"method": {"exponent_multiplier": 3.0}, "exponent_override": 2},
             r"exponent_multiplier is 3.0 and exponent_override is 2: roots A\^\(-1.5\).*at most 1",
@@ -243,4 +220,9 @@ def test_options_that_do_not_go_together_are_refused(given, message):
         ShampooOptions(**given)
 
 
-# Exponents.
+def test_the_last_that_go_together():
+    for given in (
+        {"roots": {"first": 2}, "start_preconditioning_step": 2},
+        {"roots": {"phase": 49, "early_growth": 0}},
+    ):
+        assert ShampooOptions().changed(given) == ShampooOptions(**given)

@@ -101,6 +101,10 @@ FAST = {
         "gradient": {"beta1": 0.7, "l2": 0.1},
         "momentum": 0.9,
     },
+    "sign and heavy ball": {"grafting": {"kind": "sign"}, "momentum": 0.9},
+    "LARS": {"grafting": {"kind": "lars"}},
+    "SGD, clipped and decayed": {"grafting": "sgd", "limits": {"rms": 0.1}, "weight_decay": 0.1},
+    "RMSprop": {"grafting": {"kind": "rmsprop", "beta2": 0.9, "epsilon": 1e-3, "normalized": True}},
 }
 MORE = {
     "coupled solver": {"roots": {"solver": "coupled"}},
@@ -140,10 +144,6 @@ MORE = {
     "right side alone": {"method": {"kind": "one_sided"}, "exponent_override": 3},
     "full blocks, vectors": {"blocking": {"split": "full", "vectors": True}},
     "long tensors take the first-order step": {"blocking": {"max_dimension": 6, "skip_larger": True}},
-    "sign and heavy ball": {"grafting": {"kind": "sign"}, "momentum": 0.9},
-    "LARS": {"grafting": {"kind": "lars"}},
-    "SGD, clipped and decayed": {"grafting": "sgd", "limits": {"rms": 0.1}, "weight_decay": 0.1},
-    "RMSprop": {"grafting": {"kind": "rmsprop", "beta2": 0.9, "epsilon": 1e-3, "normalized": True}},
     "momenta before the norm": {
         "grafting": {"kind": "adam", "momentum": "before", "blend_steps": 4},
         "momentum": 0.8,

@@ -10,33 +10,12 @@ from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
 
 RATE = 0.125
-SHAPES = [(7, 5), (4,), (3, 2, 4)]
 
 
 def at_once(**changed):
     """Every step has the roots of its own statistics, PSO 2 without any delay."""
     options = {"start_preconditioning_step": 1, "precondition_frequency": 1, "roots": {"asynchronous": False}}
     return reference.options(**options).changed({"grafting": "sgd", "block_size": 8}).changed(changed)
-
-
-@pytest.mark.parametrize(("start", "nesterov"), [(13, True), (13, False), (None, False)])
-def test_before_its_start_it_is_the_grafted_optimizer_to_the_last_bit(start, nesterov):
-    options, mu = reference.options(start_preconditioning_step=start, momentum=0.75, nesterov=nesterov), 0.75
-    weights = reference.initial(SHAPES)
-    core, history = reference.make_core(options, weights, tf.float32), reference.drifting(SHAPES, 12)
-    plain = [tf.constant(w, tf.float32) for w in weights]
-    sums = [tf.fill(w.shape, tf.constant(1e-6)) for w in plain]
-    averages = [tf.zeros_like(w) for w in plain]
-    for gradients, found in zip(history, reference.train(core, history, RATE), strict=True):
-        for i, gradient in enumerate(gradients):
-            gradient = tf.constant(gradient, tf.float32)
-            sums[i] = sums[i] + tf.square(gradient)
-            step = gradient / tf.sqrt(sums[i])
-            averages[i] = mu * averages[i] + (1 - mu) * step
-            step = mu * averages[i] + (1 - mu) * step if nesterov else averages[i]
-            plain[i] = plain[i] - tf.constant(RATE) * step
-            assert plain[i].numpy().tobytes() == found[i].tobytes()
-    assert (start is None) == (not core.layout.factors)
 
 
 # The share and size of the graft.
@@ -93,27 +72,6 @@ def test_gradients_with_fixed_singular_vectors_have_powers_of_their_singular_val
             direction = np.sign(scale) * (left * values**power) @ right.T
             expected -= RATE * direction * np.linalg.norm(gradient) / np.linalg.norm(direction)
             np.testing.assert_allclose(core.weights[0], expected, rtol=1e-6, atol=1e-8)
-
-
-def test_it_turns_with_the_gradient_and_does_not_know_its_scale():
-    rng = np.random.default_rng(0)
-    history = [h[0] for h in reference.drifting([(5, 4)], 8)]
-    left, right = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (5, 4))
-    options = reference.options(grafting="sgd", block_size=8, momentum=0.5)
-    ways = [history, [1e6 * left @ g @ right for g in history], [g.T for g in history]]
-    one, turned, transposed = (
-        [
-            step[0]
-            for step in reference.train(
-                reference.make_core(options, [np.zeros(way[0].shape)]), [[g] for g in way], RATE
-            )
-        ]
-        for way in ways
-    )
-    for weight, other, mirrored in zip(one, turned, transposed, strict=True):
-        scale = np.linalg.norm(weight)
-        assert np.linalg.norm(other / 1e6 - left @ weight @ right) < 1e-9 * scale
-        assert np.linalg.norm(mirrored.T - weight) < 1e-9 * scale
 
 
 # Faults and starts.

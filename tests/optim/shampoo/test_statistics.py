@@ -1,4 +1,4 @@
-"""Statistics: decay, and sums that never stop growing. Their products are in test_products.py."""
+"""Statistics: decay, and sums that never stop growing."""
 
 import numpy as np
 import pytest
