@@ -423,16 +423,12 @@ def train(core, history, rate, compiled=False, roots="host"):
     return trajectory
 
 
-def gaps(trajectory, expected, start):
-    """At each step and weight |W - W'| / |W' - W_0|: how far off the way is, relative to its length."""
-    return np.array(
-        [
-            [
-                np.linalg.norm(w - e) / np.linalg.norm(e - s)
-                for w, e, s in zip(weights, expecteds, start, strict=True)
-            ]
-            for weights, expecteds in zip(trajectory, expected, strict=True)
-        ]
+def gap(found, expected, start):
+    """How far off the way is, relative to its length or a thousandth."""
+    return max(
+        np.linalg.norm(weight - other) / max(np.linalg.norm(other - begin), 1e-3)
+        for weights, others in zip(found, expected, strict=True)
+        for weight, other, begin in zip(weights, others, start, strict=True)
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
+from shampoo_reference import gap
 
 STEPS = 30
 RATE = 0.125
@@ -177,15 +178,6 @@ def history(has_gaps=True):
 @functools.cache
 def plain():
     return reference.replay(given("plain"), reference.initial(SHAPES), history(), RATE)[0]
-
-
-def gap(found, expected, start):
-    """How far off the way is, relative to its length or a thousandth."""
-    return max(
-        np.linalg.norm(weight - other) / max(np.linalg.norm(other - begin), 1e-3)
-        for weights, others in zip(found, expected, strict=True)
-        for weight, other, begin in zip(weights, others, start, strict=True)
-    )
 
 
 @pytest.mark.parametrize("case", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])

@@ -343,3 +343,11 @@ def test_the_residual_of_a_decomposition_bounds_its_error(exponent):
         assert error <= 1.05 * exponent * residual + 1e-11
         assert residual < 1000 * size + 1e-10
     assert decomposition_residual(matrix, np.full(12, np.nan), basis, exponent) == np.inf
+
+
+def test_stretched_eigenvectors_show_although_they_diagonalise_the_matrix():
+    values = np.geomspace(1, 1e-4, 12)
+    matrix, basis = matrix_of(values)
+    stretched, moved = 1.01 * basis, 1.01**2 * values
+    error = relative_error((stretched * moved**-0.1) @ stretched.T, values, basis, 0.1)
+    assert 0.01 < error <= 0.1 * decomposition_residual(matrix, moved, stretched, 0.1)
