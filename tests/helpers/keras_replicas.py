@@ -3,6 +3,8 @@
 ``one_process`` and ``processes`` return arrays by names such as ``averages|3|weight0``: case, how, and what.
 """
 
+import json
+import sys
 import unittest.mock
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.shampoo.host import HostPipeline
+from ctr.workers.seats import read_place
 
 STEPS, SAVED_AT, NOT_FINITE, PARTS, BATCH = 14, 7, 4, 12, 16
 QUICK: dict[str, Any] = {"block_size": 4, "start_preconditioning_step": 2, "precondition_frequency": 3}
@@ -242,3 +245,14 @@ def alone(saves: str) -> dict[str, np.ndarray]:
     made = {"whole": trained(strategy, "averages"), "fit": fitted(strategy, "clipped")}
     made |= {f"by {way}": own for way, own in resumed(strategy, Path(saves, "1")).items()}
     return {f"{name}|{part}": value for name, own in made.items() for part, value in own.items()}
+
+
+def _run(call: str, folder: str) -> None:
+    """What each process does."""
+    wanted, place = json.loads(call), read_place()
+    arrays = globals()[wanted.pop("function")](**wanted)
+    np.savez(Path(folder) / f"{0 if place is None else place.rank}.npz", **arrays)
+
+
+if __name__ == "__main__":
+    _run(*sys.argv[1:])
