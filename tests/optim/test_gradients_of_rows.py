@@ -147,27 +147,6 @@ def test_rows_whose_sum_is_not_finite_change_nothing():
     assert (weight.numpy() == 1).all() and core.variables["tensor0/accumulator"].numpy().max() < 1
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("mode", ["one_sided", "adagrad_row"])
-def test_a_step_on_tables_compiles_and_is_the_same(mode):
-    options = OPTIONS.changed({"rows": {"rule": mode}, "start_preconditioning_step": 1})
-    start = np.random.default_rng(1).normal(size=(ROWS, WIDTH))
-    plain = reference.make_core(options, [start], tf.float32, tables=[0])
-    compiled = reference.make_core(options, [start], tf.float32, tables=[0])
-
-    @tf.function(jit_compile=True)
-    def step(values, rows):
-        compiled.update([tf.IndexedSlices(values, rows)], RATE, roots="between_steps")
-
-    for values, rows in batches(6):
-        plain.update([slices(values, rows, tf.float32)], RATE, roots="between_steps")
-        step(tf.constant(values, tf.float32), tf.constant(rows))
-        plain.exchange()
-        compiled.exchange()
-    np.testing.assert_allclose(compiled.weights[0], plain.weights[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(compiled.weights[0].numpy()[-3:], start.astype(np.float32)[-3:])
-
-
 def test_a_table_that_is_no_matrix_is_refused():
     with pytest.raises(ValueError, match=r"tensor 0 of shape \[4\] .* allowed: matrices"):
         reference.make_core(OPTIONS, [np.zeros(4)], tables=[0])

@@ -243,7 +243,10 @@ FAMILY = {
     "diagonals and vectors": (
         "Shampoo",
         quick(
-            method={"kind": "diagonal"}, blocking={"max_dimension": 4, "vectors": True}, limits={"rms": 0.5}
+            method={"kind": "diagonal"},
+            blocking={"max_dimension": 4, "vectors": True},
+            limits={"rms": 0.5},
+            rows={"rule": "one_sided"},
         ),
     ),
     "Adafactor": ("Adafactor", {"beta1": 0.5}),
