@@ -254,7 +254,7 @@ FAMILY = {
 ALL_OF_KERAS_3_FIRST = [(api, name) for api in (KERAS_3, KERAS_2) for name in FAMILY]
 
 
-@pytest.mark.slow(first=5)
+@pytest.mark.slow(first=3)
 @pytest.mark.parametrize(("api", "name"), ALL_OF_KERAS_3_FIRST, ids=str)
 def test_all_of_the_family_compile_learn_and_resume_to_the_bit(api, name, tmp_path):
     kind, options = FAMILY[name]
@@ -298,8 +298,6 @@ def test_the_callback_shows_its_values_in_history_and_tensorboard(api, tmp_path)
     assert {name for name, _ in own} == {f"shampoo/{name}" for name in names}
     assert {step for _, step in own} == {3, 6}
     assert "epoch_shampoo/layers_ready" in {name for name, _ in of_keras}
-    with pytest.raises(ValueError, match="requires one optimizer Shampoo, not SGD"):
-        fit(compiled(api, "sgd"), 1, [api.optim.ShampooCallback()])
 
 
 def read_events(folder):
