@@ -150,7 +150,9 @@ def test_bytes_are_those_of_the_variables(changed, dtype):
         column = {"window": "statistics", "total": "statistics", "root": "roots"}.get(kind, "first-order")
         if "/" in name:
             real[column] += variable.numpy().nbytes
-    total = rows_of(core.describe(list("abcde")))["total"]
+    text = core.describe(list("abcde"))
+    assert ("one sum per row" in text) == (changed.get("rows") == {"rule": "adagrad_row"})
+    total = rows_of(text)["total"]
     for cell, (column, expected) in zip(total[1:4], real.items(), strict=True):
         # A tenth of a KiB is as much as is reported.
         assert size(cell) == pytest.approx(expected, abs=0.05 * 1024 * (expected >= 1024)), column
