@@ -433,6 +433,10 @@ TORCH_REFUSES = [
         "amortized_computation_config is QREigendecompositionConfig; allowed: EigenConfig",
     ),
     (
+        amortized("EigenConfig", exponent_multiplier=2.0),
+        "no equal here of exponent_multiplier of EigenConfig",
+    ),
+    (
         amortized("EigenConfig", rank_deficient_stability_config=config("PseudoInverseConfig")),
         "is PseudoInverseConfig; allowed: PerturbationConfig",
     ),
