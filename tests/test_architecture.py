@@ -1,13 +1,10 @@
 """Which module may import which, that the check of it can fail, and how long a function may be."""
 
 import ast
-import importlib.util
 import os
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 import grimp
 import pytest
@@ -28,35 +25,12 @@ EVAL = "Evaluation runs without TensorFlow"
 CONTRIB = "The core of the optimizers does without contrib"
 CONTRACTS = {FLOORS, PIPELINES, EVAL, CONTRIB}
 
-PROBE = "zz_probe.py"
-
-# Modules that a room must not have: (room, source, contract, what the linter reports of it).
-FORBIDDEN = [
-    ("eval", "import ctr.config\n", FLOORS, "ctr.config (l.1)"),
-    ("ctr/io", "import ctr.eval\n", FLOORS, "ctr.eval (l.1)"),
-    ("eval", "def late():\n    import tensorflow\n", EVAL, "tensorflow (l.2)"),
-    ("eval", "from tf_keras import layers\n", EVAL, "tf_keras (l.1)"),
-    ("ctr/experiments/report", "import tensorflow\n", EVAL, "tensorflow (l.1)"),
-    ("models", "import ctr.optim\n", FLOORS, "ctr.optim (l.1)"),
-    ("optim", "from ctr import config\n", FLOORS, "ctr.config (l.1)"),
-    ("optim/rows", "from ctr.optim.contrib import muon\n", CONTRIB, "ctr.optim.contrib.muon (l.1)"),
-    ("pipelines", "import ctr.models\n", PIPELINES, "ctr.models (l.1)"),
-    ("ctr/data", "import ctr.training\n", FLOORS, "ctr.training (l.1)"),
-    ("ctr/data", "import ctr.objective\n", FLOORS, "ctr.objective (l.1)"),
-    ("ctr/objective", "def late():\n    from ctr import training\n", FLOORS, "ctr.training (l.2)"),
-    ("ctr/training", "import ctr.simulator\n", FLOORS, "ctr.simulator (l.1)"),
-    ("ctr/training", "def late():\n    from ctr import serving\n", FLOORS, "ctr.serving (l.2)"),
-    ("ctr/serving", "import ctr.pipelines\n", FLOORS, "ctr.pipelines (l.1)"),
-    ("ctr/simulator", "import ctr.pipelines\n", FLOORS, "ctr.pipelines (l.1)"),
-    ("pipelines", "import ctr.cli\n", FLOORS, "ctr.cli (l.1)"),
-    ("ctr/experiments", "import ctr.demo\n", FLOORS, "ctr.demo (l.1)"),
-    ("pipelines", "import ctr.experiments\n", FLOORS, "ctr.experiments (l.1)"),
-    ("ctr", "", FLOORS, ""),
-]
-ALLOWED = {
-    "ctr/training": "import ctr.config, ctr.data, ctr.eval, ctr.models, ctr.objective, ctr.optim\n",
-    "pipelines": "import ctr.data, ctr.io.errors, ctr.eval\n",
-    "ctr/simulator": "import ctr.data, ctr.io.files\n",
+# Modules that a room must not have, at least one for each contract.
+FORBIDDEN = {
+    "ctr/objective": "def late():\n    from ctr import training\n",
+    "eval": "def late():\n    import tensorflow\n",
+    "optim/rows": "from ctr.optim.contrib import muon\n",
+    "pipelines": "import ctr.models\n",
 }
 
 LONGEST_FUNCTION = 80
@@ -69,11 +43,6 @@ MOST_IMPORTS = 20
 MANY_IMPORTS = {"ctr.cli_trained"}
 
 
-@pytest.fixture(scope="module")
-def tree(copy_checkout, tmp_path_factory) -> Path:
-    return copy_checkout(tmp_path_factory.mktemp("architecture") / "checkout")
-
-
 def broken_contracts(done: subprocess.CompletedProcess[str]) -> set[str]:
     """The contracts that the linter's summary calls broken; every contract must be in it."""
     lines = done.stdout.splitlines()
@@ -84,61 +53,23 @@ def broken_contracts(done: subprocess.CompletedProcess[str]) -> set[str]:
     return broken
 
 
-def findings(done: subprocess.CompletedProcess[str]) -> dict[str, set[str]]:
-    """What the linter's report says of each broken contract: its items, one for each import."""
-    found: dict[str, set[str]] = {}
-    contract = ""
-    for line in done.stdout.splitlines():
-        if line in CONTRACTS:
-            contract = line
-        elif line.startswith("- "):
-            found.setdefault(contract, set()).add(line[2:].strip())
-    return found
-
-
 def test_every_module_keeps_to_its_floor(root, fresh_python):
     done = fresh_python("-c", LINT, cwd=root, check=False)
     assert broken_contracts(done) == set(), done.stdout
 
 
-def test_the_linter_reports_every_forbidden_import(tree, fresh_python):
-    expected: dict[str, set[str]] = {name: set() for name in CONTRACTS}
-    probes = []
-    for number, (room, source, contract, imported) in enumerate(FORBIDDEN):
-        path = tree / room / f"zz_probe_{number:02d}.py"
-        probes.append(path)
-        path.write_text(source)
-        name = ".".join(("ctr", *Path(room).parts, path.stem)).replace("ctr.ctr.", "ctr.")
-        expected[contract].add(f"{name} -> {imported}" if imported else name)
-    try:
-        done = fresh_python("-c", LINT, cwd=tree, check=False)
-    finally:
-        for path in probes:
-            path.unlink()
+def test_the_linter_reports_forbidden_imports(copy_checkout, tmp_path, fresh_python):
+    tree = copy_checkout(tmp_path / "checkout")
+    for room, source in FORBIDDEN.items():
+        (tree / room / "zz_probe.py").write_text(source)
+    done = fresh_python("-c", LINT, cwd=tree, check=False)
     assert broken_contracts(done) == CONTRACTS
-    found = findings(done)
-    for contract in CONTRACTS:
-        assert found[contract] == expected[contract], done.stdout
-
-
-def test_allowed_imports_pass(tree, fresh_python):
-    for room, source in ALLOWED.items():
-        (tree / room / PROBE).write_text(source)
-    try:
-        done = fresh_python("-c", LINT, cwd=tree, check=False)
-    finally:
-        for room in ALLOWED:
-            (tree / room / PROBE).unlink()
-    assert broken_contracts(done) == set(), done.stdout
-
-
-def test_tests_import_no_bare_room():
-    for room in ROOMS:
-        assert importlib.util.find_spec(room) is None
+    for text in ("ctr.objective.zz_probe -> ctr.training (l.2)", "ctr.eval.zz_probe -> tensorflow (l.2)"):
+        assert text in done.stdout
 
 
 @pytest.fixture(scope="module")
-def imports() -> dict[str, set[str]]:
+def imports():
     """The modules of ``ctr`` that each module of it imports, inside functions too."""
     graph = grimp.build_graph("ctr", cache_dir=None)
     return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
@@ -183,34 +114,6 @@ def test_rooms_are_relative_links(root):
         link = root / "ctr" / room
         assert link.is_symlink()
         assert os.readlink(link) == f"../{room}"
-
-
-def test_ruff_visits_every_file_once(root, fresh_python):
-    done = fresh_python("-m", "ruff", "check", "--show-files", ".", cwd=root)
-    visits = Counter(Path(line).resolve() for line in done.stdout.splitlines())
-    folders = ("ctr", *ROOMS, "tests", "benchmarks", "examples")
-    files = {path for folder in folders for path in (root / folder).rglob("*.py")}
-    assert files <= visits.keys()
-    assert set(visits.values()) == {1}
-
-
-@pytest.mark.slow
-def test_mypy_visits_the_rooms(tree, fresh_python, tmp_path):
-    for room in ROOMS:
-        (tree / room / PROBE).write_text("wrong: int = 'a string'\n")
-    try:
-        done = fresh_python(
-            *("-m", "mypy", "--cache-dir", tmp_path, "--follow-imports", "skip", "--no-error-summary"),
-            cwd=tree,
-            check=False,
-        )
-    finally:
-        for room in ROOMS:
-            (tree / room / PROBE).unlink()
-    faults = [line for line in done.stdout.splitlines() if PROBE in line]
-    assert [line.split(":")[0] for line in sorted(faults)] == [
-        f"ctr/{room}/{PROBE}" for room in sorted(ROOMS)
-    ]
 
 
 def test_the_page_names_what_there_is(root):

@@ -28,12 +28,12 @@ SAMPLE = ("sample", "log", "--name", "half", "--set", "non_click_rate=0.5")
 
 
 @pytest.fixture(scope="module")
-def made_log(tmp_path_factory) -> Path:
+def made_log(tmp_path_factory):
     return publish(tmp_path_factory.mktemp("cli") / "log", EXAMPLES.table(), INTERVALS[:1])
 
 
 @pytest.fixture
-def place(made_log, tmp_path, monkeypatch) -> Path:
+def place(made_log, tmp_path, monkeypatch):
     """A folder to work in, with a log and a configuration of one's own."""
     shutil.copytree(made_log, tmp_path / "log")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(CONFIG))
@@ -42,7 +42,7 @@ def place(made_log, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(made_log, tmp_path_factory) -> Path:
+def trained(made_log, tmp_path_factory):
     """A run as ``TRAIN`` leaves it, and what it printed, to be copied."""
     folder = tmp_path_factory.mktemp("trained")
     shutil.copytree(made_log, folder / "log")
@@ -60,7 +60,7 @@ def trained(made_log, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def place_with_run(place, trained) -> Path:
+def place_with_run(place, trained):
     shutil.copytree(trained / "run", place / "run")
     return place
 
@@ -97,55 +97,71 @@ print(sorted({"tensorflow", "tf_keras", "keras", "pandas"} & set(sys.modules)))
     assert all(f"\n    {name} " in text for name in names)
 
 
-@pytest.mark.parametrize(
-    ("given", "same"), [((), ("--help",)), (("help",), ("--help",)), (("help", "score"), ("score", "--help"))]
-)
-def test_help_needs_no_dashes(capsys, given, same):
-    texts = []
-    for arguments in (given, same):
+def test_a_word_that_is_not_known_names_the_one_that_is_meant(place, capfd):
+    def printed(*arguments):
         with pytest.raises(SystemExit) as end:
             main(arguments)
-        assert end.value.code == 0
-        texts.append(capsys.readouterr().out)
-    assert texts[0] == texts[1] and texts[0].startswith("usage: ctr ")
+        return end.value.code, "".join(capfd.readouterr())
 
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
+    for given, meant in (
         ("trian log --out run", "did you mean train?"),
         ("help trian", "did you mean train?"),
         ("ingest tabel f --out log", "did you mean table?"),
-        ("train log --out run --polll 3", "did you mean --poll"),
         ("train log --outt run", "--outt; did you mean --out"),
         ("train log --out run --initfrom=x", "did you mean --init-from?"),
         ("train log --out run -workers 2", "did you mean --workers"),
-        ("ingest table f --out log --maping m", "--maping; did you mean --mapping"),
         ("score m f --out o --format mnd", "did you mean mind?"),
         ("train log --config run.yaml --out run more", "usage: ctr train"),
-    ],
-)
-def test_a_word_that_is_not_known_names_the_one_that_is_meant(capsys, given, meant):
-    with pytest.raises(SystemExit) as end:
-        main(given.split())
-    assert end.value.code == 2
-    assert meant in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("setting", "meant"),
-    [
+        ("ingest mind files", "the following arguments are required: --out"),
+        ("ingest mind files --out log --kafka h:1", "unrecognized arguments: --kafka h:1"),
+        ("ingest --out log", "the following arguments are required: FORMAT"),
+        ("ingest -- mind files --out log", "required: FORMAT"),
+    ):
+        status, text = printed(*given.split())
+        assert status == 2 and meant in text
+    # Help needs no dashes.
+    for given, same in (((), ("--help",)), (("help", "score"), ("score", "--help"))):
+        assert printed(*given) == printed(*same) and printed(*given)[0] == 0
+    for setting, meant in (
         ("modle.prior=0.2", "model?"),
-        ("sed=2", "seed"),
         ("batch.rwos=3", "batch.rows"),
         ("linear_learning_rate=1", "optimizer.embeddings.linear_learning_rate"),
         ("optimizer.learning_rate=1", "optimizer.dense.learning_rate"),
-    ],
-)
-def test_a_setting_that_is_not_known_names_the_one_that_is_meant(place, capfd, setting, meant):
-    line = error_line(capfd, (*TRAIN, "--set", setting))
-    assert "unknown key; allowed: " in line
-    assert meant in line.partition("; did you mean ")[2]
+    ):
+        line = error_line(capfd, (*TRAIN, "--set", setting))
+        assert "unknown key; allowed: " in line and meant in line.partition("; did you mean ")[2]
+
+
+def test_what_cannot_be_trained_or_sampled_is_refused_in_one_line(place, capfd):
+    for content, words in (
+        ("batch: {rows: 0}", "config run.yaml: batch.rows: 0 "),
+        ("batch: {rowz: 5}", "config run.yaml: batch.rowz: unknown key; allowed: growth, max_query_rows, ro"),
+        ("seed: [1", "config run.yaml: not YAML"),
+        ("- 1", "config run.yaml: a mapping of keys to values is expected, received list"),
+        ("model: {widths: {b: 3}}", "model.widths names b, which is not a feature of the log; allowed: user"),
+    ):
+        (place / "run.yaml").write_text(content)
+        assert words in error_line(capfd)
+    (place / "run.yaml").write_text("")
+    (place / "in-the-way").touch()
+    rule = "uninformative={rate: 0.5, low_loss: {teacher: t, max_loss: 0.1}}"
+    for command, words in (
+        ((*TRAIN, "--set", "model.prior=2"), "model.prior: 2 is not allowed"),
+        ((*TRAIN, "--set", "seed"), "the form is key.path=value"),
+        (("train", "log", "--out", "no", "--set", "seed=x"), "settings: seed: 'x' is not allowed: a number"),
+        ((*TRAIN[:-1], "run.yaml"), "neither empty nor a run directory"),
+        ((*TRAIN[:-1], "in-the-way/run"), "in-the-way"),
+        ((*SAMPLE[:-1], "non_click_rate=0.001"), "settings: non_click_rate is 0.001, below min_rate 0.01"),
+        ((*SAMPLE, "--config", "no.yaml"), "config no.yaml: no such file"),
+        (("sample", "nowhere", "--name", "half"), "nowhere is not an example log"),
+        ((*SAMPLE, "--out", "log"), "not made by sampling"),
+        ((*SAMPLE, "--set", rule), "log has no sidecar t; the sidecars beside it: none"),
+    ):
+        assert words in error_line(capfd, command)
+    schema = place / "log" / "schema.json"
+    schema.write_text(schema.read_text().replace("50", "49"))
+    assert "the features do not match the recorded version" in error_line(capfd)
+    assert not (place / "run").exists() and not (place / "log" / "sidecars").exists()
 
 
 def test_a_table_in_place_of_a_log_names_the_command_that_reads_it(place, capfd):
@@ -191,38 +207,6 @@ def test_a_run_that_learned_nothing_prints_its_results_and_fails(place, capfd):
     assert f"{ROWS} of {ROWS} rows (100.0%) were not trained on" in summary["learning_failure"]
 
 
-CONFIGURATIONS_THAT_ARE_REFUSED = {
-    "batch: {rows: 0}": ["config run.yaml: batch.rows: 0 ", "greater than or equal to 1"],
-    "batch: {rowz: 5}": ["config run.yaml: batch.rowz: unknown key; allowed: growth, max_query_rows, rows"],
-    "seed: [1": ["config run.yaml: not YAML"],
-    "- 1": ["config run.yaml: a mapping of keys to values is expected, received list"],
-    "model: {widths: {b: 3}}": ["model.widths names b, which is not a feature of the log; allowed: user"],
-}
-
-
-def test_what_cannot_be_trained_is_refused_in_one_line(place, capfd):
-    for content, words in CONFIGURATIONS_THAT_ARE_REFUSED.items():
-        (place / "run.yaml").write_text(content)
-        line = error_line(capfd)
-        assert all(word in line for word in words), line
-    (place / "run.yaml").unlink()
-    assert error_line(capfd) == "config run.yaml: no such file"
-    (place / "run.yaml").touch()
-    assert "model.prior: 2 is not allowed" in error_line(capfd, (*TRAIN, "--set", "model.prior=2"))
-    assert "the form is key.path=value" in error_line(capfd, (*TRAIN, "--set", "seed"))
-    assert error_line(capfd, ("train", "log", "--out", "wrong", "--set", "seed=x")) == (
-        "settings: seed: 'x' is not allowed: a number is required"
-    )
-    for taken in ("log", "run.yaml"):
-        assert "neither empty nor a run directory" in error_line(capfd, (*TRAIN[:-1], taken))
-    (place / "in-the-way").touch()
-    assert "in-the-way" in error_line(capfd, (*TRAIN[:-1], "in-the-way/run"))
-    schema = place / "log" / "schema.json"
-    schema.write_text(schema.read_text().replace("50", "49"))
-    assert "the features do not match the recorded version" in error_line(capfd)
-    assert not (place / "run").exists()
-
-
 def without_tensorflow(place, root, fresh_python, *commands: tuple[str, ...], without: str = "") -> list[str]:
     """Runs commands in a process of their own; returns the lines printed, having checked what was loaded."""
     absent = {"tensorflow", "tf_keras", "apache_beam", *without.split()}
@@ -250,10 +234,7 @@ def test_what_is_wrong_at_once_is_told_at_once(place, root, fresh_python):
     (place / "table.yaml").write_text(MAPPING)
     faults = {
         "train nolog --config run.yaml --out run": "nolog is not an example log: it has no schema.json",
-        "train log --config no.yaml --out run": "config no.yaml: no such file",
         "train log --config / --out run": "config /: is a directory",
-        "train log --config bad.yaml --out run": "seed: 'x' is not allowed",
-        "train log --config run.yaml --out log": "log is neither empty nor a run directory",
         "train log --config run.yaml --out run --set metrics.slices=[b]": "metrics.slices names b",
         "train log --config run.yaml --out run --init-from none": "--init-from none: not a run directory",
         "train log --follow --config bad.yaml --out run": "seed: 'x' is not allowed",
@@ -268,7 +249,6 @@ def test_what_is_wrong_at_once_is_told_at_once(place, root, fresh_python):
         "score nomodel log --out new.parquet": "nomodel: neither an exported model",
         "replay no.yaml --log log --out new": "experiment no.yaml: no such file",
         "search no.yaml --log log --out new": "search no.yaml: no such file",
-        "search --out new": "SEARCH and --log are required, unless with --report",
         "search --report --out new": "new: no search.json, so this is not a finished search",
     }
     *errors, statuses = without_tensorflow(place, root, fresh_python, *map(str.split, faults))
@@ -319,20 +299,15 @@ def test_a_finished_run_is_reported_without_tensorflow(place_with_run, root, fre
     assert validate(config, place / "log", place / "run") is None
 
 
-@pytest.mark.slow
-def test_a_flipped_byte_in_a_shard_ends_the_run_with_one_line(place, root, fresh_python):
-    shard = sorted((place / "log" / "shards").iterdir())[0]
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 16
-    shard.write_bytes(content)
-    done = fresh_python("-m", "ctr", *TRAIN, "--json", cwd=place, path=root, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: log/shards/{shard.name}: damaged: ")
-    assert len(done.stderr.splitlines()) == 1
-    assert not (place / "run" / "summary.json").exists()
+def test_a_reader_that_leaves_early_is_no_fault_and_an_interruption_has_its_own_status(
+    root, fresh_python, monkeypatch, capsys
+):
+    def interrupted(run, out):
+        raise KeyboardInterrupt
 
-
-def test_a_reader_that_leaves_early_is_no_fault(root, fresh_python):
+    monkeypatch.setattr("ctr.eval.report.write_report", interrupted)
+    assert main(["report", "run"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
     script = """
 import os, sys
 from ctr import cli
@@ -347,67 +322,37 @@ sys.exit(cli.main(["report", "run"]))
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_an_interruption_has_its_own_status(monkeypatch, capsys):
-    def interrupted(run, out):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ctr.eval.report.write_report", interrupted)
-    assert main(["report", "run"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_sample_reports_what_it_kept_and_a_second_time_the_same(place, capfd):
+@pytest.mark.slow
+def test_a_sample_is_reported_and_trained_on_by_teacher_and_student(place, capfd):
     (place / "sample.yaml").write_text("non_click_rate: 0.25\n")
     assert main((*SAMPLE, "--config", "sample.yaml", "--json")) == 0
     out, err = capfd.readouterr()
-    assert err == ""
     result = json.loads(out)
-    assert (result["name"], result["output"], result["rows"]) == ("half", "log/sidecars/half", ROWS)
+    assert (err, result["name"], result["output"], result["rows"]) == ("", "half", "log/sidecars/half", ROWS)
     clicks, non_clicks = (result["conditions"][name] for name in ("clicks", "non_clicks"))
     assert clicks == {"rows": CLICKS, "kept": CLICKS, "kept_fraction": 1, "weight_sum": CLICKS}
     # The setting stands over the file: half of the non-clicks, at weight 2.
-    assert non_clicks["rows"] == ROWS - CLICKS
-    assert non_clicks["weight_sum"] == 2 * non_clicks["kept"]
-    assert 0 < non_clicks["kept"] < non_clicks["rows"]
+    assert non_clicks["weight_sum"] == 2 * non_clicks["kept"] and non_clicks["rows"] == ROWS - CLICKS
     assert main(SAMPLE) == 0
     text = capfd.readouterr().out
     assert text.startswith(f"log/sidecars/half: {ROWS} rows in, 1 partitions written\n")
     line = next(line for line in text.splitlines() if "non_clicks" in line)
     shown = (f"{non_clicks['kept_fraction']:.4f}", f"{non_clicks['weight_sum']:.1f}")
     assert line.split() == ["non_clicks", str(non_clicks["rows"]), str(non_clicks["kept"]), *shown]
-
-
-@pytest.mark.slow
-def test_a_sampled_log_is_a_log_to_train_on(place, capfd):
-    rule = "uninformative={rate: 0.5, low_visibility: {feature: item, values: [x, 5]}}"
-    assert main((*SAMPLE, "--out", "small", "--set", rule, "--json")) == 0
-    result = json.loads(capfd.readouterr().out)
-    assert result["output"] == "small"
-    assert set(result["conditions"]) == {"all", "clicks", "non_clicks", "low_visibility", "uninformative"}
-    assert main(("train", "small", *TRAIN[2:], "--json")) == 0
-    summary = json.loads(capfd.readouterr().out)
-    assert summary["examples"] == result["conditions"]["all"]["kept"]
-    # Kept rows alone say whose PerQueryAUC it is.
-    assert main(SAMPLE) == 0
-    assert main((*TRAIN[:-1], "kept", "--set", "sampling={name: half, score: kept}")) == 0
-    assert "per_query_auc is that of the sampled queries" in capfd.readouterr().out
-
-
-def test_samplings_that_are_refused(place, capfd):
-    line = error_line(capfd, (*SAMPLE[:-1], "non_click_rate=0.001"))
-    assert line.startswith("settings: ") and "non_click_rate is 0.001, below min_rate 0.01" in line
-    known = "rate: unknown key; allowed: gradient, min_rate, non_click_rate"
-    assert known in error_line(capfd, (*SAMPLE, "--set", "rate=1"))
-    assert "config no.yaml: no such file" in error_line(capfd, (*SAMPLE, "--config", "no.yaml"))
-    assert "nowhere is not an example log" in error_line(capfd, ("sample", "nowhere", "--name", "half"))
-    assert "a name consists of letters" in error_line(capfd, ("sample", "log", "--name", "a b"))
-    assert "not made by sampling" in error_line(capfd, (*SAMPLE, "--out", "log"))
-    rule = "uninformative={rate: 0.5, low_loss: {teacher: t, max_loss: 0.1}}"
-    assert "log has no sidecar t; the sidecars beside it: none" in error_line(capfd, (*SAMPLE, "--set", rule))
-    assert not (place / "log" / "sidecars").exists()
-    assert main(SAMPLE) == 0
-    capfd.readouterr()
     assert "non_click_rate was 0.5, is 0.4" in error_line(capfd, (*SAMPLE[:-1], "non_click_rate=0.4"))
+    assert main((*SAMPLE, "--out", "small", "--json")) == 0
+    kept = json.loads(capfd.readouterr().out)["conditions"]["all"]["kept"]
+    assert main(("train", "small", *TRAIN[2:], "--json")) == 0
+    assert json.loads(capfd.readouterr().out)["examples"] == kept
+    # Kept rows alone say whose PerQueryAUC it is.
+    sampling = ("--set", "sampling={name: half, score: kept}")
+    assert main((*TRAIN[:-1], "kept", *sampling)) == 0
+    assert "per_query_auc is that of the sampled queries" in capfd.readouterr().out
+    assert main((*TRAIN[:-1], "teacher", "--record", "teacher")) == 0
+    assert f"recorded            {ROWS} rows as the sidecar teacher\n" in capfd.readouterr().out
+    assert main((*TRAIN[:-1], "student", "--set", "objective.distillation.teacher=teacher")) == 0
+    capfd.readouterr()
+    assert "teacher already exists" in error_line(capfd, (*TRAIN[:-1], "other", "--record", "teacher"))
 
 
 def test_ingest_without_texts_and_sampling_by_rates_load_no_tensorflow(place, root, fresh_python):
@@ -415,19 +360,6 @@ def test_ingest_without_texts_and_sampling_by_rates_load_no_tensorflow(place, ro
     (place / "table.yaml").write_text(MAPPING)
     ingest = ("ingest", "table", "rows.csv", "--mapping", "table.yaml", "--out", "new")
     assert "0 0" in without_tensorflow(place, root, fresh_python, ingest, SAMPLE)
-
-
-@pytest.mark.slow
-def test_a_teacher_is_recorded_and_a_student_reads_it(place_with_run, capfd):
-    distilled = ("--set", "objective.distillation.teacher=teacher")
-    assert main((*TRAIN, "--record", "teacher")) == 0
-    assert f"recorded            {ROWS} rows as the sidecar teacher\n" in capfd.readouterr().out
-    assert main((*TRAIN[:-1], "student", *distilled)) == 0
-    capfd.readouterr()
-    other = (*TRAIN[:-1], "other")
-    nobody = error_line(capfd, (*other, "--set", "objective.distillation.teacher=nobody"))
-    assert "has no sidecar nobody; the sidecars beside it: teacher" in nobody
-    assert "teacher already exists" in error_line(capfd, (*other, "--record", "teacher"))
 
 
 IMPORTS_ARE_FROZEN = """

@@ -39,16 +39,7 @@ def test_the_time_left_knows_that_batches_grow(step, share):
     compiled = 5.0 * sum(1 for size, _ in batches.plateaus(int(share * total), total)[1:])
     assert left == pytest.approx(end - now - compiled, rel=0.1)
     assert pace.seconds_left() == 0
-
-
-def test_a_rate_is_enough_where_batches_do_not_grow():
-    clock = Clock()
-    pace = Pace(1000, None, clock)
-    assert pace.seconds_left() is None
-    clock.now = 10.0
-    pace.at(250)
-    assert (pace.rate(), pace.seconds_left()) == (25.0, 30.0)
-    pace.begin(500)
+    pace.begin(0)
     assert pace.is_fresh() and pace.seconds_left() is None
 
 

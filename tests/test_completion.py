@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -42,42 +41,35 @@ def complete(tmp_path_factory):
     return run
 
 
-def test_commands_and_flags_are_completed(complete):
-    assert complete("in") == ["ingest", "inspect"]
-    assert {"train", "config", "completion"} < set(complete(""))
-    assert complete("train", "--in") == ["--init-from"]
-    assert complete("-q", "train", "log", "--fol") == ["--follow"]
-
-
-def test_choices_and_files_are_completed(complete):
-    assert complete("config", "--kind", "e") == ["events", "experiment"]
-    assert complete("completion", "") == list(SHELLS)
-    assert sorted(complete("inspect", "log")) == ["logs", "logs.yaml"]
-    assert sorted(complete("train", "logs", "--config", "log")) == ["logs", "logs.yaml"]
-
-
-def test_keys_of_settings_are_completed(complete):
-    assert complete("train", "log", "--set", "model.crosses.r") == [
-        f"model.crosses.{key}=" for key in ("rank", "ramp")
-    ]
-    assert complete("sample", "--set", "non") == ["non_click_rate="]
-    assert complete("search", "--set", "tar") == ["target="]
-    assert complete("config", "optimizer.dense.shampoo.nes") == ["optimizer.dense.shampoo.nesterov"]
-
-
-def test_keys_are_those_that_a_setting_takes():
+def test_what_is_completed(complete):
+    for words, found in (
+        ("in", ["ingest", "inspect"]),
+        ("train --in", ["--init-from"]),
+        ("-q train log --fol", ["--follow"]),
+        ("config --kind e", ["events", "experiment"]),
+        ("inspect log", ["logs", "logs.yaml"]),
+        ("train logs --config log", ["logs", "logs.yaml"]),
+        ("train log --set model.crosses.r", ["model.crosses.rank=", "model.crosses.ramp="]),
+        ("sample --set non", ["non_click_rate="]),
+        ("search --set tar", ["target="]),
+        ("config optimizer.dense.shampoo.nes", ["optimizer.dense.shampoo.nesterov"]),
+    ):
+        assert sorted(complete(*words.split())) == sorted(found)
+    assert {"train", "config", "completion"} < set(complete("")) and complete("completion", "") == list(
+        SHELLS
+    )
     for kind in CONFIGS:
         keys = config_keys(kind)
         assert keys and not any("[" in key or "NAME" in key for key in keys)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_has_a_script(shell, capsys, tmp_path: Path):
+def test_each_shell_has_a_script(shell, capsys, tmp_path):
+    assert main(["completion", shell, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["shell"] == shell
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "model.crosses.ramp=" in script and "inspect" in script
-    assert main(["completion", shell, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["shell"] == shell
     path = tmp_path / "script"
     path.write_text(script)
     if shutil.which(shell):

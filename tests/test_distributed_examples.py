@@ -2,14 +2,16 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from ctr.workers.cluster import VARIABLE, Cluster, read_cluster
+from ctr.workers.cluster import Cluster, read_cluster
 
 # In the place of `ctr`: writes down what it was called with, and ends as it is to.
 CTR = f"""#!{sys.executable}
@@ -36,43 +38,10 @@ for ((task = 0; task < TASKS; task++)); do
 done
 exit "$highest"
 """
-RAY = """
-class _Config:
-    def __init__(self, **given):
-        self.__dict__.update(given)
-
-ScalingConfig = FailureConfig = RunConfig = _Config
-"""
-RAY_TENSORFLOW = '''
-import json, os
-from types import SimpleNamespace
-
-class TensorflowTrainer:
-    """Runs the workers one after the other, again while that is allowed."""
-
-    def __init__(self, work, train_loop_config, scaling_config, run_config):
-        self.work, self.config, self.scaling = work, train_loop_config, scaling_config
-        self.left = run_config.failure_config.max_failures
-
-    def fit(self):
-        workers = [f"h{rank}:1" for rank in range(self.scaling.num_workers)]
-        while True:
-            values = []
-            try:
-                for rank in range(len(workers)):
-                    task = {"type": "worker", "index": rank}
-                    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
-                    values.append(self.work(self.config))
-                return SimpleNamespace(return_value=values[0])
-            except RuntimeError:
-                if not self.left:
-                    raise
-                self.left -= 1
-'''
 
 
 @pytest.fixture
-def place(tmp_path) -> Path:
+def place(tmp_path):
     """A folder whose programs come first."""
     for name, content in (("ctr", CTR), ("scontrol", SCONTROL), ("srun", SRUN)):
         path = tmp_path / "bin" / name
@@ -96,7 +65,7 @@ def calls(place: Path) -> list[tuple[list[str], dict[str, str]]]:
 
 
 @pytest.fixture
-def kubernetes(root) -> list[dict]:
+def kubernetes(root):
     return list(yaml.safe_load_all((root / "examples/distributed/kubernetes.yaml").read_text()))
 
 
@@ -165,33 +134,50 @@ def test_a_task_of_slurm_is_the_worker_of_its_number(place, root):
     assert found[0][1]["OMP_NUM_THREADS"] == "3"
 
 
-# A worker that lost another one ends with 75; who was killed ends with 137.
+def test_slurm_starts_again_what_lost_a_worker(place, root):
+    # A worker that lost another one ends with 75; who was killed ends with 137.
+    for statuses, status, started in (((75, 137), 0, 4), ((75,) * 8, 75, 8), ((75, 75, 1, 1), 1, 4)):
+        (place / "calls").unlink(missing_ok=True)
+        assert slurm(place, root, statuses) == status
+        assert len(calls(place)) == started
+
+
 @pytest.mark.parametrize(
-    ("statuses", "status", "started"),
-    [((75, 137), 0, 4), ((1, 1), 1, 2), ((75,) * 8, 75, 8), ((75, 75, 1, 1), 1, 4)],
+    ("statuses", "status", "started"), [((75,), 0, 3), ((1, 1), 1, 2), ((75,) * 9, None, 4)]
 )
-def test_slurm_starts_again_what_lost_a_worker(place, root, statuses, status, started):
-    assert slurm(place, root, statuses) == status
+def test_ray_starts_again_what_lost_a_worker(place, root, monkeypatch, statuses, status, started):
+    class Trainer:
+        """Runs two workers one after the other, again while that is allowed."""
+
+        def __init__(self, work, train_loop_config, scaling_config, run_config):
+            assert scaling_config.num_workers == 2
+            self.work, self.config = work, train_loop_config
+            self.left = run_config.failure_config.max_failures
+
+        def fit(self):
+            while True:
+                try:
+                    values = [self.work(self.config) for _ in range(2)]
+                    return SimpleNamespace(return_value=values[0])
+                except RuntimeError:
+                    if not self.left:
+                        raise
+                    self.left -= 1
+
+    plain = dict.fromkeys(("ScalingConfig", "FailureConfig", "RunConfig"), SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ray.train", SimpleNamespace(**plain))
+    monkeypatch.setitem(sys.modules, "ray.train.tensorflow", SimpleNamespace(TensorflowTrainer=Trainer))
+    monkeypatch.setattr(sys, "argv", ["ray_train.py", "2", "/logs/a", "--out", "/run"])
+    monkeypatch.setenv("PATH", f"{place / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(place)
+    (place / "statuses").write_text(json.dumps(statuses))
+    main = runpy.run_path(str(root / "examples/distributed/ray_train.py"))["main"]
+    if status is None:
+        with pytest.raises(RuntimeError, match="status 75"):
+            main()
+    else:
+        assert main() == status
     assert len(calls(place)) == started
-
-
-@pytest.mark.parametrize(
-    ("statuses", "status", "started"), [((75,), 0, 4), ((1, 1, 1), 1, 3), ((75,) * 9, 1, 4)]
-)
-def test_ray_starts_again_what_lost_a_worker(place, root, statuses, status, started):
-    for name, content in (
-        ("train/__init__.py", RAY),
-        ("train/tensorflow.py", RAY_TENSORFLOW),
-        ("__init__.py", ""),
-    ):
-        path = place / "fake" / "ray" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    script = root / "examples/distributed/ray_train.py"
-    command = (sys.executable, script, "3", "/logs/a", "--out", "/run")
-    assert run(place, *command, statuses=statuses, PYTHONPATH=str(place / "fake")) == status
-    found = calls(place)
-    assert len(found) == started
-    assert all(arguments == ["train", "/logs/a", "--out", "/run"] for arguments, _ in found)
-    assert read_cluster(found[-1][1]).size == 3
-    assert VARIABLE in found[0][1] and found[0][1]["OMP_NUM_THREADS"] == "8"
+    assert all(arguments == ["train", "/logs/a", "--out", "/run"] for arguments, _ in calls(place))
+    assert calls(place)[0][1]["OMP_NUM_THREADS"] == "8"

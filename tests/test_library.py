@@ -1,47 +1,17 @@
 """The documented calls from Python take paths as they are typed: strings as well as ``Path``."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from ctr.config import parse_model
 from ctr.data.kept_values import read_all_values, read_values
-from ctr.io.errors import InputError
 from ctr.serving.export import export_model, export_run
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.follow import follow
-from ctr.training.loop import open_session, train
-from ctr.training.warm_start.start import InitFrom
+from ctr.training.loop import train
 from small_runs import LOGISTIC, draw_examples, publish
-
-
-def opened(log, run):
-    with open_session(log, TrainConfig(), run) as session:
-        session.finish()
-
-
-CALLS = {
-    "train": lambda log, run: train(log, TrainConfig(), run),
-    "train from another run": lambda log, run: train(log, TrainConfig(), run, init_from=InitFrom(log)),
-    "open_session": opened,
-    "export_run": export_run,
-    "export_model": export_model,
-    "Scorer": lambda log, run: Scorer(log),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_what_is_not_there_is_refused_in_the_same_words(call, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    messages = []
-    for kind in (Path, str):
-        with pytest.raises(InputError) as refused:
-            CALLS[call](kind("nowhere"), kind("run"))
-        messages.append(str(refused.value))
-    assert messages[0] == messages[1] and "nowhere" in messages[0]
-    assert os.listdir() == []
 
 
 def test_values_are_read_and_logs_followed_by_strings(tmp_path):

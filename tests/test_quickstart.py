@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -22,7 +23,7 @@ from made_tables import hotel_searches, write_table
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
+def place(tmp_path, monkeypatch):
     """A folder to work in, with a table of searches."""
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path / "hotel.csv", hotel_searches(30))
@@ -30,7 +31,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def small_model(monkeypatch) -> None:
+def small_model(monkeypatch):
     """A model that compiles quickly, in place of the default."""
     model = ModelConfig(crosses=CrossConfig(layers=0), deep=DeepConfig(units=()))
     monkeypatch.setattr("ctr.quickstart.TrainConfig", lambda: TrainConfig(model=model))
@@ -58,12 +59,8 @@ def test_a_dry_run_writes_the_mapping_alone(place, capfd):
     assert result["mapping"] == str(folder / "mapping.yaml")
     assert load_mapping(folder / "mapping.yaml").label.column == "click_bool"
     assert {column["column"]: column["becomes"] for column in result["columns"]}["gross_usd"] == "not used"
-    # Again, as it was edited.
-    edited = (folder / "mapping.yaml").read_text() + "# mine\n"
-    (folder / "mapping.yaml").write_text(edited)
     status, out, _ = run(capfd, "hotel.csv", "--label", "click_bool", "--dry-run")
     assert status == 0 and "ctr ingest table hotel.csv" in out
-    assert (folder / "mapping.yaml").read_text() == edited
 
 
 @pytest.mark.slow
@@ -75,13 +72,8 @@ def test_the_whole_way_once_and_again(place, capfd, small_model):
     assert (result["ingest"]["examples"], result["ingest"]["rejected"]) == (rows, 0)
     assert (result["summary"]["examples"], result["summary"]["queries"]) == (rows, 30)
     folder = place / "hotel-quickstart"
-    for key, name in (
-        ("mapping", "mapping.yaml"),
-        ("log", "log"),
-        ("run", "run"),
-        ("report", "run/report.html"),
-    ):
-        assert Path(result[key]) == Path("hotel-quickstart") / name and (folder / name).exists()
+    for name in ("mapping.yaml", "log", "run", "run/report.html"):
+        assert Path(result[Path(name).stem]) == Path("hotel-quickstart") / name and (folder / name).exists()
     assert {column["column"]: column["becomes"] for column in result["columns"]}["gross_usd"] == "not used"
     assert "gross_usd" in error and "because" in error
     used = {column["column"] for column in result["columns"]}
@@ -136,13 +128,6 @@ def test_the_default_model_is_trained(place, capfd):
     assert used.model_copy(update={"model": used.model.model_copy(update={"widths": {}})}) == TrainConfig()
 
 
-def test_without_a_terminal_doubts_are_refused_with_the_choices(place, capfd):
-    line = refusal(capfd, "hotel.csv", "--out", "o")
-    assert "not certain which column is the label" in line
-    assert "--label click_bool (0 and 1, " in line and "--label booking_bool (0 and 1, " in line
-    assert not (place / "o").exists()
-
-
 def test_an_interrupted_quickstart_goes_on_with_the_edited_mapping(place, capfd, monkeypatch):
     def stop():
         raise KeyboardInterrupt
@@ -161,33 +146,28 @@ def test_an_interrupted_quickstart_goes_on_with_the_edited_mapping(place, capfd,
         assert "labels: unknown key" in refusal(capfd, "hotel.csv", "--label", "click_bool", "--out", "o")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("one.csv", "label\n0\n1\n", "has 1 column that can be read (label)"),
+def test_tables_that_are_refused(place, capfd, root, fresh_python):
+    both = r"not certain which column is the label: .*--label click_bool \(0 and 1, .*--label booking_bool \(0 and 1, "
+    named = r"label is named like one, but it is always 0; choose with --label a==x \("
+    for name, content, words in (
+        ("hotel.csv", "", both),
+        ("nowhere.csv", "", "input nowhere.csv: no such file or folder"),
+        ("one.csv", "label\n0\n1\n", r"has 1 column that can be read \(label\)"),
         ("zero.csv", "a,label\n", "there are no rows"),
-        ("empty.csv", "", "is empty"),
-        (
-            "same.csv",
-            "a,label\nx,0\ny,0\n",
-            "label is named like one, but it is always 0; choose with --label a==x (",
-        ),
+        ("same.csv", "a,label\nx,0\ny,0\n", named),
         ("none.csv", "a,b\nx,y\nz,u\n", "a rule such as 'rating>=4'"),
-        ("text.csv", b"\xff\xfea\0,\0", "is UTF-16"),
         ("criteo.txt", "\t".join(["0", "1", *["x"] * 38]) + "\n", "ctr ingest criteo reads this format"),
-    ],
-)
-def test_tables_that_are_refused(place, capfd, name, content, words):
-    (place / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert words in refusal(capfd, name)
-    assert words in refusal(capfd, name, "--json", "-q")
-
-
-def test_a_missing_table(place, capfd):
-    assert refusal(capfd, "nowhere.csv") == "error: input nowhere.csv: no such file or folder"
-
-
-def test_refusals_load_no_tensorflow(place, root, fresh_python):
+    ):
+        if content:
+            (place / name).write_text(content)
+        line = refusal(capfd, name)
+        assert re.search(words, line) and refusal(capfd, name, "--json", "-q")
+    assert not list(place.glob("*-quickstart"))
+    rows = [f"{row},{row % 7 + 1},{row % 5 * (row % 7 > 3) // 2}" for row in range(70)]
+    (place / "counts.csv").write_text("\n".join(["ad,impressions,clicks", *rows]) + "\n")
+    line, hint = run(capfd, "counts.csv")[2].splitlines()[-2:]
+    assert line.startswith("error: clicks is no label: ") and "first in row" in line
+    assert hint.startswith("hint: write each row impressions times") and max(len(line), len(hint)) <= 300
     script = """
 import sys
 from ctr.cli import main
@@ -196,9 +176,17 @@ print(main(["quickstart", "hotel.csv", "-q"]), "tensorflow" in sys.modules, "apa
     assert fresh_python("-c", script, cwd=place, path=root).stdout == "1 False False\n"
 
 
-@pytest.mark.parametrize(
-    ("typed", "answer"), [("2\n", "b"), ("9\nrating>=4\n", "rating>=4"), ("\n\n1\n", "a")]
-)
+def test_the_output_is_beside_the_table(tmp_path, monkeypatch):
+    (tmp_path / "days" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "days" / "inner")
+    for given, out in (
+        ("data/clicks.csv.gz", "data/clicks-quickstart"),
+        ("..", tmp_path / "days-quickstart"),
+    ):
+        assert default_out(Path(given)) == Path(out)
+
+
+@pytest.mark.parametrize(("typed", "answer"), [("2\n", "b"), ("9\nrating>=4\n", "rating>=4")])
 def test_a_terminal_is_asked(monkeypatch, capfd, typed, answer):
     leader, follower = pty.openpty()
     os.write(leader, typed.encode())
@@ -214,12 +202,12 @@ def test_a_terminal_is_asked(monkeypatch, capfd, typed, answer):
 
 
 def test_a_wrong_answer_is_asked_again_with_the_reason(place, monkeypatch):
-    def stop(*_: object) -> None:
+    def stop(*_):
         raise KeyboardInterrupt
 
     answers, refusals = iter(["price_usd", "nothing", "click_bool"]), []
 
-    def ask(doubt: Doubt, refused: str) -> str:
+    def ask(doubt, refused):
         assert doubt.option == "--label"
         refusals.append(refused)
         return next(answers)
@@ -234,18 +222,8 @@ def test_a_wrong_answer_is_asked_again_with_the_reason(place, monkeypatch):
     assert load_mapping(place / "o" / "mapping.yaml").label.column == "click_bool"
 
 
-def test_a_long_refusal_is_a_line_with_the_value_and_its_row_and_a_hint(place, capfd):
-    rows = [f"{row},{row % 7 + 1},{row % 5 * (row % 7 > 3) // 2}" for row in range(70)]
-    write_lines = ["ad,impressions,clicks", *rows]
-    (place / "counts.csv").write_text("\n".join(write_lines) + "\n")
-    status, _, error = run(capfd, "counts.csv")
-    line, hint = error.splitlines()[-2:]
-    assert status == 1 and line.startswith("error: clicks is no label: ") and "first in row" in line
-    assert hint.startswith("hint: write each row impressions times") and max(len(line), len(hint)) <= 300
-
-
 def test_rows_that_break_a_type_later_are_rejects(place, capfd, monkeypatch):
-    def stop(*_: object) -> None:
+    def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ctr.quickstart._train", stop)
@@ -261,13 +239,3 @@ def test_rows_that_break_a_type_later_are_rejects(place, capfd, monkeypatch):
     assert status == 130 and "1 of 2000 rows rejected" in out
     ingested = json.loads((place / "x-quickstart" / "quickstart.json").read_bytes())["ingested"]
     assert (ingested["rejected"], ingested["reject_reasons"]) == (1, {"price: not a number": 1})
-
-
-def test_the_output_is_beside_the_table(tmp_path, monkeypatch):
-    assert default_out(Path("data/clicks.csv.gz")) == Path("data/clicks-quickstart")
-    assert default_out(Path("data/days")) == Path("data/days-quickstart")
-    (tmp_path / "days" / "inner").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "days")
-    assert default_out(Path(".")) == tmp_path / "days-quickstart"
-    monkeypatch.chdir("inner")
-    assert default_out(Path("..")) == tmp_path / "days-quickstart"

@@ -1,9 +1,6 @@
 """`-v` and `-q`: what goes to standard error beside a result, and that the result stays the same."""
 
-import io
 import logging
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from small_runs import INTERVALS, draw_examples, publish
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory) -> Path:
+def log(tmp_path_factory):
     return publish(tmp_path_factory.mktemp("verbosity") / "log", draw_examples(20).table(), INTERVALS[:1])
 
 
@@ -31,15 +28,12 @@ def sample(log, tmp_path):
     return run
 
 
-def test_nothing_but_the_result_without_a_terminal(sample, capfd):
-    assert sample() == 0
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize(("place", "flag"), [("before", "-v"), ("after", "--verbose")])
 def test_verbose_reports_files_and_times(sample, log, capfd, place, flag):
     assert sample() == 0
-    plain = capfd.readouterr().out
+    plain, err = capfd.readouterr()
+    # Nothing but the result without a terminal.
+    assert err == ""
     assert sample(**{place: (flag,)}) == 0
     out, err = capfd.readouterr()
     assert out.replace("out2", "out1") == plain.replace("out2", "out1")
@@ -50,43 +44,26 @@ def test_verbose_reports_files_and_times(sample, log, capfd, place, flag):
     assert any(text.startswith(f"read {log / 'shards'}") and text.endswith(" bytes") for text in messages)
     assert any(text.startswith("wrote ") and "/manifests/" in text for text in messages)
     assert messages[-1] == "done"
-
-
-def test_the_command_goes_before_what_stands_in_front_of_it(sample, capfd):
+    # What stands behind the command counts.
     assert sample(("-v",), ("-q",)) == 0
     assert capfd.readouterr().err == ""
 
 
-def test_warnings_are_printed_unless_it_is_to_be_quiet(monkeypatch, capfd):
+def test_warnings_and_errors(monkeypatch, capfd):
     def warn(run, out):
         logging.getLogger("ctr.training.run.run").warning("one\n  line \x1b[1m")
         return "the result"
 
     monkeypatch.setattr("ctr.eval.report.write_report", warn)
-    assert main(["report", "run"]) == 0
-    assert capfd.readouterr() == ("the result\n", "warning: one line \\x1b[1m\n")
-    assert main(["report", "run", "-q"]) == 0
-    assert capfd.readouterr() == ("the result\n", "")
-
-
-def test_errors_are_printed_however_quiet(capfd):
+    for flags, shown in (([], "warning: one line \\x1b[1m\n"), (["-q"], "")):
+        assert main(["report", "run", *flags]) == 0
+        assert capfd.readouterr() == ("the result\n", shown)
     assert main(["-q", "inspect", "nowhere"]) == 1
     assert capfd.readouterr().err.startswith("error: nowhere is not an example log")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("flags", "shown"), [((), True), (("-v",), True), (("-q",), False)])
-def test_the_progress_bar(log, monkeypatch, flags, shown):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    assert main(["inspect", str(log), *flags]) == 0
-    assert (f"{len(draw_examples(20))}/{len(draw_examples(20))}" in terminal.getvalue()) == shown
-    # A message stands on a line of its own.
-    assert all("rows/s]" not in line for line in terminal.getvalue().splitlines() if " s] reading" in line)
+    # TensorFlow says nothing of its own.
+    load_tensorflow()
+    logging.getLogger("tensorflow").warning("5 out of the last 5 calls triggered tf.function retracing")
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow
@@ -100,9 +77,3 @@ def test_a_training_reports_device_and_compilation(log, tmp_path, capfd):
     compilations = [text for text in messages if text.startswith("the step that learns: first run for ")]
     assert compilations and all("rows and " in text for text in compilations)
     assert f"wrote {tmp_path / 'run' / 'summary.json'}" in messages
-
-
-def test_tensorflow_says_nothing_of_its_own(capfd):
-    load_tensorflow()
-    logging.getLogger("tensorflow").warning("5 out of the last 5 calls triggered tf.function retracing")
-    assert capfd.readouterr().err == ""

@@ -3,30 +3,12 @@
 from typing import Any
 
 import bench
+import growth
 import pytest
 from parts import profile
 
 
-@pytest.mark.parametrize(
-    ("operation", "part", "way"),
-    [
-        ("deep/deep_0/w/Relu:_MklNativeFusedMatMul", "deep", "forward"),
-        ("gradient_tape/crosses/cross_2/mul/Mul_1:Mul", "crosses", "backward"),
-        ("cond/then/_0/cond/row_update_1/ResourceScatterAdd:ResourceScatterAdd", "row_update", "forward"),
-        # The innermost of two, and never the operation's own name.
-        ("dense_update/precondition/MatMul:BatchMatMulV2", "precondition", "forward"),
-        ("gather:ResourceGather", "none of them", "forward"),
-        ("cond/then/_0/cond/Sqrt:Sqrt", "none of them", "forward"),
-    ],
-)
-def test_an_operation_belongs_to_the_scope_it_lies_in(operation: str, part: str, way: str) -> None:
-    assert profile.is_operation(operation)
-    assert profile.part_of(operation) == (part, way)
-    # What the executor says of itself is no operation.
-    assert not profile.is_operation("ExecutorState::Process") and not profile.is_operation("FunctionRun")
-
-
-def test_an_event_counts_without_those_within_it() -> None:
+def test_an_event_counts_without_those_within_it():
     events = [(0, 100, "outer"), (10, 30, "inner"), (15, 5, "innermost"), (60, 10, "inner"), (100, 7, "next")]
     found: dict[str, int] = {}
     for name, own in profile.own_times(reversed(events)):
@@ -50,7 +32,7 @@ def measured(step: float, row_update: float) -> dict[str, Any]:
     }
 
 
-def test_targets_are_met_from_their_own_side() -> None:
+def test_targets_are_met_from_their_own_side():
     met = [one["met"] for one in bench.judge(measured(1.6, 0.15))]
     assert met == [True, False, True]
     # With matrix units and without.
@@ -59,6 +41,8 @@ def test_targets_are_met_from_their_own_side() -> None:
     assert missed[0]["limit"] in ("at least 1.20x", "at least 1.50x")
     assert missed[1]["limit"] == "at least 1.30x" and missed[2]["limit"] == "at most 15.0%"
     assert "| 15.1% | NOT met |" in bench.targets_report(missed)
+    values = {10: 5e4 / 10**0.7, 100: 5e4 / 100**0.7, 1000: 5e4 / 1000**0.7}
+    assert growth.exponent(values) == pytest.approx(0.7) and growth.exponent({10: 1.0}) is None
     # What no operation was found for is not met, and an overhead is a ratio without its 1.
     unknown = bench.judge(measured(2.0, 0.0))[2]
     assert unknown["measured"] == "not measured" and not unknown["met"]
@@ -68,8 +52,3 @@ def test_targets_are_met_from_their_own_side() -> None:
         ("12.0%", "at most 25.0%", True),
         ("12.0%", "at most 10.0%", False),
     ]
-
-
-def test_an_unknown_part_is_refused() -> None:
-    with pytest.raises(SystemExit, match=r"error: no part steps; there are step, limit"):
-        bench.measure(only=("step", "steps"))

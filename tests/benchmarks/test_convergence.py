@@ -1,7 +1,6 @@
 """The convergence benchmark: its measure on curves whose answer is known, and its search."""
 
 import convergence_curves as curves
-import convergence_search as search
 import numpy as np
 import pytest
 
@@ -25,7 +24,7 @@ def simulated_curves(ratios: list[float], seed: int) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("ratio", [0.6, 0.85, 1.0, 1.2])
-def test_the_ratio_of_steps_is_found_under_common_difficulty(ratio: float) -> None:
+def test_the_ratio_of_steps_is_found_under_common_difficulty(ratio):
     found = []
     for seed in range(3):
         levels = curves.smooth_levels(*simulated_curves([1.0, ratio, 0.9], seed))
@@ -37,38 +36,13 @@ def test_the_ratio_of_steps_is_found_under_common_difficulty(ratio: float) -> No
         assert low < estimate.point < high < low + 0.15
         found.append(float(estimate.point))
     assert np.mean(found) == pytest.approx(ratio, rel=0.025)
-
-
-def test_curves_that_are_not_finite_have_no_ratio() -> None:
     good = np.array([-4.0, -0.3, 0.0, 0.0])
     assert np.isnan(curves.steps_ratio(good, np.full(4, np.nan)))
     # A candidate below the target from the first bin on cannot be reported to be any faster than that.
     assert curves.steps_ratio(good, good - [5, 0, 0, 0]) == curves.BEGIN
 
 
-def test_the_excess_is_the_divergence_from_the_truth() -> None:
+def test_the_excess_is_the_divergence_from_the_truth():
     truth, logit = np.array([0.0, 0.2, 0.2, 1.0]), np.array([0.0, np.log(0.25), 0.0, 100.0])
     expected = [np.log(2), 0.0, 0.2 * np.log(0.4) + 0.8 * np.log(1.6), 0.0]
     np.testing.assert_allclose(curves.expected_excess(truth, logit), expected, atol=1e-15)
-
-
-def test_the_search_follows_the_edge_and_then_refines() -> None:
-    target = search.Point(rate=5, embedding=-2, accumulator=2)
-
-    def result(point: object) -> float:
-        pairs = (
-            (getattr(point, name), getattr(target, name)) for name in ("rate", "embedding", "accumulator")
-        )
-        return float(sum((ours - theirs) ** 2 for ours, theirs in pairs))
-
-    start = search.Point()
-    done: dict[object, float] = {}
-    while not (done and min(done.values()) == 0):
-        point = search.next_point(done, start)
-        assert point is not None and point not in done
-        done[point] = result(point)
-        assert len(done) <= 20
-    assert search.best_point(done) == target
-    assert search.is_settled(done, start)
-    assert not search.is_settled({start: 1.0}, start)
-    assert target.values == {"rate": 0.0566, "embedding": 0.05, "accumulator": 1e-4}

@@ -7,87 +7,12 @@ from typing import Any
 
 import defaults
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from many_logs import generate, logs, systems, vowpal, worlds
+from many_logs import logs, systems, vowpal
 
-from ctr.data.log import read_manifests
-from ctr.data.mapping import Mapping
 from ctr.eval.progressive import ProgressiveMetrics
-
-WORLDS = {world.name: world for world in (*worlds.TO_CHOOSE, *worlds.TO_REPORT)}
-
-
-@pytest.mark.parametrize("name", ["hotels", "forum", "exchange", "search_ads"])
-def test_a_world_is_what_it_says(tmp_path: Path, name: str) -> None:
-    world = WORLDS[name]
-    generate.write_world(world, tmp_path, 20_000)
-    table = pq.read_table(tmp_path / "rows.parquet").to_pandas()
-    assert len(table) == min(world.rows, 20_000)
-    assert table["shown_at"].is_monotonic_increasing
-    assert table["example_id"].is_unique
-    assert table.groupby("query_id").size().max() <= world.max_query_rows
-    assert (table.groupby("query_id")["shown_at"].nunique() == 1).all()
-    assert table["probability"].mean() == pytest.approx(world.rate, rel=0.15)
-    spread = np.sqrt((table["probability"] * (1 - table["probability"])).sum())
-    assert abs(table["clicked"].sum() - table["probability"].sum()) < 4 * spread
-    for feature in world.features:
-        if feature.shared and feature.name in table:
-            values = table.groupby("query_id")[feature.name].agg(lambda rows: len(set(map(str, rows))))
-            assert values.max() == 1
-        if feature.kind == "attribute":
-            assert (table.groupby(feature.of)[feature.name].nunique() <= 1).all()
-        if feature.missing:
-            assert table[feature.name].isna().mean() == pytest.approx(feature.missing, abs=0.02)
-    mapping = Mapping.model_validate(yaml.safe_load((tmp_path / "mapping.yaml").read_text()))
-    assert [feature.name for feature in mapping.features][: len(world.features)] == [
-        feature.name for feature in world.features
-    ]
-    assert "buckets" not in (tmp_path / "mapping.yaml").read_text()
-
-
-def test_values_come_and_go_where_the_world_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # In several chunks: what a value is worth must not depend on where it occurs.
-    monkeypatch.setattr(generate, "CHUNK_ROWS", 1000)
-    feature = worlds.Feature
-    features = (
-        feature("stays", size=20, effect=1.0, zipf=0),
-        feature("churns", size=20, effect=1.0, zipf=0, churn=5),
-        feature("grows", size=20, effect=1.0, zipf=0, growth=0.9),
-    )
-    generate.write_world(worlds.World("w", 3, 10_000, 0.3, features), tmp_path)
-    table = pq.read_table(tmp_path / "rows.parquet").to_pandas()
-    early, late = table[:2000], table[-2000:]
-    assert set(early["stays"]) == set(late["stays"])
-    assert not set(early["churns"]) & set(late["churns"])
-    assert set(early["grows"]) < set(late["grows"])
-    logit = np.log(table["probability"] / (1 - table["probability"]))
-    values = [table[name].to_numpy() for name in ("stays", "churns", "grows")]
-    columns = np.concatenate([np.eye(one.max() + 1)[one] for one in values], axis=1)
-    weights = np.linalg.lstsq(columns, logit, rcond=None)[0]
-    np.testing.assert_allclose(columns @ weights, logit, atol=1e-5)
-
-
-def test_in_an_exact_log_each_value_has_its_own_id(tmp_path: Path) -> None:
-    world = WORLDS["search_ads"]
-    log = logs.obtain_log(logs.Source(world.name, "report", world), tmp_path, None, 3000)
-    exact = log.exact
-    raw = pq.read_table(log.folder / "raw" / "rows.parquet").to_pandas().set_index("example_id")
-    raw = raw.loc[exact.example_id]
-    np.testing.assert_array_equal(exact.label, raw["clicked"])
-    assert exact.query.tolist() == (raw["query_id"].rank(method="dense") - 1).astype(int).tolist()
-    values = {name: raw[name].astype(str) for name in exact.features if name in raw}
-    values["query_x_advertiser"] = values["query"] + " " + values["advertiser"]
-    assert len(values) == 7
-    for name, column in values.items():
-        ids = exact.ids[:, exact.features.index(name)]
-        pairs = set(zip(ids.tolist(), column, strict=True))
-        assert len(pairs) == len(set(column)) == len(set(ids.tolist())) == ids.max() + 1
-    assert log.facts["clicks"] == raw["clicked"].sum()
-    assert sum(manifest.rows for manifest in read_manifests(log.path)) == log.facts["rows"] == 3000
 
 
 def small_log(sizes: list[int], seed: int = 0) -> Any:
@@ -124,9 +49,7 @@ def expected_lines(log: Any, sizes: list[int]) -> Iterator[str]:
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(1, 20), st.integers(0, 99))
-def test_vowpal_wabbit_reads_a_query_without_labels_and_then_with_them(
-    sizes: list[int], at_once: int, seed: int
-) -> None:
+def test_vowpal_wabbit_reads_a_query_without_labels_and_then_with_them(sizes, at_once, seed):
     log = small_log(sizes, seed)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(vowpal, "ROWS_AT_ONCE", at_once)
@@ -143,7 +66,7 @@ def result(folder: Path, name: str, label: np.ndarray, logit: np.ndarray) -> Any
     return systems.Result("default", metrics.line(), states)
 
 
-def test_verdicts(tmp_path: Path) -> None:
+def test_verdicts(tmp_path):
     rng = np.random.default_rng(0)
     truth = rng.normal(-1, 1.5, 5000)
     label = (rng.random(5000) < 1 / (1 + np.exp(-truth))).astype(np.float32)
@@ -171,10 +94,3 @@ def test_verdicts(tmp_path: Path) -> None:
     assert defaults.judge([high], [good], "logloss").word == "NO"
     assert defaults.judge_calibration([good]) in ("yes", "within interval")
     assert defaults.judge_calibration([high]) == "NO"
-
-
-def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="error: no log nowhere; there are hotels, "):
-        defaults.measure(tmp_path, only=("nowhere",))
-    with pytest.raises(SystemExit, match="error: no system ctx; there are ctr, lr, "):
-        defaults.measure(tmp_path, systems=("ctx",))

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-import bench_block_costs
 import numpy as np
 import pytest
 import reference
@@ -27,22 +26,17 @@ ROOT = Path(__file__).resolve().parents[2]
         ("tree", 8, 6 * 1000 + 1470, 3 * 1000 + 735, 3 * 1000 + 1260),
     ],
 )
-def test_collectives_by_hand(
-    collectives: str, workers: int, reduced: float, gathered: float, exchanged: float
-) -> None:
+def test_collectives_by_hand(collectives, workers, reduced, gathered, exchanged):
     network = scale.Network("by hand", 1000, 1, collectives)
     assert scale.all_reduce(network, workers, 840) == reduced
     assert scale.all_gather(network, workers, 840) == gathered
     assert scale.all_to_all(network, workers, 840) == exchanged
-
-
-def test_a_long_exchange_goes_in_pairs_where_that_is_less() -> None:
-    network = scale.Network("fast to start", 0, 1, "tree")
-    assert scale.all_to_all(network, 8, 800) == 700
+    # A long exchange goes in pairs where that is less.
+    assert scale.all_to_all(scale.Network("fast to start", 0, 1, "tree"), 8, 800) == 700
 
 
 @pytest.mark.parametrize("collectives", ["ring", "tree"])
-def test_operator_parallelism_of_the_thesis(collectives: str) -> None:
+def test_operator_parallelism_of_the_thesis(collectives):
     """THESIS table 6.2, OP: 1024 layers, each gathering and reducing 1024 x 1024 of two ranks on Piz Daint: 221 ms."""
     piz_daint = scale.Network("Piz Daint", 2e-6, 1 / 7.5e9, collectives)
     size = 1024 * 1024
@@ -50,7 +44,7 @@ def test_operator_parallelism_of_the_thesis(collectives: str) -> None:
     assert round(1e3 * seconds) == 221
 
 
-def test_the_reference_model() -> None:
+def test_the_reference_model():
     """1.24 million dense weights, 5 MB; 30.5 GFLOP at 4096 examples, as the compiler of another device counts."""
     shapes = scale.dense_shapes()
     crosses = 3 * (2 * 416 * 64 + 416)
@@ -60,7 +54,7 @@ def test_the_reference_model() -> None:
     assert 4096 * scale.flops_per_example(shapes) == pytest.approx(30.5e9, rel=1e-2)
 
 
-def test_distinct_rows_are_those_of_draws() -> None:
+def test_distinct_rows_are_those_of_draws():
     size = reference.Size(features=3, buckets=50)
     random = np.random.default_rng(0)
     draws = [reference.zipf_ids(random, 40, size) for _ in range(400)]
@@ -70,7 +64,7 @@ def test_distinct_rows_are_those_of_draws() -> None:
     assert scale.distinct(1e9, size) == pytest.approx(150)
 
 
-def test_a_step_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_by_hand(monkeypatch):
     """Two workers, one ring: weights of 4 + 2 numbers, 100 rows of 17 numbers."""
     monkeypatch.setattr(scale, "dense_shapes", lambda: [(2, 2), (2,)])
     monkeypatch.setattr(scale, "distinct", lambda batch: 100.0)
@@ -97,35 +91,7 @@ def test_a_step_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slow == replace(found, reading=pytest.approx(1.0))
 
 
-def test_shampoo_is_divided_by_blocks() -> None:
-    work, gathered = scale.shampoo_shares(1)
-    weights = 3 * 2 * 416 * 64 + 416 * 1024 + 1024 * 512 + 512 * 256
-    assert gathered == 4 * weights
-    half, gathered_of_two = scale.shampoo_shares(2)
-    assert half == pytest.approx(work / 2, rel=0.02) and gathered_of_two == pytest.approx(gathered, rel=0.02)
-    # With more workers than its 30 blocks, the largest block is the share, and the buffer mostly empty.
-    assert scale.shampoo_shares(64)[1] == 64 * 4 * 256 * 256
-
-
-def _steps(seconds: dict[int, dict[str, float]]) -> list:
-    none = dict.fromkeys(scale.PARTS, 0.0)
-    return [scale.Step(**(none | seconds[workers])) for workers in scale.WORKERS]
-
-
-def test_where_it_stops() -> None:
-    # Each worker slows down as rows grow: with 8, to 3/7 of its speed alone; with 4 to 3/5.
-    growing = _steps({w: {"compute": 2.0, "dense": 1.0, "rows": (w - 1) / 1.75} for w in scale.WORKERS})
-    speed = scale.speeds(growing, 100, fixed_global=False)
-    assert speed[2] / 4 >= speed[0] / 2 > speed[3] / 8
-    assert scale.stop(growing, 100, fixed_global=False) == (4, "rows")
-    # 64 / W + W / 4 is least at W = 16.
-    global_batch = _steps({w: {"compute": 64 / w, "dense": w / 4} for w in scale.WORKERS})
-    assert scale.stop(global_batch, 100, fixed_global=True) == (16, "dense")
-    linear = _steps({w: {"compute": 1.0} for w in scale.WORKERS})
-    assert scale.stop(linear, 100, fixed_global=False)[0] == scale.WORKERS[-1]
-
-
-def test_the_tables_and_the_plot_of_the_documentation(tmp_path: Path) -> None:
+def test_the_tables_and_the_plot_of_the_documentation(tmp_path):
     plot = tmp_path / "scale.svg"
     found = scale.measure(plot=plot)
     assert len(found) == 8
@@ -138,11 +104,3 @@ def test_the_tables_and_the_plot_of_the_documentation(tmp_path: Path) -> None:
         for file in (plot, ROOT / "docs" / "scale.svg")
     ]
     assert texts[0] == texts[1] and {network.name for network in scale.NETWORKS} <= set(texts[0])
-
-
-def test_the_fit_finds_constants() -> None:
-    sizes = (16, 64, 100, 256)
-    seconds = [2e-10 * d**3 + 3e-8 * d**2 + 1e-4 for d in sizes]
-    assert bench_block_costs.fit(sizes, seconds) == pytest.approx((2e-10, 3e-8, 1e-4))
-    # A constant that would be negative is zero.
-    assert bench_block_costs.fit((10, 20, 40), [1e-3 * d**3 - 5e-3 * d**2 for d in (10, 20, 40)])[1] == 0

@@ -1,25 +1,15 @@
 """Typed configuration: what is refused, in which words, and what survives a round trip."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 import pytest
-from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
-from pydantic.fields import FieldInfo
+from pydantic import Field
 
-from ctr.config import (
-    StrictModel,
-    apply_settings,
-    dump_yaml,
-    load_model,
-    parse_model,
-    read_yaml,
-)
+from ctr.config import StrictModel, apply_settings, dump_yaml, load_model, parse_model, read_yaml
 from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
@@ -63,11 +53,8 @@ FAULTS: list[tuple[type[StrictModel], dict[str, Any], str]] = [
     # Pydantic would read a text or a truth value as a number, and a number as a truth value; in groups of any kind.
     (Outer, {"count": "2"}, "count: '2' .*a number is required"),
     (Outer, {"count": True}, "count: True .*a number is required"),
-    (Outer, {"maybe": "2"}, "maybe: '2' .*a number is required"),
     (Outer, {"sizes": [1, "2"]}, "sizes.1: '2' .*a number is required"),
-    (Outer, {"widths": {"a": True}}, "widths.a: True .*a number is required"),
     (Outer, {"on": "off"}, "on: 'off' .*true or false is required"),
-    (Outer, {"on": 0}, "on: 0 .*true or false is required"),
     (Outer, {"count": 10**30}, "count: .*less than 9223372036854775808$"),
     (Outer, {"count": -(10**30)}, "count: .*at least -9223372036854775808$"),
     (Outer, {"maybe": 10**400}, "maybe: .*a valid number$"),
@@ -101,40 +88,8 @@ def test_all_faults_are_told_together_and_long_values_are_cut():
     assert all(path in message for path in ("count: ", "extra: ", "inner.rate: ", "inner.mode: "))
     assert message.count("; ") >= 3
     assert len(refusal({"needed": list(range(10_000))})) < 200
-
-
-def test_a_missing_key_and_content_that_is_no_mapping():
     with pytest.raises(InputError, match=r"^x: needed: missing$"):
         parse_model(Outer, {}, "x")
-    with pytest.raises(InputError, match=r"^x: a mapping of keys to values is expected, received list$"):
-        parse_model(Outer, [1], "x")
-
-
-def bounded_fields(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, FieldInfo]]:
-    """Every field of a tree of models that has a bound, with its dotted path."""
-    for name, field in model.model_fields.items():
-        here = (*path, field.alias or name)
-        optional = () if get_origin(field.annotation) is tuple else get_args(field.annotation)
-        for kind in (field.annotation, *optional):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from bounded_fields(kind, here)
-        if any(isinstance(bound, Ge | Gt | Le | Lt) for bound in field.metadata):
-            yield ".".join(here), field
-
-
-def test_a_number_out_of_bounds_is_told_the_bound():
-    fields = list(bounded_fields(TrainConfig))
-    assert len(fields) > 20
-    for path, field in fields:
-        for bound in field.metadata:
-            limit = getattr(bound, type(bound).__name__.lower())
-            above = isinstance(bound, Le | Lt)
-            wrong = int(limit) * 10**30 + 1 if above else -1
-            with pytest.raises(InputError) as caught:
-                parse_model(TrainConfig, apply_settings({}, [f"{path}={wrong}"]), "config c")
-            fault = next(text for text in str(caught.value).split("; ") if f"{path}: " in text)
-            words = "less than" if above else "greater than"
-            assert re.search(rf"{words} (or equal to )?{int(limit)}\b", fault), fault
 
 
 def test_settings_reach_every_depth_and_the_last_one_wins():
@@ -191,22 +146,10 @@ def test_a_file_is_read_changed_and_refused_with_its_name(write):
         load_model(TrainConfig, write("[1, 2]\n"), "config", ["seed=3"])
 
 
-def test_numbers_of_yaml(write):
-    expected = {
-        **{"1e-6": 1e-6, "1.0e-6": 1e-6, "-2.E+3": -2e3, ".5e1": 5.0, "5E2": 500.0, "0.25": 0.25, "12": 12},
-        **{"e5": "e5", "1e": "1e", "'1e-6'": "1e-6"},
-    }
-    for text, value in expected.items():
-        found = read_yaml(write(f"value: {text}\n"), "file")["value"]
-        assert (found, type(found)) == (value, type(value))
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"a: [1\n", "line 2"),
-        (b"a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n", "the key c appears twice"),
-        (b"a: !!python/object/apply:os.system [ls]\n", "not YAML"),
         ("seed: 1".encode("utf-16"), "is UTF-16; allowed: YAML in UTF-8"),
         ("seed: 1".encode("utf-16-le"), "is UTF-16; allowed"),
         (b"PK\x03\x04rest", "is a zip archive; allowed"),

@@ -1,23 +1,17 @@
 """Every key of a configuration file stands in the docs. UPDATE_DOCS=1 writes the blocks that are out of date."""
 
-import importlib
 import os
 import re
 
 import pytest
 
-from ctr.cli_parser import CONFIGS, SHELLS
+from ctr.cli_parser import CONFIGS, SHELLS, config_model
 from ctr.config import parse_model
 from ctr.config.reference import as_yaml, describe, key_rows
 from ctr.io.documents import parse_yaml
 from ctr.training.config import TrainConfig
 
 BLOCK = r"(<!-- ctr config --kind {kind} -->\n```yaml\n)(.*?)(```\n)"
-
-
-def group_of(kind: str):
-    module, name = CONFIGS[kind]
-    return describe(getattr(importlib.import_module(module), name))
 
 
 @pytest.mark.parametrize("kind", ["train", "sampling", "simulator", "experiment", "search"])
@@ -27,7 +21,7 @@ def test_the_blocks_are_what_ctr_config_prints(root, kind):
     pattern = re.compile(BLOCK.format(kind=kind), re.DOTALL)
     found = pattern.search(text)
     assert found is not None
-    printed = as_yaml(group_of(kind))
+    printed = as_yaml(describe(config_model(kind)))
     if os.environ.get("UPDATE_DOCS"):
         page.write_text(text[: found.start(2)] + printed + text[found.end(2) :])
         return
@@ -43,7 +37,7 @@ def test_every_key_of_a_mapping_is_in_its_pages(root, kind, pages):
     for page in pages:
         for code in re.findall(r"`([^`\n]+)`", (root / "docs" / page).read_text()):
             marked |= set(re.findall(r"[a-z_0-9]+", code))
-    keys = {row["key"].rpartition(".")[2] for row in key_rows(group_of(kind))}
+    keys = {row["key"].rpartition(".")[2] for row in key_rows(describe(config_model(kind)))}
     assert keys - marked == set()
 
 
@@ -51,7 +45,7 @@ def test_every_kind_of_feature_has_its_keys_in_the_section_about_it(root):
     page = (root / "docs" / "mapping.md").read_text()
     sections = dict(re.findall(r"^#### `(\w+)`\n(.*?)(?=^##)", page, re.DOTALL | re.MULTILINE))
     common = page.partition("### `features`")[2].partition("####")[0]
-    features = group_of("mapping")["properties"]["features"]["items"]["oneOf"]
+    features = describe(config_model("mapping"))["properties"]["features"]["items"]["oneOf"]
     assert len(features) == len(sections)
     for feature in features:
         kind = feature["properties"]["kind"]["const"]
@@ -66,10 +60,8 @@ def test_every_environment_variable_is_documented(root):
         for path in (root / folder).rglob("*.py"):
             text = path.read_text()
             names |= set(re.findall(r"environ(?:\.get\(|\.setdefault\(|\[)\s*\"([A-Z][A-Z0-9_]+)\"", text))
-    device = (root / "ctr" / "training" / "device.py").read_text()
-    names |= set(
-        re.findall(r"\"([A-Z][A-Z0-9_]+)\"", device.partition("_VARIABLES = (")[2].partition(")")[0])
-    )
+    device = (root / "ctr" / "training" / "device.py").read_text().partition("_VARIABLES = (")[2]
+    names |= set(re.findall(r"\"([A-Z][A-Z0-9_]+)\"", device.partition(")")[0]))
     assert {"TF_CPP_MIN_LOG_LEVEL", "OMP_NUM_THREADS"} < names
     assert {name for name in names if f"`{name}`" not in page} == set()
 
@@ -83,9 +75,8 @@ def test_the_page_names_what_the_commands_take(root):
 def test_the_configurations_in_the_pages_about_shampoo_are_valid(root):
     found = []
     for name in ("shampoo-guide.md", "shampoo-options.md"):
-        for block in re.findall(
-            r"^```yaml\n(optimizer:\n.*?)^```", (root / "docs" / name).read_text(), re.M | re.S
-        ):
+        page = (root / "docs" / name).read_text()
+        for block in re.findall(r"^```yaml\n(optimizer:\n.*?)^```", page, re.M | re.S):
             content = parse_yaml(block)
             parse_model(TrainConfig, content, name)
             found.append(content["optimizer"]["dense"]["shampoo"])

@@ -84,11 +84,8 @@ def test_every_value_is_taken_or_refused(kind):
     model, content = config_model(kind), CONTENTS[kind]
     parse_model(model, content, "FILE")
     keys = settable_keys(model)
-    found = {
-        f"{kind} {key} {value!r}"[:200]: outcome(model, content, key, value)
-        for key in keys
-        for value in VALUES
-    }
+    pairs = [(key, value) for key in keys for value in VALUES]
+    found = {f"{kind} {key} {value!r}"[:200]: outcome(model, content, key, value) for key, value in pairs}
     assert all(one.startswith("FILE: ") or " " not in one for one in found.values())
     unknown = outcome(model, content, "no_such_key", 1)
     assert "no_such_key: unknown key; allowed: " in unknown

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ctr.cli import main
+from ctr.data.id_counts import BoundedCounts, DenseCounts, make_counts
 from ctr.data.inspection import Period, Span, inspect_log, shared_buckets
 from ctr.data.inspection_text import inspection_text, log_warnings
 from ctr.data.log import create_log, read_manifests
@@ -83,9 +84,8 @@ def rows(log: Path) -> pa.Table:
 
 def test_rows_clicks_queries_times_partitions_and_gaps(log, rows):
     summary = inspect_log(log)
-    label, time, query, weight = (
-        rows[name].to_numpy() for name in ("label", "query_time", "query_id", "metric_weight")
-    )
+    names = ("label", "query_time", "query_id", "metric_weight")
+    label, time, query, weight = (rows[name].to_numpy() for name in names)
     clicks = np.bincount(query, label)
     assert (summary.rows, summary.queries, summary.clicks) == (540, 180, label.sum())
     assert (summary.first, summary.last) == (time[0], time[-1])
@@ -104,10 +104,9 @@ def test_rows_clicks_queries_times_partitions_and_gaps(log, rows):
         assert period == Period(begin, np.count_nonzero(inside), label[inside].sum())
         begin += summary.period
     assert begin > time[-1] >= begin - summary.period
-    hours = [
-        ((part.start - START) // HOUR, (part.end - START) // HOUR, part.rows) for part in summary.partitions
-    ]
-    assert hours == [(0, 1, 180), (1, 2, 180), (4, 5, 180), (5, 6, 0)]
+    hours = [((part.start - START) / HOUR, (part.end - START) / HOUR) for part in summary.partitions]
+    assert hours == [(0, 1), (1, 2), (4, 5), (5, 6)]
+    assert [part.rows for part in summary.partitions] == [180, 180, 180, 0]
     assert summary.gaps == (Span(START + 2 * HOUR, START + 4 * HOUR),)
     lines = log_warnings(summary)
     longest = "the longest: 2023-11-15 02:00:00 to 2023-11-15 04:00:00"
@@ -118,6 +117,11 @@ def test_rows_clicks_queries_times_partitions_and_gaps(log, rows):
 
 def test_features(log, rows):
     found, label = {feature.name: feature for feature in inspect_log(log).features}, rows["label"].to_numpy()
+    assert [feature.buckets for feature in found.values()] == [None, 4, 6, 30, None, 100]
+    # Ids that grow collide nowhere, and are of 64 bits.
+    for name in ("user", "title"):
+        assert (found[name].values, found[name].shared) == (None, None)
+        assert max(abs(top.id) for top in found[name].top) > 2**32
     packed = unpack_ids(rows["ids"].combine_chunks(), SCHEMA)
     for column, name in enumerate(SINGLE):
         ids, feature = packed[:, column], found[name]
@@ -139,19 +143,6 @@ def test_features(log, rows):
         assert feature.values_per_row == pytest.approx(lengths.mean())
         assert feature.full_rows == (pytest.approx(np.mean(lengths == 3)) if name == "tags" else 0)
         assert (feature.ids, feature.top[0].share) == (len(counts), counts.max() / counts.sum())
-
-
-def test_ids_that_grow_collide_nowhere_and_have_no_number_of_buckets(log, capsys):
-    summary = inspect_log(log)
-    for found in summary.features:
-        if found.name in ("user", "title"):
-            assert (found.buckets, found.values, found.shared) == (None, None, None)
-            assert max(abs(top.id) for top in found.top) > 2**32
-    line = next(line for line in inspection_text(summary).splitlines() if line.startswith("  user "))
-    assert "growing" in line
-    assert main(["inspect", str(log), "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert [feature["buckets"] for feature in printed["features"]] == [None, 4, 6, 30, None, 100]
 
 
 def test_estimated_collisions(log):
@@ -248,3 +239,74 @@ def test_ctr_inspect_prints_text_and_json(log, capsys):
 def test_it_loads_no_tensorflow(log, fresh_python, root):
     code = f"import sys; from ctr.cli import main; main(['inspect', {str(log)!r}]); print('tensorflow' in sys.modules)"
     assert fresh_python("-c", code, cwd=root).stdout.splitlines()[-1] == "False"
+
+
+def counted(ids: np.ndarray, clicked: np.ndarray) -> dict[int, tuple[int, int]]:
+    found, place = np.unique(ids, return_inverse=True)
+    both = np.bincount(place), np.bincount(place, clicked).astype(int)
+    return dict(zip(found.tolist(), zip(*(counts.tolist() for counts in both), strict=True), strict=True))
+
+
+@pytest.mark.parametrize("make", [DenseCounts, BoundedCounts])
+def test_counts_in_batches_are_exact(make):
+    rng = np.random.default_rng(0)
+    ids, clicked = rng.integers(3, 40, 1000).astype(np.int32), rng.random(1000) < 0.3
+    counts = make(50)
+    for begin in range(0, 1000, 90):
+        counts.add(ids[begin : begin + 90], clicked[begin : begin + 90])
+    expected = counted(ids, clicked)
+    assert counts.exact and counts.shortfall == 0 and counts.distinct() == len(expected)
+    # Ties go to the smaller id.
+    top = sorted(expected.items(), key=lambda one: (-one[1][0], one[0]))[:5]
+    assert counts.top(5) == [(number, *both) for number, both in top]
+
+
+def test_any_64_bits_can_be_counted():
+    ids = np.array([-(2**63), 2**63 - 1, -1, 1, -(2**63), -1, -1])
+    counts = BoundedCounts(50)
+    counts.add(ids, ids < 0)
+    assert (counts.exact, counts.distinct()) == (True, 4)
+    assert counts.top(3) == [(-1, 3, 3), (-(2**63), 2, 2), (1, 1, 0)]
+    many = np.random.default_rng(2).integers(-(2**63), 2**63 - 1, 100_000)
+    counts = BoundedCounts(500)
+    counts.add(many, many < 0)
+    assert counts.distinct() == pytest.approx(len(np.unique(many)), rel=0.04)
+
+
+@pytest.mark.parametrize("kept", [50, 500, 20_000])
+def test_counts_that_do_not_fit_say_how_far_off_they_are_also_merged(kept, monkeypatch):
+    monkeypatch.setattr("ctr.data.id_counts._PENDING", 500)
+    rng = np.random.default_rng(3)
+    ids = np.minimum(rng.zipf(1.3, 20_000), 10**9)
+    clicked = rng.random(len(ids)) < 0.2
+    whole, merged = BoundedCounts(kept), BoundedCounts(kept)
+    for places in np.array_split(np.arange(len(ids)), 7):
+        part = BoundedCounts(kept)
+        for counts in (part, whole):
+            for some in np.array_split(places, 5):
+                counts.add(ids[some], clicked[some])
+        merged.merge(part)
+    exact = counted(ids, clicked)
+    for counts in (whole, merged):
+        assert counts.distinct() == pytest.approx(len(exact), rel=0.04 if kept < 20_000 else 0)
+        assert counts.exact == (kept == 20_000) == (not counts.shortfall)
+        for one, occurrences, clicks in counts.top(10):
+            assert 0 <= exact[one][0] - occurrences <= counts.shortfall
+            assert clicks == exact[one][1] or not counts.exact
+        # The most frequent one was never dropped.
+        assert counts.top(1) == [(1, *exact[1])]
+
+
+def test_what_an_id_lost_each_time_adds_up():
+    counts = BoundedCounts(2)
+    for times in (1, 2):
+        ids = np.repeat([1, 2, 3], [3, 3, 2])
+        counts.add(ids, ids < 0)
+        # The two of the rarest id are dropped each time.
+        assert (counts.shortfall, counts.top(3)) == (2 * times, [(1, 3 * times, 0), (2, 3 * times, 0)])
+
+
+def test_few_ids_get_a_counter_each_while_there_is_room():
+    for buckets, expected in (([100, 5, 30, 1000], "BDDB"), ([None, 5, None, 30], "BDBD")):
+        kinds = [type(counts).__name__[0] for counts in make_counts(buckets, dense_ids=40)]
+        assert "".join(kinds) == expected

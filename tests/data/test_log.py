@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ctr.config import parse_model
 from ctr.data.log import check_log, create_log, list_partitions, log_sha256, read_manifests, read_schema
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
-from ctr.data.shards import pack_ids, publish_partition, read_shard, shard_schema, unpack_ids
+from ctr.data.shards import publish_partition, read_shard
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
 from hashed_rows import hashed_rows
@@ -123,9 +121,7 @@ def test_of_two_publishers_at_once_the_first_one_wins(log: Path, monkeypatch: An
     assert done == read_manifests(log) and rows_of(log, done[0]).equals(rival)
 
 
-def test_shards_are_on_the_disk_before_their_manifest_is_there(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_are_on_the_disk_before_their_manifest_is_there(log: Path, monkeypatch: Any) -> None:
     done: list[tuple[str, str]] = []
     fsync, replace, link = os.fsync, Path.replace, os.link
 
@@ -168,16 +164,9 @@ def test_overlapping_partitions_are_refused(log: Path, tmp_path: Path) -> None:
         (0, END, pa.concat_tables([ROWS.slice(0, 1), ROWS]), "row 1 (example_id 50) repeats an example_id"),
         (1, END, ROWS, "partition [1, 25000) of "),
         (0, 24_000, ROWS, "holds query times from 0 to 24000"),
-        (1000, 1000, ROWS, "start must be below end"),
         (-1000, END, ROWS, "start must be below end, both from 0"),
         (0, 2**62 + 1, ROWS, "start must be below end, both from 0"),
         (0, END, ROWS.drop_columns(["t"]), "the rows are not under the log's schema"),
-        (
-            0,
-            END,
-            ROWS.set_column(4, "label", pa.nulls(50, pa.int8())),
-            "the rows are not under the log's schema",
-        ),
     ],
 )
 def test_bad_rows_are_refused(log: Path, start: int, end: int, rows: pa.Table, message: str) -> None:
@@ -209,14 +198,8 @@ def test_a_changed_schema_is_refused(log: Path) -> None:
     ):
         path.write_text(json.dumps({**json.loads(content), **values}))
         refused(message, read_manifests, log)
-    changed = content.replace('"max_values": 100', '"max_values": 99', 1)
-    for text, message in (
-        (changed, "do not match the recorded version"),
-        ("{", "schema.json: not JSON"),
-        ("[]", "must be a JSON object"),
-    ):
-        path.write_text(text)
-        refused(message, read_schema, log)
+    path.write_text(content.replace('"max_values": 100', '"max_values": 99', 1))
+    refused("do not match the recorded version", read_schema, log)
 
 
 @pytest.mark.parametrize(
@@ -232,9 +215,7 @@ def test_a_changed_schema_is_refused(log: Path) -> None:
         ({"end": 2000, "rows": 0, "queries": 0, "shards": []}, "names another partition"),
     ],
 )
-def test_a_manifest_of_a_publisher_at_fault_is_refused(
-    log: Path, values: dict[str, Any], message: str
-) -> None:
+def test_a_manifest_of_a_publisher_at_fault_is_refused(log: Path, values: Any, message: str) -> None:
     publish(log)
     path = next((log / "manifests").iterdir())
     content = json.loads(path.read_text())
@@ -263,17 +244,3 @@ def test_what_an_interrupted_publisher_left_is_ignored_and_other_files_are_not(t
     assert read_manifests(log) == [manifest]
     (log / "manifests" / "notes.json").write_text("{}")
     refused("notes.json: not the name of a manifest", read_manifests, log)
-
-
-@settings(max_examples=30)
-@given(*[st.integers(0, 20)] * 3, st.integers(1, 5), st.sampled_from([100, None]))
-def test_ids_are_packed_and_unpacked_with_slices(rows, offset, length, features, buckets) -> None:
-    schema = make_schema(**dict.fromkeys("abcde"[:features], buckets))
-    limits = np.iinfo(schema.id_type)
-    rng = np.random.default_rng(rows)
-    ids = rng.integers(limits.min, limits.max, (rows, features), dtype=schema.id_type, endpoint=True)
-    packed = pack_ids(ids)
-    assert len(packed) == rows and packed.type == shard_schema(schema).field("ids").type
-    assert np.array_equal(unpack_ids(packed, schema), ids)
-    assert np.array_equal(unpack_ids(packed.slice(offset, length), schema), ids[offset : offset + length])
-    assert pack_ids(np.asfortranarray(ids)).equals(packed)

@@ -170,10 +170,8 @@ def damages(draw: Any, whole: Whole) -> tuple[Path, bytes, bool]:
         return path, whole.contents[other], path == other
     begin = draw(st.integers(0, len(content) - 1))
     end = draw(st.integers(begin + 1, len(content)))
-    page = (
-        bytes(end - begin) if kind == "zeros" else whole.contents[other][begin:end].ljust(end - begin, b"\0")
-    )
-    changed = content[:begin] + page + content[end:]
+    page = bytes(end - begin) if kind == "zeros" else whole.contents[other][begin:end]
+    changed = content[:begin] + page.ljust(end - begin, b"\0") + content[end:]
     return path, changed, changed == content
 
 
@@ -223,7 +221,7 @@ def test_any_missing_file_is_refused_but_the_last_manifest(whole: Whole) -> None
 # ---------------------------------------------------------------- publishers that are at fault
 
 
-def forge(log: Path, parts: list[pa.Table], change: Callable[[list[dict]], Any]) -> None:
+def forge(log: Path, parts: list[pa.Table], change: Callable[[list[dict]], Any] | None) -> None:
     """Publishes [0, 50 ms) with these shards, whatever they hold; ``change`` changes what the manifest says of them."""
     create_log(log, SCHEMA)
     stem, shards = f"{0:019d}-{50_000:019d}", []
@@ -236,15 +234,12 @@ def forge(log: Path, parts: list[pa.Table], change: Callable[[list[dict]], Any])
         entry = {"file": file, "rows": part.num_rows, "queries": len(set(part["query_id"].to_pylist()))}
         entry |= {"first_query_time": times[0], "last_query_time": times[-1]}
         shards.append({**entry, "bytes": len(content), "sha256": digest})
-    change(shards)
+    if change:
+        change(shards)
     sums = {name: sum(shard[name] for shard in shards) for name in ("rows", "queries")}
     content = {"format": 1, "start": 0, "end": 50_000, "schema_version": SCHEMA.version, "clicks": 0, **sums}
     manifest = sealed_bytes({**content, "shards": shards, "counters": {}})
     write_atomic_bytes(log / "manifests" / f"{stem}.json", manifest)
-
-
-def unchanged(shards: list[dict]) -> None:
-    """As the shards are."""
 
 
 def set_of(number: int, **values: Any) -> Callable[[list[dict]], None]:
@@ -260,11 +255,8 @@ SAME_TIME = [hashed_rows(SCHEMA, 10, first, query_time=[3000] * 10) for first in
     [
         (ROWS, lambda shards: shards.append(shards[2]), 0, "not the name of that shard of this partition"),
         (ROWS, lambda shards: shards.reverse(), 0, "shard 0 is .*: not the name of that shard"),
-        (ROWS, lambda shards: shards.pop(1), 0, "shard 1 is .*: not the name of that shard"),
-        (ROWS, set_of(1, file="a.parquet"), 0, r"shard 1 is a\.parquet: not the name"),
         (ROWS, set_of(1, sha256="0" * 64), 0, "shard 1 is .*: not the name of that shard"),
         ([ROWS[0], ROWS[0]], None, 0, "-0001-.* begins before the end of the shard before it"),
-        ([ROWS[1], ROWS[0]], None, 0, "-0001-.* begins before the end of the shard before it"),
         ([ROWS[0], ROWS[1].slice(0, 0)], None, 0, r"shards\.1\.rows: 0 is not allowed"),
         (ROWS, set_of(1, queries=6), 10, "-0001-.*: holds 5 queries, the manifest says 6"),
         (ROWS, set_of(1, rows=9), 10, "-0001-.*: holds 10 rows, the manifest says 9"),
@@ -279,7 +271,7 @@ SAME_TIME = [hashed_rows(SCHEMA, 10, first, query_time=[3000] * 10) for first in
 def test_what_a_publisher_at_fault_wrote_is_refused(
     tmp_path: Path, parts: list[pa.Table], change: Any, rows: int, message: str
 ) -> None:
-    forge(tmp_path / "log", parts, change or unchanged)
+    forge(tmp_path / "log", parts, change)
     found: list[Rows] = []
     with pytest.raises(InputError, match=message):
         found.extend(read_rows(tmp_path / "log", SCHEMA, read_manifests(tmp_path / "log")))
@@ -289,15 +281,13 @@ def test_what_a_publisher_at_fault_wrote_is_refused(
 def test_content_that_is_no_shard_of_this_log_is_refused(tmp_path: Path) -> None:
     nulls = ROWS[0].set_column(4, "label", pa.nulls(10, pa.int8()))
     wide = ROWS[0].set_column(7, "ids", pack_ids(np.zeros((10, 3), np.int32)))
-    for number, (content, message) in enumerate(
-        (
-            (b"PAR1 and no more", "not a Parquet file that can be read: "),
-            (parquet_bytes(nulls), "a column is of another type or has nulls: .*label.* null"),
-            (parquet_bytes(wide), "a column is of another type or has nulls: .*"),
-        )
+    for content, message in (
+        (b"PAR1 and no more", "not a Parquet file that can be read: "),
+        (parquet_bytes(nulls), "a column is of another type or has nulls: .*label.* null"),
+        (parquet_bytes(wide), "a column is of another type or has nulls: .*"),
     ):
-        log, digest = tmp_path / f"log{number}", hashlib.sha256(content).hexdigest()
-        file = f"{0:019d}-{50_000:019d}-0000-{digest[:16]}.parquet"
+        digest = hashlib.sha256(content).hexdigest()
+        log, file = tmp_path / digest, f"{0:019d}-{50_000:019d}-0000-{digest[:16]}.parquet"
         forge(log, ROWS[:1], set_of(0, file=file, sha256=digest, bytes=len(content)))
         (log / "shards" / file).write_bytes(content)
         with pytest.raises(InputError, match=f"{file}: {message}") as refusal:
@@ -305,9 +295,7 @@ def test_content_that_is_no_shard_of_this_log_is_refused(tmp_path: Path) -> None
         assert "\n" not in str(refusal.value)
 
 
-def test_a_disk_that_does_not_give_a_file_is_named_with_it(
-    whole: Whole, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_does_not_give_a_file_is_named_with_it(whole: Whole, monkeypatch: Any) -> None:
     read = Path.read_bytes
     for path in whole.files:
 
@@ -321,32 +309,6 @@ def test_a_disk_that_does_not_give_a_file_is_named_with_it(
             give_out(whole.log, [])
 
 
-def test_an_example_that_a_sidecar_has_twice_is_named(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    create_log(log, SCHEMA)
-    manifest = publish_partition(log, SCHEMA, 0, 10_000, hashed_rows(SCHEMA, 20))
-    ids = np.arange(50, 70)
-    written = write_sidecar_partition(
-        log, "teacher", manifest, pa.table({"example_id": ids, "logit": ids / 7})
-    )
-    ids[4] = 60
-    folder = log / "sidecars" / "teacher"
-    content = parquet_bytes(pa.table({"example_id": ids, "logit": ids / 7}))
-    (folder / written.file).write_bytes(content)
-    changes = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    path = folder / f"{manifest.name}.json"
-    path.write_bytes(sealed_bytes({**written.model_dump(mode="json"), **changes}))
-    with pytest.raises(InputError, match=f"{path.name}: example_id 60 appears twice"):
-        give_out(log, [])
-
-
-def test_what_the_forger_of_these_tests_writes_can_be_read(tmp_path: Path) -> None:
-    for name, parts in (("times", ROWS), ("one time", SAME_TIME)):
-        forge(tmp_path / name, parts, unchanged)
-        blocks = read_rows(tmp_path / name, SCHEMA, read_manifests(tmp_path / name))
-        assert [id for block in blocks for id in block.example_id.tolist()] == list(range(50, 80))
-
-
 # ---------------------------------------------------------------- lost partitions
 
 
@@ -354,7 +316,7 @@ def manifest_of(log: Path, start: int, end: int) -> Path:
     return log / "manifests" / f"{start:019d}-{end:019d}.json"
 
 
-@pytest.mark.parametrize("lost", [[0], [1], [2], [0, 2], [1, 2], [0, 1, 2]])
+@pytest.mark.parametrize("lost", [[0], [2], [0, 2], [1, 2], [0, 1, 2]])
 def test_a_lost_manifest_is_told_from_one_that_is_still_to_come(tmp_path: Path, lost: list[int]) -> None:
     log = make_log(tmp_path / "log")
     manifests = read_manifests(log)
@@ -363,9 +325,8 @@ def test_a_lost_manifest_is_told_from_one_that_is_still_to_come(tmp_path: Path, 
         path.unlink()
     kept = [manifest for number, manifest in enumerate(manifests) if number not in lost]
     if kept and lost[0] < manifests.index(kept[-1]):
-        with pytest.raises(
-            InputError, match=rf"{paths[0].name}: missing, though .* or its publisher did not finish"
-        ):
+        message = rf"{paths[0].name}: missing, though .* or its publisher did not finish"
+        with pytest.raises(InputError, match=message):
             read_manifests(log)
     else:
         assert read_manifests(log) == kept
@@ -379,16 +340,10 @@ def test_a_lost_manifest_is_told_from_one_that_is_still_to_come(tmp_path: Path, 
 def test_what_was_never_published_beside_what_was_is_harmless(tmp_path: Path) -> None:
     log = make_log(tmp_path / "log")
     manifests = read_manifests(log)
-    for name in (
-        # Another publisher's of a published partition, and of one that overlaps published ones.
-        f"{0:019d}-{20_000:019d}-0000-0123456789abcdef.parquet",
-        f"{0:019d}-{25_000:019d}-0000-0123456789abcdef.parquet",
-        f"{25_000:019d}-{35_000:019d}-0000-0123456789abcdef.parquet",
-        f"{50_000:019d}-{60_000:019d}-0000-0123456789abcdef.parquet",
-        f"{0:019d}-{20_000:019d}-0000-0123456789abcdef.parquet.partial-0123",
-        "notes.parquet",
-    ):
-        (log / "shards" / name).write_bytes(b"PAR1")
+    # Another publisher's of a published partition, of one that overlaps published ones, and of a later one.
+    for start, end in ((0, 20_000), (25_000, 35_000), (50_000, 60_000)):
+        (log / "shards" / f"{start:019d}-{end:019d}-0000-0123456789abcdef.parquet").write_bytes(b"PAR1")
+    (log / "shards" / "notes.parquet").write_bytes(b"PAR1")
     assert read_manifests(log) == manifests
     publish_partition(log, SCHEMA, 60_000, 70_000, hashed_rows(SCHEMA, 20, 120))
     with pytest.raises(InputError, match=f"{manifest_of(log, 50_000, 60_000).name}: missing"):

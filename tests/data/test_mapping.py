@@ -1,31 +1,25 @@
-"""The mapping file: what it accepts, and how it says what it does not."""
+"""The mapping files of tables and of events: what they accept, and how they say what they do not."""
 
 import copy
-import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 
-from ctr.config import dump_yaml, parse_model
-from ctr.data.mapping import (
-    DelimitedInput,
-    Derived,
-    Join,
-    Label,
-    Mapping,
-    RowOrder,
-    Session,
-    Time,
-    duration_us,
-    format_names,
-    input_patterns,
-    load_format,
-    load_mapping,
-)
+from ctr.config import StrictModel, dump_yaml, parse_model
+from ctr.data.event_mapping import EventMapping, load_event_mapping
+from ctr.data.mapping import Label, Mapping, duration_us, format_names, input_patterns, load_format
+from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
+from ctr.simulator.config import WorldConfig
+from ctr.simulator.features import world_schema
 
-CONTENT = {
+DERIVE = {
+    "hour": {"from": "time", "part": "hour"},
+    "zip3": {"from": "zip", "prefix": 3},
+    "copy": {"from": "z"},
+}
+TABLE: dict[str, Any] = {
     "input": {"type": "csv"},
     "joins": [{"file": "items.csv", "key": "item", "prefix": "item_"}],
     "time": {"column": "at", "unit": "ms"},
@@ -33,65 +27,68 @@ CONTENT = {
     "example_id": "id",
     "label": "rating >= 4",
     "weight": "w",
-    "derive": {
-        "hour": {"from": "time", "part": "hour"},
-        "zip3": {"from": "zip", "prefix": 3},
-        "copy": {"from": "z"},
-    },
+    "derive": DERIVE,
     "partition": "1d",
     "features": [
-        {"name": "user", "kind": "category", "source": "user"},
-        {"name": "hour", "kind": "category", "source": "hour"},
-        {"name": "zip3", "kind": "category", "source": "zip3"},
-        {"name": "copy", "kind": "category", "source": "copy"},
+        *({"name": name, "kind": "category", "source": name} for name in ("user", *DERIVE)),
         {"name": "price", "kind": "number", "source": "item_price", "log": {}},
         {"name": "tags", "kind": "category", "source": "tags", "multivalent": True, "separator": "|"},
         {"name": "title", "kind": "text", "source": "item_title"},
         {"name": "user_x_price", "kind": "cross", "of": ["user", "price"]},
     ],
 }
+KEYS = {"input": {"type": "jsonl"}, "time": {"column": "at", "unit": "us"}, "impression_id": "id"}
+EVENTS: dict[str, Any] = {
+    "impressions": {**KEYS, "query_id": "query"},
+    "clicks": KEYS,
+    "partition": "1h",
+    "click_window": "30m",
+    "delay": "10m",
+    "features": [{"name": "user", "kind": "category", "source": "user"}],
+}
+LOW_LOSS = {"teacher": "t", "max_loss": 0.1}
 
 
-def changed(path, value):
-    content = copy.deepcopy(CONTENT)
-    node = content
-    *parents, last = path.split(".")
-    for key in parents:
-        node = node[int(key) if isinstance(node, list) else key]
+def changed(content: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """With another value of a key; of ``...`` without it."""
+    content = copy.deepcopy(content)
+    *above, last = path.split(".")
+    place = content
+    for name in above:
+        place = place[name]
+    place[last] = value
     if value is ...:
-        del node[last]
-    elif isinstance(node, list):
-        node[int(last)] = value
-    else:
-        node[last] = value
+        del place[last]
     return content
 
 
-def parse(content):
-    return parse_model(Mapping, content, "mapping")
+def parse(path: str, value: object) -> Mapping:
+    return parse_model(Mapping, changed(TABLE, path, value), "mapping")
 
 
-def test_key_and_raw_columns_are_those_that_the_mapping_names():
-    mapping = parse(CONTENT)
+def refused(model: type[StrictModel], content: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"^mapping: .*{message}.*$"):
+        parse_model(model, content, "mapping")
+
+
+def test_columns_are_those_that_the_mapping_names():
+    mapping = parse("weight", "w")
     assert mapping.key_columns == ("at", "user", "id", "rating", "w")
-    assert mapping.raw_columns == (
-        *("at", "user", "id", "rating", "w", "zip", "z"),
-        *("item_price", "tags", "item_title"),
-    )
+    assert mapping.raw_columns == (*mapping.key_columns, "zip", "z", "item_price", "tags", "item_title")
     assert mapping.number_sources == ("item_price",)
     assert mapping.text_sources == ("user", "hour", "zip3", "copy", "tags", "item_title")
     assert mapping.list_sources == {"tags": "|"}
-    assert mapping.partition_us == 86_400_000_000
-    assert mapping.query.session.gap_us == 1_800_000_000
+    assert (mapping.partition_us, mapping.query.session.gap_us) == (86_400_000_000, 1_800_000_000)
     assert [feature.name for feature in mapping.feature_schema.features][-1] == "user_x_price"
-
-
-def test_what_may_be_left_out():
-    content = {key: CONTENT[key] for key in ("input", "time", "label", "partition")}
-    mapping = parse({**content, "features": CONTENT["features"][:1]})
-    assert (mapping.joins, mapping.query, mapping.weight, mapping.derive) == ((), None, None, {})
-    assert mapping.shard_rows == 1_000_000
-    assert parse({**content, "query": "none", "features": CONTENT["features"][:1]}).query is None
+    assert parse("query", "none").query is None
+    events = parse_model(EventMapping, EVENTS, "test")
+    assert events.raw_columns == ("at", "id", "query", "user")
+    assert events.windows_us == (1_800_000_000, 1_800_000_000)
+    # Hashed impressions have the columns of a shard.
+    tags = {"name": "tags", "kind": "category", "source": "tags", "multivalent": True}
+    hashed = {**EVENTS["impressions"], "input": {"type": "parquet"}, "weight": "w", "hashed": True}
+    content = {**EVENTS, "impressions": hashed, "features": [*EVENTS["features"], tags]}
+    assert parse_model(EventMapping, content, "test").raw_columns == ("at", "id", "query", "w", "ids", "tags")
 
 
 @pytest.mark.parametrize(
@@ -111,29 +108,56 @@ def test_what_may_be_left_out():
         ("time", {"row_order": {"start": 0, "step_us": 0}}, "time.row_order.step_us: 0"),
         ("time", {"row_order": {"start": 0, "step_us": 1}, "unit": "s"}, "row_order allows neither"),
         ("query", {"column": "q", "session": {"by": "u", "gap": "1m"}}, "exactly one of column and session"),
-        ("query", {}, "exactly one of column and session"),
         ("query.session.gap", "30 minutes", "a duration is a whole number and a unit"),
         ("label", {"column": "r", "op": ">="}, "both op and value"),
         ("label", "event >= buy", ">= compares numbers"),
         ("partition", "0h", "a duration is a whole number and a unit"),
         ("derive.hour.from", "at", "part and every are computed from the row's time; required: from: time"),
         ("derive.hour.prefix", 2, "part, every, prefix and cast cannot be combined"),
-        ("derive.zip3.cast", "integer", "part, every, prefix and cast cannot be combined"),
         ("derive.zip3.from", "copy", "copy is itself derived"),
         ("derive.at", {"from": "zip"}, "derive.at: a column of this name is read as a key"),
     ],
 )
-def test_faults_are_named_by_their_path(path, value, message):
-    with pytest.raises(InputError, match=message) as caught:
-        parse(changed(path, value))
-    assert "\n" not in str(caught.value)
+def test_what_a_mapping_of_a_table_cannot_be(path, value, message):
+    refused(Mapping, changed(TABLE, path, value), message)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("partition", "1 hour", "partition"),
+        ("clock_skew", "0s", "clock_skew"),
+        ("show_window", "1h", "show_window: requires impressions.timestamp"),
+        ("impressions.time", {"row_order": {"start": 0, "step_us": 1}}, "time: events require a column"),
+        ("impressions.arrival", {"column": "got", "unit": "us"}, "arrival: set it for both"),
+        ("clicks.topic", "clicks", "topic: set it for both"),
+        ("impressions.hashed", True, "require Parquet"),
+        ("impressions.derive", {"id": {"from": "time", "part": "hour"}}, "read as a key"),
+        ("impressions.derive", {"a": {"from": "b"}, "b": {"from": "c"}}, "itself derived"),
+        (
+            "sampling",
+            {"name": "s", "rule": {"uninformative": {"rate": 0.1, "low_loss": LOW_LOSS}}},
+            "t is not the teacher of this mapping",
+        ),
+        ("sampling", {"name": "s", "rule": {"stratify_by": "ad"}}, "rule.stratify_by: not allowed here"),
+        ("click_window", "36501d", "36501d is longer than 36500d"),
+        ("late_window", "60d", "less than a thousandth of the windows"),
+    ],
+)
+def test_what_a_mapping_of_events_cannot_be(path, value, message):
+    refused(EventMapping, changed(EVENTS, path, value), message)
+
+
+def test_a_teacher_of_events_scores_this_log_alone():
+    rule = {"uninformative": {"rate": 0.5, "low_loss": {**LOW_LOSS, "log": "elsewhere"}}}
+    content = {**EVENTS, "sampling": {"name": "s", "rule": rule}, "teacher": {"name": "t", "model": "models"}}
+    refused(EventMapping, content, "the teacher scores this log")
 
 
 def test_labels_and_durations_as_text():
     for text, column, op, value in (
         ("click", "click", None, None),
         (" rating >= 4 ", "rating", ">=", 4.0),
-        ("rating>=4", "rating", ">=", 4.0),
         ("rating:float < -1.5", "rating:float", "<", -1.5),
         ("event == buy", "event", "==", "buy"),
         ("event != 'no buy'", "event", "!=", "no buy"),
@@ -147,8 +171,8 @@ def test_labels_and_durations_as_text():
 
 def test_the_start_of_row_order_is_utc():
     for start in ("2020-01-01T00:00:00Z", "2020-01-01", "2020-01-01T01:00:00+01:00", 1_577_836_800):
-        time = {"row_order": {"start": start, "step_us": 1}}
-        assert parse(changed("time", time)).time.row_order.start_us == 1_577_836_800_000_000
+        time = parse("time", {"row_order": {"start": start, "step_us": 1}}).time
+        assert time.row_order.start_us == 1_577_836_800_000_000
 
 
 def test_the_pattern_of_files_follows_the_input_type():
@@ -157,45 +181,21 @@ def test_the_pattern_of_files_follows_the_input_type():
         ("input", {"type": "parquet"}, ("*.parquet",)),
         ("input.pattern", "day_*", ("day_*",)),
     ):
-        assert input_patterns(parse(changed(path, value)).input) == patterns
+        assert input_patterns(parse(path, value).input) == patterns
 
 
-def test_a_mapping_survives_its_own_echo(tmp_path):
-    mapping = parse(CONTENT)
-    path = tmp_path / "mapping.yaml"
-    path.write_text(yaml.safe_dump(mapping.model_dump(mode="json", by_alias=True)))
-    assert load_mapping(path) == mapping
-    assert "rating" in dump_yaml(mapping)
+def test_a_mapping_reads_back_what_it_was_written_as():
+    events = changed(EVENTS, "impressions.derive", {"hour": DERIVE["hour"]})
+    for model, content in ((Mapping, TABLE), (EventMapping, events)):
+        mapping = parse_model(model, content, "test")
+        assert parse_model(model, parse_yaml(dump_yaml(mapping)), "test") == mapping
 
 
-def test_a_file_is_named_in_its_faults(tmp_path):
-    path = tmp_path / "mapping.yaml"
-    for text, fault in ((None, "no such file"), ("input: [", "not YAML"), ("- 1", "a mapping of keys")):
-        if text is not None:
-            path.write_text(text)
-        with pytest.raises(InputError, match=re.escape(f"mapping {path}: {fault}")):
-            load_mapping(path)
-
-
-def test_the_shipped_formats():
+def test_the_shipped_mappings(root: Path):
     assert format_names() == ("avazu", "criteo", "mind", "movielens", "open_bandit")
     for name in format_names():
         assert load_format(name).features
     with pytest.raises(InputError, match="format yahoo: unknown; the formats are avazu, criteo, mind"):
         load_format("yahoo")
-
-
-def test_the_example_of_the_documentation_is_valid(root, tmp_path):
-    text = (Path(root) / "docs" / "mapping.md").read_text()
-    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert blocks
-    (tmp_path / "mapping.yaml").write_text(blocks[0])
-    mapping = load_mapping(tmp_path / "mapping.yaml")
-    assert {"joins", "query", "weight", "derive"} <= mapping.model_fields_set
-
-
-def test_every_key_is_documented(root):
-    text = (Path(root) / "docs" / "mapping.md").read_text()
-    for model in (Mapping, DelimitedInput, Join, Time, RowOrder, Session, Derived):
-        for name, field in model.model_fields.items():
-            assert f"`{field.alias or name}`" in text, (model.__name__, name)
+    simulated = load_event_mapping(root / "examples/events/simulated.yaml")
+    assert simulated.feature_schema == world_schema(WorldConfig(buckets=False))

@@ -1,5 +1,6 @@
-"""The log as arrays: faults, slices, and nothing of a damaged shard."""
+"""The log as arrays: faults, slices, ranges of rows and times."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -66,29 +67,15 @@ def make_log(folder: Path, schema: Schema) -> Path:
     return folder
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return make_log(tmp_path / "log", SCHEMA)
-
-
-@BOTH
-def test_rows_hold_what_was_written_of_slices_too(schema):
-    table = hashed_rows(schema, 30)
-    rows = rows_of_table(table, schema, first=5)
-    assert as_records(rows) == as_written(table)
-    assert as_records(rows_of_table(table.slice(11, 9), schema, 0)) == as_written(table.slice(11, 9))
-    assert rows.position.tolist() == list(range(5, 35))
-    assert rows.ids.dtype == (np.int32 if schema is SCHEMA else np.int64)
-    assert {values.dtype for values, _ in rows.multivalent.values()} == {rows.ids.dtype}
-    assert {rows.label.dtype, rows.train_weight.dtype, rows.metric_weight.dtype} == {np.dtype(np.float32)}
-
-
 @settings(max_examples=40)
 @given(st.data(), st.sampled_from([SCHEMA, MIXED]))
 def test_slices_selections_and_joins(data, schema):
     count = data.draw(st.integers(0, 12))
-    rows = rows_of_table(hashed_rows(schema, count), schema, first=3)
-    records = as_records(rows)
+    table = hashed_rows(schema, count + 2).slice(1, count)
+    rows, records = rows_of_table(table, schema, first=3), as_written(table)
+    assert as_records(rows) == records
+    assert {rows.ids.dtype, *(values.dtype for values, _ in rows.multivalent.values())} == {schema.id_type}
+    assert {rows.label.dtype, rows.train_weight.dtype, rows.metric_weight.dtype} == {np.dtype(np.float32)}
     begin = data.draw(st.integers(0, count))
     end = data.draw(st.integers(begin, count))
     part = rows.slice(begin, end)
@@ -103,14 +90,6 @@ def test_slices_selections_and_joins(data, schema):
     parts = [rows.slice(0, begin), rows.slice(begin, end), rows.slice(end, count)]
     assert as_records(join_rows(parts)) == records
     assert join_rows(parts).position.tolist() == list(range(3, 3 + count))
-
-
-def test_queries_begin_where_time_or_id_changes():
-    rows = rows_of_table(hashed_rows(SCHEMA, 6), SCHEMA, 0)
-    assert rows.query_begins().tolist() == [0, 2, 4]
-    keys = {"query_id": [1, 1, 2, 2, 2, 2], "query_time": [0, 0, 0, 0, 1, 1]}
-    assert rows_of_table(hashed_rows(SCHEMA, 6, **keys), SCHEMA, 0).query_begins().tolist() == [0, 2, 4]
-    assert rows.slice(0, 0).query_begins().tolist() == []
 
 
 def with_fifth(schema: Schema = SCHEMA, **values: Any) -> pa.Table:
@@ -189,44 +168,22 @@ def test_features_of_one_kind_only():
 
 
 @BOTH
-def test_a_log_is_read_in_its_order_from_any_row(tmp_path, schema):
+def test_a_log_is_read_in_its_order_from_any_row_and_within_any_times(tmp_path, schema):
     log = make_log(tmp_path / "log", schema)
     manifests = read_manifests(log)
-    expected = [
-        row for first, count in ((0, 40), (40, 20)) for row in as_written(hashed_rows(schema, count, first))
-    ]
-    for start in range(0, 61):
-        blocks = list(read_rows(log, schema, manifests, start))
-        assert [record for block in blocks for record in as_records(block)] == expected[start:]
-        positions = [position for block in blocks for position in block.position.tolist()]
-        assert positions == list(range(start, 60))
-
-
-def test_a_range_of_times_is_cut_out_and_what_lies_outside_is_not_read(log):
-    manifests = read_manifests(log)
+    expected = as_written(hashed_rows(schema, 40)) + as_written(hashed_rows(schema, 20, 40))
+    times = [(begin, end) for begin in (0, 3000, 28_001) for end in (5000, 29_000, 29_001)]
     # Two rows of each millisecond.
-    for begin in (0, 3000, 28_001):
-        for end in (5000, 29_000, 29_001):
-            for start in (0, 7, 33):
-                blocks = list(read_rows(log, SCHEMA, manifests, start, (begin, end)))
-                found = [position for block in blocks for position in block.position.tolist()]
-                assert found == [row for row in range(start, 60) if begin <= row // 2 * 1000 < end]
-    # Nor is a shard before the position or the times.
+    for start, (begin, end) in [*((start, (0, 10**9)) for start in range(61)), *product((0, 7, 33), times)]:
+        blocks = list(read_rows(log, schema, manifests, start, (begin, end)))
+        rows = [row for row in range(start, 60) if begin <= row // 2 * 1000 < end]
+        assert [position for block in blocks for position in block.position.tolist()] == rows
+        found = [record for block in blocks for record in as_records(block)]
+        assert found == [expected[row] for row in rows]
+    # A shard before the position or the times is not read.
     (log / "shards" / manifests[0].shards[0].file).unlink()
     later = manifests[0].shards[1].first_query_time
-    assert sum(len(block) for block in read_rows(log, SCHEMA, manifests, 0, (later, 10**9))) == 44
-    assert sum(len(block) for block in read_rows(log, SCHEMA, manifests, 16)) == 44
+    assert sum(len(block) for block in read_rows(log, schema, manifests, 0, (later, 10**9))) == 44
+    assert sum(len(block) for block in read_rows(log, schema, manifests, 16)) == 44
     with pytest.raises(InputError, match="missing"):
-        list(read_rows(log, SCHEMA, manifests, 15))
-
-
-def test_nothing_of_a_damaged_shard_is_used(log):
-    manifest = read_manifests(log)[0]
-    path = log / "shards" / manifest.shards[1].file
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    found: list[Rows] = []
-    with pytest.raises(InputError, match=str(path)):
-        found.extend(read_rows(log, SCHEMA, read_manifests(log)))
-    assert [(block.position[0], len(block)) for block in found] == [(0, manifest.shards[0].rows)]
+        list(read_rows(log, schema, manifests, 15))

@@ -17,7 +17,7 @@ from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows
 from ctr.data.sample_log import applied_samplings, write_decisions, write_sampled_log
-from ctr.data.sampling import SamplingConfig, decide
+from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Category, Schema, Text
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.data.sidecar import list_sidecars, read_sidecar_partition, write_sidecar_partition
@@ -113,10 +113,8 @@ def refused(message: str, run: Any, *arguments: Any) -> None:
 
 LOW_LOSS = {"teacher": "teacher", "max_loss": 0.2}
 UNSEEN = {"feature": "device", "values": ["d1", "d4", None]}
-ALL_RULES = {
-    "non_click_rate": 0.5,
-    "uninformative": {"rate": 0.25, "low_loss": LOW_LOSS, "low_visibility": UNSEEN},
-}
+UNINFORMATIVE = {"rate": 0.25, "low_loss": LOW_LOSS, "low_visibility": UNSEEN}
+ALL_RULES = {"non_click_rate": 0.5, "uninformative": UNINFORMATIVE}
 GRADIENT = {"gradient": {"teacher": "teacher", "threshold": 0.4, "lowest_rate": 0.2}}
 STRATIFIED = {"non_click_rate": 0.4, "stratify_by": "device"}
 HALF, STRATA = make_config(non_click_rate=0.5), make_config(**STRATIFIED)
@@ -157,13 +155,10 @@ def test_the_sidecar_holds_the_decisions_on_every_row_and_they_are_counted(log):
     assert all(name in text for name in masks) and "150 rows in, 4 partitions written" in text
 
 
-def test_the_same_command_again_gives_the_same_bytes_and_shards_do_not_matter(log, tmp_path):
+def test_decisions_do_not_depend_on_shards(log, tmp_path):
     for name, content in (("conditions", ALL_RULES), ("strata", STRATIFIED)):
         config = make_config(**content)
         write_decisions(log, name, config)
-        first = digests(log)
-        assert write_decisions(log, name, config).partitions == 4 and digests(log) == first
-        # Also beside a copy of the log with other shards.
         other = publish(tmp_path / name, 0, 1, 2, 3, shard_rows=10)
         add_teacher(other)
         write_decisions(other, name, config)
@@ -202,23 +197,38 @@ def test_what_was_cut_off_is_completed_to_the_same_bytes(log, tmp_path, monkeypa
     assert made(log.parent) == made(whole.parent)
 
 
-def test_one_name_is_one_configuration(log):
-    small, other = log.parent / "small", make_config(non_click_rate=0.4)
+def test_one_name_is_one_configuration_and_other_folders_are_left_alone(log, tmp_path):
+    small, filled, other = tmp_path / "small", tmp_path / "filled", shutil.copytree(log, tmp_path / "other")
+    filled.mkdir()
+    (filled / "x").touch()
     write_decisions(log, "half", HALF)
-    before = digests(log)
+    before, less = digests(log), make_config(non_click_rate=0.4)
     changed = r"half was started with another configuration \(non_click_rate was 0\.5, is 0\.4\)"
-    refused(changed, write_decisions, log, "half", other)
-    refused(changed, write_sampled_log, log, "half", other, small)
     # Also where the first partition would come out the same.
     late = make_config(non_click_rate=0.5, time_range={"end": "1970-01-01T00:00:03.5"})
-    refused("time_range.end was None, is '1970-01-01T00:00:03.50000", write_decisions, log, "half", late)
-    refused("holds something other than sampling decisions", write_decisions, log, "teacher", HALF)
-    assert digests(log) == before and not small.exists()
+    no_sample = "is a log that was not made by sampling: use another output directory"
+    for message, name, config, out in (
+        (changed, "half", less, None),
+        (changed, "half", less, small),
+        ("time_range.end was None, is '1970-01-01T00:00:03.50000", "half", late, None),
+        ("holds something other than sampling decisions", "teacher", HALF, None),
+        (no_sample, "half", HALF, log),
+        (no_sample, "half", HALF, other),
+        ("is neither empty nor an example log", "half", HALF, filled),
+        ("a name consists of letters", "a/b", HALF, small),
+    ):
+        run, more = (write_sampled_log, (out,)) if out else (write_decisions, ())
+        refused(message, run, log, name, config, *more)
+    assert digests(log) == before and not small.exists() and not (other / "sidecars" / "half").exists()
+    write_sampled_log(log, "half", HALF, small)
+    refused("name was 'half', is 'other'", write_sampled_log, log, "other", HALF, small)
     # The configuration stands first: another one cannot slip in before the first partition.
     for path in (log / "sidecars" / "half").iterdir():
         if path.name != "sampling.yaml":
             path.unlink()
-    refused(changed, write_decisions, log, "half", other)
+    refused(changed, write_decisions, log, "half", less)
+    shutil.rmtree(log / "sidecars" / "half")
+    refused(r"config\.non_click_rate was 0\.5, is 0\.4", write_sampled_log, log, "half", less, small)
 
 
 @pytest.mark.parametrize("rules", [ALL_RULES, GRADIENT, STRATIFIED], ids=["conditions", "gradient", "strata"])
@@ -233,11 +243,9 @@ def test_the_smaller_log_is_the_kept_rows_with_both_weights_multiplied(log, tmp_
         assert np.array_equal(column(small, name), column(log, name)[kept]), name
     for name in ("train_weight", "metric_weight"):
         assert np.array_equal(column(small, name), (column(log, name) * found["weight"])[kept]), name
-    words, rest = (column(folder, "multivalent")["words"] for folder in (log, small))
-    found_words, expected = (
-        [part.tolist() for part in np.split(one[0], one[1][1:-1])] for one in (rest, words)
-    )
-    assert found_words == list(compress(expected, kept))
+    words = (column(folder, "multivalent")["words"] for folder in (log, small))
+    before, after = ([part.tolist() for part in np.split(ids, ends[1:-1])] for ids, ends in words)
+    assert after == list(compress(before, kept))
     for manifest, smaller in zip(manifests, sampled, strict=True):
         counts = {"rows_before_sampling": manifest.rows, "faulty_rows_dropped": 0}
         assert smaller.counters == {"seen": 7, **counts}
@@ -261,23 +269,6 @@ def test_sidecars_are_carried_along_but_decisions_are_not(log, tmp_path):
     add_teacher(log, "second")
     again = write_sampled_log(log, "quarter", make_config(**ALL_RULES), small)
     assert dict(again.sidecars) == {"part": 1, "second": 4, "teacher": 4}
-
-
-def test_other_folders_are_left_alone(log, tmp_path):
-    small, filled, other = tmp_path / "small", tmp_path / "filled", shutil.copytree(log, tmp_path / "other")
-    filled.mkdir()
-    (filled / "x").touch()
-    before = digests(log)
-    for out in (log, other):
-        message = "is a log that was not made by sampling: use another output directory"
-        refused(message, write_sampled_log, log, "half", HALF, out)
-    refused("is neither empty nor an example log", write_sampled_log, log, "half", HALF, filled)
-    refused("a name consists of letters", write_sampled_log, log, "a/b", HALF, small)
-    assert digests(log) == digests(other) == before and not small.exists()
-    write_sampled_log(log, "half", HALF, small)
-    less = make_config(non_click_rate=0.4)
-    refused(r"config\.non_click_rate was 0\.5, is 0\.4", write_sampled_log, log, "half", less, small)
-    refused("name was 'half', is 'other'", write_sampled_log, log, "other", HALF, small)
 
 
 def test_a_salt_is_used_once_and_weights_multiply(log, tmp_path):
@@ -326,9 +317,6 @@ def test_strata_keep_what_rates_add_up_to(log):
         kept, expected = (np.cumsum(found[name][rows], dtype=float) for name in ("kept", "keep_probability"))
         assert np.abs(kept - expected).max() < 1 + 1e-5
     assert found["kept"][click].all() and 0 < found["kept"][~click].mean() < 1
-    # Not what each example's own hash decides.
-    write_decisions(log, "alone", make_config(non_click_rate=0.4))
-    assert not np.array_equal(found["kept"], decisions_of(log, "alone")["kept"])
 
 
 def test_strata_refuse_a_partition_that_comes_before_decided_ones(tmp_path):
@@ -429,11 +417,9 @@ def publish_few(log: Path, *ids: int, **columns: Any) -> Path:
 
 
 def test_a_partition_of_which_nothing_is_kept_is_published_empty(tmp_path):
-    log, small, ids = publish_few(tmp_path / "log", 5), tmp_path / "small", np.array([5])
+    log, small = publish_few(tmp_path / "log", 5), tmp_path / "small"
     write_sidecar_partition(log, "t", read_manifests(log)[0], pa.table({"example_id": [5], "logit": [0.5]}))
-    configs = (make_config(non_click_rate=0.5, salt=f"{salt}") for salt in range(100))
-    dropped = next(one for one in configs if not decide(one, ids, np.zeros(1, np.int64), np.zeros(1)).kept[0])
-    result = write_sampled_log(log, "s", dropped, small)
+    result = write_sampled_log(log, "s", make_config(non_click_rate=1e-9, min_rate=1e-9), small)
     (manifest,) = read_manifests(small)
     assert (manifest.rows, manifest.shards) == (0, ())
     assert read_sidecar_partition(small, "t", manifest).num_rows == 0

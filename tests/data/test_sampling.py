@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ctr.config import apply_settings, dump_yaml, parse_model, read_yaml
+from ctr.config import apply_settings, parse_model
 from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.sampling import SamplingConfig, Strata, condition_names, decide
 from ctr.data.time_range import TimeRange
@@ -68,6 +68,7 @@ def test_numbers_never_change():
         assert uniform_hash(ids, salt).tolist() == [plain_hash(number, salt) for number in ids.tolist()]
     assert uniform_hash(ids[:2], "1").tolist() == [0.4843904412841096, 0.03234266002529396]
     assert ids.tolist() == [0, 1, -1, 2**63 - 1, -(2**63)]
+    assert make_config(salt=7).salt == "7"
 
 
 # ---------------------------------------------------------------- the estimate
@@ -92,12 +93,8 @@ def test_weighted_sums_and_pairs_are_unbiased_with_the_variance_of_the_closed_fo
     # The weight of a pair is the product of its two: E[w_i w_j] = 1, with variance 1 / (p_i p_j) - 1.
     products = weights.T @ weights / draws
     deviation = np.sqrt((1 / np.outer(probability, probability) - 1) / draws)
-    i, j = np.triu_indices(rows, 1)
-    exact = deviation[i, j] == 0
-    assert (products[i, j][exact] == 1).all()
-    scores = (products[i, j][~exact] - 1) / deviation[i, j][~exact]
-    # Over some 44,000 pairs, almost uncorrelated between one another.
-    assert np.abs(scores).max() < 8 and abs(scores.mean()) < 0.05 and abs(scores.std() - 1) < 0.05
+    off = ~np.eye(rows, dtype=bool)
+    assert (np.abs(products - 1)[off] <= 8 * deviation[off]).all()
 
 
 # ---------------------------------------------------------------- the rules
@@ -124,6 +121,12 @@ def test_the_probability_is_the_product_of_the_two_rules():
         assert np.array_equal(kept, uniform_hash(examples["example_id"], salt) < expected)
     weight = np.where(decisions.kept, 1 / expected, 0).astype(np.float32)
     assert np.array_equal(decisions.weight, weight) and decisions.weight.dtype == np.float32
+    for name, condition in (("low_loss", LOW_LOSS), ("low_visibility", LOW_VISIBILITY)):
+        config = make_config(uninformative={"rate": 0.5, name: condition})
+        alone = decide(config, **examples)
+        assert tuple(alone.conditions) == condition_names(config)
+        assert tuple(alone.conditions) == ("all", "clicks", "non_clicks", name, "uninformative")
+        assert np.array_equal(alone.keep_probability, np.where(masks[name], 0.5, 1))
     nothing = decide(make_config(), **examples)
     assert nothing.kept.all() and (nothing.weight == 1).all()
     none = decide(all_rules(), **{name: values[:0] for name, values in examples.items()})
@@ -138,21 +141,6 @@ def test_an_example_whose_hash_is_its_probability_is_dropped():
         assert not decide(config, ids, ids, np.zeros(20)).kept[place]
         above = make_config(non_click_rate=np.nextafter(number, 1), min_rate=1e-9)
         assert decide(above, ids, ids, np.zeros(20)).kept[place]
-
-
-def test_one_condition_alone():
-    examples = draw_examples(1000)
-    for condition, names in (
-        ({"low_visibility": LOW_VISIBILITY}, ("low_visibility", "uninformative")),
-        ({"low_loss": LOW_LOSS}, ("low_loss", "uninformative")),
-    ):
-        config = make_config(uninformative={"rate": 0.5, **condition})
-        decisions = decide(config, **examples)
-        assert (
-            tuple(decisions.conditions) == condition_names(config) == ("all", "clicks", "non_clicks", *names)
-        )
-        met = decisions.conditions[names[0]]
-        assert np.array_equal(decisions.keep_probability, np.where(met, 0.5, 1)) and 0 < met.mean() < 1
 
 
 def test_low_loss_is_the_loss_below_the_threshold():
@@ -237,32 +225,6 @@ def test_strata_are_those_of_whole_numbers_however_rows_are_divided_into_calls(r
     assert np.concatenate(found).tolist() == plain_keep(salt, stratum.tolist(), rate.tolist())
 
 
-def test_of_any_run_of_a_stratum_as_many_are_kept_as_rates_add_up_to():
-    rng = np.random.default_rng(4)
-    for salt in range(20):
-        stratum, rate = rng.integers(0, 4, 300), rng.choice([0.0, 0.01, 0.3, 0.5, 1.0], 300)
-        kept = Strata(str(salt)).keep(stratum, rate)
-        for one in range(4):
-            within = np.flatnonzero(stratum == one)
-            far = np.cumsum(kept[within] - rate[within])
-            # Between any two places of the run.
-            assert np.ptp([0, *far]) < 1 + 1e-6
-        assert kept[rate == 1.0].all() and not kept[rate == 0.0].any()
-
-
-def test_each_row_of_a_stratum_is_kept_with_the_probability_of_its_rate():
-    rng, draws = np.random.default_rng(3), 4000
-    stratum, rate = rng.integers(0, 4, 40), rng.uniform(0.05, 1, 40)
-    # Other strata are other draws.
-    strata = (stratum + 4 * np.arange(draws)[:, np.newaxis]).ravel()
-    counts = Strata("1").keep(strata, np.tile(rate, draws)).reshape(draws, 40).sum(axis=0)
-    assert (np.abs(counts / draws - rate) < 5 * np.sqrt(rate * (1 - rate) / draws) + 1e-9).all()
-    alone, half = np.arange(2000), np.full(2000, 0.5)
-    first, other = (Strata(salt).keep(alone, half) for salt in ("1", "2"))
-    # Binomial with a standard deviation of 22.
-    assert abs((first == other).sum() - 1000) < 112
-
-
 # ---------------------------------------------------------------- the configuration
 
 GRADIENT = {"teacher": "t", "threshold": 0.2}
@@ -273,10 +235,6 @@ GRADIENT = {"teacher": "t", "threshold": 0.2}
     [
         ({"non_click_rate": 0.005}, "below min_rate 0.01: a kept example would have the weight 200"),
         ({"uninformative": {"rate": 0.009, "low_loss": LOW_LOSS}}, "uninformative.rate is 0.009, below min_"),
-        (
-            {"non_click_rate": 0.1, "uninformative": {"rate": 0.05, "low_loss": LOW_LOSS}},
-            "non_click_rate x uninformative.rate is 0.005, below min_rate 0.01",
-        ),
         ({"non_click_rate": 0.1, "gradient": GRADIENT}, "non_click_rate x gradient.lowest_rate is 0.005, "),
         ({"non_click_rate": 0}, "non_click_rate: 0 is not allowed"),
         ({"non_click_rate": 1.1}, "non_click_rate: 1.1 is not allowed"),
@@ -300,15 +258,6 @@ def test_rates_at_the_floor_are_allowed():
     assert 0.1 * 0.7 < 0.07
     all_rules("1", 0.1, 0.7, min_rate=0.07)
     make_config(non_click_rate=0.01)
-
-
-def test_a_configuration_is_read_back_from_its_text(tmp_path):
-    rule = {"rate": 0.5, "low_loss": {**LOW_LOSS, "log": "a/b"}, "low_visibility": LOW_VISIBILITY}
-    config = make_config(salt=7, uninformative=rule, time_range={"start": "2026-01-05", "end": None})
-    assert config.salt == "7"
-    path = tmp_path / "config.yaml"
-    path.write_text(dump_yaml(config))
-    assert parse_model(SamplingConfig, read_yaml(path, "config"), "test") == config
 
 
 # ---------------------------------------------------------------- time ranges
@@ -337,30 +286,23 @@ def test_a_range_has_its_start_and_not_its_end():
     assert TimeRange().contains(times).all()
     assert np.flatnonzero(TimeRange(start=second.start).contains(times)).tolist() == [2, 3, 4, 5]
     assert np.flatnonzero(TimeRange(end=second.start).contains(times)).tolist() == [0, 1]
-    spans = [
-        (0, DAY),
-        (0, DAY + 1),
-        (DAY + 5, DAY + 6),
-        (2 * DAY - 1, 3 * DAY),
-        (2 * DAY, 3 * DAY),
-        (0, 9 * DAY),
-    ]
-    selected = []
-    for start, end in spans:
+    for start, end, selected in (
+        (0, DAY, False),
+        (0, DAY + 1, True),
+        (DAY + 5, DAY + 6, True),
+        (2 * DAY - 1, 3 * DAY, True),
+        (2 * DAY, 3 * DAY, False),
+    ):
         partition = Manifest(start=start, end=end, schema_version="x", rows=0, queries=0, clicks=0, shards=())
-        assert TimeRange().selects(partition)
-        selected.append(second.selects(partition))
-    assert selected == [False, True, True, True, False, True]
+        assert TimeRange().selects(partition) and second.selects(partition) == selected
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ({"start": 5}, "start: 5 is not allowed: an ISO date or datetime is required"),
-        ({"end": "yesterday"}, "end: 'yesterday' is not allowed: an ISO date or datetime is required"),
         ({"end": "0001-01-01T00:00+05:00"}, "an ISO date or datetime is required"),
         ({"start": "2026-01-05", "end": "2026-01-05"}, "start 2026-01-05T00:00:00.* must be before end"),
-        ({"start": "2026-01-05T01:00", "end": "2026-01-05T02:30+02:00"}, "must be before end"),
     ],
 )
 def test_ranges_that_are_refused(content, message):

@@ -57,10 +57,7 @@ def make(*features: dict[str, Any]) -> Schema:
         ([CATEGORY, cross("x", "a", "z")], "feature x crosses z, which is not a feature"),
         ([cross("x", "a", "b"), CATEGORY, OTHER], "feature x crosses a, which is not"),
         ([CATEGORY, cross("x", "a", "a")], "feature x crosses a feature with itself"),
-        (
-            [CATEGORY, OTHER, cross("x", "a", "b"), cross("y", "x", "b")],
-            "feature y crosses x, itself a cross",
-        ),
+        ([CATEGORY, OTHER, cross("x", "a", "b"), cross("y", "x", "b")], "y crosses x, itself a cross"),
         ([TEXT, LIST, cross("x", "t", "m")], "crosses more than one multivalent feature"),
         ([CATEGORY, {**NUMBER, "log": {}}], "features a and n read the column s as a number and as a string"),
     ],
@@ -74,15 +71,9 @@ def test_refusals_are_one_clear_line(features: list[dict[str, Any]], message: st
     assert "\n" not in line
 
 
-def test_features_are_parted_by_how_many_ids_they_have() -> None:
-    schema = make(
-        TEXT,
-        CATEGORY,
-        LIST,
-        {"kind": "number", "name": "n", "source": "x", "boundaries": [1, 2]},
-        cross("an", "a", "n", buckets=77),
-        cross("at", "a", "t"),
-    )
+def test_features_are_parted_by_how_many_ids_they_have_and_int64_where_these_grow() -> None:
+    number = {"kind": "number", "name": "n", "source": "x", "boundaries": [1, 2]}
+    schema = make(TEXT, CATEGORY, LIST, number, cross("an", "a", "n", buckets=77), cross("at", "a", "t"))
     assert schema.single_valued == ("a", "n", "an")
     assert schema.multivalent == ("t", "m", "at")
     assert schema.sources == ("t", "s", "m", "x")
@@ -90,22 +81,11 @@ def test_features_are_parted_by_how_many_ids_they_have() -> None:
     assert id_bounds(schema, ["n", "an", "a", "t"]) == [4, 77, None, None]
     # With a cross come its parts.
     assert schema.only(["an"]).single_valued == ("a", "n", "an") and not schema.only(["an"]).multivalent
-
-
-def test_ids_are_int64_only_where_some_grow() -> None:
-    bounded = [
-        {**CATEGORY, "buckets": 5},
-        {**OTHER, "vocabulary": ["x"]},
-        {"kind": "number", "name": "n", "source": "x", "boundaries": [1]},
-        {**TEXT, "buckets": 2},
-        cross("an", "a", "n", buckets=2**31 - 1),
-    ]
-    assert make(*bounded).growing == ()
-    assert make(*bounded).id_type == np.int32
+    bounded = [{**CATEGORY, "buckets": 5}, {**OTHER, "vocabulary": ["x"]}, number, {**TEXT, "buckets": 2}]
+    assert (make(*bounded).growing, make(*bounded).id_type) == ((), np.int32)
     for grown in ({**CATEGORY, "name": "c"}, {**TEXT, "name": "c"}, LIST, cross("c", "a", "b")):
         schema = make(*bounded, grown)
-        assert schema.growing == (grown["name"],)
-        assert schema.id_type == np.int64
+        assert (schema.growing, schema.id_type) == ((grown["name"],), np.int64)
         assert schema.only(["a", "n"]).id_type == np.int32
 
 

@@ -1,4 +1,4 @@
-"""Columns beside a log: bound to its content, published once, verified, joined by example_id."""
+"""Columns beside a log: bound to its content, published once, verified, joined by example_id in any order."""
 
 import hashlib
 import json
@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ctr.data.log import Manifest, create_log
+from ctr.config import parse_model
+from ctr.data import joined_sidecar
+from ctr.data.joined_sidecar import JoinedSidecar, count_missing
+from ctr.data.log import Manifest, create_log, read_manifests
+from ctr.data.parquet_files import parquet_bytes
 from ctr.data.schema import Category, Schema
 from ctr.data.shards import publish_partition
 from ctr.data.sidecar import (
@@ -19,28 +25,51 @@ from ctr.data.sidecar import (
     read_sidecar_partition,
     write_sidecar_partition,
 )
+from ctr.data.time_range import TimeRange
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
 from hashed_rows import hashed_rows
 
-SCHEMA = Schema(features=(Category(name="a", source="a"),))
+SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9),))
+STEP = 100
+COLUMNS = ("logit", "wide", "count", "kept")
 
 
-def make_partition(log: Path, rows: int, start: int = 0, seed: int = 0) -> Manifest:
+def publish(log: Path, partition: int, ids: Any, shard_rows: int = 10**6, **columns: Any) -> Manifest:
+    """A partition [100 k, 100 k + 100) with one query an example, times rising by 1."""
     create_log(log, SCHEMA)
-    keys = dict.fromkeys(("query_time", "query_id", "example_id"), np.arange(start, start + rows))
-    table = hashed_rows(SCHEMA, rows, seed=seed, **keys)
-    return publish_partition(log, SCHEMA, start, start + 100, table)
+    ids = np.asarray(ids, np.int64)
+    time = partition * STEP + np.arange(len(ids))
+    rows = hashed_rows(SCHEMA, len(ids), query_time=time, query_id=time, example_id=ids, **columns)
+    start = partition * STEP
+    return publish_partition(log, SCHEMA, start, start + STEP, rows, shard_rows=shard_rows)
 
 
-def columns(rows: int, seed: int = 0, first: int = 0) -> pa.Table:
-    values = np.random.default_rng(seed).normal(size=rows).astype(np.float32)
-    return pa.table({"example_id": np.arange(first, first + rows), "logit": values})
+def values_of(ids: np.ndarray) -> dict[str, np.ndarray]:
+    logit = (ids * 0.5).astype(np.float32)
+    return {"logit": logit, "wide": ids * 0.25, "count": ids * 3, "kept": ids % 2 == 0}
+
+
+def table_of(ids: Any) -> pa.Table:
+    return pa.table({"example_id": np.asarray(ids, np.int64), **values_of(np.asarray(ids, np.int64))})
+
+
+def write(log: Path, manifest: Manifest, ids: Any, name: str = "teacher", **columns: Any) -> None:
+    table = pa.table({"example_id": np.asarray(ids, np.int64), **columns}) if columns else table_of(ids)
+    write_sidecar_partition(log, name, manifest, table)
+
+
+IDS = np.arange(30)
+TIMES = IDS // 10 * STEP + IDS % 10
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    return tmp_path / "log"
+    """Three partitions of 10 examples each, numbered through, with the sidecar teacher."""
+    folder = tmp_path / "log"
+    for partition, ids in enumerate(np.split(IDS, 3)):
+        write(folder, publish(folder, partition, ids), ids)
+    return folder
 
 
 def refused(message: str, run: Any, *arguments: Any) -> None:
@@ -49,42 +78,44 @@ def refused(message: str, run: Any, *arguments: Any) -> None:
 
 
 def test_what_is_written_is_read_and_written_once(log: Path) -> None:
-    partition, empty = make_partition(log, 30), make_partition(log, 0, start=100)
-    assert list_sidecars(log) == []
-    first = write_sidecar_partition(log, "truth", partition, columns(30))
-    write_sidecar_partition(log, "teacher-1", partition, columns(30, seed=1))
-    write_sidecar_partition(log, "teacher-1", empty, columns(0))
-    assert list_sidecars(log) == ["teacher-1", "truth"]
-    parts = pa.concat_tables([columns(30).slice(0, 3), columns(30).slice(3)])
-    assert write_sidecar_partition(log, "truth", partition, parts) == first
-    again = log, "truth", partition, columns(30, seed=2)
-    refused("published before with other content; the first version is kept", write_sidecar_partition, *again)
-    assert read_sidecar_partition(log, "truth", partition).equals(columns(30))
-    assert read_sidecar_partition(log, "teacher-1", partition).equals(columns(30, seed=1))
-    assert read_sidecar_partition(log, "teacher-1", empty).equals(columns(0))
-
-
-def test_names_stay_inside_the_folder(log: Path) -> None:
-    partition, message = make_partition(log, 3), "a name consists of letters, digits, _ and -"
-    for name in ("", "..", "a/b", "a b", "ä", "a\n", "a.b"):
-        refused(message, write_sidecar_partition, log, name, partition, columns(3))
-        refused(message, read_sidecar_partition, log, name, partition)
+    partition, empty = read_manifests(log)[0], publish(log, 3, [])
+    other = pa.table({"example_id": IDS[:10], "p": IDS[:10] / 7})
+    first = write_sidecar_partition(log, "truth-1", partition, other)
+    write(log, empty, [], "truth-1")
+    assert list_sidecars(log) == ["teacher", "truth-1"]
+    parts = pa.concat_tables([other.slice(0, 3), other.slice(3)])
+    assert write_sidecar_partition(log, "truth-1", partition, parts) == first
+    message = "published before with other content; the first version is kept"
+    refused(message, write_sidecar_partition, log, "truth-1", partition, table_of(IDS[:10]))
+    assert read_sidecar_partition(log, "truth-1", partition).equals(other)
+    assert read_sidecar_partition(log, "teacher", partition).equals(table_of(IDS[:10]))
+    assert read_sidecar_partition(log, "truth-1", empty).equals(table_of([]))
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (columns(2), "2 rows are given, the log's partition has 3"),
-        (columns(3).select(["logit"]), "example_id and at least one more column are required"),
-        (columns(3).select(["example_id"]), "example_id and at least one more column are required"),
-        (pa.table({"example_id": ["a", "b", "c"], "p": [1, 2, 3]}), "example_id must be int64 without nulls"),
-        (pa.table({"example_id": [1, 2, None], "p": [1, 2, 3]}), "1 nulls"),
-        (pa.table({"example_id": [1, 2, 1], "p": [1, 2, 3]}), "an example_id appears twice"),
+        (table_of([0, 1]), "2 rows are given, the log's partition has 10"),
+        (table_of(IDS[:10]).select(["logit"]), "example_id and at least one more column are required"),
+        (table_of(IDS[:10]).select(["example_id"]), "example_id and at least one more column are required"),
+        (pa.table({"example_id": ["a"], "p": [1]}), "example_id must be int64 without nulls"),
+        (pa.table({"example_id": [1, None], "p": [1, 2]}), "1 nulls"),
+        (table_of([*range(9), 0]), "an example_id appears twice"),
     ],
 )
 def test_bad_tables_are_refused(log: Path, table: pa.Table, message: str) -> None:
-    refused(message, write_sidecar_partition, log, "truth", make_partition(log, 3), table)
-    assert list_sidecars(log) == []
+    refused(message, write_sidecar_partition, log, "truth", read_manifests(log)[0], table)
+    assert list_sidecars(log) == ["teacher"]
+
+
+def forge(log: Path, **values: Any) -> Manifest:
+    """Changes what the manifest of the teacher's first partition says, as who can make hashes, too."""
+    partition = read_manifests(log)[0]
+    path = log / "sidecars" / "teacher" / f"{partition.name}.json"
+    content = json.loads(path.read_text())
+    del content["manifest_sha256"]
+    path.write_bytes(sealed_bytes({**content, **values}))
+    return partition
 
 
 # What is damaged is tested with the log's files (test_log_faults.py).
@@ -92,43 +123,40 @@ def test_bad_tables_are_refused(log: Path, table: pa.Table, message: str) -> Non
     ("values", "message"),
     [
         ({"start": 1}, "names another partition"),
-        ({"rows": 29}, "has 29 rows, the log's partition has 30"),
+        ({"rows": 9}, "has 9 rows, the log's partition has 10"),
         ({"columns": ["example_id", "p"]}, "does not hold the rows and columns"),
         ({"file": "../x.parquet"}, "is not allowed"),
         ({"more": 1}, "unknown key"),
     ],
 )
-def test_a_manifest_of_a_publisher_at_fault_is_refused(
-    log: Path, values: dict[str, Any], message: str
-) -> None:
-    partition = make_partition(log, 30)
-    refused(
-        r"the sidecar truth lacks the partition \[0, 100\)", read_sidecar_partition, log, "truth", partition
-    )
-    write_sidecar_partition(log, "truth", partition, columns(30))
-    path = log / "sidecars" / "truth" / f"{partition.name}.json"
-    content = json.loads(path.read_text())
-    del content["manifest_sha256"]
-    path.write_bytes(sealed_bytes({**content, **values}))
-    refused(message, read_sidecar_partition, log, "truth", partition)
+def test_a_manifest_of_a_publisher_at_fault_is_refused(log: Path, values: Any, message: str) -> None:
+    refused(message, read_sidecar_partition, log, "teacher", forge(log, **values))
+
+
+def test_an_example_that_a_sidecar_has_twice_is_named(log: Path) -> None:
+    content = parquet_bytes(table_of([*range(9), 7]))
+    (log / "sidecars" / "teacher" / "forged.parquet").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    partition = forge(log, file="forged.parquet", bytes=len(content), sha256=digest)
+    sidecar = JoinedSidecar(log, "teacher", ["logit"])
+    refused(f"{partition.name}.json: example_id 7 appears twice", sidecar.at, TIMES, IDS)
 
 
 def test_a_sidecar_of_another_log_is_refused(log: Path, tmp_path: Path) -> None:
-    write_sidecar_partition(log, "truth", make_partition(log, 30), columns(30))
-    other = make_partition(tmp_path / "other", 30, seed=1)
-    refused("was written for a partition with other content", read_sidecar_partition, log, "truth", other)
+    other = publish(tmp_path / "other", 0, IDS[:10], seed=1)
+    refused("was written for a partition with other content", read_sidecar_partition, log, "teacher", other)
+    lacks = r"the sidecar teacher lacks the partition \[300, 400\)"
+    refused(lacks, read_sidecar_partition, log, "teacher", publish(log, 3, []))
 
 
 def test_alignment_by_example_id() -> None:
-    table, wanted = columns(30), np.array([29, 0, 7])
-    assert align_sidecar(table, np.arange(30), "truth").equals(table)
+    table, wanted = table_of(IDS), np.array([29, 0, 7])
+    assert align_sidecar(table, IDS, "truth").equals(table)
     for source in (table, table.take(np.random.default_rng(0).permutation(30))):
-        aligned = align_sidecar(source, wanted, "truth")
-        assert aligned["example_id"].to_pylist() == wanted.tolist()
-        assert aligned["logit"].to_pylist() == table["logit"].to_numpy()[wanted].tolist()
+        assert align_sidecar(source, wanted, "truth").equals(table_of(wanted))
     refused("truth: has no row for example_id 30", align_sidecar, table, np.array([3, 30]), "truth")
-    refused("truth: has no row for example_id 1", align_sidecar, columns(0), np.array([1]), "truth")
-    assert align_sidecar(columns(0), np.array([], np.int64), "truth").num_rows == 0
+    refused("truth: has no row for example_id 1", align_sidecar, table_of([]), np.array([1]), "truth")
+    assert align_sidecar(table_of([]), np.array([], np.int64), "truth").num_rows == 0
 
 
 def hash_of_all(folder: Path, until: int = 2**62) -> str:
@@ -141,11 +169,12 @@ def hash_of_all(folder: Path, until: int = 2**62) -> str:
 
 
 def publish_both(log: Path, number: int) -> None:
-    partition = make_partition(log, 5, 100 * number)
-    write_sidecar_partition(log, "truth", partition, columns(5, first=100 * number))
+    ids = np.arange(5) + STEP * number
+    write(log, publish(log, number, ids), ids, "truth")
 
 
-def test_the_hash_of_what_was_read_grows_with_it(log: Path) -> None:
+def test_the_hash_of_what_was_read_grows_with_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
     folder, running = log / "sidecars" / "truth", SidecarHash(log, "truth")
     assert running.until() == hash_of_all(folder) == hashlib.sha256().hexdigest()
     for number in range(4):
@@ -156,7 +185,8 @@ def test_the_hash_of_what_was_read_grows_with_it(log: Path) -> None:
     assert len({running.until(time) for time in (0, 1, 101, 201, 301)}) == 5
 
 
-def test_what_changes_among_the_manifests_that_were_read(log: Path) -> None:
+def test_what_changes_among_the_manifests_that_were_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
     folder, running = log / "sidecars" / "truth", SidecarHash(log, "truth")
     for number in (0, 2, 3):
         publish_both(log, number)
@@ -171,3 +201,139 @@ def test_what_changes_among_the_manifests_that_were_read(log: Path) -> None:
     assert running.until() == hash_of_all(folder)
     (folder / "notes.json").write_text("{}")
     refused(r"notes\.json: not the name of a manifest \(START-END\.json\)", running.until)
+
+
+# ---------------------------------------------------------------- joined
+
+
+def check(result: dict[str, np.ndarray], ids: np.ndarray, found: Any) -> None:
+    """The columns hold ``values_of`` where found, and what stands for nothing elsewhere."""
+    assert set(result) == {*COLUMNS, "found"} and result["found"].dtype == bool
+    assert np.array_equal(result["found"], np.broadcast_to(found, len(ids)))
+    for name, values in values_of(ids).items():
+        assert result[name].dtype == values.dtype
+        is_float = values.dtype.kind == "f"
+        expected = np.where(found, values, np.array(np.nan if is_float else 0, values.dtype))
+        assert np.array_equal(result[name], expected, equal_nan=is_float), name
+
+
+@settings(max_examples=10)
+@given(data=st.data())
+def test_any_rows_in_any_blocks(tmp_path_factory, data):
+    """Against brute force: a sidecar in any order of rows, asked forward and back for rows that may not be there."""
+    folder = tmp_path_factory.mktemp("any") / "log"
+    known = set()
+    for partition in range(3):
+        # Ids may repeat from one partition to another: each is looked for in that of its time.
+        ids = sorted(data.draw(st.sets(st.integers(0, 9), max_size=6)))
+        manifest = publish(folder, partition, ids)
+        if partition == 1 or data.draw(st.booleans()):
+            write(folder, manifest, data.draw(st.permutations(ids)))
+            known |= {(partition, number) for number in ids}
+    sidecar = JoinedSidecar(folder, "teacher", COLUMNS)
+    # Times may lie before, between and after the log's partitions.
+    rows = st.lists(st.tuples(st.integers(0, 4 * STEP), st.integers(0, 9)), max_size=12)
+    for _ in range(10):
+        asked = sorted(data.draw(rows), key=lambda row: row[0])
+        times, ids = np.array(asked, np.int64).reshape(-1, 2).T
+        check(sidecar.at(times, ids), ids, [(time // STEP, number) in known for time, number in asked])
+
+
+def test_each_partition_is_read_once_and_then_forgotten(log, monkeypatch):
+    reads = []
+    read = joined_sidecar.read_sidecar_partition
+
+    def counted(folder, name, partition):
+        reads.append(partition.start // STEP)
+        return read(folder, name, partition)
+
+    monkeypatch.setattr(joined_sidecar, "read_sidecar_partition", counted)
+    sidecar = JoinedSidecar(log, "teacher", COLUMNS)
+    assert str(sidecar) == f"sidecar teacher of {log}"
+    for row in range(30):
+        sidecar.at(TIMES[row : row + 1], IDS[row : row + 1])
+    # The last block needed only partition 2: the others are gone.
+    sidecar.at(TIMES[25:], IDS[25:])
+    assert reads == [0, 1, 2]
+    sidecar.at(TIMES[8:12], IDS[8:12])
+    assert reads == [0, 1, 2, 0, 1]
+
+
+def test_a_partition_without_a_sidecar_is_not_found_until_it_is_there(tmp_path):
+    folder = tmp_path / "log"
+    manifests = [publish(folder, partition, np.arange(10) + 10 * partition) for partition in range(3)]
+    write(folder, manifests[1], np.arange(10, 20))
+    sidecar = JoinedSidecar(folder, "teacher", COLUMNS)
+    check(sidecar.at(TIMES, IDS), IDS, IDS // 10 == 1)
+    write(folder, manifests[2], np.arange(20, 30))
+    check(sidecar.at(TIMES, IDS), IDS, IDS // 10 >= 1)
+    # Nor are examples among others that the sidecar does not know.
+    some = np.where(IDS % 3 == 1, 1000 + IDS, IDS)
+    check(sidecar.at(TIMES, some), some, (IDS // 10 >= 1) & (IDS % 3 != 1))
+
+
+def test_what_is_not_there_is_named(log, tmp_path):
+    publish(tmp_path / "bare", 0, np.arange(3))
+    for folder, name, columns, message in (
+        (log, "nobody", ["logit"], r"has no sidecar nobody; the sidecars beside it: teacher$"),
+        (log, "teacher", ["logit", "loss"], r"has no column loss; it has logit, wide, count, kept$"),
+        (tmp_path / "nowhere", "teacher", ["logit"], "is not an example log"),
+        (tmp_path / "bare", "teacher", ["logit"], r"has no sidecar teacher; the sidecars beside it: none$"),
+    ):
+        refused(message, JoinedSidecar, folder, name, columns)
+
+
+def test_columns_are_numbers_and_the_same_in_every_partition(tmp_path):
+    folder, ids = tmp_path / "log", np.arange(3)
+    manifests = [publish(folder, partition, ids) for partition in range(3)]
+    for manifest, kind in zip(manifests, (pa.float32(), pa.float64(), pa.float32()), strict=True):
+        write(folder, manifest, ids, "mixed", logit=pa.array([0, None, 3], kind))
+    sidecar = JoinedSidecar(folder, "mixed", ["logit"])
+    result = sidecar.at(np.arange(3), ids)
+    # Nulls of floats are missing.
+    assert result["logit"].dtype == np.float32 and result["found"].all()
+    assert np.array_equal(result["logit"], [0, np.nan, 3], equal_nan=True)
+    refused("the column logit is of type double, in other partitions float32", sidecar.at, STEP + ids, ids)
+    write(folder, manifests[0], ids, "text", logit=["a", "b", "c"])
+    refused("is of type string; numbers or booleans are required", JoinedSidecar, folder, "text", ["logit"])
+    write(folder, manifests[0], ids, "truth", kept=[True, None, False])
+    refused("the column kept has 1 nulls", JoinedSidecar, folder, "truth", ["kept"])
+    # A column that a later partition lacks is found before any row is asked for.
+    write(folder, manifests[0], ids, "short")
+    write(folder, manifests[2], ids, "short", other=[1, 2, 3])
+    refused("has no column logit; it has other", JoinedSidecar, folder, "short", ["logit"])
+
+
+def test_rows_without_a_value_are_counted_and_named_by_their_place_in_the_whole_log(log, tmp_path):
+    student, seen = tmp_path / "student", []
+    for partition in range(3):
+        ids = np.arange(10) + 10 * partition
+        # The second has examples that the teacher does not know.
+        ids[3:9] += 1000 * (partition == 1)
+        publish(student, partition, ids, shard_rows=4)
+    sidecar = JoinedSidecar(log, "teacher", ["logit"])
+    manifests = read_manifests(student)
+    missing = count_missing(student, manifests, sidecar, "logit", progress=seen.append)
+    assert (missing.rows, missing.missing, sum(seen)) == (30, 6, 30)
+    assert missing.first == [(1013 + k, 13 + k) for k in range(5)]
+    assert missing.describe().startswith(
+        "no value for 6 of 30 rows, first: example_id 1013 (row 13 of the log), example_id 1014 (row 14 of "
+    )
+    part = count_missing(student, manifests[1:2], sidecar, "logit")
+    assert (part.rows, part.missing, part.first[0]) == (10, 6, (1013, 13))
+    # Rows outside the time range are passed over.
+    until = parse_model(TimeRange, {"end": "1970-01-01T00:00:00.000105"}, "test")
+    part = count_missing(student, manifests, sidecar, "logit", until)
+    assert (part.rows, part.missing) == (15, 2)
+    for folder, some in ((log, read_manifests(log)), (student, [])):
+        whole = count_missing(folder, some, sidecar, "logit")
+        assert (whole.missing, whole.first) == (0, [])
+
+
+def test_values_that_are_not_finite_are_missing_and_faulty_rows_are_passed_over(tmp_path):
+    folder, weights = tmp_path / "log", [1, 1, 1, -1, np.nan, 1]
+    manifest = publish(folder, 0, np.arange(6), train_weight=weights, label=[0, 1, 0, 0, 0, 7])
+    write(folder, manifest, np.arange(6), "t", logit=[0.5, np.nan, np.inf, np.nan, np.nan, np.nan])
+    missing = count_missing(folder, [manifest], JoinedSidecar(folder, "t", ["logit"]), "logit")
+    assert (missing.rows, missing.missing) == (3, 2)
+    assert [place[0] for place in missing.first] == [1, 2]

@@ -49,38 +49,24 @@ def churn(state: AdsChurn) -> dict[str, float]:
     return {name: float(estimate.point) for name, estimate in state.estimates().items()}
 
 
-def test_churn_of_a_few_queries_is_that_worked_by_hand() -> None:
+def test_churn_of_a_few_queries_is_that_worked_by_hand():
     state = AdsChurn()
     # 1 + 0 + 4 + 0 of differences; 8 ads against 9.
     state.update([2, 6, 0, 0], [3, 2, 4, 0], [1, 2, 3, 4])
     assert state.ads_per_query() == (2.0, 2.25)
     assert churn(state) == {"mean_churn": pytest.approx(1 / 8.5), "query_churn": pytest.approx(9 / 8.5)}
+    # Equal loops, and a mean that stays while every query changes; of no ads there is no churn.
+    for first, second, wanted in (([3], [3], (0, 0)), ([0, 5], [5, 0], (0, 2)), ([0], [0], (math.nan,) * 2)):
+        state = AdsChurn()
+        state.update(first, second, list(range(len(first))))
+        assert tuple(churn(state).values()) == pytest.approx(wanted, abs=0, nan_ok=True)
+    with pytest.raises(ValueError, match="first must hold counts of at least 0, got -1"):
+        state.update([-1], [2], [3])
+    with pytest.raises(ValueError, match="columns must have one length, got first 1, second 2, query_id 2"):
+        state.update([1], [2, 3], [3, 4])
 
 
-def test_equal_and_empty_and_a_mean_that_stays_while_every_query_changes() -> None:
-    state = AdsChurn()
-    assert all(math.isnan(value) for value in churn(state).values())
-    state.update([0], [0], [1])
-    assert all(math.isnan(value) for value in churn(state).values())
-    assert state.ads_per_query() == (0, 0)
-    state.update([3], [3], [2])
-    assert churn(state) == {"mean_churn": 0, "query_churn": 0}
-    state = AdsChurn()
-    state.update([0, 5], [5, 0], [1, 2])
-    assert churn(state) == {"mean_churn": 0, "query_churn": 2}
-
-
-def test_bad_columns() -> None:
-    for columns, message in (
-        (([1], [2], [0.5]), "query_id must be int64, got float64"),
-        (([-1], [2], [3]), "first must hold counts of at least 0, got -1"),
-        (([1], [2, 3], [3, 4]), "columns must have one length, got first 1, second 2, query_id 2"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            AdsChurn().update(*columns)
-
-
-def test_two_loops_by_day_without_randomized_queries(tmp_path: Path) -> None:
+def test_two_loops_by_day_without_randomized_queries(tmp_path):
     a, b = make_loop(tmp_path / "a", 1), make_loop(tmp_path / "b", 2)
     tables = [pd.read_parquet(loop / "shown.parquet").query("not randomized") for loop in (a, b)]
     reported = json.loads(json.dumps(compare_loops(a, b).as_dict(), allow_nan=False))
@@ -100,56 +86,15 @@ def test_two_loops_by_day_without_randomized_queries(tmp_path: Path) -> None:
     assert f"{100 * reported['query_churn']['value']:.1f}"[:-1] in text[-1]
 
 
-def test_a_loop_against_itself(tmp_path: Path) -> None:
-    loop = make_loop(tmp_path / "a")
-    reported = compare_loops(loop, loop).as_dict()
-    assert reported["mean_churn"] == reported["query_churn"] == {"value": 0.0, "ci95": [0.0, 0.0]}
-
-
-def test_loops_that_showed_nothing(tmp_path: Path) -> None:
-    loop = make_loop(tmp_path / "a", ads=np.zeros(600, np.int16))
-    comparison = compare_loops(loop, loop)
-    assert comparison.as_dict()["mean_churn"] == {"value": None, "ci95": [None, None]}
-    assert "0.0000" in comparison.as_text()
-    drawn = make_loop(tmp_path / "b", randomized=np.ones(600, bool))
-    comparison = compare_loops(drawn, drawn)
-    assert comparison.as_dict()["queries"] == 0
-    assert comparison.as_dict()["days"] == []
-    assert comparison.as_text()
-
-
-def refused(message: str, *loops: Path) -> None:
-    with pytest.raises(InputError, match=message) as refusal:
-        compare_loops(*loops)
-    assert "\n" not in str(refusal.value)
-
-
-def test_loops_over_different_queries_are_refused(tmp_path: Path) -> None:
-    a = make_loop(tmp_path / "a")
-    for name, columns, extent in (
-        ("longer", {"days": (5, 6, 7)}, "900 on the days 5 to 7"),
-        ("later", {"days": (6, 7)}, "600 on the days 6 to 7"),
-        ("drawn", {"randomized": np.arange(600) % 7 == 1}, "600"),
-        ("none", {"days": ()}, "none"),
-    ):
-        message = f"served different queries, 600 on the days 5 to 6 and {extent}"
-        refused(message, a, make_loop(tmp_path / name, **columns))
-
-
-def test_loops_in_different_worlds_are_refused(tmp_path: Path) -> None:
-    """Queries have the same numbers in all worlds; without randomized ones nothing else tells them apart."""
-    none = np.zeros(600, bool)
-    a = make_loop(tmp_path / "a", randomized=none)
-    b = make_loop(tmp_path / "b", seed=1, world=1, randomized=none)
-    refused("a and .*b: are of different worlds, see log/world.yaml of each", a, b)
-    (b / "log" / "world.yaml").unlink()
-    assert compare_loops(a, b).as_dict()["queries"] == 600
-
-
-def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
-    good = make_loop(tmp_path / "good")
+def test_loops_that_cannot_be_compared_are_refused(tmp_path):
+    good, all_drawn = make_loop(tmp_path / "good"), np.ones(600, bool)
     for number, (columns, message) in enumerate(
         (
+            ({"days": (5, 6, 7)}, "different queries, 600 on the days 5 to 6 and 900 on the days 5 to 7"),
+            ({"randomized": np.arange(600) % 7 == 1}, "served different queries"),
+            ({"days": ()}, "600 on the days 5 to 6 and none"),
+            # Queries have the same numbers in all worlds.
+            ({"world": 1}, "are of different worlds, see log/world.yaml of each"),
             ({"ads": np.full(600, 1.5)}, "ads must hold whole numbers without nulls, got float64"),
             ({"ads": np.full(600, -1)}, "ads must be at least 0, got -1"),
             ({"randomized": np.zeros(600, np.int8)}, "randomized must hold true or false without nulls"),
@@ -157,11 +102,27 @@ def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
         )
     ):
         bad = make_loop(tmp_path / f"bad{number}", **columns)
-        refused(f"{bad}/shown.parquet: {message}", good, bad)
-    finished = "no such file; allowed: a finished output directory of `ctr simulate"
-    refused(f"absent/shown.parquet: {finished}", tmp_path / "absent", good)
+        with pytest.raises(InputError, match=message) as refusal:
+            compare_loops(good, bad)
+        assert "\n" not in str(refusal.value)
+    with pytest.raises(InputError, match=r"absent/shown\.parquet: no such file; allowed: a finished output"):
+        compare_loops(tmp_path / "absent", good)
     path = bad / "shown.parquet"
     pd.DataFrame({"day": [1]}).to_parquet(path)
-    refused(f"{path}: not readable as the queries of a loop", good, bad)
+    with pytest.raises(InputError, match="not readable as the queries of a loop"):
+        compare_loops(good, bad)
     path.write_bytes((good / "shown.parquet").read_bytes()[:-100])
-    refused(f"{path}: not readable as the queries of a loop", good, bad)
+    with pytest.raises(InputError, match=f"{path}: not readable as the queries of a loop"):
+        compare_loops(good, bad)
+    # Logs without a world are of any; and what showed nothing or served nothing has no churn.
+    (good / "log" / "world.yaml").unlink()
+    assert compare_loops(good, make_loop(tmp_path / "other", world=1)).as_dict()["queries"] == 514
+    for name, columns in (
+        ("nothing", {"ads": np.zeros(600, np.int16)}),
+        ("drawn", {"randomized": all_drawn}),
+    ):
+        loop = make_loop(tmp_path / name, **columns)
+        comparison = compare_loops(loop, loop)
+        assert comparison.as_dict()["mean_churn"] == {"value": None, "ci95": [None, None]}
+        assert comparison.as_dict()["queries"] == (0 if name == "drawn" else 514)
+        assert comparison.as_text()

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ def stream(log: Any, noise: float = 0.0, shift: float = 0.0) -> ProgressiveMetri
     return metrics
 
 
-def test_columns_say_how_b_differs_from_a(make_log: Callable[..., Any]) -> None:
+def test_columns_say_how_b_differs_from_a(make_log):
     log = make_log(0, queries=3000)
     a, b = stream(log), stream(log, noise=0.8)
     table = compare(a, b)
@@ -45,21 +44,12 @@ def test_columns_say_how_b_differs_from_a(make_log: Callable[..., Any]) -> None:
     assert table.loc[ranking, "significant"].all()
 
 
-def test_a_shift_moves_calibration_and_not_ranking(make_log: Callable[..., Any]) -> None:
-    log = make_log(1, queries=500)
-    table = compare(stream(log), stream(log, shift=0.5))
-    assert table.loc["calibration_bias", "significant"] and table.loc["calibration_bias", "difference"] < 0
-    assert table.loc["calibration_ratio", "ci95_low"] > 0
-    assert table.loc["per_query_auc", "difference"] == 0
-    assert not table.loc[["auc", "per_query_auc"], "significant"].any()
-
-
-def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(make_log: Callable[..., Any]) -> None:
+def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(make_log):
     log = make_log(1, queries=3000)
     clicks = np.average(log.label, weights=log.weight)
 
-    def with_ratio(ratio: float) -> ProgressiveMetrics:
-        def beyond(shift: float) -> float:
+    def with_ratio(ratio):
+        def beyond(shift):
             return float(np.average(sigmoid(log.logit + shift), weights=log.weight) - ratio * clicks)
 
         return stream(log, shift=float(brentq(beyond, -9, 9)))
@@ -79,17 +69,7 @@ def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(make_log: Callab
         assert (row["a"], row["b"]) == pytest.approx((first, second), rel=1e-9)
 
 
-def test_swapping_the_runs_mirrors_the_table(make_log: Callable[..., Any]) -> None:
-    log = make_log(2, queries=200)
-    forward, backward = (
-        compare(*pair) for pair in ((stream(log), stream(log, 0.5)), (stream(log, 0.5), stream(log)))
-    )
-    np.testing.assert_allclose(forward["difference"], -backward["difference"])
-    np.testing.assert_allclose(forward["ci95_low"], -backward["ci95_high"])
-    np.testing.assert_array_equal(forward["significant"], backward["significant"])
-
-
-def test_a_run_summed_in_another_order_does_not_differ(make_log: Callable[..., Any]) -> None:
+def test_a_run_summed_in_another_order_does_not_differ(make_log):
     log, merged = make_log(3, queries=300), ProgressiveMetrics()
     for batch in log.batches(queries=7):
         merged.merge(stream(batch))
@@ -98,14 +78,7 @@ def test_a_run_summed_in_another_order_does_not_differ(make_log: Callable[..., A
     assert not table["significant"].any() and same_examples(stream(log), merged)
 
 
-def test_undefined_is_not_significant() -> None:
-    table = compare(ProgressiveMetrics(), ProgressiveMetrics())
-    assert table.drop(columns=["significant", "no_interval", "verdict"]).isna().all(axis=None)
-    assert not table["significant"].any()
-    assert table["no_interval"].str.contains("undefined").all()
-
-
-def test_without_an_interval_the_reason_is_given(make_log: Callable[..., Any]) -> None:
+def test_without_an_interval_the_reason_is_given(make_log):
     log = make_log(6, queries=40)
     one_bucket = query_bucket(log.query_id) == query_bucket(log.query_id)[0]
     log = log[one_bucket]
@@ -117,16 +90,15 @@ def test_without_an_interval_the_reason_is_given(make_log: Callable[..., Any]) -
         table.loc[defined, "no_interval"].str.contains("1 of the 256 groups .*at least 2 are required").all()
     )
     assert not compare(stream(make_log(7)), stream(make_log(7), 0.5))["no_interval"].any()
+    table = compare(ProgressiveMetrics(), ProgressiveMetrics())
+    assert table.drop(columns=["significant", "no_interval", "verdict"]).isna().all(axis=None)
+    assert not table["significant"].any() and table["no_interval"].str.contains("undefined").all()
 
 
-def test_no_relative_change_of_a_bias_that_may_be_zero(make_log: Callable[..., Any]) -> None:
+def test_no_relative_change_of_a_bias_that_may_be_zero(make_log):
     log = make_log(1, queries=500)
     # Shifted until the mean prediction is the click rate.
-    low, high = -5.0, 5.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        bias = stream(log, shift=middle).headline()["calibration_bias"]
-        low, high = (middle, high) if bias > 0 else (low, middle)
+    low = brentq(lambda shift: stream(log, shift=shift).headline()["calibration_bias"], -5, 5)
     calibrated, other = stream(log, shift=low), stream(log, shift=low + 1)
     table = compare(calibrated, other)
     assert np.isnan(table.loc["calibration_bias", "relative_percent"])
@@ -135,7 +107,7 @@ def test_no_relative_change_of_a_bias_that_may_be_zero(make_log: Callable[..., A
     assert backwards.loc["calibration_bias", "relative_percent"] == pytest.approx(100, abs=0.1)
 
 
-def test_same_examples_notices_other_rows_weights_and_labels(make_log: Callable[..., Any]) -> None:
+def test_same_examples_notices_other_rows_weights_and_labels(make_log):
     log = make_log(4)
     metrics = stream(log)
     assert same_examples(metrics, stream(log, noise=1.0))

@@ -11,8 +11,6 @@ from ctr.eval.intervals import (
     all_but_one,
     deletions,
     difference,
-    mean,
-    quotient,
     student_t_quantile,
 )
 from ctr.eval.progressive import ProgressiveMetrics
@@ -20,7 +18,7 @@ from ctr.eval.states import BUCKETS
 from jackknife import degrees_of
 
 
-def test_student_t_quantile_agrees_with_scipy() -> None:
+def test_student_t_quantile_agrees_with_scipy():
     degrees = np.array([*range(1, 256), 10_000])
     expected = stats.t.ppf(0.975, degrees)
     np.testing.assert_allclose([student_t_quantile(int(one)) for one in degrees], expected, rtol=1e-11)
@@ -35,7 +33,7 @@ def mean_estimate(values: Any, occupied: Any) -> Estimate:
     return Estimate(total / np.maximum(count, 1), without, occupied)
 
 
-def test_interval_of_a_mean_is_that_of_student_with_the_degrees_of_its_variance() -> None:
+def test_interval_of_a_mean_is_that_of_student_with_the_degrees_of_its_variance():
     # The jackknife of a mean is exact: standard deviation / sqrt(n).
     rng = np.random.default_rng(0)
     values = rng.normal(5, 2, BUCKETS)
@@ -51,20 +49,8 @@ def test_interval_of_a_mean_is_that_of_student_with_the_degrees_of_its_variance(
     assert np.ptp(estimate.interval()) / 2 == pytest.approx(margin, rel=1e-9)
 
 
-def test_each_entry_of_an_array_has_its_own_buckets() -> None:
-    rng = np.random.default_rng(1)
-    values = rng.normal(size=(BUCKETS, 3, 2))
-    occupied = rng.random((BUCKETS, 3, 2)) < np.array([[0.1, 0.5], [1.0, 0.9], [0.0, 0.3]])
-    low, high = mean_estimate(values, occupied).interval()
-    assert low.shape == high.shape == (3, 2)
-    for place in np.ndindex(3, 2):
-        alone = mean_estimate(values[:, *place], occupied[:, *place]).interval()
-        np.testing.assert_allclose([low[place], high[place]], alone, rtol=1e-12, equal_nan=True)
-    assert np.isnan([low[2, 0], high[2, 0]]).all()
-
-
 @pytest.mark.parametrize(("scale", "to"), [("log", np.log), ("logit", special.logit)])
-def test_an_interval_is_symmetric_on_its_scale_and_plain_where_that_has_none(scale: Any, to: Any) -> None:
+def test_an_interval_is_symmetric_on_its_scale_and_plain_where_that_has_none(scale, to):
     rng = np.random.default_rng(2)
     values, occupied = rng.random(BUCKETS) ** 8, np.ones(BUCKETS, np.bool_)
     estimate = replace(mean_estimate(values, occupied), scale=scale)
@@ -78,7 +64,7 @@ def test_an_interval_is_symmetric_on_its_scale_and_plain_where_that_has_none(sca
     assert beyond.interval() == replace(beyond, scale="plain").interval()
 
 
-def test_undefined_with_one_bucket_or_an_undefined_replicate() -> None:
+def test_undefined_with_one_bucket_or_an_undefined_replicate():
     first = np.arange(BUCKETS) == 7
     assert np.isnan(mean_estimate(np.ones(BUCKETS), first).interval()).all()
     replicates = np.where(np.arange(BUCKETS) == 3, np.nan, 0.5)
@@ -89,7 +75,7 @@ def test_undefined_with_one_bucket_or_an_undefined_replicate() -> None:
     assert np.array_equal(Estimate(np.array(0.5), replicates, elsewhere).interval(), (0.5, 0.5))
 
 
-def test_all_but_one_is_what_deletions_leave() -> None:
+def test_all_but_one_is_what_deletions_leave():
     rng, counts = np.random.default_rng(6), np.arange(BUCKETS, dtype=float)
     np.testing.assert_array_equal(deletions() @ counts, counts.sum() - counts)
     for shape in ((BUCKETS,), (BUCKETS, 5, 2)):
@@ -104,7 +90,7 @@ def test_all_but_one_is_what_deletions_leave() -> None:
     assert others[0, 0] == others[255, 1] == 1e30
 
 
-def test_difference_pairs_buckets_that_either_run_has() -> None:
+def test_difference_pairs_buckets_that_either_run_has():
     rng = np.random.default_rng(2)
     shared, own = rng.normal(size=(2, BUCKETS))
     everywhere = np.ones(BUCKETS, bool)
@@ -116,25 +102,6 @@ def test_difference_pairs_buckets_that_either_run_has() -> None:
     first, second = mean_estimate(values, first_half), mean_estimate(values, ~first_half)
     expected = np.hypot(*(np.ptp(estimate.interval()) for estimate in (first, second)))
     assert np.ptp(difference(first, second).interval()) == pytest.approx(expected, rel=0.02)
-
-
-def test_mean_and_quotient_are_those_of_each_replicate() -> None:
-    rng = np.random.default_rng(4)
-    everywhere = np.ones(BUCKETS, np.bool_)
-    first, second = (mean_estimate(rng.normal(5, 1, BUCKETS), everywhere) for _ in range(2))
-    # Of the same values; and a number over itself has no spread.
-    assert np.array(mean([first, first]).interval()) == pytest.approx(np.array(first.interval()))
-    assert np.array(quotient(first, first).interval()) == pytest.approx(1)
-    # Means of different queries' values spread less than each; small ratios spread like the logarithm.
-    sizes = [np.ptp(one.interval()) for one in (first, second, mean([first, second]))]
-    assert sizes[2] < min(sizes[:2])
-    share = quotient(first, second)
-    assert share.point == first.point / second.point
-    assert share.replicates == pytest.approx(first.replicates / second.replicates)
-    relative = np.hypot(sizes[0] / first.point, sizes[1] / second.point)
-    assert np.ptp(share.interval()) / share.point == pytest.approx(relative, rel=0.1)
-    nothing = Estimate(np.array(0.0), np.zeros(BUCKETS), everywhere)
-    assert np.isnan(quotient(first, nothing).point)
 
 
 # Queries, level of clicks: rare clicks, few queries, an ordinary log.
@@ -165,7 +132,7 @@ def estimates(label: Any, logit: Any, query: Any) -> tuple[dict[str, Estimate], 
 
 @pytest.mark.slow(first=2)
 @pytest.mark.parametrize("kind", LOGS)
-def test_intervals_cover_the_truth_and_pairing_narrows_them(kind: str) -> None:
+def test_intervals_cover_the_truth_and_pairing_narrows_them(kind):
     rng = np.random.default_rng(5)
     many = [
         np.concatenate(parts) for parts in zip(*(logged(rng, *LOGS[kind]) for _ in range(600)), strict=True)

@@ -13,7 +13,7 @@ from ctr.cli import main
 from ctr.eval.compare import compare
 from ctr.eval.prediction_difference import PredictionDifference, join_predictions
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.run_comparison import NotComparableError, compare_runs, differing_keys
+from ctr.eval.run_comparison import NotComparableError, compare_runs
 from ctr.eval.run_files import COMPARED, distinct_names
 from ctr.io.errors import InputError
 from run_directories import make_rows, predict, write_run
@@ -42,7 +42,7 @@ def recorded(run: Path) -> pd.DataFrame:
     return pd.concat([pd.read_parquet(path) for path in sorted(run.glob("predictions/*.parquet"))])
 
 
-def test_metrics_and_prediction_difference_are_those_of_the_predictions(runs):
+def test_metrics_and_prediction_difference_are_those_of_the_predictions(runs, capsys):
     comparison = compare_runs(*runs)
     metrics, tables = [], [recorded(run) for run in runs]
     for table in tables:
@@ -58,39 +58,28 @@ def test_metrics_and_prediction_difference_are_those_of_the_predictions(runs):
     assert comparison.predictions.difference.point == pytest.approx(expected.result(), rel=1e-12)
     assert (comparison.predictions.only_a, comparison.predictions.only_b) == (0, 0)
 
-
-def test_a_run_equals_itself(runs):
-    comparison = compare_runs(runs[0], runs[0])
-    assert (comparison.metrics["difference"] == 0).all() and not comparison.metrics["significant"].any()
-    assert comparison.predictions.difference.point == 0
-    assert "The configurations are equal." in comparison.as_text()
-
-
-def test_predictions_out_of_order_are_refused(copies):
-    path = sorted(copies[0].glob("predictions/*.parquet"))[1]
-    pd.read_parquet(path).iloc[::-1].to_parquet(path, index=False)
-    with pytest.raises(InputError, match=rf"{path}: predictions must be in the order of the log"):
-        compare_runs(*copies)
-
-
-def test_repeated_examples_cost_only_the_prediction_difference(copies):
-    path = sorted(copies[0].glob("predictions/*.parquet"))[0]
-    table = pd.read_parquet(path)
-    table.loc[1, "example_id"] = table.loc[0, "example_id"]
-    table.to_parquet(path, index=False)
-    comparison = compare_runs(*copies)
-    assert comparison.predictions is None
-    assert "must hold each example once" in comparison.no_predictions
-    assert comparison.no_predictions in comparison.as_text()
-    assert comparison.as_dict()["prediction_difference"] == {"unavailable": comparison.no_predictions}
-    assert np.isfinite(comparison.metrics["difference"]).all()
-
-
-def test_without_predictions(copies):
-    shutil.rmtree(copies[1] / "predictions")
-    comparison = compare_runs(*copies)
-    assert comparison.no_predictions == f"no predictions were recorded in {copies[1]}"
-    assert comparison.no_predictions in comparison.as_text()
+    content = comparison.as_dict()
+    assert list(content["metrics"]) == list(COMPARED)
+    assert content["configuration"] == [
+        {"key": "model.crosses.layers", "a": 2, "b": 0},
+        {"key": "model.crosses.rank", "a": 16},
+        {"key": "model.deep.units", "a": [64, 32], "b": []},
+        {"key": "model.widths.c0", "b": 4},
+    ]
+    assert content["environment"] == [] and content["prediction_difference"]["only_a"] == 0
+    assert main(["compare", "--json", *map(str, runs)]) == 0
+    assert json.loads(capsys.readouterr().out) == content
+    assert main(["compare", *map(str, runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == comparison.as_text().splitlines()
+    assert max(map(len, lines)) <= 110 and all(line == line.rstrip() for line in lines)
+    starts = ("PerQueryAUC", "AUC", "logloss", "normalized", "calib", "predicted /")
+    table = [line for line in lines if line.startswith(starts)]
+    assert len(table) == len(COMPARED)
+    header = next(line for line in lines if "b - a" in line)
+    for heading in (" a", " b", "b - a", "95% interval", "relative"):
+        end = f"{header}  ".index(f"{heading}  ") + len(heading)
+        assert all(line[end - 1] != " " and line[end : end + 2] == "  " for line in table)
 
 
 def timed_run(folder: Path, rows: pd.DataFrame, speeds: np.ndarray, **more: Any) -> Path:
@@ -138,94 +127,46 @@ def test_a_better_run_is_called_better_unless_runs_differ_by_the_seed_alone(rows
         assert "ctr replay" not in text
 
 
-def test_costs_and_where_one_is_unknown(copies):
-    def ratio(a: Any, b: Any, value: float | None) -> dict[str, Any]:
+def test_runs_of_one_class(rows, tmp_path):
+    rows = rows.assign(label=np.int8(0))
+    runs = [write_run(tmp_path / name, rows, predict(rows, seed, 1.0)) for seed, name in enumerate("ab")]
+    comparison = compare_runs(*runs)
+    metrics = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))["metrics"]
+    assert "without both a click and a non-click" in metrics["auc"]["no_interval"]
+    assert (metrics["auc"]["verdict"], metrics["logloss"]["no_interval"]) == ("no interval", None)
+    assert "no interval for PerQueryAUC, AUC" in comparison.as_text()
+
+
+def test_what_one_run_lacks_or_has_otherwise_is_told(copies):
+    def ratio(a, b, value):
         return {"a": a, "b": b, "ratio": value, "ratio_range": None}
 
     costs = compare_runs(*copies).as_dict()["cost"]
     assert costs["step_ms_p50"] == ratio(4.0, 6.0, 1.5)
     assert costs["parameters_embedding"] == ratio(20_000, 20_000, 1.0)
     _edit(copies[0] / "summary.json", step_ms_p50=..., examples_per_second=None, parameters_dense=0)
+    _edit(copies[1] / "environment.json", cpu_count=64)
+    path = sorted(copies[0].glob("predictions/*.parquet"))[0]
+    table = pd.read_parquet(path)
+    table.loc[1, "example_id"] = table.loc[0, "example_id"]
+    table.to_parquet(path, index=False)
     comparison = compare_runs(*copies)
-    costs = comparison.as_dict()["cost"]
-    assert costs["step_ms_p50"] == ratio(None, 6.0, None)
-    assert costs["parameters_dense"]["ratio"] is None and "–" in comparison.as_text()
+    content, text = comparison.as_dict(), comparison.as_text()
+    assert content["cost"]["step_ms_p50"] == ratio(None, 6.0, None)
+    assert content["cost"]["parameters_dense"]["ratio"] is None and "–" in text
+    assert content["environment"] == [{"key": "cpu_count", "a": 2, "b": 64}] and "Speeds may differ" in text
+    # Repeated examples cost only the prediction difference.
+    assert "must hold each example once" in comparison.no_predictions and comparison.no_predictions in text
+    assert content["prediction_difference"] == {"unavailable": comparison.no_predictions}
+    assert np.isfinite(comparison.metrics["difference"]).all()
+    shutil.rmtree(copies[1] / "predictions")
+    assert compare_runs(*copies).no_predictions == f"no predictions were recorded in {copies[1]}"
 
 
 def _edit(path: Path, **values: Any) -> None:
     """Sets keys of a JSON file, or deletes them (...)."""
     content = {**json.loads(path.read_text()), **values}
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
-
-
-def test_settings_that_differ():
-    a = {"seed": 1, "model": {"layers": 2, "widths": {}, "units": [4]}, "gone": None}
-    b = {"seed": 1, "model": {"layers": 0, "widths": {"c0": 4}, "units": [4]}}
-    assert [(entry.key, entry.shown("a"), entry.shown("b")) for entry in differing_keys(a, b)] == [
-        ("gone", "null", "–"),
-        ("model.layers", "2", "0"),
-        ("model.widths.c0", "–", "4"),
-    ]
-
-
-def test_the_dict_is_json(runs):
-    comparison = compare_runs(*runs)
-    content = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
-    assert list(content["metrics"]) == list(COMPARED)
-    assert content["configuration"] == [
-        {"key": "model.crosses.layers", "a": 2, "b": 0},
-        {"key": "model.crosses.rank", "a": 16},
-        {"key": "model.deep.units", "a": [64, 32], "b": []},
-        {"key": "model.widths.c0", "b": 4},
-    ]
-    assert content["environment"] == []
-    assert content["prediction_difference"]["only_a"] == 0
-
-
-def test_the_text_has_a_line_for_each_metric_that_fits_a_terminal(runs):
-    lines = compare_runs(*runs).as_text().splitlines()
-    assert max(map(len, lines)) <= 110 and all(line == line.rstrip() for line in lines)
-    starts = ("PerQueryAUC", "AUC", "logloss", "normalized", "calib", "predicted /")
-    table = [line for line in lines if line.startswith(starts)]
-    assert len(table) == len(COMPARED)
-    assert {line.split()[-1] for line in table} <= {"better", "worse", "differs", "significant"}
-    header = next(line for line in lines if "b - a" in line)
-    for heading in (" a", " b", "b - a", "95% interval", "relative"):
-        end = f"{header}  ".index(f"{heading}  ") + len(heading)
-        assert all(line[end - 1] != " " and line[end : end + 2] == "  " for line in table)
-
-
-def test_runs_of_one_class(rows, tmp_path):
-    rows = rows.assign(label=np.int8(0))
-    runs = [write_run(tmp_path / name, rows, predict(rows, seed, 1.0)) for seed, name in enumerate("ab")]
-    comparison = compare_runs(*runs)
-    content = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
-    undefined = {"a": None, "b": None, "difference": None, "relative_percent": None, "significant": None}
-    auc = content["metrics"]["auc"]
-    assert "without both a click and a non-click" in auc.pop("no_interval")
-    assert auc == {**undefined, "ci95": [None, None], "verdict": "no interval"}
-    assert content["metrics"]["logloss"]["difference"] is not None
-    assert content["metrics"]["logloss"]["no_interval"] is None
-    lines = comparison.as_text().splitlines()
-    assert [line.split()[-2:] for line in lines if line.startswith("AUC")] == [["no", "interval"]]
-    assert [line for line in lines if line.startswith("no interval for PerQueryAUC, AUC")]
-
-
-def test_other_environments_are_told(copies):
-    _edit(copies[1] / "environment.json", cpu_count=64)
-    comparison = compare_runs(*copies)
-    assert comparison.as_dict()["environment"] == [{"key": "cpu_count", "a": 2, "b": 64}]
-    assert "Speeds may differ" in comparison.as_text()
-
-
-def test_other_logs_and_other_examples_are_refused(rows, runs, tmp_path):
-    other = write_run(tmp_path / "other", rows, predict(rows, 3, 1.0), log_sha256="b" * 64)
-    with pytest.raises(NotComparableError, match="read different logs") as caught:
-        compare_runs(runs[0], other)
-    assert all(str(part) in str(caught.value) for part in (runs[0], other, "a" * 12, "b" * 12))
-    part = rows.iloc[: len(rows) // 2]
-    with pytest.raises(NotComparableError, match="scored different examples"):
-        compare_runs(runs[0], write_run(tmp_path / "part", part, predict(part, 3, 1.0)))
 
 
 def _truncate(path: Path) -> None:
@@ -249,6 +190,11 @@ FAULTS: list[tuple[str, Callable[[Path], Any], str]] = [
     ("summary.json", Path.unlink, "the run is not finished"),
     ("summary.json", _no_run, "this is not a run directory"),
     ("summary.json", _truncate, "summary.json: not JSON"),
+    (
+        "summary.json",
+        lambda path: _edit(path, log_sha256="b" * 64),
+        "read different logs .log_sha256 a{12} and b{12}",
+    ),
     ("summary.json", lambda path: path.write_text("[]"), "must be a JSON object, got list"),
     ("summary.json", lambda path: _edit(path, log_sha256=5), "log_sha256 must be a string, got 5"),
     (
@@ -260,7 +206,6 @@ FAULTS: list[tuple[str, Callable[[Path], Any], str]] = [
     ("metric_states.npz", Path.unlink, "metric_states.npz: no such file"),
     ("metric_states.npz", _truncate, "metric_states.npz: damaged"),
     ("metric_states.npz", _drop_state, "metric_states.npz: damaged"),
-    ("metric_states.npz", lambda path: path.write_bytes(b"\x93NUMPY nonsense"), "metric_states.npz: damaged"),
     ("config.yaml", lambda path: path.write_text("a: [1\nb: 2"), "config.yaml: not YAML"),
     ("config.yaml", lambda path: path.write_text("- 1"), "must be a mapping"),
     ("config.yaml", lambda path: path.write_bytes(b"\xff\xfe\xff"), "config.yaml: not readable"),
@@ -268,13 +213,13 @@ FAULTS: list[tuple[str, Callable[[Path], Any], str]] = [
     ("predictions/*", _truncate, "parquet: not readable as predictions"),
     (
         "predictions/*",
-        lambda path: pd.DataFrame({"example_id": [1]}).to_parquet(path),
-        "parquet: not readable as predictions",
+        lambda path: pd.read_parquet(path).iloc[::-1].to_parquet(path, index=False),
+        "predictions must be in the order of the log",
     ),
 ]
 
 
-def test_bad_input_ends_with_one_line(runs, tmp_path, capsys):
+def test_bad_input_ends_with_one_line(rows, runs, tmp_path, capsys):
     for number, (name, spoil, message) in enumerate(FAULTS):
         run = shutil.copytree(runs[1], tmp_path / f"run{number}")
         spoil(sorted(run.glob(name))[-1])
@@ -284,6 +229,12 @@ def test_bad_input_ends_with_one_line(runs, tmp_path, capsys):
         assert "\n" not in text and str(run) in text
     assert main(["compare", str(runs[0]), str(run)]) == 1
     assert capsys.readouterr().err == f"error: {text}\n"
+    part = rows.iloc[: len(rows) // 2]
+    with pytest.raises(NotComparableError, match="scored different examples"):
+        compare_runs(runs[0], write_run(tmp_path / "part", part, predict(part, 3, 1.0)))
+    assert distinct_names([Path("x/run"), Path("y/run"), Path("y/other")]) == ["x/run", "y/run", "y/other"]
+    with pytest.raises(InputError, match="given twice"):
+        distinct_names([runs[0], runs[1] / ".." / runs[0].name])
 
 
 def test_no_flipped_byte_of_the_states_goes_unnoticed(copies):
@@ -299,18 +250,3 @@ def test_no_flipped_byte_of_the_states_goes_unnoticed(copies):
             continue
         # A time stamp in the archive, say, means nothing.
         pd.testing.assert_frame_equal(before, after)
-
-
-def test_command_line(runs, capsys):
-    assert main(["compare", *map(str, runs)]) == 0
-    assert capsys.readouterr().out == compare_runs(*runs).as_text() + "\n"
-    assert main(["compare", "--json", *map(str, runs)]) == 0
-    assert json.loads(capsys.readouterr().out) == compare_runs(*runs).as_dict()
-
-
-def test_names_tell_runs_apart(tmp_path):
-    folders = [tmp_path / name for name in ("x/run", "y/run", "y/other")]
-    assert distinct_names(folders) == ["x/run", "y/run", "y/other"]
-    assert distinct_names(folders[1:]) == ["run", "other"]
-    with pytest.raises(InputError, match="given twice"):
-        distinct_names([folders[0], tmp_path / "y" / ".." / "x" / "run"])

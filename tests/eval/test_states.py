@@ -83,9 +83,7 @@ def check_same(first: Any, second: Any, rtol: float = 0) -> None:
 @EACH
 @settings(max_examples=6)
 @given(data=st.data())
-def test_any_shards_merged_in_any_order_are_one_stream_of_the_rows_in_any_order(
-    make_log: Callable[..., Any], name: str, data: st.DataObject
-) -> None:
+def test_any_shards_merged_in_any_order_are_one_stream_of_the_rows_in_any_order(make_log, name, data):
     log = make_log(data.draw(st.integers(0, 10**6)), queries=12)
     ids = np.unique(log.query_id)
     shard = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(ids), max_size=len(ids))))
@@ -100,9 +98,7 @@ def test_any_shards_merged_in_any_order_are_one_stream_of_the_rows_in_any_order(
 
 
 @EACH
-def test_a_state_that_was_written_goes_on_bit_for_bit_and_a_cleared_one_is_new(
-    make_log: Callable[..., Any], name: str
-) -> None:
+def test_a_state_that_was_written_goes_on_bit_for_bit_and_a_cleared_one_is_new(make_log, name):
     first, second = make_log(5, queries=100), make_log(6, queries=100)
     # Logits in all bins, and outside them.
     object.__setattr__(first, "logit", first.logit * 8)
@@ -125,7 +121,7 @@ def test_a_state_that_was_written_goes_on_bit_for_bit_and_a_cleared_one_is_new(
 
 
 @EACH
-def test_arrays_of_something_else_are_refused(make_log: Callable[..., Any], name: str) -> None:
+def test_arrays_of_something_else_are_refused(make_log, name):
     state = stream(name, make_log(0, queries=5))
     arrays = state.to_arrays()
     for key, array in arrays.items():
@@ -141,7 +137,7 @@ def test_arrays_of_something_else_are_refused(make_log: Callable[..., Any], name
                 type(state).from_arrays(changed)
 
 
-def test_slices_of_keys_that_no_slice_has_are_refused() -> None:
+def test_slices_of_keys_that_no_slice_has_are_refused():
     empty = SliceCalibration().to_arrays()
     for arrays in (
         {**empty, "id": np.zeros(2, np.int64)},
@@ -166,9 +162,7 @@ def estimates(name: str, state: Any) -> dict[str, tuple[float, Estimate]]:
 
 
 @pytest.mark.parametrize("name", [name for name in STATES if name not in ("slices", "progressive")])
-def test_a_replicate_is_the_metric_without_a_bucket_of_queries(
-    make_log: Callable[..., Any], name: str
-) -> None:
+def test_a_replicate_is_the_metric_without_a_bucket_of_queries(make_log, name):
     log = make_log(4, queries=60)
     # In the middle of the coarse bins of the replicates of AUC.
     object.__setattr__(log, "logit", np.floor(log.logit * 32) / 32 + 1 / 64)
@@ -182,22 +176,18 @@ def test_a_replicate_is_the_metric_without_a_bucket_of_queries(
             expected = pytest.approx(without[metric][0], rel=1e-12, abs=1e-12, nan_ok=True)
             assert estimate.replicates[left_out] == expected, metric
             assert float(estimate.point) == point
+    counts = (log.weight > 0) | (name in ("prediction_difference", "ads_churn"))
     for _, estimate in whole.values():
         if name == "per_query_auc":
             assert estimate.occupied.sum() < len(np.unique(bucket))
         else:
-            counts = (
-                np.ones(len(bucket), bool)
-                if name in ("prediction_difference", "ads_churn")
-                else log.weight > 0
-            )
             assert np.flatnonzero(estimate.occupied).tolist() == np.unique(bucket[counts]).tolist()
 
 
 # ---------------------------------------------------------------- buckets of queries
 
 
-def test_the_bucket_of_a_query_is_the_high_byte_of_splitmix64() -> None:
+def test_the_bucket_of_a_query_is_the_high_byte_of_splitmix64():
     # The published first outputs of splitmix64 seeded with 1234567; a seed's n-th output is the first output
     # of the seed advanced n-1 times.
     outputs = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
@@ -214,7 +204,7 @@ def test_the_bucket_of_a_query_is_the_high_byte_of_splitmix64() -> None:
 # ---------------------------------------------------------------- sums by key
 
 
-def test_sums_by_key_are_those_of_a_dict_whenever_they_are_read_or_restored() -> None:
+def test_sums_by_key_are_those_of_a_dict_whenever_they_are_read_or_restored():
     rng, expected = np.random.default_rng(0), defaultdict(list)
     table, steady = KeyedSums(width=2), KeyedSums(width=2)
     for batch in range(40):

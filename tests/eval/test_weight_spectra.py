@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ctr.eval.weight_spectra import WeightSpectrum, cumulative_shares, rank_keeping, top_half_share
+from ctr.eval.weight_spectra import cumulative_shares, rank_keeping, top_half_share
 
 
 def plain_rank(values, order, share) -> int:
@@ -33,6 +33,10 @@ def test_a_spectrum_by_hand():
     assert top_half_share(values, 1) == pytest.approx(7 / 9)
     assert top_half_share(values[:2], 1) == pytest.approx(3 / 5)
     np.testing.assert_allclose(cumulative_shares(values, 1), [0, 3 / 9, 5 / 9, 7 / 9, 8 / 9, 1])
+    for order in (1, 2):
+        assert rank_keeping(np.zeros(4), order) == 0 and math.isnan(top_half_share(np.zeros(4), order))
+        assert top_half_share(np.array([2.0]), order) == 1
+        assert rank_keeping(np.array([1.0, 1e-300]), order) == 1
 
 
 def test_a_share_met_exactly_is_met():
@@ -47,19 +51,3 @@ def test_a_share_met_exactly_is_met():
         # Just below it is not.
         for values, order, rank in ((np.array([8.9999, 1]), 1, 2), (np.full(101, 1), 2, 82)):
             assert rank_keeping(values * scale, order) == rank
-
-
-def test_spectra_at_the_edge():
-    for order in (1, 2):
-        assert rank_keeping(np.zeros(4), order) == 0 and math.isnan(top_half_share(np.zeros(4), order))
-        assert top_half_share(np.array([2.0]), order) == 1
-        for values in ([2.0], [5.0, 0.0, 0.0], [1.0, 1e-300]):
-            assert rank_keeping(np.array(values), order) == 1
-
-
-def test_multiply_adds_of_a_matrix_a_product_and_a_bottleneck():
-    matrix = WeightSpectrum("w", (30, 20))
-    assert (matrix.full_rank, matrix.multiply_adds, matrix.through_bottleneck(4)) == (20, 600, 200)
-    product = WeightSpectrum("uv", (30, 20), inner_rank=5)
-    assert (product.full_rank, product.multiply_adds, product.through_bottleneck(4)) == (5, 250, 200)
-    assert WeightSpectrum("uv", (30, 20), inner_rank=50).full_rank == 20

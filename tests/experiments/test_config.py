@@ -2,7 +2,6 @@
 
 import json
 from datetime import UTC, date, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ WHOLE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory) -> Path:
+def log(tmp_path_factory):
     folder = tmp_path_factory.mktemp("replay") / "log"
     simulate(SimulatorConfig(examples=300), folder)
     return folder
@@ -78,28 +77,22 @@ def test_every_arm_has_its_changes_over_the_baseline(plan_of):
     low = arms["low@narrow"][0].config.sampling
     assert low is not None
     assert (low.name, low.score) == (tasks.samplings["low"].sidecar, "kept")
-
-
-def test_only_teachers_and_samplings_that_are_needed(plan_of):
-    _, tasks = plan_of(WHOLE)
-    assert list(tasks.teachers) == ["wide"]
+    # Only the teachers and samplings that are needed.
+    assert (list(tasks.teachers), list(tasks.samplings)) == (["wide"], ["low", "half"])
     teacher = tasks.teachers["wide"].config
     assert (teacher.seed, teacher.model.deep.units, teacher.batch.rows) == (9, (32,), 128)
-    assert list(tasks.samplings) == ["low", "half"]
-    rule = tasks.samplings["low"].config.uninformative
-    assert rule is not None and rule.low_loss is not None
-    assert rule.low_loss.teacher == tasks.teachers["wide"].record
-    assert tasks.samplings["low"].needs == (tasks.teachers["wide"],)
-    assert tasks.samplings["half"].needs == ()
-
-
-def test_a_sampling_by_the_gradient_needs_its_teacher(plan_of):
+    assert tasks.samplings["low"].config.uninformative.low_loss.teacher == tasks.teachers["wide"].record
+    assert tasks.samplings["low"].needs == (tasks.teachers["wide"],) and tasks.samplings["half"].needs == ()
     samplings = {"hard": {"gradient": {"teacher": "wide", "threshold": 0.2}}}
-    arms = {"hard": {"sampling": "hard"}}
-    _, tasks = plan_of({**WHOLE, "samplings": samplings, "arms": arms, "sweep": None})
-    rule = tasks.samplings["hard"].config.gradient
-    assert rule is not None and rule.teacher == tasks.teachers["wide"].record
+    # YAML reads 2026-01-05 as a date, which is text in the plan.
+    changes = {"set": {"time_range.start": date(2026, 1, 5)}, "sampling": "hard"}
+    late = {"samplings": samplings, "arms": {"late": changes}, "sweep": None}
+    plan, tasks = plan_of({**WHOLE, **late, "scored": {"start": date(2026, 1, 5)}})
+    assert tasks.samplings["hard"].config.gradient.teacher == tasks.teachers["wide"].record
     assert tasks.samplings["hard"].needs == (tasks.teachers["wide"],)
+    written = json.loads(json.dumps(plan.as_json()))["arms"][1]
+    assert (written["name"], written["set"]) == ("late", {"time_range.start": "2026-01-05"})
+    assert tasks.arms["late"][0].config.time_range.start == datetime(2026, 1, 5, tzinfo=UTC)
     # A baseline alone is an experiment.
     (arm,) = plan_of({"seeds": [1]})[0].arms
     assert arm.name == "baseline"
@@ -114,11 +107,9 @@ def test_the_report_reads_the_plan_that_was_written(plan_of, tmp_path):
         assert read_plan(tmp_path) == plan
     arms = {arm["name"]: arm for arm in written["arms"]}
     assert written["baseline"] == "baseline"
-    assert [arms[name]["against"] for name in ("baseline", "smelu", "low", "baseline@narrow")] == [
-        None, "baseline", "student", "baseline",
-    ]  # fmt: skip
-    assert arms["baseline"]["title"] == "DCNv2"
-    assert arms["student"]["title"] == "student"
+    against = [arms[name]["against"] for name in ("baseline", "smelu", "low", "baseline@narrow")]
+    assert against == [None, "baseline", "student", "baseline"]
+    assert (arms["baseline"]["title"], arms["student"]["title"]) == ("DCNv2", "student")
     assert arms["smelu"]["paper"] == {"pd": "-10%"}
     assert (arms["low@narrow"]["of"], arms["low@narrow"]["point"]) == ("low", "narrow")
     assert (arms["low"]["of"], arms["low"]["point"]) == (None, None)
@@ -129,26 +120,13 @@ def test_the_report_reads_the_plan_that_was_written(plan_of, tmp_path):
     assert written["teachers"][0]["name"] == "wide"
 
 
-def test_dates_among_an_arm_s_settings_are_text_in_the_plan(plan_of, tmp_path):
-    # YAML reads 2026-01-05 as a date.
-    arms = {"late": {"set": {"time_range.start": date(2026, 1, 5)}}}
-    plan, tasks = plan_of({**WHOLE, "arms": arms, "sweep": None, "scored": {"start": date(2026, 1, 5)}})
-    (tmp_path / "plan.json").write_text(json.dumps(plan.as_json()))
-    (late,) = [arm for arm in read_plan(tmp_path).arms if arm.name == "late"]
-    assert late.changes == {"time_range.start": "2026-01-05"}
-    assert tasks.arms["late"][0].config.time_range.start == datetime(2026, 1, 5, tzinfo=UTC)
-
-
 def test_only_what_changed_gets_other_folders(plan_of, monkeypatch):
     before, tasks = plan_of(WHOLE)
     arms = {**WHOLE["arms"], "smelu": {"set": {"model.deep.activation": "smelu", "model.deep.smelu_beta": 2}}}
     after, _ = plan_of({**WHOLE, "arms": arms})
-    moved = [
-        old.name
-        for old, new in zip(before.arms, after.arms, strict=True)
-        if [run.folder for run in old.runs] != [run.folder for run in new.runs]
+    assert [old.name for old, new in zip(before.arms, after.arms, strict=True) if old.runs != new.runs] == [
+        "smelu"
     ]
-    assert moved == ["smelu"]
     # A new teacher gives its students others.
     _, other = plan_of({**WHOLE, "teachers": {"wide": {"set": {"model.deep.units": [64]}}}})
     assert tasks.teachers["wide"].record != other.teachers["wide"].record
@@ -172,29 +150,17 @@ def test_only_what_changed_gets_other_folders(plan_of, monkeypatch):
 SWEEP = {"points": {"p": {}}, "arms": ["baseline"]}
 NOON = "2026-01-05T12:00"
 REFUSED = [
-    (
-        {"arms": {"dcn": {"set": {"model.deep.width": 3}}}},
-        "arms.dcn.set.model.deep.width: unknown key; allowed",
-    ),
-    (
-        {"arms": {"dcn": {"set": {"metrics.slices": ["x"]}}}},
-        "arms.dcn.set: metrics.slices names x, which is no",
-    ),
+    ({"arms": {"dcn": {"set": {"model.deep.width": 3}}}}, "arms.dcn.set.model.deep.width: unknown key; allo"),
+    ({"arms": {"dcn": {"set": {"metrics.slices": ["x"]}}}}, "arms.dcn.set: metrics.slices names x, which is"),
     ({"arms": {"dcn": {"set": {"seed": 2}}}}, "arms.dcn.set.seed: not allowed here: set seeds"),
     ({"arms": {"a@b": {}}}, "arms.a@b: 'a@b' is not allowed: String should match pattern"),
     ({"arms": {"baseline": {}}}, "arms.baseline: this name is reserved for the arm that the others"),
-    (
-        {"arms": {"dcn": {"teacher": "nobody"}}},
-        "arms.dcn.teacher: there is no nobody; allowed: none is defined",
-    ),
+    ({"arms": {"dcn": {"teacher": "nobody"}}}, "arms.dcn.teacher: there is no nobody; allowed: none is defi"),
     ({"arms": {"dcn": {"against": "x"}, "b": {}}}, "arms.dcn.against: there is no x; allowed: baseline, b"),
     ({"arms": {"dcn": {"against": "dcn"}}}, "arms.dcn.against: there is no dcn; allowed: baseline"),
     ({"sweep": {**SWEEP, "arms": ["x"]}}, "sweep.arms: there is no x; allowed: baseline"),
     ({"sweep": {**SWEEP, "seeds": [7]}}, "sweep.seeds: 7 is not allowed"),
-    (
-        {"sweep": {**SWEEP, "points": {"p": {"model.deep.units": [0]}}}},
-        "baseline@p: sweep.points.p.model.deep: {'units': [0]} is not allowed",
-    ),
+    ({"sweep": {**SWEEP, "points": {"p": {"model.deep.units": [0]}}}}, "baseline@p: sweep.points.p.model.de"),
     ({"seeds": [1, 1]}, "seeds: 1 appears twice"),
     ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
     ({"base": "base.yaml"}, "base.yaml: batch.row: unknown key"),
@@ -254,12 +220,7 @@ def test_slices_are_described_in_words(plan_of):
     # A family of more slices than are measured is left out.
     assert list(found) == ["low", "all", "devices"]
     assert found["all"] == ["all examples"] and found["devices"][1] == "age_group id 1"
-    assert found["low"] == [
-        f"device {device}, position {position}, estimated CTR {ctr}"
-        for device in ("phone", "missing")
-        for position in (6, 7)
-        for ctr in ("< 0.1", ">= 0.1")
-    ]
+    assert len(found["low"]) == 8 and found["low"][5] == "device missing, position 6, estimated CTR >= 0.1"
     for family, index, wanted in (
         ("low", 8, r"slices\.S1\.index: 8 is not allowed; the family low has the slices 0 to 7"),
         ("users", 0, r"slices\.S1\.family: there is no users of at most 1000 slices; allowed: low, all, dev"),

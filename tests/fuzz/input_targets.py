@@ -10,9 +10,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from apache_beam.utils.timestamp import Timestamp
 from target import FEATURES, Parse, Prepare, Target, in_place, put, require_usable
 
+import event_files
+import raw_logs
+import small_runs
 from ctr.config import parse_model
+from ctr.data.joined_sidecar import JoinedSidecar, count_missing
 from ctr.data.log import read_manifests, read_schema, schema_bytes
 from ctr.data.mapping import Mapping, load_format
 from ctr.data.reader import rows_of_table
@@ -21,19 +26,22 @@ from ctr.data.shards import read_shard
 from ctr.data.sidecar import SidecarHash, read_sidecar_partition, write_sidecar_partition
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
+from ctr.pipelines.events import tables
+from ctr.pipelines.events.kafka import _Gather
+from ctr.pipelines.events.read import Unit, read_unit, split_units
+from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.rows.raw_rows import plain_mapping, read_raw_rows
 
 # ---------------------------------------------------------------- example logs
 
 
 def small_log(folder: Path) -> Path:
     """Two partitions and a sidecar, made once."""
-    import small_runs as small
-
     log = folder / "log"
     if not log.exists():
-        small.publish(log, small.draw_examples(30).table(), ((0, 20_000), (20_000, 10**9)))
+        small_runs.publish(log, small_runs.draw_examples(30).table(), ((0, 20_000), (20_000, 10**9)))
         for partition in read_manifests(log):
-            shards = [read_shard(log, entry, small.SCHEMA) for entry in partition.shards]
+            shards = [read_shard(log, entry, small_runs.SCHEMA) for entry in partition.shards]
             ids = np.concatenate([shard["example_id"].to_numpy() for shard in shards])
             columns = {"logit": np.zeros(len(ids), np.float32), "kept": np.ones(len(ids), bool)}
             write_sidecar_partition(log, "teacher", partition, pa.table({"example_id": ids, **columns}))
@@ -89,8 +97,6 @@ def _seal_part(pattern: str, **moved: str) -> Any:
 
 
 def _read_sidecar(log: Path) -> None:
-    from ctr.data.joined_sidecar import JoinedSidecar, count_missing
-
     manifests = read_manifests(log)
     count_missing(log, manifests, JoinedSidecar(log, "teacher", ["logit"], manifests), "logit")
 
@@ -120,8 +126,6 @@ def _parse_schema(folder: Path, content: bytes) -> None:
 
 
 def _ingested(folder: Path, mapping: Mapping, path: Path) -> None:
-    from ctr.pipelines.ingest.run import ingest
-
     log = folder / "out"
     shutil.rmtree(log, ignore_errors=True)
     result = ingest(mapping, [path], log, max_reject_share=1)
@@ -136,14 +140,10 @@ def _table_input(suffix: str, name: str = "") -> tuple[Prepare, Parse]:
     changed = name or f"rows.{suffix}"
 
     def prepare(folder: Path) -> list[bytes]:
-        import raw_logs
-
         raw_logs.write_rows(folder / "tables", raw_logs.make_rows(12), suffix)
         return [(folder / "tables" / changed).read_bytes()]
 
     def parse(folder: Path, content: bytes) -> None:
-        import raw_logs
-
         put(folder / "tables" / changed, content)
         mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]})
         _ingested(folder, mapping, folder / f"tables/rows.{suffix}")
@@ -218,8 +218,6 @@ def _scored_rows(suffix: str) -> tuple[Prepare, Parse]:
         return [gzip.compress(content), gzip.compress(content * 2000)] if suffix.endswith("gz") else [content]
 
     def parse(folder: Path, content: bytes) -> None:
-        from ctr.pipelines.rows.raw_rows import plain_mapping, read_raw_rows
-
         path = put(folder / f"rows.{suffix}", content)
         for keys, raw, rejects in read_raw_rows(schema, plain_mapping(schema, [path]), [path], 1 << 20):
             assert keys.num_rows == raw.num_rows
@@ -233,18 +231,13 @@ def _scored_rows(suffix: str) -> tuple[Prepare, Parse]:
 
 def _event_seeds(kind: str, form: str) -> Prepare:
     def prepare(folder: Path) -> list[bytes]:
-        import event_files
-
         return [event_files.encode(event_files.draw_events(12)[kind], form)]
 
     return prepare
 
 
 def _require_events(mapping: Any, kind: Any, chunk: Any) -> None:
-    import event_files
-    from ctr.pipelines.events.tables import prepare
-
-    table, rejects = prepare(mapping, kind, chunk, event_files.BEGIN_US + 10**9)
+    table, rejects = tables.prepare(mapping, kind, chunk, event_files.BEGIN_US + 10**9)
     assert table.num_rows + len(rejects) == chunk.count
     assert not any(column.null_count for column in table.columns)
     if kind == "impressions":
@@ -253,9 +246,6 @@ def _require_events(mapping: Any, kind: Any, chunk: Any) -> None:
 
 def _events(form: str, kind: Any) -> tuple[Prepare, Parse]:
     def parse(folder: Path, content: bytes) -> None:
-        import event_files
-        from ctr.pipelines.events.read import Unit, read_unit, split_units
-
         mapping = event_files.mapping(form)
         path = put(folder / kind / f"x.{form}", content)
         for unit in split_units([Unit(kind, path.name, path)]):
@@ -267,11 +257,6 @@ def _events(form: str, kind: Any) -> tuple[Prepare, Parse]:
 
 def _kafka(kind: Any) -> tuple[Prepare, Parse]:
     def parse(folder: Path, content: bytes) -> None:
-        from apache_beam.utils.timestamp import Timestamp
-
-        import event_files
-        from ctr.pipelines.events.kafka import _Gather
-
         mapping = event_files.mapping("jsonl", impressions={"topic": "i"}, clicks={"topic": "c"})
         gather = _Gather(mapping, kind)
         gather.start_bundle()

@@ -20,72 +20,19 @@ LEAVES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 0.5, -0.0, 1e-320, 1e308, float("inf"), float("-inf"), float("nan")),
     *(2**31 - 1, 2**31, 2**53 + 1, 2**60, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30, 10**400),
     *("", " ", "0", "1e400", "null", "none", "true", "NaN", "..", "../../x", "/etc/passwd", "a/b", ".", "\0"),
-    *(
-        "\x1b[31m",
-        "\n",
-        "\u202e",
-        "\ud800",
-        "日本",
-        "x" * 5000,
-        "<script>",
-        "2020-13-45",
-        "1d",
-        "9" * 30 + "d",
-    ),
+    *("\x1b[31m", "\n", "\u202e", "\ud800", "日本", "x" * 5000, "<script>", "1d", "9" * 30 + "d"),
     *([], {}, [[]], [None], {"": None}, [0] * 300),
 )
 """Values that programs trip over."""
 
 WORDS = (
     *(b"null", b"true", b"-1", b"0", b"1e400", b"-1e400", b"NaN", b".inf", b".nan", b"Infinity", b"1e999999"),
-    *(
-        b"\x00",
-        b"\xff\xfe",
-        b"\xef\xbb\xbf",
-        b"\r\n",
-        b"\r",
-        b"\n\n",
-        b'"',
-        b'""',
-        b"'",
-        b",",
-        b"\t",
-        b"[]",
-        b"{}",
-    ),
-    *(
-        b"[" * 2000,
-        b"{" * 50,
-        b"&a [*a]",
-        b"&a {x: *a}",
-        b"<<: *a",
-        b"!!binary x",
-        b"!!timestamp x",
-        b"!!int x",
-    ),
-    *(b"!!python/object/apply:os.system ['true']", b"!!float x", b"!!set {a}", b"? [a, b]", b"0x", b"0b2"),
-    *(
-        b"1:99:99",
-        b"2020-13-45",
-        b"2020-02-30T99:99:99Z",
-        b"9" * 40,
-        b"9" * 5000,
-        b"\xed\xa0\x80",
-        b"\\ud800",
-    ),
-    *(
-        b"\\u0000",
-        b"\x1b[2J",
-        b"---\n",
-        b"...\n",
-        b"%YAML 9.9\n",
-        b"1-1",
-        b"N1-",
-        b"\xc2\xb2",
-        b"0x1p3",
-        b"1_000",
-    ),
-    *(b"18446744073709551616", b"%", b"%Y %Y", b"\x1a", b"\x85", b"\xe2\x80\xa8"),
+    *(b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\r\n", b"\r", b"\n\n", b'"', b'""', b"'", b",", b"\t"),
+    *(b"[]", b"{}", b"[" * 2000, b"{" * 50, b"&a [*a]", b"&a {x: *a}", b"<<: *a", b"!!binary x", b"!!int x"),
+    *(b"!!timestamp x", b"!!float x", b"!!set {a}", b"? [a, b]", b"0x", b"0b2", b"1:99:99", b"2020-13-45"),
+    *(b"!!python/object/apply:os.system ['true']", b"2020-02-30T99:99:99Z", b"9" * 40, b"9" * 5000),
+    *(b"\xed\xa0\x80", b"\\ud800", b"\\u0000", b"\x1b[2J", b"---\n", b"...\n", b"%YAML 9.9\n", b"1-1"),
+    *(b"\xc2\xb2", b"0x1p3", b"1_000", b"18446744073709551616", b"%", b"%Y %Y", b"\x1a", b"\xe2\x80\xa8"),
 )
 MAX_BYTES = 1 << 16
 
@@ -213,15 +160,7 @@ def _jsonl(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
 
 TYPES = (
     *(pa.int64(), pa.int32(), pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.bool_()),
-    *(
-        pa.string(),
-        pa.large_string(),
-        pa.string_view(),
-        pa.binary(),
-        pa.large_binary(),
-        pa.binary(7),
-        pa.null(),
-    ),
+    *(pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.null()),
     *(pa.timestamp("us"), pa.timestamp("ns", "UTC"), pa.date32(), pa.time64("us"), pa.duration("s")),
     *(pa.decimal128(20, 3), pa.dictionary(pa.int32(), pa.string()), pa.struct([("a", pa.int64())])),
     *(pa.list_(pa.int32()), pa.list_(pa.string()), pa.list_(pa.list_(pa.int32())), pa.list_(pa.string(), 2)),
@@ -269,9 +208,8 @@ def _change_table(source: random.Random, table: pa.Table) -> pa.Table:
         case 4:
             return table.append_column(source.choice([*table.column_names, "", "a.b", "\0"]), column)
         case 5:
-            return table.take(
-                [source.randrange(rows) for _ in range(source.choice((0, 1, 5, 300)) if rows else 0)]
-            )
+            count = source.choice((0, 1, 5, 300)) if rows else 0
+            return table.take([source.randrange(rows) for _ in range(count)])
         case _:
             return table.replace_schema_metadata(dict([source.choice(METADATA)]))
 
@@ -307,9 +245,8 @@ def _npz(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
         case 1:
             arrays[name] = array.astype(source.choice(("f4", "f8", "i1", "i8", "?", "U3", "c16", "S2")))
         case 2:
-            arrays[name] = source.choice(
-                (array.ravel()[:1], array[np.newaxis], array.ravel()[:0], np.array(0))
-            )
+            flat = array.ravel()
+            arrays[name] = source.choice((flat[:1], array[np.newaxis], flat[:0], np.array(0)))
         case 3 if array.size and array.dtype.kind in "fiu":
             arrays[name] = array.copy()
             values = (np.nan, np.inf, -1, 1e300) if array.dtype.kind == "f" else (-1, 2**30, 1)

@@ -1,31 +1,55 @@
-"""Fuzzing of checkpoints, run directories, experiments, exported models, and of the command line."""
+"""Fuzzing of checkpoints, run directories, experiments and exported models."""
 
 import atexit
 import functools
 import hashlib
-import io
 import json
 import shutil
 import tempfile
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from input_targets import small_log
 from target import Target, in_place, put, require_finite
 
+import experiment_folders
+import model_cases
+import run_directories
+from ctr.eval import run_files
+from ctr.eval.ads_churn import compare_loops
+from ctr.eval.prediction_difference import pair_predictions
+from ctr.eval.report import render_report
+from ctr.eval.report.data_health import read_data_health
+from ctr.eval.report.faults import faults_of
+from ctr.eval.report.shown_run import show_runs
+from ctr.eval.run_comparison import compare_runs
+from ctr.experiments.report.write import write_experiment
 from ctr.io.documents import parse_json, sealed_bytes
 from ctr.io.errors import InputError
+from ctr.pipelines.evaluate.rows import find_row_groups, gather, read_row_group
+from ctr.serving.export import publish
+from ctr.serving.metadata import EXTRA, FILE
+from ctr.serving.scorer import Scorer
+from ctr.training.config import TrainConfig
+from ctr.training.run import checkpoint
+from ctr.training.run.directory import read_warm_start
+from ctr.training.run.rollback import (
+    Rollback,
+    as_json,
+    check_kept,
+    is_quarantined,
+    read_rollbacks,
+    write_rollbacks,
+)
+from ctr.training.warm_start.start import InitFrom, warm_start
 
 # ---------------------------------------------------------------- what a run keeps
 
 
 def _checkpoints(folder: Path) -> Path:
-    from ctr.training.run import checkpoint
-
     target = folder / "checkpoints"
     if not target.exists():
         weights = {"weights|a": np.ones((3, 2), np.float32), "states|b/c": np.arange(4)}
@@ -35,8 +59,6 @@ def _checkpoints(folder: Path) -> Path:
 
 
 def _seal_checkpoint(folder: Path, path: Path) -> None:
-    from ctr.training.run import checkpoint
-
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
         state = json.loads((path.parent / "state.json").read_bytes())
         state["arrays_sha256"] = hashlib.sha256((path.parent / "arrays.npz").read_bytes()).hexdigest()
@@ -45,15 +67,11 @@ def _seal_checkpoint(folder: Path, path: Path) -> None:
 
 
 def _read_checkpoint(folder: Path) -> None:
-    from ctr.training.run import checkpoint
-
     arrays, _ = checkpoint.read(folder)
     assert all(array.dtype != object for array in arrays.values())
 
 
 def _quarantine_seeds(folder: Path) -> list[bytes]:
-    from ctr.training.run.rollback import Rollback, write_rollbacks
-
     past = [
         Rollback(checkpoint=100, rows=(110, 200), query_times=(5, 9), reason="3 steps were skipped"),
         Rollback(checkpoint=100, rows=(200, 200), query_times=None, reason="dense/000 is not finite"),
@@ -65,8 +83,6 @@ def _quarantine_seeds(folder: Path) -> list[bytes]:
 
 def _parse_quarantine(folder: Path, content: bytes) -> None:
     """With a hash that fits, where there can be one."""
-    from ctr.training.run.rollback import as_json, check_kept, is_quarantined, read_rollbacks
-
     path = put(folder / "went_back/quarantine.json", content)
     with suppress(ValueError, AttributeError, TypeError):
         tree = parse_json(content)
@@ -94,10 +110,6 @@ def _launch_seeds(folder: Path) -> list[bytes]:
 
 def _parse_launch(folder: Path, content: bytes) -> None:
     """As of a run that is asked for again: nothing else of it is read then."""
-    from ctr.training.config import TrainConfig
-    from ctr.training.run.directory import read_warm_start
-    from ctr.training.warm_start.start import InitFrom, warm_start
-
     put(folder / "begun/init_from.json", content)
     begun = read_warm_start(folder / "begun")
     require_finite(begun)
@@ -136,15 +148,15 @@ RUN_FILES = {
 @functools.cache
 def _two_runs() -> Path:
     """A folder with two runs, made once."""
-    import run_directories as make
-
     kept = tempfile.TemporaryDirectory(prefix="ctr-fuzz-runs-")
     atexit.register(kept.cleanup)
     folder = Path(kept.name)
-    rows = make.make_rows(1, queries=60)
+    rows = run_directories.make_rows(1, queries=60)
     for name, seed in (("run", 1), ("other", 2)):
-        logit = make.predict(rows, seed, 1.0)
-        make.write_run(folder / name, rows, logit, slices=("position",), rejects=("bad",), **FAULTS)
+        logit = run_directories.predict(rows, seed, 1.0)
+        run_directories.write_run(
+            folder / name, rows, logit, slices=("position",), rejects=("bad",), **FAULTS
+        )
         put(folder / name / "weight_spectra.json", json.dumps({"weights": SPECTRA}).encode())
     return folder
 
@@ -156,13 +168,6 @@ def run_folder(folder: Path) -> Path:
 
 
 def _read_run(run: Path, compares: bool, pairs: bool) -> None:
-    from ctr.eval import run_files
-    from ctr.eval.prediction_difference import pair_predictions
-    from ctr.eval.report.data_health import read_data_health
-    from ctr.eval.report.faults import faults_of
-    from ctr.eval.report.shown_run import show_runs
-    from ctr.eval.run_comparison import compare_runs
-
     found = run_files.read_run(run)
     for read in ("environment", "windows", "weight_spectra", "timeline"):
         getattr(run_files, f"read_{read}")(run)
@@ -197,8 +202,6 @@ def _report_seeds(folder: Path) -> list[bytes]:
 
 
 def _parse_report(folder: Path, content: bytes) -> None:
-    from ctr.eval.report import render_report
-
     run = run_folder(folder)
     before = [path.read_bytes() for path in _reported(run)]
     try:
@@ -213,9 +216,6 @@ def _parse_report(folder: Path, content: bytes) -> None:
 
 
 def _experiment(folder: Path) -> Path:
-    import experiment_folders as make
-    import run_directories
-
     target = folder / "experiment"
     if not target.exists():
         rows = run_directories.make_rows(1, queries=60)
@@ -223,16 +223,14 @@ def _experiment(folder: Path) -> Path:
         run_directories.write_plan(target, arms)
         for name, seed in (("base", 1), ("arm", 1), ("arm", 2)):
             place = target / run_directories.run_folder(name, seed)
-            make.write_small(place, rows, make.logits(rows, name, seed))
-        costs = {name: make.cost("base") for name in arms}
+            experiment_folders.write_small(place, rows, experiment_folders.logits(rows, name, seed))
+        costs = {name: experiment_folders.cost("base") for name in arms}
         found = {"arms": costs, "rounds": 3, "teacher_flops": {"big": 1e7}}
         put(target / "costs.json", json.dumps(found).encode())
     return target
 
 
 def _write_experiment(target: Path) -> None:
-    from ctr.experiments.report.write import write_experiment
-
     write_experiment(target).encode("utf-8", "surrogateescape")
     require_finite(json.loads((target / "result.json").read_text()))
 
@@ -242,8 +240,6 @@ def _evaluate_seeds(folder: Path) -> list[bytes]:
 
 
 def _parse_evaluate(folder: Path, content: bytes) -> None:
-    from ctr.pipelines.evaluate.rows import find_row_groups, gather, read_row_group
-
     for group in find_row_groups([put(folder / "predictions.parquet", content)]):
         rows = gather(list(read_row_group(group)))
         assert np.isfinite(rows["logit"]).all() and np.isfinite(rows["weight"]).all()
@@ -258,8 +254,6 @@ def _loop_seeds(folder: Path) -> list[bytes]:
 
 
 def _parse_loop(folder: Path, content: bytes) -> None:
-    from ctr.eval.ads_churn import compare_loops
-
     put(folder / "loop/shown.parquet", content)
     compared = compare_loops(folder / "base", folder / "loop")
     json.dumps(compared.as_dict(), allow_nan=False)
@@ -270,9 +264,6 @@ def _parse_loop(folder: Path, content: bytes) -> None:
 
 
 def _export(folder: Path) -> Path:
-    import model_cases
-    from ctr.serving.export import publish
-
     target = folder / "models"
     if not target.exists():
         made = model_cases.make_case(model_cases.MODELS["factorized"], "float32", folder / "trained", rows=6)
@@ -281,8 +272,6 @@ def _export(folder: Path) -> Path:
 
 
 def _seal_export(model: Path, path: Path) -> None:
-    from ctr.serving.metadata import EXTRA, FILE
-
     metadata = model / EXTRA / FILE
     if path != metadata:
         tree = json.loads(metadata.read_bytes())
@@ -291,57 +280,7 @@ def _seal_export(model: Path, path: Path) -> None:
 
 
 def _read_export(model: Path) -> None:
-    from ctr.serving.scorer import Scorer
-    from model_cases import draw_raw
-
-    assert Scorer(model).predict(draw_raw(3)).shape == (3,)
-
-
-# ---------------------------------------------------------------- the command line
-
-COMMANDS = (
-    "compare run other --json",
-    "compare run run/predictions",
-    "report missing other",
-    "sample log --name half --set non_click_rate=0.5",
-    "train log --config absent.yaml --out new --set model.deep.units=[8]",
-    "score model log --out scores.parquet",
-    "evaluate missing --against run",
-    "export run --out model --checkpoint 5",
-)
-
-
-def _command_seeds(folder: Path) -> list[bytes]:
-    run_folder(folder)
-    small_log(folder)
-    return ["\n".join(line.split()).encode() for line in COMMANDS]
-
-
-def _parse_command(folder: Path, content: bytes) -> None:
-    """Arguments, one a line. The commands are those that end at once where the files are as they are here."""
-    from ctr.cli import main
-
-    arguments = content.replace(b"\0", b"").decode("utf-8", "surrogateescape").split("\n")
-    # Nothing outside the folder is touched.
-    paths = [part for argument in arguments for part in (argument, argument.partition("=")[2])]
-    if any(path.startswith(("/", "~")) or ".." in path for path in paths):
-        return
-    if arguments[0] not in {line.split()[0] for line in COMMANDS}:
-        return
-    reported = io.StringIO()
-    with redirect_stdout(io.StringIO()), redirect_stderr(reported):
-        try:
-            status: Any = main(arguments)
-        except SystemExit as ended:
-            status = ended.code
-    # 2: the usage, and what is wrong with the arguments.
-    assert status in (0, 1, 2)
-    if status == 1:
-        text = reported.getvalue()
-        assert text.startswith("error: ")
-        assert text.count("\n") == 1
-        assert text[:-1].isprintable(), repr(text)
-        raise InputError(text)
+    assert Scorer(model).predict(model_cases.draw_raw(3)).shape == (3,)
 
 
 TARGETS = {
@@ -369,5 +308,4 @@ TARGETS = {
             ("variables/variables.index", "bytes"),
         )
     },
-    "command line": Target("text", _command_seeds, _parse_command),
 }

@@ -14,24 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FEATURES: list[dict[str, Any]] = [
     {"name": "user", "kind": "category", "source": "user", "buckets": 40, "width": 4},
     {"name": "price", "kind": "number", "source": "price", "boundaries": [0.5, 2, 8], "width": 2},
-    {
-        **{"name": "tags", "kind": "category", "source": "tags", "buckets": 30, "width": 4},
-        **{"multivalent": True, "separator": "|"},
-    },
-    {
-        **{"name": "title", "kind": "text", "source": "title", "words": [1, 2], "subwords": [3]},
-        **{"buckets": 60, "width": 2},
-    },
+    {"name": "tags", "kind": "category", "source": "tags", "multivalent": True, "separator": "|"},
+    {"name": "title", "kind": "text", "source": "title", "words": [1, 2], "subwords": [3], "buckets": 60},
     {"name": "cross", "kind": "cross", "of": ["tags", "price"], "buckets": 80, "width": 2},
     {"name": "position", "kind": "category", "source": "position", "vocabulary": ["1", "2"], "tower": "ui"},
     {"name": "size", "kind": "number", "source": "size", "log": {}, "width": 3, "tower": "ui"},
-    {
-        "name": "age",
-        "kind": "number",
-        "source": "age",
-        "step": {"low": 10, "high": 75, "size": 5},
-        "width": 8,
-    },
+    {"name": "age", "kind": "number", "source": "age", "step": {"low": 10, "high": 75, "size": 5}},
 ]
 
 Prepare = Callable[[Path], list[bytes]]

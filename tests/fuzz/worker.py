@@ -82,13 +82,12 @@ def fuzz(name: str, seed: int, executions: int, out: Path) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="ctr-fuzz-", dir=memory if memory.is_dir() else None) as made:
         folder = Path(made)
         seeds = target.prepare(folder)
-        # Relative paths in mutated arguments stay in here.
+        # Relative paths in mutated files stay in here.
         os.chdir(folder)
         outcome.run(target, folder, seeds[0])
-        if not outcome.accepted and name != "command line":
-            outcome.failures.setdefault(
-                "a valid file is not accepted", {"count": 1, "error": str(seeds[0][:80])}
-            )
+        if not outcome.accepted:
+            error = str(seeds[0][:80])
+            outcome.failures.setdefault("a valid file is not accepted", {"count": 1, "error": error})
         for number in range(executions):
             source = random.Random(f"{name} {seed} {number}")
             outcome.run(target, folder, mutate(source, target.form, seeds))

@@ -1,4 +1,8 @@
-"""One of several processes that exchange numbers; prints what it got as JSON."""
+"""One of several processes that exchange numbers.
+
+python exchanging_worker.py FILE    prints what it got as JSON; the first worker makes the file and leaves last
+python exchanging_worker.py tensors|numbers    the last worker takes no part any more: prints who is lost
+"""
 
 import json
 import os
@@ -10,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.io.errors import InputError
+from ctr.workers.cluster import WorkerLostError
 from ctr.workers.collectives import Workers
 from ctr.workers.group import gather_divided, gather_uneven
 from ctr.workers.join import join
@@ -82,7 +87,33 @@ def main(workers: Workers) -> dict[str, object]:
     }
 
 
+def lose_one(workers: Workers, kind: str) -> None:
+    """Exchanges twice; the second time the last one does not come."""
+
+    @tf.function(autograph=False)
+    def exchange(one: tf.Tensor) -> tf.Tensor:
+        return workers.all_reduce([one])[0]
+
+    with workers.timeout(is_patient=True):
+        assert exchange(tf.ones([3])).numpy().tolist() == [workers.size] * 3
+    try:
+        with workers.noticing_losses(), workers.timeout(is_patient=False):
+            if workers.rank == workers.size - 1:
+                # The others end it.
+                time.sleep(600)
+            if kind == "tensors":
+                exchange(tf.ones([3]))
+            else:
+                # Between two steps it would wait for longer.
+                workers.sum_numbers(np.ones(3, np.int32))
+    except WorkerLostError as error:
+        print("LOST", error, flush=True)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] in ("tensors", "numbers"):
+        lose_one(join(read_place(), 2.0), sys.argv[1])
+        os._exit(0)
     workers = join(read_place(), 60.0)
     print("RESULT", json.dumps(main(workers)), flush=True)
     first_leaves = Path(sys.argv[1])

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.kept_values import write_values
-from ctr.data.log import create_log
+from ctr.data.log import read_manifests
 from ctr.data.schema import Category, Schema
-from ctr.data.shards import pack_ids, publish_partition
+from ctr.data.shards import pack_ids
 from ctr.io.hashing import splitmix64
-from small_runs import INTERVALS, Examples
+from small_runs import Examples, publish
 
 SCHEMA = Schema(
     features=(
@@ -27,27 +27,33 @@ def prints_of(ids: np.ndarray) -> np.ndarray:
     return np.where(ids == 0, 0, splitmix64(ids.astype(np.uint64)).view(np.int64))
 
 
-def growing_table(rows: Examples) -> pa.Table:
-    """The rows with a fingerprint for each id but those of items."""
-    ids = rows.ids.astype(np.int64)
-    ids[:, [0, 2]] = prints_of(ids[:, [0, 2]])
+def table_with(schema: Schema, rows: Examples) -> pa.Table:
+    """The rows with any of these features and hours, with a fingerprint for each id of those whose ids grow."""
     table = rows.table()
-    tags = [prints_of(np.array(row, np.int64)).tolist() for row in rows.tags]
-    for name, column in (("ids", pack_ids(ids)), ("tags", pa.array(tags, pa.list_(pa.int64())))):
-        table = table.set_column(table.column_names.index(name), name, column)
+    columns = dict(zip(("user", "item", "position"), rows.ids.T, strict=True))
+    columns["hour"] = np.arange(len(rows)) % 24
+
+    def ids_of(name: str, values: np.ndarray) -> np.ndarray:
+        return prints_of(values) if name in schema.growing else values
+
+    ids = np.stack([ids_of(name, columns[name]) for name in schema.single_valued], axis=1)
+    tags = [ids_of("tags", np.array(row, np.int64)).tolist() for row in rows.tags]
+    table = table.drop_columns(["ids", "tags"]).append_column("ids", pack_ids(ids.astype(schema.id_type)))
+    if "tags" in schema.by_name:
+        table = table.append_column("tags", pa.array(tags, pa.list_(pa.from_numpy_dtype(schema.id_type))))
     return table
+
+
+def growing_table(rows: Examples) -> pa.Table:
+    return table_with(SCHEMA, rows)
 
 
 def publish_growing(folder: Path, rows: Examples) -> Path:
     """Such a table as a log, with values for the users."""
-    table = growing_table(rows)
-    create_log(folder, SCHEMA)
-    times = table.column("query_time").to_numpy()
+    publish(folder, growing_table(rows), schema=SCHEMA)
     users = np.arange(1, 30)
     values = {"feature": ["user"] * 29, "id": prints_of(users), "value": [f"user-{one}" for one in users]}
-    for start, end in INTERVALS:
-        inside = pa.array(np.flatnonzero((times >= start) & (times < end)))
-        manifest = publish_partition(folder, SCHEMA, start, end, table.take(inside), shard_rows=170)
+    for manifest in read_manifests(folder):
         write_values(folder, manifest, pa.table(values))
     return folder
 

@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from ctr.data.log import create_log
 from ctr.data.schema import Schema
-from ctr.data.shards import publish_partition
+from ctr.training.config import TrainConfig
+from ctr.training.loop import TIMING, open_session, train
+from small_runs import publish
 
 ENDS = (0, 80_000, 160_000, 240_000)
 # So that roots are in flight wherever a partition ends.
@@ -36,48 +40,78 @@ class Growing:
         self.folder, self.schema, self.table, self.ends, self.partitions = folder, schema, table, ends, 0
 
     def grow(self, partitions: int = 1) -> Path:
-        create_log(self.folder, self.schema)
-        times = self.table.column("query_time").to_numpy()
-        for _ in range(partitions):
-            start, end = self.ends[self.partitions : self.partitions + 2]
-            inside = np.flatnonzero((times >= start) & (times < end))
-            publish_partition(
-                self.folder, self.schema, start, end, self.table.take(pa.array(inside)), shard_rows=170
-            )
-            self.partitions += 1
-        return self.folder
+        ends = self.ends[self.partitions : self.partitions + partitions + 1]
+        self.partitions += partitions
+        return publish(self.folder, self.table, tuple(pairwise(ends)), self.schema)
+
+
+# What depends on where a run stood still, if it followed its log or was stopped, or only on the latter.
+STANDS = ("arrays", "newest", "timeline", "data health", "prediction files")
+FILES = ("arrays", "prediction files")
 
 
 def without_timings(content: dict) -> dict:
-    # Loads TensorFlow, which tests of logs alone do without.
-    from ctr.training.loop import TIMING
-
     return {key: value for key, value in content.items() if key not in TIMING}
 
 
-def outcome(run: Path) -> dict:
+def lines_of(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]
+
+
+def read_predictions(run: Path) -> pd.DataFrame:
+    """In the order of the log."""
+    parts = [pd.read_parquet(path) for path in sorted((run / "predictions").glob("*"))]
+    return pd.concat(parts, ignore_index=True)
+
+
+def outcome(run: Path) -> dict[str, Any]:
     """All that a run computed."""
     with np.load(run / "metric_states.npz") as states:
         metric_states = {name: states[name].tobytes() for name in states}
-    lines = (run / "metrics.jsonl").read_text().splitlines()
+    newest = newest_checkpoint(run)
+    parts = [pq.read_table(path) for path in sorted(run.glob("predictions/*"))]
     return {
         "arrays": {path.parent.name: path.read_bytes() for path in run.glob("checkpoints/*/arrays.npz")},
+        "newest": (newest.name, (newest / "arrays.npz").read_bytes()),
+        "weights": last_weights(run),
         "summary": without_timings(json.loads((run / "summary.json").read_text())),
-        "metrics": [without_timings(json.loads(line)) for line in lines],
+        "metrics": [without_timings(line) for line in lines_of(run)],
         "rejects": (run / "rejects.jsonl").read_text(),
         "metric states": metric_states,
         "timeline": (run / "timeline.npz").read_bytes(),
         "data health": (run / "data_health.json").read_bytes(),
-        "predictions": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
+        "prediction files": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
+        "predictions": pa.concat_tables(parts).combine_chunks().to_pydict() if parts else {},
     }
 
 
-def assert_same(run: Path, other: Path) -> None:
+def assert_same(run: Path, other: Path, *left_out: str) -> None:
     found, expected = outcome(run), outcome(other)
-    for name in expected:
+    for name in expected.keys() - set(left_out):
         assert found[name] == expected[name], name
 
 
+def newest_checkpoint(run: Path) -> Path:
+    return max(path for path in (run / "checkpoints").iterdir() if path.name.isdecimal())
+
+
 def last_weights(run: Path) -> dict[str, bytes]:
-    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as arrays:
+    with np.load(newest_checkpoint(run) / "arrays.npz") as arrays:
         return {name: arrays[name].tobytes() for name in arrays if name.startswith("weights|")}
+
+
+def train_part(log: Path, config: TrainConfig, run: Path, examples: int) -> int:
+    """Trains on so many examples and saves, as a process does that is stopped; returns where it stands."""
+    with open_session(log, config, run) as session:
+        session.advance(stop=lambda: session.run.position.examples >= examples)
+        session.save()
+        return session.run.position.examples
+
+
+def whole_and_in_parts(log: Path, config: TrainConfig, folder: Path, examples: int = 350) -> dict[str, Any]:
+    """The summary of a run, ``whole``, which one that is broken off ends like, ``parts``."""
+    summary = train(log, config, folder / "whole")
+    assert 0 < train_part(log, config, folder / "parts", examples) < summary["examples"]
+    train(log, config, folder / "parts")
+    assert_same(folder / "parts", folder / "whole", *FILES)
+    return summary

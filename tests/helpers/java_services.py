@@ -23,15 +23,7 @@ START_SECONDS = 60
 START_ATTEMPTS = 3
 
 # Flink serialises by reflection what it has no serializer for; since Java 17 that has to be allowed.
-OPENED = (
-    "java.lang",
-    "java.lang.reflect",
-    "java.net",
-    "java.nio",
-    "java.time",
-    "java.util",
-    "java.util.concurrent",
-)
+OPENED = ("lang", "lang.reflect", "net", "nio", "time", "util", "util.concurrent")
 
 
 class ServiceError(Exception):
@@ -76,8 +68,7 @@ def flink_job_server(
         yield f"127.0.0.1:{port}"
 
 
-@contextlib.contextmanager
-def expansion_service(folder: Path) -> Iterator[str]:
+def expansion_service(folder: Path) -> contextlib.AbstractContextManager[str]:
     """Writes Java transforms, such as Kafka's, into a pipeline that is being built; yields its address, HOST:PORT.
 
     The transforms run inside the job server itself. It is needed until the pipeline is submitted.
@@ -86,64 +77,60 @@ def expansion_service(folder: Path) -> Iterator[str]:
     # Java code would be shipped to its workers; the job server has all of it. An empty list means the class path.
     nothing = folder / "nothing.jar"
     nothing.touch()
-    for attempt in range(START_ATTEMPTS):
-        [port] = free_ports(1)
-        arguments = [
-            "org.apache.beam.sdk.expansion.service.ExpansionService",
-            str(port),
-            "--javaClassLookupAllowlistFile=*",
-            "--defaultEnvironmentType=EMBEDDED",
-            f"--filesToStage={nothing}",
-        ]
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(
-                    _java(
-                        FLINK_JARS,
-                        folder,
-                        "expansion",
-                        arguments,
-                        "256m",
-                        functools.partial(_listening, port),
-                    )
-                )
-            except ServiceError:
-                if attempt == START_ATTEMPTS - 1:
-                    raise
-                continue
-            yield f"127.0.0.1:{port}"
-            return
+    main = "org.apache.beam.sdk.expansion.service.ExpansionService"
+    options = [
+        "--javaClassLookupAllowlistFile=*",
+        "--defaultEnvironmentType=EMBEDDED",
+        f"--filesToStage={nothing}",
+    ]
+
+    def start(port: int, _: int) -> contextlib.AbstractContextManager[str]:
+        ready = functools.partial(_listening, port)
+        return _java(FLINK_JARS, folder, "expansion", [main, str(port), *options], "256m", ready)
+
+    return _on_free_ports(start)
 
 
-@contextlib.contextmanager
-def kafka_broker(folder: Path) -> Iterator[str]:
+def kafka_broker(folder: Path) -> contextlib.AbstractContextManager[str]:
     """One broker, its own controller (KRaft), on the loopback device; yields its bootstrap address, HOST:PORT.
 
     Topics that do not exist are made with two partitions. Nothing expires: by default a broker drops messages whose
     timestamps lie more than a week in the past, which those of tests do. What `folder` holds is served again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for attempt in range(START_ATTEMPTS):
-        port, controller = free_ports(2)
-        configuration = folder / "server.properties"
+    configuration = folder / "server.properties"
+    storage = [
+        "kafka.tools.StorageTool",
+        "format",
+        "--ignore-formatted",
+        "-t",
+        "ctr-tests-ctr-tests-AA",
+        "-c",
+    ]
+    ready = functools.partial(_said, re.compile(r"Kafka Server started"))
+
+    def start(port: int, controller: int) -> contextlib.AbstractContextManager[str]:
         configuration.write_text(_broker_properties(folder / "data", port, controller))
-        storage = ["kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", "ctr-tests-ctr-tests-AA"]
-        subprocess.run(
-            ["java", "-cp", f"{KAFKA_JARS}/*", *storage, "-c", str(configuration)],
-            check=True,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-        )
-        ready = functools.partial(_said, re.compile(r"Kafka Server started"))
+        command = ["java", "-cp", f"{KAFKA_JARS}/*", *storage, str(configuration)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+        return _java(KAFKA_JARS, folder, "broker", ["kafka.Kafka", str(configuration)], "384m", ready)
+
+    return _on_free_ports(start)
+
+
+@contextlib.contextmanager
+def _on_free_ports(start: Callable[[int, int], contextlib.AbstractContextManager[str]]) -> Iterator[str]:
+    """Runs what needs two ports, again on others when somebody took one meanwhile; yields HOST:PORT, the first."""
+    for attempt in range(START_ATTEMPTS):
+        ports = free_ports(2)
         with contextlib.ExitStack() as stack:
             try:
-                arguments = ["kafka.Kafka", str(configuration)]
-                stack.enter_context(_java(KAFKA_JARS, folder, "broker", arguments, "384m", ready))
+                stack.enter_context(start(*ports))
             except ServiceError:
                 if attempt == START_ATTEMPTS - 1:
                     raise
                 continue
-            yield f"127.0.0.1:{port}"
+            yield f"127.0.0.1:{ports[0]}"
             return
 
 
@@ -178,7 +165,7 @@ def _java(
     # Dies with the thread that starts it, however that ends.
     guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     options = [f"-Xmx{memory}", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={temporary}"]
-    options += [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED]
+    options += [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in OPENED]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*guard, "java", *options, "-cp", f"{jars}/*", *arguments],

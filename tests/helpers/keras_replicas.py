@@ -3,6 +3,8 @@
 ``one_process`` and ``processes`` return arrays by names such as ``averages|3|weight0``: case, how, and what.
 """
 
+import json
+import sys
 import unittest.mock
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.shampoo.host import HostPipeline
+from ctr.workers.seats import read_place
 
 STEPS, SAVED_AT, NOT_FINITE, PARTS, BATCH = 14, 7, 4, 12, 16
 QUICK: dict[str, Any] = {"block_size": 4, "start_preconditioning_step": 2, "precondition_frequency": 3}
@@ -20,9 +23,6 @@ AVERAGES: dict[str, Any] = {"momentum": 0.9, "nesterov": True, "weight_decay": 0
 AVERAGES |= {"gradient": {"beta1": 0.5}, "grafting": {"kind": "adam"}}
 CASES: dict[str, dict[str, Any]] = {
     "averages": AVERAGES | {"global_clipnorm": 3.0, "rows": {"rule": "one_sided"}, "use_ema": True},
-    "bases": {"method": {"kind": "eigenvalue_corrected"}, "gradient": {"beta1": 0.5}, "beta2": 0.9}
-    | {"roots": {"asynchronous": False}},
-    "diagonals": {"method": {"kind": "diagonal"}, "blocking": {"max_dimension": 9}, "limits": {"rms": 1.0}},
     "clipped": AVERAGES | {"global_clipnorm": 0.05},
     "averages in place": {"rows": {"rule": "one_sided"}, "use_ema": True, "ema_overwrite_frequency": 3},
     "accumulation": {"gradient_accumulation_steps": 2},
@@ -185,24 +185,6 @@ def refused(take: Callable[[], Any]) -> np.ndarray:
     return np.array("")
 
 
-def bytes_of_state(count: int, strategy: tf.distribute.Strategy) -> np.ndarray:
-    """Of each replica, where ``count`` of them divide a model's blocks: bytes of these, and of all else."""
-    from ctr.optim import Shampoo
-
-    with strategy.scope():
-        model = tf.keras.Sequential([tf.keras.layers.Dense(width) for width in (1024, 512, 256)])
-        model.build([None, 416])
-        optimizer = Shampoo(num_replicas_per_group=count)
-        optimizer.build(model.trainable_variables)
-    sizes = np.zeros((len(optimizer.cores), 2), np.int64)
-    accumulators = {f"tensor{index}/accumulator" for index in (0, 2, 4)}
-    for replica, core in enumerate(optimizer.cores):
-        for name, variable in core.variables.items():
-            size = np.prod(variable.shape, dtype=np.int64) * variable.dtype.size
-            sizes[replica, 0 if name.startswith("stack") or name in accumulators else 1] += size
-    return sizes
-
-
 def one_process(saves: str, count: int) -> dict[str, np.ndarray]:
     """What so many replicas of one process come to; 2 of them before 1, and 1 before 3.
 
@@ -214,8 +196,6 @@ def one_process(saves: str, count: int) -> dict[str, np.ndarray]:
         made["averages|4 by 2"] = trained(strategy, "averages", 2)
     else:
         made[f"averages|{count}"] = trained(strategy, "averages", save=saved.get(count))
-    for case in ("bases", "diagonals") if count in (1, 3) else ():
-        made[f"{case}|{count}"] = trained(strategy, case)
     for source, ways in {1: {2: ["checkpoint"]}, 2: {2: list(WAYS)}, 3: {1: ["keras"]}}.get(
         count, {}
     ).items():
@@ -242,8 +222,6 @@ def one_process(saves: str, count: int) -> dict[str, np.ndarray]:
         for name in ("accumulation", "averages in place") if IS_KERAS_3 else ():
             trials[name] = lambda name=name: advance(strategy, make(strategy, name), 0, 3)
         found = {f"refused|{name}": refused(take) for name, take in trials.items()}
-    for size in {2: (1, 2), 4: (4,)}.get(count, ()):
-        found[f"bytes|{size}"] = bytes_of_state(size, strategy)
     return found | {f"{name}|{part}": value for name, own in made.items() for part, value in own.items()}
 
 
@@ -267,3 +245,14 @@ def alone(saves: str) -> dict[str, np.ndarray]:
     made = {"whole": trained(strategy, "averages"), "fit": fitted(strategy, "clipped")}
     made |= {f"by {way}": own for way, own in resumed(strategy, Path(saves, "1")).items()}
     return {f"{name}|{part}": value for name, own in made.items() for part, value in own.items()}
+
+
+def _run(call: str, folder: str) -> None:
+    """What each process does."""
+    wanted, place = json.loads(call), read_place()
+    arrays = globals()[wanted.pop("function")](**wanted)
+    np.savez(Path(folder) / f"{0 if place is None else place.rank}.npz", **arrays)
+
+
+if __name__ == "__main__":
+    _run(*sys.argv[1:])

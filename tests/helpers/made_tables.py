@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from ctr.data.mapping import Mapping, load_mapping
@@ -55,33 +54,3 @@ def facts_of(values: Sequence[Any], name: str = "a") -> ColumnProfile:
     return profile_column(
         name, pa.array([None if value is None else str(value) for value in values], pa.string())
     )
-
-
-def hotel_searches(searches: int = 60, seed: int = 0) -> dict[str, list[Any]]:
-    """Searches with two outcomes: clicks, and bookings of what was clicked; what was paid is known afterwards."""
-    rng = np.random.default_rng(seed)
-    names = ("srch_id", "date_time", "site_id", "prop_id", "price_usd", "review", "position", "click_bool")
-    names += ("booking_bool", "gross_usd")
-    columns: dict[str, list[Any]] = {name: [] for name in names}
-    for search in range(searches):
-        rows = int(rng.integers(3, 25))
-        clicked = int(rng.integers(rows))
-        for place in range(rows):
-            click = int(place == clicked)
-            booking = int(click and rng.random() < 0.7)
-            price = round(float(np.exp(rng.normal(4.8, 0.6))), 2)
-            values = (
-                100 + 7 * search,
-                f"2013-04-{1 + search % 28:02d} {search % 24:02d}:11:07",
-                12,
-                int(rng.integers(500)),
-                price,
-                "NULL" if rng.random() < 0.2 else rng.integers(0, 11) / 2,
-                place + 1,
-                click,
-                booking,
-                2 * price if booking else "NULL",
-            )
-            for name, value in zip(names, values, strict=True):
-                columns[name].append(value)
-    return columns

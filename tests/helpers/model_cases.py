@@ -182,15 +182,7 @@ def trainer_logit(state: TrainState, config: TrainConfig, rows: Rows) -> np.ndar
 
 @dataclass(frozen=True)
 class Case:
-    """A model and what the trainer predicts with it.
-
-    Attributes:
-        raw: the raw columns of N rows.
-        logit: float32 [N], of the trainer.
-        snapshot: the model.
-        state: the trainer's own variables.
-        table: the same rows as those of a shard.
-    """
+    """A model, raw rows, the same as rows of a shard, and what the trainer predicts of them."""
 
     raw: dict[str, list[Any]]
     logit: np.ndarray
@@ -225,8 +217,7 @@ def make_case(
 class GrowingRun:
     """A run without a log: it learns which ids of ``GROWING`` there are, and its weights are drawn.
 
-    Attributes:
-        left_out: the fingerprints of ids whose slots are taken away from now on.
+    Slots of the ids whose fingerprints are in ``left_out`` are taken away.
     """
 
     config: TrainConfig
@@ -294,6 +285,13 @@ def _hide_left_out(id_map: Any, left_out: set[int]) -> None:
         return rows[kept], features[kept], fingerprints[kept]
 
     id_map.ids_by_row = ids_by_row
+
+
+def flip(path: Path) -> None:
+    """Changes a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
 
 
 def contents(folder: Path, but: Sequence[str] = (".lock",)) -> dict[str, bytes]:

@@ -132,7 +132,8 @@ def write_rows(folder: Path, rows: list[dict[str, Any]], suffix: str = "csv", na
             file.write(data)
         return path
     if compression == "gz":
-        data = gzip.compress(data)
+        # Of several members, as cat makes them.
+        data = gzip.compress(data[:1000]) + gzip.compress(data[1000:])
     path.write_bytes(data)
     return path
 
@@ -276,7 +277,7 @@ def read_rejects(folder: Path) -> list[dict[str, Any]]:
 
 
 def log_bytes(folder: Path) -> dict[str, bytes]:
-    """Every file of a log by its name, but what ingests remember of the files that they were given."""
+    """What a log's readers see: every file by its name, but what ingests remember of the files that they were given."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     named = ((path.relative_to(folder), path) for path in files)
-    return {str(name): path.read_bytes() for name, path in named if name.parts[0] != ".ingest"}
+    return {str(name): path.read_bytes() for name, path in named if not name.parts[0].startswith(".")}

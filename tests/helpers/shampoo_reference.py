@@ -44,6 +44,17 @@ def inverse_root(matrix, exponent, epsilon, absolute=False):
     return (vectors * values**-exponent) @ vectors.T
 
 
+def orthogonal(size, seed=0):
+    return np.linalg.qr(np.random.default_rng(seed).standard_normal((size, size)))[0]
+
+
+def matrix_of(values, seed=0):
+    """A symmetric matrix with these eigenvalues, and its eigenvectors."""
+    basis = orthogonal(len(values), seed)
+    matrix = (basis * values) @ basis.T
+    return (matrix + matrix.T) / 2, basis
+
+
 def unfolded(tensor, axis):
     return np.moveaxis(tensor, axis, 0).reshape(tensor.shape[axis], -1)
 
@@ -412,16 +423,12 @@ def train(core, history, rate, compiled=False, roots="host"):
     return trajectory
 
 
-def gaps(trajectory, expected, start):
-    """At each step and weight |W - W'| / |W' - W_0|: how far off the way is, relative to its length."""
-    return np.array(
-        [
-            [
-                np.linalg.norm(w - e) / np.linalg.norm(e - s)
-                for w, e, s in zip(weights, expecteds, start, strict=True)
-            ]
-            for weights, expecteds in zip(trajectory, expected, strict=True)
-        ]
+def gap(found, expected, start):
+    """How far off the way is, relative to its length or a thousandth."""
+    return max(
+        np.linalg.norm(weight - other) / max(np.linalg.norm(other - begin), 1e-3)
+        for weights, others in zip(found, expected, strict=True)
+        for weight, other, begin in zip(weights, others, start, strict=True)
     )
 
 

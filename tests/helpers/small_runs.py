@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ctr.config import parse_model
 from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.schema import Category, Schema
 from ctr.data.shards import pack_ids, publish_partition, read_shard
 from ctr.data.sidecar import write_sidecar_partition
+from ctr.training.config import TrainConfig
 
 SCHEMA = Schema(
     features=(
@@ -97,8 +99,8 @@ def write_teacher(
     """Writes a sidecar with a logit for each row, by its example id."""
     schema = read_schema(log)
     for manifest in read_manifests(log)[partitions]:
-        tables = [read_shard(log, entry, schema) for entry in manifest.shards]
-        ids = pa.concat_tables(tables).column("example_id").to_numpy()
+        shards = [read_shard(log, entry, schema).column("example_id").to_numpy() for entry in manifest.shards]
+        ids = np.concatenate([np.zeros(0, np.int64), *shards])
         table = pa.table({"example_id": ids, "logit": logit_of(ids).astype(np.float32)})
         write_sidecar_partition(log, name, manifest, table)
 
@@ -132,10 +134,19 @@ LOGISTIC = {
 }
 
 
-def merged(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merged(content: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
+    """``content`` with some changes, one after the other, each within what is there."""
     out = dict(content)
-    for key, value in changes.items():
-        out[key] = (
-            merged(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
-        )
+    for key, value in (item for change in changes for item in change.items()):
+        is_within = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = merged(out[key], value) if is_within else value
     return out
+
+
+def config_of(content: dict[str, Any], *changes: dict[str, Any]) -> TrainConfig:
+    return parse_model(TrainConfig, merged(content, *changes), "test")
+
+
+def make_config(changes: dict[str, Any] | None = None, logistic: bool = False) -> TrainConfig:
+    """``SMALL``, or ``LOGISTIC``, with changes."""
+    return config_of(LOGISTIC if logistic else SMALL, changes or {})

@@ -1,7 +1,5 @@
 """Small searches by weight sharing, and processes in which they are killed."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +45,3 @@ def search(
     own = parse_model(SearchConfig, {"space": space, **config}, "test")
     made = space_of(own)
     return search_supernet(own, made, cost_of(made, base, counted(log, "training")), base, log, out, progress)
-
-
-def killed(log: Path, out: Path, at: int) -> None:
-    """Run in a process of its own, which does not survive it."""
-    said = 0
-
-    def progress(line: str) -> None:
-        nonlocal said
-        said += 1
-        if said == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    search(log, out, progress=progress, target=0.8, controller={"passes": 1.3})

@@ -29,7 +29,7 @@ def main(jobs: list[Mapping[str, Any]]) -> None:
     Args:
         jobs: each has ``log``, ``config`` (a dict) and ``run``; it may have ``kill``, the rank of a worker that kills
             itself, and after how many batches; ``kill_within``, the same, and how many seconds after that batch;
-            ``others``, changes of the configuration of the last worker; ``states``, a folder to which each worker
+            ``states``, a folder to which each worker
             writes its state at each checkpoint; ``record`` and ``init_from`` of ``train``; ``fails``, whether its
             InputError is to be printed only.
     """
@@ -44,10 +44,7 @@ def main(jobs: list[Mapping[str, Any]]) -> None:
 
 
 def _run(given: Mapping[str, Any], workers: Workers) -> None:
-    content = dict(given["config"])
-    if workers.rank == workers.size - 1:
-        content |= given.get("others", {})
-    config = parse_model(TrainConfig, content, "test")
+    config = parse_model(TrainConfig, given["config"], "test")
     rank, after = given.get("kill", (-1, 0))
     record, save, batches = Run.record_learned, Run.save, 0
 

@@ -1,25 +1,20 @@
 """Runs that begin from another one: logs of the same examples with any features, and what runs know of ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from ctr.config import parse_model
-from ctr.data.log import create_log
+import small_runs
 from ctr.data.schema import Category, Schema
-from ctr.data.shards import pack_ids, publish_partition
-from ctr.io.hashing import splitmix64
 from ctr.models.embeddings import tower_columns
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
-from fault_points import Counting, kill, watching
+from fingerprint_logs import table_with
 from small_runs import SMALL, Examples, draw_examples, merged
 
 HALF, END = 160_000, 240_000
@@ -38,6 +33,7 @@ CONFIG: dict[str, Any] = merged(
         # So that roots are in flight wherever a run ends.
         "optimizer": {
             "dense": {"shampoo": {"start_preconditioning_step": 2, "precondition_frequency": 4}},
+            "embeddings": {"schedule": "warmup 50, cosine 800 to 0.2"},
         },
         "metrics": {"slices": []},
     },
@@ -48,19 +44,11 @@ ADAFACTOR = {"rule": "adafactor", "linear_rule": "adagrad", "learning_rate": 0.0
 
 
 def config_of(*changes: dict[str, Any]) -> TrainConfig:
-    content = CONFIG
-    for change in changes:
-        content = merged(content, change)
-    return parse_model(TrainConfig, content, "test")
+    return small_runs.config_of(CONFIG, *changes)
 
 
 def changed(feature: Category, **changes: Any) -> Category:
     return feature.model_copy(update=changes)
-
-
-def fingerprints(ids: np.ndarray) -> np.ndarray:
-    """Another number for each id; 0 stays 0."""
-    return np.where(ids == 0, 0, splitmix64(ids.astype(np.uint64)).view(np.int64))
 
 
 def publish(
@@ -69,30 +57,11 @@ def publish(
     ends: Sequence[int] = (0, 80_000, HALF, END),
     examples: Examples | None = None,
 ) -> Path:
-    """The same examples as a log of any features; of those with no buckets the ids are ``fingerprints``."""
-    schema, examples = Schema(features=tuple(features)), examples or draw_examples()
-    if not (folder / "schema.json").exists():
-        create_log(folder, schema)
-    table = examples.table()
-    columns = dict(zip(("user", "item", "position"), examples.ids.T, strict=True))
-    columns["hour"] = np.arange(len(examples)) % 24
-
-    def ids_of(name: str, values: np.ndarray) -> np.ndarray:
-        return fingerprints(values) if name in schema.growing else values
-
-    ids = np.stack([ids_of(name, columns[name]) for name in schema.single_valued], axis=1)
-    tags = [ids_of("tags", np.array(row, np.int64)).tolist() for row in examples.tags]
-    columns = {
-        **{name: table.column(name) for name in table.column_names if name not in ("ids", "tags")},
-        "ids": pack_ids(ids.astype(schema.id_type)),
-    }
-    if "tags" in schema.by_name:
-        columns["tags"] = pa.array(tags, pa.list_(pa.from_numpy_dtype(schema.id_type)))
-    table, times = pa.table(columns), table.column("query_time").to_numpy()
-    for start, end in pairwise(ends):
-        inside = pa.array(np.flatnonzero((times >= start) & (times < end)))
-        publish_partition(folder, schema, start, end, table.take(inside), shard_rows=170)
-    return folder
+    """The same examples as a log of any features."""
+    schema = Schema(features=tuple(features))
+    return small_runs.publish(
+        folder, table_with(schema, examples or draw_examples()), tuple(pairwise(ends)), schema
+    )
 
 
 def rows_before(time: int) -> int:
@@ -185,16 +154,3 @@ def assert_same(run: Path, other: Path) -> None:
     for name, array in expected.items():
         if not name.startswith(("ids/", "rows/", "rows_accumulator/")):
             np.testing.assert_array_equal(found[name], array, err_msg=name)
-
-
-def train_and_be_killed(given: Mapping[str, Any]) -> None:
-    """Begins a run from another one, trains, and kills this process.
-
-    Args:
-        given: ``log``, ``config`` (a dict), ``run`` and ``source``; ``kill_at``, a point of ``fault_points.py``, how
-            often it is to be reached, and what is in the path there.
-    """
-    point, count, path = given["kill_at"]
-    config = parse_model(TrainConfig, given["config"], "test")
-    with watching(Counting(point, count, kill, path)):
-        train(Path(given["log"]), config, Path(given["run"]), init_from=InitFrom(Path(given["source"])))

@@ -48,20 +48,14 @@ def test_what_numpy_wrote_comes_back(tmp_path, save):
     ("content", "words"),
     [
         (array("'<f8'", "(10000000000000,)", bytes(64)), "does not hold"),
-        (array("'<f8'", "(2, 2)", bytes(64)), "does not hold"),
         (array("'<f8'", "(-1,)", bytes(64)), "does not hold|shape"),
         (array("'<U0'", "(1000000000000,)"), "does not hold"),
         (array("'|O'", "(1,)", pickle.dumps([print])), "does not hold"),
         (array("'<f8'", "x", bytes(64)), "."),
         (array("'<f8'", "(" * 400, bytes(64)), "."),
         # Headers that overcome a parser are no shortage of memory.
-        *(
-            (
-                array("'<f8'", f"({sign * (9000 // len(sign))}1,)", bytes(8)),
-                "does not hold an array of numbers",
-            )
-            for sign in ("-", "not ", "1if 1else ", "lambda:", "1**")
-        ),
+        (array("'<f8'", f"({'-' * 9000}1,)", bytes(8)), "does not hold an array of numbers"),
+        (array("'<f8'", f"({'1if 1else ' * 900}1,)", bytes(8)), "does not hold an array of numbers"),
         (b"\x93NUMPY\x07\x00" + bytes(64), "."),
         (pickle.dumps([1]), "."),
         (b"", "."),

@@ -73,7 +73,11 @@ def test_yaml_that_is_refused(text, words):
 
 
 def test_yaml_that_means_what_it_seems_to():
-    assert parse_yaml("a: 1e-6\nb: 1E5\nc: '1e-6'") == {"a": 1e-6, "b": 1e5, "c": "1e-6"}
+    for text, value in {
+        **{"1e-6": 1e-6, "1.0e-6": 1e-6, "-2.E+3": -2e3, ".5e1": 5.0, "5E2": 500.0, "0.25": 0.25, "12": 12},
+        **{"e5": "e5", "1e": "1e", "'1e-6'": "1e-6"},
+    }.items():
+        assert repr(parse_yaml(text)) == repr(value)
     assert parse_yaml("base: &b {x: 1, y: 2}\nother: {<<: *b, y: 3}")["other"] == {"x": 1, "y": 3}
     assert parse_yaml("") is None
     assert math.isinf(parse_yaml(".inf"))

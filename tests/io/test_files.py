@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ctr.io.errors import InputError
 from ctr.io.files import (
     create_exclusively,
     is_temporary,
     make_folder,
     remove_temporaries,
-    require_file,
     write_atomic,
     write_atomic_bytes,
 )
+from ctr.io.versions import is_partial, is_version, version_number, versions
 
 
 def names(folder: Path) -> list[str]:
@@ -81,19 +80,6 @@ def test_new_folders_are_durable_too(tmp_path, events):
         assert events == [f"folder {tmp_path.name}", "folder a"]
 
 
-def test_of_two_publishers_exactly_one_wins_and_the_other_is_told(tmp_path, monkeypatch):
-    path, link = tmp_path / "file", os.link
-
-    def link_after_another(source, target):
-        path.write_bytes(b"of another")
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", link_after_another)
-    assert not create_exclusively(path, b"mine")
-    assert path.read_bytes() == b"of another"
-    assert names(tmp_path) == ["file"]
-
-
 DIES_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
@@ -133,12 +119,6 @@ def test_what_is_being_written_stays(tmp_path):
     assert names(tmp_path) == ["file"]
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"config .*nothing\.yaml: no such file"):
-        require_file(tmp_path / "nothing.yaml", "config")
-    assert require_file(Path(__file__), "test") == Path(__file__)
-
-
 def test_a_folder_that_another_thread_makes_meanwhile_is_no_fault(tmp_path, monkeypatch):
     """Of threads that make one folder, each may find it absent and then there."""
     folder = tmp_path / "a"
@@ -147,3 +127,21 @@ def test_a_folder_that_another_thread_makes_meanwhile_is_no_fault(tmp_path, monk
     is_dir = Path.is_dir
     monkeypatch.setattr(Path, "is_dir", lambda path: next(answers, True) if path == folder else is_dir(path))
     make_folder(folder)
+
+
+def test_what_a_name_is():
+    complete, partial = ("7", "0012", "7.delta"), ("7.partial", "7.delta.partial")
+    others = ("7.partial.delta", "7.delta.delta", "-7", "7.5", ".delta", "", "model")
+    names = (*complete, *partial, *others)
+    assert {name for name in names if is_version(name)} == set(complete)
+    assert {name for name in names if is_partial(name)} == set(partial)
+
+
+def test_versions_come_in_the_order_of_their_numbers_the_delta_first(tmp_path):
+    for name in ("10", "9", "10.delta", "11.partial", "100.delta", "notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "8").write_text("a file is no version")
+    found = versions(tmp_path)
+    assert [path.name for path in found] == ["9", "10.delta", "10", "100.delta"]
+    assert [version_number(path) for path in found] == [9, 10, 10, 100]
+    assert versions(tmp_path / "nothing") == []

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, rounded_weights, ui
 from ctr.models.initial_weights import init_weights
+from ctr.models.transfer import transfer, transfer_pieces
 
 PLAIN = Architecture(cross_layers=1, cross_rank=2, deep_units=(5,), prior=0.2, activation="tanh")
 FACTORIZED = replace(PLAIN, factors=Factors(width=4, ui_units=(6,), pieces=0, reach=6.0))
@@ -95,27 +96,20 @@ KINDS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.parametrize(("components", "copies"), [(1, 1), (3, 1), (3, 3)])
 @KINDS
-def test_every_kind_follows_its_formula(architecture):
-    weights = learned(architecture)
-    scores = forward(architecture, weights, inputs(architecture), tf.constant(0.7))
-    logit, ranked = by_hand(weights_of(weights), inputs(architecture), 0, 0.7)
-    np.testing.assert_allclose(scores.logits, [logit], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(scores.rank_scores, [ranked], rtol=1e-4, atol=1e-5)
-    assert architecture.rank_head == (np.abs(scores.logits - scores.rank_scores).max() > 0.01)
-
-
-@pytest.mark.parametrize("copies", [1, 3])
-@KINDS
-def test_an_ensemble_is_its_components_by_the_formula(architecture, copies):
-    ensemble, given = replace(architecture, components=3), inputs(architecture, copies)
-    weights = learned(ensemble)
-    scores = forward(ensemble, weights, given, tf.constant(0.7))
-    assert np.abs(np.diff(scores.logits, axis=0)).min(axis=0).max() > 0.01
-    for index in range(3):
-        logit, ranked = by_hand(weights_of(weights, index), given, index if copies > 1 else 0, 0.7)
+def test_every_kind_and_each_component_of_an_ensemble_follows_its_formula(architecture, components, copies):
+    whole, given = replace(architecture, components=components), inputs(architecture, copies)
+    weights = learned(whole)
+    scores = forward(whole, weights, given, tf.constant(0.7))
+    for index in range(components):
+        own = weights_of(weights, index if components > 1 else None)
+        logit, ranked = by_hand(own, given, index if copies > 1 else 0, 0.7)
         np.testing.assert_allclose(scores.logits[index], logit, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(scores.rank_scores[index], ranked, rtol=1e-4, atol=1e-5)
+    assert architecture.rank_head == (np.abs(scores.logits - scores.rank_scores).max() > 0.01)
+    if components > 1:
+        assert np.abs(np.diff(scores.logits, axis=0)).min(axis=0).max() > 0.01
 
 
 @pytest.mark.parametrize(
@@ -132,16 +126,6 @@ def test_combining_quality_and_ui_is_the_direct_evaluation(architecture, compone
     every = combine(*made, tf.repeat(q[:1], ROWS, axis=0), u).numpy()
     assert np.abs(every[:, 0] - direct[:, 0]).max() < 1e-6
     assert np.ptp(every, axis=1).min() > 0.01
-
-
-def test_a_fresh_factorized_model_learns_in_both_towers():
-    weights = fresh(FACTORIZED)
-    with tf.GradientTape() as tape:
-        tape.watch(weights)
-        scores = forward(FACTORIZED, weights, inputs(FACTORIZED), tf.constant(1.0))
-        total = tf.reduce_sum(scores.logits**2)
-    for name, gradient in tape.gradient(total, weights).items():
-        assert bool(tf.reduce_any(gradient != 0)), name
 
 
 @given(st.lists(st.lists(st.floats(-700, 700), min_size=3, max_size=3), min_size=1, max_size=5))
@@ -184,11 +168,11 @@ def test_weights_that_are_rounded_before_give_the_same_scores():
     architecture = replace(FACTORIZED, components=2, compute_dtype="bfloat16")
     weights, given = learned(architecture), inputs(architecture)
     rounded = rounded_weights(architecture, weights)
-    dtypes = {
-        name.rpartition("component_")[2].lstrip("01/"): weight.dtype for name, weight in rounded.items()
-    }
-    assert dtypes["quality/cross_0/u"] == dtypes["ui/deep_0/w_bias"] == tf.bfloat16
-    assert dtypes["quality_head"] == dtypes["transfer_scale"] == tf.float32
+    for index in range(2):
+        for name in ("quality/cross_0/u", "ui/deep_0/w_bias"):
+            assert rounded[f"component_{index}/{name}"].dtype == tf.bfloat16
+        for name in ("quality_head", "transfer_scale"):
+            assert rounded[f"component_{index}/{name}"].dtype == tf.float32
     found = [forward(architecture, own, given, tf.constant(0.7)).logits for own in (weights, rounded)]
     np.testing.assert_array_equal(*found)
     assert found[0].dtype == tf.float32 and {weight.dtype for weight in weights.values()} == {tf.float32}
@@ -217,3 +201,31 @@ def test_embeddings_are_rounded_where_a_layer_computes_with_them(changes, dtypes
     settings = {"cross_layers": 1, "cross_rank": 2, "deep_units": (4,), "compute_dtype": "bfloat16"}
     architecture = Architecture(**{**settings, **changes})
     assert (architecture.input_dtype("quality"), architecture.input_dtype("ui")) == dtypes
+
+
+def factorization(pieces, reach, prior=0.5):
+    """A factorization, and the weights of its transfer function."""
+    factors = Factors(2, (), pieces, reach)
+    shape = Architecture(0, 0, (2,), prior=prior, factors=factors)
+    return factors, init_weights(shape, {"quality": 3, "ui": 3}, seed=0)
+
+
+@pytest.mark.parametrize("pieces", [0, 6])
+def test_at_the_start_it_adds_the_prior(pieces):
+    s = np.array([-50.0, -1.3, 0.0, 0.4, 2.0, 50.0], np.float32)
+    found = transfer(*factorization(pieces, 2.0, prior=0.1), tf.constant(s))
+    np.testing.assert_allclose(found, s + np.log(0.1 / 0.9), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("s", [-1.0, 0.0, 0.3, 1.0])
+def test_at_a_joint_too_one_piece_tells_the_slope(s):
+    product = tf.constant([s])
+    with tf.GradientTape() as tape:
+        tape.watch(product)
+        logit = transfer(*factorization(4, 1.0), product)
+    assert float(tape.gradient(logit, product)[0]) == pytest.approx(1)
+
+
+def test_the_joint_of_two_pieces_is_at_0():
+    assert transfer_pieces(*factorization(2, 6.0)).joints.tolist() == [0]
+    assert transfer_pieces(*factorization(0, 6.0)).slopes.tolist() == [1]

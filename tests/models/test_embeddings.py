@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ctr.models.embeddings import create_table, look_up, tower_inputs, tower_widths
+from ctr.models.row_curvature import row_curvature
 from ctr.models.rows import FeatureRows, lay_out_tables
 from ctr.training.tables.plan import pad_plan, plan_table
 
@@ -122,24 +123,38 @@ def test_towers_have_the_columns_of_their_tables_and_copies(copies, factorized, 
             np.testing.assert_allclose(linear[copy][: len(IDS)], weights, rtol=1e-5, atol=1e-6)
 
 
-def test_copies_of_a_fresh_table_differ_and_the_first_is_the_table_without_copies():
-    (single,), (double,) = (lay_out_tables([FeatureRows("a", 400, 8, "ui", 0)], copies) for copies in (1, 2))
-    table = create_table(double, 0.05, seed=3).numpy()
-    assert table.shape == (400, 18)
-    np.testing.assert_array_equal(table[:, :9], create_table(single, 0.05, seed=3))
-    assert np.abs(np.corrcoef(table[:, :8].ravel(), table[:, 9:17].ravel())[0, 1]) < 0.1
-    assert (table[:, [8, 17]] == 0).all()
-    np.testing.assert_array_equal(double.by_column(2, 3), [2] * 8 + [3] + [2] * 8 + [3])
+def test_a_fresh_table_depends_on_seed_name_and_copy_and_starts_without_linear_weights():
+    def fresh(tower="ui", scale=0.05, seed=3, copies=1):
+        (layout,) = lay_out_tables([FeatureRows("a", 4000, 8, tower, 0)], copies)
+        np.testing.assert_array_equal(layout.by_column(2, 3), ([2] * 8 + [3]) * copies)
+        return create_table(layout, scale, seed=seed).numpy()
 
-
-def test_a_fresh_table_depends_on_seed_and_name_and_starts_without_linear_weights():
-    layout = lay_out_tables([FeatureRows("a", 4000, 8, "ui", 0)])[0]
-    other = lay_out_tables([FeatureRows("a", 4000, 8, "quality", 0)])[0]
-    table = create_table(layout, 0.05, seed=3).numpy()
-    assert (table[:, 8] == 0).all()
+    table, double = fresh(), fresh(copies=2)
+    assert (double.shape, double[:, [8, 17]].any()) == ((4000, 18), False)
+    np.testing.assert_array_equal(double[:, :9], table)
     assert abs(table[:, :8].mean()) < 0.002
     assert table[:, :8].std() == pytest.approx(0.05, rel=0.03)
-    np.testing.assert_array_equal(table, create_table(layout, 0.05, seed=3).numpy())
-    assert (table[:, :8] != create_table(layout, 0.05, seed=4).numpy()[:, :8]).mean() > 0.99
-    assert (table[:, :8] != create_table(other, 0.05, seed=3).numpy()[:, :8]).mean() > 0.99
-    np.testing.assert_allclose(create_table(layout, 0.1, seed=3).numpy(), 2 * table, rtol=1e-6)
+    for other in (fresh(seed=4), fresh(tower="quality"), double[:, 9:]):
+        assert abs(np.corrcoef(table[:, :8].ravel(), other[:, :8].ravel())[0, 1]) < 0.03
+    np.testing.assert_allclose(fresh(scale=0.1), 2 * table, rtol=1e-6)
+
+
+def test_curvature_and_features_are_those_of_loops():
+    layout, plan = next(both for both in zip(LAYOUTS, plans(), strict=True) if both[0].name == "quality-2")
+    rng = np.random.default_rng(1)
+    curvature, left = (rng.uniform(0.2, 1, PADDED_ROWS).astype(np.float32) for _ in range(2))
+    # Of three rows of a query the second has no weight; in the others feature a is the query's, b is not.
+    curvature[[1, 4, 5]] = 0
+    query = np.array([0, 0, 0, 1, 5, 5], np.int32)
+    ids_of = {0: IDS[[0, 2]], 1: IDS[3:]}
+    given = {name: tf.constant(getattr(plan, name)) for name in ("distinct", "single", "values", "segments")}
+    found = row_curvature(layout, given, tf.constant(curvature), tf.constant(query), tf.constant(left))
+    expected, groups = np.zeros(layout.rows), np.full(layout.rows, -1)
+    for row, place, one, share in uses(layout):
+        if curvature[row]:
+            column = layout.features[place].single
+            is_of_query = column is not None and len(set(ids_of[query[row]][:, column])) == 1
+            expected[one] += curvature[row] * share**2 * (left[row] if is_of_query else 1)
+            groups[one] = place
+    np.testing.assert_allclose(found.curvature, expected[plan.distinct], rtol=1e-5)
+    np.testing.assert_array_equal(found.groups, groups[plan.distinct])

@@ -15,12 +15,8 @@ def constants(*arrays):
 @given(seed=st.integers(0, 1000), rows=st.integers(1, 40))
 def test_each_query_is_as_if_it_were_alone(seed, rows):
     rng = np.random.default_rng(seed)
-    query, p, weight = (
-        rng.integers(0, min(rows, 5), rows),
-        rng.uniform(0.01, 0.99, rows),
-        rng.uniform(0, 2, rows),
-    )
-    label = rng.integers(0, 2, rows)
+    query, p = rng.integers(0, min(rows, 5), rows), rng.uniform(0.01, 0.99, rows)
+    weight, label = rng.uniform(0, 2, rows), rng.integers(0, 2, rows)
     effect, left = query_effect(tf.constant(query, tf.int32), *constants(p, label, weight))
     share = query_share(tf.constant(query, tf.int32), tf.constant(weight * p * (1 - p), tf.float32))
     for number in np.unique(query):
@@ -32,18 +28,6 @@ def test_each_query_is_as_if_it_were_alone(seed, rows):
         np.testing.assert_allclose(effect.numpy()[own], expected, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(left.numpy()[own], 1 / (1 + VARIANCE * curvature), rtol=1e-4)
         np.testing.assert_allclose(share.numpy()[own], 1 / (1 + VARIANCE * plain), rtol=1e-4)
-
-
-@given(logit=st.floats(-9, 9), clicks=st.integers(0, 300), rows=st.integers(1, 300))
-def test_an_effect_never_goes_beyond_the_clicks(logit, clicks, rows):
-    """A step by p (1 - p) alone would: from 0.999 to far below a half for a query with half of its rows clicked."""
-    clicks = min(clicks, rows)
-    label = np.repeat([1.0, 0.0], [clicks, rows - clicks])
-    p = np.full(rows, 1 / (1 + np.exp(-logit)))
-    effect, _ = query_effect(tf.zeros(rows, tf.int32), *constants(p, label, np.ones(rows)))
-    moved = 1 / (1 + np.exp(-(logit + effect.numpy()[0])))
-    low, high = sorted((p[0], clicks / rows))
-    assert low - 1e-5 <= moved <= high + 1e-5
 
 
 def test_rows_without_weight_have_no_say():

@@ -3,7 +3,6 @@
 import hashlib
 
 import numpy as np
-import pytest
 
 from ctr.models.row_values import initial_rows
 from slow_id_map import MASK, splitmix64
@@ -27,34 +26,9 @@ def test_a_value_by_hand():
     np.testing.assert_array_equal(found, np.array(expected, np.float32))
 
 
-def test_moments_of_values_columns_and_neighbors():
-    # Fingerprints that follow each other are the hardest ones for a hash.
-    rows = initial_rows(np.arange(1, 200_001), "user", 8, 2.0, seed=1) / 2
-    limit = 4 / np.sqrt(rows.size)
-    assert abs(rows.mean()) < limit
-    assert rows.std() == pytest.approx(1, abs=limit)
-    assert (rows**3).mean() == pytest.approx(0, abs=4 * limit)
-    assert (rows**4).mean() == pytest.approx(2.7, abs=10 * limit)
-    assert 3.2 < abs(rows).max() < 3.47
-    by_column = np.corrcoef(rows.T)
-    assert abs(by_column - np.eye(8)).max() < 5 / np.sqrt(len(rows))
-    for distance in (1, 2, 8):
-        assert abs((rows[distance:] * rows[:-distance]).mean()) < limit
-
-
 def test_values_depend_neither_on_the_order_nor_on_other_ids_nor_on_the_number_of_columns():
     fingerprints = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 20_000)
     rows = initial_rows(fingerprints, "user", 7, 0.1, seed=1)
     order = np.random.default_rng(1).permutation(len(rows))
     np.testing.assert_array_equal(initial_rows(fingerprints[order], "user", 7, 0.1, seed=1), rows[order])
     np.testing.assert_array_equal(initial_rows(fingerprints[5:6], "user", 3, 0.1, seed=1), rows[5:6, :3])
-
-
-@pytest.mark.parametrize(
-    "other", [{"seed": 2}, {"copy": 1}, {"feature": "item"}, {"seed": 11, "copy": 0}, {"seed": 1, "copy": 10}]
-)
-def test_another_seed_copy_or_feature_draws_independently(other):
-    fingerprints = np.arange(1, 50_001)
-    same = {"feature": "user", "seed": 1, "copy": 0}
-    rows, others = (initial_rows(fingerprints, columns=4, scale=1.0, **keys) for keys in (same, same | other))
-    assert abs((rows * others).mean()) < 4 / np.sqrt(rows.size)

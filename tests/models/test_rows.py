@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.models.rows import (
-    FeatureRows,
-    TableLayout,
-    lay_out_tables,
-    padded_size,
-)
+from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables, padded_size
 from ctr.training.tables.plan import assign_rows, pad_plan, plan_table
 
 FEATURES = (
@@ -75,11 +70,8 @@ def draw_batch(data, rows, features=FEATURES, dtype=np.int32):
 
     singles = [f for f in features if f.single is not None]
     ids = [[draw(an_id(f)) for f in singles] for _ in range(rows)]
-    lists = {
-        f.name: [draw(st.lists(an_id(f), max_size=3)) for _ in range(rows)]
-        for f in features
-        if f.single is None
-    }
+    several = [f for f in features if f.single is None]
+    lists = {f.name: [draw(st.lists(an_id(f), max_size=3)) for _ in range(rows)] for f in several}
     columns = {
         name: (
             np.array([value for row in values for value in row], dtype),
@@ -121,26 +113,9 @@ def assert_refers(plan, layout, ids, lists, padding, table_rows, row_of):
     # Padding refers to positions that exist.
     assert plan.single.max(initial=0) < len(plan.distinct)
     assert plan.values.max(initial=0) < len(plan.distinct)
-    assert {plan.distinct.dtype, plan.single.dtype, plan.values.dtype, plan.segments.dtype} == {
-        np.dtype(np.int32)
-    }
+    for part in (plan.distinct, plan.single, plan.values, plan.segments):
+        assert part.dtype == np.int32
     assert plan.pending is None
-
-
-# The ids of a log are int64 where some of its features grow, also in tables without these.
-@given(
-    st.data(),
-    st.integers(0, 6),
-    st.integers(0, 3),
-    st.sampled_from(lay_out_tables(FEATURES)),
-    st.sampled_from([np.int32, np.int64]),
-)
-def test_a_plan_refers_to_the_rows_that_the_ids_name(data, rows, padding, layout: TableLayout, dtype):
-    ids, lists, columns = draw_batch(data, rows, dtype=dtype)
-    plan = pad_plan(layout, plan_table(layout, ids, columns), rows + padding)
-    offsets = layout.offsets()
-    assert_refers(plan, layout, ids, lists, padding, layout.rows, lambda f, one: one + offsets[f.name])
-    assert sorted(plan.distinct[: plan.distinct_count]) == plan.distinct[: plan.distinct_count].tolist()
 
 
 # One row for a missing value and three that ids without a slot share.
@@ -192,30 +167,35 @@ def occurrences(layout, ids, lists, drawn):
     return counts, found
 
 
-@settings(max_examples=30)
+@settings(max_examples=100)
 @given(
     st.data(),
     st.integers(0, 6),
     st.integers(0, 3),
-    st.sampled_from([layout for layout in lay_out_tables(GROWING) if layout.growing]),
+    st.sampled_from([(one, layout) for one in (FEATURES, GROWING) for layout in lay_out_tables(one)]),
     st.integers(0, 300),
     st.randoms(use_true_random=False),
 )
-def test_ids_that_grow_are_named_once_and_have_the_rows_that_they_are_given(
-    data, rows, padding, layout: TableLayout, more_rows, random
+def test_a_plan_refers_to_the_rows_that_the_ids_name_or_are_given(
+    data, rows, padding, features_and_layout, more_rows, random
 ):
-    ids, lists, columns = draw_batch(data, rows, GROWING, np.int64)
+    features, layout = features_and_layout
+    # The ids of a log are int64 where some of its features grow, also in tables without these.
+    dtype = np.int64 if features is GROWING else data.draw(st.sampled_from([np.int32, np.int64]))
+    ids, lists, columns = draw_batch(data, rows, features, dtype)
     drawn = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)), bool)
-    is_drawing = data.draw(st.booleans())
+    is_drawing = bool(layout.growing) and data.draw(st.booleans())
     plan = pad_plan(layout, plan_table(layout, ids, columns, drawn if is_drawing else None), rows + padding)
+    if not layout.growing:
+        row_of = Slots(layout, []).row_of
+        assert_refers(plan, layout, ids, lists, padding, layout.rows, row_of)
+        named_rows = plan.distinct[: plan.distinct_count].tolist()
+        assert sorted(named_rows) == named_rows
+        return
     assert plan.pending is not None
     names = [feature.name for feature in layout.growing]
-    named = [
-        (names[feature], one)
-        for feature, one in zip(
-            plan.pending.features.tolist(), plan.pending.fingerprints.tolist(), strict=True
-        )
-    ]
+    of_names, prints = plan.pending.features.tolist(), plan.pending.fingerprints.tolist()
+    named = [(names[feature], one) for feature, one in zip(of_names, prints, strict=True)]
     counts, admitted = occurrences(layout, ids, lists, drawn)
     assert len(set(named)) == len(named)
     assert dict(zip(named, plan.pending.counts.tolist(), strict=True)) == counts
@@ -254,12 +234,8 @@ def test_a_plan_does_not_depend_on_which_slots_ids_have(data, rows, layout: Tabl
 def test_few_rows_pad_and_batches_of_one_size_have_few_capacities(count):
     (layout,) = lay_out_tables([FeatureRows("a", 100_000, 2, "quality", 0)])
     near = range(count - count // 50, count + count // 50 + 1, max(1, count // 500))
-    found = [
-        pad_plan(
-            layout, plan_table(layout, np.arange(number, dtype=np.int32)[:, np.newaxis], {}), max(64, number)
-        )
-        for number in near
-    ]
+    ids = [np.arange(number, dtype=np.int32)[:, np.newaxis] for number in near]
+    found = [pad_plan(layout, plan_table(layout, one, {}), max(64, len(one))) for one in ids]
     for plan in found:
         assert 0 <= len(plan.distinct) - plan.distinct_count <= max(256, plan.distinct_count / 32)
     assert len({len(plan.distinct) for plan in found}) <= 3

@@ -22,6 +22,7 @@ SCHEMA = Schema(
         Category(name="user", source="user", buckets=10),
     )
 )
+LOW = {"position": ["2", "3"]}
 CONTENT: dict[str, Any] = {
     "ranking": {"weight": 0.3},
     "distillation": {"teacher": "t", "weight": 0.7},
@@ -30,26 +31,14 @@ CONTENT: dict[str, Any] = {
         "regularization": 0.05,
         "families": [
             {"name": "ctr", "estimated_ctr": [0.3, 0.6]},
-            {
-                "name": "low",
-                "estimated_ctr": [0.5],
-                "features": {"position": ["2", "3"]},
-                "learning_rate": 0.1,
-            },
+            {"name": "low", "estimated_ctr": [0.5], "features": LOW, "learning_rate": 0.1},
             {"name": "other", "log": "exposure"},
         ],
         "logs": [{"name": "exposure", "path": "somewhere"}],
     },
 }
 CONFIG = parse_model(ObjectiveConfig, CONTENT, "test")
-FAMILIES = resolve_families(CONFIG.bias_constraints, SCHEMA)
-RAMPS = {
-    "alpha2": 1.0,
-    "ranking": 0.8,
-    "distillation": 0.5,
-    "anti_distillation": 0.4,
-    "bias_constraints": 0.6,
-}
+RAMPS = dict(alpha2=1.0, ranking=0.8, distillation=0.5, anti_distillation=0.4, bias_constraints=0.6)
 DUALS = [np.array([0.4, -0.7, 0.2]), np.array([0.3, -0.2, 0.5, 0.9]), np.array([-1.1])]
 OWN = 9  # rows of the training log; the rest are of the constraint log
 
@@ -134,9 +123,8 @@ def graph(rows, source, logit, each=None, score=None, config=CONFIG, ramps=RAMPS
 
     def padded(values):
         # What padding predicts must not matter.
-        return tf.constant(
-            np.pad(values, ((0, 0), (0, capacity - len(rows))), constant_values=3.0), tf.float32
-        )
+        added = (0, 0), (0, capacity - len(rows))
+        return tf.constant(np.pad(values, added, constant_values=3.0), tf.float32)
 
     (logit,) = tf.unstack(padded(logit[np.newaxis]))
     each = logit[tf.newaxis] if each is None else padded(each)
@@ -230,16 +218,6 @@ def test_a_batch_whose_own_rows_were_all_dropped_still_learns_from_its_constrain
     found = graph(rows, source, logit, config=constrained(), ramps=ONES)[2][0][: len(rows)]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
     assert found.any()
-
-
-def test_with_all_ramps_at_zero_it_is_the_logistic_loss():
-    rows, source, (logit, score) = draw(0)
-    loss, *_, after = graph(rows, source, logit, score=score, ramps=dict.fromkeys(RAMPS, 0.0))
-    own = np.where(source == 0, rows.train_weight, 0)
-    losses = np.logaddexp(0, np.where(rows.label == 1, -logit, logit))
-    assert loss == pytest.approx((own * losses).sum() / own.sum(), rel=1e-6)
-    for before, now in zip(DUALS, after, strict=True):
-        assert np.array_equal(now, before.astype(np.float32))
 
 
 def test_of_an_ensemble_the_losses_are_means_and_the_constraints_are_about_the_prediction():

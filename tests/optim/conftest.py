@@ -1,4 +1,4 @@
-"""What tests of the rows' optimizer share."""
+"""What tests of several optimizers share."""
 
 import pytest
 import tensorflow as tf
@@ -20,3 +20,12 @@ def update():
         accumulator.scatter_update(tf.IndexedSlices(sums, rows))
 
     return update
+
+
+@pytest.fixture
+def float64():
+    """Keras would round inputs to float32 on their way into a model."""
+    before = tf.keras.backend.floatx()
+    tf.keras.backend.set_floatx("float64")
+    yield
+    tf.keras.backend.set_floatx(before)

@@ -5,12 +5,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from tensorflow_recommenders.experimental.optimizers.clippy_adagrad import ClippyAdagrad
 
 import shampoo_reference as reference
-from ctr.optim.first_order.options import AdaGrad
-from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.shampoo.options import Limits, ShampooOptions
 from ctr.optim.update_limit import limit_update
 
 SHAPES = [(7, 5), (4,)]
@@ -111,26 +107,6 @@ def test_each_tensor_takes_the_limited_step_of_an_unlimited_optimizer(grafting):
     assert grafting == "adagrad" or factors.max() == 1
 
 
-@pytest.mark.slow
-def test_it_compiles_and_is_the_same():
-    start = [w.astype(np.float32) for w in reference.initial(SHAPES)]
-    history = reference.drifting(SHAPES, 4)
-    cores = [reference.make_core(limited_options(), start, tf.float32) for _ in range(2)]
-
-    @tf.function(jit_compile=True)
-    def compiled(gradients):
-        cores[1].update(gradients, RATE, roots="between_steps")
-
-    for gradients in history:
-        tensors = [tf.constant(g, tf.float32) for g in gradients]
-        cores[0].update(tensors, RATE, roots="between_steps")
-        compiled(tensors)
-        for core in cores:
-            core.exchange()
-    for plain, other in zip(cores[0].weights, cores[1].weights, strict=True):
-        np.testing.assert_allclose(plain, other, rtol=1e-4, atol=1e-6)
-
-
 def test_tables_are_not_limited():
     start = [np.ones((3, 2))]
     rows = tf.IndexedSlices(tf.constant([[3.0, 4.0]], tf.float64), tf.constant([1]))
@@ -141,14 +117,6 @@ def test_tables_are_not_limited():
         found.append(core.weights[0].numpy())
     np.testing.assert_array_equal(*found)
     assert (found[0][1] != 1).all()
-
-
-def test_a_relative_limit_alone_is_refused():
-    with pytest.raises(ValueError, match="relative requires an absolute limit above 0"):
-        Limits(relative=0.1)
-    with pytest.raises(ValueError, match="limits: relative requires an absolute limit above 0"):
-        ShampooOptions(limits={"relative": 0.1})
-    assert ShampooOptions(limits={"relative": 0.1, "absolute": 1e-7}).limits.relative == 0.1
 
 
 # Rows.
@@ -182,38 +150,3 @@ def test_touched_rows_have_one_factor_and_padding_counts_for_nothing(update):
 
 
 # TensorFlow Recommenders' own.
-
-
-@pytest.mark.parametrize(("relative", "absolute"), [(0.1, 1e-7), (0.0, 0.05)])
-def test_adagrad_with_the_limit_is_clippy_adagrad(relative, absolute):
-    """Whose accumulator has the present gradient in it, as ours has."""
-    start = [w.astype(np.float32) for w in reference.initial(SHAPES)]
-    theirs = [tf.Variable(w) for w in start]
-    optimizer = ClippyAdagrad(
-        learning_rate=RATE,
-        initial_accumulator_value=0.1,
-        variable_relative_threshold=relative,
-        absolute_threshold=absolute,
-        epsilon=0.0,
-        use_standard_accumulator_update=True,
-        export_clipping_factors=True,
-    )
-    core = ShampooCore(
-        ShampooOptions(
-            start_preconditioning_step=None,
-            grafting=AdaGrad(initial_accumulator=0.1),
-            limits=Limits(relative=relative, absolute=absolute),
-        ),
-        [tf.Variable(w) for w in start],
-    )
-    factors = []
-    for scale, gradients in zip(
-        [1, 1e-3, 10, 1e-3, 1, 1e-3] * 3, reference.drifting(SHAPES, 18), strict=True
-    ):
-        tensors = [tf.constant(scale * g, tf.float32) for g in gradients]
-        optimizer.apply_gradients(zip(tensors, theirs, strict=True))
-        core.update(tensors, RATE)
-        factors += [float(factor) for factor in optimizer.clipping_factors]
-        for mine, other in zip(core.weights, theirs, strict=True):
-            np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-6 * np.abs(start[0]).max())
-    assert min(factors) < 0.3 and max(factors) > 0.3

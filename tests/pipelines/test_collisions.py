@@ -10,7 +10,6 @@ import event_files
 import raw_logs
 from ctr.cli import main
 from ctr.config import parse_model
-from ctr.data.id_counts import BoundedCounts
 from ctr.data.ids.arrow import string_ids
 from ctr.data.inspection import inspect_log, shared_buckets
 from ctr.data.inspection_text import inspection_text
@@ -19,7 +18,6 @@ from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids
 from ctr.pipelines import collisions
 from ctr.pipelines.collisions import Collisions
-from ctr.pipelines.events.follow import ingest_events
 from ctr.pipelines.ingest.run import ingest
 from log_files import rows_of
 
@@ -51,7 +49,13 @@ def make_mapping(**changes):
     return raw_logs.make_mapping(**{**content, **changes})
 
 
-def test_the_share_is_about_that_of_the_values(rows, given, tmp_path):
+# The second one estimates what it does not count.
+MARKED = pytest.mark.parametrize("marked", [collisions._MARKED, 0])
+
+
+@MARKED
+def test_the_share_is_about_that_of_the_values(rows, given, tmp_path, monkeypatch, marked):
+    monkeypatch.setattr(collisions, "_MARKED", marked)
     result = ingest(make_mapping(), [given], tmp_path / "log", now_us=NOW)
     values = np.array(sorted({row["user"] for row in rows}))
     buckets = string_ids(values).view(np.uint64) % np.uint64(299)
@@ -69,7 +73,7 @@ def test_the_share_is_about_that_of_the_values(rows, given, tmp_path):
     assert warning.endswith("leave buckets out of the mapping, and each value has an id of its own")
 
 
-@pytest.mark.parametrize("marked", [collisions._MARKED, 0])
+@MARKED
 def test_missing_values_are_no_ids_that_collide(monkeypatch, marked):
     monkeypatch.setattr(collisions, "_MARKED", marked)
     feature = {"name": "user", "kind": "category", "source": "user", "buckets": 3}
@@ -81,50 +85,23 @@ def test_missing_values_are_no_ids_that_collide(monkeypatch, marked):
     assert one == pytest.approx(shared_buckets(1, 2)[1]) and found.shares()["user"] == pytest.approx(0.5)
 
 
-def test_very_many_buckets_are_estimated(given, tmp_path, monkeypatch):
-    marked = ingest(make_mapping(), [given], tmp_path / "marked", now_us=NOW)
-    monkeypatch.setattr(collisions, "_MARKED", 0)
-    counted = ingest(make_mapping(), [given], tmp_path / "counted", now_us=NOW)
-    # So few are counted exactly.
-    assert counted.shared_ids == marked.shared_ids
-    counts = BoundedCounts(1)
-    counts.add(np.arange(1, 200_001), np.zeros(200_000, bool))
-    assert counts.distinct() == pytest.approx(200_000, rel=0.03)
+@pytest.mark.parametrize("kept", [[], ["own"]])
+def test_inspection_shows_growing_ids_with_their_values_or_fingerprints(rows, given, tmp_path, kept):
+    ingest(make_mapping(keep_values=kept), [given], tmp_path / "log", now_us=NOW)
+    summary = inspect_log(tmp_path / "log")
+    own = next(one for one in summary.features if one.name == "own")
+    assert (own.buckets, own.ids, own.exact, own.shared, own.values) == (None, 200, True, None, None)
+    lines = [line.split() for line in inspection_text(summary).splitlines()]
+    [row, tops] = [words for words in lines if words[:1] == ["own"]]
+    assert row[4:6] == ["growing", "200"]
+    if kept:
+        assert own.top[0].value in {row["user"] for row in rows} and tops[1] == "person"
+    else:
+        assert all(top.value is None for top in own.top)
+        assert len(tops[1]) == len("0x0123456789abcdef:") and tops[1].startswith("0x")
 
 
-def test_the_command_warns_in_one_line(given, tmp_path, capsys):
-    (tmp_path / "mapping.yaml").write_text(
-        json.dumps(raw_logs.base_content(features=FEATURES, derive={}, joins=[], query="none"))
-    )
-    arguments = ["ingest", "table", str(given), "--mapping", str(tmp_path / "mapping.yaml")]
-    assert main([*arguments, "--out", str(tmp_path / "log")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert (
-        sum(line.startswith("warning: hash collisions: in 2 features more than 10%") for line in lines) == 1
-    )
-    assert main([*arguments, "--out", str(tmp_path / "again"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["shared_ids"]["labels"] == pytest.approx(0.5)
-
-
-def test_inspection_shows_growing_ids_with_their_values_or_fingerprints(rows, given, tmp_path):
-    ingest(make_mapping(), [given], tmp_path / "without", now_us=NOW)
-    ingest(make_mapping(keep_values=["own"]), [given], tmp_path / "with", now_us=NOW)
-    for name in ("without", "with"):
-        summary = inspect_log(tmp_path / name)
-        own = next(one for one in summary.features if one.name == "own")
-        assert (own.buckets, own.ids, own.exact, own.shared, own.values) == (None, 200, True, None, None)
-        assert all(top.value is None for top in own.top) == (name == "without")
-        lines = inspection_text(summary).splitlines()
-        [row, tops] = [line.split() for line in lines if line.split()[:1] == ["own"]]
-        assert row[4] == "growing" and row[5] == "200"
-        if name == "with":
-            assert own.top[0].value in {row["user"] for row in rows}
-            assert tops[1] == "person"
-        else:
-            assert len(tops[1]) == len("0x0123456789abcdef:") and tops[1].startswith("0x")
-
-
-@pytest.mark.parametrize("marked", [collisions._MARKED, 0])
+@MARKED
 def test_parts_that_are_merged_know_what_the_whole_knows(given, tmp_path, monkeypatch, marked):
     monkeypatch.setattr(collisions, "_MARKED", marked)
     mapping = make_mapping()
@@ -142,44 +119,21 @@ def test_parts_that_are_merged_know_what_the_whole_knows(given, tmp_path, monkey
     assert list(merged.warnings()) == list(whole.warnings())
 
 
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory):
-    """A folder with 600 impressions of 200 colors."""
-    events = event_files.draw_events(600)
+@pytest.mark.parametrize("more", [[], ["--follow", "--drain"]])
+def test_the_command_for_events_warns_or_names_the_command_that_does(tmp_path, capsys, more):
+    events, log = event_files.draw_events(600), tmp_path / "log"
     for event in events["impressions"]:
         event["color"] = f"color {event['impression_id'] % 200}"
-    return event_files.write_events(tmp_path_factory.mktemp("events"), events)
-
-
-EVENT_FEATURES = [
-    {"name": "person", "kind": "category", "source": "color", "buckets": 300},
-    {"name": "many", "kind": "category", "source": "color", "buckets": 500_000},
-    {"name": "own", "kind": "category", "source": "color"},
-]
-
-
-def test_a_batch_of_events_warns_as_the_ingest_of_a_table_does(shown, tmp_path):
-    mapping = event_files.mapping(features=EVENT_FEATURES)
-    result = ingest_events(mapping, [shown], tmp_path / "log")
-    assert set(result.shared_ids) == {"person", "many"}
-    [one] = [one for one in inspect_log(tmp_path / "log").features if one.name == "person"]
-    assert result.shared_ids["person"] == pytest.approx(one.shared) and one.shared > 0.2
-    [warning] = result.warnings
-    assert warning.startswith(
-        "hash collisions: in 1 feature more than 10% of the values share a bucket with another one: person "
-    )
-
-
-@pytest.mark.parametrize("more", [[], ["--follow", "--drain"]])
-def test_the_command_for_events_warns_or_names_the_command_that_does(shown, tmp_path, capsys, more):
-    content = event_files.content(features=EVENT_FEATURES)
-    (tmp_path / "mapping.yaml").write_text(json.dumps(content))
-    arguments = ["ingest", "events", str(shown), "--mapping", str(tmp_path / "mapping.yaml")]
-    assert main([*arguments, "--out", str(tmp_path / "log"), "--max-reject-share", "1", *more]) == 0
+    event_files.write_events(tmp_path / "events", events)
+    buckets = {"person": {"buckets": 300}, "many": {"buckets": 500_000}, "own": {}}
+    features = [{"name": n, "kind": "category", "source": "color", **own} for n, own in buckets.items()]
+    (tmp_path / "mapping.yaml").write_text(json.dumps(event_files.content(features=features)))
+    arguments = ["ingest", "events", str(tmp_path / "events"), "--mapping", str(tmp_path / "mapping.yaml")]
+    assert main([*arguments, "--out", str(log), "--max-reject-share", "1", *more]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     if more:
-        assert last == f"ctr inspect {tmp_path / 'log'} estimates how many values share an id"
+        assert last == f"ctr inspect {log} estimates how many values share an id"
     else:
-        assert last.startswith(
-            "warning: hash collisions: in 1 feature more than 10% of the values share a bucket"
-        )
+        [person] = [one for one in inspect_log(log).features if one.name == "person"]
+        told = "hash collisions: in 1 feature more than 10% of the values share a bucket with another one: person "
+        assert last.startswith(f"warning: {told}{person.shared:.1%} (") and person.shared > 0.2

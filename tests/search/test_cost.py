@@ -11,10 +11,10 @@ from ctr.data.log import read_manifests, read_schema
 from ctr.experiments.measure import measure
 from ctr.io.errors import InputError
 from ctr.search.config import CostConfig, SearchConfig
-from ctr.search.cost import cost_of, counted, make_cost
+from ctr.search.cost import make_cost
 from ctr.search.space import Space, make_space
 from ctr.search.times import Layer, layers_of, layers_to_measure
-from small_runs import SMALL, draw_examples, merged, publish
+from small_runs import SMALL, merged
 
 WIDTHS = {"user": 4, "item": 4}
 BASE = merged(SMALL, {"model": {"deep": {"units": [16, 8], "ranks": [4, 0]}, "widths": WIDTHS}})
@@ -28,11 +28,6 @@ CHOICES = {
     "features.tags": [True, False],
     "batch.rows": [25, 50],
 }
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory) -> Path:
-    return publish(tmp_path_factory.mktemp("cost") / "log", draw_examples().table())
 
 
 def space_of(log: Path, choices: dict[str, Any], method: str = "random") -> Space:
@@ -50,28 +45,6 @@ def test_the_cost_is_what_an_experiment_counts(log, purpose, key):
     for choice in choices:
         assert cost(choice) == found[str(choice)][key] / found["base"][key]
     assert cost(space.baseline(BASE)) == 1.0
-
-
-def test_a_larger_part_never_costs_less(log):
-    # A bottleneck may cost more than its matrix: its ranks are compared among themselves.
-    choices = {**CHOICES, "model.deep.ranks.0": [2, 4], "model.crosses.layers": [0, 1, 2]}
-    del choices["batch.rows"]
-    space = space_of(log, choices)
-    cost = cost_of(space, BASE, counted(log, "training"))
-    compared = 0
-    for choice in list(space.candidates())[::11]:
-        for place, decision in enumerate(space.decisions):
-            larger = (*choice[:place], choice[place] + 1, *choice[place + 1 :])
-            if choice[place] + 1 == len(decision.choices):
-                continue
-            change = cost(larger) - cost(choice)
-            if decision.name == "features.tags":
-                assert change <= 0
-            # A layer that is not there may cost less or more than one: the next products have its width.
-            elif decision.choices[choice[place]] or decision.name == "model.crosses.layers":
-                assert change >= 0
-            compared += 1
-    assert compared > 60
 
 
 def test_times_are_those_of_the_layers_and_of_a_rest(log, tmp_path):

@@ -26,8 +26,6 @@ MODEL: dict[str, Any] = {
 }
 RAMPS = dict.fromkeys(("alpha2", *ObjectiveConfig.model_fields), 1.0)
 STEPS = 3
-# Of the tables in their order, quality-4 with user, item and tags, ui-2 with position.
-COLUMNS = {"user": 4, "item": 4, "tags": 4, "position": 2}
 CANDIDATE = Shape(
     deep_units=(4, 0), deep_ranks=(0, 0), crosses=1, cross_rank=2, widths={"user": 1}, without={"item"}
 )
@@ -116,30 +114,6 @@ def test_what_is_masked_does_not_move(linear_rule):
     assert all(
         moved[f"dense/{names.index(name):03d}"].any() for name in ("quality/head_from_1", "quality/deep_0/w")
     )
-
-
-@pytest.mark.slow
-def test_what_is_not_masked_moves_as_in_the_smaller_network():
-    config = make_config()
-    state = make_state(config, passed_over([(6,), (0, 5)]))
-    candidate = Shape((4, 0), (0, 0), crosses=1, cross_rank=2, widths={}, without=())
-    small_config = make_config(crosses={"layers": 1, "rank": 2}, deep={"units": [4], "activation": "smelu"})
-    small = make_state(small_config)
-    for table, other in zip(small.tables.weights, state.tables.weights, strict=True):
-        table.assign(other)
-
-    def now() -> dict[str, np.ndarray]:
-        weights = {name: weight.numpy() for name, weight in state.weights.items()}
-        return sliced(weights, candidate, np.ones(14, bool))
-
-    for name, weight in small.weights.items():
-        weight.assign(now()[name])
-    learn(state, config, candidate)
-    learn(small, small_config)
-    for name, weight in small.weights.items():
-        np.testing.assert_allclose(now()[name], weight.numpy(), rtol=0, atol=3e-6, err_msg=name)
-    for table, other in zip(small.tables.weights, state.tables.weights, strict=True):
-        np.testing.assert_allclose(other.numpy(), table.numpy(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

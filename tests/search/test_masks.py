@@ -1,4 +1,4 @@
-"""A masked network against the smaller network that it stands for, in TensorFlow and in float64 NumPy."""
+"""A masked network against the smaller network that it stands for."""
 
 from dataclasses import replace
 
@@ -113,30 +113,6 @@ def scores(shape: Architecture, weights, e0: np.ndarray) -> np.ndarray:
     return forward(shape, weights, given, tf.constant(0.7)).logits.numpy()[0]
 
 
-def smelu(x: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(x) <= 1, (x + 1) ** 2 / 4, np.maximum(x, 0))
-
-
-def by_hand(w: dict[str, np.ndarray], e0: np.ndarray) -> np.ndarray:
-    """The logits of a plain model without a gate, in float64."""
-    w = {name: np.asarray(weight, np.float64) for name, weight in w.items()}
-    e0 = e0.astype(np.float64)
-    hidden, place = e0, 0
-    while f"quality/cross_{place}/v_bias" in w:
-        u, v, bias = (w[f"quality/cross_{place}/{name}"] for name in ("u", "v", "v_bias"))
-        hidden, place = 0.7 * e0 * (hidden @ u @ v + bias) + hidden, place + 1
-    place = 0
-    while any(name.startswith(f"quality/deep_{place}/") for name in w):
-        name = f"quality/deep_{place}"
-        if f"{name}/w" in w:
-            hidden = smelu(hidden @ w[f"{name}/w"] + w[f"{name}/w_bias"])
-        else:
-            hidden = smelu(hidden @ w[f"{name}/u"] @ w[f"{name}/v"] + w[f"{name}/v_bias"])
-        place += 1
-    linear = np.random.default_rng(2).normal(size=(1, ROWS))[0].astype(np.float32)
-    return (hidden @ w["quality_head"])[:, 0] + linear + w["output_bias"]
-
-
 @pytest.mark.parametrize(("gated", "full"), [(False, False), (True, False), (True, True)])
 @settings(deadline=None, max_examples=15)
 @given(candidate=candidates())
@@ -151,8 +127,6 @@ def test_a_masked_network_is_the_smaller_one(gated, full, candidate):
     found = scores(shape, candidate_of(shape, largest, candidate), inputs(kept))
     plain = alone(shape, candidate, int(kept.sum()), weights)
     np.testing.assert_allclose(found, scores(plain, weights, inputs()[:, kept]), rtol=0, atol=2e-6)
-    if not gated:
-        np.testing.assert_allclose(found, by_hand(weights, inputs()[:, kept]), rtol=0, atol=1e-5)
 
 
 def factorized(candidate: Shape | None = None, pieces: int = 0) -> Architecture:

@@ -36,11 +36,6 @@ SEARCH: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def log(tmp_path_factory) -> Path:
-    return publish(tmp_path_factory.mktemp("search") / "log", draw_examples().table())
-
-
 @pytest.fixture
 def place(log, tmp_path, monkeypatch) -> Path:
     """A folder with a log and a search, in which runs are trained by this process, one after the other."""
@@ -253,12 +248,8 @@ def test_bad_searches_end_in_one_line(place, capsys):
             "3 cannot be reduced by 2 in 3 rungs; allowed: 4",
         ),
         ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
-        (
-            {"method": "supernet"},
-            "linear_learning_rate: is a setting of training; allowed with method halving",
-        ),
         ({"target": 1e-9}, "space: none of 4 candidates costs at most 1e-09 of the baseline's"),
-        ({"prefix": 1e-9}, "a larger prefix is required"),
+        ({"prefix": 1e-9}, "rows; a larger prefix is required"),
     ):
         write({**SEARCH, **content})
         assert main(["search", "search.yaml", "--log", "log", "--out", "out"]) == 1

@@ -1,8 +1,6 @@
 """A whole search by weight sharing on a small log: the plain model's bits, kills, and what it refuses."""
 
 import json
-import multiprocessing
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,10 @@ from ctr.search.space import space_of
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run import checkpoint
-from small_runs import draw_examples, merged, publish
-from small_searches import BASE, SPACE, killed, search
+from small_runs import draw_examples, merged
+from small_searches import BASE, SPACE, search
 
 ROWS = len(draw_examples())
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory) -> Path:
-    return publish(tmp_path_factory.mktemp("log") / "log", draw_examples().table())
 
 
 @pytest.fixture(scope="module")
@@ -125,19 +118,6 @@ def test_a_search_that_broke_off_goes_on_to_the_same_bits(log, found, tmp_path):
     # What is whole is not made again.
     assert search(log, tmp_path / "out", **given) == result
     assert_same_search(tmp_path / "out", out)
-
-
-@pytest.mark.soak
-def test_killed_and_repeated_it_ends_in_the_same_bits(log, found, tmp_path):
-    out, result, _ = found
-    context = multiprocessing.get_context("spawn")
-    for at in (13, 14):
-        process = context.Process(target=killed, args=(log, tmp_path / "killed", at))
-        process.start()
-        process.join(300)
-        assert process.exitcode == -signal.SIGKILL
-    assert search(log, tmp_path / "killed", target=0.8, controller={"passes": 1.3}) == result
-    assert_same_search(tmp_path / "killed", out)
 
 
 @pytest.mark.soak

@@ -17,7 +17,6 @@ from ctr.search.record import Rung, Tried
 from ctr.search.space import Decision, Space
 from ctr.search.trials import draw_candidates, halve
 from ctr.training.config import TrainConfig
-from small_runs import draw_examples, publish
 
 
 def rung_of(number: int, tried: list[Tried]) -> Rung:
@@ -118,18 +117,6 @@ def test_draws_of_large_spaces_are_spread_evenly():
     assert draw_candidates(space, {}, free, 1.0, 200, 2) != drawn
 
 
-def test_a_target_that_nothing_reaches_is_refused():
-    with pytest.raises(
-        InputError, match=r"space: none of 36 candidates costs at most 0\.01 of the baseline's"
-    ):
-        draw_candidates(SPACE, BASE, cost_of(SPACE, BASE, units_cost), 0.01, 3, 1)
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory) -> Path:
-    return publish(tmp_path_factory.mktemp("prefix") / "log", draw_examples().table())
-
-
 def times_of(log: Path, time_range: TimeRange) -> np.ndarray:
     blocks = read_selection(log, read_schema(log), read_manifests(log), Selection(time_range=time_range))
     return np.concatenate([np.zeros(0, np.int64), *(block.query_time for block in blocks)])
@@ -153,9 +140,7 @@ def test_a_prefix_has_whole_queries_and_its_share_of_the_rows(log, given_range):
             assert (read < prefix.end_us).all() and prefix.end_us in times
 
 
-def test_a_prefix_without_a_query_is_refused(log):
-    with pytest.raises(InputError, match=r"no query ends within the first 1e-06 of the \d+ rows"):
-        find_prefixes(log, TimeRange(), [1e-6])
+def test_a_prefix_without_rows_is_refused(log):
     late = TimeRange.model_validate({"start": "2030-01-01"})
     with pytest.raises(InputError, match="no rows in the time range"):
         find_prefixes(log, late, [0.5])

@@ -19,11 +19,8 @@ HOSTILE = """</script><script>alert(1)</script>"'><img src=x onerror=alert(1)>{{
 
 
 def test_words_of_a_page_are_no_part_of_it():
-    blocks = [
-        Words(HOSTILE),
-        Words(HOSTILE, "file"),
-        Table([HOSTILE, ""], [[code(HOSTILE), Cell("", (HOSTILE,))]]),
-    ]
+    table = Table([HOSTILE, ""], [[code(HOSTILE), Cell("", (HOSTILE,))]])
+    blocks = [Words(HOSTILE), Words(HOSTILE, "file"), table]
     html = render_page(Page(HOSTILE, (HOSTILE, code(HOSTILE)), blocks, []))
     assert html.count("<script") == 1 and "<img" not in html
     # The title, twice the heading, and what stands in the blocks.

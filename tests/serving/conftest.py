@@ -4,7 +4,6 @@ All of them are made once and only read: a test that changes a model takes ``cop
 """
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,11 +13,11 @@ from ctr.data.log import create_log
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
-from model_cases import MODELS, SCHEMA, Case, GrowingRun, draw_raw, make_case, make_growing_run, packed_table
+from model_cases import MODELS, SCHEMA, Case, draw_raw, make_case, make_growing_run, packed_table
 
 
 @pytest.fixture(scope="session")
-def case(tmp_path_factory) -> Callable[..., Case]:
+def case(tmp_path_factory):
     """A model of ``MODELS`` in a compute type, made once."""
     made: dict[tuple[str, str], Case] = {}
 
@@ -32,7 +31,7 @@ def case(tmp_path_factory) -> Callable[..., Case]:
 
 
 @pytest.fixture(scope="session")
-def exported(case, tmp_path_factory) -> Callable[..., Path]:
+def exported(case, tmp_path_factory):
     """The folder of such a model, exported once."""
     from ctr.serving.export import publish
 
@@ -48,7 +47,7 @@ def exported(case, tmp_path_factory) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def copied(exported, tmp_path) -> Callable[..., Path]:
+def copied(exported, tmp_path):
     """A copy of an exported model as a version in the test's own folder."""
 
     def copy(model: str = "plain", version: str = "123") -> Path:
@@ -58,7 +57,7 @@ def copied(exported, tmp_path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def growing(tmp_path_factory) -> tuple[GrowingRun, Path]:
+def growing(tmp_path_factory):
     """A run whose ids grow, and its export."""
     from ctr.serving.export import publish
 
@@ -68,7 +67,7 @@ def growing(tmp_path_factory) -> tuple[GrowingRun, Path]:
 
 
 @pytest.fixture(scope="session")
-def publish_rows() -> Callable[[Path, pa.Table, Schema], Path]:
+def publish_rows():
     """Publishes the rows of a shard as a log."""
 
     def publish(folder: Path, table: pa.Table, schema: Schema = SCHEMA) -> Path:
@@ -80,7 +79,7 @@ def publish_rows() -> Callable[[Path, pa.Table, Schema], Path]:
 
 
 @pytest.fixture(scope="session")
-def make_rows_log(publish_rows) -> Callable[..., Path]:
+def make_rows_log(publish_rows):
     """A log of ``draw_raw``'s rows, of all features or of the first ones."""
 
     def make(folder: Path, count: int, first_features: int | None = None) -> Path:

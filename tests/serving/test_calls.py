@@ -125,24 +125,17 @@ AWKWARD = [
 
 def test_values_are_those_that_features_read_whatever_they_hold():
     schema = parse_model(Schema, {"features": AWKWARD}, "test")
-    inputs = {
-        "it_s__a_": {"column": 'it\'s "a"', "dtype": "string"},
-        "m": {"column": "m", "dtype": "string"},
-        "n": {"column": "n", "dtype": "float32"},
-        "t": {"column": "t", "dtype": "string"},
-        "time_us": {"column": "time_us", "dtype": "int64"},
-    }
+    kinds = {"m": "string", "n": "float32", "t": "string", "time_us": "int64"}
+    inputs = {"it_s__a_": {"column": 'it\'s "a"', "dtype": "string"}}
+    inputs |= {name: {"column": name, "dtype": kind} for name, kind in kinds.items()}
     page = calls_text({"predict": {"inputs": inputs}}, schema, "x", "a folder/x")
     body = json.loads(shlex.split(blocks(page, "sh")[1])[-1])
     assert [instance["it_s__a_"] for instance in body["instances"]] == ["d'or", "😀 \\n"]
     assert [instance["n"] for instance in body["instances"]] == [2e-8, 7.0]
     assert all(isinstance(instance["time_us"], int) for instance in body["instances"])
     grpc_call, scorer_call = blocks(page, "python")
-    tensors = run(
-        grpc_call.partition("inputs = ")[2]
-        .join(["import tensorflow as tf\ninputs = ", ""])
-        .partition("request")[0]
-    )
+    given = grpc_call.partition("inputs = ")[2].partition("request")[0]
+    tensors = run(f"import tensorflow as tf\ninputs = {given}")
     assert tensors["inputs"]["it_s__a_"] == (["d'or", "😀 \\n"], tf.string)
     assert tensors["inputs"]["time_us"][1] == tf.int64
     compile(scorer_call, "call", "exec")

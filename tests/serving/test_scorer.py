@@ -4,6 +4,7 @@ import doctest
 import json
 import shutil
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from ctr.io.errors import InputError
 from ctr.serving import scorer
 from ctr.serving.export import publish
 from ctr.serving.scorer import RowCache, Scorer
-from model_cases import FEATURES, MODELS, draw_raw, make_case
+from model_cases import FEATURES, MODELS, draw_raw, flip, make_case
 
 TAGS = ["t1|t2", "", "t3"]
 ROWS = {
@@ -31,7 +32,7 @@ ROWS = {
 
 
 @pytest.fixture(scope="module")
-def factorized(exported) -> Scorer:
+def factorized(exported):
     return Scorer(exported("factorized"))
 
 
@@ -190,59 +191,47 @@ def test_a_failing_computation_leaves_a_cache_as_it_was():
         RowCache(0, [2])
 
 
-class TestFolders:
-    def test_of_versions_the_newest_whole_one_is_taken(self, copied, tmp_path):
-        older = copied("logistic", "9")
-        copied("logistic", "10")
-        # One that is being written, all of which may be there but its last bytes.
-        shutil.copytree(older, tmp_path / "11.partial")
-        assert Scorer(tmp_path).path.name == "10"
-        assert Scorer(str(older)).path == older
-        for path in (tmp_path / "nothing", tmp_path / "9" / "variables"):
-            self.refused(path, "neither an exported model")
+def refused(path, words):
+    with pytest.raises(InputError, match=words) as refusal:
+        Scorer(path)
+    assert "\n" not in str(refusal.value)
 
-    def refused(self, path, words):
-        with pytest.raises(InputError, match=words) as refusal:
-            Scorer(path)
-        assert "\n" not in str(refusal.value)
 
-    @pytest.mark.parametrize(
-        ("name", "words"),
-        [
-            ("saved_model.pb", "saved_model.pb: damaged"),
-            ("variables/variables.data-00000-of-00001", "variables.data-00000-of-00001: damaged"),
-            ("assets.extra/CALLS.md", "CALLS.md: damaged"),
-        ],
-    )
-    def test_a_flipped_bit(self, copied, name, words):
-        model = copied("logistic")
-        content = bytearray((model / name).read_bytes())
-        content[len(content) // 2] ^= 4
-        (model / name).write_bytes(content)
-        self.refused(model, words)
+def test_of_versions_the_newest_whole_one_is_taken(copied, tmp_path):
+    older = copied("logistic", "9")
+    copied("logistic", "10")
+    # One that is being written, all of which may be there but its last bytes.
+    shutil.copytree(older, tmp_path / "11.partial")
+    assert Scorer(tmp_path).path.name == "10"
+    assert Scorer(str(older)).path == older
+    for path in (tmp_path / "nothing", tmp_path / "9" / "variables"):
+        refused(path, "neither an exported model")
 
-    def test_a_missing_file(self, copied):
-        model = copied("logistic")
-        (model / "variables" / "variables.index").unlink()
-        self.refused(model, r"variables\.index: missing")
-        (model / "assets.extra" / "ctr.json").unlink()
-        self.refused(model, r"ctr\.json: no such file")
 
-    @pytest.mark.parametrize(
-        ("change", "words"),
-        [
-            ({"format": 7}, "made by an unreleased version of ctr; make it again"),
-            ({"signatures": None}, "signatures missing"),
-            ({"network": None}, "network missing"),
-            ({"schema": {"features": []}}, "features: "),
-        ],
-    )
-    def test_changed_metadata(self, copied, change, words):
-        model = copied("logistic")
-        path = model / "assets.extra" / "ctr.json"
-        content = {**json.loads(path.read_text()), **change}
-        path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-        self.refused(model, words)
+METADATA = "assets.extra/ctr.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("saved_model.pb", flip, "saved_model.pb: damaged"),
+        ("assets.extra/CALLS.md", flip, "CALLS.md: damaged"),
+        ("variables/variables.index", Path.unlink, r"variables\.index: missing"),
+        (METADATA, Path.unlink, r"ctr\.json: no such file"),
+        (METADATA, {"format": 7}, "made by an unreleased version of ctr; make it again"),
+        (METADATA, {"signatures": None}, "signatures missing"),
+        (METADATA, {"network": None}, "network missing"),
+        (METADATA, {"schema": {"features": []}}, "features: "),
+    ],
+)
+def test_a_damaged_or_changed_file(copied, name, change, words):
+    model = copied("logistic")
+    if isinstance(change, dict):
+        content = {**json.loads((model / name).read_text()), **change}
+        (model / name).write_text(json.dumps({key: one for key, one in content.items() if one is not None}))
+    else:
+        change(model / name)
+    refused(model, words)
 
 
 @pytest.mark.slow

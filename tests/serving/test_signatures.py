@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tensorflow.core.protobuf import saved_model_pb2
 
 from ctr.data.ids.graph import row_numbers
 from ctr.data.reader import rows_of_table
@@ -128,18 +127,3 @@ def test_tensorflow_lite_computes_predict_ids_without_operations_of_tensorflow(c
         given = {name.replace(".", "_"): values for name, values in packed_ids(rows.slice(0, count)).items()}
         assert set(function.get_input_details()) == set(given)
         np.testing.assert_allclose(function(**given)["logit"], made.logit[:count], rtol=0, atol=1e-5)
-
-
-def test_no_model_searches_among_ids(exported):
-    saved = saved_model_pb2.SavedModel.FromString((exported("factorized") / "saved_model.pb").read_bytes())
-    [graph] = saved.meta_graphs
-    functions = {function.signature.name: function for function in graph.graph_def.library.function}
-    output = graph.signature_def["predict_ids"].outputs["p"].name.partition(":")[0]
-    waiting = [node.attr["f"].func.name for node in graph.graph_def.node if node.name == output]
-    operations: set[str] = set()
-    while waiting:
-        for node in functions[waiting.pop()].node_def:
-            operations.add(node.op)
-            waiting += [node.attr["f"].func.name] if node.op.endswith("PartitionedCall") else []
-    assert "UnsortedSegmentSum" in operations
-    assert not operations & {"UpperBound", "LowerBound", "StringToHashBucketFast"}

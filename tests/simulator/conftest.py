@@ -34,11 +34,6 @@ class Simulated(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def world() -> dict[str, Any]:
-    return WORLD
-
-
-@pytest.fixture(scope="session")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Simulated:
     folder = tmp_path_factory.mktemp("simulated")
     config = parse_model(SimulatorConfig, WORLD, "test")

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from ctr.simulator.auction import Day, Placed, crude_policy, days, make_world, run_auction, serve
+from ctr.simulator.auction import Placed, crude_policy, days, make_world, run_auction, serve
 from ctr.simulator.config import WorldConfig
-from ctr.simulator.features import FeatureIds
-from ctr.simulator.world import Ads, Candidates, Queries, World, draw_candidates, shown_format
+from ctr.simulator.world import draw_candidates, shown_format
 
 CONFIG = WorldConfig(
     queries_per_day=1_500, users=200, ads=60, advertisers=15, words=40, topics=4, randomized_share=0.2
@@ -14,22 +13,22 @@ CONFIG = WorldConfig(
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world():
     return make_world(CONFIG)
 
 
 @pytest.fixture(scope="module")
-def day(world: World) -> Day:
+def day(world):
     return next(days(CONFIG, world, first=3))
 
 
 @pytest.fixture(scope="module")
-def candidates(day: Day) -> Candidates:
+def candidates(day):
     return draw_candidates(CONFIG, day.ads, day.retrieval, day.queries, day.number)
 
 
 @pytest.mark.parametrize("reserve", [0.0, 0.04, 1e9])
-def test_ads_prices_and_places(world: World, day: Day, candidates: Candidates, reserve: float) -> None:
+def test_ads_prices_and_places(world, day, candidates, reserve):
     config = CONFIG.model_copy(update={"reserve": reserve})
     policy = crude_policy(config, world)
     shown = run_auction(config, policy, day.queries, day.ads, candidates)
@@ -37,7 +36,7 @@ def test_ads_prices_and_places(world: World, day: Day, candidates: Candidates, r
         (q, p): n for n, (q, p) in enumerate(zip(shown.query.tolist(), shown.position.tolist(), strict=True))
     }
 
-    def predicted(query: int, slot: int, position: int) -> float:
+    def predicted(query, slot, position):
         ad = candidates.ad[query, slot : slot + 1]
         place = np.array([position])
         form = shown_format(day.ads, ad, candidates.richness[query, slot : slot + 1], place)
@@ -66,11 +65,11 @@ def test_ads_prices_and_places(world: World, day: Day, candidates: Candidates, r
     assert (expected == 0) == (reserve == 1e9)
 
 
-def test_randomized_queries_follow_no_policy(world: World, day: Day, candidates: Candidates) -> None:
-    def hopeless(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
+def test_randomized_queries_follow_no_policy(world, day, candidates):
+    def hopeless(queries, ads, placed):
         return np.zeros(len(placed), np.float32)
 
-    def contrary(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
+    def contrary(queries, ads, placed):
         return np.linspace(0.9, 0.001, len(placed), dtype=np.float32)
 
     results = [
@@ -91,10 +90,10 @@ def test_randomized_queries_follow_no_policy(world: World, day: Day, candidates:
     assert np.array_equal(shown.price, np.zeros(len(shown)))
 
 
-def test_the_same_ad_at_the_same_place_is_clicked_alike_under_any_policy(world: World, day: Day) -> None:
+def test_the_same_ad_at_the_same_place_is_clicked_alike_under_any_policy(world, day):
     """What is left to chance is drawn before a policy decides, so that two policies differ by their decisions alone."""
 
-    def flat(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
+    def flat(queries, ads, placed):
         return np.full(len(placed), 0.1, np.float32)
 
     clicks = []
@@ -107,14 +106,3 @@ def test_the_same_ad_at_the_same_place_is_clicked_alike_under_any_policy(world: 
     both = clicks[0].keys() & clicks[1].keys()
     assert len(both) > 500
     assert all(clicks[0][key] == clicks[1][key] for key in both)
-
-
-def test_raw_columns_say_who_saw_what_where(world: World, day: Day) -> None:
-    """That the ids of a log are theirs is shown in ``test_events``."""
-    ids = FeatureIds(world)
-    ids.begin_day(day.queries, day.ads)
-    served = next(serve(CONFIG, world, day, crude_policy(CONFIG, world)))
-    raw, shown = ids.raw(served.queries, served.impressions), served.impressions
-    assert raw.column("user_id").to_pylist() == [f"u{user}" for user in served.queries.user[shown.query]]
-    assert raw.column("ad_id").to_pylist() == [f"a{number}" for number in day.ads.number[shown.ad]]
-    assert raw.column("position").to_pylist() == shown.position.tolist()

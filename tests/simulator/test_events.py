@@ -1,7 +1,7 @@
 """The raw events: the traffic of the log and nothing else, late, out of order and repeated as the settings say."""
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,25 +53,21 @@ def assert_share(hits: np.ndarray, share: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def impressions(simulated: Any) -> pa.Table:
+def impressions(simulated):
     return events_of(simulated.events, "impressions")
 
 
 @pytest.fixture(scope="module")
-def clicks(simulated: Any) -> pa.Table:
+def clicks(simulated):
     return events_of(simulated.events, "clicks")
 
 
-def assert_logged(log: pa.Table, shown: pa.Table) -> None:
-    """Every impression of the log arrives with its raw values."""
-    events = once(shown)
+def test_the_events_are_the_traffic_of_the_log(simulated, impressions, clicks):
+    log, events = log_of(simulated.log), once(impressions)
     log = log.take(np.argsort(numbers(log, "example_id")))
-    for name, own in (
-        ("example_id", "impression_id"),
-        ("query_id", "query_id"),
-        ("timestamp", "event_time"),
-        ("query_time", "event_time"),
-    ):
+    # Every impression of the log arrives with its raw values.
+    times = (("timestamp", "event_time"), ("query_time", "event_time"))
+    for name, own in (("example_id", "impression_id"), ("query_id", "query_id"), *times):
         assert np.array_equal(numbers(events, own), numbers(log, name))
     matrix, lists = transform_table(SCHEMA, events)
     assert np.array_equal(unpack_ids(log.column("ids").combine_chunks(), SCHEMA), matrix)
@@ -79,20 +75,9 @@ def assert_logged(log: pa.Table, shown: pa.Table) -> None:
         of_log = log.column(name).combine_chunks()
         assert np.array_equal(of_log.flatten().to_numpy(), values)
         assert np.array_equal(np.diff(of_log.offsets.to_numpy()), lengths)
-
-
-def assert_clicked(log: pa.Table, clicks: pa.Table) -> None:
-    """What is clicked in the log has a click, and nothing else has."""
+    # What is clicked in the log has a click, and nothing else has.
     clicked = numbers(log, "example_id")[numbers(log, "label") > 0]
     assert np.array_equal(np.unique(numbers(clicks, "impression_id")), np.sort(clicked))
-
-
-def test_the_events_are_the_traffic_of_the_log(
-    simulated: Any, impressions: pa.Table, clicks: pa.Table
-) -> None:
-    log = log_of(simulated.log)
-    assert_logged(log, impressions)
-    assert_clicked(log, clicks)
     served = by_id(impressions)
     assert all(time > served[number] for number, time in by_id(clicks).items())
     for kind, table in (("impressions", impressions), ("clicks", clicks)):
@@ -102,7 +87,7 @@ def test_the_events_are_the_traffic_of_the_log(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_are_cut_and_sorted_by_arrival(simulated: Any, kind: str) -> None:
+def test_files_are_cut_and_sorted_by_arrival(simulated, kind):
     late = 0
     for path in (simulated.events / kind).iterdir():
         table = pq.read_table(path)
@@ -119,7 +104,7 @@ def test_files_are_cut_and_sorted_by_arrival(simulated: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_comes_twice_is_a_copy_that_arrives_later(simulated: Any, kind: str) -> None:
+def test_what_comes_twice_is_a_copy_that_arrives_later(simulated, kind):
     copies: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in events_of(simulated.events, kind).to_pylist():
         copies[row["impression_id"]].append(row)
@@ -131,7 +116,7 @@ def test_what_comes_twice_is_a_copy_that_arrives_later(simulated: Any, kind: str
         assert rows[0] == rows[-1]
 
 
-def test_delays_are_those_of_the_settings(impressions: pa.Table, clicks: pa.Table) -> None:
+def test_delays_are_those_of_the_settings(impressions, clicks):
     for table in map(once, (impressions, clicks)):
         delay = (numbers(table, "arrival_time") - numbers(table, "event_time")) / SECOND_US
         # Of those that take an hour in the mean; exp(-20) of the others.
@@ -145,7 +130,7 @@ def test_delays_are_those_of_the_settings(impressions: pa.Table, clicks: pa.Tabl
     assert (delay > day).any()
 
 
-def test_a_shorter_log_and_another_seed(small: Any, tmp_path: Path) -> None:
+def test_a_shorter_log_and_another_seed(small, tmp_path):
     found: dict[str, list[list[dict[str, Any]]]] = {}
     for name, changes in (("long", {}), ("short", {"examples": 701}), ("other", {"seed": 1})):
         config = small(**{"examples": 1_000, **changes})
@@ -164,7 +149,7 @@ def test_a_shorter_log_and_another_seed(small: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_formats_hold_the_same_rows(small: Any, tmp_path: Path) -> None:
+def test_all_formats_hold_the_same_rows(small, tmp_path):
     for form in ("parquet", "csv", "jsonl"):
         simulate(small({"format": form}, examples=600), tmp_path / "log", events=tmp_path / form)
     paths = [path for kind in KINDS for path in (tmp_path / "parquet" / kind).iterdir()]
@@ -178,7 +163,7 @@ def test_all_formats_hold_the_same_rows(small: Any, tmp_path: Path) -> None:
         assert len([path for kind in KINDS for path in (tmp_path / form / kind).iterdir()]) == len(paths)
 
 
-def test_without_delays_events_come_in_the_order_of_the_log(small: Any, tmp_path: Path) -> None:
+def test_without_delays_events_come_in_the_order_of_the_log(small, tmp_path):
     names = ("delivery_seconds", "straggler_share", "duplicate_share", "click_seconds", "late_click_share")
     nothing = small(dict.fromkeys(names, 0), examples=600)
     simulate(nothing, tmp_path / "log", events=tmp_path / "events")
@@ -192,18 +177,8 @@ def test_without_delays_events_come_in_the_order_of_the_log(small: Any, tmp_path
     assert numbers(clicked, "event_time").tolist() == (numbers(log, "timestamp")[labels] + 1).tolist()
 
 
-def test_everything_can_come_twice_and_never_at_the_same_time(small: Any, tmp_path: Path) -> None:
-    config = small({"duplicate_share": 1, "delivery_seconds": 0, "straggler_share": 0}, examples=600)
-    simulate(config, tmp_path / "log", events=tmp_path / "events")
-    for kind in KINDS:
-        table = events_of(tmp_path / "events", kind)
-        assert set(Counter(numbers(table, "impression_id").tolist()).values()) == {2}
-        delay = numbers(table, "arrival_time") - numbers(table, "event_time")
-        assert Counter(delay.tolist()) == {0: len(table) // 2, 1: len(table) // 2}
-
-
 @pytest.mark.slow
-def test_a_busy_day_is_written_hour_by_hour(small: Any, tmp_path: Path) -> None:
+def test_a_busy_day_is_written_hour_by_hour(small, tmp_path):
     # Its queries are served in several parts, and hours are written before the day is over.
     config = small(examples=90_000, queries_per_day=60_000)
     counts = simulate(config, tmp_path / "log", events=tmp_path / "events")
@@ -217,7 +192,7 @@ def test_a_busy_day_is_written_hour_by_hour(small: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lost_impressions_leave_their_clicks(small: Any, tmp_path: Path) -> None:
+def test_lost_impressions_leave_their_clicks(small, tmp_path):
     for name, lost in (("all", 0), ("lossy", 0.2)):
         simulate(small({"lost_share": lost}), tmp_path / "log", events=tmp_path / name)
     assert events_of(tmp_path / "all", "clicks").equals(events_of(tmp_path / "lossy", "clicks"))
@@ -228,17 +203,7 @@ def test_lost_impressions_leave_their_clicks(small: Any, tmp_path: Path) -> None
     assert_share(arrived[np.unique(ids, return_index=True)[1]], 0.8)
 
 
-def test_randomized_traffic_that_the_log_does_not_have_is_not_in_the_events(
-    small: Any, tmp_path: Path
-) -> None:
-    config = small(randomized_share=0.3, randomized_in_log=False)
-    simulate(config, tmp_path / "log", None, tmp_path / "random", tmp_path / "events")
-    log = log_of(tmp_path / "log")
-    assert_logged(log, events_of(tmp_path / "events", "impressions"))
-    assert_clicked(log, events_of(tmp_path / "events", "clicks"))
-
-
-def test_folders_of_something_else_are_refused(small: Any, tmp_path: Path) -> None:
+def test_folders_of_something_else_are_refused(small, tmp_path):
     # A log of one example has its events.
     counts = simulate(small({"duplicate_share": 0}, examples=1), tmp_path / "log", events=tmp_path / "events")
     assert (counts["delivered_impressions"], counts["delivered_clicks"]) == (1, counts["clicks"])
@@ -259,7 +224,7 @@ def test_folders_of_something_else_are_refused(small: Any, tmp_path: Path) -> No
     assert digests(tmp_path / "events") == before
 
 
-def test_the_command_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_events(tmp_path, capsys):
     command = ["simulate", "--examples", "300", "--out", str(tmp_path / "log"), "--json"]
     options = ["--events-format", "csv", "--set", "events.duplicate_share=0", "--set", "queries_per_day=100"]
     assert main([*command, *options]) == 1
@@ -273,7 +238,7 @@ def test_the_command_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture
     assert sum(map(len, tables)) == 300
 
 
-def test_hours_in_which_nothing_is_due_have_no_file(small: Any, tmp_path: Path) -> None:
+def test_hours_in_which_nothing_is_due_have_no_file(small, tmp_path):
     # Few clicks, half of them a day late: at times all that wait are for later.
     events = {"late_click_share": 0.5, "late_click_seconds": 90_000}
     config = small(events, examples=None, days=12, queries_per_day=10, base_ctr=0.05)

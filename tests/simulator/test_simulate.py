@@ -1,11 +1,11 @@
 """The simulated log: reproducible, exact in its counts, and true to its probabilities."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from ctr.data.log import read_manifests
@@ -21,11 +21,11 @@ from ctr.simulator.world import draw_queries
 from log_files import digests, rows_of
 
 
-def test_the_same_settings_give_the_same_bytes_also_after_an_interruption(small: Any, tmp_path: Path) -> None:
+def test_the_same_settings_give_the_same_bytes_also_after_an_interruption(small, tmp_path):
     # Few hours with events: each is a file, which must reach the disk.
     config = small({"late_click_share": 0}, examples=120, queries_per_day=10)
 
-    def interrupt(position: int) -> None:
+    def interrupt(position):
         if position > 30:
             raise KeyboardInterrupt
 
@@ -57,7 +57,7 @@ def test_the_same_settings_give_the_same_bytes_also_after_an_interruption(small:
         assert digests(events) == digests(tmp_path / "whole events")
 
 
-def test_a_longer_log_begins_with_the_same_days(small: Any, tmp_path: Path) -> None:
+def test_a_longer_log_begins_with_the_same_days(small, tmp_path):
     for examples in (900, 1_400):
         simulate(small(examples=examples, queries_per_day=60), tmp_path / str(examples))
     short, long = (read_manifests(tmp_path / name) for name in ("900", "1400"))
@@ -70,16 +70,7 @@ def test_a_longer_log_begins_with_the_same_days(small: Any, tmp_path: Path) -> N
     assert read_manifests(tmp_path / "days") == long[:1]
 
 
-def test_other_settings_give_another_log(small: Any, tmp_path: Path) -> None:
-    logs = []
-    for number, change in enumerate(({}, {"seed": 1}, {"drift": 0.1}, {"base_ctr": 0.1})):
-        simulate(small(examples=None, days=2, **change), tmp_path / str(number))
-        logs.append(read_manifests(tmp_path / str(number)))
-    # Drift begins with the second day.
-    assert len({str(manifests[1].shards) for manifests in logs}) == 4
-
-
-def test_queries_are_whole_and_stay_in_their_day(simulated: Any) -> None:
+def test_queries_are_whole_and_stay_in_their_day(simulated):
     log, parts = simulated.log, []
     for manifest in read_manifests(log):
         assert (manifest.end - manifest.start, manifest.start % DAY_US) == (DAY_US, 0)
@@ -102,7 +93,7 @@ def test_queries_are_whole_and_stay_in_their_day(simulated: Any) -> None:
     assert queries.size().between(1, 6).all()
 
 
-def test_the_truth_joins_exactly_and_agrees_with_the_labels(simulated: Any) -> None:
+def test_the_truth_joins_exactly_and_agrees_with_the_labels(simulated):
     counts = simulated.counts
     label, p, quality, visibility, examined = (
         np.concatenate(part) for part in zip(*_truth(simulated.log), strict=True)
@@ -133,7 +124,7 @@ def _truth(log: Path) -> list[tuple[np.ndarray, ...]]:
     return parts
 
 
-def test_randomized_traffic_is_flagged_and_a_log_of_its_own(simulated: Any) -> None:
+def test_randomized_traffic_is_flagged_and_a_log_of_its_own(simulated):
     log, random = simulated.log, simulated.randomized
     position = SCHEMA.single_valued.index("position")
     places = []
@@ -154,7 +145,7 @@ def test_randomized_traffic_is_flagged_and_a_log_of_its_own(simulated: Any) -> N
     assert np.bincount(last)[1] == pytest.approx(6 * np.bincount(last)[6], rel=0.25)
 
 
-def test_randomized_traffic_can_be_kept_out_of_the_log(small: Any, tmp_path: Path) -> None:
+def test_randomized_traffic_can_be_kept_out_of_the_log(small, tmp_path):
     both = [{"examples": None, "days": 2, "randomized_in_log": flag} for flag in (True, False)]
     for name, changes in zip(("all", "served"), both, strict=True):
         simulate(small(**changes), tmp_path / name, randomized=tmp_path / f"{name}-random")
@@ -169,57 +160,49 @@ def test_randomized_traffic_can_be_kept_out_of_the_log(small: Any, tmp_path: Pat
         )
         assert rows["served"].equals(rows["all"].filter(pc.invert(drawn)))
     config = small(randomized_in_log=False, randomized_share=0.5)
-    counts = simulate(config, tmp_path / "cut", randomized=tmp_path / "cut-random")
-    assert counts["examples"] == sum(manifest.rows for manifest in read_manifests(tmp_path / "cut")) == 2_000
-    last = [rows_of(tmp_path / name, read_manifests(tmp_path / name)[-1]) for name in ("cut", "cut-random")]
-    assert last[1].column("query_id").to_numpy().max() < last[0].column("query_id").to_numpy().max()
+    folders = (tmp_path / "cut", None, tmp_path / "cut-random", tmp_path / "events")
+    counts = simulate(config, *folders)
+    cut, drawn = (pa.concat_tables(rows_of(log, one) for one in read_manifests(log)) for log in folders[::2])
+    assert counts["examples"] == len(cut) == 2_000
+    ends = [rows.column("query_id").to_numpy().max() for rows in (cut, drawn)]
+    assert ends[1] < ends[0]
     # Randomized queries show ads, but not in this log: they are none of its queries that show nothing.
-    world, end = (
-        make_world(config.world),
-        last[0].column("query_id").to_numpy().max() % QUERIES_PER_DAY_LIMIT + 1,
-    )
-    served = [~draw_queries(config.world, world, day).randomized for day in range(counts["partitions"])]
-    served[-1] = served[-1][:end]
+    world, days = make_world(config.world), range(counts["partitions"])
+    served = [~draw_queries(config.world, world, day).randomized for day in days]
+    served[-1] = served[-1][: ends[0] % QUERIES_PER_DAY_LIMIT + 1]
     assert counts["queries"] == sum(int(one.sum()) for one in served)
     assert counts["ads_per_query"] == pytest.approx(2_000 / counts["queries"])
+    # Nor are they in the events.
+    events = pq.read_table(folders[3] / "impressions").column("impression_id").to_pylist()
+    assert set(events) == set(cut.column("example_id").to_pylist())
 
 
 @pytest.mark.parametrize("base_ctr", [0.02, pytest.param(0.2, marks=pytest.mark.slow)])
-def test_the_base_rate_is_met(small: Any, tmp_path: Path, base_ctr: float) -> None:
+def test_the_base_rate_is_met(small, tmp_path, base_ctr):
     changes = {"queries_per_day": 20_000, "base_ctr": base_ctr, "randomized_share": 0}
     config = small(examples=None, days=1, **changes)
     assert simulate(config, tmp_path)["mean_probability"] == pytest.approx(base_ctr, rel=0.03)
 
 
-def test_impossible_worlds_are_refused(small: Any) -> None:
+def test_impossible_worlds_are_refused(small):
     for change, message in (
         ({"examples": 0}, "examples: 0 is not allowed"),
         ({"drift": -0.1}, "drift: -0.1 is not allowed"),
         ({"candidates": 5}, "slots 6 are more than candidates 5"),
-        ({"slots": 33}, "slots: 33 is not allowed"),
         ({"words": 3}, "each of the 5 topics requires a word of its own"),
         ({"days": 3}, "exactly one of examples and days is required"),
-        ({"examples": None}, "exactly one of examples and days is required"),
         ({"randomized_share": 1, "randomized_in_log": False}, "leaves the log without a query"),
         ({"start": "1969-12-31"}, "start 1969-12-31 is before 1970-01-01"),
-        ({"start": "soon"}, "start: 'soon' is not allowed"),
         ({"clicks": 3}, "clicks: unknown key; allowed: ad_lifetime_days, ads, advertisers, base_ctr"),
         ({"events": {"duplicate_share": 1.5}}, "events.duplicate_share: 1.5 is not allowed"),
-        ({"events": {"click_seconds": -1}}, "events.click_seconds: -1 is not allowed"),
-        (
-            {"events": {"format": "xml"}},
-            "events.format: 'xml' is not allowed: Input should be 'parquet', 'jsonl' or",
-        ),
-        ({"events": {"clicks": 3}}, "events.clicks: unknown key; allowed: click_seconds, delivery_seconds"),
+        ({"events": {"format": "xml"}}, "events.format: 'xml' is not allowed: Input should be 'parquet', 'j"),
     ):
         with pytest.raises(InputError) as refusal:
             small(**change)
         assert message in str(refusal.value)
 
 
-def test_a_simulation_that_has_no_end_or_no_place_is_refused(
-    small: Any, simulated: Any, tmp_path: Path
-) -> None:
+def test_a_simulation_that_has_no_end_or_no_place_is_refused(small, simulated, tmp_path):
     log = tmp_path / "log"
     # A log of so many examples would have no end.
     with pytest.raises(InputError, match=r"reserve 1000.0: .* the crude policy expects less from every ad"):

@@ -1,34 +1,24 @@
-"""A small synthetic log, and runs in processes that can be killed."""
+"""A small synthetic log."""
 
-import multiprocessing
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 
-import killed_run
-from ctr.config import parse_model
 from ctr.data.schema import Schema
-from ctr.training.config import TrainConfig
 from growing_logs import Growing
-from small_runs import LOGISTIC, SCHEMA, SMALL, Examples, draw_examples, merged, publish
+from small_runs import SCHEMA, Examples, draw_examples, publish
 
 
 @pytest.fixture(scope="session")
 def schema() -> Schema:
     """The features of every log here."""
     return SCHEMA
-
-
-@pytest.fixture(scope="session")
-def make_examples() -> Callable[..., Examples]:
-    """Draws other rows than those of ``log``."""
-    return draw_examples
 
 
 @pytest.fixture(scope="session")
@@ -41,12 +31,6 @@ def examples() -> Examples:
 def log(examples, tmp_path_factory) -> Path:
     """A log of about 1,200 rows."""
     return publish(tmp_path_factory.mktemp("log") / "log", examples.table())
-
-
-@pytest.fixture(scope="session")
-def publish_log() -> Callable[..., Path]:
-    """Publishes a table as a log, by default in the partitions of ``log``."""
-    return publish
 
 
 @pytest.fixture
@@ -64,69 +48,15 @@ def growing(examples, schema, tmp_path) -> Any:
     """``log`` with a few faulty rows, so far without a partition."""
     label = examples.label.copy()
     label[[3, 400, 900]] = 5
-    return Growing(tmp_path / "log", schema, type(examples)(**{**vars(examples), "label": label}).table())
+    return Growing(tmp_path / "log", schema, replace(examples, label=label).table())
 
 
 @pytest.fixture
-def exposure(make_examples, schema, tmp_path) -> Any:
+def exposure(schema, tmp_path) -> Any:
     """A log to be constrained, of the same times, in which everything is clicked."""
-    rows = make_examples(queries=235, seed=9)
-    rows = type(rows)(**{**vars(rows), "label": np.ones(len(rows), int)})
+    rows = draw_examples(queries=235, seed=9)
+    rows = replace(rows, label=np.ones(len(rows), int))
     return Growing(tmp_path / "exposure", schema, rows.table())
-
-
-@pytest.fixture(scope="session")
-def make_config() -> Callable[..., TrainConfig]:
-    """``SMALL``, or ``LOGISTIC``, with changes."""
-
-    def make(changes: dict[str, Any] | None = None, logistic: bool = False) -> TrainConfig:
-        return parse_model(TrainConfig, merged(LOGISTIC if logistic else SMALL, changes or {}), "test")
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def run_killed() -> Callable[..., int]:
-    """Trains in a process that is killed; returns its exit status.
-
-    ``kill_after`` is a number of batches, ``kill_at_sync`` a number of times that something is made durable,
-    ``kill_at`` a point of ``fault_points.py`` and a number, ``kill_within`` a number of seconds; 0 for never.
-    ``follow``: it goes on until nothing new comes for ``idle`` seconds. The processes are forked from one that has
-    loaded TensorFlow and computed nothing.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
-
-    def run(
-        log: Path,
-        config: TrainConfig,
-        folder: Path,
-        kill_after: int = 0,
-        kill_at_sync: int = 0,
-        kill_at: tuple[str, int] = ("", 0),
-        kill_within: float = 0,
-        follow: bool = False,
-        idle: float = 0.2,
-    ) -> int:
-        given = {
-            "log": str(log),
-            "config": config.model_dump(mode="json"),
-            "run": str(folder),
-            "kill_after": kill_after,
-            "kill_at": ("fsync.before", kill_at_sync) if kill_at_sync else kill_at,
-            "kill_within": kill_within,
-            "live": follow,
-            "idle": idle,
-        }
-        process = context.Process(target=killed_run.main, args=(given,))
-        process.start()
-        process.join(300)
-        if process.exitcode is None:
-            process.kill()
-            pytest.fail("the run did not end")
-        return process.exitcode
-
-    return run
 
 
 @pytest.fixture(scope="session")
@@ -139,15 +69,3 @@ def copy_run(tmp_path_factory) -> Callable[[Path], Path]:
         return target
 
     return copy
-
-
-@pytest.fixture(scope="session")
-def read_predictions() -> Callable[[Path], pd.DataFrame]:
-    """A run's predictions in the order of the log."""
-
-    def read(run: Path) -> pd.DataFrame:
-        return pd.concat(
-            [pd.read_parquet(path) for path in sorted((run / "predictions").glob("*"))], ignore_index=True
-        )
-
-    return read

@@ -17,9 +17,9 @@ from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint
 from ctr.training.validate import check_possible
-from ctr.workers.chips import open_chips
 from fingerprint_logs import publish_growing
-from small_runs import SMALL
+from growing_logs import read_predictions
+from small_runs import SMALL, make_config
 
 # Trains on logical devices, which must be there before TensorFlow computes anything. Of several jobs one after the
 # other; with a number of examples it stops there, with a checkpoint.
@@ -91,7 +91,7 @@ def write_config(path: Path, content: dict[str, Any]) -> Path:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("case", CASES)
-def test_the_logits_are_those_of_one_chip(log, tmp_path, read_predictions, case):
+def test_the_logits_are_those_of_one_chip(log, tmp_path, case):
     content, chips = CASES[case]
     config, logits = write_config(tmp_path / "config.yaml", content), []
     for size in (1, chips):
@@ -105,7 +105,7 @@ def test_the_logits_are_those_of_one_chip(log, tmp_path, read_predictions, case)
 
 
 @pytest.mark.slow
-def test_divided_tables_that_grow_and_runs_that_are_resumed(tmp_path, examples, read_predictions):
+def test_divided_tables_that_grow_and_runs_that_are_resumed(tmp_path, examples):
     """All bits are those of whole tables and of a run that was not interrupted, on as many chips; else to rounding."""
     log = publish_growing(tmp_path / "log", examples)
     content = merged(DEFAULTS, {"optimizer": {"dense": {"shampoo": DAMPED}}})
@@ -129,39 +129,50 @@ def test_divided_tables_that_grow_and_runs_that_are_resumed(tmp_path, examples, 
     assert len(expected["weights|rows/quality-4"]) > 1000
 
 
-def test_other_devices_are_refused():
-    for device in ("gpu", "cpu", "cpu:0", "cpu:x", "cpu:65", "tpu:1", ""):
-        with pytest.raises(InputError, match="allowed: tpu, or cpu:N"):
-            open_chips(device)
+FEW = {"batch": {"shapes": "few"}}
+SHOWN = {"tensorboard": {"histograms": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [({"jit": True}, "jit: true"), (FEW, "batch.shapes: few"), (SHOWN, "tensorboard.histograms: true")],
+)
+def test_what_several_workers_cannot_do_is_refused(changes, match):
+    with pytest.raises(InputError, match=f"config: {match} is not possible with several workers"):
+        check_possible(make_config(changes), workers=2)
+    check_possible(make_config(), workers=2)
 
 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
         ({"jit": True}, "jit: true is not possible with --device cpu:2"),
-        ({"tensorboard": {"histograms": True}}, "tensorboard.histograms: true is not possible"),
+        (SHOWN, "tensorboard.histograms: true is not possible"),
         ({"tensorboard": {"gradient_noise": True}}, "tensorboard.gradient_noise"),
         ({"optimizer": {"dense": {"rule": "kfac"}}}, "kfac is not possible"),
         ({"optimizer": {"dense": {"shampoo": {"method": "eigenvalue_corrected"}}}}, "eigenvalue_corrected"),
         ({"optimizer": {"embeddings": {"rule": "one_sided"}}}, "one_sided is not possible"),
     ],
 )
-def test_what_chips_cannot_do_is_refused(make_config, changes, match):
+def test_what_chips_cannot_do_is_refused(changes, match):
     with pytest.raises(InputError, match=match):
         check_possible(make_config(changes), device="cpu:2")
     check_possible(make_config(), device="cpu:2")
 
 
+DEVICES = "allowed: tpu, or cpu:N"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--workers", "2"], "does not go with 2 workers"),
-        (["--follow"], "does not go with --follow"),
+        *((["--device", one], DEVICES) for one in ("gpu", "cpu", "cpu:0", "cpu:x", "cpu:65", "tpu:1", "")),
+        (["--device", "cpu:2", "--workers", "2"], "does not go with 2 workers"),
+        (["--device", "cpu:2", "--follow"], "does not go with --follow"),
     ],
 )
 def test_options_that_do_not_go_with_a_device(log, tmp_path, capsys, options, said):
-    command = ["train", str(log), "--out", str(tmp_path / "run"), "--device", "cpu:2", *options]
-    assert main(command) == 1
+    assert main(["train", str(log), "--out", str(tmp_path / "run"), *options]) == 1
     assert said in capsys.readouterr().err
 
 

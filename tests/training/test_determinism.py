@@ -14,7 +14,7 @@ import growing_logs
 from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from small_runs import write_teacher
+from small_runs import make_config, write_teacher
 
 # Arrow computes on as many threads as OMP's variable says; sets of texts have the order of the hash seed.
 VARIABLES = [
@@ -24,45 +24,40 @@ VARIABLES = [
     }
     for seed, threads in (("0", "1"), ("4242", "7"))
 ]
-TRAIN = """
+SCRIPT = """
 import json, sys
 from pathlib import Path
 import pyarrow as pa
 from ctr.config import parse_model
-from ctr.training.config import TrainConfig
-from ctr.training.loop import train
 given = json.load(sys.stdin)
 assert pa.cpu_count() == given["threads"] and pa.io_thread_count() == given["threads"]
-train(Path(given["log"]), parse_model(TrainConfig, given["config"], "test"), Path(given["run"]))
-"""
-INGEST = """
-import json, sys
-from pathlib import Path
-import pyarrow as pa
-from ctr.config import parse_model
-from ctr.data.mapping import Mapping
-from ctr.pipelines.ingest.run import ingest
-given = json.load(sys.stdin)
-assert pa.cpu_count() == given["threads"] and pa.io_thread_count() == given["threads"]
-ingest(
-    parse_model(Mapping, given["mapping"], "test"), [Path(path) for path in given["inputs"]], Path(given["log"]),
-    block_bytes=3000,
-)
+out = Path(given["out"])
+if "config" in given:
+    from ctr.training.config import TrainConfig
+    from ctr.training.loop import train
+    train(Path(given["log"]), parse_model(TrainConfig, given["config"], "test"), out)
+else:
+    from ctr.data.mapping import Mapping
+    from ctr.pipelines.ingest.run import ingest
+    ingest(parse_model(Mapping, given["mapping"], "test"), [Path(given["inputs"])], out, block_bytes=3000)
 """
 
 
-def run_script(script: str, root: Path, variables: dict[str, str], given: dict[str, Any]) -> None:
-    environment = {**os.environ, **variables}
-    threads = int(variables["OMP_NUM_THREADS"])
-    subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=root,
-        env=environment,
-        input=json.dumps({**given, "threads": threads}),
-        text=True,
-        check=True,
-        timeout=300,
-    )
+def run_twice(root: Path, folder: Path, **given: Any) -> tuple[Path, Path]:
+    """What the script wrote under each of ``VARIABLES``."""
+    outs = folder / "out0", folder / "out1"
+    for out, variables in zip(outs, VARIABLES, strict=True):
+        threads = int(variables["OMP_NUM_THREADS"])
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            cwd=root,
+            env={**os.environ, **variables},
+            input=json.dumps({**given, "out": str(out), "threads": threads}),
+            text=True,
+            check=True,
+            timeout=300,
+        )
+    return outs
 
 
 def log_bytes(log: Path) -> dict[str, bytes]:
@@ -103,21 +98,13 @@ def test_an_ingest_gives_the_bytes_of_any_other(root: Path, tmp_path: Path) -> N
             {"name": "both", "kind": "cross", "of": ["user", "tags"], "buckets": 90},
         ],
     }
-    for number, variables in enumerate(VARIABLES):
-        given = {
-            "mapping": mapping,
-            "inputs": [str(tmp_path / "in")],
-            "log": str(tmp_path / f"log{number}"),
-        }
-        run_script(INGEST, root, variables, given)
-    assert sum(manifest.rows for manifest in read_manifests(tmp_path / "log0")) > 500
-    assert log_bytes(tmp_path / "log1") == log_bytes(tmp_path / "log0")
+    first, second = run_twice(root, tmp_path, mapping=mapping, inputs=str(tmp_path / "in"))
+    assert sum(manifest.rows for manifest in read_manifests(first)) > 500
+    assert log_bytes(second) == log_bytes(first)
 
 
 @pytest.mark.slow
-def test_a_run_gives_the_bits_of_any_other(
-    root: Path, growing: Any, exposure: Any, make_config: Any, tmp_path: Path
-) -> None:
+def test_a_run_gives_the_bits_of_any_other(root: Path, growing: Any, exposure: Any, tmp_path: Path) -> None:
     """Shampoo's roots, a teacher, a sample, pairs drawn from a query, two constraint families and faulty rows."""
     log = growing.grow(3)
     exposure.grow(3)
@@ -134,12 +121,6 @@ def test_a_run_gives_the_bits_of_any_other(
             "ranking": {"max_pairs": 3},
         },
     }
-    config = make_config(changes)
-    for number, variables in enumerate(VARIABLES):
-        given = {
-            "log": str(log),
-            "config": config.model_dump(mode="json"),
-            "run": str(tmp_path / f"run{number}"),
-        }
-        run_script(TRAIN, root, variables, given)
-    growing_logs.assert_same(tmp_path / "run1", tmp_path / "run0")
+    config = make_config(changes).model_dump(mode="json")
+    first, second = run_twice(root, tmp_path, log=str(log), config=config)
+    growing_logs.assert_same(second, first)

@@ -2,9 +2,6 @@
 
 import errno
 import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +16,13 @@ from ctr.io.errors import InputError, one_line
 from ctr.training.loop import train
 from ctr.training.run.run import Run
 from ctr.training.run.tensor_files import written_by_tensorflow
+from small_runs import make_config
 
 CHANGES = {**growing_logs.ROOTS, "checkpoint": {"every_examples": 150, "keep": 2}}
 
 
 @pytest.fixture(scope="module")
-def whole(log, tmp_path_factory, make_config) -> Path:
+def whole(log, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("whole") / "run"
     train(log, make_config(CHANGES, logistic=True), run)
     return run
@@ -46,7 +44,7 @@ BREAKS = [
 
 @pytest.mark.slow(first=3)
 @pytest.mark.parametrize(("kind", "point", "after"), BREAKS)
-def test_a_disk_that_fails_from_some_moment_on(kind, point, after, log, whole, make_config, tmp_path, capsys):
+def test_a_disk_that_fails_from_some_moment_on(kind, point, after, log, whole, tmp_path, capsys):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(dump_yaml(make_config(CHANGES, logistic=True)))
     command = ["train", str(log), "--config", str(config), "--out", str(run)]
@@ -58,18 +56,17 @@ def test_a_disk_that_fails_from_some_moment_on(kind, point, after, log, whole, m
     if status == 0:
         # Nothing of it could fail, or nothing was left that could.
         assert after == 20 or point in ("mkdir.before", "link.before", "unlink.before")
-        assert growing_logs.outcome(run) == growing_logs.outcome(whole)
+        growing_logs.assert_same(run, whole)
     else:
         assert (status, len(complaint)) == (1, 1)
         assert complaint[0].startswith(f"error: {run}")
         assert complaint[0].endswith(os.strerror(number))
     assert main(command) == 0
-    found, expected = growing_logs.outcome(run), growing_logs.outcome(whole)
-    assert found == expected
+    growing_logs.assert_same(run, whole)
     assert not [path for path in run.rglob("*") if ".partial" in path.name]
 
 
-def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, make_config, tmp_path, monkeypatch):
+def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, tmp_path, monkeypatch):
     run, batches = tmp_path / "run", []
     begin, failing = Run.save, fault_points.Broken(("write.before",), errno.ENOSPC, 0, "arrays.npz")
 
@@ -90,7 +87,7 @@ def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, make_config
 
 
 @pytest.mark.slow
-def test_a_last_write_that_fails_is_not_lost(log, make_config, tmp_path):
+def test_a_last_write_that_fails_is_not_lost(log, tmp_path):
     changes = {**CHANGES, "checkpoint": {"every_examples": 10**6}}
     config, run = make_config(changes, logistic=True), tmp_path / "run"
     for name in ("arrays.npz", "predictions"):
@@ -104,26 +101,7 @@ def test_a_last_write_that_fails_is_not_lost(log, make_config, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_file_that_the_system_lets_grow_no_further(log, make_config, tmp_path, root):
-    """The kernel itself fails the writes: nothing is replaced here."""
-    config = tmp_path / "config.yaml"
-    config.write_text(dump_yaml(make_config(CHANGES, logistic=True)))
-    command = [sys.executable, "-m", "ctr", "train", str(log), "--config", str(config), "--out", "run"]
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, preexec_fn=limited, capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("error: run/checkpoints/") and line.endswith("File too large")
-
-
-@pytest.mark.slow
-def test_checkpoints_keep_to_their_limit(log, make_config, whole, tmp_path):
+def test_checkpoints_keep_to_their_limit(log, whole, tmp_path):
     size = max(path.stat().st_size for path in whole.glob("checkpoints/*/arrays.npz"))
 
     def limited(share: float, folder: str) -> dict[str, Any]:

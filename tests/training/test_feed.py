@@ -11,9 +11,10 @@ from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
 from ctr.io.read_ahead import read_ahead
 from ctr.training.feed import make_feed
+from small_runs import make_config
 
 
-def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema, make_config):
+def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema):
     layouts = make_config().table_layouts(schema)
     batches = list(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
     assert len({len(batch.rows) for batch in batches}) > 3
@@ -39,13 +40,9 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "reader"]
 
 
-def test_items_come_in_order_and_the_thread_ends():
+def test_items_come_in_order_and_at_most_depth_of_them_wait():
     assert list(read_ahead(range(100), depth=3)) == list(range(100))
-    assert threads() == []
-    assert list(read_ahead([])) == []
-
-
-def test_at_most_depth_items_wait():
+    assert threads() == [] == list(read_ahead([]))
     taken = []
 
     def items():

@@ -1,13 +1,13 @@
 """The noise of gradients beside those of single rows; and a run that reports it."""
 
-import json
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from ctr.training.gradient_noise import noise_numbers, squared_norms
 from ctr.training.loop import train
+from growing_logs import lines_of
+from small_runs import make_config
 
 
 def test_norms_are_those_of_single_rows_without_padding():
@@ -45,12 +45,12 @@ def test_the_noise_scale_is_unbiased_within_its_interval():
 
 
 @pytest.mark.slow
-def test_a_run_reports_it_by_matrix_and_learns_the_same(log, make_config, tmp_path):
+def test_a_run_reports_it_by_matrix_and_learns_the_same(log, tmp_path):
     lines = {}
     for shown in (False, True):
         run = tmp_path / str(shown)
         train(log, make_config({"tensorboard": {"gradient_noise": shown}}), run)
-        lines[shown] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        lines[shown] = lines_of(run)
     assert [line["logloss"] for line in lines[False]] == [line["logloss"] for line in lines[True]]
     assert not any("/" in name for line in lines[False] for name in line)
     names = [name for name in lines[True][-1] if name.startswith("signal_to_noise/")]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
-from ctr.config import parse_model
+import small_runs
 from ctr.data.batches import Batch, set_rejects_apart
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Schema
@@ -18,14 +18,10 @@ from ctr.io.errors import InputError
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
-from ctr.training.ids.id_map import Learned
 from ctr.training.loop import open_session, train
-from ctr.training.run import checkpoint
 from ctr.training.state import TrainState
-from ctr.workers.group import ONE
 from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
-from growing_logs import Growing
-from slow_id_map import SlowIdMap
+from growing_logs import STANDS, Growing, assert_same, whole_and_in_parts
 from small_runs import SMALL, Examples, draw_examples, merged, publish
 
 NUMBERED = Schema(features=tuple(f.model_copy(update={"buckets": 60}) for f in SCHEMA.features))
@@ -54,10 +50,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def config_of(*changes: dict[str, Any]) -> TrainConfig:
-    content = BASE
-    for change in changes:
-        content = merged(content, change)
-    return parse_model(TrainConfig, content, "test")
+    return small_runs.config_of(BASE, *changes)
 
 
 def batch_of(rows: Examples, time_us: int | None = None) -> Batch:
@@ -72,69 +65,11 @@ def growing_log(tmp_path_factory) -> Path:
     return publish_growing(tmp_path_factory.mktemp("ids") / "log", draw_examples())
 
 
-class DictionaryMap(SlowIdMap):
-    """The slow map as the trainer calls it, which finds slots itself."""
-
-    group = ONE
-
-    def __init__(self, *arguments):
-        # Not the group, which is of one.
-        super().__init__(*arguments[:4])
-
-    def look_up(self, *ids):
-        # Also called by ``learn`` of the slow map itself, with its own arguments.
-        if len(ids) == 1:
-            return super().look_up(*ids)
-        features, prints, _ = ids
-        return np.array(super().look_up(list(zip(features.tolist(), prints.tolist(), strict=True))), np.int32)
-
-    def held_slots(self, features, prints):
-        return np.zeros(len(prints), np.int32)
-
-    def learn(self, features, prints, counts, time_us, admit, slots):
-        ids = list(zip(features.tolist(), prints.tolist(), strict=True))
-        _, fresh = super().learn(ids, counts.tolist(), time_us, admit)
-        return Learned(self.look_up(features, prints, slots), np.array(fresh, np.int64))
-
-
-def final_arrays(run: Path) -> dict[str, np.ndarray]:
-    arrays, _ = checkpoint.read(run / "checkpoints")
-    return {name: array for name, array in arrays.items() if name.startswith("weights|")}
-
-
-def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    assert one.keys() == other.keys()
-    for name, array in one.items():
-        np.testing.assert_array_equal(array, other[name], err_msg=name)
-
-
 def metrics_of(run: Path) -> dict[str, Any]:
     summary = json.loads((run / "summary.json").read_bytes())
     return {
         name: summary[name] for name in ("examples", "auc", "per_query_auc", "logloss", "calibration_bias")
     }
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [merged(LEAST_RECENT, WITHOUT_NETWORK), pytest.param({}, marks=pytest.mark.slow)],
-    ids=["least recent", "room for all"],
-)
-def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeypatch):
-    config = config_of(changes)
-    batches = [batch_of(draw_examples(queries=12, seed=seed), 10_000_000 * seed) for seed in range(6)]
-
-    def logits() -> list[np.ndarray]:
-        state = TrainState(config.table_layouts(SCHEMA), config, "float32")
-        step = TrainStep(state, config, jit=False)
-        feeds = (make_feed(batch, state.layouts, 64, ids=config.ids) for batch in batches)
-        return [step.learn(feed, config.ramps_at(0), config.rates_at(0)).logit.numpy() for feed in feeds]
-
-    own = logits()
-    monkeypatch.setattr("ctr.training.ids.id_map.IdMap", DictionaryMap)
-    monkeypatch.setattr("ctr.training.tables.tables._FIRST_SLOTS", 10_000)
-    for logit, slow in zip(own, logits(), strict=True):
-        np.testing.assert_array_equal(logit, slow)
 
 
 def test_a_slot_used_anew_begins_anew():
@@ -192,56 +127,28 @@ def test_a_logistic_regression_is_that_of_ids_without_collisions(growing_log, tm
 @pytest.mark.slow(first=2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_run_that_was_interrupted_ends_in_the_same_bits(policy, growing_log, tmp_path):
-    config = config_of(POLICIES[policy])
-    train(growing_log, config, tmp_path / "whole")
-
-    def stop(examples: int, _: dict[str, Any]) -> None:
-        if examples > 700:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(growing_log, config, tmp_path / "part", progress=stop)
-    train(growing_log, config, tmp_path / "part")
-    assert_same(final_arrays(tmp_path / "whole"), final_arrays(tmp_path / "part"))
-    assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "part")
+    whole_and_in_parts(growing_log, config_of(POLICIES[policy]), tmp_path, 700)
 
 
 @pytest.mark.slow(first=1)
-@pytest.mark.parametrize("changes", [merged(merged(CROWDED, TWO_MODELS), {"label_delay": 0.02}), CROWDED])
+@pytest.mark.parametrize("changes", [merged(CROWDED, TWO_MODELS, {"label_delay": 0.02}), CROWDED])
 def test_a_log_that_grows_gives_the_bits_of_one_pass(changes, growing_log, tmp_path):
     config = config_of(changes)
     train(growing_log, config, tmp_path / "whole")
     growing = Growing(tmp_path / "log", SCHEMA, growing_table(draw_examples()))
+    strangers = growing_table(draw_examples(queries=5, seed=3))
+    ids = np.full((strangers.num_rows, 3), 12345, np.int64)
+    ids[:, 1] = 1
+    strangers = strangers.set_column(7, "ids", pack_ids(ids))
     with open_session(growing.grow(), config, tmp_path / "followed") as session:
         session.advance()
         for _ in range(2):
+            # Scoring between changes nothing and admits nobody, and the same id always shares the same row.
+            np.testing.assert_array_equal(session.score(strangers), session.score(strangers))
             growing.grow()
             session.advance()
         session.finish()
-    assert_same(final_arrays(tmp_path / "whole"), final_arrays(tmp_path / "followed"))
-
-
-@pytest.mark.slow
-def test_scoring_admits_nobody(growing_log, tmp_path):
-    with open_session(growing_log, config_of(WITHOUT_NETWORK), tmp_path / "run") as session:
-        session.advance(partial=True)
-        state = session.trainer.state
-        before = {name: array.copy() for name, array in state.arrays().items()}
-        strangers = growing_table(draw_examples(queries=5, seed=3))
-        ids = np.full((strangers.num_rows, 4 - 1), 12345, np.int64)
-        ids[:, 1] = 1
-        first = session.score(strangers.set_column(7, "ids", pack_ids(ids)))
-        assert_same(before, state.arrays())
-        # Another id without a slot may share another row, but the same one the same row.
-        np.testing.assert_array_equal(first, session.score(strangers.set_column(7, "ids", pack_ids(ids))))
-
-
-@pytest.mark.soak
-def test_under_xla_the_tables_grow_too(growing_log, tmp_path):
-    train(growing_log, config_of({"jit": True}), tmp_path / "xla")
-    train(growing_log, config_of(), tmp_path / "run")
-    own, other = metrics_of(tmp_path / "xla"), metrics_of(tmp_path / "run")
-    assert own["logloss"] == pytest.approx(other["logloss"], rel=1e-4)
+    assert_same(tmp_path / "followed", tmp_path / "whole", *STANDS)
 
 
 def test_a_capacity_of_another_feature_is_refused(growing_log, tmp_path):

@@ -1,5 +1,6 @@
 """What a run reads: samples, time ranges and constraint logs, through whole runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,14 @@ from ctr.config import parse_model
 from ctr.data.log import create_log
 from ctr.data.sample_log import write_decisions, write_sampled_log
 from ctr.data.sampling import SamplingConfig
-from ctr.data.schema import Category, Schema
-from ctr.data.shards import pack_ids, publish_partition
+from ctr.data.schema import Schema
 from ctr.eval.run_files import read_constraint_metrics
 from ctr.io.errors import InputError
 from ctr.training.loop import train
+from growing_logs import read_predictions
+from small_runs import draw_examples, make_config, publish
 
 SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
-
-
-def changed(examples, **columns):
-    return type(examples)(**{**vars(examples), **columns})
 
 
 @pytest.fixture
@@ -31,18 +29,11 @@ def own_log(examples, make_log):
 
 
 @pytest.fixture(scope="module")
-def exposure(make_examples, publish_log, tmp_path_factory):
+def exposure(tmp_path_factory):
     """A second log at the same times in which everything is clicked, with ids and users of its own; and its rows."""
-    rows = make_examples(queries=200, seed=9)
-    rows = changed(rows, label=np.ones(len(rows), int), train_weight=np.ones(len(rows)))
-    return publish_log(tmp_path_factory.mktemp("exposure") / "log", rows.table()), len(rows)
-
-
-@pytest.fixture(scope="module")
-def plain(log, make_config, tmp_path_factory):
-    """The folder and the summary of a run without a constraint log."""
-    run = tmp_path_factory.mktemp("plain") / "run"
-    return run, train(log, make_config(logistic=True), run)
+    rows = draw_examples(queries=200, seed=9)
+    rows = replace(rows, label=np.ones(len(rows), int), train_weight=np.ones(len(rows)))
+    return publish(tmp_path_factory.mktemp("exposure") / "log", rows.table()), len(rows)
 
 
 def constrained(path: Path, learning_rate: float = 0.5, **changes: Any) -> dict[str, Any]:
@@ -57,9 +48,7 @@ def constrained(path: Path, learning_rate: float = 0.5, **changes: Any) -> dict[
 # Samples.
 
 
-def test_score_all_scores_every_row_and_learns_from_the_kept_ones(
-    own_log, examples, make_config, tmp_path, read_predictions
-):
+def test_score_all_scores_every_row_and_learns_from_the_kept_ones(own_log, examples, tmp_path):
     write_decisions(own_log, "part", SAMPLING)
     summary = train(own_log, make_config({"sampling": {"name": "part"}}, logistic=True), tmp_path / "run")
     table = read_predictions(tmp_path / "run")
@@ -75,9 +64,7 @@ def test_score_all_scores_every_row_and_learns_from_the_kept_ones(
 
 
 @pytest.mark.slow
-def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
-    own_log, examples, make_config, tmp_path, read_predictions
-):
+def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(own_log, examples, tmp_path):
     """Beside the log or as a log of its own, a sample gives the same weights, metrics and predictions."""
     write_decisions(own_log, "part", SAMPLING)
     write_sampled_log(own_log, "part", SAMPLING, tmp_path / "smaller")
@@ -93,27 +80,11 @@ def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
     assert kept["log_rows"] == len(examples)
 
 
-@pytest.mark.soak
-def test_a_student_on_a_smaller_log_reads_its_teacher_beside_either(own_log, make_config, tmp_path):
-    """The sidecar that was carried along, or that of the longer log: the same, joined by example_id."""
-    train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
-    write_sampled_log(own_log, "part", SAMPLING, tmp_path / "smaller")
-    results = []
-    for name, where in (("carried", {}), ("other", {"log": str(own_log)})):
-        changes = {"objective": {"distillation": {"teacher": "teacher", **where}}}
-        results.append(train(tmp_path / "smaller", make_config(changes), tmp_path / name))
-    untaught = train(tmp_path / "smaller", make_config(), tmp_path / "untaught")
-    for metric in ("logloss", "auc", "per_query_auc"):
-        assert results[0][metric] == results[1][metric] != untaught[metric]
-
-
 # Time ranges.
 
 
 @pytest.mark.slow
-def test_a_time_range_is_that_part_of_the_log_and_no_more(
-    examples, make_log, make_config, tmp_path, read_predictions
-):
+def test_a_time_range_is_that_part_of_the_log_and_no_more(examples, make_log, tmp_path):
     """As if the log began there and ended there: queries 60 to 169, of a millisecond each."""
     table, inside = examples.table(), (examples.query >= 60) & (examples.query < 170)
     time_range = {"start": "1970-01-01T00:00:00.060", "end": "1970-01-01T00:00:00.170"}
@@ -130,7 +101,7 @@ def test_a_time_range_is_that_part_of_the_log_and_no_more(
 
 
 def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_is_read(
-    examples, make_log, exposure, make_config, tmp_path
+    examples, make_log, exposure, tmp_path
 ):
     path, _ = exposure
     late = make_log(examples.table().slice(int(np.searchsorted(examples.query, 100))))
@@ -148,10 +119,9 @@ def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_i
 
 
 @pytest.mark.slow
-def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
-    log, exposure, plain, make_config, tmp_path, read_predictions
-):
-    (path, count), (plain_run, without) = exposure, plain
+def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(log, exposure, tmp_path):
+    path, count = exposure
+    without = train(log, make_config(logistic=True), tmp_path / "plain")
     summary = train(log, make_config(constrained(path), logistic=True), tmp_path / "run")
     # All is clicked there, more than is predicted: lambda rises, and so do predictions.
     assert summary["duals"]["random"][0] > 1
@@ -166,7 +136,7 @@ def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
     # What pairs it with another run's.
     states = read_constraint_metrics(tmp_path / "run", "exposure")
     assert states is not None and states.summary() == other
-    assert read_constraint_metrics(plain_run, "exposure") is None
+    assert read_constraint_metrics(tmp_path / "plain", "exposure") is None
     assert len(read_predictions(tmp_path / "run")) == without["examples"]
     # Whether they teach by themselves is another matter; they share the denominator of the mean, which AdaGrad hardly
     # sees.
@@ -179,32 +149,14 @@ def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
 
 
 @pytest.mark.slow
-def test_each_row_of_a_constraint_log_comes_when_its_time_has_come(
-    log, examples, plain, make_examples, publish_log, make_config, tmp_path, read_predictions
-):
-    """Up to the first batch that ends after the second log's first query, nothing differs."""
-    late = make_examples(queries=40, seed=9)
-    table = changed(late, query=late.query + 150, label=np.ones(len(late), int)).table()
-    path = publish_log(tmp_path / "late-log", table)
-    train(log, make_config(constrained(path, own_loss=True), logistic=True), tmp_path / "late")
-    without, found = (read_predictions(run)["logit"].to_numpy() for run in (plain[0], tmp_path / "late"))
-    first = int(np.searchsorted(examples.query, 150))
-    same = without == found
-    assert same[: first + 1].all()
-    assert not same[first + 60 :].any()
-
-
-@pytest.mark.soak
-def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_prediction(
-    make_examples, make_log, make_config, tmp_path, read_predictions
-):
+def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_prediction(make_log, tmp_path):
     """Many queries share a time, so that batches end inside it; the second log holds every third query again."""
-    examples = make_examples(seed=7)
+    examples = draw_examples(seed=7)
     changed_from = 120  # a query; times are those of ten queries together
     logits = []
     for name, flipped in (("one", False), ("other", True)):
         label = np.where((examples.query >= changed_from) & flipped, 1 - examples.label, examples.label)
-        table = changed(examples, label=label).table()
+        table = replace(examples, label=label).table()
         time = pa.array(examples.query // 10 * 10_000)
         table = table.set_column(table.column_names.index("query_time"), "query_time", time)
         part = table.filter(pa.array(examples.query % 3 == 0))
@@ -217,32 +169,13 @@ def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_predict
     assert not same[first + 60 :].any()
 
 
-@pytest.mark.soak
-def test_constraint_rows_teach_where_the_log_itself_has_no_weight(
-    examples, make_log, exposure, make_config, tmp_path
-):
-    log = make_log(changed(examples, train_weight=np.zeros(len(examples))).table())
-    without = train(log, make_config(), tmp_path / "plain")
-    summary = train(log, make_config(constrained(exposure[0])), tmp_path / "run")
-    assert without["trained_rows"] == 0
-    assert summary["duals"]["random"][0] > 1
-    assert summary["calibration_bias"] < without["calibration_bias"] - 0.02
-
-
-def test_constraint_logs_that_do_not_fit_are_refused(
-    log, make_examples, publish_log, make_config, tmp_path, schema
-):
+def test_constraint_logs_that_do_not_fit_are_refused(log, tmp_path, schema):
     create_log(tmp_path / "empty", schema)
-    other = Schema(features=(Category(name="user", source="user", buckets=30),))
-    create_log(tmp_path / "other", other)
-    numbers = dict.fromkeys(("query_time", "timestamp", "query_id", "example_id"), np.array([1]))
-    weights = dict.fromkeys(("train_weight", "metric_weight"), np.ones(1, np.float32))
-    ids = pack_ids(np.zeros((1, 1), np.int32))
-    row = pa.table({**numbers, "label": pa.array([1], pa.int8()), **weights, "ids": ids})
-    publish_partition(tmp_path / "other", other, 0, 10, row)
-    faulty = make_examples(queries=200, seed=9)
-    faulty = changed(faulty, train_weight=np.full(len(faulty), -1.0))
-    path = publish_log(tmp_path / "faulty", faulty.table())
+    other = Schema(features=tuple(one for one in schema.features if one.name != "tags"))
+    publish(tmp_path / "other", draw_examples(9).table().drop_columns(["tags"]), schema=other)
+    faulty = draw_examples(queries=200, seed=9)
+    faulty = replace(faulty, train_weight=np.full(len(faulty), -1.0))
+    path = publish(tmp_path / "faulty", faulty.table())
     for name, words in (
         ("empty", "has no rows"),
         ("other", "both must have the same features"),

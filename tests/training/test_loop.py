@@ -4,12 +4,12 @@ import gc
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from tensorflow.python.framework.ops import gradient_registry
@@ -19,9 +19,10 @@ from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import LearningError, open_session, train
+from ctr.training.loop import LearningError, train
+from growing_logs import lines_of, read_predictions, train_part
 from reference_loop import cut, progressive_pass
-from small_runs import INTERVALS, Examples, draw_examples, merged, publish
+from small_runs import INTERVALS, Examples, draw_examples, make_config, merged, publish
 
 PRIOR = 0.3
 NETWORK: dict[str, Any] = {
@@ -92,10 +93,6 @@ FAULTY: dict[int, tuple[str, Any, str]] = {
 }
 
 
-def changed(examples: Examples, **columns: Any) -> Examples:
-    return Examples(**{**vars(examples), **columns})
-
-
 def with_faults(examples: Examples) -> pa.Table:
     """The rows of ``examples``, some of them faulty."""
     columns = {name: column.copy() for name, column in vars(examples).items()}
@@ -106,10 +103,6 @@ def with_faults(examples: Examples) -> pa.Table:
 
 def rows_of(log: Path) -> Any:
     return join_rows(list(read_rows(log, read_schema(log), read_manifests(log))))
-
-
-def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +137,7 @@ def passed(short_log, faulty_log, tmp_path_factory) -> Callable[[str], SimpleNam
             heard: list[tuple[int, dict[str, Any]]] = []
             said: list[str] = []
             if stopped_at is not None:
-                with open_session(own_log, config, run) as session:
-                    session.advance(stop=lambda: session.run.position.examples >= stopped_at)
-                    session.save()
+                train_part(own_log, config, run, stopped_at)
             summary = train(own_log, config, run, lambda *news: heard.append(news), phase=said.append)
             made[name] = SimpleNamespace(
                 log=own_log, config=config, run=run, summary=summary, heard=heard, said=said
@@ -157,7 +148,7 @@ def passed(short_log, faulty_log, tmp_path_factory) -> Callable[[str], SimpleNam
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_predictions_are_those_of_the_formulas(name, passed, read_predictions):
+def test_predictions_are_those_of_the_formulas(name, passed):
     one = passed(name)
     expected, learned = progressive_pass(one.log, one.config)
     found = read_predictions(one.run)["logit"]
@@ -168,7 +159,7 @@ def test_predictions_are_those_of_the_formulas(name, passed, read_predictions):
     assert (learned < len(expected)) == (name == "late labels")
 
 
-def test_predictions_carry_the_columns_of_the_log_without_its_faulty_rows(examples, passed, read_predictions):
+def test_predictions_carry_the_columns_of_the_log_without_its_faulty_rows(examples, passed):
     found = read_predictions(passed("linear").run)
     good = np.setdiff1d(np.arange(len(examples)), list(FAULTY))
     assert found["example_id"].tolist() == (10_000 + good).tolist()
@@ -180,7 +171,7 @@ def test_predictions_carry_the_columns_of_the_log_without_its_faulty_rows(exampl
 
 def test_faulty_rows_are_set_aside_with_their_reason(examples, passed):
     one = passed("linear")
-    rejects = read_lines(one.run / "rejects.jsonl")
+    rejects = lines_of(one.run, "rejects.jsonl")
     assert [reject["example_id"] for reject in rejects] == [10_000 + row for row in FAULTY]
     assert [reject["reason"] for reject in rejects] == [reason for _, _, reason in FAULTY.values()]
     for reject, row in zip(rejects, FAULTY, strict=True):
@@ -204,7 +195,7 @@ def pairwise_auc(label: np.ndarray, logit: np.ndarray, weight: np.ndarray) -> fl
     return (pairs * (np.sign(difference) + 1) / 2).sum() / pairs.sum() if pairs.sum() else math.nan
 
 
-def test_metrics_are_those_of_the_recorded_predictions(passed, read_predictions):
+def test_metrics_are_those_of_the_recorded_predictions(passed):
     one = passed("linear")
     summary, found = one.summary, read_predictions(one.run)
     label, logit, weight = (found[name].to_numpy(float) for name in ("label", "logit", "metric_weight"))
@@ -234,9 +225,9 @@ def test_metrics_are_those_of_the_recorded_predictions(passed, read_predictions)
     assert summary == json.loads((one.run / "summary.json").read_text())
 
 
-def test_each_window_is_a_line_with_the_metrics_of_its_rows(passed, read_predictions):
+def test_each_window_is_a_line_with_the_metrics_of_its_rows(passed):
     one = passed("linear")
-    lines, found = read_lines(one.run / "metrics.jsonl"), read_predictions(one.run)
+    lines, found = lines_of(one.run), read_predictions(one.run)
     ends, count = [0], 0
     for batch in cut(rows_of(one.log), one.config.batch):
         count += int((batch.fault == 0).sum())
@@ -258,7 +249,7 @@ def test_each_window_is_a_line_with_the_metrics_of_its_rows(passed, read_predict
         assert line["logloss"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_pass_tells_where_it_is_and_what_it_does(passed, read_predictions):
+def test_the_pass_tells_where_it_is_and_what_it_does(passed):
     one = passed("default")
     positions = [position for position, _ in one.heard]
     assert len(positions) == one.summary["batches"]
@@ -273,7 +264,7 @@ def test_the_pass_tells_where_it_is_and_what_it_does(passed, read_predictions):
         assert metrics["logloss"] == pytest.approx(losses[position - 1], rel=1e-6)
         assert 0 < metrics["auc"] < 1
     ramp = one.config.model.crosses.ramp
-    lines = read_lines(one.run / "metrics.jsonl")
+    lines = lines_of(one.run)
     assert [line["alpha2"] for line in lines] == [ramp.at(line["examples"]) for line in lines]
 
 
@@ -283,15 +274,13 @@ def test_the_pass_tells_where_it_is_and_what_it_does(passed, read_predictions):
 @pytest.mark.parametrize(
     "network", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["linear", "network"]
 )
-def test_logs_of_which_nothing_can_be_learned(
-    network, examples, make_log, make_config, tmp_path, read_predictions
-):
+def test_logs_of_which_nothing_can_be_learned(network, examples, make_log, tmp_path):
     """One row; rows without weight; faulty ones alone: a summary without what is not defined, and no failure."""
     zeros, config = np.zeros(len(examples)), make_config({"max_rejected_share": 1.0}, logistic=not network)
     tables = {
         "one row": examples.table().slice(0, 1),
-        "no weight": changed(examples, train_weight=zeros, metric_weight=zeros).table().slice(0, 200),
-        "faulty": changed(examples, label=np.full(len(examples), 7)).table(),
+        "no weight": replace(examples, train_weight=zeros, metric_weight=zeros).table().slice(0, 200),
+        "faulty": replace(examples, label=np.full(len(examples), 7)).table(),
     }
     for name, table in tables.items():
         run, good = tmp_path / name, 0 if name == "faulty" else len(table)
@@ -299,7 +288,7 @@ def test_logs_of_which_nothing_can_be_learned(
         assert (summary["examples"], summary["rejected_rows"]) == (good, len(table) - good)
         assert summary["auc"] is None and summary["per_query_auc"] is None
         assert summary["skipped_steps"] == 0
-        assert len(read_lines(run / "rejects.jsonl")) == len(table) - good
+        assert len(lines_of(run, "rejects.jsonl")) == len(table) - good
         if name == "no weight":
             assert summary["weight_sum"] == 0 and summary["logloss"] is summary["calibration_bias"] is None
         if good and not network:
@@ -307,35 +296,19 @@ def test_logs_of_which_nothing_can_be_learned(
             np.testing.assert_allclose(read_predictions(run)["logit"], prior, rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_batches_of_one_row_whose_predictions_are_not_recorded(examples, make_log, make_config, tmp_path):
-    changes = {"batch": {"rows": 1, "max_query_rows": 9}, "record_predictions": False}
-    config = make_config(changes, logistic=True)
-    summary = train(make_log(examples.table().slice(0, 60)), config, tmp_path / "run")
-    assert summary["examples"] == 60 and summary["batches"] == summary["queries"]
-    assert not (tmp_path / "run" / "predictions").exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"metrics": {"slices": ["tags"]}}, "metrics.slices names tags.*allowed: user, item, position"),
-        ({"model": {"widths": {"usr": 3}}}, "model.widths names usr.*allowed: user, item, tags, position"),
-        (
-            {"model": {"widths": dict.fromkeys(("user", "item", "tags", "position"), 0)}},
-            "all features have width 0",
-        ),
         ({"batch": {"rows": 3, "max_query_rows": 5}}, r"query_id \d+ .* has \d rows; at most 5 are allowed"),
     ],
 )
-def test_a_configuration_that_does_not_fit_the_log_is_refused(log, make_config, tmp_path, changes, words):
+def test_a_configuration_that_does_not_fit_the_log_is_refused(log, tmp_path, changes, words):
     with pytest.raises(InputError, match=words):
         train(log, make_config(changes), tmp_path / "run")
 
 
-def test_a_log_that_is_empty_or_has_too_many_faulty_rows_is_refused(
-    schema, faulty_log, make_config, tmp_path
-):
+def test_a_log_that_is_empty_or_has_too_many_faulty_rows_is_refused(schema, faulty_log, tmp_path):
     create_log(tmp_path / "log", schema)
     with pytest.raises(InputError, match="the log has no rows"):
         train(tmp_path / "log", make_config(), tmp_path / "run")
@@ -350,37 +323,12 @@ def test_a_log_that_is_empty_or_has_too_many_faulty_rows_is_refused(
         assert "3 of the first" in message and "rejects.jsonl" in message
         assert "allowed: a share of 0.0025 (max_rejected_share)" in message
         assert positions == []
-        assert len(read_lines(tmp_path / "run" / "rejects.jsonl")) == 3
+        assert len(lines_of(tmp_path / "run", "rejects.jsonl")) == 3
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
 @pytest.mark.slow
-def test_nothing_of_a_damaged_shard_is_trained_on(log, make_config, tmp_path, copy_run, read_predictions):
-    config = make_config(logistic=True)
-    train(log, config, tmp_path / "whole")
-    damaged = copy_run(log)
-    shards = [shard for manifest in read_manifests(damaged) for shard in manifest.shards]
-    first = sum(shard.rows for shard in shards[:4])
-    path = damaged / "shards" / shards[4].file
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 1
-    path.write_bytes(content)
-    positions: list[int] = []
-    with pytest.raises(InputError, match=f"{shards[4].file}: damaged"):
-        train(damaged, config, tmp_path / "run", lambda position, _: positions.append(position))
-    assert first - 100 < positions[-1] <= first
-    # Once the shard is there again the run goes on, to where it would have come.
-    content[len(content) // 3] ^= 1
-    path.write_bytes(content)
-    train(damaged, config, tmp_path / "run")
-    found, expected = (read_predictions(tmp_path / name) for name in ("run", "whole"))
-    pd.testing.assert_frame_equal(found, expected)
-
-
-@pytest.mark.slow
-def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(
-    log, make_config, tmp_path, read_predictions
-):
+def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(log, tmp_path):
     # Steps of nearly the largest float32: sums of weights overflow. A run that goes back would not keep these.
     changes = {
         "optimizer": {"embeddings": {"linear_learning_rate": 3e38}},
@@ -409,22 +357,9 @@ def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(
     json.dumps(summary, allow_nan=False)
 
 
-@pytest.mark.slow
-def test_a_run_of_compiled_steps_agrees_with_one_of_plain_steps(log, make_config, tmp_path, read_predictions):
-    # The two differ in bits; and in when a root comes into use, so that only AdaGrad can be compared.
-    changes = {
-        "batch": {"rows": 200, "max_query_rows": 200},
-        "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}},
-    }
-    for jit in (True, False):
-        train(log, make_config({"jit": jit, **changes}), tmp_path / str(jit))
-    compiled, plain = (read_predictions(tmp_path / str(jit))["logit"] for jit in (True, False))
-    np.testing.assert_allclose(compiled, plain, atol=1e-3)
-
-
 @pytest.mark.soak
 def test_a_run_of_compiled_steps_has_its_roots_from_the_host_and_leaves_nothing_in_the_process(
-    log, examples, make_log, make_config, tmp_path
+    log, examples, make_log, tmp_path
 ):
     roots = train(log, make_config({"jit": True}), tmp_path / "run")["shampoo"]
     assert roots["layers_ready"] == roots["layers"] > 0

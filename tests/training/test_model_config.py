@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import yaml
 
 from ctr.config import parse_model
 from ctr.data.log import create_log, read_manifests
@@ -14,57 +13,55 @@ from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.logs import resolve
-from ctr.training.loop import open_session, train
-from small_runs import LOGISTIC, SCHEMA, SMALL, draw_examples, merged, publish
+from ctr.training.loop import train
+from growing_logs import read_predictions
+from small_runs import LOGISTIC, SCHEMA, SMALL, draw_examples, make_config, merged, publish
+
+UI = "no feature with a width above 0 is in the tower ui; model.factorized.ui_features, model.widths and model.without"
+REFUSED = [
+    ({"deep": {"ranks": [2, 2]}}, "model.deep.*2 ranks for 1 units"),
+    ({"deep": {"ranks": [8]}}, "model.deep.*rank 8 of a layer of 8.*allowed: 1..7, 0: none"),
+    ({"deep": {"ranks": [-1]}}, "model.deep.*rank -1"),
+    ({"factorized": {"ui_units": [0]}}, "model.factorized.*1..65536"),
+    # A logistic regression has no towers and no components.
+    ({**LOGISTIC["model"], "factorized": {}}, "crosses or deep layers"),
+    ({**LOGISTIC["model"], "ensemble": {"components": 2}}, "crosses or deep layers"),
+    # What does not fit the features of the log.
+    ({"factorized": {"ui_features": ["positon"]}}, "ui_features names positon, which is not a feature of"),
+    ({"factorized": {"ui_features": []}}, UI),
+    ({"factorized": {}, "widths": {"position": 0}}, UI),
+    ({"factorized": {}, "without": ["position"]}, UI),
+    ({"widths": {"positon": 1}}, "model.widths names positon.*allowed: user, item, tags, position"),
+    ({"without": ["items"]}, "model.without names items, which is not a feature of the log"),
+    ({"without": [f.name for f in SCHEMA.features]}, "model.without names all features"),
+    ({"without": ["user"], "widths": {"item": 0, "tags": 0, "position": 0}}, "all features have width 0"),
+]
+
+
+@pytest.mark.parametrize(("model", "words"), REFUSED)
+def test_what_does_not_go_together_or_with_the_log_is_refused(model, words):
+    with pytest.raises(InputError, match=words):
+        make_config({"model": model}).table_layouts(SCHEMA)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": {"deep": {"ranks": [2, 2]}}}, "model.deep.*2 ranks for 1 units"),
-        ({"model": {"deep": {"ranks": [8]}}}, "model.deep.*rank 8 of a layer of 8.*allowed: 1..7, 0: none"),
-        ({"model": {"deep": {"ranks": [-1]}}}, "model.deep.*rank -1"),
-        ({"model": {"factorized": {"ui_units": [0]}}}, "model.factorized.*1..65536"),
         ({"objective": {"anti_distillation": {}}}, "model.ensemble.components of at least 2"),
-        # A logistic regression has no towers and no components.
-        ({"model": {**LOGISTIC["model"], "factorized": {}}}, "crosses or deep layers"),
-        ({"model": {**LOGISTIC["model"], "ensemble": {"components": 2}}}, "crosses or deep layers"),
         (
             {"tensorboard": {"gradient_noise": True}, "model": {"factorized": {}}},
             "tensorboard.gradient_noise is not possible with model.factorized",
         ),
+        ({"optimizer": {"dense": {"rule": "adam"}}}, "'shampoo', 'adafactor', 'kfac' or 'muon'"),
+        ({"optimizer": {"dense": {"adafactor": {"clipping": -1}}}}, "clipping is -1; allowed"),
     ],
 )
-def test_what_does_not_go_together_is_refused(make_config, changes, words):
+def test_what_the_model_does_not_allow_elsewhere_is_refused(changes, words):
     with pytest.raises(InputError, match=words):
         make_config(changes)
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (
-            {"factorized": {"ui_features": ["positon"]}},
-            "ui_features names positon, which is not a feature of",
-        ),
-        ({"factorized": {"ui_features": []}}, "no feature with a width above 0 is in the tower ui"),
-        ({"factorized": {}, "widths": {"position": 0}}, "no feature with a width above 0 is in the tower ui"),
-        (
-            {"factorized": {}, "without": ["position"]},
-            "is in the tower ui; model.factorized.ui_features, model.widths and model.without decide it",
-        ),
-        ({"widths": {"positon": 1}}, "model.widths names positon"),
-        ({"without": ["items"]}, "model.without names items, which is not a feature of the log"),
-        ({"without": [f.name for f in SCHEMA.features]}, "model.without names all features"),
-        ({"without": ["user"], "widths": {"item": 0, "tags": 0, "position": 0}}, "all features have width 0"),
-    ],
-)
-def test_features_that_do_not_fit_are_refused(make_config, model, words):
-    with pytest.raises(InputError, match=words):
-        make_config({"model": model}).table_layouts(SCHEMA)
-
-
-def test_tables_follow_from_towers_widths_and_components(make_config):
+def test_tables_follow_from_towers_widths_and_components():
     def tables(**model: object) -> dict[str, list[str]]:
         layouts = make_config({"model": model}).table_layouts(SCHEMA)
         return {layout.name: [feature.name for feature in layout.features] for layout in layouts}
@@ -140,24 +137,7 @@ def test_open_widths_follow_the_ids_of_the_first_partition(users, width, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_run_that_follows_has_the_configuration_of_one_pass(tmp_path):
-    log, config = tmp_path / "log", TrainConfig(model={"crosses": {"layers": 0}, "deep": {"units": []}})
-    create_log(log, OPEN)
-    publish_partition(log, OPEN, 0, 500, open_rows(0, users=16))
-    with open_session(log, config, tmp_path / "followed") as session:
-        session.advance()
-        publish_partition(log, OPEN, 500, 1000, open_rows(500, users=400))
-        session.finish()
-    train(log, config, tmp_path / "whole")
-    found = [yaml.safe_load((tmp_path / run / "config.yaml").read_text()) for run in ("followed", "whole")]
-    assert found[0] == found[1]
-    assert found[0]["model"]["widths"]["user"] == 4
-    # The configuration that left it open goes on with the run.
-    assert train(log, config, tmp_path / "followed")["examples"] == 1000
-
-
-@pytest.mark.slow
-def test_features_that_are_left_out_are_as_if_the_log_never_had_them(tmp_path, read_predictions):
+def test_features_that_are_left_out_are_as_if_the_log_never_had_them(tmp_path):
     examples = draw_examples()
     schema = Schema(features=tuple(f for f in SCHEMA.features if f.name not in ("item", "tags")))
     table = examples.table().drop_columns(["tags"])

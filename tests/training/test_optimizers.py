@@ -1,26 +1,20 @@
-"""Each rule by lines of a configuration, and rules of another kind: runs that are broken off end with the same bits."""
+"""Each rule by lines of a configuration: runs that are broken off end with the same bits."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from ctr.config import parse_model
 from ctr.io.errors import InputError
-from ctr.models.rows import FeatureRows, lay_out_tables
-from ctr.optim.protocol import Cost, TakenOver
-from ctr.optim.shampoo.dense import DenseShampoo
-from ctr.training import optimizers
-from ctr.training.analysis.flops import Touched, count_flops
 from ctr.training.config import MetricsConfig, TrainConfig
-from ctr.training.loop import open_session, train
+from ctr.training.loop import train
 from ctr.training.run.checkpoint import read as read_checkpoint
 from ctr.training.run.directory import read_warm_start
-from ctr.training.run.snapshot import read_snapshot
-from ctr.training.state import dense_weights
 from ctr.training.warm_start.start import InitFrom, warm_start
+from growing_logs import read_predictions, train_part, whole_and_in_parts
+from small_runs import make_config
 
 QUICK = {
     "precondition_frequency": 3,
@@ -75,31 +69,12 @@ def weights(run: Path) -> dict[str, np.ndarray]:
     return {name: array for name, array in arrays.items() if name.startswith("weights|")}
 
 
-def begin(log: Path, config: TrainConfig, run: Path, batches: int) -> None:
-    """Trains on the next batches and saves; the session ends, as that of a process that is stopped does."""
-    left = iter(range(batches))
-    with open_session(log, config, run) as session:
-        session.advance(stop=lambda: next(left, None) is None)
-        session.save()
-
-
-def assert_same_when_broken_off(log: Path, config: TrainConfig, folder: Path) -> dict[str, np.ndarray]:
-    """A whole run, in ``whole``, and one that is broken off have the same weights, which are returned."""
-    train(log, config, folder / "whole")
-    begin(log, config, folder / "parts", 7)
-    train(log, config, folder / "parts")
-    whole, parts = (weights(folder / name) for name in ("whole", "parts"))
-    assert whole.keys() == parts.keys()
-    assert [name for name in whole if whole[name].tobytes() != parts[name].tobytes()] == []
-    return whole
-
-
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_config, tmp_path):
+def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, tmp_path):
     config = make_config({"optimizer": RULES[rule]})
-    found = assert_same_when_broken_off(log, config, tmp_path)
-    summary = train(log, config, tmp_path / "whole")
+    summary = whole_and_in_parts(log, config, tmp_path)
+    found = weights(tmp_path / "whole")
     assert summary["skipped_steps"] == 0
     assert summary["auc"] > 0.5
     own = {"Adafactor": "rows_moment/", "Muon": "muon/", "schedule-free Muon": "averaging/"}.get(rule)
@@ -113,62 +88,38 @@ def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_con
 @pytest.mark.slow
 def test_the_default_goes_on_with_its_priors_and_its_gate_in_a_resume_and_in_a_warm_start(log, tmp_path):
     config = parse_model(TrainConfig, DEFAULT, "test")
-    whole = assert_same_when_broken_off(log, config, tmp_path)
-    assert {"weights|newton/prediction/information", "weights|prior_precision/quality-4"} <= whole.keys()
-    begin(log, config, tmp_path / "old", 30)
+    whole_and_in_parts(log, config, tmp_path)
+    train_part(log, config, tmp_path / "old", 900)
     later = config.model_copy(update={"metrics": MetricsConfig(window_examples=77)})
     warm_start(log, later, tmp_path / "new", InitFrom(tmp_path / "old"))
     old, new = (weights(tmp_path / name) for name in ("old", "new"))
-    assert any("rows_prior" in name for name in old) and any("newton/" in name for name in old)
+    learned = {"newton/prediction/information", "prior_precision/quality-4", "rows_prior/quality-4"}
+    assert {f"weights|{name}" for name in learned} <= old.keys()
     for name in old:
         np.testing.assert_array_equal(new[name], old[name], err_msg=name)
     # Under another rule the weights go on, and their state begins.
     embeddings = {"linear_rule": "adagrad", "learning_rate": 0.5}
-    content = {**config.model_dump(mode="json"), "optimizer": {"embeddings": embeddings}}
+    content = {
+        **config.model_dump(mode="json"),
+        "optimizer": {"embeddings": embeddings, "dense": {"rule": "muon"}},
+    }
     other = parse_model(TrainConfig, content, "test")
     warm_start(log, other, tmp_path / "other", InitFrom(tmp_path / "old"))
     found = weights(tmp_path / "other")
     np.testing.assert_array_equal(found["weights|rows/quality-4"], old["weights|rows/quality-4"])
     assert (found["weights|rows_accumulator/quality-4"][:, -1] == np.float32(0.1)).all()
+    whys = {line["why"] for line in read_warm_start(tmp_path / "other")["table"] if line["part"] == "weight"}
+    assert "the optimizer was shampoo, is muon" in whys
 
 
-@pytest.mark.soak
-def test_compiled_steps_of_the_default_are_those_of_the_plain_graph(log, tmp_path, read_predictions):
+@pytest.mark.slow
+def test_compiled_steps_of_the_default_are_those_of_the_plain_graph(log, tmp_path):
     found = []
     for jit in (False, True):
         train(log, parse_model(TrainConfig, {**DEFAULT, "jit": jit}, "test"), tmp_path / str(jit))
         found.append(read_predictions(tmp_path / str(jit))["logit"][:300])
     np.testing.assert_allclose(*found, atol=1e-3)
     assert np.std(found[0]) > 0.2
-
-
-@pytest.mark.soak
-def test_what_is_served_is_the_average(log, make_config, tmp_path):
-    rule = {"dense": {"schedule_free": 0.75, "shampoo": {"start_preconditioning_step": None, "momentum": 0}}}
-    train(log, make_config({"optimizer": rule}), tmp_path / "run")
-    found = weights(tmp_path / "run")
-    served = read_snapshot(tmp_path / "run").weights
-    distances = [name for name in found if name.startswith("weights|averaging/distance/")]
-    assert len(distances) == sum(name.startswith("weights|dense/") for name in found)
-    by_name = dense_weights(served)
-    for name in distances:
-        weight = name.removeprefix("weights|averaging/distance/")
-        learned, distance = found[f"weights|{weight}"], found[name]
-        assert np.any(distance != 0)
-        np.testing.assert_allclose(by_name[weight].numpy(), learned - distance / 3, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("dense", "words"),
-    [
-        ({"rule": "adam"}, "'shampoo', 'adafactor', 'kfac' or 'muon'"),
-        ({"adafactor": {"rate": 1}}, "unknown key rate; allowed: beta1, "),
-        ({"adafactor": {"clipping": -1}}, "clipping is -1; allowed"),
-    ],
-)
-def test_what_is_not_allowed_is_refused(dense, words):
-    with pytest.raises(InputError, match=words):
-        parse_model(TrainConfig, {"optimizer": {"dense": dense}}, "test")
 
 
 def test_rows_take_no_averages_and_no_newton_steps_beside_them():
@@ -179,132 +130,7 @@ def test_rows_take_no_averages_and_no_newton_steps_beside_them():
 
     assert parse().linear_rule == "newton"
     assert parse(rule="adafactor").linear_rule == "adagrad"
-    rates = [parse(rule=rule).learning_rate for rule in ("adagrad", "adafactor", "one_sided")]
-    assert rates == [0.2, 0.01, 0.2]
-    assert parse(rule="adafactor", learning_rate=0.2).learning_rate == 0.2
     with pytest.raises(InputError, match="rule adafactor needs linear_rule adagrad"):
         parse(rule="adafactor", linear_rule="newton")
     with pytest.raises(InputError, match="unknown key beta1"):
         parse(rule="adafactor", adafactor={"beta1": 0.5})
-
-
-# A rule of another kind.
-
-
-class _Descent:
-    """What both have in common: weights, and a count of steps."""
-
-    prefix = ""
-
-    def build(self, weights):
-        self.weights = list(weights.values())
-        self.steps = tf.Variable(0, dtype=tf.int64, trainable=False)
-
-    @property
-    def variables(self):
-        return {f"{self.prefix}steps": self.steps}
-
-    def exchange(self):
-        pass
-
-    def spectra(self):
-        return {}
-
-    def timing(self):
-        return {}
-
-
-class DenseDescent(_Descent):
-    """Gradient descent for dense weights."""
-
-    name, prefix = "descent", "descent/"
-
-    def __init__(self, options, workers):
-        del options, workers
-
-    def update(self, gradients, rate, compiled):
-        self.steps.assign_add(1)
-        for weight, gradient in zip(self.weights, gradients, strict=True):
-            weight.assign_sub(rate * gradient)
-
-    def report(self):
-        return {"steps": int(self.steps.numpy())}
-
-    def parts(self):
-        return {}
-
-    def cost(self, shapes):
-        return Cost(update=2 * sum(float(np.prod(shape)) for shape in shapes))
-
-    def take_over(self, new, before, old, moves):
-        if before.name != self.name:
-            return TakenOver(dict.fromkeys(moves, "fresh"), why=f"the optimizer was {before.name}")
-        new.arrays["descent/steps"][...] = old.arrays["descent/steps"]
-        return TakenOver(dict.fromkeys(moves, "taken"))
-
-
-class RowDescent(_Descent):
-    """Gradient descent for the rows of tables."""
-
-    name, prefix, row_state = "descent", "row_descent/", ()
-    feature_state, embedding_state, table_state, needs_curvature = (), (), (), False
-
-    def __init__(self, setup):
-        self.rates = setup.rates
-
-    def read(self, rows):
-        return [None for _ in rows]
-
-    def update(self, gradients, rate, compiled):
-        self.steps.assign_add(1)
-        for table, rates, one in zip(self.weights, self.rates, gradients, strict=True):
-            moved = one.values - rate * rates * one.gradient
-            table.scatter_update(tf.IndexedSlices(moved, one.rows))
-
-    def report(self):
-        return {}
-
-    def cost(self, shapes):
-        return Cost(update=3 * sum(rows * columns for rows, columns in shapes))
-
-
-@pytest.fixture
-def descent(monkeypatch):
-    monkeypatch.setattr(optimizers, "DenseShampoo", DenseDescent)
-    monkeypatch.setattr(optimizers, "RowAdaGrad", RowDescent)
-
-
-@pytest.mark.slow
-def test_a_run_needs_nothing_but_the_protocol(descent, log, make_config, tmp_path):
-    config = make_config()
-    found = assert_same_when_broken_off(log, config, tmp_path)
-    steps = int(found["weights|descent/steps"])
-    assert steps == found["weights|row_descent/steps"] > 10
-    assert train(log, config, tmp_path / "whole")["shampoo"] == {"steps": steps}
-    assert not [name for name in found if "accumulator" in name]
-    assert f'"shampoo_steps": {steps}' in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()[-1]
-
-
-def test_its_operations_are_counted(descent):
-    layouts = lay_out_tables([FeatureRows("user", 100, 8, "quality", 0)])
-    touched = {layouts[0].name: Touched(single=1, values=0, multivalent=0, distinct=0.25)}
-    config = parse_model(TrainConfig, {"optimizer": {"embeddings": {"linear_rule": "adagrad"}}}, "test")
-    flops = count_flops(config, layouts, touched, 64)
-    assert flops.rows == 3 * 0.25 * 9
-    assert (flops.statistics, flops.preconditioning, flops.roots) == (0, 0, 0)
-
-
-@pytest.mark.slow
-def test_a_warm_start_takes_weights_without_the_state_of_another_optimizer(
-    log, make_config, monkeypatch, tmp_path
-):
-    train(log, make_config(), tmp_path / "old")
-    monkeypatch.setattr(optimizers, "DenseShampoo", lambda *given: next(made)(*given))
-    # The new run's state, then at the warm start the new optimizer and the old one.
-    made = iter([DenseDescent, DenseDescent, DenseShampoo])
-    warm_start(log, make_config({"seed": 2}), tmp_path / "new", InitFrom(tmp_path / "old"), waits=True)
-    content = read_warm_start(tmp_path / "new")
-    assert content is not None
-    reported = [line for line in content["table"] if line["part"] == "weight"]
-    assert {(line["status"], line["optimizer"]) for line in reported} == {("taken", "fresh")}
-    assert {line["why"] for line in reported} == {"the optimizer was shampoo"}

@@ -1,20 +1,20 @@
 """Schedules of learning rates: their closed forms, and how runs follow them."""
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import open_session, train
+from ctr.training.loop import open_session
 from ctr.training.rate_schedule import parse_schedule
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
+from growing_logs import lines_of, train_part
+from small_runs import make_config
 
 POLYNOMIAL = "warmup 100, polynomial 400 power 2 to 0.1"
 COSINE = "warmup 50, cosine 800 to 0.2"
@@ -55,14 +55,6 @@ def test_closed_forms(text, expected):
         )
 
 
-def test_by_default_the_rate_is_constant():
-    rates = TrainConfig().rates_at(10**9)
-    assert rates == {"embeddings": 1.0, "dense": TrainConfig().optimizer.dense.learning_rate}
-    written = {"schedule": "constant"}
-    content = {"optimizer": {"dense": written, "embeddings": written}}
-    assert parse_model(TrainConfig, content, "test") == TrainConfig()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -88,18 +80,7 @@ def test_impossible_schedules_are_refused_by_their_keys(content, message):
     assert "optimizer.dense.schedule" in str(refused.value)
 
 
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if "second" not in key} for line in lines]
-
-
-def weights(run: Path) -> dict[str, bytes]:
-    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as arrays:
-        names = [name for name in arrays if name.startswith("weights|") and "counters" not in name]
-        return {name: arrays[name].tobytes() for name in names}
-
-
-def test_a_step_uses_the_rates_of_the_examples_before_it_and_windows_show_them(log, make_config, tmp_path):
+def test_a_step_uses_the_rates_of_the_examples_before_it_and_windows_show_them(log, tmp_path):
     """At the start of a warm-up the rate is 0."""
     config = make_config(SCHEDULES, logistic=True)
     seen: list[dict[str, bytes]] = []
@@ -123,19 +104,6 @@ def test_a_step_uses_the_rates_of_the_examples_before_it_and_windows_show_them(l
         assert (line["rate_dense"], line["rate_embeddings"]) == (rates["dense"], rates["embeddings"])
 
 
-@pytest.mark.slow
-def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits(log, make_config, tmp_path):
-    config, batches = make_config(SCHEDULES), []
-    train(log, config, tmp_path / "whole")
-    with open_session(log, config, tmp_path / "run", lambda position, _: batches.append(position)) as session:
-        session.advance(stop=lambda: len(batches) == 7)
-        session.save()
-    assert 100 < batches[-1] < 500
-    train(log, config, tmp_path / "run")
-    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
-    assert lines_of(tmp_path / "run") == lines_of(tmp_path / "whole")
-
-
 def schedules_of(run: Path) -> dict[str, tuple[str, str]]:
     content = read_warm_start(run)
     assert content is not None
@@ -144,32 +112,11 @@ def schedules_of(run: Path) -> dict[str, tuple[str, str]]:
     }
 
 
-@pytest.mark.soak
-def test_a_warm_start_continues_the_schedules_by_examples(examples, publish_log, make_config, tmp_path):
-    table, half, end = examples.table(), (0, 160_000), (160_000, 240_000)
-    old_log = publish_log(tmp_path / "old-log", table, (half,))
-    whole = publish_log(tmp_path / "whole", table, (half, end))
-    # Batches end with partitions, so that a pass over half of the log and the rest is a pass over all of it.
-    by_partition = {"batch": {"within_partitions": True}}
-    config = make_config({**SCHEDULES, **by_partition})
-    summary = train(old_log, config, tmp_path / "old")
-    changed = make_config({**SCHEDULES, **by_partition, "metrics": {"window_examples": 100}})
-    train(whole, changed, tmp_path / "new", init_from=InitFrom(tmp_path / "old"))
-    train(whole, config, tmp_path / "uninterrupted")
-    assert weights(tmp_path / "new") == weights(tmp_path / "uninterrupted")
-    continued = ("taken", f"continues at {summary['trained_examples']} examples")
-    assert schedules_of(tmp_path / "new") == {"rate_dense": continued, "rate_embeddings": continued}
-
-
-def test_a_schedule_that_is_new_or_of_weights_that_were_not_taken_begins_at_the_warm_start(
-    log, make_config, tmp_path
-):
+def test_a_schedule_that_is_new_or_of_weights_that_were_not_taken_begins_at_the_warm_start(log, tmp_path):
     begun = ("fresh", "begins here")
     old, scheduled = make_config(logistic=True), make_config(SCHEDULES, logistic=True)
     for name, config in (("old", old), ("old-scheduled", scheduled)):
-        with open_session(log, config, tmp_path / name) as session:
-            session.advance(stop=lambda session=session: session.run.position.examples > 100)
-            session.save()
+        train_part(log, config, tmp_path / name, 100)
     warm_start(log, scheduled, tmp_path / "new", InitFrom(tmp_path / "old"), waits=True)
     assert schedules_of(tmp_path / "new") == {"rate_dense": begun, "rate_embeddings": begun}
     factorized = {"factorized": {"width": 3}, "crosses": {"layers": 0}, "deep": {"units": [5]}}

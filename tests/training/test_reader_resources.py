@@ -15,24 +15,19 @@ import pytest
 from ctr.io.errors import InputError
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs, open_inputs, read_feeds
-from small_runs import write_teacher
+from growing_logs import constrained
+from small_runs import make_config, merged, write_teacher
 
 TIMES = 200
 
 
 @pytest.fixture
-def inputs(growing, exposure, make_config) -> Inputs:
+def inputs(growing, exposure) -> Inputs:
     """A log with faulty rows, a teacher beside it and a constraint log."""
     log = growing.grow(3)
     write_teacher(log, "teacher", np.sin)
-    objective: dict[str, Any] = {
-        "distillation": {"teacher": "teacher"},
-        "bias_constraints": {
-            "families": [{"name": "random", "log": "exposure"}],
-            "logs": [{"name": "exposure", "path": str(exposure.grow(3))}],
-        },
-    }
-    return open_inputs(log, make_config({"objective": objective}))
+    taught = {"objective": {"distillation": {"teacher": "teacher"}}}
+    return open_inputs(log, make_config(merged(constrained(exposure.grow(3)), taught)))
 
 
 def read(inputs: Inputs) -> Any:

@@ -1,8 +1,6 @@
 """A run that goes on as its logs grow ends in the bits of one pass over them, whatever it scores in between."""
 
-import json
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,11 @@ from ctr.models.rows import padded_size
 from ctr.training import trainer as module
 from ctr.training.loop import open_session, train
 from growing_logs import (
-    ENDS,
     ROOTS,
-    assert_same,
-    constrained,
     last_weights,
-    without_timings,
+    read_predictions,
 )
-from small_runs import write_teacher
-
-TEACHER = {"objective": {"distillation": {"teacher": "teacher"}}}
+from small_runs import make_config
 
 
 def good_rows(log: Path, schema, partitions: slice = slice(None)):
@@ -36,58 +29,8 @@ def good_rows(log: Path, schema, partitions: slice = slice(None)):
     return rows.keep(rows.fault == 0)
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("delay", [0.02, 0])
-def test_growing_logs_give_the_bits_of_one_pass(
-    growing, exposure, schema, make_config, make_examples, make_log, tmp_path, delay
-):
-    """Two runs at once, one of them with a constraint log that is published later than the log; scoring between."""
-    plain, changes = make_config(ROOTS), {**ROOTS, **constrained(exposure.folder), "label_delay": delay}
-    other = make_config(changes)
-    unseen = make_log(make_examples(30, seed=4).table(), "unseen")
-    unseen = join_rows(list(read_rows(unseen, schema, read_manifests(unseen))))
-    growing.grow()
-    exposure.grow()
-    rows = [0, 0]
-    heard = []
-    with ExitStack() as stack:
-        folders = [tmp_path / "plain", tmp_path / "constrained"]
-        sessions = [
-            stack.enter_context(open_session(growing.folder, config, folder))
-            for config, folder in zip((plain, other), folders, strict=True)
-        ]
-        for log in (None, growing, exposure, growing, None, exposure):
-            if log is not None:
-                log.grow()
-            for number, session in enumerate(sessions):
-                done = session.advance()
-                rows[number] += done.rows
-                heard += [line["examples"] for line in done.windows] if number == 0 else []
-                published = sum(manifest.rows for manifest in read_manifests(growing.folder))
-                assert done.waiting == published - rows[number]
-                first, again = session.score(unseen), session.score(unseen)
-                np.testing.assert_array_equal(first, again)
-            # What the constraint log is not published for waits, and nothing else than an incomplete batch does.
-            assert sessions[0].advance().rows == 0
-            times = growing.table.column("query_time").to_numpy()
-            assert times[rows[1] - 1] <= ENDS[exposure.partitions]
-            assert published - rows[0] < 50
-            if exposure.partitions == growing.partitions:
-                assert rows[1] == rows[0]
-        summaries = [session.finish() for session in sessions]
-    for config, folder, summary in zip((plain, other), folders, summaries, strict=True):
-        whole = train(growing.folder, config, tmp_path / f"{folder.name}-whole")
-        assert without_timings(summary) == without_timings(whole)
-        assert summary["constraint_logs"] or folder.name == "plain"
-        assert_same(folder, tmp_path / f"{folder.name}-whole")
-    lines = [json.loads(line) for line in (folders[0] / "metrics.jsonl").read_text().splitlines()]
-    assert heard == [line["examples"] for line in lines[:-1]]
-
-
 @pytest.mark.slow
-def test_nothing_waits_where_the_next_interval_needs_it(
-    growing, make_config, tmp_path, read_predictions, schema
-):
+def test_nothing_waits_where_the_next_interval_needs_it(growing, tmp_path, schema):
     """As separate runs over the log so far do it, which resume from one another's checkpoints."""
     config = make_config(ROOTS)
     with open_session(growing.grow(), config, tmp_path / "run") as session:
@@ -117,7 +60,7 @@ def test_nothing_waits_where_the_next_interval_needs_it(
     assert np.abs(logit[100:] - later[100:]).max() > 0.01
 
 
-def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_config, tmp_path, monkeypatch):
+def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, tmp_path, monkeypatch):
     config = make_config(ROOTS, logistic=True)
     with open_session(growing.grow(3), config, tmp_path / "run") as session:
         session.advance()
@@ -163,66 +106,7 @@ def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_co
         session.advance()
 
 
-@pytest.mark.soak
-def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
-    config = make_config({**ROOTS, **TEACHER})
-    rng = np.random.default_rng(3)
-
-    def teach() -> None:
-        write_teacher(growing.folder, "teacher", lambda ids: rng.normal(size=len(ids)), slice(-1, None))
-
-    growing.grow()
-    teach()
-    with open_session(growing.folder, config, tmp_path / "run") as session:
-        session.advance()
-        growing.grow()
-        position = session.run.position.examples
-        with pytest.raises(InputError, match=r"sidecar teacher of .*no value for \d+ of \d+ rows") as refusal:
-            session.advance()
-        assert "\n" not in str(refusal.value)
-        assert session.run.position.examples == position
-        teach()
-        assert session.advance().rows > 300
-        session.save()
-    growing.grow()
-    # Also where another session begins with what is not taught.
-    with open_session(growing.folder, config, tmp_path / "run") as session:
-        with pytest.raises(InputError, match=r"no value for \d+ of \d+ rows"):
-            session.advance()
-        teach()
-        summary = session.finish()
-    whole = train(growing.folder, config, tmp_path / "whole")
-    assert without_timings(summary) == without_timings(whole)
-    assert last_weights(tmp_path / "run") == last_weights(tmp_path / "whole")
-
-
-def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_config, tmp_path):
-    config = make_config({**ROOTS, **constrained(exposure.folder)}, logistic=True)
-    for log in (growing, exposure):
-        log.partitions = 1
-        log.grow()
-    with open_session(growing.folder, config, tmp_path / "run") as session:
-        session.advance()
-        with (
-            pytest.raises(InputError, match="another process is training in this run directory"),
-            open_session(growing.folder, config, tmp_path / "run"),
-        ):
-            pass
-        for log, name in ((exposure, "constraint log exposure"), (growing, "log")):
-            log.partitions = 0
-            log.grow()
-            with pytest.raises(InputError, match=f"the {name} is not the one .* first 1 partitions differ"):
-                session.advance()
-            first = read_manifests(log.folder)[0].name
-            for path in (
-                log.folder / "manifests" / f"{first}.json",
-                *(log.folder / "shards").glob(f"{first}-*"),
-            ):
-                path.unlink()
-        assert session.finish()["log_rows"] == read_manifests(growing.folder)[0].rows
-
-
-def test_after_an_exception_nothing_is_saved(growing, make_config, tmp_path):
+def test_after_an_exception_nothing_is_saved(growing, tmp_path):
     def stop(position, _):
         raise KeyboardInterrupt
 

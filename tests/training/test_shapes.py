@@ -22,6 +22,8 @@ from ctr.training.feed import Feed, make_feed
 from ctr.training.loop import train
 from ctr.training.shapes import few_shapes
 from ctr.training.state import TrainState
+from growing_logs import read_predictions
+from small_runs import make_config
 
 MAX_VALUES = 3
 SCHEMA = Schema(
@@ -190,7 +192,7 @@ def test_a_batch_beyond_all_shapes_is_refused():
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize("changes", [{}, {"objective": {"ranking": {}}}], ids=["plain", "ranking"])
-def test_a_run_predicts_the_same(log, make_config, tmp_path, read_predictions, monkeypatch, changes):
+def test_a_run_predicts_the_same(log, tmp_path, monkeypatch, changes):
     seen: dict[str, set[Any]] = {"few": set(), "many": set()}
     logits = {}
     for shapes in ("many", "few"):

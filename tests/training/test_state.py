@@ -6,40 +6,16 @@ import tensorflow as tf
 
 from ctr.training.run.checkpoint import Copies
 from ctr.training.state import TrainState
+from small_runs import make_config
 
 
 @pytest.fixture
-def make_state(schema, make_config):
+def make_state(schema):
     def make(changes=None, logistic=False):
         config = make_config(changes, logistic)
         return TrainState(config.table_layouts(schema), config, "float32")
 
     return make
-
-
-def test_every_variable_has_a_name_and_an_accumulator_that_starts_as_configured(make_state):
-    optimizer = {
-        "embeddings": {"initial_accumulator": 0.5, "linear_initial_accumulator": 0.25},
-        "dense": {"shampoo": {"grafting": {"initial_accumulator": 0.125}}},
-    }
-    state = make_state({"optimizer": optimizer})
-    arrays = state.arrays()
-    shapes = {name: tuple(variable.shape) for name, variable in state.variables().items()}
-    assert shapes == {name: value.shape for name, value in arrays.items()}
-    assert shapes["rows/quality-4"] == (30 + 50 + 40, 5)
-    assert shapes["rows/ui-2"] == (8, 3)
-    # Two crosses of two factors and a bias, a deep layer, the head, the output bias.
-    assert len([name for name in shapes if name.startswith("dense/")]) == 2 * 3 + 2 + 1 + 1
-    for name in [name for name in shapes if name.startswith("rows/")]:
-        value = arrays[name.replace("rows/", "rows_accumulator/")]
-        assert value.shape == shapes[name]
-        assert (value[:, :-1] == 0.5).all() and (value[:, -1] == 0.25).all()
-    for index in range(9):
-        value = arrays[f"shampoo/tensor{index}/accumulator"]
-        assert value.shape == shapes[f"dense/{index:03d}"] and (value == 0.125).all()
-    width = 3 * 4 + 2
-    dense = 2 * (width * 3 + 3 * width + width) + (width * 8 + 8) + 8 + 1
-    assert state.parameter_counts() == {"parameters_dense": dense, "parameters_embedding": 120 * 5 + 8 * 3}
 
 
 def test_all_of_it_comes_back_and_what_is_of_another_model_does_not(make_state):

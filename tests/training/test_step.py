@@ -339,20 +339,6 @@ def test_padding_and_rows_of_weight_0_teach_nothing(bench):
     assert bits[0] == bits[1]
 
 
-def test_rows_that_the_batch_does_not_name_keep_every_bit(bench):
-    before, example = bench.reset(), Example(0)
-    bench.learn(example)
-    named = {
-        *(PLACES[name][1] + i for name in "ab" for i in example.single[name]),
-        *(PLACES["m"][1] + i for values in example.lists for i in values),
-    }
-    unnamed = sorted(set(range(15)) - named)
-    assert unnamed
-    for name, value in bench.state.arrays().items():
-        if name.endswith("quality-2"):
-            np.testing.assert_array_equal(value[unnamed], before[name][unnamed])
-
-
 @pytest.mark.parametrize("initial", [0.1, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_a_batch_without_weight_changes_no_bit(initial):
     """Also where sums of squares begin at 0, and a step would be 0 / 0."""

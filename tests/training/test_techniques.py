@@ -1,6 +1,5 @@
 """What is learned besides clicks, through whole runs: what a student, a delay and a constraint change."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from ctr.data.sidecar import read_sidecar_partition
 from ctr.experiments.config import merged
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import open_session, train
+from ctr.training.loop import train
+from growing_logs import lines_of, read_predictions, train_part, whole_and_in_parts
 from reference_loop import cut
-from small_runs import write_teacher
+from small_runs import draw_examples, make_config, write_teacher
 
 RANKING: dict[str, Any] = {"ranking": {"weight": 0.4, "max_pairs": 5, "ramp": [200, 500]}}
 CONSTRAINTS: dict[str, Any] = {
@@ -39,24 +39,6 @@ CONSTRAINTS: dict[str, Any] = {
 def sidecar(log: Path, name: str) -> pd.DataFrame:
     tables = [read_sidecar_partition(log, name, manifest) for manifest in read_manifests(log)]
     return pa.concat_tables(tables).to_pandas()
-
-
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def train_until(limit: int, log: Path, config: TrainConfig, run: Path) -> None:
-    """Trains up to a position of the log, and no further than to a checkpoint before it."""
-
-    class StopError(Exception):
-        pass
-
-    def stop(position: int, _: dict[str, Any]) -> None:
-        if position > limit:
-            raise StopError
-
-    with pytest.raises(StopError):
-        train(log, config, run, stop)
 
 
 @pytest.fixture
@@ -87,15 +69,10 @@ def ranking_ramp(examples: int) -> float:
     return min(max((examples - 200) / 300, 0), 1)
 
 
-def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(
-    log, examples, make_config, tmp_path, read_predictions
-):
+def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(log, examples, tmp_path):
     """Also of a run that is stopped within a window and goes on: it forgets neither of them."""
     config = make_config({"objective": {**RANKING, **CONSTRAINTS}}, logistic=True)
-    with open_session(log, config, tmp_path / "run") as session:
-        session.advance(stop=lambda: session.run.position.examples > 600)
-        session.save()
-        stopped_at = session.run.position.examples
+    stopped_at = train_part(log, config, tmp_path / "run", 600)
     summary = train(log, config, tmp_path / "run")
     rows, found = (
         join_rows(list(read_rows(log, read_schema(log), read_manifests(log)))),
@@ -132,7 +109,7 @@ def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(
 
 
 @pytest.mark.slow
-def test_a_large_family_is_constrained_but_not_shown_slice_by_slice(log, make_config, tmp_path):
+def test_a_large_family_is_constrained_but_not_shown_slice_by_slice(log, tmp_path):
     family = {"name": "crossed", "features": {"user": "all", "item": "all"}}
     constraints = {"learning_rate": 0.3, "families": [family]}
     config = make_config({"objective": {"bias_constraints": constraints}}, logistic=True)
@@ -146,9 +123,7 @@ def test_a_large_family_is_constrained_but_not_shown_slice_by_slice(log, make_co
 
 
 @pytest.mark.slow
-def test_the_sidecar_holds_the_predictions_of_record(
-    own_log, examples, make_config, tmp_path, read_predictions
-):
+def test_the_sidecar_holds_the_predictions_of_record(own_log, examples, tmp_path):
     """Of a part of the log; the rest is recorded as missing."""
     config = make_config({"time_range": {"start": "1970-01-01T00:00:00.100"}}, logistic=True)
     summary = train(own_log, config, tmp_path / "run", record="teacher")
@@ -174,7 +149,7 @@ def test_the_sidecar_holds_the_predictions_of_record(
     assert not (tmp_path / "other").exists()
 
 
-def test_teachers_and_records_that_cannot_be_are_refused(own_log, make_config, tmp_path):
+def test_teachers_and_records_that_cannot_be_are_refused(own_log, tmp_path):
     taught = make_config({"objective": {"distillation": {"teacher": "nobody"}}})
     with pytest.raises(InputError, match="has no sidecar nobody"):
         train(own_log, taught, tmp_path / "run")
@@ -188,16 +163,11 @@ def test_teachers_and_records_that_cannot_be_are_refused(own_log, make_config, t
         train(own_log, make_config({"sampling": {"name": "part"}}), tmp_path / "run")
 
 
-@pytest.mark.soak
-def test_a_student_learns_from_its_teacher_and_goes_on_with_no_other(own_log, make_config, tmp_path):
+@pytest.mark.slow
+def test_a_student_goes_on_with_no_other_teacher(own_log, tmp_path):
     train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
-    plain = train(own_log, make_config(), tmp_path / "plain")
     config = make_config({"objective": {"distillation": {"teacher": "teacher"}}})
-    assert train(own_log, config, tmp_path / "taught")["logloss"] != plain["logloss"]
-    # Before the ramp begins there is no teacher.
-    late = make_config({"objective": {"distillation": {"teacher": "teacher", "ramp": [10**6, 10**6]}}})
-    assert train(own_log, late, tmp_path / "late")["logloss"] == plain["logloss"]
-    train_until(700, own_log, config, tmp_path / "run")
+    train_part(own_log, config, tmp_path / "run", 700)
     shutil.rmtree(own_log / "sidecars" / "teacher")
     train(own_log, make_config({"seed": 4}), tmp_path / "other", record="teacher")
     with pytest.raises(InputError, match="the sidecars teacher are not those that this run has read so far"):
@@ -206,7 +176,7 @@ def test_a_student_learns_from_its_teacher_and_goes_on_with_no_other(own_log, ma
 
 @pytest.mark.slow
 def test_rows_without_a_teacher_are_refused_with_count_and_place_or_trained_without(
-    own_log, examples, make_config, tmp_path
+    own_log, examples, tmp_path
 ):
     gaps = np.flatnonzero(examples.train_weight > 0)[[4, 90, 200]]
     logit = np.zeros(len(examples), np.float32)
@@ -250,43 +220,28 @@ STRUCTURE: dict[str, Any] = {
     ids=["all with a delay", "without a delay", "constraints and a delay", "ranking"],
 )
 def test_stopped_and_resumed_with_any_of_it_the_bits_are_the_same(
-    own_log, make_examples, make_log, make_config, tmp_path, objective, model, delay
+    own_log, make_log, tmp_path, objective, model, delay
 ):
     train(own_log, make_config({"seed": 3}, logistic=True), tmp_path / "teacher", record="teacher")
     write_decisions(own_log, "half", parse_model(SamplingConfig, {"non_click_rate": 0.5}, "test"))
     if "bias_constraints" in objective:
         # And a constraint log, whose rows also teach by themselves.
         constraints = objective["bias_constraints"]
-        path = make_log(make_examples(queries=220, seed=9).table(), "exposure")
+        path = make_log(draw_examples(queries=220, seed=9).table(), "exposure")
         families = [*constraints["families"], {"name": "random", "log": "exposure"}]
         logs = [{"name": "exposure", "path": str(path), "own_loss": True}]
         objective = merged(objective, {"bias_constraints": {"families": families, "logs": logs}})
     config = make_config(
         {"objective": objective, "model": model, "label_delay": delay, "sampling": {"name": "half"}}
     )
-    train(own_log, config, tmp_path / "whole")
-    train_until(700, own_log, config, tmp_path / "resumed")
-    summary = train(own_log, config, tmp_path / "resumed")
-    found, expected = (outcome(tmp_path / run) for run in ("resumed", "whole"))
-    assert found[0] == expected[0]
-    assert found[1].keys() == expected[1].keys()
-    for name, array in found[1].items():
-        assert np.array_equal(array, expected[1][name]), name
+    summary = whole_and_in_parts(own_log, config, tmp_path, 700)
     if "bias_constraints" in objective:
         assert all(any(summary["duals"][name]) for name in ("ctr", "low", "random"))
         assert summary["constraint_logs"]["exposure"]["examples"] > 300
 
 
-def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-    """The lines of the metrics without what is timed, and the arrays of the last checkpoint."""
-    timed = {"examples_per_second", "shampoo_seconds_waited", "shampoo_seconds_computing"}
-    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as content:
-        arrays = dict(content.items())
-    return [{key: line[key] for key in line.keys() - timed} for line in lines_of(run)], arrays
-
-
 @pytest.mark.soak
-def test_a_run_of_compiled_steps_agrees_with_all_of_it(own_log, make_config, tmp_path):
+def test_a_run_of_compiled_steps_agrees_with_all_of_it(own_log, tmp_path):
     train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
     summaries = {}
     for jit in (False, True):

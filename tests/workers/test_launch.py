@@ -11,7 +11,7 @@ import pytest
 
 from ctr.io.errors import InputError
 from ctr.workers.cluster import WorkerLostError
-from ctr.workers.launch import Launch, _Worker, launch, threads_each
+from ctr.workers.launch import Launch, launch, threads_each
 from ctr.workers.reports import Report
 
 # What the programs in the place of workers begin with.
@@ -286,17 +286,7 @@ def wait_until_gone(place: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_signal_reaches_all_and_nothing_restarts(place):
-    process = launcher(place, f"signal.signal(signal.SIGINT, signal.SIG_DFL)\n{READY}time.sleep(1000)")
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
-    assert (process.returncode, errors) == (130, "")
-    wait_until_gone(place)
-    assert starts(place, 2) == [1, 1]
-
-
-def test_workers_that_end_well_after_a_signal(place):
-    script = f"""
+ENDS_WELL = f"""
 def end(*_):
     time.sleep(0.2 * rank)
     sys.exit(0)
@@ -304,23 +294,26 @@ signal.signal(signal.SIGTERM, end)
 {READY}
 time.sleep(1000)
 """
+DIES = f"signal.signal(signal.SIGINT, signal.SIG_DFL)\n{READY}time.sleep(1000)"
+DOES_NOT_END = f"signal.signal(signal.SIGTERM, lambda *_: None)\n{READY}\nwhile True: time.sleep(1)"
+
+
+@pytest.mark.parametrize(
+    ("script", "number", "status"),
+    [(DIES, signal.SIGINT, 130), (ENDS_WELL, signal.SIGTERM, 0), (DOES_NOT_END, signal.SIGTERM, -15)],
+    ids=["dies", "ends well", "ends only at a second one"],
+)
+def test_a_signal_reaches_all_and_nothing_restarts(place, script, number, status):
     process = launcher(place, script)
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate()[1] == ""
-    assert process.returncode == 0
-
-
-def test_a_second_signal_ends_what_does_not_end(place):
-    process = launcher(
-        place, f"signal.signal(signal.SIGTERM, lambda *_: None)\n{READY}\nwhile True: time.sleep(1)"
-    )
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    assert alive(place) == [True, True]
-    process.send_signal(signal.SIGTERM)
-    process.communicate()
-    assert process.returncode == -signal.SIGTERM
+    process.send_signal(number)
+    if script is DOES_NOT_END:
+        time.sleep(0.5)
+        assert alive(place) == [True, True]
+        process.send_signal(number)
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (status, "")
     wait_until_gone(place)
+    assert starts(place, 2) == [1, 1]
 
 
 def test_one_process_at_a_time_runs_workers_in_a_folder_and_they_do_not_outlive_it(place):
@@ -338,11 +331,3 @@ def test_processors_are_divided():
     assert threads_each(1, {}) == {"TF_NUM_INTRAOP_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
     assert threads_each(cores, {"OMP_NUM_THREADS": "7"}) == {"TF_NUM_INTRAOP_THREADS": "1"}
     assert set(threads_each(1000, {}).values()) == {"1"}
-
-
-def test_a_worker_that_has_just_ended_is_not_stopped():
-    process = subprocess.Popen(["true"])
-    while is_alive(process.pid):
-        time.sleep(0.01)
-    assert not _Worker(0, Path(os.devnull), process).is_stopped()
-    process.wait()

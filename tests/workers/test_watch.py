@@ -45,7 +45,7 @@ def test_the_worker_that_an_error_is_about():
 @pytest.mark.parametrize("is_cluster", [False, True])
 @pytest.mark.parametrize("kind", ["tensors", "numbers"])
 def test_a_worker_that_hangs_within_a_step_is_named(kind, is_cluster, tmp_path):
-    group = Group(3, [kind], tmp_path, "hanging_worker.py", is_cluster=is_cluster)
+    group = Group(3, [kind], tmp_path, "exchanging_worker.py", is_cluster=is_cluster)
     try:
         assert [process.wait(600) for process in group.processes[:2]] == [0, 0], group.output(0)
     finally:

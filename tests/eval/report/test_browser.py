@@ -1,14 +1,12 @@
 """The pages in a real browser: nothing is cut, every link leads somewhere, and the script does its part."""
 
-import itertools
+import base64
+import hashlib
+import html as html_module
 import json
-import os
-import select
+import re
 import shutil
 import subprocess
-import time
-from pathlib import Path
-from typing import Any, Self
 
 import pytest
 
@@ -20,90 +18,43 @@ from ctr.experiments.report.write import write_experiment
 from ctr.search.report import write_search
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-_FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe")
-_SECONDS = 60
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--virtual-time-budget=9000")
+
+# In the page: what its console and scripts complain of, and the values of expressions, are told to the frame around it.
+PROBE = """
+const errors = [];
+console.error = (...words) => errors.push(words.join(" "));
+for (const kind of ["error", "securitypolicyviolation"])
+  addEventListener(kind, (event) => errors.push(String(event.message || event.blockedURI)));
+addEventListener("load", () => parent.postMessage(JSON.stringify({found: [%s], errors}), "*"));
+"""
+FRAME = """<iframe src="page.html" style="width: %dpx; height: 900px; border: 0"></iframe>
+<pre></pre><script>onmessage = (event) => document.querySelector("pre").textContent = event.data</script>"""
 
 
-class Browser:
-    """One tab, spoken to over a pipe. ``errors`` are what its console and its scripts complain of."""
-
-    def __init__(self, profile: Path) -> None:
-        assert CHROMIUM is not None
-        read_end, self._to = os.pipe()
-        self._from, write_end = os.pipe()
-        # Chromium reads commands from file 3 and writes answers to file 4, each ended by a zero byte.
-        command = f'exec "$@" 3<&{read_end} 4>&{write_end}'
-        self._process = subprocess.Popen(
-            ["bash", "-c", command, "bash", CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            pass_fds=(read_end, write_end),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(read_end)
-        os.close(write_end)
-        self._held, self._numbers, self._events = b"", itertools.count(1), list[dict[str, Any]]()
-        self._session: str | None = None
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self.call(f"{domain}.enable")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._to)
-        self._process.kill()
-        self._process.wait()
-        os.close(self._from)
-
-    def call(self, method: str, **params: object) -> dict[str, Any]:
-        """Calls a method of the debugging protocol; fails where Chromium does."""
-        number = next(self._numbers)
-        message = {"id": number, "method": method, "params": params}
-        if self._session is not None:
-            message["sessionId"] = self._session
-        os.write(self._to, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._receive()
-            if answer.get("id") == number:
-                assert "error" not in answer, answer
-                return dict(answer["result"])
-
-    def open(self, path: Path, width: int, height: int = 900) -> None:
-        """Opens a file in a window of that size, and waits until it is there."""
-        self._events.clear()
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.call("Page.navigate", url=path.resolve().as_uri())
-        while not any(event["method"] == "Page.loadEventFired" for event in self._events):
-            self._receive()
-
-    def run(self, script: str) -> Any:
-        """Value of an expression in the page."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
-
-    @property
-    def errors(self) -> list[dict[str, Any]]:
-        self.run("0")  # what came before it is here now
-        kinds = {"Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"}
-        return [event for event in self._events if event["method"] in kinds]
-
-    def _receive(self) -> dict[str, Any]:
-        until = time.monotonic() + _SECONDS
-        while b"\0" not in self._held:
-            ready, _, _ = select.select([self._from], [], [], max(until - time.monotonic(), 0))
-            assert ready, "Chromium does not answer"
-            more = os.read(self._from, 1 << 16)
-            assert more, "Chromium ended"
-            self._held += more
-        message, _, self._held = self._held.partition(b"\0")
-        answer: dict[str, Any] = json.loads(message)
-        if "method" in answer:
-            self._events.append(answer)
-        return answer
+def look(path, width, folder, *scripts):
+    """Values of expressions in a page, in a window of that width, once it is there."""
+    assert CHROMIUM is not None
+    probe = PROBE % ", ".join(scripts)
+    digest = base64.b64encode(hashlib.sha256(probe.encode()).digest()).decode()
+    html = path.read_text().replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+    (folder / "page.html").write_text(html.replace("<title>", f"<script>{probe}</script><title>", 1))
+    (folder / "frame.html").write_text(FRAME % width)
+    command = [
+        CHROMIUM,
+        *FLAGS,
+        f"--user-data-dir={folder / 'profile'}",
+        f"--window-size={max(width, 600)},1000",
+    ]
+    shown = subprocess.run(
+        [*command, "--dump-dom", (folder / "frame.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    told = json.loads(html_module.unescape(re.search("<pre>(.*)</pre>", shown.stdout, re.DOTALL)[1]))
+    assert told["errors"] == [], told
+    return told["found"]
 
 
 NARROW = 420
@@ -161,7 +112,7 @@ POINTED = """(() => {
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     rows = run_directories.make_rows(1, queries=100)
     runs = [
@@ -194,16 +145,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed (Debian: apt-get install chromium)")
 def test_pages_are_whole_in_a_browser(pages, tmp_path):
-    with Browser(tmp_path) as browser:
-        for name, path in pages.items():
-            browser.open(path, NARROW)
-            found = browser.run(CUT)
-            assert found["width"] <= NARROW and found["cut"] == [], name
-            assert browser.run(DEAD) == [], name
-            assert browser.run(POINTED), name
-            browser.open(path, 1300)
-            assert browser.run(CUT)["cut"] == [] and browser.run(DEAD) == [], name
-            if name in ("comparison", "experiment"):
-                (before, hidden, after), dark = browser.run(SWITCHES).values()
-                assert hidden == 0 < before == after and dark, name
-            assert browser.errors == [], name
+    for name, path in pages.items():
+        (narrow, dead, pointed) = look(path, NARROW, tmp_path, CUT, DEAD, POINTED)
+        assert narrow["width"] <= NARROW and narrow["cut"] == dead == [] and pointed, name
+        switches = [SWITCHES] if name in ("comparison", "experiment") else []
+        wide, dead, *switched = look(path, 1300, tmp_path, CUT, DEAD, *switches)
+        assert wide["cut"] == dead == [], name
+        for one in switched:
+            before, hidden, after = one["found"]
+            assert hidden == 0 < before == after and one["dark"], name

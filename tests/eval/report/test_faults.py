@@ -72,73 +72,62 @@ def test_each_fault_has_its_line(write_run):
     assert "faults" not in [section.name for section in run_page(show_runs([clean])).sections]
 
 
-@pytest.mark.parametrize(
-    ("summary", "words"),
-    [
-        ({"quarantined": 3}, "quarantined must be a list, got 3"),
-        ({"quarantined": [3]}, "quarantined must be objects that name a checkpoint, got 3"),
-        ({"quarantined": [{"checkpoint": 1, "rows": [1]}]}, "quarantined must be pairs of whole numbers"),
-        ({"quarantined": [{**QUARANTINED[0], "query_times": "x"}]}, "quarantined.query_times must be pairs"),
-        (
-            {"quarantined": [{**QUARANTINED[0], "query_times": [0, 2**70]}]},
-            "quarantined.query_times must be times in micro",
-        ),
-        (
-            {"skipped_ranges": [[1, "2"]]},
-            r"skipped_ranges must be pairs of whole numbers, \[first, last\], got",
-        ),
-        ({"rollbacks": "two"}, "rollbacks must be a number"),
-        ({"shampoo": []}, "shampoo must be an object"),
-        ({"shampoo": {"failed": None}}, "shampoo.failed must be a number"),
-    ],
-)
-def test_what_is_not_told_as_it_should_be_is_refused(write_run, summary, words):
-    with pytest.raises(InputError, match=rf"summary.json: {words}") as caught:
-        show_runs([write_run("run", **json.loads(json.dumps(summary)))])
-    assert "\n" not in str(caught.value)
-
-
 def spectrum(**change) -> str:
     entry = {"name": "w", "shape": [3, 2], "singular_values": [2.0, 1.0], **change}
     return json.dumps({"weights": [entry]})
 
 
-LINES, SUMMARY, SPECTRA = "metrics.jsonl", "summary.json", "weight_spectra.json"
+LINES, SUMMARY = "metrics.jsonl", "summary.json"
+SPECTRA, HEALTH = "weight_spectra.json", "data_health.json"
 TWO = "singular_values must be a list of 2 numbers"
-# A file, what happens to it, and what is said: a text is appended, of a pair the first is replaced, None deletes it.
+# A file, what happens to it, and what is said: a text is appended, of a pair the first is replaced, keys are set, None
+# deletes it.
 REFUSED = [
     (SUMMARY, None, "the run is not finished"),
     (LINES, '{"examp', "metrics.jsonl line 4: not JSON"),
     (LINES, '"x"\n', "must be a JSON object, got str"),
     (LINES, "{}\n", "examples must be a whole number, got None"),
     (LINES, f'{{"examples": 1, "window_begin": {2**70}}}', "window_begin must be a whole number"),
+    (LINES, ('"auc": 0', '"auc": "high", "auc_was": 0'), "line 1: auc must be a number, got 'high'"),
+    (LINES, ('"auc_ci95": [', '"auc_ci95": [3, '), "line 1: auc_ci95 must hold two numbers"),
+    (LINES, ('"auc"', '"shampoo_spectra": 3, "auc"'), "line 1: shampoo_spectra must be a JSON object, got 3"),
     (
         LINES,
-        ('"auc": 0', '"auc": "high", "auc_was": 0'),
-        "metrics.jsonl line 1: auc must be a number, got 'high'",
+        ('"auc"', '"shampoo_spectra": {"w": [1]}, "auc"'),
+        "shampoo_spectra of w must be a JSON object of num",
     ),
-    (LINES, ('"auc_ci95": [', '"auc_ci95": [3, '), "metrics.jsonl line 1: auc_ci95 must hold two numbers"),
     ("rejects.jsonl", "{", "rejects.jsonl line 2: not JSON"),
     (SUMMARY, ('"batches": 20', '"batches": [20]'), "batches must be a number"),
     (SUMMARY, ("[[512, 1024]]", "null"), "skipped_ranges must be a list"),
+    (
+        SUMMARY,
+        ("[[512, 1024]]", '[[1, "2"]]'),
+        r"skipped_ranges must be pairs of whole numbers, \[first, last\]",
+    ),
+    (SUMMARY, {"quarantined": [3]}, "quarantined must be objects that name a checkpoint, got 3"),
+    (
+        SUMMARY,
+        {"quarantined": [{"checkpoint": 1, "rows": [1]}]},
+        "quarantined must be pairs of whole numbers",
+    ),
+    (
+        SUMMARY,
+        {"quarantined": [{**QUARANTINED[0], "query_times": [0, 2**70]}]},
+        "query_times must be times in mi",
+    ),
+    (SUMMARY, {"shampoo": []}, "shampoo must be an object"),
+    (SUMMARY, {"shampoo": {"failed": None}}, "shampoo.failed must be a number"),
     (SPECTRA, '{"wei', "spectra.json: not JSON"),
     (SPECTRA, "[]", "must be a JSON object"),
-    (SPECTRA, '{"weights": [[1]]}', "weight 1: must be a JSON object, got list"),
     (SPECTRA, spectrum(name=3), "weight 1: name must be a string, got 3"),
     (SPECTRA, spectrum(shape=[3, 0]), "shape must hold two whole numbers above 0"),
     (SPECTRA, spectrum(inner_rank="2"), "inner_rank must be a whole number above 0"),
     (SPECTRA, spectrum(singular_values=[2.0]), TWO),
-    (SPECTRA, spectrum(singular_values=[2, "1"]), TWO),
     (SPECTRA, spectrum(singular_values=[2, float("nan")]), "NaN is not a JSON number"),
-    (SPECTRA, spectrum(singular_values=[2, -1]), "must be finite, descending"),
     (SPECTRA, spectrum(singular_values=[1, 2]), "must be finite, descending"),
-    ("data_health.json", "{", r"data_health\.json: damaged"),
-    (
-        "data_health.json",
-        ('"features"', '"others"'),
-        r"data_health\.json: damaged, or of another version: no feat",
-    ),
-    ("data_health.json", ('"missing": ', '"missing": -'), "missing must be a whole number"),
+    (HEALTH, "{", r"data_health\.json: damaged"),
+    (HEALTH, ('"features"', '"others"'), r"data_health\.json: damaged, or of another version: no feat"),
+    (HEALTH, ('"missing": ', '"missing": -'), "missing must be a whole number"),
 ]
 
 
@@ -146,7 +135,7 @@ REFUSED = [
 def test_damaged_files_of_a_run_are_told_in_one_line(write_run, tmp_path):
     plain = write_run("plain", rejects=("label",), skipped_ranges=[[512, 1024]])
 
-    def refused(run: Path, message: str, *before: Path) -> None:
+    def refused(run, message, *before):
         with pytest.raises(InputError, match=message) as caught:
             write_report([*before, run], tmp_path / "report.html")
         assert "\n" not in str(caught.value) and str(run) in str(caught.value)
@@ -156,6 +145,8 @@ def test_damaged_files_of_a_run_are_told_in_one_line(write_run, tmp_path):
         path = shutil.copytree(plain, tmp_path / str(number)) / name
         if change is None:
             path.unlink()
+        elif isinstance(change, dict):
+            path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
         else:
             text = path.read_text() if path.exists() else ""
             path.write_text(text + change if isinstance(change, str) else text.replace(*change, 1))

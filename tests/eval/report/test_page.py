@@ -27,7 +27,6 @@ from ctr.eval.report.page import (
     Words,
     code,
     heading,
-    plain,
     quiet,
 )
 from report_pages import Html, check_page, words_of
@@ -82,14 +81,6 @@ def test_no_text_becomes_part_of_a_page():
     assert len(page.images()) == 2
     assert not any("alert" in text for svg in page.images() for text in re.findall(r">([^<>]+)</text>", svg))
     assert html == render_page(PAGE)
-
-
-def test_a_table_for_a_terminal_has_the_words_of_the_page():
-    table = Table(
-        ("arm", Column("change")), [[Mark("base", 1), Cell(("+1 ", code("x")), ("small",), "better")]]
-    )
-    assert table.texts() == [["arm", "change"], ["base", "+1 x"]]
-    assert plain(("a ", (code("b"), Mark("c", 0)))) == "a bc"
 
 
 @pytest.mark.parametrize(

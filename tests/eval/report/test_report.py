@@ -29,6 +29,7 @@ SOMETIMES = ("comparison", "faults", "gain", "slices", "data")
 OF_RUNS = 8 + 4 + 1 + 1 + 1 + 2
 """Figures of a report about runs over one log, without the predictions of each run and paired differences."""
 PAIRED = 3
+METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias", "calibration_ratio")
 
 
 def page_of(*runs):
@@ -56,15 +57,9 @@ def runs(rows, tmp_path_factory):
     made = []
     for seed, name in enumerate(("lr", "dcn", "dcn-2")):
         config = {"seed": seed, "model": {"deep": {"units": [8] * seed}}}
-        more = {
-            "config": config,
-            "slices": ("position",),
-            "rejects": ("label", "ids", "label"),
-            "skipped_ranges": [[512, 1024]],
-        }
-        made.append(
-            write_run(folder / name, rows, predict(rows, seed, 0.5 + seed / 2), **more, rejected_rows=3)
-        )
+        more = {"config": config, "slices": ("position",), "rejects": ("label", "ids", "label")}
+        more |= {"skipped_ranges": [[512, 1024]], "rejected_rows": 3}
+        made.append(write_run(folder / name, rows, predict(rows, seed, 0.5 + seed / 2), **more))
     return made
 
 
@@ -73,14 +68,11 @@ def page(runs):
     return page_of(*runs)
 
 
-def test_the_report_of_one_run_has_its_plots_and_no_comparison(runs):
-    page = page_of(runs[0])
-    assert "comparison" not in {section.name for section in page.sections}
+def test_several_runs_are_compared_with_the_first(runs, page):
+    alone = page_of(runs[0])
+    assert "comparison" not in {section.name for section in alone.sections}
     # Five metrics, traffic, click rates and throughput; four of calibration; gain; slices; query size; ids.
-    assert len(figures_of(page)) == OF_RUNS + 1
-
-
-def test_several_runs_are_compared_with_the_first(page):
+    assert len(figures_of(alone)) == OF_RUNS + 1
     assert len(figures_of(page)) == OF_RUNS + PAIRED + 3
     comparison = page.section("comparison")
     assert words_of(comparison).count("Prediction difference") == 2
@@ -98,25 +90,15 @@ def test_several_runs_are_compared_with_the_first(page):
 def test_the_numbers_are_those_of_the_summary(runs, page):
     summary = json.loads((runs[0] / "summary.json").read_text())
     results = page.section("results")
-    metrics = (
-        "per_query_auc",
-        "auc",
-        "logloss",
-        "normalized_entropy",
-        "calibration_bias",
-        "calibration_ratio",
-    )
 
     def shown(value, low, high):
         digits = math.ceil(-math.log10((high - low) / 2)) + 1
         return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
     cells = table_with(results, ("run", "PerQueryAUC"))["lr"]
-    assert cells[:6] == [shown(summary[metric], *summary[f"{metric}_ci95"]) for metric in metrics]
+    assert cells[:6] == [shown(summary[metric], *summary[f"{metric}_ci95"]) for metric in METRICS]
     [cards] = [block for block in blocks_of(results) if isinstance(block, Cards)]
-    for card, metric in zip(
-        cards.cards, ("per_query_auc", "auc", "logloss", "calibration_ratio"), strict=True
-    ):
+    for card, metric in zip(cards.cards, (*METRICS[:3], METRICS[-1]), strict=True):
         for run, (mark, _, number, _, words) in zip(runs, card.entries, strict=True):
             own = json.loads((run / "summary.json").read_text())
             assert mark.name == run.name and number == with_margin(own[metric], *own[f"{metric}_ci95"])
@@ -130,45 +112,11 @@ def test_the_numbers_are_those_of_the_summary(runs, page):
         cells = slices["third" if row["id"] == 3 else f"id {row['id']}"]
         assert cells[5].startswith("–" if row["auc"] is None else f"{row['auc']:.3f}")
     words = words_of(page)
-    for reported in (
-        summary["config_sha256"],
-        summary["log_sha256"],
-        "label: 2",
-        "ids: 1",
-        "rows [512, 1024]",
-    ):
+    for reported in (summary["config_sha256"], summary["log_sha256"], "label: 2", "rows [512, 1024]"):
         assert reported in words
-
-
-def test_the_warning_about_calibration_and_the_terms_of_a_loss_are_shown(rows, tmp_path):
-    warning = "too many predicted clicks; look at <model.prior>"
-    several = {"calibration_warning": warning, "terms": ("logistic", "ranking")}
-    page = page_of(write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), **several))
-    section = page.section("calibration")
-    assert f"run: {warning}" in words_of(section)
-    [figure] = [one for one in figures_of(section) if "in each window over time" in one.alt]
-    assert "at the end of the pass" in figure.alt
-    [figure] = [one for one in figures_of(page) if one.title == "terms of the loss"]
-    assert "In the last window: logistic 0.1000, ranking 0.2000." in figure.alt
-    assert [one.label for one in figure.panels[0].series] == ["logistic", "ranking"]
-
-
-@pytest.mark.parametrize(
-    ("shift", "expected", "says"),
-    [
-        (-3.0, "wrong", "under-predicts by 9"),
-        (3.0, "wrong", "over-predicts by"),
-        (None, "good", "the interval contains 1"),
-    ],
-)
-def test_the_card_of_calibration_is_colored_by_what_it_says(rows, tmp_path, shift, expected, says):
-    # The log of a known rate, predicted as it is or far from it.
-    rate = rows["label"].mean()
-    logit = np.full(len(rows), np.log(rate / (1 - rate)) + (shift or 0.0), np.float32)
-    page = page_of(write_run(tmp_path / "run", rows.assign(metric_weight=1.0), logit))
-    [cards] = [block for block in blocks_of(page.section("results")) if isinstance(block, Cards)]
-    [(_, _, _, style, words)] = cards.cards[-1].entries
-    assert cards.cards[-1].style == style == expected and says in words
+    assert "versions: numpy" in words and '{"numpy"' not in words
+    [figure] = figures_of(page.section("slices"))
+    assert {"third", "id 1"} <= set(figure.panels[0].x.names)
 
 
 def test_paired_differences_end_at_that_of_the_whole_runs(runs, page):
@@ -217,21 +165,32 @@ def test_the_file_is_whole_and_its_colors_and_runs_are_those_of_the_page(runs, t
 
 
 def test_a_run_of_one_class_and_one_time(rows, tmp_path):
-    table = rows.assign(label=np.int8(0), query_time=0)
-    page = page_of(write_run(tmp_path / "run", table, predict(rows, 1, 1.0)))
+    table, run = rows.assign(label=np.int8(0), query_time=0), tmp_path / "run"
+    more = {"calibration_warning": "too few; look at <model.prior>", "terms": ("logistic", "ranking")}
+    write_run(run, table, predict(rows, 1, 1.0), **more)
+    ingested = {"inputs": [{"name": f"day/{number}.csv"} for number in (1, 2, 3)], "label": "stars >= 4"}
+    for path, state in (
+        (run / "checkpoints/1/state.json", {"log": str(tmp_path / "log<1>")}),
+        (tmp_path / "log<1>/.ingest/state.json", ingested),
+    ):
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(state))
+    page = page_of(run)
     words = words_of(page)
+    assert "stars >= 4 in 1.csv and 2 more files" in words and "run: too few; look at <model.prior>" in words
+    (run / "checkpoints/1/state.json").write_text("{")
+    assert str(subject_of(run)) == ""
+    [figure] = [one for one in figures_of(page) if one.title == "terms of the loss"]
+    assert "In the last window: logistic 0.1000, ranking 0.2000." in figure.alt
     assert "No query has both a click and a non-click" in words
     assert "event times" not in words
     assert {"PerQueryAUC", "AUC", "normalized entropy"} <= set(missing_of(page))
+    # No plot is a single dot, either.
+    single = page_of(write_run(tmp_path / "single", rows, predict(rows, 1, 1.0), windows=1))
+    assert {"PerQueryAUC", "AUC", "calibration bias"} <= set(missing_of(single))
+    [cards] = [block for block in blocks_of(page.section("results")) if isinstance(block, Cards)]
+    assert cards.cards[-1].entries[0][-1] == "undefined: no clicks"
     assert "AUC is undefined, because all rows are clicks, or none is" in words
-
-
-def test_no_plot_is_a_single_dot(tmp_path):
-    rows = make_rows(3, queries=40)
-    page = page_of(write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), windows=1))
-    assert {"PerQueryAUC", "AUC", "calibration bias"} <= set(missing_of(page))
-    # By decile, and the gain.
-    assert len(figures_of(page)) == 3 + 1 + 1 + 1
 
 
 def test_a_pass_that_began_with_small_windows_is_drawn_in_points_of_some_size():
@@ -248,53 +207,19 @@ def test_a_pass_that_began_with_small_windows_is_drawn_in_points_of_some_size():
     assert len(point_starts(np.full(30, 120, np.int64))) == 30
 
 
-@pytest.mark.parametrize(
-    ("inputs", "label", "title"),
-    [
-        (["shop.csv"], "bought", "bought in shop.csv"),
-        (["day/1.csv", "day/2.csv", "day/3.csv"], "stars >= 4", "stars >= 4 in 1.csv and 2 more files"),
-        ([], "", "clicks in log<1>"),
-        (None, "", "clicks in log<1>"),
-    ],
-)
-def test_the_title_names_the_table_and_the_label(tmp_path, inputs, label, title):
-    log, checkpoint = tmp_path / "log<1>", tmp_path / "run" / "checkpoints" / "1"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "state.json").write_text(json.dumps({"log": str(log)}))
-    if inputs is not None:
-        (log / ".ingest").mkdir(parents=True)
-        state = {"inputs": [{"name": name} for name in inputs], "label": label}
-        (log / ".ingest" / "state.json").write_text(json.dumps(state))
-    assert str(subject_of(tmp_path / "run")) == title
-    (checkpoint / "state.json").write_text("{")
-    assert str(subject_of(tmp_path / "run")) == ""
-
-
-@pytest.mark.parametrize(
-    ("entropy", "interval", "says"),
-    [
-        (0.9, (0.85, 0.95), "learned more than the base rate: its logloss is 10.0% below"),
-        (1.1, (1.05, 1.15), "predicts worse than the base rate alone: its logloss is 10.0% above"),
-        (0.99, (0.95, 1.03), "is open: its logloss is 1.0% below"),
-        (0.99, (None, None), "too little data for an interval"),
-        (None, (None, None), "no base rate to compare with"),
-    ],
-)
-def test_the_first_sentence_says_what_was_learned(runs, entropy, interval, says):
+def test_the_first_sentence_says_what_was_learned(runs):
     [shown] = show_runs(runs[:1])
-    summary = {**shown.summary, "normalized_entropy": entropy, "normalized_entropy_ci95": list(interval)}
-    sentence = replace(shown, summary=summary).headline_sentence
-    assert (
-        says in sentence
-        and f"AUC is {shown.number('auc').margin()}; predicted / actual clicks are" in sentence
-    )
-
-
-def test_the_environment_has_no_json_and_slices_stand_at_the_axis_by_their_values(page):
-    _, environment = tables_of(page.section("configuration"))
-    assert "versions: numpy" in rows_of(environment) and '{"numpy"' not in words_of(page)
-    [figure] = figures_of(page.section("slices"))
-    assert {"third", "id 1"} <= set(figure.panels[0].x.names)
+    for entropy, interval, says in (
+        (0.9, [0.85, 0.95], "learned more than the base rate: its logloss is 10.0% below"),
+        (1.1, [1.05, 1.15], "predicts worse than the base rate alone: its logloss is 10.0% above"),
+        (0.99, [0.95, 1.03], "is open: its logloss is 1.0% below"),
+        (0.99, [None, None], "too little data for an interval"),
+        (None, [None, None], "no base rate to compare with"),
+    ):
+        summary = {**shown.summary, "normalized_entropy": entropy, "normalized_entropy_ci95": interval}
+        sentence = replace(shown, summary=summary).headline_sentence
+        auc = f"AUC is {shown.number('auc').margin()}; predicted / actual clicks are"
+        assert says in sentence and auc in sentence
 
 
 def test_runs_unlike_the_first(rows, runs, tmp_path):
@@ -304,31 +229,19 @@ def test_runs_unlike_the_first(rows, runs, tmp_path):
     assert read_windows(single)["examples_per_second"].isna().all()
     words = words_of(page_of(runs[0], single, other, runs[1]).section("comparison"))
     assert f"unknown: no predictions were recorded in {single}" in words
-    assert words.count("not comparable") == 1
-    assert words.count("read different logs") == 1
-    assert words.count("Prediction difference") == 2
-
-
-def test_more_runs_than_colors(tmp_path):
-    rows = make_rows(2, queries=30)
-    run = write_run(tmp_path / "0", rows, predict(rows, 1, 1.0), windows=3)
-    page = page_of(run, *(shutil.copytree(run, tmp_path / str(index)) for index in range(1, 8)))
-    assert len(figures_of(page)) == OF_RUNS - 1 + PAIRED + 8
-    assert len({(mark.sign, mark.index % 7) for mark in page.legend}) == 8
-
-
-def test_times_that_tell_nothing_give_way_to_examples(runs):
-    windows = read_windows(runs[0])
-    assert uses_event_time([windows])
-    assert uses_event_time([windows[:1]])
-    for times in (0, 2**62):
-        useless = windows.assign(window_begin=times, window_end=times)
-        assert not uses_event_time([windows, useless])
-    assert not uses_event_time([windows[::-1]])
+    counts = [
+        words.count(text) for text in ("not comparable", "read different logs", "Prediction difference")
+    ]
+    assert counts == [1, 1, 2]
 
 
 def test_any_stretch_of_time_has_its_ticks(runs):
-    windows, begin = read_windows(runs[0]).head(2).copy(), 1_767_571_200_000_000
+    windows, begin = read_windows(runs[0]), 1_767_571_200_000_000
+    # Times that tell nothing give way to examples.
+    assert uses_event_time([windows]) and uses_event_time([windows[:1]])
+    for useless in (windows[::-1], windows.assign(window_begin=2**62, window_end=2**62)):
+        assert not uses_event_time([windows, useless])
+    windows = windows.head(2).copy()
     for hours in (1e-4, 2, 30, 71, 97, 24 * 20, 24 * 300, 24 * 9000):
         windows["window_begin"] = [begin, begin + int(hours * 1.8e9)]
         windows["window_end"] = windows["window_begin"] + int(hours * 1.8e9)
@@ -336,20 +249,6 @@ def test_any_stretch_of_time_has_its_ticks(runs):
             warnings.simplefilter("error")
             figure = Figure("AUC", [metric_panel([windows], "auc")], "of each window", near=True)
             assert "<svg" in draw(figure), hours
-
-
-def test_many_windows_are_drawn_in_fewer_points(runs, tmp_path):
-    run = shutil.copytree(runs[0], tmp_path / "run")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rng = np.random.default_rng(1)
-    with (run / "metrics.jsonl").open("w") as file:
-        for index in range(1500):
-            line = lines[index % 2] | {"examples": index + 1, "auc": 0.7 + 0.05 * rng.random()}
-            line |= {"window_begin": index * 10**9, "window_end": (index + 1) * 10**9}
-            file.write(json.dumps(line) + "\n")
-    section = page_of(run).section("time")
-    assert "1,500 windows are drawn as 375 points" in words_of(section)
-    assert max(len(one.x) for figure in figures_of(section) for one in figure.panels[0].series) == 375
 
 
 def test_the_running_mean_ends_at_the_metric_of_the_run(runs):
@@ -376,16 +275,7 @@ def test_the_histogram_leaves_out_the_tails_and_a_bar_is_drawn_to_scale():
     assert prediction_range([np.zeros((2**16, 2))]) == (0, 2**16)
 
 
-def test_command_line(runs, tmp_path, capsys):
-    run = shutil.copytree(runs[0], tmp_path / "run")
-    (run / "metrics.jsonl").unlink()
-    assert main(["report", str(run)]) == 1
-    error = capsys.readouterr().err
-    assert error == f"error: {run / 'metrics.jsonl'}: no such file; a finished run has one\n"
-    assert not (run / "report.html").exists()
-
-
-def test_bad_arguments(runs, tmp_path):
+def test_bad_arguments(runs, tmp_path, capsys):
     with pytest.raises(InputError, match="at least one run"):
         write_report([], None)
     with pytest.raises(InputError, match="given twice"):
@@ -395,6 +285,12 @@ def test_bad_arguments(runs, tmp_path):
     with pytest.raises(InputError, match=r"summary\.json: is a file; allowed: a directory"):
         write_report(runs[:1], runs[0] / "summary.json" / "report.html")
     assert list(tmp_path.iterdir()) == []
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    (run / "metrics.jsonl").unlink()
+    assert main(["report", str(run)]) == 1
+    error = capsys.readouterr().err
+    assert error == f"error: {run / 'metrics.jsonl'}: no such file; a finished run has one\n"
+    assert not (run / "report.html").exists()
 
 
 @pytest.mark.slow

@@ -58,17 +58,15 @@ def test_without_a_finished_baseline_or_any_run_the_arms_are_told(copy, tmp_path
     assert result["arm"]["metrics"]["auc"] is None
 
 
-@pytest.mark.parametrize("queries", [1, 40])
-def test_a_log_without_a_click_leaves_accuracy_undefined(tmp_path, queries):
-    quiet = make_rows(2, queries=queries, click_rate=0.0)
+def test_a_log_without_a_click_leaves_accuracy_undefined(tmp_path):
+    quiet = make_rows(2, queries=1, click_rate=0.0)
     write_plan(tmp_path, {**{name: arm for name, arm in ARMS.items() if "dcn" in name}, "base": {}})
     for name in ("base", "dcn", "dcn@narrow", "dcn@wide"):
         for seed in (1, 2):
             write_small(tmp_path / run_folder(name, seed), quiet, predict(quiet, seed, 1.0))
     write_costs(tmp_path, {name: cost(name) for name in ARMS})
-    if queries == 1:
-        write_experiment(tmp_path)
-        assert "nan" not in "".join(Html((tmp_path / "report.html").read_text()).images()).lower()
+    write_experiment(tmp_path)
+    assert "nan" not in "".join(Html((tmp_path / "report.html").read_text()).images()).lower()
     arm = told(tmp_path)[1]["dcn"]
     change = arm["changes"]["per_query_auc"]
     assert change["difference"] == {"value": None, "ci95": [None, None]} and not change["significant"]
@@ -103,6 +101,12 @@ def test_absent_costs_and_predictions_are_absent(copy):
     costs["dcn"] = {"train_flops": 1100.0, "learned_share": None, "step_ms": None}
     del costs["optimizer"]
     write_costs(copy, costs)
+    edit(copy / "costs.json", lambda content: content.update(teacher_flops={"big": 123456.78901234567}))
+    edit(copy / run_folder("dcn", 1) / "environment.json", lambda content: content.update(python="3.12.1"))
+    words = words_of(page_of(copy))
+    assert "big 123,457" in words and "123456.789" not in words
+    assert "versions: numpy" in words and '{"numpy"' not in words
+    assert "times of different ones are not comparable" in words and "3.12.1" in words
     shutil.rmtree(copy / run_folder("dcn", 1) / "predictions")
     next((copy / run_folder("optimizer", 2)).glob("predictions/*.parquet")).write_bytes(b"PAR1")
     text, result = told(copy)
@@ -122,46 +126,27 @@ def test_absent_costs_and_predictions_are_absent(copy):
     assert result["dcn"]["tuning"]["time"]["unavailable"] == "the cost of base is not known"
 
 
-@pytest.mark.parametrize(
-    ("change", "reported"),
-    [
+def test_wrong_plans_and_costs_are_one_line(tmp_path):
+    def refused(reported):
+        with pytest.raises(InputError, match=reported) as error:
+            write_experiment(tmp_path)
+        assert "\n" not in str(error.value)
+
+    refused(r"no plan\.json, so this is not an experiment")
+    for change, reported in (
         (lambda plan: plan.pop("baseline"), r"baseline: Field required"),
         (lambda plan: plan.update(baseline="other"), r"baseline must be the name of an arm, got 'other'"),
-        (
-            lambda plan: plan["arms"][1].update(against="x"),
-            r"arms.1.against must be the name of an arm, got 'x'",
-        ),
+        (lambda plan: plan["arms"][1].update(against="x"), r"arms.1.against must be the name of an arm"),
         (lambda plan: plan["arms"][1].update(name="../x"), r"arms.1.name must be letters.*got '../x'"),
         (lambda plan: plan["arms"][1].update(name="base"), r"arms.1.name must differ.*'base' twice"),
         (lambda plan: plan["arms"][0]["runs"][0].update(seed="1"), r"arms.0.runs.0.seed: .*integer, got '1'"),
-    ],
-)
-def test_a_wrong_plan_is_one_line(tmp_path, change, reported):
-    write_plan(tmp_path, {"base": {}, "arm": {}})
-    edit(tmp_path / "plan.json", change)
-    with pytest.raises(InputError, match=rf"plan\.json: {reported}") as error:
-        write_experiment(tmp_path)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{",
-        "[]",
-        '{"arms": {"base": {"step_ratio": [1, 2]}}}',
-        '{"arms": {"base": {"train_flops": -1}}}',
-        '{"arms": {"base": {"step_ms": NaN}}}',
-    ],
-)
-def test_damaged_costs_are_one_line(tmp_path, content):
+    ):
+        write_plan(tmp_path, {"base": {}, "arm": {}})
+        edit(tmp_path / "plan.json", change)
+        refused(rf"plan\.json: {reported}")
     write_plan(tmp_path, {"base": {}})
-    (tmp_path / "costs.json").write_text(content)
-    with pytest.raises(InputError, match=r"costs\.json: ") as error:
-        write_experiment(tmp_path)
-    assert "\n" not in str(error.value)
-
-
-def test_a_folder_without_a_plan(tmp_path):
-    with pytest.raises(InputError, match=r"no plan\.json, so this is not an experiment"):
-        write_experiment(tmp_path)
+    for entries in ('"step_ratio": [1, 2]', '"train_flops": -1', '"step_ms": NaN'):
+        (tmp_path / "costs.json").write_text(f'{{"arms": {{"base": {{{entries}}}}}}}')
+        refused(r"costs\.json: ")
+    (tmp_path / "costs.json").write_text("{")
+    refused(r"costs\.json: ")

@@ -57,24 +57,22 @@ def test_nothing_is_told_beyond_the_sweep_but_a_bound():
         assert (at_cost.bound, at_cost.value) == ("", pytest.approx(accuracy / 0.7 - 1))
         at_accuracy = cost_at_neutral_accuracy(points, 4, exact(accuracy))
         assert (at_accuracy.bound, at_accuracy.value) == ("", pytest.approx(cost / 4 - 1))
-
-
-def test_one_point_is_a_curve_of_its_own():
+    # One point is a curve of its own; a crossing at the edge has no interval.
     point = curve((2, 0.72))
     assert accuracy_at_neutral_cost(point, 2, exact(0.72)).value == 0
     assert accuracy_at_neutral_cost(point, 3, exact(0.72)).bound == ">"
     assert cost_at_neutral_accuracy(point, 2, exact(0.72)) == TuningPoint(0.0, "", 0.0, 0.0)
+    points = [CurvePoint("a", 1.0, noisy(0.70, 1, 1e-3)), CurvePoint("b", 2.0, noisy(0.71, 2, 1e-3))]
+    found = cost_at_neutral_accuracy(points, 1, exact(0.7000001))
+    assert (found.bound, found.low, found.high) == ("", None, None)
 
 
 def test_the_cheapest_crossing_of_a_curve_that_falls_and_rises():
     points = curve((1, 0.70), (2, 0.74), (4, 0.70), (8, 0.78))
     assert cost_at_neutral_accuracy(points, 1, exact(0.72)).value == pytest.approx(math.sqrt(2) - 1)
     assert cost_at_neutral_accuracy(points, 1, exact(0.76)).value == pytest.approx(4 * 2**0.75 - 1)
-    # A flat stretch: where it begins.
+    # A flat stretch: where it begins. Of equal costs the most accurate counts.
     assert cost_at_neutral_accuracy(curve((1, 0.7), (2, 0.74), (4, 0.74)), 1, exact(0.74)).value == 1
-
-
-def test_of_equal_costs_the_most_accurate_counts():
     points = by_cost(curve((2, 0.72), (1, 0.7), (2, 0.74), (2, 0.71)))
     assert [(point.cost, float(point.accuracy.point)) for point in points] == [(1, 0.7), (2, 0.74)]
 
@@ -97,9 +95,3 @@ def test_intervals_are_those_of_replicates_read_one_by_one():
     found = cost_at_neutral_accuracy(points, 2, reference)
     assert math.log1p(found.value) == pytest.approx(math.log(3) * 2 / 3 - math.log(2))
     assert math.log1p(found.high) - math.log1p(found.value) == pytest.approx(margin_of(at_accuracy), rel=1e-9)
-
-
-def test_a_crossing_at_the_edge_of_the_sweep_has_no_interval():
-    points = [CurvePoint("a", 1.0, noisy(0.70, 1, 1e-3)), CurvePoint("b", 2.0, noisy(0.71, 2, 1e-3))]
-    found = cost_at_neutral_accuracy(points, 1, exact(0.7000001))
-    assert found.bound == "" and found.low is None and found.high is None

@@ -9,21 +9,13 @@ from ctr.optim.kfac.output_losses import LOSSES
 from ctr.optim.kfac.record import Product
 
 keras = tf.keras
+pytestmark = pytest.mark.usefixtures("float64")
 ROWS = 7
 LABELS = {
     "mse": lambda rng: rng.normal(size=(ROWS, 3)),
     "binary_crossentropy": lambda rng: rng.integers(0, 2, size=(ROWS, 3)).astype(np.float64),
     "categorical_crossentropy": lambda rng: rng.integers(0, 3, size=ROWS),
 }
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    """Keras would round inputs to float32 on their way into a model."""
-    before = keras.backend.floatx()
-    keras.backend.set_floatx("float64")
-    yield
-    keras.backend.set_floatx(before)
 
 
 def smelu(z):
@@ -60,24 +52,37 @@ def by_weight(found):
     ]
 
 
-def row_gradients(model, loss, inputs, labels):
+def row_gradients(outputs_of, weights, loss, inputs, labels):
     """[weight][N, ...] of the losses of single rows, one at a time."""
     found = []
     for row in range(len(inputs)):
         with tf.GradientTape() as tape:
-            outputs = model(inputs[row : row + 1])
+            outputs = outputs_of(inputs[row : row + 1])
             value = tf.reduce_sum(LOSSES[loss].values(tf.constant(labels[row : row + 1]), outputs))
-        found.append(tape.gradient(value, model.trainable_weights))
+        found.append(tape.gradient(value, weights))
     return [
         np.stack([tf.convert_to_tensor(one).numpy() for one in weight]) for weight in zip(*found, strict=True)
     ]
+
+
+def hessian_diagonals(outputs_of, weights, loss, inputs, labels):
+    """[weight][elements] of the mean loss."""
+    found = []
+    for weight in weights:
+        with tf.GradientTape() as second:
+            with tf.GradientTape() as first:
+                value = tf.reduce_mean(LOSSES[loss].values(tf.constant(labels), outputs_of(inputs)))
+            gradient = first.gradient(value, weight)
+        hessian = np.reshape(second.jacobian(gradient, weight), [gradient.numpy().size, -1])
+        found.append(np.diag(hessian))
+    return found
 
 
 @pytest.mark.parametrize("loss", LABELS)
 def test_first_order_is_that_of_single_rows(loss):
     model, (inputs, labels) = make(), batch(loss)
     quantities = ("gradient", "individual", "norms", "second_moment", "variance")
-    expected = row_gradients(model, loss, inputs, labels)
+    expected = row_gradients(model, model.trainable_weights, loss, inputs, labels)
     # Frozen layers have statistics, too.
     model.layers[1].trainable = loss != "mse"
     found = by_weight(statistics_of(model, loss, (inputs, labels), quantities))
@@ -101,7 +106,8 @@ def test_only_what_is_asked_for_and_of_each_query():
 
     asked = ("individual", "variance")
     found = by_weight(statistics_of(model, of_rows, (inputs, labels), asked, groups=groups))
-    for one, rows in zip(found, row_gradients(model, "mse", inputs, labels), strict=True):
+    expected = row_gradients(model, model.trainable_weights, "mse", inputs, labels)
+    for one, rows in zip(found, expected, strict=True):
         assert set(one) == {"individual", "variance"}
         sums = np.stack([rows[groups == query].sum(0) for query in range(3)])
         np.testing.assert_allclose(one["individual"], sums / 3, rtol=1e-12, atol=1e-15)
@@ -161,24 +167,16 @@ def test_the_diagonal_of_the_gauss_newton_matrix(loss):
         np.testing.assert_allclose(one["ggn"].ravel(), expected, rtol=1e-11, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-    "activation", [smelu, *(pytest.param(one, marks=pytest.mark.slow(first=1)) for one in ("relu", "tanh"))]
-)
+@pytest.mark.parametrize("activation", [smelu, "relu"])
 def test_the_diagonal_of_the_hessian_has_its_residual_terms(activation):
-    model, (inputs, labels) = make(activation), batch("categorical_crossentropy")
-    found = by_weight(statistics_of(model, "categorical_crossentropy", (inputs, labels), ("hessian", "ggn")))
-    for one, weight in zip(found, model.trainable_weights, strict=True):
-        with tf.GradientTape() as second:
-            with tf.GradientTape() as first:
-                value = tf.reduce_mean(
-                    LOSSES["categorical_crossentropy"].values(tf.constant(labels), model(inputs))
-                )
-            gradient = first.gradient(value, weight)
-        hessian = np.reshape(second.jacobian(gradient, weight), [gradient.numpy().size, -1])
-        np.testing.assert_allclose(one["hessian"].ravel(), np.diag(hessian), rtol=1e-10, atol=1e-14)
-    first = found[0]
+    loss = "categorical_crossentropy"
+    model, data = make(activation), batch(loss)
+    found = by_weight(statistics_of(model, loss, data, ("hessian", "ggn")))
+    expected = hessian_diagonals(model, model.trainable_weights, loss, *data)
+    for one, diagonal in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one["hessian"].ravel(), diagonal, rtol=1e-10, atol=1e-14)
     # Piecewise linear networks have no residual terms.
-    assert (np.abs(first["hessian"] - first["ggn"]).max() < 1e-12) == (activation == "relu")
+    assert (np.abs(found[0]["hessian"] - found[0]["ggn"]).max() < 1e-12) == (activation == "relu")
 
 
 def test_kronecker_factors_are_the_averages_of_their_definitions():
@@ -205,26 +203,15 @@ def test_kronecker_factors_are_the_averages_of_their_definitions():
 
 
 def test_an_activation_may_be_a_layer_of_its_own():
-    found = []
-    for parts in ([("tanh",)], [(None,), "tanh"], [(None,), "relu"], [(lambda z: tf.nn.softmax(z),)]):
+    found, (inputs, labels) = [], batch("mse")
+    for own, others in (("tanh", ()), (None, (keras.layers.Activation("tanh", dtype="float64"),))):
         keras.utils.set_random_seed(3)
-        first = [
-            keras.layers.Activation(part, dtype="float64")
-            if isinstance(part, str)
-            else keras.layers.Dense(4, activation=part[0], dtype="float64", name="first")
-            for part in parts
-        ]
-        model = keras.Sequential([*first, keras.layers.Dense(3, dtype="float64", name="last")])
+        first = keras.layers.Dense(4, activation=own, dtype="float64", name="first")
+        model = keras.Sequential([first, *others, keras.layers.Dense(3, dtype="float64", name="last")])
         model.build([None, 6])
-        inputs, labels = batch("mse")
         data = inputs.reshape(ROWS, -1), labels
-        if parts[0][0] is not None and parts[0][0] != "tanh":
-            with pytest.raises(ValueError, match="nothing but element-wise functions follows first"):
-                statistics_of(model, "mse", data, ("kfra",))
-            continue
         found.append(statistics_of(model, "mse", data, ("kfra",))["first"].factors["kfra"].outputs)
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-13)
-    assert np.abs(found[2] - found[1]).max() > 1e-2
+    np.testing.assert_allclose(*found, rtol=1e-13)
 
 
 @pytest.mark.slow(first=1)
@@ -262,26 +249,13 @@ class TwoCrosses:
 def test_a_model_that_records_its_products():
     model, rng = TwoCrosses(), np.random.default_rng(0)
     inputs, labels = rng.normal(size=(ROWS, 4)), rng.integers(0, 2, ROWS)
-    found = statistics_of(model, "binary_crossentropy", (inputs, labels), ("individual", "hessian"))
+    found = statistics_of(model, BINARY, (inputs, labels), ("individual", "hessian"))
     assert list(found) == ["u", "v", "head"]
-    for number, one in enumerate(found.values()):
-        for row in range(ROWS):
-            with tf.GradientTape() as tape:
-                outputs = model.record(inputs[row : row + 1])[0]
-                value = tf.reduce_sum(
-                    LOSSES["binary_crossentropy"].values(tf.constant(labels[row : row + 1]), outputs)
-                )
-            expected = tape.gradient(value, model.weights[number]).numpy() / ROWS
-            np.testing.assert_allclose(one.weight["individual"][row], expected, rtol=1e-12, atol=1e-15)
-        weight = model.weights[number]
-        with tf.GradientTape() as second:
-            with tf.GradientTape() as first:
-                value = tf.reduce_mean(
-                    LOSSES["binary_crossentropy"].values(tf.constant(labels), model.record(inputs)[0])
-                )
-            gradient = first.gradient(value, weight)
-        hessian = np.reshape(second.jacobian(gradient, weight), [gradient.numpy().size, -1])
-        np.testing.assert_allclose(one.weight["hessian"].ravel(), np.diag(hessian), rtol=1e-10, atol=1e-14)
+    given = lambda rows: model.record(rows)[0], model.weights, BINARY, inputs, labels
+    expected = zip(row_gradients(*given), hessian_diagonals(*given), strict=True)
+    for one, (rows, diagonal) in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(one.weight["individual"], rows / ROWS, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(one.weight["hessian"].ravel(), diagonal, rtol=1e-10, atol=1e-14)
 
 
 def test_the_variance_of_rows_that_are_nearly_the_same():
@@ -292,17 +266,13 @@ def test_the_variance_of_rows_that_are_nearly_the_same():
     rng = np.random.default_rng(5)
     inputs = (100 + 1e-3 * rng.normal(size=(50, 3))).astype(np.float32)
     labels = np.zeros((50, 2), np.float32)
-    found = next(iter(statistics_of(model, "mse", (inputs, labels), ["variance"]).values())).weight[
-        "variance"
-    ]
+    (layer,) = statistics_of(model, "mse", (inputs, labels), ["variance"]).values()
+    found = layer.weight["variance"]
     kernel, bias = (weight.numpy().astype(np.float64) for weight in model.trainable_weights)
     outputs = inputs.astype(np.float64) @ kernel + bias
     each = np.einsum("ni,nj->nij", inputs.astype(np.float64), outputs)
     np.testing.assert_allclose(found, each.var(axis=0), rtol=1e-2)
     assert found.dtype == np.float32
-    same = np.repeat(inputs[:1], 50, axis=0)
-    (again,) = statistics_of(model, "mse", (same, labels), ["variance"]).values()
-    assert (again.weight["variance"] >= 0).all() and again.weight["variance"].max() < 1e-4
 
 
 # What is refused.
@@ -338,7 +308,6 @@ def without_a_gradient(labels, outputs):
     ("words", "given"),
     [
         ("loss is 'hinge'; allowed: mse, ", {"loss": "hinge"}),
-        ("loss is None", {"loss": None}),
         ("'trace' is no quantity; allowed: gradient, ", {"quantities": ("trace",)}),
         ("allowed: a list of names", {"quantities": "gradient"}),
         ("ggn requires a loss by name", {"loss": lambda y, z: z[:, 0], "quantities": ("ggn",)}),
@@ -347,15 +316,11 @@ def without_a_gradient(labels, outputs):
             r"returned the shape \[\]; allowed: the loss of each row, \[7\]",
             {"loss": keras.losses.MeanSquaredError()},
         ),
-        (r"returned the shape \[7, 3\]", {"loss": lambda labels, outputs: tf.square(outputs - labels)}),
         ("does not depend on the outputs", {"loss": without_a_gradient}),
         # Labels of another shape or class.
         (r"labels are of shape \(3, 7\).*of shape \[7, 3\]", {"labels": np.zeros((3, 7))}),
-        (r"labels are of shape \(21,\)", {"labels": np.zeros(21)}),
-        (r"labels are of shape \(1, 3\)", {"loss": BINARY, "labels": np.zeros((1, 3))}),
         (r"labels are in 5..5; allowed for \w+: 0..1", {"loss": BINARY, "labels": np.full((7, 3), 5.0)}),
         (r"labels are in 0..6; allowed for \w+: 0..2", {"loss": CATEGORICAL, "labels": np.arange(7)}),
-        (r"labels are in 9..9; allowed for \w+: 0..1", {"loss": CATEGORICAL, "labels": np.full((7, 3), 9.0)}),
         (
             "of row 0 add up to 0.5; allowed",
             {"loss": CATEGORICAL, "labels": np.eye(3)[[0, 1, 2, 0, 1, 2, 0]] / 2},
@@ -383,7 +348,6 @@ def without_a_gradient(labels, outputs):
             (f"has the activation .*, and {loss} takes logits", {"loss": loss, "model": make, **LOGITS[loss]})
             for loss, make in (
                 (BINARY, lambda: sequence(keras.layers.Dense(3, activation="sigmoid"), inputs=(6,))),
-                (CATEGORICAL, lambda: sequence(keras.layers.Dense(3, activation="softmax"), inputs=(6,))),
                 (CATEGORICAL, lambda: sequence(keras.layers.Dense(3, activation=tf.nn.softmax), inputs=(6,))),
                 (
                     BINARY,
@@ -399,8 +363,5 @@ def test_what_is_not_defined_is_refused(words, given):
     data = given.pop("inputs"), given.pop("labels")
     with pytest.raises(ValueError, match=words):
         statistics_of(model, loss, data, given.pop("quantities", ["gradient"]), **given)
-
-
-def test_a_batch_is_inputs_and_labels():
     with pytest.raises(ValueError, match="allowed: inputs and labels"):
         statistics_of(make(), "mse", np.zeros((7, 2, 3)), ["gradient"])

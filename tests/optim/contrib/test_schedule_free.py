@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ctr.optim.contrib.schedule_free import ScheduleFree, served_weights
 
@@ -37,20 +35,6 @@ def descend(beta, rates, start, compiled=False):
     arrays = {name: variable.numpy() for name, variable in averaging.variables.items()}
     arrays["dense/000"] = weight.numpy()
     return served_weights(arrays, beta)["dense/000"], weight.numpy()
-
-
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None)
-@given(
-    beta=st.floats(0.05, 0.98),
-    # Powers of 2 and their sums of squares are the same in float32.
-    powers=st.lists(st.integers(-4, 0), min_size=1, max_size=12),
-)
-def test_steps_are_those_of_the_equations(beta, powers):
-    start, rates = np.array([1.0, -2.0, 0.5]), [2.0**power for power in powers]
-    for found, expected in zip(descend(beta, rates, start), replay(beta, rates, start), strict=True):
-        # The share of a step is a float32.
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -18,10 +18,6 @@ CASES = {
         Soap(0.02, **quick()),
         {"words/embeddings": Adafactor(0.05)},
     ),
-    "Shampoo for one kernel": lambda: (
-        keras.optimizers.Adam(0.01),
-        {"hidden/kernel": Shampoo(0.02, momentum=0.9, **quick())},
-    ),
 }
 
 

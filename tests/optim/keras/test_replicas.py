@@ -1,16 +1,21 @@
 """Shampoo in either Keras under tf.distribute: the steps of one replica on the whole batch, the same bits on all."""
 
+import json
+
 import numpy as np
 import pytest
 
-from gang import gang
+from worker_group import Group, run_group
 
 KERAS = {"keras3": {"TF_USE_LEGACY_KERAS": "0"}, "keras2": {"TF_USE_LEGACY_KERAS": "1"}}
 
 
 def run(size, folder, function, version, **arguments):
-    environment = KERAS[version]
-    return gang(size, folder, f"keras_replicas:{function}", join=False, environment=environment, **arguments)
+    """The arrays that a function of keras_replicas returns in each of several processes."""
+    call = json.dumps({"function": function, **arguments})
+    group = Group(size, [call, str(folder)], folder, "keras_replicas.py", KERAS[version], is_cluster=True)
+    run_group(group)
+    return [dict(np.load(folder / f"{rank}.npz")) for rank in range(size)]
 
 
 def named(found, key):
@@ -47,15 +52,10 @@ def in_one_process(request, tmp_path_factory):
 @pytest.mark.slow(first=1)
 def test_replicas_that_divide_blocks_take_the_steps_of_one_also_from_what_others_saved(in_one_process):
     version, found = in_one_process
-    for case, hows in {
-        "averages": ["2", "3", "eager", *(["4 by 2"] if version == "keras2" else [])],
-        "bases": ["3"],
-        "diagonals": ["3"],
-    }.items():
-        one = named(found, f"{case}|1")
-        assert one["report|nonfinite_steps"] == 1
-        for how in hows:
-            assert_agree(named(found, f"{case}|{how}"), one)
+    one = named(found, "averages|1")
+    assert one["report|nonfinite_steps"] == 1
+    for how in ["2", "3", "eager", *(["4 by 2"] if version == "keras2" else [])]:
+        assert_agree(named(found, f"averages|{how}"), one)
     two = named(found, "averages|2")
     for way in ("checkpoint", "keras", "weights"):
         assert_agree(named(found, f"averages|2 from 2 by {way}"), two, bits=True)
@@ -72,17 +72,6 @@ def test_fit_on_two_replicas_takes_the_steps_of_one_and_computes_each_root_once(
         assert one["report|refreshed"] > 0
         if case == "clipped":  # Factors of one-sided tables are with each replica.
             assert two["computed"] == one["computed"] >= one["report|refreshed"]
-
-
-@pytest.mark.slow(first=1)
-def test_each_replica_keeps_its_share_of_the_state(in_one_process):
-    version, found = in_one_process
-    (whole, rest), *others = found["bytes|1"].tolist()
-    assert all(other == [whole, rest] for other in others)
-    for count in (2, 4) if version == "keras2" else (2,):
-        sizes = found[f"bytes|{count}"]
-        assert sizes[:count, 0].sum() == whole and sizes[:, 0].max() <= 1.1 * whole / count
-        assert (sizes[:, 1] == rest).all()
 
 
 @pytest.mark.slow(first=1)

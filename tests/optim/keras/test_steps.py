@@ -140,17 +140,14 @@ def test_averaged_weights_are_kept_and_put_in_place(api, overwrite):
 @in_either
 def test_tables_are_found_by_name(api):
     variables = make_model(api).trainable_variables
-    for tables, expected in (("embeddings", True), ("words", True), ("nowhere", False), (None, False)):
+    for tables, rows, vectors in (("words", 1, 3), ("nowhere", 0, 3), (None, 0, 3), ("", 3, 2)):
         optimizer = api.optim.Shampoo(tables=tables)
         optimizer.build(variables)
-        _, row, kernel, *_ = optimizer.describe().splitlines()
-        assert "words/embeddings" in row and "hidden/kernel" in kernel and "Shampoo, 1 block of 6x4" in kernel
-        assert ("rows: AdaGrad" in row, "Shampoo" in row) == (expected, not expected), row
-    optimizer = api.optim.Shampoo(tables="")
-    optimizer.build(variables)
-    # A pattern that fits everything chooses the matrices.
-    treatments = optimizer.describe()
-    assert (treatments.count("rows: AdaGrad"), treatments.count(" adagrad ")) == (3, 2), treatments
+        # A pattern that fits everything chooses the matrices.
+        treatments = optimizer.describe()
+        found = treatments.count("rows: AdaGrad"), treatments.count(" adagrad ")
+        assert found == (rows, vectors), treatments
+        assert "words/embeddings" in treatments and ("Shampoo, 1 block of 6x4" in treatments) == (rows < 3)
 
 
 @pytest.mark.slow
@@ -206,18 +203,6 @@ def test_configurations_make_the_same_optimizer(api):
         assert type(other).from_config(config).get_config() == config
         assert given.items() <= config.items()
         assert config["grafting"]["beta2"] == 0.9 if "grafting" in config else config["beta1"] == 0.5
-
-
-@in_either
-def test_it_is_registered_under_the_name_of_the_package(api):
-    optimizers = api.keras.optimizers
-    for kind, name in ((api.optim.Shampoo, "ctr>Shampoo"), (api.optim.Soap, "ctr>Soap")):
-        saved = optimizers.serialize(kind(0.125, block_size=7))
-        assert saved["registered_name"] == name
-        assert float(optimizers.deserialize(saved).learning_rate) == 0.125
-        by_name = {"class_name": name, "config": {"block_size": 7}}
-        for made in (optimizers.deserialize(saved), optimizers.get(saved), optimizers.get(by_name)):
-            assert type(made) is kind and made.options.block_size == 7
 
 
 @in_either
@@ -283,19 +268,6 @@ def test_accumulated_gradients_are_one_step():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     assert int(optimizer.core.step) == int(optimizer.iterations) == 4
     assert optimizer.core.report()["layers_ready"] == 1
-
-
-@pytest.mark.slow
-def test_a_scaled_loss_is_scaled_back():
-    optimizer = KERAS_3.optim.Shampoo(0.02, loss_scale_factor=8.0, **quick())
-    assert float(optimizer.scale_loss(tf.constant(2.0))) == 16.0
-    model, by_hand = make_model(KERAS_3), ByHand(KERAS_3, **quick())
-    variables = model.trainable_variables
-    for step in range(4):
-        found = gradients(variables, step, sparse=False)
-        optimizer.apply([8.0 * g for g in found], variables)
-        by_hand.step(found)
-    assert_same(values(model), by_hand.values())
 
 
 def test_other_backends_are_refused():

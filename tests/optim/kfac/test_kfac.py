@@ -4,25 +4,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import divided_kfac
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.core import KfacCore, Layer
 from ctr.optim.kfac.dense import DenseKfac
 from ctr.optim.kfac.options import KfacOptions
 from ctr.optim.kfac.trainer import KfacTrainer
 from ctr.optim.protocol import Saved
-from gang import gang
+from ctr.workers.collectives import ALONE
+from thread_group import together
 from whole_moves import Whole
 
 keras = tf.keras
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    before = keras.backend.floatx()
-    keras.backend.set_floatx("float64")
-    yield
-    keras.backend.set_floatx(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def random_factors(seed=0, rows=6, columns=4):
@@ -265,12 +258,43 @@ def test_what_a_warm_start_takes():
     assert made().cost([(3, 2)]).preconditioning == 60
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(("size", "form"), [(2, "eigen"), (3, "inverse"), (4, "inverse")])
-def test_workers_divide_the_layers_and_take_the_steps_of_one_process(size, form, tmp_path):
-    one = divided_kfac.run(form=form)
+SHAPES = [(9, 6), (6,), (6, 7), (7,), (7, 2), (3, 4)]
+LAYERS = [Layer(0, 1), Layer(2, None), Layer(4, None)]
+
+
+def run(workers=ALONE, form="inverse"):
+    """Trains; factors that are not finite come at one step, and a layer that has none yet is switched on later."""
+    options = KfacOptions(form=form, inverse_frequency=6, momentum=0.5, weight_decay=0.01)
+    optimizer = DenseKfac(options, LAYERS, workers)
+    rng = np.random.default_rng(5)
+    weights = [tf.Variable(rng.normal(size=shape)) for shape in SHAPES]
+    optimizer.build({f"w{i}": weight for i, weight in enumerate(weights)})
+
+    found = {}
+    for number in range(26):
+        factors = []
+        for index, layer in enumerate(LAYERS):
+            rows, columns = SHAPES[layer.weight]
+            sides = [
+                rng.normal(size=(30, side)) * np.geomspace(1, 30, side)
+                for side in (rows + (layer.bias is not None), columns)
+            ]
+            off = 0.0 if index == 2 and number < 3 else np.nan if number == 4 and index == 0 else 1.0
+            factors.append(kfac.Factors(*(tf.constant(off * (side.T @ side) / 30) for side in sides)))
+        optimizer.observe(lambda factors=factors: factors)
+        gradients = [tf.constant(rng.normal(size=shape)) for shape in SHAPES]
+        optimizer.update(gradients, tf.constant(0.05, tf.float64), False)
+        found |= {f"weight|{number}|{i}": weight.numpy() for i, weight in enumerate(weights)}
+    found |= {f"report|{name}": np.array(value) for name, value in optimizer.report().items()}
+    found |= {f"state|{name}": variable.numpy() for name, variable in optimizer.variables.items()}
+    return found | {f"rows|{name}": part.rows for name, part in optimizer.parts().items()}
+
+
+@pytest.mark.parametrize(("size", "form"), [(2, "eigen"), (4, "inverse")])
+def test_workers_divide_the_layers_and_take_the_steps_of_one_process(size, form):
+    one = run(form=form)
     assert one["report|failed"] == 1 and one["report|layers_ready"] == 3
-    found = gang(size, tmp_path, "divided_kfac:run", form=form)
+    found = together(size, lambda workers: run(workers, form))
     for name, value in one.items():
         kind, _, rest = name.partition("|")
         if kind in ("weight", "report"):

@@ -23,21 +23,6 @@ def constants(*values):
     return [tf.constant(value, tf.float32) for value in values]
 
 
-def test_steps_on_a_quadratic_loss_lead_to_the_ridge_regression(monkeypatch):
-    """Without what is beyond the exact rule, each step solves the problem of all rows so far."""
-    monkeypatch.setattr(row_newton, "OVERDISPERSION", 0.0)
-    rng = np.random.default_rng(1)
-    curvature, target = rng.uniform(0.1, 3, (20, 4)), rng.normal(size=(20, 4))
-    prior = np.array([0.5, 1.0, 4.0, 20.0])
-    now = posterior(np.zeros(4), np.zeros(4), prior)
-    for h, y in zip(curvature, target, strict=True):
-        gradient = h * (now.weight.numpy() - y)
-        now = newton_step(now, *constants(prior, np.zeros(4), gradient, h))
-    expected = (curvature * target).sum(0) / (prior + curvature.sum(0))
-    np.testing.assert_allclose(now.weight, expected, rtol=1e-4)
-    np.testing.assert_allclose(now.information, curvature.sum(0), rtol=1e-5)
-
-
 def test_a_new_prior_shrinks_a_weight_as_if_it_had_always_been_there(monkeypatch):
     monkeypatch.setattr(row_newton, "OVERDISPERSION", 0.0)
     # Seen with precision 1, now 9: the weight of a sum of 8 over 1 + 3 becomes 8 over 9 + 3, with the next row 8 + 2.

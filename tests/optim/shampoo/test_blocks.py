@@ -8,13 +8,11 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.optim.balance import loads
 from ctr.optim.shampoo import assignment
-from ctr.optim.shampoo.assignment import Block, blocks_of, owners_of, product_cost, root_cost, step_cost
+from ctr.optim.shampoo.assignment import Block, blocks_of, product_cost, root_cost, step_cost
 from ctr.optim.shampoo.blocks import (
     lay_out_tensor,
     make_stacks,
-    merge_dimensions,
     split_evenly,
     stack_blocks,
     unstack_blocks,
@@ -82,17 +80,6 @@ def test_parts_are_as_few_as_can_be_and_as_equal_as_can_be(size, block_size):
     assert len(sizes) <= 2 and max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
 
 
-def test_blocks_are_contiguous_rectangles_in_row_major_order():
-    layouts, stacks = of((5, 7), block_size=3)
-    whole = np.arange(35).reshape(5, 7)
-    found = {stack.block: stack_blocks(stack, layouts, [tf.constant(whole)]).numpy() for stack in stacks}
-    assert list(found) == [(3, 3), (3, 2), (2, 3), (2, 2)]
-    np.testing.assert_array_equal(found[3, 3], [whole[:3, :3]])
-    np.testing.assert_array_equal(found[3, 2], [whole[:3, 3:5], whole[:3, 5:]])
-    np.testing.assert_array_equal(found[2, 3], [whole[3:, :3]])
-    np.testing.assert_array_equal(found[2, 2], [whole[3:, 3:5], whole[3:, 5:]])
-
-
 @pytest.mark.parametrize(
     ("shape", "changed", "blocks"),
     [
@@ -115,31 +102,12 @@ def test_what_is_preconditioned_along_which_sides(shape, changed, blocks):
 
 
 def test_blocks_of_one_shape_but_other_sides_do_not_share_a_stack():
-    # Ten rows are 4 + 3 + 3; a long side that stays whole makes another exponent of the same shape.
-    _, stacks = of((10, 3), (4, 3), (2, 4, 3), (8, 3), block_size=4)
-    assert [(stack.block, stack.owners) for stack in stacks] == [
-        ((4, 3), (0, 1, 3, 3)),
-        ((3, 3), (0, 0)),
-        ((2, 4, 3), (2,)),
-    ]
+    # A long side that stays whole makes another exponent of the same shape.
     _, stacks = of((9, 3), (3, 3), block_size=3, blocking={"max_dimension": 8})
     assert [(stack.block, stack.axes, stack.owners) for stack in stacks] == [
         ((9, 3), (1,), (0,)),
         ((3, 3), (0, 1), (1,)),
     ]
-
-
-def test_neighbors_merge_from_the_left_while_the_product_fits():
-    for shape, limit, merged in (
-        ((1, 5, 1, 3), None, (5, 3)),
-        ((2, 3, 4, 5), 6, (6, 4, 5)),
-        ((2, 3, 4, 5), 20, (6, 20)),
-        ((2, 3, 4, 5), 24, (24, 5)),
-        ((7, 3, 1, 2), 6, (7, 6)),
-        ((1, 1), 4, ()),
-        ((16, 64), 1024, (1024,)),
-    ):
-        assert merge_dimensions(shape, limit) == merged
 
 
 # What blocks cost, and who owns them.
@@ -167,20 +135,3 @@ def test_owned_blocks_are_those_of_the_optimizer_each_matrix_once():
     assert elements == {0: 416 * 512, 2: 300 * 64, 3: 16 * 16}
     sides = sorted(side for block in blocks for side in block.sides)
     assert sides == sorted(factor.size for factor in layout.factors for _ in range(factor.count))
-    # Blocks of a stack in its order, so that a stack's owners are a slice.
-    (first, *_) = layout.stacks
-    assert [block.tensor for block in blocks[: first.blocks]] == list(first.owners)
-
-
-def test_work_roots_and_memory_of_the_reference_model_are_at_most_a_tenth_above_the_mean():
-    shapes = [(416, 64), (64, 416)] * 3 + [(416, 1024), (1024, 512), (512, 256), (256, 1)]
-    options = ShampooOptions()
-    blocks = blocks_of(lay_out(options, shapes))
-    for workers in (2, 3, 4, 5, 6, 8, 10):
-        owners = owners_of(blocks, options, workers)
-        for amounts in (
-            [step_cost(block, options) for block in blocks],
-            [root_cost(block) for block in blocks],
-            [float(block.triangle) for block in blocks],
-        ):
-            assert max(loads(amounts, owners, workers)) <= 1.1 * sum(amounts) / workers

@@ -10,13 +10,12 @@ from ctr.optim.shampoo.coupled import (
     coupled_roots,
     inverse_roots,
     project,
-    skewness,
 )
 from ctr.optim.shampoo.options import Coupled
 from ctr.optim.shampoo.roots import inverse_root, root_residual
+from shampoo_reference import matrix_of, orthogonal
 
 COUPLED = Coupled()
-PLAIN = Coupled(most_projected=0)
 
 
 def eager(function):
@@ -31,36 +30,12 @@ def xla(function):
 every_way = pytest.mark.parametrize("way", [eager, pytest.param(xla, marks=pytest.mark.slow)])
 
 
-def orthogonal(size, seed=0):
-    return np.linalg.qr(np.random.default_rng(seed).standard_normal((size, size)))[0]
-
-
-def matrix_of(values, seed=0):
-    basis = orthogonal(len(values), seed)
-    matrix = (basis * values) @ basis.T
-    return (matrix + matrix.T) / 2, basis
-
-
 def true_root(values, basis, p):
     return (basis * values ** (-1 / p)) @ basis.T
 
 
-def drifted(size=64, condition=1e4, share=1e-3):
-    """A matrix, its inverse 4th root, and the matrix with a share of new gradients, and its root."""
-    values = np.geomspace(1, 1 / condition, size)
-    before, basis = matrix_of(values)
-    gradients = (basis * np.sqrt(values)) @ np.random.default_rng(1).standard_normal((size, 32))
-    after = (1 - share) * before + share * gradients @ gradients.T / 32
-    after_values, after_basis = np.linalg.eigh(after)
-    return true_root(values, basis, 4), after, true_root(after_values, after_basis, 4)
-
-
 def relative(got, expected):
     return np.linalg.norm(got - expected) / np.linalg.norm(expected)
-
-
-def skew_of(previous, matrix):
-    return one(lambda product: [skewness(product)], np.linalg.matrix_power(previous, 4) @ matrix)[0].item()
 
 
 def one(function, matrix, *arguments, **options):
@@ -113,17 +88,6 @@ def test_a_cluster_is_not_projected():
     np.testing.assert_array_equal(lowered, matrix)
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 8])
-def test_roots_from_a_cold_start_are_those_of_the_eigenvalues(p):
-    values = np.geomspace(1, 1e-3, 20)
-    matrix, basis = matrix_of(values)
-    end = coupled_root(matrix, p, COUPLED)
-    np.testing.assert_allclose(
-        end.root, true_root(values, basis, p), rtol=0, atol=1e-11 * values[-1] ** (-1 / p)
-    )
-    assert end.error < 1e-13 and end.iterations < 20
-
-
 def test_too_few_iterations_and_overflow_are_no_convergence():
     matrix, _ = matrix_of(np.geomspace(1, 1e-6, 10))
     assert coupled_root(matrix, 4, Coupled(max_iterations=5)).error == np.inf
@@ -138,23 +102,6 @@ def test_a_warm_start_in_the_same_directions_is_exact_and_short():
     end = coupled_root(after, 4, COUPLED, previous=true_root(values, basis, 4))
     assert relative(end.root, true_root(moved, basis, 4)) < 1e-10
     assert end.iterations <= 5 < coupled_root(after, 4, COUPLED).iterations / 3
-    assert skew_of(true_root(values, basis, 4), after) < 1e-9
-
-
-@pytest.mark.parametrize(("condition", "share"), [(1e4, 1e-1), (1e6, 1e-3)])
-def test_a_warm_start_in_other_directions_looks_converged_and_is_wrong(condition, share):
-    previous, after, expected = drifted(condition=condition, share=share)
-    end = coupled_root(after, 4, COUPLED, previous=previous)
-    assert end.error < 1e-12
-    assert relative(end.root, expected) > 1e-2
-    assert root_residual(end.root, after, 4) > 1
-    # The sign is there before the first iteration.
-    assert skew_of(previous, after) > 0.1
-    given_up = coupled_root(after, 4, COUPLED, previous=previous, most_skewed=0.1)
-    assert given_up.iterations == 0 and given_up.error == np.inf
-    cold = coupled_root(after, 4, COUPLED)
-    assert relative(cold.root, expected) < 1e-9
-    assert root_residual(cold.root, after, 4) < 1e-8
 
 
 @every_way
@@ -201,9 +148,7 @@ def scales_and_spectra(size):
     )
 
 
-@pytest.mark.parametrize(
-    "p", [1, 4, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("p", [1, 3, 4, 8])
 @every_way
 def test_roots_and_residuals_are_those_of_numpy(way, p):
     matrices = scales_and_spectra(16)
@@ -218,17 +163,6 @@ def test_roots_and_residuals_are_those_of_numpy(way, p):
         largest = np.linalg.eigvalsh(matrix)[-1]
         damped = matrix + 1e-6 * largest * np.eye(16)
         assert residual == pytest.approx(root_residual(root, damped, p), rel=0.5, abs=1e-8)
-
-
-@every_way
-def test_large_ill_conditioned_roots(way):
-    condition = 1e12
-    matrix = matrix_of(np.geomspace(1, 1 / condition, 128))[0]
-    roots, residuals = of_statistics(4, 0.0, way)(tf.constant(matrix[np.newaxis]))
-    expected = inverse_root(matrix, 0.25, epsilon=0.0)
-    assert residuals[0] < 4 * expected.residual
-    scale = np.max(np.abs(expected.matrix))
-    np.testing.assert_allclose(roots[0], expected.matrix, atol=condition * 1e-15 * scale, rtol=0)
 
 
 @every_way

@@ -1,8 +1,6 @@
 """Shampoo on several workers: the trajectory of one process, the same bits everywhere, and state in parts."""
 
 import math
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,39 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shampoo_reference as reference
+from ctr.optim.shampoo.dense import DenseShampoo
 from ctr.optim.shampoo.division import Division, assign
 from ctr.optim.shampoo.layout import Blocks, lay_out
-from ctr.workers.cluster import Cluster
-from ctr.workers.collectives import Workers
-from ctr.workers.parts import reshard, shard
-from gang import gang
-from sharded_shampoo import BREAK, CASE, CASES, merged, run
-
-
-def together(size, call):
-    """What ``call(workers)`` returns on each of several workers, which are threads of this process."""
-    barrier, given_by = threading.Barrier(size), [None] * size
-
-    def member(rank):
-        workers = Workers(Cluster(rank, tuple(f"h:{i}" for i in range(size))))
-
-        def all_gather(tensor):
-            given_by[rank] = tensor
-            barrier.wait(900)
-            found = tf.concat(given_by, axis=0)
-            # Nobody gives the next tensor before all have these.
-            barrier.wait(900)
-            return found
-
-        workers.all_gather = all_gather
-        try:
-            return call(workers)
-        except BaseException:
-            barrier.abort()
-            raise
-
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(member, range(size)))
+from ctr.workers.collectives import ALONE
+from ctr.workers.parts import Part, reshard, shard
+from thread_group import together
 
 
 @st.composite
@@ -159,6 +130,84 @@ def test_element_state_and_matrices_of_a_wide_model_are_divided_evenly():
             assert 16 * matrices + 8 * elements <= whole / size * 1.1
 
 
+RATE = tf.constant(0.125, tf.float64)
+STEPS = 22
+BREAK = 13  # Between two exchanges, with roots in flight.
+EXCHANGE = {"precondition_frequency": 4, "block_size": 4}
+
+CASE = "momentum, decay, nesterov"
+# By name, the shapes of the weights and what differs from the small options of shampoo_reference.
+CASES = {
+    CASE: (
+        [(13, 10), (7,), (5, 9), ()],
+        {"momentum": 0.75, "nesterov": True, "weight_decay": 0.01, "grafting": {"normalized": True}},
+    ),
+    "eigenbases": (
+        [(9, 6), (4, 4), (3,)],
+        {"method": "eigenvalue_corrected", "gradient": {"beta1": 0.5}, "beta2": 0.9}
+        | {"grafting": {"kind": "adam", "norm": "none"}, "roots": {"asynchronous": False}},
+    ),
+    "more workers than blocks": (
+        [(5, 4), (3,)],
+        {"block_size": 8, "roots": {"asynchronous": False}, "grafting": "sgd"},
+    ),
+    "odd shapes of any order": (
+        [(3, 5, 7), (1, 11), (2, 13), (17, 3), (40, 5)],
+        {"block_size": 5, "blocking": {"max_dimension": 20}, "grafting": "rmsprop", "momentum": 0.5}
+        | {"limits": {"absolute": 0.01, "relative": 0.1}, "statistics": {"frequency": 3}}
+        | {"roots": {"early_growth": 0.2}},
+    ),
+    "relatives": (
+        [(13, 10), (7,), (5, 9)],
+        {"method": "diagonal", "blocking": {"max_dimension": 9, "vectors": True}, "limits": {"rms": 0.1}}
+        | {"grafting": {"kind": "lamb", "momentum": "separate", "norm": "block", "normalized": True}}
+        | {"momentum": 0.5, "gradient": {"l2": 0.01}},
+    ),
+}
+
+
+def run(workers=ALONE, case=CASE, begin=0, end=STEPS, state=None):
+    """Trains, each worker with its parts of a ``state`` from which it goes on.
+
+    Returns ``weight|STEP|I``, ``report|NAME``, ``state|NAME``, and ``rows|``, ``total|`` and ``shape|`` of its parts.
+    """
+    shapes, changed = CASES[case]
+    optimizer = DenseShampoo(reference.options(**EXCHANGE).changed(changed), workers)
+    weights = [tf.Variable(weight) for weight in reference.initial(shapes)]
+    optimizer.build({f"w{i}": weight for i, weight in enumerate(weights)})
+    for name, variable in optimizer.variables.items() if state else ():
+        part = optimizer.parts().get(name)
+        variable.assign(state[f"state|{name}"] if part is None else shard(state[f"state|{name}"], part))
+    for i, weight in enumerate(weights if state else ()):
+        weight.assign(state[f"weight|{begin - 1}|{i}"])
+
+    found = {}
+    history = reference.drifting(shapes, end, condition=30)
+    for number, gradients in enumerate(history[begin:], begin):
+        optimizer.update([tf.constant(gradient) for gradient in gradients], RATE, False)
+        found |= {f"weight|{number}|{i}": weight.numpy() for i, weight in enumerate(weights)}
+    found |= {f"report|{name}": np.array(value) for name, value in optimizer.report().items()}
+    found |= {f"report|spectrum {name}": np.array(one) for name, one in optimizer.spectra().items()}
+    found |= {f"state|{name}": variable.numpy() for name, variable in optimizer.variables.items()}
+    for name, part in optimizer.parts().items():
+        found |= {f"rows|{name}": part.rows, f"total|{name}": np.array(part.total)}
+        found[f"shape|{name}"] = np.array(part.shape or (), np.int64)
+    return found
+
+
+def merged(found):
+    """The state of one process, from what all workers hold, and the weights."""
+    whole = {name: value for name, value in found[0].items() if name.startswith(("state|", "weight|"))}
+    for name in [name.removeprefix("rows|") for name in found[0] if name.startswith("rows|")]:
+        parts = []
+        for own in found:
+            shape = tuple(own[f"shape|{name}"].tolist()) or None
+            part = Part(own[f"rows|{name}"], int(own[f"total|{name}"]), shape)
+            parts.append((part, own[f"state|{name}"]))
+        whole[f"state|{name}"] = reshard(parts)
+    return whole
+
+
 def assert_same_run(found, expected):
     """Weights are those of one process, and to the bit those of all workers; so are reports and the whole state."""
     for name, value in expected.items():
@@ -197,20 +246,3 @@ def test_what_one_number_of_workers_saved_goes_on_with_another():
     assert_same_run(found, {name: one[name] for name in found[0] if name.startswith("weight|")})
     for own, other in zip(found, again, strict=True):
         assert all(own[name].tobytes() == value.tobytes() for name, value in other.items())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.soak)])
-def test_processes_exchange_what_they_need_in_graphs(size, tmp_path):
-    np.savez(tmp_path / "state.npz", **run(end=BREAK))
-    folder = tmp_path / "gang"
-    folder.mkdir()
-    found = gang(size, folder, "sharded_shampoo:run_and_resume", path=str(tmp_path / "state.npz"))
-    one = run()
-    assert_same_run(found, one)
-    for prefix, expected in (("resumed|", one), ("between|", run(end=9, between=True))):
-        for own in found:
-            weights = {n: v for n, v in own.items() if n.startswith(f"{prefix}weight|")}
-            assert len(weights) >= 9 * len(CASES[CASE][0])
-            for name, value in weights.items():
-                np.testing.assert_allclose(value, expected[name.removeprefix(prefix)], rtol=1e-12, atol=1e-12)

@@ -6,7 +6,6 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import shampoo_reference as reference
 from ctr.optim.shampoo.eigenbasis import change_bases, eigenbasis, from_bases, project, to_bases
 from ctr.optim.shampoo.roots import RootError
 
@@ -42,15 +41,6 @@ def test_averages_and_moments_follow_a_change_of_bases(shape, seed):
     assert found.min() >= 0 and found.sum() == pytest.approx(moments.sum())
 
 
-def test_eigenvectors_that_change_their_order_and_sign_take_their_moments_with_them():
-    rng = np.random.default_rng(3)
-    moments, old = rng.uniform(size=(1, 4, 3)), bases(0, (4, 3))
-    orders, signs = (rng.permutation(4), rng.permutation(3)), (rng.choice([-1, 1], 4), rng.choice([-1, 1], 3))
-    new = [before[:, :, order] * sign for before, order, sign in zip(old, orders, signs, strict=True)]
-    found = project(tf.constant(moments), (0, 1), old, new).numpy()
-    np.testing.assert_allclose(found[0], moments[0][np.ix_(*orders)], rtol=1e-12)
-
-
 @pytest.mark.parametrize("condition", [1.0, 1e6, 1e16])
 def test_a_basis_diagonalizes_its_matrix(condition):
     vectors = orthogonal(np.random.default_rng(0), 12)
@@ -80,11 +70,3 @@ def test_a_basis_that_is_none_is_not_certified(monkeypatch):
     )
     with pytest.raises(RootError, match=r"eigh\(L\): residual .* above 0.02; eigh\(U\)"):
         eigenbasis(np.array([[2.0, 1.0], [1.0, 3.0]]))
-
-
-def test_the_device_alone_computes_no_bases():
-    core = reference.make_core(reference.options(method="eigenvalue_corrected"), [np.zeros((3, 2))])
-    with pytest.raises(
-        ValueError, match=r"^method eigenvalue_corrected requires eigenbases.*ShampooCallback"
-    ):
-        core.update([tf.ones([3, 2], tf.float64)], 0.1, roots="device")

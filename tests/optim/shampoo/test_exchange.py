@@ -1,7 +1,6 @@
 """When roots are sent for and come into use, on the host and on the device; and that no fault ends a run."""
 
 import itertools
-import logging
 import math
 
 import numpy as np
@@ -10,7 +9,7 @@ import tensorflow as tf
 
 import shampoo_reference as reference
 from ctr.optim.shampoo.host import STATUS, HostPipeline
-from ctr.optim.shampoo.roots import RootError, inverse_root
+from ctr.optim.shampoo.roots import inverse_root
 from ctr.optim.shampoo.schedule import exchange_due, is_early, steps_to_next_exchange
 from ctr.optim.shampoo.triangles import unpack_arrays
 
@@ -43,22 +42,11 @@ def steps_of_roots(core, history, **rest):
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        # Exchanges at 3, 7, 11, 15: the first waits for itself, that of 7 comes in at 11.
-        ({"precondition_frequency": 4}, [0, 0, *[3] * 8, *[7] * 4, *[11] * 2]),
-        (
-            {"precondition_frequency": 4, "roots": {"asynchronous": False}},
-            [0, 0, *[3] * 4, *[7] * 4, *[11] * 4, 15, 15],
-        ),
         ({"start_preconditioning_step": 0, "precondition_frequency": 5}, [*[1] * 10, *[6] * 5, 11]),
         # Half of the steps so far until that is 4: at 2, 3, 4, 6, 9, 13; those before 8 wait for themselves.
         (
             {"start_preconditioning_step": 2, "precondition_frequency": 4, "roots": {"early_growth": 0.5}},
             [0, 2, 3, 4, 4, 6, 6, 6, 6, 6, 6, 6, 9, 9, 9, 9],
-        ),
-        # Statistics of steps 5, 10, 15 only: until then there is nothing to root.
-        (
-            {"precondition_frequency": 4, "statistics": {"frequency": 5}},
-            [0, 0, *[3] * 8, *[7] * 4, *[11] * 2],
         ),
     ],
 )
@@ -122,48 +110,6 @@ def test_roots_that_are_not_there_count_as_identities_at_any_step():
     assert report["layers_ready"] == report["layers"] == 2 and not report["failed"]
 
 
-class Faults:
-    """A solver whose roots of size 5, one an exchange, have faults in a given order, and none after that."""
-
-    def __init__(self, *faults):
-        self.faults = list(faults)
-
-    def __call__(self, matrix, *arguments, **keywords):
-        fault = self.faults.pop(0) if len(matrix) == 5 and self.faults else None
-        if fault is not None:
-            raise fault
-        return inverse_root(matrix, *arguments, **keywords)
-
-
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_training_goes_on_when_roots_fail_or_workers_end_and_says_so(compiled, caplog):
-    history = reference.drifting(SHAPES, 23)
-    failed, gone = RootError("not today"), SystemExit("gone")
-    core = make(Faults(None, failed, failed, gone), precondition_frequency=4)
-    step = tf.function(core.update) if compiled else core.update
-
-    def train(begin, end):
-        for gradients in history[begin:end]:
-            step([tf.constant(g) for g in gradients], tf.constant(RATE))
-        reported = core.report()
-        return reported["refreshed"], reported["failed"], reported["lost"], int(status(core, "root_step")[0])
-
-    # Exchanges at 3, 7, 11, ...: those sent at 7 and 11 fail, that of 15 is lost, that of 19 comes at 23.
-    assert train(0, 10) == (4, 0, 0, 3)
-    before = core.exchanged.roots[0].numpy()
-    with caplog.at_level(logging.WARNING):
-        assert train(10, 11) == (7, 1, 0, 3)
-    assert "not today; the previous root is kept" in caplog.text and "from step 7" in caplog.text
-    np.testing.assert_array_equal(core.exchanged.roots[0], before)
-    assert train(11, 15) == (10, 2, 0, 3)
-    assert train(15, 19) == (13, 2, 1, 3)
-    assert "gone; the previous root is kept" in caplog.text
-    assert status(core, "root_step").tolist() == [3, 15, 15, 15]
-    np.testing.assert_array_equal(core.exchanged.roots[0], before)
-    assert train(19, 23) == (17, 2, 1, 19)
-    assert core.report()["layers_ready"] == 2 and np.isfinite(core.weights[0]).all()
-
-
 # On the device.
 
 
@@ -193,16 +139,15 @@ def test_roots_of_the_device_are_those_of_the_host(jit, dtype):
     assert 0 < reported["residual_max"] < 1e-6
 
 
-def test_the_device_refuses_roots_without_whole_order_and_says_what_to_do():
-    core = make(method={"exponent_multiplier": 1.82})
+def test_the_device_refuses_what_it_cannot_compute_and_says_what_to_do():
     gradients = [tf.zeros(shape, tf.float64) for shape in SHAPES]
-    with pytest.raises(ValueError, match=r"exponent_multiplier=1\.82.*order 2\.1978.*ShampooCallback"):
-        core.update(gradients, RATE, roots="device")
-    shares = make(method={"left_share": 0.3})
-    with pytest.raises(
-        ValueError, match=r"left_share=0\.3.* requires roots of order 6\.66667.*ShampooCallback"
+    for method, words in (
+        ({"exponent_multiplier": 1.82}, r"exponent_multiplier=1\.82.*order 2\.1978.*ShampooCallback"),
+        ({"left_share": 0.3}, r"left_share=0\.3.* requires roots of order 6\.66667.*ShampooCallback"),
+        ("eigenvalue_corrected", r"^method eigenvalue_corrected requires eigenbases.*ShampooCallback"),
     ):
-        shares.update(gradients, RATE, roots="device")
+        with pytest.raises(ValueError, match=words):
+            make(method=method).update(gradients, RATE, roots="device")
     for changed in (
         {"exponent_override": 49},
         {"method": {"exponent_multiplier": 0.6}, "exponent_override": 3},

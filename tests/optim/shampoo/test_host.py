@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline, Round
 from ctr.optim.shampoo.layout import Factor
-from ctr.optim.shampoo.roots import Root, RootError, inverse_root
+from ctr.optim.shampoo.roots import RootError, inverse_root
 from shampoo_reference import options as small
 
 SIZES = (3, 6, 4)
@@ -79,13 +80,6 @@ class Faulty:
         return inverse_root(matrix, *arguments, **keywords)
 
 
-def raises(error):
-    def fault():
-        raise error
-
-    return fault
-
-
 def test_roots_are_those_of_the_divided_statistics_and_the_status_says_of_which_step():
     may = threading.Event()
 
@@ -115,19 +109,6 @@ def test_roots_are_those_of_the_divided_statistics_and_the_status_says_of_which_
     assert now.status[STATUS_ROW["root_step"]].tolist() == [7] * 5
     assert not now.status[STATUS_ROW["sent"]].any() and not now.status[STATUS_ROW["drift"]].any()
     assert (now.status[STATUS_ROW["condition"]] > 10).all()
-
-
-def test_the_largest_go_first_whatever_their_order():
-    order = []
-
-    def solve(matrix, *arguments, **keywords):
-        order.append(len(matrix))
-        return inverse_root(matrix, *arguments, **keywords)
-
-    now = new_round()
-    host = pipeline(solve, workers=1)
-    exchange(host, 1, now)
-    assert order == [6, 4, 4, 3, 3]
 
 
 @pytest.mark.parametrize("solver", ["eigh", "coupled"])
@@ -195,20 +176,15 @@ def test_the_previous_root_goes_along_to_the_solver_once_there_is_one():
     assert seen[5][1] == condition
 
 
-FAULTS = {
-    "no root": (RootError("no root, says the solver"), "failed"),
-    "the worker's end": (SystemExit("killed"), "lost"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_root_that_does_not_come_leaves_the_previous_one_and_is_tried_again(fault, caplog):
-    error, counter = FAULTS[fault]
+@pytest.mark.parametrize(
+    ("error", "counter"), [(RootError("no root, says the solver"), "failed"), (SystemExit("killed"), "lost")]
+)
+def test_a_root_that_does_not_come_leaves_the_previous_one_and_is_tried_again(error, counter, caplog):
     solve = Faulty(None)
     host, now = pipeline(solve), new_round()
     exchange(host, 1, now)
     before = [root.copy() for root in now.roots]
-    solve.fault = raises(error)
+    solve.fault = Mock(side_effect=error)
     grown(now, 1.0)
     host.send(2, now)
     with caplog.at_level(logging.WARNING):
@@ -340,14 +316,3 @@ def test_a_round_of_other_statistics_is_not_taken_for_this_one():
     fresh.collect(4, alone)
     for root, expected in zip(now.roots, alone.roots, strict=True):
         np.testing.assert_array_equal(root, expected)
-
-
-def test_who_solved_is_counted():
-    def solve(matrix, *arguments, **keywords):
-        solver = {3: "coupled_cold", 4: "coupled_warm", 6: "eigh"}[len(matrix)]
-        return Root(np.eye(len(matrix)), 0.01, solver, 5.0, ())
-
-    host, now = pipeline(solve), new_round()
-    exchange(host, 1, now)
-    assert counts(now) == {"refreshed": 5, "coupled_cold": 2, "coupled_warm": 2, "eigh": 1}
-    assert now.status[STATUS_ROW["residual"]].tolist() == [0.01] * 5

@@ -10,33 +10,12 @@ from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
 
 RATE = 0.125
-SHAPES = [(7, 5), (4,), (3, 2, 4)]
 
 
 def at_once(**changed):
     """Every step has the roots of its own statistics, PSO 2 without any delay."""
     options = {"start_preconditioning_step": 1, "precondition_frequency": 1, "roots": {"asynchronous": False}}
     return reference.options(**options).changed({"grafting": "sgd", "block_size": 8}).changed(changed)
-
-
-@pytest.mark.parametrize(("start", "nesterov"), [(13, True), (13, False), (None, False)])
-def test_before_its_start_it_is_the_grafted_optimizer_to_the_last_bit(start, nesterov):
-    options, mu = reference.options(start_preconditioning_step=start, momentum=0.75, nesterov=nesterov), 0.75
-    weights = reference.initial(SHAPES)
-    core, history = reference.make_core(options, weights, tf.float32), reference.drifting(SHAPES, 12)
-    plain = [tf.constant(w, tf.float32) for w in weights]
-    sums = [tf.fill(w.shape, tf.constant(1e-6)) for w in plain]
-    averages = [tf.zeros_like(w) for w in plain]
-    for gradients, found in zip(history, reference.train(core, history, RATE), strict=True):
-        for i, gradient in enumerate(gradients):
-            gradient = tf.constant(gradient, tf.float32)
-            sums[i] = sums[i] + tf.square(gradient)
-            step = gradient / tf.sqrt(sums[i])
-            averages[i] = mu * averages[i] + (1 - mu) * step
-            step = mu * averages[i] + (1 - mu) * step if nesterov else averages[i]
-            plain[i] = plain[i] - tf.constant(RATE) * step
-            assert plain[i].numpy().tobytes() == found[i].tobytes()
-    assert (start is None) == (not core.layout.factors)
 
 
 # The share and size of the graft.
@@ -95,36 +74,6 @@ def test_gradients_with_fixed_singular_vectors_have_powers_of_their_singular_val
             np.testing.assert_allclose(core.weights[0], expected, rtol=1e-6, atol=1e-8)
 
 
-def test_one_side_alone_takes_the_square_root_by_hand():
-    # R = G^T G = diag(16, 1, 1/16), so G R^(-1/2) has the signs of G; the left side is too long.
-    core = reference.make_core(at_once(blocking={"max_dimension": 3}, epsilon=1e-13), [np.zeros((5, 3))])
-    gradient = np.array([[4.0, 0, 0], [0, -1, 0], [0, 0, 0.25], [0, 0, 0], [0, 0, 0]])
-    core.update([tf.constant(gradient)], 1.0)
-    expected = np.sign(gradient) * np.linalg.norm(gradient) / np.sqrt(3)
-    np.testing.assert_allclose(-core.weights[0].numpy(), expected, atol=1e-9)
-
-
-def test_it_turns_with_the_gradient_and_does_not_know_its_scale():
-    rng = np.random.default_rng(0)
-    history = [h[0] for h in reference.drifting([(5, 4)], 8)]
-    left, right = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (5, 4))
-    options = reference.options(grafting="sgd", block_size=8, momentum=0.5)
-    ways = [history, [1e6 * left @ g @ right for g in history], [g.T for g in history]]
-    one, turned, transposed = (
-        [
-            step[0]
-            for step in reference.train(
-                reference.make_core(options, [np.zeros(way[0].shape)]), [[g] for g in way], RATE
-            )
-        ]
-        for way in ways
-    )
-    for weight, other, mirrored in zip(one, turned, transposed, strict=True):
-        scale = np.linalg.norm(weight)
-        assert np.linalg.norm(other / 1e6 - left @ weight @ right) < 1e-9 * scale
-        assert np.linalg.norm(mirrored.T - weight) < 1e-9 * scale
-
-
 # Faults and starts.
 
 
@@ -147,15 +96,6 @@ def test_a_gradient_that_is_not_finite_changes_nothing_but_its_counter(compiled)
         reference.assert_same_bits(before, after)
     assert step([tf.constant(g, tf.float32) for g in history[1]], tf.constant(RATE))
     assert int(core.step) == 5
-
-
-def test_rows_that_are_not_finite_and_no_gradients_at_all():
-    core = reference.make_core(reference.options(), [np.ones((4, 3))], tables=[0])
-    rows = tf.IndexedSlices(tf.constant([[1.0, np.nan, 1.0]], tf.float64), tf.constant([1]))
-    assert not core.update_if_finite([rows], RATE)
-    assert core.update_if_finite([None], RATE)
-    assert int(core.step) == 1 and core.report()["nonfinite_steps"] == 1
-    np.testing.assert_array_equal(core.weights[0], np.ones((4, 3)))
 
 
 def test_a_layer_without_gradients_stays_on_its_graft_until_all_its_blocks_have_real_roots():

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 import shampoo_reference as reference
 from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline
-from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.roots import RootError, inverse_root
 from ctr.optim.shampoo.triangles import packed_size
 
@@ -122,15 +121,3 @@ def test_every_variable_by_name_shape_and_precision():
     # Where one weight has float64, all is worked on in it.
     weights = [tf.Variable(tf.zeros([2, 2])), tf.Variable(tf.zeros([2], tf.float64))]
     assert core.dtype == tf.float32 and type(core)(options, weights).dtype == tf.float64
-
-
-def test_matrices_are_numbered_through_all_factors_and_know_their_tensors():
-    options = reference.options(block_size=3, rows={"rule": "one_sided"})
-    layout = lay_out(options, [(6, 3), (3, 3), (2,), (8, 2), (5, 2)], tables=[3, 4])
-    assert [(f.name, f.offset, f.owners) for f in layout.factors] == [
-        ("stack0/axis0", 0, (0, 0, 1)),
-        ("stack0/axis1", 3, (0, 0, 1)),
-        ("tables2", 6, (3, 4)),
-    ]
-    assert layout.matrices == 8 and layout.owners.tolist() == [0, 0, 1, 0, 0, 1, 3, 4]
-    assert layout.table_factors == {3: (2, 0), 4: (2, 1)}

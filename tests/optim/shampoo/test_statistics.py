@@ -1,4 +1,4 @@
-"""Statistics: decay, and sums that never stop growing. Their products are in test_products.py."""
+"""Statistics: decay, and sums that never stop growing."""
 
 import numpy as np
 import pytest
@@ -38,17 +38,6 @@ def test_windows_folded_now_and_then_are_one_long_sum_or_average(beta2):
             assert (int(found.collections), int(found.window_collections)) == (t, 0)
 
 
-def test_what_decayed_statistics_and_what_is_left_of_the_initial_identity_are_divided_by():
-    three = tf.constant(3, tf.int64)
-    assert [float(collector(beta2).divisor(three)) for beta2 in (1.0, 0.5)] == [1.0, 0.875]
-    assert float(collector(0.5, bias_correction=False).divisor(three)) == 1.0
-    # It decays with each collection that a tensor took part in.
-    found = collector(0.5, initial=3.0)
-    assert found.identity_of_matrices(three, None).numpy() == 3 / 8
-    assert found.identity_of_matrices(three, tf.constant([1], tf.int64)).numpy().tolist() == [3 / 4] * 2
-    assert collector(1.0, initial=3.0).identity_of_matrices(three, None).numpy() == 3.0
-
-
 def test_sums_still_grow_by_one_after_three_times_two_to_the_24_increments():
     many = 3 * 2**24
     assert np.float32(many) + np.float32(1) == np.float32(many)
@@ -75,54 +64,3 @@ def test_the_longest_window_counts_every_increment():
         found.fold()
     total = unpack_arrays(found.totals[0].numpy(), 2)[0]
     assert total[0, 0] == total[1, 1] == 300_000
-
-
-# KL-Shampoo's over many steps: the factors of a Kronecker product, whatever the shape of a block.
-
-
-def trained(shape, steps, draw, **changed):
-    options = reference.options(
-        block_size=64,
-        precondition_frequency=1,
-        start_preconditioning_step=1,
-        method="kl",
-        roots={"asynchronous": False},
-        **changed,
-    )
-    core = reference.make_core(options, [np.zeros(shape)])
-    step = tf.function(lambda gradient: core.update([gradient], tf.constant(0.0, tf.float64)))
-    for number in range(steps):
-        step(tf.constant(draw(number)))
-    assert core.report()["failed"] == 0 < core.report()["layers_ready"]
-    return [np.linalg.inv(root.numpy()[0] @ root.numpy()[0]) for root in core.exchanged.roots]
-
-
-@pytest.mark.soak
-def test_averages_of_a_block_that_is_no_square_stay_where_they_are_for_a_thousand_steps():
-    rng = np.random.default_rng(0)
-    left, right = (np.diag(np.geomspace(1.0, 10.0, size)) for size in (48, 8))
-    factors = trained((48, 8), 1000, lambda _: left @ rng.normal(size=(48, 8)) @ right, beta2=0.9)
-    sizes = [np.trace(factor) / len(factor) for factor in factors]
-    # The mean square of an element of the gradient is that of L times that of R.
-    expected = np.mean(np.diag(left) ** 2) * np.mean(np.diag(right) ** 2)
-    assert sizes[0] * sizes[1] == pytest.approx(expected, rel=0.2)
-    assert 0.5 < sizes[0] / sizes[1] < 2
-
-
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize("shape", [(6, 2), (2, 3, 4)])
-def test_the_factors_are_those_that_the_gradients_are_drawn_from(shape):
-    rng = np.random.default_rng(1)
-    roots = [np.linalg.cholesky(a @ a.T + np.eye(len(a))) for a in (rng.normal(size=(n, n)) for n in shape)]
-
-    def draw(_):
-        found = rng.normal(size=shape)
-        for axis, root in enumerate(roots):
-            found = np.moveaxis(np.tensordot(root, found, axes=(1, axis)), 0, axis)
-        return found
-
-    factors = trained(shape, 600, draw, beta2=0.99)
-    kron, expected = np.ones((1, 1)), np.ones((1, 1))
-    for factor, root in zip(factors, roots, strict=True):
-        kron, expected = np.kron(kron, factor), np.kron(expected, root @ root.T)
-    assert np.linalg.norm(kron - expected) < 0.2 * np.linalg.norm(expected)

@@ -28,7 +28,6 @@ from ctr.pipelines.evaluate.transforms import (
     SummarizePredictions,
 )
 
-COLUMNS = ("example_id", "query_id", "query_time", "label", "train_weight", "metric_weight", "logit")
 COUNTS = ("examples", "queries", "queries_scored", "queries_one_class", "logits_clipped")
 
 
@@ -160,7 +159,7 @@ def keyed(table: pa.Table, keys: int, pieces: int, draw: Any) -> dict[int, Any]:
 
 @settings(max_examples=8)
 @given(table=tables(), data=st.data())
-def test_rows_split_and_states_merged_anyhow_give_the_local_metrics(table: pa.Table, data: Any) -> None:
+def test_rows_split_and_states_merged_anyhow_give_the_local_metrics(table, data):
     keys, pieces = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5))
     groups = keyed(table, keys, pieces, data.draw)
     assert sum(map(len, groups.values())) == table.num_rows
@@ -185,20 +184,10 @@ def test_rows_split_and_states_merged_anyhow_give_the_local_metrics(table: pa.Ta
         assert_close(float(state.result()), expected["value"])
 
 
-def test_accumulators_travel_small_and_bit_for_bit() -> None:
-    fn = ProgressiveMetricsFn()
-    state = fn.add_input(fn.create_accumulator(), checked_rows("here", make_table(1), True))
-    encoded = fn.get_accumulator_coder().encode(state)
-    assert len(encoded) < 100_000
-    again = fn.get_accumulator_coder().decode(encoded)
-    for name, array in state.to_arrays().items():
-        np.testing.assert_array_equal(again.to_arrays()[name], array)
-
-
 @pytest.mark.parametrize(
     "runner", ["FnApiRunner", pytest.param("BundleBasedDirectRunner", marks=pytest.mark.slow)]
 )
-def test_files_give_the_local_metrics_on_every_runner(tmp_path: Path, runner: str) -> None:
+def test_files_give_the_local_metrics_on_every_runner(tmp_path, runner):
     """A query's rows stand in any of the files, of any number type, and whole queries fall to many keys."""
     table = make_table(2, queries=300, weight_range=3)
     wide = replaced(table, "label", column(table, "label").astype(bool))
@@ -211,9 +200,7 @@ def test_files_give_the_local_metrics_on_every_runner(tmp_path: Path, runner: st
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("rows_per_key", "rows_per_pass"), [(10**6, None), (50, 10**9), (10**6, 900)])
-def test_neither_keys_nor_passes_change_the_numbers(
-    tmp_path: Path, rows_per_key: int, rows_per_pass: int | None
-) -> None:
+def test_neither_keys_nor_passes_change_the_numbers(tmp_path, rows_per_key, rows_per_pass):
     a = make_table(3, queries=200)
     b = retrained(a).slice(0, a.num_rows - 100)
     sizes: dict[str, Any] = {"rows_per_key": rows_per_key, "rows_per_pass": rows_per_pass}
@@ -228,7 +215,7 @@ def test_neither_keys_nor_passes_change_the_numbers(
 
 
 @pytest.mark.slow
-def test_sets_of_the_same_examples_are_compared_metric_by_metric(tmp_path: Path) -> None:
+def test_sets_of_the_same_examples_are_compared_metric_by_metric(tmp_path):
     a = make_table(4, queries=200)
     b = retrained(a)
     found = evaluate_difference([spread(tmp_path / "a", a)], [spread(tmp_path / "b", b)])
@@ -250,7 +237,7 @@ def test_sets_of_the_same_examples_are_compared_metric_by_metric(tmp_path: Path)
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize("rows", [0, 1])
-def test_no_row_and_one(tmp_path: Path, rows: int) -> None:
+def test_no_row_and_one(tmp_path, rows):
     table = make_table(5).slice(0, rows)
     path = write(tmp_path / "x.parquet", table)
     assert_close(evaluate([path]), local_metrics(table).summary())
@@ -260,7 +247,7 @@ def test_no_row_and_one(tmp_path: Path, rows: int) -> None:
     evaluate_text(found)
 
 
-def test_scores_without_labels_have_a_difference_alone(tmp_path: Path) -> None:
+def test_scores_without_labels_have_a_difference_alone(tmp_path):
     table = make_table(7, queries=100)
     scores = retrained(table).select(["query_time", "query_id", "example_id", "logit"])
     scored = write(tmp_path / "scores.parquet", scores)
@@ -278,18 +265,31 @@ def test_scores_without_labels_have_a_difference_alone(tmp_path: Path) -> None:
         evaluate([write(tmp_path / "raw.parquet", raw)])
 
 
-def test_the_first_set_named_is_the_baseline(tmp_path: Path) -> None:
+def test_the_command_shows_metrics_and_the_difference_from_the_first_set_named(tmp_path):
     table = make_table(9, queries=60)
     better = replaced(table, "logit", column(table, "label") * 4.0 - 2)
     paths = [write(tmp_path / f"{name}.parquet", one) for name, one in (("plain", table), ("good", better))]
     found = run_evaluate([paths[0]], [paths[1]])
     assert found["metrics"]["auc"]["verdict"] == "better" and found["metrics"]["auc"]["difference"] > 0
     assert found["baseline"] == "a" and found["predictions"] == {"a": [str(paths[0])], "b": [str(paths[1])]}
-    first, second = evaluate_text(found).splitlines()[:2]
+    text = evaluate_text(found)
+    first, second = text.splitlines()[:2]
     assert first.startswith(f"a, the baseline: {paths[0]}: ") and second.startswith(f"b: {paths[1]}: ")
+    assert f"{table.num_rows:,} examples in both, 0 only in a, 0 only in b" in text and "b - a" in text
+    assert f"{found['prediction_difference']['value']:.3f}" in text
+    single = run_evaluate([paths[0]], beam_options="--runner FnApiRunner")
+    assert_close(found["a"], single)
+    lines = evaluate_text(single).splitlines()
+    assert lines[0] == f"{table.num_rows:,} examples, 60 queries"
+    warned = "warning: nothing was learned: the predictions are worse than the base rate"
+    assert lines.pop().startswith(warned)
+    names = "PerQueryAUC, AUC, logloss, normalized entropy, calibration bias, predicted / actual clicks"
+    assert [line.split("  ")[0] for line in lines[2:]] == names.split(", ")
+    with pytest.raises(InputError, match="Beam options"):
+        run_evaluate([paths[0]], beam_options="'")
 
 
-def test_an_example_that_changed_its_query_is_not_joined() -> None:
+def test_an_example_that_changed_its_query_is_not_joined():
     a, b = (checked_rows("here", make_table(8), True) for _ in range(2))
     b["query_id"][0] += 1
     joined = join_rows(a, b)
@@ -302,7 +302,7 @@ def spoiled(table: pa.Table, name: str, row: int, value: Any) -> pa.Table:
     return replaced(table, name, pa.array(values, pa.float64() if name != "example_id" else pa.int64()))
 
 
-def test_a_faulty_value_is_named_with_its_row() -> None:
+def test_a_faulty_value_is_named_with_its_row():
     for name, value, message in (
         ("logit", math.nan, "logit must be a finite number, got nan"),
         ("logit", math.inf, "logit must be a finite number, got inf"),
@@ -318,7 +318,7 @@ def test_a_faulty_value_is_named_with_its_row() -> None:
         assert str(caught.value) == f"here row 146: {message}"
 
 
-def test_a_faulty_column_is_named() -> None:
+def test_a_faulty_column_is_named():
     table = make_table(11)
     for changed, message in (
         (table.drop_columns(["logit"]), "no column logit; the columns found are example_id, "),
@@ -335,7 +335,7 @@ def test_a_faulty_column_is_named() -> None:
         assert str(caught.value).startswith(f"here: {message}")
 
 
-def test_files_that_are_no_predictions_are_named(tmp_path: Path) -> None:
+def test_files_that_are_no_predictions_are_named(tmp_path):
     write(tmp_path / "some" / "a.parquet", make_table(9))
     path = write(tmp_path / "some" / "x.parquet", make_table(13, queries=400), row_group_size=20)
     sound = path.read_bytes()
@@ -362,7 +362,7 @@ def test_files_that_are_no_predictions_are_named(tmp_path: Path) -> None:
             evaluate(inputs, options)
 
 
-def test_what_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_what_is_there_twice_is_refused(tmp_path):
     table = make_table(14)
     a, b = write(tmp_path / "a.parquet", table), write(tmp_path / "b.parquet", table.slice(5, 1))
     example_id = column(table, "example_id")[5]
@@ -374,7 +374,7 @@ def test_what_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_transforms_work_on_tables_in_any_pipeline() -> None:
+def test_transforms_work_on_tables_in_any_pipeline():
     a = make_table(16, queries=150)
     b = retrained(a)
 
@@ -395,69 +395,26 @@ def test_transforms_work_on_tables_in_any_pipeline() -> None:
         assert_that({"a": tables_a, "b": tables_b} | ComparePredictions(keys=8), is_comparison, "comparison")
 
 
-def test_a_transform_fails_on_a_faulty_table() -> None:
+def test_a_transform_fails_on_a_faulty_table():
     faulty = make_table(17).drop_columns(["label", "metric_weight"])
     message = "table of predictions: no column label"
     with pytest.raises(Exception, match=message), beam.Pipeline(runner="FnApiRunner") as pipeline:
         _ = pipeline | beam.Create([faulty]) | SummarizePredictions()
 
 
-@pytest.mark.slow
-def test_the_command_shows_metrics_and_difference(tmp_path: Path) -> None:
-    table = make_table(18, queries=200)
-    a, b = spread(tmp_path / "a", table), spread(tmp_path / "b", retrained(table))
-    measured = run_evaluate([a], beam_options="--runner FnApiRunner")
-    lines = evaluate_text(measured).splitlines()
-    assert lines[0] == f"{table.num_rows:,} examples, 200 queries"
-    assert lines.pop().startswith(
-        "warning: nothing was learned: the predictions are worse than the base rate"
-    )
-    assert [line.split("  ")[0] for line in lines[2:]] == [
-        "PerQueryAUC",
-        "AUC",
-        "logloss",
-        "normalized entropy",
-        "calibration bias",
-        "predicted / actual clicks",
-    ]
-    compared = run_evaluate([a], [b])
-    assert_close(compared["a"], measured)
-    text = evaluate_text(compared)
-    assert f"{table.num_rows:,} examples in both, 0 only in a, 0 only in b" in text
-    assert f"{compared['prediction_difference']['value']:.4f}" in text
-    assert "b - a" in text
-    with pytest.raises(InputError, match="Beam options"):
-        run_evaluate([a], beam_options="'")
-
-
 @pytest.mark.soak
-def test_a_trained_run_comes_out_as_its_own_summary(tmp_path: Path) -> None:
+def test_a_trained_run_comes_out_as_its_own_summary(tmp_path):
     from ctr.config import parse_model
-    from ctr.eval.prediction_difference import pair_predictions
     from ctr.simulator.config import SimulatorConfig
     from ctr.simulator.simulate import simulate
     from ctr.training.config import TrainConfig
     from ctr.training.loop import train
 
     simulate(parse_model(SimulatorConfig, {"examples": 3000}, "test"), tmp_path / "log")
-    runs = [tmp_path / "a", tmp_path / "b"]
-    for seed, run in enumerate(runs):
-        content = {
-            "seed": seed,
-            "model": {"crosses": {"layers": 0}, "deep": {"units": [4]}},
-            "batch": {"rows": 256},
-            "checkpoint": {"every_examples": 700},
-            "compute_dtype": "float32",
-        }
-        train(tmp_path / "log", parse_model(TrainConfig, content, "test"), run)
-    assert len(list((runs[0] / "predictions").iterdir())) > 2
-    compared = evaluate_difference([runs[0]], [runs[1]], rows_per_key=500)
-    for side, run in zip(("a", "b"), runs, strict=True):
-        summary = json.loads((run / "summary.json").read_text())
-        assert_close(compared[side], {name: summary[name] for name in compared[side]})
-    paired = pair_predictions(*runs)
-    assert compared["prediction_difference"]["examples"] == paired.examples == 3000
-    assert compared["prediction_difference"]["value"] == pytest.approx(
-        float(paired.difference.point), rel=1e-9
-    )
-    assert compared["metrics"] is not None
+    model = {"crosses": {"layers": 0}, "deep": {"units": [4]}}
+    content = {"model": model, "batch": {"rows": 256}, "checkpoint": {"every_examples": 700}}
+    train(tmp_path / "log", parse_model(TrainConfig, content, "test"), tmp_path / "run")
+    assert len(list((tmp_path / "run" / "predictions").iterdir())) > 2
+    found = evaluate([tmp_path / "run"], rows_per_key=500)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert_close(found, {name: summary[name] for name in found})

@@ -207,12 +207,11 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def drawn(seed: int) -> Events:
-    found: Events = event_files.draw_events(COUNT, seed)
-    return found
+    return event_files.draw_events(COUNT, seed)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
+def whole(tmp_path_factory):
     """The log of a batch of all events in one file, once for each mapping and seed."""
 
     @functools.cache
@@ -240,9 +239,7 @@ SOAK = [(driver, name, seed) for driver in DRIVERS for name in CHANGES for seed 
         *(pytest.param(*case, marks=pytest.mark.soak) for case in SOAK),
     ],
 )
-def test_every_driver_publishes_the_join_of_single_events(
-    driver: str, name: str, seed: int, whole: Callable[[str, int], Path], tmp_path: Path
-) -> None:
+def test_every_driver_publishes_the_join_of_single_events(driver, name, seed, whole, tmp_path):
     events, log = drawn(seed), tmp_path / "log"
     DRIVERS[driver](random.Random(f"{driver} {seed}"), events, event_files.mapping(**CHANGES[name]), log)
     if (driver, name, seed) == FAST[0]:
@@ -262,7 +259,7 @@ def test_every_driver_publishes_the_join_of_single_events(
         assert late == wanted
 
 
-def test_all_that_a_job_writes_is_durable_before_it_has_its_name(tmp_path: Path) -> None:
+def test_all_that_a_job_writes_is_durable_before_it_has_its_name(tmp_path):
     """Of a power cut: a file appears by a rename or link after its own fsync, and its folder is synced after that."""
     synced: set[str] = set()
     named: set[str] = set()
@@ -296,7 +293,7 @@ def test_all_that_a_job_writes_is_durable_before_it_has_its_name(tmp_path: Path)
     )
 
 
-def test_a_partition_closes_when_all_clicks_on_it_have_had_their_time_to_arrive() -> None:
+def test_a_partition_closes_when_all_clicks_on_it_have_had_their_time_to_arrive():
     rules = partition_rules(event_files.mapping(**SKEWED))
     second = event_files.SECOND_US
     assert rules.closes_at(event_files.BEGIN_US) == event_files.BEGIN_US + (20 + 6 + 10 + 5) * second

@@ -13,7 +13,7 @@ from ctr.config import parse_model
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, shard_schema, unpack_ids
 from ctr.pipelines.events.join import CLICK_COUNTERS, NOT_PUBLISHED, UNMATCHED_SCHEMA, Joined, join_partition
-from ctr.pipelines.events.rules import PartitionRules, route_clicks, route_impressions, split_by_partition
+from ctr.pipelines.events.rules import PartitionRules, route_clicks, route_impressions
 from ctr.pipelines.events.tables import CLICK_SCHEMA, EARLIER_SCHEMA
 from single_events import Click, Impression, PlainPartition, join_plainly
 
@@ -169,9 +169,7 @@ def cut(draw: st.DrawFn, rows: list[Any]) -> list[list[Any]]:
 
 @settings(max_examples=50)
 @given(cases(), st.data())
-def test_partitions_are_those_of_a_join_of_single_events_in_any_order_and_cut(
-    case: Case, data: st.DataObject
-) -> None:
+def test_partitions_are_those_of_a_join_of_single_events_in_any_order_and_cut(case, data):
     rules, impressions, clicks = case
     pieces = [impression_table(part) for part in cut(data.draw, impressions)]
     click_pieces = [click_table(part) for part in cut(data.draw, clicks)]
@@ -214,7 +212,7 @@ def test_partitions_are_those_of_a_join_of_single_events_in_any_order_and_cut(
         assert joined.counters["matched_clicks"] == found[start].counters["matched_clicks"]
 
 
-def test_a_click_counts_from_its_impression_to_the_end_of_the_window() -> None:
+def test_a_click_counts_from_its_impression_to_the_end_of_the_window():
     exact = PartitionRules(length=5, window=10, late_window=4, delay=100)
     skewed = PartitionRules(length=5, window=10, late_window=4, delay=100, skew=2, show=9)
     at_once = {-1: "orphan", 0: "matched", 10: "matched", 11: "late", 14: "late", 15: "orphan"}
@@ -234,7 +232,7 @@ def test_a_click_counts_from_its_impression_to_the_end_of_the_window() -> None:
             assert reasons == [fate] * (fate in ("late", "orphan")), after
 
 
-def test_what_arrives_as_its_partition_closes_is_too_late() -> None:
+def test_what_arrives_as_its_partition_closes_is_too_late():
     # The partition of the impression closes at 5 + 10 + 3, that of the click 5 later.
     rules = PartitionRules(length=5, window=10, late_window=4, delay=3)
     for arrival, label, late in ((17, 1, 0), (18, 0, 0), (22, 0, 0), (23, 0, 1)):
@@ -247,13 +245,3 @@ def test_what_arrives_as_its_partition_closes_is_too_late() -> None:
     routed, aside = route_impressions(rules, table)
     assert routed[0].column("example_id").to_pylist() == [1]
     assert aside.column("example_id").to_pylist() == [2]
-
-
-def test_no_events_are_no_partition() -> None:
-    rules = PartitionRules(length=5, window=10, late_window=4, delay=3)
-    assert split_by_partition(click_table([]), np.zeros(0, np.int64)) == {}
-    assert join_all(rules, [impression_table([])], [click_table([])])[0] == {}
-    tables = IMPRESSIONS.empty_table(), EARLIER_SCHEMA.empty_table(), CLICK_SCHEMA.empty_table()
-    joined = join_partition(SCHEMA, rules, 0, *tables)
-    assert joined.is_empty
-    assert joined.examples.num_rows == joined.unmatched.num_rows == joined.conflicting.num_rows == 0

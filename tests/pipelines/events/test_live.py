@@ -40,6 +40,13 @@ def wait(condition: Callable[[], object], *programs: subprocess.Popen[str]) -> N
         time.sleep(0.1)
 
 
+def told(program: subprocess.Popen[str]) -> str:
+    """Waits for a program that ends well; returns what it said."""
+    said, complaint = program.communicate(timeout=120)
+    assert program.returncode == 0, complaint
+    return said
+
+
 def predictions(run: Path) -> list[dict[str, Any]]:
     return [
         row
@@ -56,10 +63,11 @@ def test_events_joined_and_trained_on_as_they_come_give_the_bits_of_one_pass(tmp
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(CONFIG))
     live, log, run = tmp_path / "live", tmp_path / "log", tmp_path / "run"
     live.mkdir()
-    ingest = ("ingest", "events", live, "--mapping", tmp_path / "mapping.yaml", "--max-reject-share", "1")
-    train = ("train", log, "--config", tmp_path / "train.yaml", "--out", run, "--follow", "--poll", "0.1")
-    joiner = start(*ingest, "--out", log, "--follow", "--poll", "0.1")
-    trainer = start(*train)
+    options = ("--mapping", tmp_path / "mapping.yaml", "--max-reject-share", "1", "--out")
+    ingest = ("ingest", "events", live, *options, log, "--follow", "--poll", "0.1")
+    train = ("train", "--config", tmp_path / "train.yaml", "--out")
+    joiner = start(*ingest)
+    trainer = start(*train, run, log, "--follow", "--poll", "0.1")
     for number, file in enumerate(files):
         event_files.write_files(live, [file])
         time.sleep(0.3)
@@ -67,30 +75,19 @@ def test_events_joined_and_trained_on_as_they_come_give_the_bits_of_one_pass(tmp
             wait(lambda: log.is_dir() and read_manifests_of(log), joiner, trainer)
             joiner.kill()
             joiner.communicate()
-            joiner = start(*ingest, "--out", log, "--follow", "--poll", "0.1")
+            joiner = start(*ingest)
     wait(lambda: len(read_manifests_of(log)) >= 7, joiner, trainer)
     joiner.send_signal(signal.SIGTERM)
-    reported, complaint = joiner.communicate(timeout=60)
-    assert joiner.returncode == 0, complaint
-    assert "impressions pending" in reported
-    drained = start(*ingest, "--out", log, "--follow", "--drain")
-    reported, complaint = drained.communicate(timeout=120)
-    assert drained.returncode == 0, complaint
-    assert "0 impressions pending" in reported
+    assert "impressions pending" in told(joiner)
+    assert "0 impressions pending" in told(start(*ingest, "--drain"))
     rows = sum(manifest.rows for manifest in read_manifests(log))
     wait(lambda: trained(run) == rows, trainer)
     trainer.send_signal(signal.SIGTERM)
-    assert trainer.wait(60) == 0
-    trainer.communicate()
-    at_once = start(*ingest, "--out", tmp_path / "at-once")
-    assert at_once.wait(120) == 0, at_once.communicate()
-    at_once.communicate()
-    assert event_files.published(log, ("rejects", "late")) == event_files.published(
-        tmp_path / "at-once", ("rejects", "late")
-    )
-    one_pass = start("train", tmp_path / "at-once", *train[2:4], "--out", tmp_path / "one")
-    assert one_pass.wait(120) == 0
-    one_pass.communicate()
+    told(trainer)
+    whole, aside = tmp_path / "at-once", ("rejects", "late")
+    told(start("ingest", "events", live, *options, whole))
+    assert event_files.published(log, aside) == event_files.published(whole, aside)
+    told(start(*train, tmp_path / "one", whole))
     assert predictions(run) == predictions(tmp_path / "one")
 
 

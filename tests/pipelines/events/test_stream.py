@@ -28,23 +28,9 @@ def test_a_partition_waits_until_the_very_moment_at_which_it_closes(tmp_path, ea
     assert late_ids(tmp_path / "log", "impression_id") == ([] if label else [1])
 
 
-def test_a_partition_is_published_once_and_in_order_whatever_comes_later(tmp_path):
-    later = [impression(number, 20.0 * number) for number in (2, 50, 51)]
-    steps = [raw("impressions", impression(1, 5)), CLOSES, raw("impressions", impression(99, 6, 7))]
-    order = run_stream(tmp_path / "log", [*steps, raw("impressions", *later), 3000])
-    # The watermark may pass many partitions at once.
-    assert order == [0, *(20 * number for number in (2, 50, 51))]
-    assert labels(tmp_path / "log") == {1: 0, 2: 0, 50: 0, 51: 0}
-    assert late_ids(tmp_path / "log", "example_id") == [99]
+def test_no_event_is_no_partition(tmp_path):
     assert run_stream(tmp_path / "none", [100]) == []
     assert list_partitions(tmp_path / "none") == []
-
-
-def test_a_click_that_is_late_for_its_impressions_partition_is_told_of_in_its_own(tmp_path):
-    # It happened in the second partition, and arrives when the first one is closed.
-    run_stream(tmp_path / "log", [raw("impressions", impression(1, 19)), 36, raw("clicks", click(1, 22, 36))])
-    assert [row["reason"] for row in read_side(tmp_path / "log", "unmatched")] == ["late"]
-    assert read_side(tmp_path / "log", "late") == []
 
 
 def test_a_late_click_is_set_aside_once_though_several_partitions_had_wanted_it(tmp_path):

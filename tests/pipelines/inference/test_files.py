@@ -104,16 +104,6 @@ def test_which_first_line_is_a_header(tmp_path, content, columns):
     assert (sample.rows, sample.malformed) == (rows, 0)
 
 
-def test_a_folder_of_one_kind_is_one_table(tmp_path):
-    for day in (10, 2):
-        (tmp_path / f"day_{day}.inter").write_text(f"user\tclick\nu{day}\t1\n")
-    (tmp_path / ".hidden").write_text("mine")
-    table = find_table(tmp_path)
-    assert [file.name for file in table.files] == ["day_2.inter", "day_10.inter"]
-    assert (table.form.type, table.form.pattern) == ("tsv", "*.inter")
-    assert read_sample(table).columns["user"].to_pylist() == ["u2", "u10"]
-
-
 EXCEL = b"PK\x03\x04" + bytes(26) + b"[Content_Types].xml"
 NESTED = '{"u": {"id": 7}, "ad": {"id": 1}}\n' * 2
 

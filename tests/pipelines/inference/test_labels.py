@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.mapping import Label, Mapping
+from ctr.data.mapping import Mapping
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.labels import plain_label
@@ -133,18 +133,6 @@ def test_events_and_grades_are_offered_with_rules(tmp_path):
     columns = {"ad": [0, 1, 2, 3] * 500, "event_type": events, "relevance": grades}
     (doubt,) = inferred(write_table(tmp_path / "x.csv", columns)).doubts
     assert [choice.value for choice in doubt.choices] == ["relevance>=3", "event_type==purchase"]
-
-
-def test_a_rule_takes_one_pair_of_quotes_off():
-    rules = {
-        'a==" b"': " b",
-        "a=='b'": "b",
-        "a==it's": "it's",
-        'a==5"': '5"',
-        'a==""b""': '"b"',
-        'a=="5"': "5",
-    }
-    assert {rule: Label.model_validate(rule).value for rule in rules} == rules
 
 
 @pytest.mark.parametrize(("prefix", "shown"), [("", "Impression"), ("total ", "ad_impressions")])

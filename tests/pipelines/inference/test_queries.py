@@ -38,18 +38,23 @@ def test_a_few_rows_without_a_query_are_rejects(tmp_path):
     assert (result.queries, result.examples, result.rejected) == (PAGES, len(PAGE) - 4, 4)
 
 
-@pytest.mark.parametrize(("name", "values"), [("page_id", 5), ("search_id", 12), ("impression_id", 5)])
-def test_a_few_values_that_come_back_are_a_feature(tmp_path, name, values):
-    kinds = np.random.default_rng(0).integers(0, values, len(PAGE))
-    found = inferred(table(tmp_path, kinds, name, ts=TIMES))
-    assert found.mapping.query is None and becomes(found)[name] == "category"
-    assert f"each row is its own query: {name} has {values} values, " in found.reasons["query"]
+FEW = np.random.default_rng(0).integers(0, 12, len(PAGE))
 
 
-def test_one_value_is_no_query(tmp_path):
-    found = inferred(table(tmp_path, ["7"] * len(PAGE), ts=TIMES))
+@pytest.mark.parametrize(
+    ("name", "values", "told"),
+    [
+        ("page_id", FEW % 5, "page_id has 5 values, "),
+        ("search_id", FEW, "search_id has 12 values, "),
+        ("impression_id", FEW % 5, "impression_id has 5 values, "),
+        ("request_id", [7] * len(PAGE), "request_id is always 7"),
+    ],
+)
+def test_a_few_values_that_come_back_are_no_query(tmp_path, name, values, told):
+    found = inferred(table(tmp_path, values, name, ts=TIMES))
     assert found.mapping.query is None
-    assert "each row is its own query: request_id is always 7" in found.reasons["query"]
+    assert becomes(found)[name] == ("not used" if "always" in told else "category")
+    assert f"each row is its own query: {told}" in found.reasons["query"]
 
 
 ZEROS = [0 if row % 3 == 0 else int(page) + 9 for row, page in enumerate(PAGE)]
@@ -86,16 +91,19 @@ def test_a_name_of_a_query_that_fails_is_a_question_with_the_value_and_its_row(t
             inferred(path, query="request_id")
 
 
-def test_a_shuffled_log_with_times_keeps_its_queries(tmp_path):
-    path = table(tmp_path, PAGE + 500, order=SHUFFLED, ts=TIMES, user=USERS)
-    assert inferred(path).mapping.query.column == "request_id"
+SESSIONS = [f"s{user}" for user in USERS]
 
 
-def test_of_two_names_the_one_that_keeps_its_word_is_the_query(tmp_path):
-    sessions = [f"s{user}" for user in USERS]
-    times = TIMES + 86_400 * (PAGE // 50)
-    path = table(tmp_path, PAGE, session_id=sessions, ts=times)
-    assert inferred(path).mapping.query.column == "request_id"
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"query": PAGE + 500, "order": SHUFFLED, "ts": TIMES, "user": USERS},
+        {"query": PAGE, "session_id": SESSIONS, "ts": TIMES + 86_400 * (PAGE // 50)},
+    ],
+    ids=["a shuffled log with times", "of two names that which keeps its word"],
+)
+def test_the_query_that_needs_no_question(tmp_path, columns):
+    assert inferred(table(tmp_path, **columns)).mapping.query.column == "request_id"
 
 
 def test_ids_that_begin_again_in_each_file_are_asked(tmp_path):

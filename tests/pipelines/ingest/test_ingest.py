@@ -1,9 +1,6 @@
 """Whole ingests: against a plain-Python one, in any form, order and block size, again and after a failure."""
 
 import random
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -139,47 +136,37 @@ def test_queries_are_those_of_a_plain_cut_in_any_order(events, gap, source):
         source.shuffle(events)
 
 
-def test_a_second_ingest_adds_other_partitions_and_keeps_its_own_rejects(tmp_path):
+def test_a_second_ingest_adds_earlier_partitions_and_keeps_the_rejects_of_the_first(tmp_path):
     rows = sort_by_time(raw_logs.make_rows(200, seed=7))
     cut = next(p for p, row in enumerate(rows) if int(row["time"]) >= 1_600_005_600)
-    early, late = rows[:cut], rows[cut:]
-    early[0]["rating"] = late[0]["rating"] = "x"
-    mapping = raw_logs.make_mapping(query=None)
-    paths = [
-        raw_logs.write_rows(tmp_path / "in", part, name=name)
-        for name, part in zip("ab", (early, late), strict=True)
-    ]
-    # In either order of time, and in one command.
-    for log, commands in {"log": [[0], [1]], "late": [[1], [0]], "whole": [[0, 1]]}.items():
-        for numbers in commands:
-            files = [paths[number] for number in numbers]
-            ingest(mapping, files, tmp_path / log, max_reject_share=0.1)
+    rows[0]["rating"] = rows[cut]["rating"] = "x"
+    parts = {"a": rows[:cut], "b": rows[cut:]}
+    early, late = (raw_logs.write_rows(tmp_path / "in", part, name=name) for name, part in parts.items())
+    for log, commands in {"log": [[late], [early]], "whole": [[early, late]]}.items():
+        for files in commands:
+            ingest(raw_logs.make_mapping(query=None), files, tmp_path / log, max_reject_share=0.1)
         rejected = [reject["file"] for reject in raw_logs.read_rejects(tmp_path / log)]
         assert sorted(rejected) == ["a.csv", "b.csv"]
-    logs = [raw_logs.read_log(tmp_path / log) for log in ("log", "late", "whole")]
-    assert logs[0] == logs[1] == logs[2]
+    assert raw_logs.read_log(tmp_path / "log") == raw_logs.read_log(tmp_path / "whole")
 
 
-def test_ingesting_again_changes_nothing_and_other_content_is_refused(tmp_path):
+def test_other_content_of_a_file_and_another_schema_are_refused(tmp_path):
     rows = raw_logs.make_rows(100, seed=8)
     rows[5]["rating"] = ""
     path = raw_logs.write_rows(tmp_path / "in", rows)
-    mapping = raw_logs.make_mapping()
-    results = []
-    logs = []
-    for _ in range(2):
-        results.append(ingest(mapping, [path], tmp_path / "log", max_reject_share=0.02))
-        logs.append(raw_logs.log_bytes(tmp_path / "log"))
-    assert logs[0] == logs[1]
-    assert results[0].partitions == results[1].partitions
+    mapping, log = raw_logs.make_mapping(), tmp_path / "log"
+    ingest(mapping, [path], log, max_reject_share=0.02)
+    before = raw_logs.log_bytes(log)
+    ingest(mapping, [path], log, max_reject_share=0.02)
+    assert raw_logs.log_bytes(log) == before and len(raw_logs.read_rejects(log)) == 1
     # A later run without rejects does not leave the old ones standing.
     rows[5]["rating"] = "1"
     raw_logs.write_rows(tmp_path / "in", rows)
     with pytest.raises(InputError, match=r"fall into 1 published partition.*rows.csv was added before"):
-        ingest(mapping, [path], tmp_path / "log")
-    assert raw_logs.read_rejects(tmp_path / "log") == []
+        ingest(mapping, [path], log)
+    assert raw_logs.read_rejects(log) == []
     with pytest.raises(InputError, match="written under schema"):
-        ingest(raw_logs.make_mapping(features=raw_logs.FEATURES[:2]), [path], tmp_path / "log")
+        ingest(raw_logs.make_mapping(features=raw_logs.FEATURES[:2]), [path], log)
 
 
 def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch):
@@ -208,34 +195,6 @@ def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch):
         assert not list(log.glob(".spill-*"))
         ingest(mapping, [path], log, block_bytes=5000)
         assert raw_logs.log_bytes(log) == raw_logs.log_bytes(tmp_path / "whole"), name
-
-
-KILLED = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[4])
-import fault_points, raw_logs
-from ctr.pipelines.ingest.run import ingest
-path, log = Path(sys.argv[1]), Path(sys.argv[2])
-with fault_points.watching(fault_points.Counting(sys.argv[3], 2, path=str(log / "manifests")), training=False):
-    ingest(raw_logs.make_mapping(), [path], log)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_simply_run_again(root, tmp_path):
-    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(200, seed=10))
-    mapping = raw_logs.make_mapping()
-    ingest(mapping, [path], tmp_path / "whole")
-    log = tmp_path / "log"
-    words = [str(path), str(log), "link.after", str(root / "tests" / "helpers")]
-    done = subprocess.run([sys.executable, "-c", KILLED, *words], cwd=root)
-    assert done.returncode == -signal.SIGKILL
-    # What the system would have to clean up is still there.
-    assert list(log.glob(".spill-*"))
-    assert 1 <= len(list_partitions(log)) < len(list_partitions(tmp_path / "whole"))
-    ingest(mapping, [path], log)
-    assert raw_logs.log_bytes(log) == raw_logs.log_bytes(tmp_path / "whole")
 
 
 def test_half_written_files_of_a_killed_run_go_and_those_of_others_stay(tmp_path):

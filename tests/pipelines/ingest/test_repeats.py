@@ -61,14 +61,6 @@ def test_a_copy_in_another_form_that_is_added_later(tmp_path, form, features, se
     assert result.held_rows == 700
 
 
-def test_rows_without_a_time_are_recognized(tmp_path):
-    time = {"row_order": {"start": "2020-01-01T00:00:00Z", "step_us": 1_000_000}}
-    derive = {"hour": {"from": "rating"}, "zone": {"from": "code", "prefix": 2}}
-    mapping = raw_logs.make_mapping(time=time, derive=derive, **PLAIN)
-    paths = write(tmp_path, 4, "a", "b")
-    assert ingest(mapping, paths, tmp_path / "log", now_us=NOW).repeated_rows == 300
-
-
 def plain_features(count: int, **buckets: int | None) -> Mapping:
     """Of ``count`` categories and a multivalent one, with some buckets or with ids that grow."""
     features = [

@@ -1,7 +1,5 @@
 """csv and tsv: quoting, headers, row numbers."""
 
-import io
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.mapping import DelimitedInput
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.delimited import TEXT_AFTER, UNCLOSED, StrictQuotes, delimited_columns, read_delimited
+from ctr.pipelines.rows.delimited import TEXT_AFTER, UNCLOSED, read_delimited
 from ctr.pipelines.rows.sources import SourceFile
 
 IN_A_RUN = "wrong number of fields in a quoted run of lines"
@@ -68,12 +66,6 @@ def test_what_is_read(tmp_path, content, form, rows):
     assert read(write(tmp_path, content), ["a", "b"], **form) == (rows, [])
 
 
-def test_quoted_names_in_the_header(tmp_path):
-    path = write(tmp_path, b'"a, b",c\n1,2\n')
-    assert delimited_columns(path, DelimitedInput(type="csv")) == ("a, b", "c")
-    assert read(path, ["a, b"])[0] == [(2, (b"1",))]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -99,15 +91,6 @@ def test_a_header_that_comes_again_is_rejected_as_what_it_is(tmp_path, line, blo
     assert found[1] == [(4, "repeats the header"), (6, "repeats the header")]
     # Of one column it may be a value.
     assert read(write(tmp_path, b"a,b\na,b\n"), ["a"])[0] == [(2, (b"a",))]
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(good=st.lists(st.booleans(), max_size=60), block_bytes=st.integers(16, 80))
-def test_rows_are_numbered_past_bad_ones(tmp_path, good, block_bytes):
-    lines = [b"a,b", *(b"%d,x" % place if ok else b"bad" for place, ok in enumerate(good))]
-    rows, rejects = read(write(tmp_path, b"".join(line + b"\n" for line in lines)), ["a"], block_bytes)
-    assert rows == [(2 + place, (b"%d" % place,)) for place, ok in enumerate(good) if ok]
-    assert rejects == [(2 + place, "wrong number of fields") for place, ok in enumerate(good) if not ok]
 
 
 @pytest.mark.parametrize("block_bytes", [64, 100, 1 << 20])
@@ -215,11 +198,3 @@ def test_any_text_with_quotes_is_read_by_the_rules(tmp_path, pieces, block_bytes
     }
     others = [row for row, reason in rejects if reason not in (UNCLOSED, TEXT_AFTER)]
     assert others == [number for number, count in lengths.items() for _ in range(count)]
-
-
-@pytest.mark.parametrize("size", [1, 5, 12, 17, 1 << 20])
-def test_a_malformed_line_stays_whole_where_a_read_ends(size):
-    found = {}
-    reader = StrictQuotes(io.BytesIO(b'a,b\n1,"x"y,z,2\n4,5\n'), ",", 2, 1 << 20, found)
-    lines = b"".join(iter(lambda: reader.read(size), b"")).splitlines()
-    assert (lines[0], lines[2], len(lines), len(found)) == (b"a,b", b"4,5", 3, 1)

@@ -26,19 +26,6 @@ def test_every_row_gets_the_side_columns_of_its_key_in_any_form_of_numbers(tmp_p
     assert table.column("p_y").to_pylist() == [20, None, 10, None, 10, None]
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (["a", "b", "a"], "the key k 'a' appears more than once .first in row 2"),
-        (["2", "2.0"], "the key k '2' appears more than once"),
-        (["a", None], "row 3: the key k is missing"),
-    ],
-)
-def test_bad_keys_are_refused(tmp_path, keys, message):
-    with pytest.raises(InputError, match=message):
-        make_side_table(join(), tmp_path, pa.table({"k": keys}), range(2, 2 + len(keys)))
-
-
 def test_exactly_one_file_is_needed(tmp_path):
     with pytest.raises(InputError, match=r"join \*.item in .*: no such file"):
         find_side_file(join(file="*.item"), tmp_path)
@@ -54,6 +41,9 @@ def test_exactly_one_file_is_needed(tmp_path):
     [
         (b"shop,kind\n1,a\n2\n", {}, "shops.csv row 3: wrong number of fields"),
         (b"shop,kind\n1,food\n2,caf\xe9\n", {}, "shops.csv row 3: kind: invalid UTF-8"),
+        (b"shop,kind\na,1\nb,1\na,1\n", {}, "the key shop 'a' appears more than once .first in row 2"),
+        (b"shop,kind\n2,1\n2.0,1\n", {}, "the key shop '2' appears more than once"),
+        (b"shop,kind\na,1\n,1\n", {}, "row 3: the key shop is missing"),
         (b"name,kind\n1,a\n", {}, "shops.csv: no column shop; the columns found are name, kind"),
         (b"shop,kid\n1,a\n", {}, "rows.csv: no column shop_kind; the columns found are id, "),
         (

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ctr.data.mapping import Label
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.convert import parse_ids, parse_labels, parse_numbers
+from ctr.pipelines.rows.convert import parse_numbers
 from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.sources import SourceFile
 
@@ -106,16 +105,6 @@ def test_plain_blocks_take_the_fast_way(tmp_path, monkeypatch):
         (1, 1.5, "2020-01-01 10:00:00", ["a"]),
         (3, 2.0, None, []),
     ]
-
-
-def test_ids_and_labels_survive_either_way(tmp_path):
-    reader = JsonlReader(["id", "label"], ["label"], {})
-    path = tmp_path / "x"
-    path.write_bytes(dump({"id": 7, "label": 1}) + b"\n" + dump({"id": "7", "label": True}) + b"\n")
-    (chunk,) = reader.read(SourceFile(0, path, "x"), 1000)
-    assert parse_ids(chunk.table.column("id").combine_chunks())[0].tolist() == [7, 7]
-    labels = parse_labels(chunk.table.column("label").combine_chunks(), Label.model_validate("label"))
-    assert labels[0].tolist() == [1, 1]
 
 
 def test_lines_may_be_longer_than_a_block_and_lack_the_last_end(tmp_path):

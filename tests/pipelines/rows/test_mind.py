@@ -82,10 +82,11 @@ def plain(lines, news):
     return rows
 
 
-def test_candidates_are_those_of_a_plain_reader(tmp_path):
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_candidates_are_those_of_a_plain_reader(tmp_path, suffix):
     lines = make_lines(40)
-    folder = write(tmp_path / "in", lines)
-    source = SourceFile(0, folder / "behaviors.tsv", "behaviors.tsv")
+    folder = write(tmp_path / "in", lines, suffix)
+    source = SourceFile(0, folder / f"behaviors.tsv{suffix}", "behaviors.tsv")
     chunks = list(read_mind(source, News.load(folder), MIND_COLUMNS, 1 << 20))
     assert [row for chunk in chunks for row in chunk.table.to_pylist()] == plain(lines, make_news())
     numbers = [number for chunk in chunks for number in chunk.rows.tolist()]
@@ -99,42 +100,11 @@ CONTENT = {
     "query": {"column": "impression_id"},
     "example_id": "example_id",
     "label": "clicked",
-    "derive": {"hour": {"from": "time", "part": "hour"}},
     "partition": "1d",
     "features": [
         {"name": "news", "kind": "category", "source": "news_id", "vocabulary": ["N0", "N1"]},
-        {"name": "hour", "kind": "category", "source": "hour", "vocabulary": ["0", "9", "14"]},
-        {
-            **{"name": "history", "kind": "category", "source": "history", "multivalent": True},
-            **{"vocabulary": [f"N{n}" for n in range(8)], "max_values": 2, "keep": "last"},
-        },
     ],
 }
-
-
-def mapping(**changes):
-    return parse_model(Mapping, {**CONTENT, **changes}, "test")
-
-
-def test_a_query_is_an_impression_however_the_files_are_cut_and_compressed(tmp_path):
-    lines = make_lines(60, seed=2)
-    whole, packed = write(tmp_path / "in", lines), write(tmp_path / "packed", lines, suffix=".gz")
-    parts = write(tmp_path / "parts", lines[:20])
-    write(tmp_path / "rest", lines[20:])
-    (tmp_path / "rest" / "behaviors.tsv").rename(parts / "behaviors_2.tsv")
-    result = ingest(mapping(), [whole], tmp_path / "log")
-    ingest(mapping(), [packed], tmp_path / "packed log")
-    ingest(mapping(), [parts / "behaviors.tsv", parts / "behaviors_2.tsv"], tmp_path / "parts log")
-    examples = raw_logs.read_log(tmp_path / "log")
-    assert raw_logs.read_log(tmp_path / "packed log") == examples == raw_logs.read_log(tmp_path / "parts log")
-    assert (result.queries, result.examples) == (60, sum(len(line[4]) for line in lines))
-    hours = dict(zip(TIMES, (3, 1, 2), strict=True))
-    for impression, _, time, history, candidates in lines:
-        shown = [example for example in examples if example["query_id"] == int(impression)]
-        expected = [({"N0": 1, "N1": 2}.get(c[:-2], 3), int(c[-1])) for c in candidates]
-        assert sorted((example["news"], example["label"]) for example in shown) == sorted(expected)
-        known = [1 + int(n[1:]) if int(n[1:]) < 8 else 9 for n in history][-2:]
-        assert all(e["history"] == known and e["hour"] == hours[time] for e in shown)
 
 
 def test_bad_lines_and_candidates_are_set_aside(tmp_path):
@@ -149,7 +119,7 @@ def test_bad_lines_and_candidates_are_set_aside(tmp_path):
     folder = write(tmp_path / "in", lines)
     with (folder / "behaviors.tsv").open("ab") as file:
         file.write(b"7\tU\xff\t" + TIMES[1].encode() + b"\t\tN1-0\n")
-    result = ingest(mapping(), [folder], tmp_path / "log", max_reject_share=1)
+    result = ingest(parse_model(Mapping, CONTENT, "test"), [folder], tmp_path / "log", max_reject_share=1)
     assert (result.rows, result.examples, result.rejected) == (13, 4, 9)
     found = [(r["row"], r["key"], r["reason"], r["value"]) for r in raw_logs.read_rejects(tmp_path / "log")]
     example = next(r for r in found if r[1] == "example_id")[3]
@@ -190,12 +160,3 @@ def test_bad_news_end_the_job(tmp_path, lines, message):
         (tmp_path / "news.tsv").write_text(lines)
     with pytest.raises(InputError, match=rf"news\.tsv:? {message}"):
         News.load(tmp_path)
-
-
-def test_unknown_columns_are_named(tmp_path):
-    folder = write(tmp_path / "in", make_lines(3))
-    other = mapping(features=[{"name": "position", "kind": "category", "source": "position"}])
-    with pytest.raises(
-        InputError, match="no column position; the columns found are impression_id, user_id, "
-    ):
-        ingest(other, [folder], tmp_path / "log")

@@ -77,12 +77,6 @@ GRAPH = tf.function(
 )
 
 
-def test_what_the_graph_takes():
-    texts = dict.fromkeys(("zip", "code", "amount", "tags"), "text")
-    assert SCHEMA.inputs == {TIME_COLUMN: "time", "price": "number", **texts}
-    assert not set(SCHEMA.inputs) & set(SCHEMA.derive)
-
-
 def ingested(columns, times, mapping=None):
     """By feature its ids of the rows that were not rejected, and the numbers of these rows."""
     mapping = mapping or make_mapping()

@@ -126,16 +126,6 @@ def test_a_row_has_one_reject_and_holds_no_session_together(tmp_path):
     assert examples[10_000]["query_id"] != examples[10_002]["query_id"]
 
 
-def test_a_quote_that_is_never_closed_loses_no_line_in_silence(tmp_path):
-    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(20))
-    path.write_text(path.read_text() + '"1,2\n3,4\n5,6\n')
-    result = ingest(raw_logs.make_mapping(), [path], tmp_path / "log", max_reject_share=0.2)
-    assert (result.rows, result.examples) == (23, 20)
-    found = [(reject["row"], reject["reason"]) for reject in raw_logs.read_rejects(tmp_path / "log")]
-    fields = "wrong number of fields"
-    assert found == [(22, "a quote is never closed"), (23, fields), (24, fields)]
-
-
 def test_too_many_rejects_stop_the_job_in_one_line(tmp_path):
     rows = raw_logs.make_rows(100)
     rows[3]["weight"] = "-1"

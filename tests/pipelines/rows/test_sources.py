@@ -3,7 +3,6 @@
 import gzip
 import json
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -93,16 +92,6 @@ def test_folders_give_columns_and_a_file_may_lack_some_or_hold_nothing(tmp_path,
     assert result.warnings == [f"1 of 6 files hold no rows: rows.{suffix}"]
 
 
-def test_bytes_are_decompressed_by_extension(tmp_path):
-    # Of several members, as cat makes them.
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"one\n") + gzip.compress(b"two\n"))
-    (tmp_path / "a.zst").write_bytes(pa.compress(b"three\n", "zstd", asbytes=True))
-    (tmp_path / "a.csv").write_bytes(b"four\n")
-    for name, content in (("a.gz", b"one\ntwo\n"), ("a.zst", b"three\n"), ("a.csv", b"four\n")):
-        with open_bytes(tmp_path / name) as stream:
-            assert stream.read() == content
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -134,15 +123,3 @@ def test_a_truncated_file_is_named(tmp_path, suffix, share):
         ingest(mapping, [path], tmp_path / "log")
     assert not (tmp_path / "log" / "manifests").exists()
     assert not list((tmp_path / "log").glob(".spill-*"))
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_a_missing_column_is_named_with_those_found(tmp_path, suffix):
-    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(9), suffix)
-    mapping = raw_logs.make_mapping(input={"type": suffix}, label="clicked >= 4", weight="importance")
-    with pytest.raises(InputError) as caught:
-        ingest(mapping, [path], tmp_path / "log")
-    line = str(caught.value)
-    assert line.startswith(f"{path}: no column clicked, importance")
-    assert "the columns found are " in line and all(name in line for name in raw_logs.COLUMNS)
-    assert "\n" not in line

@@ -5,7 +5,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import raw_logs
-from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.rows.sources import SourceFile
 from ctr.pipelines.rows.table_files import read_parquet
@@ -48,20 +47,6 @@ def test_types_of_parquet_are_understood(tmp_path):
     ingest(mapping, [path], tmp_path / "log")
     expected = raw_logs.reference([(path.name, 0, row) for row in rows], mapping)
     assert raw_logs.read_log(tmp_path / "log") == expected
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "message"),
-    [
-        ("rating", [[1]] * 5, "the column rating is of type list<.*>, where numbers are required"),
-        ("id", [0.5] * 5, "the column id is of type double; ids are whole numbers or text"),
-        ("color", [{"x": 1}] * 5, "feature color: its source column color is of type struct"),
-    ],
-)
-def test_a_type_that_cannot_be_read_is_named(tmp_path, column, values, message):
-    path = write(tmp_path, {column: pa.array(values)}, 5)
-    with pytest.raises(InputError, match=message):
-        ingest(raw_logs.make_mapping(input={"type": "parquet"}), [path], tmp_path / "log")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from ctr.data.batches import whole_query_batches
 from ctr.data.log import read_manifests
 from ctr.data.stream import Selection, read_selection
 from ctr.training.analysis.speed import RunningMedian, TimedModel, take_turns
+from small_runs import make_config
 
 
 def test_turns_are_taken_together_and_the_first_ones_forgotten():
@@ -49,7 +50,7 @@ def test_the_median_of_many_times_is_right_within_half_a_percent():
         },
     ],
 )
-def test_learns_and_scores_under_every_objective_without_its_sidecars(log, schema, make_config, objective):
+def test_learns_and_scores_under_every_objective_without_its_sidecars(log, schema, objective):
     config = make_config({"objective": objective})
     blocks = read_selection(log, schema, read_manifests(log), Selection())
     batches = list(islice(whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows), 3))

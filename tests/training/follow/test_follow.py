@@ -1,6 +1,5 @@
 """A run that follows a live log ends in the bits of one pass over it, however it came and however often it stopped."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,17 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
 from ctr.data.log import PublishedPartitions, read_manifests, read_schema
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.data.shards import read_shard
-from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
@@ -30,7 +25,8 @@ from ctr.training.follow import Followed, Polling, follow
 from ctr.training.logs import resolve
 from ctr.training.loop import open_session, train
 from ctr.training.validate import validate
-from growing_logs import ENDS, ROOTS, Growing, constrained
+from growing_logs import ENDS, ROOTS, STANDS, Growing, assert_same, constrained, lines_of
+from small_runs import make_config, write_teacher
 
 # Of 12 to 130 rows, some of them smaller than a batch, two without any.
 SHORT = (
@@ -72,27 +68,19 @@ def followed(
     return follow(log, config, run, script, Polling(0.001, idle), None, exporter)
 
 
-def lines(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "follow.jsonl").read_text().splitlines()]
-
-
 def assert_one_pass(
-    run: Path, log: Path, config, read_predictions, heard: Callable[..., None] | None = None, exporter=None
+    run: Path, log: Path, config, heard: Callable[..., None] | None = None, exporter=None
 ) -> None:
     """Finishes ``run`` and compares all that it computed with a run that was never stopped."""
     train(log, config, run, exporter=exporter)
     whole = run.with_name(f"{run.name}-whole")
     train(log, config, whole, heard, exporter=exporter)
-    found, expected = growing_logs.outcome(run), growing_logs.outcome(whole)
-    for name in ("summary", "metrics", "rejects", "metric states"):
-        assert found[name] == expected[name], name
-    assert growing_logs.last_weights(run) == growing_logs.last_weights(whole)
-    assert read_predictions(run).equals(read_predictions(whole))
+    assert_same(run, whole, *STANDS)
 
 
 def assert_reported(run: Path, log: Growing, stopped: Followed) -> None:
     """Each partition with rows is listed once, in the line of the batch in which its last row is trained on."""
-    reported, manifests = lines(run), read_manifests(log.folder)
+    reported, manifests = lines_of(run, "follow.jsonl"), read_manifests(log.folder)
     assert sum(line["rows"] for line in reported) == reported[-1]["position"] == stopped.position
     assert reported[-1]["waiting"] == stopped.waiting and reported[-1]["published_through"] == 240_000
     times = log.table.column("query_time").to_numpy()
@@ -108,7 +96,7 @@ def assert_reported(run: Path, log: Growing, stopped: Followed) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.02, pytest.param(0, marks=pytest.mark.slow)])
-def test_each_interval_is_reported_when_its_last_row_is_trained_on(short, make_config, tmp_path, delay):
+def test_each_interval_is_reported_when_its_last_row_is_trained_on(short, tmp_path, delay):
     config = make_config({**WITHIN, "label_delay": delay, "max_rejected_share": 0.01}, logistic=True)
     script = Script(*[short.grow] * 4, lambda: short.grow(3), *[short.grow] * 5, every=4)
     stopped = followed(short.folder, config, tmp_path / "run", script)
@@ -118,9 +106,7 @@ def test_each_interval_is_reported_when_its_last_row_is_trained_on(short, make_c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_linear", [True, False])
-def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
-    short, exposure, make_config, read_predictions, tmp_path, is_linear
-):
+def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(short, exposure, tmp_path, is_linear):
     """Stopped twice, once amid rows that are published.
 
     A linear model under a label delay whose batches end with partitions; and a network, whose batches do not, with a
@@ -153,9 +139,7 @@ def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
     assert stopped.waiting == 0 if is_linear else 0 < stopped.waiting < 50
     ends: set[int] = set()
     exported_live = [*exported[run]]
-    assert_one_pass(
-        run, short.folder, config, read_predictions, lambda position, _: ends.add(position), exporter=export
-    )
+    assert_one_pass(run, short.folder, config, lambda position, _: ends.add(position), exporter=export)
     once, *_ = [exported[folder] for folder in exported if folder != run]
     assert exported[run] == once
     assert exported_live == once[:4]
@@ -166,7 +150,7 @@ def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
 
 
 @pytest.mark.slow
-def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions, tmp_path):
+def test_an_interval_waits_for_its_sidecars(short, tmp_path):
     """Kept rows alone, in a time range: rows that nothing is done with lie at the ends of partitions too."""
     sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
     times = {"start": "1970-01-01T00:00:00.011", "end": "1970-01-01T00:00:00.200"}
@@ -179,13 +163,8 @@ def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions
         write_decisions(short.folder, "part", sampling)
 
     def teach() -> None:
-        for manifest in read_manifests(short.folder):
-            if not (short.folder / "sidecars" / "teacher" / f"{manifest.name}.json").exists():
-                tables = [read_shard(short.folder, entry, short.schema) for entry in manifest.shards]
-                ids = pa.concat_tables(tables).column("example_id") if tables else pa.array([], pa.int64())
-                logit = pa.array(rng.normal(size=len(ids)), pa.float32())
-                table = pa.table({"example_id": ids, "logit": logit})
-                write_sidecar_partition(short.folder, "teacher", manifest, table)
+        done = len(list((short.folder / "sidecars" / "teacher").glob("*-*.json")))
+        write_teacher(short.folder, "teacher", lambda ids: rng.normal(size=len(ids)), slice(done, None))
 
     run = tmp_path / "run"
     stopped = followed(short.folder, config, run, Script(*[short.grow] * 4, decide))
@@ -205,19 +184,19 @@ def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions
     )
     stopped = followed(short.folder, config, run, script)
     assert (stopped.waiting, stopped.awaited, short.partitions) == (0, None, INTERVALS)
-    assert_one_pass(run, short.folder, config, read_predictions)
+    assert_one_pass(run, short.folder, config)
 
 
-def test_an_interval_that_comes_late_vanishes_or_changes_is_refused_by_name(growing, make_config, tmp_path):
+def test_an_interval_that_comes_late_vanishes_or_changes_is_refused_by_name(growing, exposure, tmp_path):
     """As where a clock steps back: it is never left out in silence, and never trained on after its time."""
-    config = make_config({"max_rejected_share": 0.01}, logistic=True)
+    config = make_config({"max_rejected_share": 0.01, **constrained(exposure.grow(3))}, logistic=True)
     log, run = growing.folder, tmp_path / "run"
 
-    def publish(number: int) -> None:
-        growing.partitions = number
-        growing.grow()
+    def publish(number: int, of: Growing = growing) -> None:
+        of.partitions = number
+        of.grow()
 
-    def remove(number: int) -> None:
+    def remove(number: int, log: Path = log) -> None:
         stem = "-".join(f"{time:019d}" for time in ENDS[number : number + 2])
         for path in (log / "manifests" / f"{stem}.json", *(log / "shards").glob(f"{stem}-*")):
             path.unlink()
@@ -230,6 +209,10 @@ def test_an_interval_that_comes_late_vanishes_or_changes_is_refused_by_name(grow
         session.save()
         passed = session.run.position.examples
         assert passed == sum(manifest.rows for manifest in read_manifests(log))
+        remove(0, exposure.folder)
+        with pytest.raises(InputError, match=r"the constraint log exposure is not the one .* differ"):
+            session.refresh()
+        publish(0, exposure)
         publish(1)
         with pytest.raises(InputError, match=named.format(*ENDS[1:3], "came late")):
             session.advance()
@@ -247,7 +230,7 @@ def test_an_interval_that_comes_late_vanishes_or_changes_is_refused_by_name(grow
         train(log, config, run)
 
 
-def test_a_log_that_never_comes_is_waited_for_until_idle(short, make_config, tmp_path):
+def test_a_log_that_never_comes_is_waited_for_until_idle(short, tmp_path):
     begun = time.monotonic()
     stopped = followed(short.folder, make_config(), tmp_path / "run", lambda: None, idle=0.3)
     assert 0.3 <= time.monotonic() - begun < 5
@@ -273,59 +256,16 @@ def test_a_log_that_begins_anew_is_waited_for_where_the_run_is(tmp_path):
     validate(TrainConfig(), log, run, follows=True)
 
 
-@pytest.fixture
-def config_file(make_config, tmp_path) -> Path:
-    path = tmp_path / "config.yaml"
-    path.write_text(dump_yaml(make_config({**ROOTS, "checkpoint": {"every_examples": 400}})))
-    return path
-
-
-@pytest.mark.soak
-def test_it_stops_at_a_signal_and_goes_on_from_there(
-    short, make_config, config_file, read_predictions, tmp_path, capsys
-):
-    run, config = tmp_path / "run", make_config({**ROOTS, "checkpoint": {"every_examples": 400}})
-    command = ["train", str(short.folder), "--config", str(config_file), "--out", str(run), "--follow"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ctr", *command, "--poll", "0.05"],
-        env=environment,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        # In pieces, while it starts and while it learns.
-        for _ in range(8):
-            short.grow()
-            time.sleep(0.05)
-        end = time.monotonic() + 120
-        while not (run / "follow.jsonl").exists() or not lines(run):
-            assert process.poll() is None and time.monotonic() < end, process.communicate()
-            time.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        output, complaints = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0, complaints
-    saved = max(int(path.name) for path in (run / "checkpoints").iterdir())
-    assert (
-        output.startswith(f"{run}: stopped (SIGTERM) at row {saved} of the log") and output.count("\n") == 1
-    )
-    assert not (run / "summary.json").exists()
-    short.grow(INTERVALS - 8)
-    assert main([*command, "--json", "--poll", "0.01", "--stop-when-idle", "0.2"]) == 0
-    reported = json.loads(capsys.readouterr().out)
-    assert (
-        reported["reason"] == "idle"
-        and saved < reported["position"] == len(short.table) - reported["waiting"]
-    )
-    assert_one_pass(run, short.folder, config, read_predictions)
-
-
-def test_arguments_that_make_no_sense_are_refused(short, config_file, tmp_path, capsys):
-    given = ["train", str(short.folder), "--config", str(config_file), "--out", str(tmp_path / "run")]
+def test_arguments_that_make_no_sense_are_refused(short, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(dump_yaml(make_config()))
+    given = [
+        "train",
+        str(short.folder),
+        "--config",
+        str(tmp_path / "config.yaml"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
     for more, error in (
         ("--stop-when-idle 1", "--poll and --stop-when-idle go with --follow"),
         ("--follow --record teacher", "--record does not go with --follow"),

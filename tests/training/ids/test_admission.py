@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 
 from ctr.training.ids.admission import DEPTH, CountMinSketch, WaitingIds, drawn
-from ctr.training.ids.config import AdmissionConfig, IdsConfig
-
-
-def test_a_feature_may_have_a_capacity_of_its_own():
-    config = IdsConfig(capacity=10, capacities={"user": 20})
-    assert (config.capacity_of("user"), config.capacity_of("item")) == (20, 10)
+from ctr.training.ids.config import AdmissionConfig
 
 
 def test_draws_have_their_probability_and_grow_with_it():

@@ -242,14 +242,6 @@ def test_each_worker_has_its_share_of_the_memory(size, rule):
         prints = np.unique(random.integers(1, 2**40, 10_000))
         ids = np.zeros(len(prints), np.int16), prints, 1 + prints % 2, batch * SECOND
         assert_equal(divided.learn(*ids).fresh, alone.learn(*ids).fresh)
-    entries = [
-        sum(map(len, (part[name] for name in divided.entries())))
-        for part in divided.threads.all(IdMap.to_arrays)
-    ]
-    assert max(entries) - min(entries) <= len(divided.entries())
-    assert sum(entries) == sum(
-        len(array) for name, array in alone.to_arrays().items() if name in DIVIDED_ARRAYS
-    )
     # Sizes of hash tables are powers of 2.
     assert max(one.nbytes for one in divided.threads.own) <= 1.1 / size * alone.nbytes
     divided.threads.close()
@@ -264,21 +256,6 @@ def single(capacity, policy, **options):
 
 def occupied(one):
     return set(one.occupants().fingerprints.tolist())
-
-
-def test_policies_differ_where_they_should():
-    # 1 was frequent long ago, 2 was seen once a moment ago, 3 a few times some time ago.
-    expected = {
-        "none": {1, 2, 3},
-        "least_recent": {2, 3, 4},
-        "least_frequent": {1, 3, 4},
-        "score": {1, 2, 4},
-    }
-    for policy, kept in expected.items():
-        one, _ = single(3, policy, share=0.01, half_life=100)
-        for value, count, second in ((1, 50, 0), (3, 4, 200), (2, 1, 300), (4, 1, 301)):
-            learn(one, [(0, value)], [count], second)
-        assert occupied(one) == kept, policy
 
 
 def test_the_score_adds_a_hundredth_of_the_half_life_to_the_time_since_an_id_was_seen():
@@ -309,17 +286,6 @@ def test_frequencies_are_those_of_the_definition():
         assert frequency == pytest.approx(
             sum(count * 2 ** ((time - times[-1]) / 3) for count, time in own), rel=1e-6
         )
-
-
-def test_shared_rows_are_used_evenly_and_by_the_fingerprint_alone():
-    features, first_slot = make_features([5, 5], shared_rows=(8, 8))
-    one = IdMap(features, first_slot, AdmissionConfig(), EvictionConfig())
-    ids = [(feature, value) for feature in (0, 1) for value in range(1, 4001)]
-    rows = one.look_up(*arrays(ids)).reshape(2, -1)
-    counts = np.bincount(rows[0] - features[0].shared_row, minlength=8)
-    assert len(counts) == 8 and counts.min() > 400
-    np.testing.assert_array_equal(rows[1] - rows[0], 8)
-    assert one.counters()["f0"].occurrences == 0
 
 
 def test_adopted_ids_are_what_they_were():

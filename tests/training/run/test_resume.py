@@ -5,26 +5,23 @@ import logging
 import math
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-import pyarrow as pa
 import pytest
 import yaml
 
+import growing_logs
 from ctr.cli import main
-from ctr.config import parse_model
-from ctr.data.shards import publish_partition
 from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
-from ctr.training.loop import TIMING, train
-from ctr.training.run.checkpoint import read as read_checkpoint
+from ctr.training.loop import train
 from ctr.training.run.run import Run
+from killed_run import run_killed
 from numerical_faults import fill, injected
-from small_runs import LOGISTIC, draw_examples, merged, publish
+from small_runs import LOGISTIC, SMALL, config_of, draw_examples, publish
 
 KILLED = -9
 # Nothing divides anything else: windows, checkpoints, batches, shards and intervals end at different rows.
@@ -36,89 +33,27 @@ LINEAR: dict[str, Any] = {
     "checkpoint": {"every_examples": EVERY, "keep": 2},
     "max_rejected_share": 0.01,
     "label_delay": 0.01,
+    "optimizer": {
+        "embeddings": {"schedule": "warmup 50, cosine 800 to 0.2"},
+        "dense": {"learning_rate": 0.02, "schedule": "warmup 100, polynomial 400 power 2 to 0.1"},
+    },
     # Windows whose size is open end where the ones before them ended.
     "metrics": {"slices": ["position"]},
 }
-NETWORK: dict[str, Any] = {
-    "batch": {"rows": 50, "max_query_rows": 64},
-    "model": {
-        "crosses": {"layers": 2, "rank": 3, "ramp": [100, 600]},
-        "deep": {"units": [8]},
-        "prior": 0.3,
-    },
-    # So that roots are in flight wherever a run ends.
-    "optimizer": {
-        "dense": {"shampoo": {"start_preconditioning_step": 2, "precondition_frequency": 4, "momentum": 0.9}}
-    },
-    "metrics": {"window_examples": 230, "slices": ["position"]},
-    "checkpoint": {"every_examples": EVERY, "keep": 2},
-    "max_rejected_share": 0.01,
-}
-PLAIN = {"start_preconditioning_step": None, "momentum": 0, "nesterov": False}
-# What the product of states and places is made of; the rest of the state is in NETWORK.
-STATES: dict[str, dict[str, Any]] = {
-    "roots in flight": {},
-    "labels that come late": {"label_delay": 0.02},
-    "averages of weights": {"optimizer": {"dense": {"schedule_free": 0.75, "shampoo": PLAIN}}},
-    "another rule for embeddings": {
-        "optimizer": {"embeddings": {"rule": "adafactor", "linear_rule": "adagrad"}}
-    },
-    "duals and a ranking loss": {
-        "objective": {
-            "ranking": {"weight": 0.3, "ramp": [100, 500]},
-            "bias_constraints": {"families": [{"name": "ctr", "estimated_ctr": [0.2, 0.5]}]},
-        }
-    },
-}
-
-
-def config_of(content: dict[str, Any], *changes: dict[str, Any]) -> TrainConfig:
-    for change in changes:
-        content = merged(content, change)
-    return parse_model(TrainConfig, content, "test")
-
-
-def without_timings(content: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in content.items() if key not in TIMING}
-
-
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def outcome(run: Path) -> dict[str, Any]:
-    """All that a run computed, but how its files of predictions are cut and which other checkpoints it has."""
-    newest = max(path for path in (run / "checkpoints").iterdir() if path.name.isdecimal())
-    with np.load(run / "metric_states.npz") as states:
-        metric_states = {name: states[name].tobytes() for name in states}
-    parts = [pd.read_parquet(path) for path in sorted((run / "predictions").iterdir())]
-    return {
-        "arrays": (newest.name, (newest / "arrays.npz").read_bytes()),
-        "summary": without_timings(json.loads((run / "summary.json").read_text())),
-        "metrics": [without_timings(line) for line in lines_of(run)],
-        "rejects": (run / "rejects.jsonl").read_text(),
-        "metric states": metric_states,
-        "timeline": (run / "timeline.npz").read_bytes(),
-        "data health": (run / "data_health.json").read_bytes(),
-        "predictions": pd.concat(parts, ignore_index=True).to_csv(),
-        "config": (run / "config.yaml").read_bytes(),
-        "environment": (run / "environment.json").read_bytes(),
-    }
 
 
 def assert_same(run: Path, other: Path, *left_out: str) -> None:
-    found, expected = outcome(run), outcome(other)
-    for name in expected.keys() - set(left_out):
-        assert found[name] == expected[name], name
+    growing_logs.assert_same(run, other, *growing_logs.FILES, *left_out)
+    for name in {"config.yaml", "environment.json"} - set(left_out):
+        assert (run / name).read_bytes() == (other / name).read_bytes()
 
 
 @pytest.fixture(scope="module")
-def faulty_log(examples, tmp_path_factory, publish_log) -> Path:
+def faulty_log(examples, tmp_path_factory) -> Path:
     """The log with a few faulty rows, so that rejects too have to come out the same."""
     label = examples.label.copy()
     label[[3, 400, 401, 900]] = 5
-    table = type(examples)(**{**vars(examples), "label": label}).table()
-    return publish_log(tmp_path_factory.mktemp("faulty") / "log", table)
+    return publish(tmp_path_factory.mktemp("faulty") / "log", replace(examples, label=label).table())
 
 
 class Whole:
@@ -140,11 +75,6 @@ class Whole:
 @pytest.fixture(scope="module")
 def linear(faulty_log, tmp_path_factory) -> Whole:
     return Whole(faulty_log, config_of(LINEAR), tmp_path_factory.mktemp("linear") / "run")
-
-
-@pytest.fixture(scope="module")
-def network(faulty_log, tmp_path_factory) -> Whole:
-    return Whole(faulty_log, config_of(NETWORK), tmp_path_factory.mktemp("network") / "run")
 
 
 def stop_after(batches: int) -> Any:
@@ -196,7 +126,7 @@ def test_a_run_that_is_stopped_or_fails_anywhere_ends_in_the_same_bits(faulty_lo
     timed = config_of(LINEAR, {"checkpoint": {"every_examples": 10**6, "every_minutes": 1e-9, "keep": 99}})
     train(log, timed, tmp_path / "timed")
     assert len(list((tmp_path / "timed/checkpoints").iterdir())) > 10
-    assert_same(tmp_path / "timed", linear.run, "config", "summary")
+    assert_same(tmp_path / "timed", linear.run, "config.yaml", "summary", "arrays", "newest")
 
 
 def flip(path: Path) -> None:
@@ -266,57 +196,18 @@ def test_what_it_cannot_go_on_from_is_refused_and_left_as_it_is(faulty_log, log,
         for checkpoint in (run / "checkpoints").iterdir():
             flip(checkpoint / "state.json")
 
-    def environment_of(key: str, value: object) -> Any:
-        def change(run: Path) -> None:
-            environment = json.loads((run / "environment.json").read_text())
-            assert key in environment
-            (run / "environment.json").write_text(json.dumps({**environment, key: value}))
-
-        return change
+    def changed_environment(run: Path) -> None:
+        environment = json.loads((run / "environment.json").read_text())
+        (run / "environment.json").write_text(json.dumps({**environment, "inter_op_threads": 64}))
 
     refused("every checkpoint is damaged; delete the run directory to start again", damage=all_damaged)
+    # Lost lines are not made up.
     for name in ("metrics.jsonl", "rejects.jsonl"):
-        # Lost lines are not made up.
-        refused(
-            rf"{name}: has 0 bytes, \d+ at the checkpoint",
-            damage=lambda run, name=name: (run / name).write_text(""),
-        )
-    for key, value, words in (
-        ("jit", True, "jit was True, is False"),
-        ("intra_op_threads", 64, "intra_op_threads was 64, is "),
-        ("inter_op_threads", 64, "inter_op_threads was 64, is "),
-        ("versions", {}, "versions.numpy"),
-    ):
-        refused(words, damage=environment_of(key, value))
+        lost = rf"{name}: has 0 bytes, \d+ at the checkpoint"
+        refused(lost, damage=lambda run, name=name: (run / name).write_text(""))
+    refused("inter_op_threads was 64, is ", damage=changed_environment)
     refused("batch.rows was 50, is 40.* seed was 1, is 9", faulty_log, {"seed": 9, "batch": {"rows": 40}})
     refused("the log is not the one that this run was trained on", log)
-
-
-@pytest.mark.slow
-def test_a_log_that_grew_is_gone_on_with(examples, schema, publish_log, tmp_path, read_predictions):
-    table, config = examples.table(), config_of(LOGISTIC)
-    times = table.column("query_time").to_numpy()
-    log = publish_log(tmp_path / "log", table, ((0, 80_000), (80_000, 160_000)))
-    run, seen = tmp_path / "run", int((times < 160_000).sum())
-    short = train(log, config, run)
-    assert short["log_rows"] == seen
-    before = read_predictions(run)
-    publish_partition(log, schema, 160_000, 240_000, table.take(pa.array(np.flatnonzero(times >= 160_000))))
-    positions: list[int] = []
-    summary = train(log, config, run, lambda position, _: positions.append(position))
-    assert positions[0] > seen
-    assert summary["log_rows"] == positions[-1] == len(examples)
-    assert summary["log_sha256"] != short["log_sha256"]
-    after = read_predictions(run)
-    assert after["example_id"].tolist() == table.column("example_id").to_pylist()
-    pd.testing.assert_frame_equal(after.iloc[:seen], before)
-    assert sum(line["window_examples"] for line in lines_of(run)) == len(examples)
-    # One that grows before where the run stands is another log.
-    late = publish_log(tmp_path / "late", table, ((80_000, 160_000),))
-    train(late, config, tmp_path / "late-run")
-    publish_partition(late, schema, 0, 80_000, table.take(pa.array(np.flatnonzero(times < 80_000))))
-    with pytest.raises(InputError, match="its first 1 partitions differ"):
-        train(late, config, tmp_path / "late-run")
 
 
 @pytest.mark.slow
@@ -343,54 +234,27 @@ def test_the_command_line_says_where_it_was_interrupted_and_resumes_there(tmp_pa
 
 
 @pytest.mark.soak
-def test_a_process_that_is_killed_again_and_again_ends_in_the_same_bits(
-    faulty_log, network, run_killed, tmp_path
-):
-    run, ends = tmp_path / "run", network.positions
-    first, *_, last = network.checkpointed()
-    # In the batch after a checkpoint, roots being in flight: of that there is nothing else yet.
-    assert run_killed(faulty_log, network.config, run, kill_after=first + 1) == KILLED
-    assert [int(path.name) for path in (run / "checkpoints").iterdir()] == [ends[first - 1]]
-    # While the arrays of the next one are half on the disk.
-    assert run_killed(faulty_log, network.config, run, kill_at_sync=3) == KILLED
-    assert not (run / "summary.json").exists()
-    resumed: list[int] = []
-    train(faulty_log, network.config, run, lambda position, _: resumed.append(position))
-    assert resumed[0] in ends[first : last + 1]
-    assert_same(run, network.run)
-    assert not [path for path in run.rglob("*") if ".partial" in path.name]
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("number", range(1, 60))
-def test_killed_while_it_makes_anything_durable(faulty_log, network, run_killed, tmp_path, number):
-    status = run_killed(faulty_log, network.config, tmp_path / "run", kill_at_sync=number)
-    if status == KILLED:
-        train(faulty_log, network.config, tmp_path / "run")
-    else:
-        assert (status, number > 40) == (0, True)
-    assert_same(tmp_path / "run", network.run)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("state", STATES)
-def test_stopped_and_failed_anywhere_in_any_state(faulty_log, tmp_path, state):
-    config = config_of(NETWORK, STATES[state])
-    whole = Whole(faulty_log, config, tmp_path / "whole")
-    random, run = np.random.default_rng(0), tmp_path / "run"
-    for _ in range(4):
-        stop_then(faulty_log, config, run, int(random.integers(0, 4)))
-    newest = max(int(path.name) for path in (run / "checkpoints").iterdir())
-    fail_at(faulty_log, config, run, int(random.choice([end for end in whole.positions if end > newest])))
-    train(faulty_log, config, run)
-    assert_same(run, whole.run)
+def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(tmp_path):
+    # Large enough that TensorFlow and oneDNN share matrix products among threads.
+    log = publish(tmp_path / "log", draw_examples(4000, seed=3).table(), ((0, 10**9),))
+    content = {
+        "batch": {"rows": 2048},
+        "compute_dtype": "bfloat16",
+        "checkpoint": {"every_examples": 5000},
+        "model": {"crosses": {"rank": 16, "ramp": 5000}},
+    }
+    config = config_of(content)
+    assert run_killed(log, config, tmp_path / "a") == 0
+    assert run_killed(log, config, tmp_path / "b", kill_at=("learn.after", 6)) == KILLED
+    assert run_killed(log, config, tmp_path / "b") == 0
+    assert_same(tmp_path / "b", tmp_path / "a")
 
 
 @pytest.mark.soak
 def test_a_rollback_goes_back_as_far_whether_the_run_was_stopped_or_not(log, tmp_path):
+    content = {"checkpoint": {"every_examples": 500}, "rollback": {"after_skipped_steps": 3}}
     plain = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}}}
-    content = {"checkpoint": {"every_examples": 500}, "rollback": {"after_skipped_steps": 3}, **plain}
-    config, quarantined = config_of(NETWORK, content), []
+    config, quarantined = config_of(SMALL, content, plain), []
     for name in ("whole", "run"):
         with injected(poison={750: fill("dense/000", math.nan)}, once=True):
             if name == "run":
@@ -400,33 +264,3 @@ def test_a_rollback_goes_back_as_far_whether_the_run_was_stopped_or_not(log, tmp
     assert quarantined[0] == quarantined[1]
     assert 0 < quarantined[0]["rollbacks"][0]["checkpoint"] < 750
     assert_same(tmp_path / "run", tmp_path / "whole")
-
-
-@pytest.mark.soak
-def test_the_same_seed_gives_the_same_bits_and_another_one_others(faulty_log, network, run_killed, tmp_path):
-    # In another process, so that nothing that this one has done before is in it.
-    assert run_killed(faulty_log, network.config, tmp_path / "run") == 0
-    assert_same(tmp_path / "run", network.run)
-    train(faulty_log, network.config.model_copy(update={"seed": 2}), tmp_path / "other")
-    own, other = (read_checkpoint(run / "checkpoints")[0] for run in (network.run, tmp_path / "other"))
-    assert own.keys() == other.keys()
-    names = [name for name in own if name.startswith(("weights|rows/", "weights|dense/")) and own[name].ndim]
-    # A gate, which is one number, may stand at the end of its range in both.
-    assert names and not any(np.array_equal(own[name], other[name]) for name in names)
-
-
-@pytest.mark.soak
-def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publish_log, run_killed, tmp_path):
-    # Large enough that TensorFlow and oneDNN share matrix products among threads.
-    log = publish_log(tmp_path / "log", make_examples(4000, seed=3).table(), ((0, 10**9),))
-    content = {
-        "batch": {"rows": 2048},
-        "compute_dtype": "bfloat16",
-        "checkpoint": {"every_examples": 5000},
-        "model": {"crosses": {"rank": 16, "ramp": 5000}},
-    }
-    config = config_of(content)
-    assert run_killed(log, config, tmp_path / "a") == 0
-    assert run_killed(log, config, tmp_path / "b", kill_after=6) == KILLED
-    assert run_killed(log, config, tmp_path / "b") == 0
-    assert_same(tmp_path / "b", tmp_path / "a")

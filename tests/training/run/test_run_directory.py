@@ -16,9 +16,10 @@ from ctr.training.run.directory import (
     adopt_environment,
     only_process,
 )
-from ctr.training.run.files import GrowingFile, describe_rejects
+from ctr.training.run.files import GrowingFile
 from ctr.training.run.predictions import PREDICTION_COLUMNS, PredictionWriter
 from ctr.training.run.results import TIMING, timing_before
+from small_runs import make_config
 
 
 def test_a_growing_file_is_cut_back_to_what_the_checkpoint_knows(tmp_path):
@@ -44,7 +45,7 @@ def test_a_growing_file_is_cut_back_to_what_the_checkpoint_knows(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_run_belongs_to_its_configuration(tmp_path, make_config):
+def test_a_run_belongs_to_its_configuration(tmp_path):
     run = tmp_path / "run"
     adopt_config(run, make_config())
     before = (run / "config.yaml").read_bytes()
@@ -64,7 +65,7 @@ def test_a_run_belongs_to_its_configuration(tmp_path, make_config):
     assert (run / "config.yaml").read_bytes() == before
 
 
-def test_what_is_no_run_directory_is_refused_untouched(tmp_path, make_config):
+def test_what_is_no_run_directory_is_refused_untouched(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(InputError, match="neither empty nor a run directory"):
         adopt_config(tmp_path, make_config())
@@ -164,39 +165,18 @@ def test_a_resume_keeps_the_files_of_the_checkpoint_only(tmp_path, log, schema):
         PredictionWriter(tmp_path, writer.parts[:2]).open()
 
 
-def test_rejects_are_described(log, schema):
-    batch = batches_of(log, schema)[2]
-    fault = np.array([1, 4, 0], np.int8)
-    rejects = batch.rows.slice(0, 3)
-    rejects = type(rejects)(**{**vars(rejects), "fault": fault}).keep(fault > 0)
-    described = describe_rejects(Batch(batch.rows, rejects, batch.end))
-    assert [reject["reason"] for reject in described] == [
-        "label is neither 0 nor 1",
-        "an id lies outside its feature's buckets",
-    ]
-    for index, reject in enumerate(described):
-        for name in ("example_id", "query_id", "query_time"):
-            assert reject[name] == getattr(rejects, name)[index]
-        assert reject["between_log_rows"] == [batch.begin, batch.end]
-    json.dumps(described)
-
-
 def test_of_a_finished_run_the_first_timing_stands(tmp_path):
     path, none = tmp_path / "summary.json", dict.fromkeys(TIMING)
     assert timing_before(path) == none
     timing = {name: 1.5 + number for number, name in enumerate(TIMING)}
     path.write_text(json.dumps({"examples": 3, **timing}))
     assert timing_before(path) == timing
-    text_and_list = '{"examples_per_second": "fast", "step_ms_p50": [1], "shampoo_seconds_waited": true}'
     for content in (
         "",
         "[1]",
-        "3",
-        "{}",
-        text_and_list,
+        '{"examples_per_second": "fast"}',
         '{"examples_per_second": NaN}',
         "[" * 100_000,
-        "\x00",
     ):
         path.write_text(content)
         assert timing_before(path) == none, content[:80]

@@ -1,7 +1,6 @@
 """A run that begins from another one goes on bit by bit as that one would have, wherever it is killed."""
 
 import json
-import multiprocessing
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import warm_starts
+import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml
-from ctr.training.config import TrainConfig
 from ctr.training.follow import Polling, follow
-from ctr.training.loop import TIMING, open_session, train
+from ctr.training.loop import train
 from ctr.training.run.directory import read_warm_start
 from ctr.training.run.snapshot import read_snapshot
 from ctr.training.state import dense_weights
 from ctr.training.warm_start.start import InitFrom, warm_start
+from growing_logs import read_predictions
+from killed_run import run_killed
 from small_runs import draw_examples
 from warm_starts import (
     ADAFACTOR,
@@ -65,9 +65,7 @@ def launched(old, whole, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(
-    old, uninterrupted, launched, read_predictions
-):
+def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(old, uninterrupted, launched):
     assert_same(launched, uninterrupted)
     begin = rows_before(HALF)
     # Everything else begins at the warm start.
@@ -84,6 +82,9 @@ def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(
     assert set(table_of(launched, "feature").values()) == {TAKEN}
     assert set(table_of(launched, "weight").values()) == {TAKEN}
     assert table_of(launched, "ramp")["alpha2"][:2] == ("taken", None)
+    trained = json.loads((old / "summary.json").read_text())["trained_examples"]
+    continued = ("taken", None, f"continues at {trained} examples")
+    assert table_of(launched, "schedule")["rate_embeddings"] == continued
     told = (launched.parent / "told").read_text()
     assert f"begins at row {begin} of the log" in told
     assert "features           taken        user, item, tags, position" in told
@@ -95,7 +96,7 @@ def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(
     [{}, {"factorized": {"ui_units": [4]}}, {"ensemble": {"components": 2, "embeddings": "separate"}}],
 )
 def test_features_in_another_order_and_new_ones_predict_as_before(
-    old, half, whole, launched, tmp_path, read_predictions, model
+    old, half, whole, launched, tmp_path, model
 ):
     # What begins fresh begins at 0, and so says nothing yet: the first predictions have to be those of the old run.
     source, same = old, launched
@@ -130,34 +131,6 @@ def test_the_command_line(old, whole, tmp_path, capsys):
     assert f"features           partly       user, item, tags  {why}" in captured.err
 
 
-@pytest.fixture(scope="session")
-def killed_launch() -> Any:
-    """Launches and trains in a process that is killed at a point of ``fault_points.py``; returns its exit status."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
-
-    def run(log: Path, config: TrainConfig, folder: Path, source: Path, kill_at: tuple[str, int, str]) -> int:
-        given = {"log": str(log), "config": config.model_dump(mode="json"), "run": str(folder)}
-        given |= {"source": str(source), "kill_at": kill_at}
-        process = context.Process(target=warm_starts.train_and_be_killed, args=(given,))
-        process.start()
-        process.join(300)
-        assert process.exitcode is not None
-        return process.exitcode
-
-    return run
-
-
-def outcome(run: Path) -> dict[str, Any]:
-    summary = json.loads((run / "summary.json").read_text())
-    return {
-        "weights": {name: array.tobytes() for name, array in weights(run).items()},
-        "predictions": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
-        "launch": read_warm_start(run),
-        "results": {name: value for name, value in summary.items() if name not in TIMING},
-    }
-
-
 # Where, and whether the run is begun then.
 MOMENTS = [
     (("rename.after", 1, "/run"), True),
@@ -173,12 +146,10 @@ MOMENTS = [
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("moment", "is_begun"), MOMENTS)
-def test_killed_at_any_moment_it_is_begun_or_not(
-    old, whole, launched, killed_launch, tmp_path, moment, is_begun
-):
+def test_killed_at_any_moment_it_is_begun_or_not(old, whole, launched, tmp_path, moment, is_begun):
     source, run, config = tmp_path / "source", tmp_path / "run", config_of(HARMLESS)
     source.symlink_to(old)
-    assert killed_launch(whole, config, run, source, moment) == KILLED
+    assert run_killed(whole, config, run, kill_at=moment, source=source) == KILLED
     assert run.exists() == is_begun
     if is_begun:
         # It needs the old run no more.
@@ -187,7 +158,8 @@ def test_killed_at_any_moment_it_is_begun_or_not(
         train(whole, config, run)
     else:
         train(whole, config, run, init_from=InitFrom(source))
-    assert outcome(run) == outcome(launched)
+    growing_logs.assert_same(run, launched, "arrays")
+    assert read_warm_start(run) == read_warm_start(launched)
     assert [path.name for path in tmp_path.iterdir() if path != source] == ["run"]
 
 
@@ -231,8 +203,8 @@ def test_what_waits_for_its_label_is_learned_by_the_new_run(half, whole, tmp_pat
 
 
 @pytest.mark.soak
-def test_constraint_logs_go_on_where_they_stood(half, whole, make_examples, tmp_path):
-    rows = make_examples(queries=235, seed=9)
+def test_constraint_logs_go_on_where_they_stood(half, whole, tmp_path):
+    rows = draw_examples(queries=235, seed=9)
     path = publish(tmp_path / "exposure", examples=rows)
     shown = families({"name": "random", "log": "exposure"}, logs=[{"name": "exposure", "path": str(path)}])
     begins = halves(half, whole, tmp_path, shown)["constraint_logs"]
@@ -333,20 +305,15 @@ def test_a_run_begun_so_is_begun_from_again(old, whole, tmp_path):
 
 
 @pytest.mark.soak
-def test_it_begins_in_the_middle_of_an_interval_and_in_another_log(old, whole, tmp_path, read_predictions):
-    batches: list[int] = []
-    with open_session(
-        whole, config_of(), tmp_path / "part", lambda position, _: batches.append(position)
-    ) as session:
-        session.advance(stop=lambda: len(batches) == 9)
-        session.save()
+def test_it_begins_in_the_middle_of_an_interval_and_in_another_log(old, whole, tmp_path):
+    stands = growing_logs.train_part(whole, config_of(), tmp_path / "part", 400)
     shutil.copytree(tmp_path / "part", tmp_path / "copy")
     train(whole, config_of(), tmp_path / "copy")
     # The crosses are not wholly switched on there.
-    assert 100 < batches[-1] < 600
+    assert 100 < stands < 600
     train(whole, config_of(HARMLESS), tmp_path / "run", init_from=InitFrom(tmp_path / "part"))
     begins = read_warm_start(tmp_path / "run")["begins_at"]
-    assert begins["log"] == begins["learned"] == batches[-1]
+    assert begins["log"] == begins["learned"] == stands
     assert_same(tmp_path / "run", tmp_path / "copy")
     # In a log of its own partitions and features it begins behind what was learned.
     log = publish(tmp_path / "log", (*SCHEMA.features, HOUR), (30_000, 110_000, 190_000, END))
