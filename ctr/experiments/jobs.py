@@ -155,13 +155,18 @@ def _run_elsewhere(jobs: Sequence[Job], options: "PipelineOptions", report: Repo
     elements = [(job, str(file)) for job, file in files.items()]
     finished = threading.Event()
     lost = "its worker was lost"
-    with ThreadPoolExecutor(1) as pool:
+
+    def run_pipeline() -> None:
+        with beam.Pipeline(options=options) as pipeline:
+            # The jobs are single elements, which Reshuffle spreads over the workers.
+            spread = pipeline | beam.Create(elements, reshuffle=False) | beam.Reshuffle()
+            _ = spread | beam.MapTuple(_run_element)
+
+    with ThreadPoolExecutor(2) as pool:
         reporting = pool.submit(_report_files, files, finished, report)
         try:
-            with beam.Pipeline(options=options) as pipeline:
-                # The jobs are single elements, which Reshuffle spreads over the workers.
-                spread = pipeline | beam.Create(elements, reshuffle=False) | beam.Reshuffle()
-                _ = spread | beam.MapTuple(_run_element)
+            # Not in this thread: what a signal raises there may be held up, or lost, in Beam.
+            pool.submit(run_pipeline).result()
         except Exception as error:
             lost = f"the pipeline failed: {' '.join(str(error).split())[:500]}"
         except BaseException:

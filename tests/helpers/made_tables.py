@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ctr.data.mapping import Mapping, load_mapping
@@ -54,3 +55,27 @@ def facts_of(values: Sequence[Any], name: str = "a") -> ColumnProfile:
     return profile_column(
         name, pa.array([None if value is None else str(value) for value in values], pa.string())
     )
+
+
+def hotel_searches(searches: int = 60) -> dict[str, Any]:
+    """Searches with two outcomes: clicks, and bookings of what was clicked; what was paid is known afterwards."""
+    rng = np.random.default_rng(0)
+    search = np.repeat(np.arange(searches), rng.integers(3, 25, searches))
+    rows = len(search)
+    place = np.arange(rows) - np.searchsorted(search, search)
+    click = place == (search % 3)
+    booking = click & (rng.random(rows) < 0.7)
+    review = ["NULL" if rng.random() < 0.2 else score / 2 for score in rng.integers(0, 11, rows)]
+    price = np.exp(rng.normal(4.8, 0.6, rows)).round(2)
+    return {
+        "srch_id": 100 + 7 * search,
+        "date_time": [f"2013-04-{1 + one % 28:02d} {one % 24:02d}:11:07" for one in search],
+        "site_id": [12] * rows,
+        "prop_id": rng.integers(0, 500, rows),
+        "price_usd": price,
+        "review": review,
+        "position": place + 1,
+        "click_bool": click.astype(int),
+        "booking_bool": booking.astype(int),
+        "gross_usd": [2 * paid if booked else "NULL" for paid, booked in zip(price, booking, strict=True)],
+    }

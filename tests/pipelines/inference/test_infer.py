@@ -13,7 +13,7 @@ from ctr.data.mapping import Mapping
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.mapping_file import guess_table, mapping_text
-from made_tables import becomes, inferred, ingested, write_table
+from made_tables import becomes, hotel_searches, inferred, ingested, write_table
 
 LABELS = {
     "0": ("0", "1"),
@@ -72,30 +72,6 @@ def test_any_table_gives_a_mapping_and_a_guess_for_each_column(
     assert parse_model(Mapping, parse_yaml(text), "test") == found.mapping
     assert "\x1b" not in text + guess_table(found.guesses, 80)
     assert max(map(len, guess_table(found.guesses, 80).splitlines())) <= 80
-
-
-def hotel_searches():
-    """Searches with two outcomes: clicks, and bookings of what was clicked; what was paid is known afterwards."""
-    rng = np.random.default_rng(0)
-    search = np.repeat(np.arange(60), rng.integers(3, 25, 60))
-    rows = len(search)
-    place = np.arange(rows) - np.searchsorted(search, search)
-    click = place == (search % 3)
-    booking = click & (rng.random(rows) < 0.7)
-    review = ["NULL" if rng.random() < 0.2 else score / 2 for score in rng.integers(0, 11, rows)]
-    price = np.exp(rng.normal(4.8, 0.6, rows)).round(2)
-    return {
-        "srch_id": 100 + 7 * search,
-        "date_time": [f"2013-04-{1 + one % 28:02d} {one % 24:02d}:11:07" for one in search],
-        "site_id": [12] * rows,
-        "prop_id": rng.integers(0, 500, rows),
-        "price_usd": price,
-        "review": review,
-        "position": place + 1,
-        "click_bool": click.astype(int),
-        "booking_bool": booking.astype(int),
-        "gross_usd": [2 * paid if booked else "NULL" for paid, booked in zip(price, booking, strict=True)],
-    }
 
 
 def test_two_outcomes_are_a_question_and_none_is_a_feature_of_the_other(tmp_path):
