@@ -228,6 +228,36 @@ def test_a_long_stream_with_churn(rule, policy, size):
     assert all(found.evicted > 100 for found in fast.counters().values())
 
 
+@pytest.mark.parametrize("half_life", [1, 1000])
+def test_several_batches_at_once_are_learned_as_one_after_the_other(half_life):
+    random, together = np.random.default_rng(0), 0
+    for _ in range(60):
+        features, first_slot = make_features([14, 9])
+        arguments = (features, first_slot, AdmissionConfig(), EvictionConfig(share=0.2, half_life=half_life))
+        one, other = IdMap(*arguments), IdMap(*arguments)
+        seconds = 0.0
+        for _ in range(5):
+            batches = []
+            for size in random.integers(0, 6, random.integers(1, 6)):
+                seconds += random.choice([-3, 0, 0.5, 2, 700])
+                ids = random.permutation(list(itertools.product(range(2), range(1, 13))))[:size]
+                counts = random.integers(1, 4, size)
+                batches.append((*arrays(ids.tolist()), counts, round(seconds * SECOND)))
+            found = other.learn_batches(*zip(*batches, strict=True))
+            expected = [one.learn(*batch) for batch in batches]
+            if found is None:
+                for batch in batches:
+                    other.learn(*batch)
+            else:
+                together += 1
+                begins = np.cumsum([0, *(len(each.rows) for each in expected)])
+                fresh = [begin + each.fresh for begin, each in zip(begins, expected, strict=False)]
+                np.testing.assert_array_equal(found.rows, np.concatenate([each.rows for each in expected]))
+                np.testing.assert_array_equal(found.fresh, np.concatenate(fresh))
+            assert_equal(other.to_arrays(), one.to_arrays())
+    assert 100 < together < 300
+
+
 @pytest.mark.parametrize(("size", "rule"), [(2, "count"), (4, "always")])
 def test_each_worker_has_its_share_of_the_memory(size, rule):
     arguments = (
