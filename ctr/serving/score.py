@@ -105,10 +105,11 @@ def score_log(
     """Scores an example log by its ids, with the columns of ``ctr evaluate`` beside; raises InputError."""
     times = time_range or TimeRange()
     schema = read_schema(log)
-    if schema.version != scorer.schema.version:
+    own = scorer.schema.stored.version
+    if schema.version != own:
         raise InputError(
             f"{log}: the log has the features of schema {schema.version}, the model {scorer.path} those of "
-            f"{scorer.schema.version}: both must have the same"
+            f"{own}: both must have the same"
         )
 
     until = learned_until(scorer.metadata)
@@ -120,7 +121,7 @@ def score_log(
         )
 
     def batches() -> Iterator[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]]:
-        for shard in read_rows(log, schema, manifests, times=(times.start_us, times.end_us)):
+        for shard in read_rows(log, scorer.schema, manifests, times=(times.start_us, times.end_us)):
             for begin in range(0, len(shard), _BATCH_ROWS):
                 rows = shard.slice(begin, min(begin + _BATCH_ROWS, len(shard)))
                 good = rows.fault == 0
