@@ -242,7 +242,8 @@ class ModelConfig(StrictModel):
             else self.widths.get(feature.name, feature.width)
             for feature in schema.features
         }
-        if not any(width for name, width in widths.items() if name not in self.without):
+        # What is counted is no network of its own.
+        if not any(widths[name] for name in schema.stored.by_name if name not in self.without):
             raise InputError("config: all features have width 0, so the network would have no input")
         return widths
 
