@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ctr.data.log import read_manifests, read_schema
-from ctr.data.reader import FAULTS, Rows, read_rows
+from ctr.data.reader import FAULTS, Rows, add_query_size, read_rows
 from ctr.data.time_range import TimeRange
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
@@ -140,7 +140,8 @@ def score_log(
 
 
 def score_rows(scorer: "Scorer", rows: Rows) -> np.ndarray:
-    """Computes the logits, float32 [N], of good rows of a log with the model's features."""
+    """Computes the logits, float32 [N], of good rows of a log with the model's features; see ``add_query_size``."""
+    rows = add_query_size(rows, scorer.schema)
     begins = range(0, len(rows), _BATCH_ROWS)
     batches = (rows.slice(begin, min(begin + _BATCH_ROWS, len(rows))) for begin in begins)
     parts = [scorer.score_ids(_packed(batch))["logit"] for batch in batches]
