@@ -42,8 +42,9 @@ def test_growing_logs_give_the_bits_of_one_pass(
     growing, exposure, schema, make_config, make_examples, make_log, tmp_path, delay
 ):
     """Two runs at once, one of them with a constraint log that is published later than the log; scoring between."""
-    plain, changes = make_config(ROOTS), {**ROOTS, **constrained(exposure.folder), "label_delay": delay}
-    other = make_config(changes)
+    changes = {**ROOTS, "model": {"query_size": "auto"}}
+    plain = make_config(changes)
+    other = make_config({**changes, **constrained(exposure.folder), "label_delay": delay})
     unseen = make_log(make_examples(30, seed=4).table(), "unseen")
     unseen = join_rows(list(read_rows(unseen, schema, read_manifests(unseen))))
     growing.grow()
@@ -79,6 +80,7 @@ def test_growing_logs_give_the_bits_of_one_pass(
         whole = train(growing.folder, config, tmp_path / f"{folder.name}-whole")
         assert without_timings(summary) == without_timings(whole)
         assert summary["constraint_logs"] or folder.name == "plain"
+        assert summary["calibration_slices"]["query_size"]["slices"] == 7
         assert_same(folder, tmp_path / f"{folder.name}-whole")
     lines = [json.loads(line) for line in (folders[0] / "metrics.jsonl").read_text().splitlines()]
     assert heard == [line["examples"] for line in lines[:-1]]
