@@ -125,7 +125,7 @@ def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) 
     model = config.model
     if model.query_size == "auto":
         first = _first_with_rows(manifests)
-        is_free = QUERY_SIZE not in {*schema.stored.by_name, *schema.stored.inputs, *model.without}
+        is_free = not _has_own(schema.stored) and QUERY_SIZE not in model.without
         is_told = tells_queries_apart(first.rows, first.queries, first.pages)
         model = model.model_copy(update={"query_size": is_free and is_told})
     features = model.features(schema).features
@@ -141,10 +141,14 @@ def _first_with_rows(manifests: Sequence[Manifest]) -> Manifest:
     return next((manifest for manifest in manifests if manifest.rows), manifests[0])
 
 
+def _has_own(schema: Schema) -> bool:
+    return QUERY_SIZE in {*schema.by_name, *schema.sources, *schema.inputs}
+
+
 def _check_query_size(path: Path, config: TrainConfig, schema: Schema) -> None:
     if config.model.query_size is not True:
         return
-    if QUERY_SIZE in {*schema.by_name, *schema.inputs}:
+    if _has_own(schema):
         raise InputError(
             f"config: model.query_size: true: {path} has a feature or a column {QUERY_SIZE} of its own; "
             "allowed: auto, false"

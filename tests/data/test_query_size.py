@@ -132,11 +132,13 @@ def test_it_is_on_where_pages_differ(tmp_path, sizes, lasting, is_on):
 
 def test_what_the_log_has_of_this_name_is_left_alone(tmp_path):
     pages = make_table([3, 5, 1, 2], [False] * 4, [False])
-    for name, feature in (
-        ("feature", Category(name="query_size", source="user", buckets=9)),
-        ("column", Category(name="user", source="query_size", buckets=9)),
+    derived = {"derive": {"query_size": {"from": "user", "prefix": 1}}}
+    for number, (name, source, more) in enumerate(
+        (("query_size", "user", {}), ("user", "query_size", {}), ("user", "query_size", derived))
     ):
-        log = publish(tmp_path / name, pages, Schema(features=(feature,)))
+        feature = {"name": name, "kind": "category", "source": source, "buckets": 9}
+        schema = parse_model(Schema, {"features": [feature], **more}, "test")
+        log = publish(tmp_path / str(number), pages, schema)
         assert open_logs(log, TrainConfig()).config.model.query_size is False
         with pytest.raises(
             InputError, match="has a feature or a column query_size of its own; allowed: auto, false"
