@@ -163,14 +163,16 @@ def main(folder: Path) -> None:
     exact = ("--set", f"time_range.end={format_time(begin)}", "--set", "compute_dtype=float32")
     run_ctr("train", log, "--out", run, *exact, "--quiet")
     model = RankedModel.from_run(run)
-    carried = model(ids_of_rows(schema, held_out)).numpy()
+    carried = model(ids_of_rows(model.schema, held_out)).numpy()
     difference = np.abs(carried - score_rows(Scorer(export_run(run, folder / "models").path), held_out)).max()
     print(f"largest difference between the logits of tfrs.Model and of ctr: {difference:.1e}")
     write_predictions(folder / "carried.parquet", held_out, carried)
 
     model.compile(composite(model, rate=0.005))
-    model.fit(as_dataset([(ids_of_rows(schema, rows), targets_of(rows)) for rows in following]), verbose=0)
-    continued = model(ids_of_rows(schema, held_out)).numpy()
+    model.fit(
+        as_dataset([(ids_of_rows(model.schema, rows), targets_of(rows)) for rows in following]), verbose=0
+    )
+    continued = model(ids_of_rows(model.schema, held_out)).numpy()
     write_predictions(folder / "continued.parquet", held_out, continued)
 
     for name in ("ranking", "carried", "continued"):

@@ -124,8 +124,10 @@ def test_the_default_model_is_trained(place, capfd):
     assert status == 0, error
     assert out.splitlines()[-1] == "The report: o/run/report.html"
     used = load_model(TrainConfig, place / "o" / "run" / "config.yaml", "config")
-    # But for the widths, which the log decides.
-    assert used.model_copy(update={"model": used.model.model_copy(update={"widths": {}})}) == TrainConfig()
+    # But for what the log decides: its pages have different sizes.
+    assert used.model.query_size is True
+    decided = {"widths": {}, "query_size": "auto"}
+    assert used.model_copy(update={"model": used.model.model_copy(update=decided)}) == TrainConfig()
 
 
 def test_an_interrupted_quickstart_goes_on_with_the_edited_mapping(place, capfd, monkeypatch):

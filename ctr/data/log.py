@@ -23,6 +23,7 @@ from typing import Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ctr.config import StrictModel, parse_model
+from ctr.data.query_size import Pages
 from ctr.data.schema import Schema, differing_features
 from ctr.io.documents import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
 from ctr.io.errors import InputError, joined, of_another_version
@@ -48,7 +49,11 @@ class ShardEntry(StrictModel):
 
 
 class Manifest(StrictModel):
-    """One published partition [start, end) of query time, in microseconds, and the ``distinct`` ids that grow in it."""
+    """One published partition [start, end) of query time, in microseconds, and the ``distinct`` ids that grow in it.
+
+    ``pages``: its queries of several rows, as ``ctr.data.query_size.find_pages`` counts them; empty where they are not
+    counted (``ctr.data.shards.stage_partition``).
+    """
 
     format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
     start: int = Field(ge=0, lt=MAX_TIME_US)
@@ -60,12 +65,14 @@ class Manifest(StrictModel):
     shards: tuple[ShardEntry, ...]
     counters: dict[str, int] = {}
     distinct: dict[str, int] = {}
+    pages: Pages = {}
 
     @model_serializer(mode="wrap")
-    def _as_first_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = handler(self)
-        if not self.distinct:
-            del content["distinct"]
+        for key in ("distinct", "pages"):
+            if not content[key]:
+                del content[key]
         return content
 
     @property

@@ -1,7 +1,7 @@
 """Example log as a stream of column blocks in its order, verified before a row of them is used."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.parquet_files import IDS_COLUMN
+from ctr.data.query_size import query_size_ids
 from ctr.data.row_order import Key, check_goes_on, key_at
 from ctr.data.schema import Schema, id_bounds
 from ctr.data.shards import read_shard, unpack_ids
@@ -96,6 +97,17 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
     return Rows(**columns, multivalent=multivalent, joined=joined)
 
 
+def add_query_size(rows: Rows, schema: Schema) -> Rows:
+    """Adds the size of queries to rows of whole queries, where the schema has it and they do not.
+
+    Faulty rows count, too: they were shown.
+    """
+    if not schema.counts_rows or rows.ids.shape[1] != len(schema.stored.single_valued):
+        return rows
+    ids = query_size_ids(schema, rows.query_begins(), rows.timestamp)
+    return replace(rows, ids=np.column_stack([rows.ids, ids]))
+
+
 def _single_array(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
@@ -119,7 +131,11 @@ def _rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
 
 
 def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
-    """Converts a shard's table (``ctr.data.shards.read_shard``) to arrays, with its faulty rows marked."""
+    """Converts a shard's table (``ctr.data.shards.read_shard``) to arrays, with its faulty rows marked.
+
+    Features that are counted (``Schema.counts_rows``) are added.
+    """
+    whole, schema = schema, schema.stored
     count = table.num_rows
     columns: dict[str, np.ndarray] = {name: table.column(name).to_numpy() for name in KEYS}
     for name in ("label", "train_weight", "metric_weight"):
@@ -144,7 +160,7 @@ def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
         fault[~((columns[name] >= 0) & (columns[name] <= LARGEST_WEIGHT))] = code
     fault[(columns["label"] != 0) & (columns["label"] != 1)] = _LABEL
     columns |= {"ids": ids, "fault": fault, "position": np.arange(first, first + count)}
-    return Rows(**columns, multivalent=multivalent, joined={})
+    return add_query_size(Rows(**columns, multivalent=multivalent, joined={}), whole)
 
 
 def read_rows(

@@ -338,7 +338,8 @@ def write_sampled_log(
         # Of a log that was itself sampled, the rows before all sampling stay on record.
         counters = {"rows_before_sampling": manifest.rows, **manifest.counters}
         counters["faulty_rows_dropped"] = counters.get("faulty_rows_dropped", 0) + result.faulty - faulty
-        published = publish_partition(out, schema, manifest.start, manifest.end, kept, counters)
+        times = manifest.start, manifest.end
+        published = publish_partition(out, schema, *times, kept, counters, counts_pages=False)
         result.partitions += 1
         for other in sidecars:
             if (sidecar_folder(log, other) / f"{manifest.name}.json").is_file():

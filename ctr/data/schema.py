@@ -36,6 +36,7 @@ Name = Annotated[
 Buckets = Annotated[int, Field(ge=2, le=2**31 - 1)]
 
 MISSING_ID = 0
+QUERY_SIZE = "query_size"
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 # Names of a shard's other columns (log.py).
 RESERVED_NAMES = frozenset(
@@ -263,11 +264,31 @@ Feature = Annotated[AnyFeature, Field(discriminator="kind")]
 
 
 class Schema(StrictModel):
-    """Features of a log, in their stored order, with the rules of sources made of other columns or of the time."""
+    """Features of a log, in their stored order, with the rules of sources made of other columns or of the time.
+
+    ``counts_rows``: the last feature is ``QUERY_SIZE``, which is in no shard but counted when one is read
+    (``ctr.data.query_size``).
+    """
 
     features: tuple[Feature, ...] = Field(min_length=1)
     derive: dict[Column, Derived] = {}
     spelling: Literal["number"] = "number"
+    counts_rows: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_no_count(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Of logs the text, and with it the version, is the same as without the key.
+        content: dict[str, Any] = handler(self)
+        if not self.counts_rows:
+            del content["counts_rows"]
+        return content
+
+    @model_validator(mode="after")
+    def _counts_last(self) -> Self:
+        last = self.features[-1]
+        if self.counts_rows and not (isinstance(last, Number) and last.name == last.source == QUERY_SIZE):
+            raise ValueError(f"counts_rows: the last feature must be {QUERY_SIZE}")
+        return self
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
@@ -398,6 +419,11 @@ class Schema(StrictModel):
         """Tells whether categories of a source spell 12.0 as 12."""
         return not (source in self.derive and self.derive[source].cast == "text")
 
+    @property
+    def stored(self) -> "Schema":
+        """Selects the features that shards have."""
+        return make_schema(self.features[:-1], self.derive) if self.counts_rows else self
+
     def only(self, names: Iterable[str]) -> "Schema":
         """Selects the named features, and the parts of those that are crosses."""
         wanted = set(names)
@@ -406,7 +432,7 @@ class Schema(StrictModel):
             if isinstance(feature, Cross):
                 wanted.update(feature.of)
         kept = [feature for feature in self.features if feature.name in wanted]
-        return make_schema(kept, self.derive)
+        return make_schema(kept, self.derive, self.counts_rows and QUERY_SIZE in wanted)
 
     def made_of(self, columns: Container[str]) -> "Schema":
         known = self.by_name
@@ -416,7 +442,8 @@ class Schema(StrictModel):
                 return all(is_made(known[part]) for part in feature.of)
             return self.column_of(feature.source) in columns
 
-        return make_schema(list(filter(is_made, self.features)), self.derive)
+        counts_rows = self.counts_rows and QUERY_SIZE in columns
+        return make_schema(list(filter(is_made, self.features)), self.derive, counts_rows)
 
     def canonical_json(self) -> str:
         """Writes the schema as text that depends on nothing but its meaning."""
@@ -428,11 +455,13 @@ class Schema(StrictModel):
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
 
 
-def make_schema(features: Sequence[Feature], derive: Mapping[str, Derived]) -> Schema:
+def make_schema(
+    features: Sequence[Feature], derive: Mapping[str, Derived], counts_rows: bool = False
+) -> Schema:
     """Makes a schema of some features and of those rules of derived columns that they read."""
     sources = {feature.source for feature in features if not isinstance(feature, Cross)}
     read = {name: derive[name] for name in sorted(derive) if name in sources}
-    return Schema(features=tuple(features), derive=read)
+    return Schema(features=tuple(features), derive=read, counts_rows=counts_rows)
 
 
 def differing_features(before: Schema, now: Schema) -> list[str]:

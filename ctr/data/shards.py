@@ -26,6 +26,7 @@ from ctr.data.log import (
     shard_file,
 )
 from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
+from ctr.data.query_size import find_pages
 from ctr.data.row_order import check_order, key_at
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.io.errors import InputError
@@ -34,6 +35,7 @@ from ctr.io.files import file_sha256, write_atomic_bytes
 
 def shard_schema(schema: Schema) -> pa.Schema:
     """Makes the Arrow schema of the shards of a log with these features."""
+    schema = schema.stored
     keys = ("query_time", "timestamp", "query_id", "example_id")
     fields = [pa.field(name, pa.int64(), nullable=False) for name in keys]
     fields.append(pa.field("label", pa.int8(), nullable=False))
@@ -56,7 +58,7 @@ def pack_ids(ids: np.ndarray) -> pa.Array:
 
 def unpack_ids(column: pa.FixedSizeBinaryArray, schema: Schema) -> np.ndarray:
     """Inverts ``pack_ids``, without a copy."""
-    features = len(schema.single_valued)
+    features = len(schema.stored.single_valued)
     flat = np.frombuffer(column.buffers()[1], dtype=schema.id_type.newbyteorder("<"))
     return flat[column.offset * features : (column.offset + len(column)) * features].reshape(-1, features)
 
@@ -69,9 +71,11 @@ def publish_partition(
     rows: pa.Table,
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
+    counts_pages: bool = True,
 ) -> Manifest:
     """Publishes a partition whole: ``stage_partition``, then the manifest; raises what these raise."""
-    manifest = stage_partition(folder, schema, start, end, rows, counters, shard_rows)
+    given = folder, schema, start, end, rows, counters, shard_rows
+    manifest = stage_partition(*given, counts_pages=counts_pages)
     publish_manifest(folder, manifest)
     return manifest
 
@@ -85,6 +89,7 @@ def stage_partition(
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
     write: bool = True,
+    counts_pages: bool = True,
 ) -> Manifest:
     """Writes the shards of the partition [start, end) of query time (microseconds), which no reader sees yet.
 
@@ -93,6 +98,8 @@ def stage_partition(
         counters: the partition's input, counted by its outcome; kept in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows.
         write: False only makes the manifest, which publishes the partition.
+        counts_pages: False: the rows of a query are not those that were shown, or how many these are is not known
+            before they are scored.
 
     Raises:
         InputError: rows out of order or outside the partition, or not under the log's schema.
@@ -128,6 +135,7 @@ def stage_partition(
         shards=shards,
         counters=dict(counters or {}),
         distinct=distinct.result(),
+        pages=find_pages(begins, rows.column("timestamp").to_numpy()) if counts_pages else {},
     )
 
 

@@ -71,6 +71,7 @@ def measure(
 
 def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]:
     """Reads the batches of a turn, again where a log has fewer; raises InputError without rows."""
+    schema = config.model.features(schema)
     blocks = read_selection(log, schema, read_manifests(log), Selection(time_range=config.time_range))
     batches = whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows)
     first = [batch for batch in islice(batches, BATCHES) if len(batch.rows)]
@@ -112,9 +113,10 @@ class Operations:
         }
 
     def _first_batches(self, config: TrainConfig) -> "_TouchedRows":
-        key = (config.batch.model_dump_json(), config.time_range, config.ids.shared_rows)
+        batch, model = config.batch.model_dump_json(), config.model
+        key = (batch, config.time_range, config.ids.shared_rows, model.query_size)
         if key not in self._touched:
-            every = config.model.model_copy(update={"without": ()})
+            every = model.model_copy(update={"without": ()})
             layouts = config.model_copy(update={"model": every}).table_layouts(self.schema)
             batches = first_batches(self._log, self.schema, config)
             self._touched[key] = _TouchedRows.of(layouts, batches, config.batch.rows)

@@ -34,6 +34,7 @@ from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, SearchRecord, Tri
 from ctr.search.space import described, make_space, with_widths
 from ctr.search.trials import draw_candidates, halve, run_rung
 from ctr.training.config import TrainConfig
+from ctr.training.logs import resolve
 from ctr.training.run.directory import only_process, write_json
 
 
@@ -55,6 +56,7 @@ def run_search(
     manifests, schema, where = read_manifests(log), read_schema(log), f"search {file}"
     if not sum(manifest.rows for manifest in manifests):
         raise InputError(f"{log}: the log has no rows")
+    schema = resolve(parse_model(TrainConfig, content, where), schema, manifests).model.features(schema)
     content = with_widths(content, search, schema, manifests, where)
     space = make_space(search, content, schema, where)
     make_folder(out)

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ctr.data.schema import Category, Number, Schema, Text
+from ctr.data.schema import QUERY_SIZE, Category, Number, Schema, Text
 
 FILE = "CALLS.md"
 _ROWS = 2
@@ -124,6 +124,9 @@ def _columns(inputs: Mapping[str, Any], schema: Schema) -> str:
 
 
 def _examples(described: Mapping[str, Any], schema: Schema) -> list[str | int | float]:
+    if described["column"] == QUERY_SIZE and schema.counts_rows:
+        # They are one page.
+        return [float(_ROWS)] * _ROWS
     features = [f for f in schema.features if getattr(f, "source", None) == described["column"]]
     if described["dtype"] == "string":
         for feature in features:

@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
         f'ctr.serving.recommenders requires {error.name}: pip install "clicktrain[train,tfrs]"'
     ) from None
 
-from ctr.data.reader import Rows
+from ctr.data.reader import Rows, add_query_size
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.models.activations import make_activation
@@ -41,7 +41,11 @@ from ctr.training.run.snapshot import Snapshot, read_snapshot
 
 
 def ids_of_rows(schema: Schema, rows: Rows) -> Ids:
-    """Returns the ids of N rows of a log by feature: int32 or int64 [N], of multivalent features ragged [N, None]."""
+    """Returns the ids of N rows of a log by feature: int32 or int64 [N], of multivalent features ragged [N, None].
+
+    ``schema``: the log's, or a model's (``RecommendersModel.schema``); then queries are whole (``add_query_size``).
+    """
+    rows = add_query_size(rows, schema)
     single = {name: tf.constant(rows.ids[:, place]) for place, name in enumerate(schema.single_valued)}
     multivalent = {
         name: tf.RaggedTensor.from_row_splits(values, offsets)
@@ -64,6 +68,7 @@ class RecommendersModel(tfrs.Model):
         snapshot: the weights of a run.
 
     Attributes:
+        schema: the features of the model.
         tables: the embedding tables with their linear weights, float32 [rows, width + 1].
         crosses: of ``tfrs.layers.dcn.Cross``.
         deep: the deep layers, one ``tf.keras.Sequential`` each: with a bottleneck of two ``Dense``, else of one.
@@ -76,6 +81,7 @@ class RecommendersModel(tfrs.Model):
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
+        self.schema = snapshot.schema
         shape = snapshot.architecture
         refused = {
             "factorized": shape.factors is not None,

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ctr.data.log import read_manifests, read_schema
-from ctr.data.reader import FAULTS, Rows, read_rows
+from ctr.data.reader import FAULTS, Rows, add_query_size, read_rows
 from ctr.data.time_range import TimeRange
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
@@ -105,10 +105,11 @@ def score_log(
     """Scores an example log by its ids, with the columns of ``ctr evaluate`` beside; raises InputError."""
     times = time_range or TimeRange()
     schema = read_schema(log)
-    if schema.version != scorer.schema.version:
+    own = scorer.schema.stored.version
+    if schema.version != own:
         raise InputError(
             f"{log}: the log has the features of schema {schema.version}, the model {scorer.path} those of "
-            f"{scorer.schema.version}: both must have the same"
+            f"{own}: both must have the same"
         )
 
     until = learned_until(scorer.metadata)
@@ -120,7 +121,7 @@ def score_log(
         )
 
     def batches() -> Iterator[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]]:
-        for shard in read_rows(log, schema, manifests, times=(times.start_us, times.end_us)):
+        for shard in read_rows(log, scorer.schema, manifests, times=(times.start_us, times.end_us)):
             for begin in range(0, len(shard), _BATCH_ROWS):
                 rows = shard.slice(begin, min(begin + _BATCH_ROWS, len(shard)))
                 good = rows.fault == 0
@@ -139,7 +140,8 @@ def score_log(
 
 
 def score_rows(scorer: "Scorer", rows: Rows) -> np.ndarray:
-    """Computes the logits, float32 [N], of good rows of a log with the model's features."""
+    """Computes the logits, float32 [N], of good rows of a log with the model's features; see ``add_query_size``."""
+    rows = add_query_size(rows, scorer.schema)
     begins = range(0, len(rows), _BATCH_ROWS)
     batches = (rows.slice(begin, min(begin + _BATCH_ROWS, len(rows))) for begin in begins)
     parts = [scorer.score_ids(_packed(batch))["logit"] for batch in batches]

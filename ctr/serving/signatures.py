@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from ctr.data.derived import Derived
 from ctr.data.ids.graph import row_numbers, transform_tensors
-from ctr.data.schema import MISSING_ID, Category, Cross, InputKind, Schema
+from ctr.data.schema import MISSING_ID, QUERY_SIZE, Category, Cross, InputKind, Schema
 from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, ui
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.rows import FeatureRows, TableLayout
@@ -50,7 +50,8 @@ NOT_IN_THE_MODEL = (
     "nulls: strings that the mapping's input.nulls lists must be given as missing",
     "lists: a multivalent category is one string, its values joined with the separator",
     "filters: a row that ingestion rejects is still scored: the value that it is rejected for counts as missing",
-    "sessions, queries, labels, weights and sampling: they make and order the log and are not part of a prediction",
+    "sessions, queries, labels, weights and sampling: they make and order the log and are not part of a prediction; "
+    "where the model takes query_size, count the rows of the query",
 )
 
 
@@ -280,6 +281,8 @@ def describe_requests(log_schema: Schema, schema: Schema) -> dict[str, Any]:
         inputs[name] = {"column": column, "kind": kinds[column], **_INPUTS[kinds[column]]}
         if separators.get(column) is not None:
             inputs[name]["separator"] = separators[column]
+        if column == QUERY_SIZE and log_schema.counts_rows:
+            inputs[name]["meaning"] = "the number of rows of its query, if all are shown at one time"
         features = (feature for feature in schema.features if not isinstance(feature, Cross))
         inputs[name]["features"] = [f.name for f in features if schema.column_of(f.source) == column]
     return {

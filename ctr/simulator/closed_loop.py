@@ -180,6 +180,10 @@ def check_loop(config: TrainConfig, log: Path) -> None:
     distillation = config.objective.distillation
     if config.sampling is not None:
         raise InputError("config: sampling: the sample has no decisions for the days that the loop adds")
+    if config.model.query_size is True:
+        raise InputError(
+            "config: model.query_size: true: how many ads a page shows is decided by their predictions: use false"
+        )
     if config.time_range.end is not None:
         raise InputError(
             f"config: time_range.end: {config.time_range.end}: impressions after this time would not be trained on"

@@ -212,7 +212,9 @@ def _publish(
     folder: Path, config: WorldConfig, day: Day, rows: pa.Table, truth: pa.Table, auction: pa.Table
 ) -> Manifest:
     start = config.day_us(day.number)
-    manifest = publish_partition(folder, world_schema(config), start, start + DAY_US, rows)
+    # How many ads a page shows is decided by what is predicted for them.
+    times = start, start + DAY_US
+    manifest = publish_partition(folder, world_schema(config), *times, rows, counts_pages=False)
     for name, table in ((TRUTH, truth), (AUCTION, auction)):
         table = table.add_column(0, "example_id", rows.column("example_id"))
         write_sidecar_partition(folder, name, manifest, table)

@@ -258,7 +258,8 @@ class MetricsConfig(StrictModel):
         window_examples: examples per window; each window is a line of ``metrics.jsonl``. ``auto``: 50,000, but parts of
             the first 50,000 are windows of their own, of 64 examples and later of a sixteenth of those before: so
             a short log has some tens of windows. A log's windows do not depend on how far it goes on.
-        slices: single-valued features of the log; calibration is reported for each of their ids.
+        slices: single-valued features of the log; calibration is reported for each of their ids. Those of
+            ``query_size`` are always reported, where the model has it.
     """
 
     window_examples: Annotated[int, Field(ge=1, lt=2**63)] | Literal["auto"] = "auto"

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ctr.data.log import Manifest, log_sha256, read_manifests, read_schema
-from ctr.data.schema import Schema
+from ctr.data.query_size import tells_queries_apart
+from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.data.time_range import TimeRange
 from ctr.io.documents import json_bytes
 from ctr.io.errors import InputError
@@ -53,7 +54,7 @@ class Logs:
     """The logs that a run reads, all of the same features."""
 
     config: TrainConfig  # with what the log's manifests decide
-    schema: Schema
+    schema: Schema  # what the model sees (``ModelConfig.features``)
     log: Log  # that the run makes a pass over
     constraint_logs: Mapping[str, Log]
     teacher_log: Log | None  # beside which the teacher's sidecar lies, where it is another one
@@ -75,6 +76,8 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
     schema = read_schema(path)
     log = _open_log(path, config.time_range)
     config = resolve(config, schema, log.manifests)
+    _check_query_size(path, config, schema)
+    schema = config.model.features(schema)
     for name in config.metrics.slices:
         if name not in schema.single_valued:
             raise InputError(
@@ -89,10 +92,10 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
         constraint_logs[other.name] = _open_log(Path(other.path), config.time_range, key)
     for name, opened in constraint_logs.items():
         version = read_schema(opened.path).version
-        if version != schema.version:
+        if version != schema.stored.version:
             raise InputError(
                 f"config: objective.bias_constraints.logs: the log {name} ({opened.path}) has schema {version}, "
-                f"{path} has {schema.version}: both must have the same features"
+                f"{path} has {schema.stored.version}: both must have the same features"
             )
     distillation = config.objective.distillation
     taught = None if distillation is None or distillation.log is None else Path(distillation.log)
@@ -115,17 +118,49 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
 
 
 def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
-    """Fills in the embedding widths that the configuration leaves open; see ``ModelConfig.widths``.
+    """Fills in what the configuration leaves open: ``ModelConfig.query_size`` and ``widths``.
 
     No label is read, nor what follows the first partition: a run that follows the log has the same configuration.
     """
-    open_widths = [f for f in schema.features if f.width is None and f.name not in config.model.widths]
-    if not open_widths:
-        return config
-    first = next((manifest for manifest in manifests if manifest.rows), manifests[0])
-    widths = {f.name: fitting_width(first.distinct.get(f.name, f.buckets)) for f in open_widths}
-    model = config.model.model_copy(update={"widths": {**config.model.widths, **widths}})
-    return config.model_copy(update={"model": model})
+    model = config.model
+    if model.query_size == "auto":
+        first = _first_with_rows(manifests)
+        is_free = not _has_own(schema.stored) and QUERY_SIZE not in model.without
+        is_told = tells_queries_apart(first.rows, first.queries, first.pages)
+        model = model.model_copy(update={"query_size": is_free and is_told})
+    features = model.features(schema).features
+    open_widths = [f for f in features if f.width is None and f.name not in model.widths]
+    if open_widths:
+        distinct = _first_with_rows(manifests).distinct
+        widths = {f.name: fitting_width(distinct.get(f.name, f.buckets)) for f in open_widths}
+        model = model.model_copy(update={"widths": {**model.widths, **widths}})
+    return config if model is config.model else config.model_copy(update={"model": model})
+
+
+def _first_with_rows(manifests: Sequence[Manifest]) -> Manifest:
+    return next((manifest for manifest in manifests if manifest.rows), manifests[0])
+
+
+def _has_own(schema: Schema) -> bool:
+    return QUERY_SIZE in {*schema.by_name, *schema.sources, *schema.inputs}
+
+
+def _check_query_size(path: Path, config: TrainConfig, schema: Schema) -> None:
+    if config.model.query_size is not True:
+        return
+    if _has_own(schema):
+        raise InputError(
+            f"config: model.query_size: true: {path} has a feature or a column {QUERY_SIZE} of its own; "
+            "allowed: auto, false"
+        )
+    # Loaded here: without Arrow, a finished run's summary is shown sooner.
+    from ctr.data.sample_log import applied_samplings
+
+    if applied_samplings(path):
+        raise InputError(
+            f"config: model.query_size: true: the queries of {path} are not whole, since sampling dropped rows of "
+            "them; allowed: auto, false; a sample that is read beside the whole log leaves them whole"
+        )
 
 
 class LogsSeen:

@@ -388,8 +388,8 @@ class Session:
     def score(self, rows: Rows | pa.Table) -> np.ndarray:
         """Returns the logits, float32 [N], that the weights give good rows, or the columns of a shard; changes nothing.
 
-        Labels and weights are of no effect, and queries need not be whole. Raises InputError: a faulty row, or rows of
-        other features.
+        Labels and weights are of no effect. Queries need not be whole, unless the model has the feature ``query_size``:
+        then their rows are counted. Raises InputError: a faulty row, or rows of other features.
         """
         self._check_usable()
         logit = self.trainer.score_rows(rows, self.inputs.schema, self.run.ramps())

@@ -6,7 +6,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from ctr.config import StrictModel
-from ctr.data.schema import Name, Schema, Tower
+from ctr.data.query_size import with_query_size
+from ctr.data.schema import QUERY_SIZE, Name, Schema, Tower
 from ctr.io.errors import InputError
 from ctr.io.words import listed
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
@@ -120,6 +121,10 @@ class ModelConfig(StrictModel):
         widths: embedding widths by feature, in place of those in the log's schema; 0: a linear weight only. Features
             with a width in neither have 16, or 8, 4 and 2 with up to 128, 16 and 4 ids; of ids that grow those count
             that the log's first partition has.
+        query_size: whether the number of rows of its query is a feature of each row, ``query_size``, of the UI tower.
+            It is missing for a query whose rows have different times, such as a session. ``auto``: where the log's
+            first partition has queries of different numbers of rows, and hardly any whose rows have different times.
+            Switch it off if it is not known, when a row is scored, how many are shown.
         without: features of the log that the model does not have, neither embeddings nor linear weights.
     """
 
@@ -132,6 +137,7 @@ class ModelConfig(StrictModel):
     init_scale: float = Field(default=0.01, ge=0)
     embedding_seed: int | None = Field(default=None, ge=0, lt=2**31)
     widths: dict[str, int] = {}
+    query_size: Literal["auto", True, False] = "auto"
     without: tuple[Name, ...] = ()
 
     @model_validator(mode="before")
@@ -168,6 +174,12 @@ class ModelConfig(StrictModel):
             )
         return self
 
+    def features(self, schema: Schema) -> Schema:
+        """Returns the features of a log as the model sees them: with the size of queries or without."""
+        if self.query_size is True and not schema.counts_rows:
+            return with_query_size(schema)
+        return schema.stored if self.query_size is False else schema
+
     def table_layouts(self, schema: Schema, shared_rows: int) -> tuple[TableLayout, ...]:
         """The embedding tables for a log's features; see ``TrainConfig.table_layouts``.
 
@@ -178,6 +190,7 @@ class ModelConfig(StrictModel):
         Raises:
             InputError: the configuration does not fit the features, or the features no table.
         """
+        schema = self.features(schema)
         _check_features("model.without", self.without, schema)
         features = [feature for feature in schema.features if feature.name not in self.without]
         if not features:
@@ -185,8 +198,11 @@ class ModelConfig(StrictModel):
         widths = self._feature_widths(schema)
         towers = self._feature_towers(schema)
         if self.factorized is not None:
+            # What is counted does not make a tower of its own, unless it is asked to.
+            asked = self.factorized.ui_features or ()
+            own = [f for f in features if f.name in asked or f in schema.stored.features]
             for tower in ("quality", "ui"):
-                if not any(widths[f.name] for f in features if towers[f.name] == tower):
+                if not any(widths[f.name] for f in own if towers[f.name] == tower):
                     raise InputError(
                         f"config: model.factorized: no feature with a width above 0 is in the tower {tower}; "
                         "model.factorized.ui_features, model.widths and model.without decide it"
@@ -226,7 +242,8 @@ class ModelConfig(StrictModel):
             else self.widths.get(feature.name, feature.width)
             for feature in schema.features
         }
-        if not any(width for name, width in widths.items() if name not in self.without):
+        # What is counted is no network of its own.
+        if not any(widths[name] for name in schema.stored.by_name if name not in self.without):
             raise InputError("config: all features have width 0, so the network would have no input")
         return widths
 
@@ -235,7 +252,8 @@ class ModelConfig(StrictModel):
         if chosen is None:
             return {feature.name: feature.tower for feature in schema.features}
         _check_features("model.factorized.ui_features", chosen, schema)
-        return {name: "ui" if name in chosen else "quality" for name in schema.by_name}
+        counted = (QUERY_SIZE,) if schema.counts_rows else ()
+        return {name: "ui" if name in (*chosen, *counted) else "quality" for name in schema.by_name}
 
 
 def fitting_width(ids: int | None) -> int:

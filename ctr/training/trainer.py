@@ -10,7 +10,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 from ctr.data.batches import set_rejects_apart
-from ctr.data.reader import FAULTS, Rows, rows_of_table
+from ctr.data.reader import FAULTS, Rows, add_query_size, rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema
 from ctr.io.errors import InputError
@@ -257,6 +257,7 @@ def _check_rows(rows: Rows | pa.Table, schema: Schema) -> Rows:
                 f"rows to score: not the columns of a shard of the log, {', '.join(expected.names)}: {error}"
             ) from None
         rows = rows_of_table(table, schema, 0)
+    rows = add_query_size(rows, schema)
     found = (rows.ids.shape[1], sorted(rows.multivalent))
     required = (len(schema.single_valued), sorted(schema.multivalent))
     if found != required:

@@ -42,10 +42,11 @@ def validate(
     if follows:
         if (run_dir / "config.yaml").exists():
             schema, manifests = read_schema(log), read_manifests(log)
-            check_schema(run_dir, schema)
             # Without a partition, what depends on the log cannot be compared yet.
+            resolved = resolve(config, schema, manifests) if manifests else config
+            check_schema(run_dir, resolved.model.features(schema))
             if manifests:
-                check_config(run_dir, resolve(config, schema, manifests))
+                check_config(run_dir, resolved)
         return None
     logs = open_logs(log, config)
     config = logs.config

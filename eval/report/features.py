@@ -15,6 +15,8 @@ from ctr.eval.report.groups import by_group
 from ctr.eval.report.over_time import Pass, line_of
 from ctr.eval.report.shown_run import ShownRun
 
+_QUERY_SIZE = "query_size"
+"""The feature by which runs that have it are always sliced."""
 _HEALTH = (
     "Missing: rows without a value. Ids used: distinct ids that occurred, of those that the feature has. Values per "
     "id: the number of distinct values, estimated from the unused ids, over the ids used; values that share an id "
@@ -210,8 +212,9 @@ def slices_section(runs: Sequence[ShownRun]) -> page.Section | None:
         "does not keep the values. AUC is from bins of 1/16 logit and has no interval."
     )
     if any(shown.has_default_slices for shown in runs):
-        these = " are configured: these are the features whose values differ most in calibration."
-        about = (about, " No ", page.code("metrics.slices"), these)
+        these = " are configured: these are the features whose values differ most in calibration"
+        counted = (", beside ", page.code(_QUERY_SIZE)) if _QUERY_SIZE in features else ()
+        about = (about, " No ", page.code("metrics.slices"), these, *counted, ".")
     blocks: list[page.Block] = [page.Words(about, "quiet")]
     for feature in features:
         blocks += [page.heading("By ", page.code(feature)), _slices(runs, feature)]

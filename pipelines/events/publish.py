@@ -76,7 +76,8 @@ def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -
     schema, kept = mapping.feature_schema, mapping.kept_values
     end = start + duration_us(mapping.partition)
     examples = without_values(joined.examples)
-    manifest = stage_partition(log, schema, start, end, examples, joined.counters, mapping.shard_rows)
+    given = log, schema, start, end, examples, joined.counters, mapping.shard_rows
+    manifest = stage_partition(*given, counts_pages=mapping.sampling is None)
     path = manifest_path(log, manifest)
     if path.exists() and path.read_bytes() != manifest_bytes(manifest):
         raise InputError(

@@ -97,7 +97,7 @@ def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
     pinned = find_model(model)
     if recorded is not None and model in (recorded, *recorded.parents):
         pinned = recorded
-    version = model_schema(read_metadata(pinned), pinned).version
+    version = model_schema(read_metadata(pinned), pinned).stored.version
     if version != mapping.feature_schema.version:
         raise InputError(
             f"teacher {pinned}: the model has the features of schema {version}, the mapping those of "

@@ -18,9 +18,10 @@ from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
 from ctr.data.ids.arrow import string_ids, text_array
 from ctr.data.mapping import DelimitedInput, JsonlInput, Label, Mapping, ParquetInput, RowOrder, Time
-from ctr.data.schema import Schema
+from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import is_text_or_number
+from ctr.pipelines.rows.query_sizes import SizesOf, count_query_sizes
 from ctr.pipelines.rows.raw_columns import (
     Columns,
     Verdict,
@@ -135,12 +136,14 @@ def read_raw_rows(
     """Reads what a model of ``schema`` takes, as ``mapping`` finds it, in the order of the input files.
 
     Without a mapping, columns have the names of the model's inputs (``plain_mapping``). A derived column of the mapping
-    is made where the model has no rule of its own for it. ``labeled``: the keys are those of ``key_schema`` with
-    labels; rows that an ingest would reject for them are rejected. Raises InputError: no input, a damaged file, a
-    missing column, or one of a type that its features cannot read.
+    is made where the model has no rule of its own for it, and the rows of queries are counted. ``labeled``: the keys
+    are those of ``key_schema`` with labels; rows that an ingest would reject for them are rejected. Raises InputError:
+    no input, a damaged file, a missing column, or one of a type that its features cannot read.
     """
     is_plain = mapping is None
     mapping = mapping or plain_mapping(schema, inputs)
+    counts_rows = schema.counts_rows and not is_plain
+    schema = schema.stored if counts_rows else schema
     given = [name for name, kind in schema.inputs.items() if kind != "time"]
     wanted = {name: mapping.derive[name] for name in given if name in mapping.derive}
     timed = labeled or len(given) < len(schema.inputs) or any(rule.of_time for rule in wanted.values())
@@ -150,13 +153,17 @@ def read_raw_rows(
     if labeled:
         group = None if mapping.query is None else mapping.query.group_column
         needed += [name for name in (mapping.label.column, mapping.weight, group) if name is not None]
+    elif counts_rows and mapping.query is not None:
+        needed.append(mapping.query.group_column)
     needed += [mapping.time.column] if timed and mapping.time.column else []
     mapping = mapping.model_copy(update={"features": schema.features, "derive": {**schema.derive, **wanted}})
     files = mapped_files(mapping, inputs)
     if is_plain:
         _check_plain(mapping, files[0].path, needed)
+    sizes_of = count_query_sizes(mapping, files, block_bytes) if counts_rows else None
     for chunk, sides, lines in read_files(mapping, files, block_bytes, tuple(dict.fromkeys(needed))):
-        yield _make_rows(schema, mapping, files[chunk.file], chunk, sides, lines if timed else None, labeled)
+        first = lines if timed else None
+        yield _make_rows(schema, mapping, files[chunk.file], chunk, sides, first, labeled, sizes_of)
 
 
 def _check_plain(mapping: Mapping, path: Path, needed: Sequence[str]) -> None:
@@ -179,6 +186,7 @@ def _make_rows(
     sides: Sequence[SideTable],
     first: int | None,
     labeled: bool,
+    sizes_of: SizesOf | None,
 ) -> RawRows:
     verdict = Verdict(chunk)
     columns = checked_columns(chunk, sides, verdict)
@@ -203,6 +211,8 @@ def _make_rows(
         else:
             source = next(source for source in mapping.number_sources if schema.column_of(source) == name)
             raw[name] = made[source].cast(pa.float32(), safe=False)
+    if sizes_of is not None:
+        raw[QUERY_SIZE] = pa.array(sizes_of(columns, verdict))
     tables = [pa.table(keys, schema=key_schema(mapping, labeled)), pa.table(raw)]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]

@@ -179,11 +179,11 @@ def test_what_was_cut_off_is_completed_to_the_same_bytes(log, tmp_path, monkeypa
     sample(whole)
     publish_one, done = getattr(sample_log, killed_in), []
 
-    def until_killed(*arguments: Any) -> Any:
+    def until_killed(*arguments: Any, **options: Any) -> Any:
         if len(done) == calls:
             raise KeyboardInterrupt
         done.append(arguments)
-        return publish_one(*arguments)
+        return publish_one(*arguments, **options)
 
     def made(folder: Path) -> list[dict[str, str]]:
         return [digests(folder / name) for name in ("log", "small")]

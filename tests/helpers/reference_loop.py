@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows
+from ctr.training.logs import resolve
 from ctr.training.state import fresh_state
 from reference_steps import AdaGrad, Bias, LinearWeights, OffsetAndGate, Shampoo, bend, query_effect, sigmoid
 
@@ -22,9 +23,11 @@ def progressive_pass(log, config):
     Each is made by weights that have learned from all batches before its own; under a label delay from those of them
     whose labels were known by then.
     """
-    schema, delay = read_schema(log), round(config.label_delay * 1_000_000)
+    manifests, delay = read_manifests(log), round(config.label_delay * 1_000_000)
+    config = resolve(config, read_schema(log), manifests)
+    schema = config.model.features(read_schema(log))
     model = begin(config, schema)
-    rows = join_rows(list(read_rows(log, schema, read_manifests(log))))
+    rows = join_rows(list(read_rows(log, schema, manifests)))
     batches = [read_batch(model.features, part) for part in cut(rows, config.batch)]
     predictions, learned = [], 0
     for number, batch in enumerate(batches):

@@ -114,6 +114,8 @@ SMALL: dict[str, Any] = {
         "init_scale": 0.05,
         "network_loss": "joint",
         "prior": 0.3,
+        # Rows are scored alone, too.
+        "query_size": False,
     },
     "optimizer": {
         "embeddings": {
@@ -129,7 +131,13 @@ SMALL: dict[str, Any] = {
 }
 LOGISTIC = {
     **SMALL,
-    "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "network_loss": "joint", "prior": 0.3},
+    "model": {
+        "crosses": {"layers": 0},
+        "deep": {"units": []},
+        "network_loss": "joint",
+        "prior": 0.3,
+        "query_size": False,
+    },
     "optimizer": {**SMALL["optimizer"], "dense": {"learning_rate": 0.02, "shampoo": {"momentum": 0}}},
 }
 

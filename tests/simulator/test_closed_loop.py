@@ -308,6 +308,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: create_log(Path("out/log"), SCHEMA), "out is neither empty nor a loop"),
     (lambda: edited(Path("run"), sampling={"name": "half"}), "config: sampling: the sample has no decisions"),
     (lambda: edited(Path("run"), time_range={"end": "2026-01-08T12:00"}), "config: time_range.end: 2026-01-"),
+    (lambda: edited(Path("run"), model__query_size=True), "config: model.query_size: true"),
     (
         lambda: edited(Path("run"), objective__distillation={"teacher": "teacher"}),
         "config: objective.distillation.missing: refuse",

@@ -16,6 +16,7 @@ from tensorflow.python.framework.ops import gradient_registry
 
 from ctr.config import parse_model
 from ctr.data.log import create_log, read_manifests, read_schema
+from ctr.data.query_size import FEATURE
 from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
@@ -221,7 +222,7 @@ def test_metrics_are_those_of_the_recorded_predictions(passed):
         skipped_steps rollbacks quarantined quarantined_rows rejected_rows config_sha256 log_sha256"""
     assert set(promised.split()) <= summary.keys()
     assert summary["examples_per_second"] > 0 < summary["step_ms_p50"]
-    assert summary["parameters_embedding"] == 30 + 50 + 40 + 8
+    assert summary["parameters_embedding"] == 30 + 50 + 40 + 8 + FEATURE.buckets
     assert summary == json.loads((one.run / "summary.json").read_text())
 
 

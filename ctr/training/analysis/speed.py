@@ -77,6 +77,7 @@ class TimedModel:
     """A fresh model, and batches that it learns from again and again; what sidecars have is made up."""
 
     def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
+        schema = config.model.features(schema)
         layouts, objective = config.table_layouts(schema), config.objective
         constraints = objective.bias_constraints
         families = resolve_families(constraints, schema) if constraints is not None else ()

@@ -206,7 +206,13 @@ def adopt_schema(run_dir: Path, schema: Schema) -> None:
 
 def check_schema(run_dir: Path, schema: Schema) -> None:
     """Raises InputError where a run was begun on a log of other features; changes nothing."""
-    if (run_dir / "schema.json").exists() and (before := read_run_schema(run_dir)).version != schema.version:
+    if not (run_dir / "schema.json").exists():
+        return
+    before = read_run_schema(run_dir)
+    if before.counts_rows != schema.counts_rows:
+        # That is a key of the configuration.
+        before, schema = before.stored, schema.stored
+    if before.version != schema.version:
         raise InputError(
             f"{run_dir} was started on a log with other features ({joined(differing_features(before, schema))})",
             "use another output directory to start again, or --init-from to take its weights there",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ctr.data.reader import Rows
-from ctr.data.schema import Schema
+from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import SLOT_COUNTS, Timeline
 from ctr.objective.losses import loss_terms
@@ -35,8 +35,10 @@ class RunMetrics:
         self, config: TrainConfig, schema: Schema, state: TrainState, constraint_logs: Sequence[str]
     ) -> None:
         self._config, self._families = config, state.families
-        self._slice_columns = {name: schema.single_valued.index(name) for name in config.metrics.slices}
-        own = [*config.metrics.slices, *self._measured_families(0)]
+        counted = [QUERY_SIZE] if schema.counts_rows else []
+        sliced = dict.fromkeys([*config.metrics.slices, *counted])
+        self._slice_columns = {name: schema.single_valued.index(name) for name in sliced}
+        own = [*sliced, *self._measured_families(0)]
         self.window, self.total = ProgressiveMetrics(own), ProgressiveMetrics(own)
         self.constraint_logs = {
             name: ProgressiveMetrics(list(self._measured_families(source)))

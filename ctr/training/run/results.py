@@ -124,7 +124,8 @@ def _write(
     write_archive(run_dir, "timeline", metrics.timeline.to_arrays())
     slices, families, log = summary["calibration_slices"], metrics.family_slices(), inputs.log.path
     if not run.config.metrics.slices:
-        found = default_slices(run_dir, log, inputs.log.manifests, run.schema)
+        # Those by the size of queries are there already.
+        found = default_slices(run_dir, log, inputs.log.manifests, run.schema.stored)
         write_archive(run_dir, "default_slices", slice_arrays(found))
         slices = {**slices, **heaviest_ids(found)}
     write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, slices, families, log, grown)

@@ -1,0 +1,70 @@
+"""Number of rows of a query, the size of its page, as a feature that no log holds: it is counted where rows are read.
+
+Of what is shown together the number is known before any of it is clicked. A session that lasts is not: its number of
+rows is the future of its first row. So of a query whose rows have different times the value is missing.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from ctr.data.schema import MISSING_ID, QUERY_SIZE, Number, Schema
+
+_BOUNDARIES = (2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512)
+"""Up to 5 rows each number has an id of its own; from there on they grow by the square root of 2."""
+
+FEATURE = Number(name=QUERY_SIZE, source=QUERY_SIZE, boundaries=_BOUNDARIES, tower="ui")
+"""What a page has is how an ad is shown, and not what it is: its tower is that of positions and formats."""
+
+_FEW_SESSIONS = 0.005
+
+Pages = dict[Literal["pages", "sessions", "largest"], int]
+"""Queries of several rows, those of one time and those of different times, and the largest number of rows."""
+
+
+def find_pages(begins: np.ndarray, times: np.ndarray) -> Pages:
+    """Counts the queries of several rows, as a manifest has them; empty where there are none.
+
+    Args:
+        begins: int64, the row numbers at which a query begins.
+        times: int64 [N], of the rows, in microseconds.
+    """
+    sizes = np.diff(begins, append=len(times))
+    several = sizes > 1
+    if not several.any():
+        return {}
+    is_page = several & _is_of_one_time(begins, times)
+    pages, sessions = int(np.count_nonzero(is_page)), int(np.count_nonzero(several & ~is_page))
+    return {"pages": pages, "sessions": sessions, "largest": int(sizes.max())}
+
+
+def tells_queries_apart(rows: int, queries: int, pages: Pages) -> bool:
+    """Tells whether the queries of a log are pages of different sizes, by what ``find_pages`` counted.
+
+    Sessions that hardly ever are there do not matter. Where they are common, that a value is missing, or 1, would say
+    whether more rows come.
+    """
+    if not pages or pages["sessions"] > _FEW_SESSIONS * (pages["pages"] + pages["sessions"]):
+        return False
+    return rows < pages["largest"] * queries
+
+
+def with_query_size(schema: Schema) -> Schema:
+    """Adds the feature to those of a log, which must have none of this name nor read such a column."""
+    return schema.model_copy(update={"features": (*schema.features, FEATURE), "counts_rows": True})
+
+
+def query_size_ids(schema: Schema, begins: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Makes the ids of the feature, [N], of rows of whole queries; other arguments as for ``find_pages``."""
+    feature = schema.by_name[QUERY_SIZE]
+    assert isinstance(feature, Number)
+    sizes = np.diff(begins, append=len(times)).astype(np.int64)
+    ids = 1 + np.searchsorted(feature.edges(), sizes, side="right")
+    known = np.where(_is_of_one_time(begins, times), ids, MISSING_ID).astype(schema.id_type)
+    return np.repeat(known, sizes)
+
+
+def _is_of_one_time(begins: np.ndarray, times: np.ndarray) -> np.ndarray:
+    if not len(begins):
+        return np.zeros(0, bool)
+    return np.minimum.reduceat(times, begins) == np.maximum.reduceat(times, begins)
