@@ -29,7 +29,7 @@ from ctr.training.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, pars
 if TYPE_CHECKING:
     from ctr.data.batches import BatchSize
 
-_GROWTH = 1 / 256
+_GROWTH = 1 / 1024
 
 
 class BatchConfig(StrictModel):
@@ -38,7 +38,7 @@ class BatchConfig(StrictModel):
     Attributes:
         rows: maximum rows of a batch; whole queries are packed until the next one no longer fits.
         growth: the share of the rows before it that a batch may have, rounded down to a power of two, up to ``rows``
-            and at least 8: so a short log has many steps, and a long one large batches. ``auto``: 1/256, or null
+            and at least 8: so a short log has many steps, and a long one large batches. ``auto``: 1/1024, or null
             where ``rows`` is given. Null: batches have ``rows`` from the start.
         max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a batch of its own; one with
             more than this is rejected with its id.
