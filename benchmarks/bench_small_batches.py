@@ -22,9 +22,7 @@ FUSED = 64
 SIZE = Size(features=18, buckets=10_000, growing=True)
 
 
-def small_batches(
-    rows: int = 100_000, batch: int = 64, rounds: int = 3, quick: bool = False
-) -> dict[str, Any]:
+def measure(rows: int = 100_000, batch: int = 64, rounds: int = 3, quick: bool = False) -> dict[str, Any]:
     """Returns the numbers of passes by how many batches a call has, and their ratios."""
     rows = 6_000 if quick else rows
     with tempfile.TemporaryDirectory() as name:
@@ -47,4 +45,4 @@ def small_batches(
 
 
 if __name__ == "__main__":
-    main(small_batches)
+    main(measure)

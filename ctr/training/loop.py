@@ -175,14 +175,11 @@ def _learned(
         feed, _, has_labels = group[0]
         if feed.is_fused and not run.is_quarantined(feed.batch):
             ahead = np.cumsum([0, *(len(turn[0].batch.rows) for turn in group)])[:-1].tolist()
-            feeds, ramps, rates = [turn[0] for turn in group], map(run.ramps, ahead), map(run.rates, ahead)
-            scores = trainer.learn_fused(feeds, list(ramps), list(rates))
+            feeds = [turn[0] for turn in group]
+            scores = trainer.learn_fused(feeds, [*map(run.ramps, ahead)], [*map(run.rates, ahead)])
         else:
-            is_due = has_labels and not run.is_quarantined(feed.batch)
-            one = (
-                trainer.learn(feed, run.ramps(), run.rates()) if is_due else trainer.score(feed, run.ramps())
-            )
-            scores = [one]
+            is_due, ramps = has_labels and not run.is_quarantined(feed.batch), run.ramps()
+            scores = [trainer.learn(feed, ramps, run.rates()) if is_due else trainer.score(feed, ramps)]
         for number, (turn, own) in enumerate(zip(group, scores, strict=True), 1):
             yield *turn, own, number == len(group)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
@@ -70,6 +70,7 @@ def expected_ids(table: pa.Table) -> list[int]:
     ]
 
 
+@settings(max_examples=25)
 @given(
     queries=st.lists(st.tuples(st.integers(1, 70), st.booleans()), min_size=1, max_size=12),
     faulty=st.lists(st.booleans(), min_size=1, max_size=9),
