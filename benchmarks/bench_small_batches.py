@@ -22,9 +22,8 @@ FUSED = 64
 SIZE = Size(features=18, buckets=10_000, growing=True)
 
 
-def measure(rows: int = 100_000, batch: int = 64, rounds: int = 3, quick: bool = False) -> dict[str, Any]:
+def measure(rows: int = 100_000, batch: int = 64, rounds: int = 3) -> dict[str, Any]:
     """Returns the numbers of passes by how many batches a call has, and their ratios."""
-    rows = 6_000 if quick else rows
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         log = make_log(folder / "log", rows, SIZE)
@@ -45,4 +44,4 @@ def measure(rows: int = 100_000, batch: int = 64, rounds: int = 3, quick: bool =
 
 
 if __name__ == "__main__":
-    main(measure)
+    main(measure, {"rows": 6_000, "rounds": 1})
