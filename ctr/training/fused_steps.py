@@ -15,8 +15,7 @@ What a batch gives does not depend on which others are in its call.
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -24,14 +23,15 @@ import tensorflow as tf
 from ctr.models.part import WHOLE
 from ctr.objective.losses import loss_terms
 from ctr.objective.targets import target_signature
+from ctr.optim.protocol import RowGradient
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
 from ctr.training.shapes import Shape
 from ctr.training.state import TrainState
 from ctr.training.step import Step
 from ctr.training.tables.plan import TablePlan, assign_rows
-from ctr.training.tables.tables import EmbeddingTables, NewRows
-from ctr.workers.row_variables import gather_rows, set_rows
+from ctr.training.tables.tables import EmbeddingTables, Gathered, NewRows
+from ctr.workers.row_variables import Rows, gather_rows, set_rows
 
 _SCRATCH_ROWS = 8192
 """Rows of a scratch table; a call ends before batches that need more."""
@@ -57,14 +57,15 @@ class FusedSteps:
         self._terms, self._families = len(loss_terms(config.objective)), len(state.families)
         self._targets = list(target_signature(config.objective, state.families))
         self._tables = state.tables
-        scratch = _scratch_tables(state.tables, largest)
-        own = copy(state)
+        scratch = ScratchTables(state.tables, largest)
+        own: Any = copy(state)
         own.tables = scratch
         self._step = Step(own, config, (WHOLE,), by_products=False, exchanges=True)
         self._loop = tf.function(self._learn_all, jit_compile=True, autograph=False)
-        rows = [[tf.TensorSpec([None], tf.int32) for _ in state.layouts]] * 2
-        self._load = tf.function(partial(_copy_rows, state.tables, scratch), rows, autograph=False)
-        self._store = tf.function(partial(_copy_rows, scratch, state.tables), rows, autograph=False)
+        used = [[tf.TensorSpec([None], tf.int32) for _ in state.layouts]]
+        self._load, self._store = (
+            tf.function(copies, used, autograph=False) for copies in (scratch.load, scratch.store)
+        )
 
     def learn(
         self, feeds: Sequence[Feed], ramps: Sequence[Numbers], rates: Sequence[Numbers]
@@ -86,7 +87,7 @@ class FusedSteps:
         for feed, some, time in zip(feeds, assigned, times, strict=True):
             used = {number: id_map.rows for number, id_map in self._tables.id_maps.items()}
             plans, new = self._assign(some, time)
-            # Of a row that another id had until now, the batches before this one know as that one's.
+            # To the batches before this one, such a row is another id's.
             is_reused = any(len(one.rows) and one.rows.min() < used[one.table] for one in new)
             if is_reused or not _have_room([*(one.plans for one in waiting), plans]):
                 call()
@@ -107,10 +108,7 @@ class FusedSteps:
         return tuple(found), new
 
     def _call(
-        self,
-        feeds: Sequence[Feed],
-        ramps: Sequence[Numbers],
-        rates: Sequence[Numbers],
+        self, feeds: Sequence[Feed], ramps: Sequence[Numbers], rates: Sequence[Numbers]
     ) -> list[FusedResult]:
         shape = feeds[0].shape
         assert shape is not None
@@ -128,10 +126,9 @@ class FusedSteps:
             self._stacked({name: np.array([one[name] for one in each], np.float32) for name in each[0]})
             for each in (ramps, rates)
         ]
-        places = [np.arange(len(rows), dtype=np.int32) for rows in used]
-        self._load(used, places)
+        self._load(used)
         found = self._loop(tf.constant(len(feeds)), targets, plans, *numbers)
-        self._store(places, used)
+        self._store(used)
         logit, applied, terms, *slices = (part.numpy()[: len(feeds)] for part in found)
         return [
             FusedResult(logit[at], bool(applied[at]), [part[at] for part in slices], terms[at])
@@ -168,19 +165,65 @@ class FusedSteps:
         return results
 
 
-def _scratch_tables(tables: EmbeddingTables, largest: Shape) -> EmbeddingTables:
-    """Makes tables that are as the real ones to a step, of other rows, and with the same shared state."""
-    scratch, optimizer = copy(tables), copy(tables.optimizer)
-    scratch.weights, scratch.optimizer, optimizer.kept = [], optimizer, {}
-    for number, (name, table) in enumerate(tables.optimizer.tables.items()):
-        # Behind the rows that are loaded, those that pad the distinct ones of a batch.
-        rows = _SCRATCH_ROWS + largest.tables[number].ids
-        scratch.weights.append(tf.Variable(tf.zeros([rows, table.shape[1]]), trainable=False))
-        optimizer.kept[name] = tuple(
-            tf.Variable(np.tile(state, (rows, 1)), trainable=False) for state in optimizer.first_state(number)
-        )
-    optimizer.tables = dict(zip(tables.optimizer.tables, scratch.weights, strict=True))
-    return scratch
+class ScratchTables:
+    """Rows of all tables that some batches need, as a step sees tables.
+
+    A row of the tables and what the optimizer keeps of it are one row here: XLA gathers and scatters row by row.
+    """
+
+    divided: tuple[bool, ...] = ()
+
+    def __init__(self, tables: EmbeddingTables, largest: Shape) -> None:
+        self._tables, self.optimizer = tables, tables.optimizer
+        self._widths, self._rows = [], []
+        for number, table in enumerate(tables.weights):
+            state = self.optimizer.first_state(number)
+            widths = [table.shape[1], *map(len, state)]
+            first = np.concatenate([np.zeros(widths[0], np.float32), *state])
+            # Behind the rows that are loaded, those that pad the distinct ones of a batch.
+            rows = np.tile(first, (_SCRATCH_ROWS + largest.tables[number].ids, 1))
+            self._widths.append(widths)
+            self._rows.append(tf.Variable(rows, trainable=False))
+
+    def gather(self, plans: Sequence[_Tensors], learning: bool = False) -> Gathered:
+        held, state = [], []
+        for rows, widths, plan in zip(self._rows, self._widths, plans, strict=True):
+            own, *kept = tf.split(tf.gather(rows, plan["distinct"]), widths, axis=1)
+            held.append(own)
+            state.append(kept)
+        return Gathered(plans, held, state if learning else [], held, list(plans))
+
+    def update(
+        self,
+        gathered: Gathered,
+        gradients: Sequence[tf.Tensor],
+        curvatures: Sequence[tuple[tf.Tensor, ...]],
+        rate: tf.Tensor,
+        compiled: bool,
+    ) -> None:
+        del compiled
+        parts = zip(gathered.plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
+        for number, (plan, held, kept, gradient, curvature) in enumerate(parts):
+            given = RowGradient(plan["distinct"], held, kept, gradient, *curvature)
+            values, state = self.optimizer.step(number, given, rate * self.optimizer.rates[number])
+            set_rows(self._rows[number], plan["distinct"], tf.concat([values, *state], axis=1))
+
+    def load(self, used: Sequence[tf.Tensor]) -> None:
+        """Copies rows of the tables, int32 [N] of each, to the beginning."""
+        for number, rows in enumerate(used):
+            own = [gather_rows(variable, rows) for variable in self._variables(number)]
+            set_rows(self._rows[number], tf.range(tf.size(rows)), tf.concat(own, axis=1))
+
+    def store(self, used: Sequence[tf.Tensor]) -> None:
+        """Copies them back."""
+        for number, rows in enumerate(used):
+            own = tf.split(self._rows[number][: tf.size(rows)], self._widths[number], axis=1)
+            for variable, values in zip(self._variables(number), own, strict=True):
+                set_rows(variable, rows, values)
+
+    def _variables(self, number: int) -> list[Rows]:
+        name = list(self.optimizer.tables)[number]
+        return [self._tables.weights[number], *self.optimizer.kept[name]]
 
 
 def _have_room(plans: Sequence[Sequence[TablePlan]]) -> bool:
@@ -194,14 +237,3 @@ def _join(distinct: Sequence[np.ndarray], capacity: int) -> tuple[np.ndarray, np
     lengths = np.array([len(one) for one in distinct])
     padded[np.arange(capacity) < lengths[:, np.newaxis]] = places
     return rows.astype(np.int32), padded
-
-
-def _copy_rows(
-    source: EmbeddingTables, target: EmbeddingTables, rows: Sequence[tf.Tensor], places: Sequence[tf.Tensor]
-) -> None:
-    """Copies rows, int32 [N] of each table, with what the optimizer keeps of them, to other places, int32 [N]."""
-    kept = zip(source.optimizer.kept.values(), target.optimizer.kept.values(), strict=True)
-    tables = zip(source.weights, target.weights, kept, rows, places, strict=True)
-    for old, new, states, own, place in tables:
-        for before, after in [(old, new), *zip(*states, strict=True)]:
-            set_rows(after, place, gather_rows(before, own))
