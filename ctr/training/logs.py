@@ -75,8 +75,8 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
     """Finds the logs that a run reads. Raises InputError: one is empty, or they do not fit."""
     schema = read_schema(path)
     log = _open_log(path, config.time_range)
-    config = resolve(config, schema, log.manifests)
     _check_query_size(path, config, schema)
+    config = resolve(config, schema, log.manifests)
     schema = config.model.features(schema)
     for name in config.metrics.slices:
         if name not in schema.single_valued:

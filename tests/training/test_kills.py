@@ -115,7 +115,7 @@ def run_until_done(world: World, run: Path, live: bool, source: random.Random) -
 def test_killed_anywhere_it_ends_in_the_same_bits(
     live, optimizer, kills, growing, exposure, schema, tmp_path, capsys
 ):
-    world = World(growing, exposure, schema, make_config, OPTIMIZERS[optimizer], tmp_path / "world")
+    world = World(growing, exposure, schema, OPTIMIZERS[optimizer], tmp_path / "world")
     source = random.Random(f"{live} {world.config.sha256()} {kills}")
     world.grow_whole()
     whole = tmp_path / "whole"
