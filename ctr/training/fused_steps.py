@@ -6,7 +6,7 @@ have, so that nothing is compiled anew when those grow::
 
     find rows     of the ids of each batch, on the host: maps learn in the order of the log
     load          copies the rows of all batches, and what the optimizer keeps of them, into the scratch tables
-    loop          gathers, scores, learns and scatters, batch after batch
+    loop          takes the rows of a batch, scores it, learns from it and puts them back, batch after batch
     store         copies the rows back
 
 What a batch gives does not depend on which others are in its call.
@@ -33,7 +33,7 @@ from ctr.training.tables.plan import TablePlan, assign_rows
 from ctr.training.tables.tables import EmbeddingTables, Gathered, NewRows
 from ctr.workers.row_variables import Rows, gather_rows, set_rows
 
-_SCRATCH_ROWS = 8192
+_SCRATCH_ROWS = 32768
 """Rows of a scratch table; a call ends before batches that need more."""
 
 _Tensors = dict[str, tf.Tensor]
@@ -52,14 +52,17 @@ class FusedResult(NamedTuple):
 class FusedSteps:
     """Compiled loop over small batches, for a model that is whole in one process."""
 
-    def __init__(self, state: TrainState, config: TrainConfig, largest: Shape) -> None:
+    def __init__(self, state: TrainState, config: TrainConfig, shapes: Sequence[Shape]) -> None:
         self.limit = config.batch.steps_per_execution
         self._terms, self._families = len(loss_terms(config.objective)), len(state.families)
         self._targets = list(target_signature(config.objective, state.families))
         self._tables = state.tables
-        scratch = ScratchTables(state.tables, largest)
+        scratch = self._scratch = ScratchTables(state.tables, shapes)
         own: Any = copy(state)
         own.tables = scratch
+        if config.compute_dtype == "auto":
+            # On a CPU, XLA computes with bfloat16 as with float32 and rounds.
+            own.architecture = replace(state.architecture, compute_dtype="float32")
         self._step = Step(own, config, (WHOLE,), by_products=False, exchanges=True)
         self._loop = tf.function(self._learn_all, jit_compile=True, autograph=False)
         used = [[tf.TensorSpec([None], tf.int32) for _ in state.layouts]]
@@ -153,7 +156,9 @@ class FusedSteps:
 
         def step(at: tf.Tensor, *results: tf.Tensor) -> list[tf.Tensor]:
             arguments = tf.nest.map_structure(lambda part: part[at], (targets, plans, ramps, rates))
+            self._scratch.take(arguments[1])
             found = self._step.learn(*arguments)
+            self._scratch.put_back(arguments[1])
             own = [found.logit, found.applied, found.terms, *found.slices]
             written = [
                 tf.tensor_scatter_nd_update(whole, [[at]], part[tf.newaxis])
@@ -168,27 +173,45 @@ class FusedSteps:
 class ScratchTables:
     """Rows of all tables that some batches need, as a step sees tables.
 
-    A row of the tables and what the optimizer keeps of it are one row here: XLA gathers and scatters row by row.
+    A row of the tables and what the optimizer keeps of it are one row here: XLA gathers and scatters row by row. A step
+    has the rows of its batch alone in its hands: what it may leave as it is, XLA copies.
     """
 
     divided: tuple[bool, ...] = ()
 
-    def __init__(self, tables: EmbeddingTables, largest: Shape) -> None:
+    def __init__(self, tables: EmbeddingTables, shapes: Sequence[Shape]) -> None:
         self._tables, self.optimizer = tables, tables.optimizer
-        self._widths, self._rows = [], []
+        self._widths: list[list[int]] = []
+        self._rows: list[tf.Variable] = []
+        # By table, and by the distinct ids of a shape.
+        self._hands: list[dict[int, tf.Variable]] = []
         for number, table in enumerate(tables.weights):
             state = self.optimizer.first_state(number)
             widths = [table.shape[1], *map(len, state)]
             first = np.concatenate([np.zeros(widths[0], np.float32), *state])
+            sizes = [shape.tables[number].ids for shape in shapes]
             # Behind the rows that are loaded, those that pad the distinct ones of a batch.
-            rows = np.tile(first, (_SCRATCH_ROWS + largest.tables[number].ids, 1))
+            rows = np.tile(first, (_SCRATCH_ROWS + max(sizes), 1))
             self._widths.append(widths)
             self._rows.append(tf.Variable(rows, trainable=False))
+            self._hands.append({size: tf.Variable(rows[:size], trainable=False) for size in sizes})
+
+    def take(self, plans: Sequence[_Tensors]) -> None:
+        for rows, hand, plan in zip(self._rows, self._held(plans), plans, strict=True):
+            hand.assign(tf.gather(rows, plan["distinct"]))
+
+    def put_back(self, plans: Sequence[_Tensors]) -> None:
+        for rows, hand, plan in zip(self._rows, self._held(plans), plans, strict=True):
+            set_rows(rows, plan["distinct"], hand.read_value())
+
+    def _held(self, plans: Sequence[_Tensors]) -> list[tf.Variable]:
+        sizes = [plan["distinct"].shape[0] for plan in plans]
+        return [hands[size] for hands, size in zip(self._hands, sizes, strict=True)]
 
     def gather(self, plans: Sequence[_Tensors], learning: bool = False) -> Gathered:
         held, state = [], []
-        for rows, widths, plan in zip(self._rows, self._widths, plans, strict=True):
-            own, *kept = tf.split(tf.gather(rows, plan["distinct"]), widths, axis=1)
+        for hand, widths in zip(self._held(plans), self._widths, strict=True):
+            own, *kept = tf.split(hand.read_value(), widths, axis=1)
             held.append(own)
             state.append(kept)
         return Gathered(plans, held, state if learning else [], held, list(plans))
@@ -202,11 +225,12 @@ class ScratchTables:
         compiled: bool,
     ) -> None:
         del compiled
-        parts = zip(gathered.plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
-        for number, (plan, held, kept, gradient, curvature) in enumerate(parts):
+        hands, plans = self._held(gathered.plans), gathered.plans
+        parts = zip(hands, plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
+        for number, (hand, plan, held, kept, gradient, curvature) in enumerate(parts):
             given = RowGradient(plan["distinct"], held, kept, gradient, *curvature)
             values, state = self.optimizer.step(number, given, rate * self.optimizer.rates[number])
-            set_rows(self._rows[number], plan["distinct"], tf.concat([values, *state], axis=1))
+            hand.assign(tf.concat([values, *state], axis=1))
 
     def load(self, used: Sequence[tf.Tensor]) -> None:
         """Copies rows of the tables, int32 [N] of each, to the beginning."""

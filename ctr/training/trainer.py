@@ -90,7 +90,7 @@ class Trainer:
     ) -> list[Scores]:
         """Makes steps with batches of one of ``fused_shapes``, in one call: each is scored before it is learned."""
         if self._fused is None:
-            self._fused = FusedSteps(self.state, self._config, self.fused_shapes[-1])
+            self._fused = FusedSteps(self.state, self._config, self.fused_shapes)
         begun = time.perf_counter()
         with self._calling("learn", feeds[0]):
             results = self._fused.learn(feeds, ramps, rates)
