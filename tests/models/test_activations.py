@@ -143,6 +143,7 @@ def test_it_is_the_gradient_in_eager_mode_in_a_graph_and_through_one():
     assert [gradients(compiled) for _ in range(2)] == [[6, 5]] * 2
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_function_that_is_gone():
     def run():
         def step(x):

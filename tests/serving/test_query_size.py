@@ -99,6 +99,7 @@ def check(found: pd.Series, expected: pd.Series, tolerance: float = 2e-6) -> Non
     np.testing.assert_allclose(found[expected.index], expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_it_is_a_feature_by_itself_and_off_by_one_key(made, run):
     plain = train(made.log, configured(model={**SMALL, "query_size": False}), made.folder / "without")
     assert (
