@@ -38,10 +38,10 @@ def find_pages(begins: np.ndarray, times: np.ndarray) -> Pages:
     return {"pages": pages, "sessions": sessions, "largest": int(sizes.max())}
 
 
-def tells_queries_apart(rows: int, queries: int, pages: Pages) -> bool:
-    """Tells whether the queries of a log are pages of different sizes, by what ``find_pages`` counted.
+def pages_differ(rows: int, queries: int, pages: Pages) -> bool:
+    """Returns whether the queries of a log are pages of different sizes, by what ``find_pages`` counted.
 
-    Sessions that hardly ever are there do not matter. Where they are common, that a value is missing, or 1, would say
+    A few sessions do not matter. Where they are common, that a value is missing, or 1, would say
     whether more rows come.
     """
     if not pages or pages["sessions"] > _FEW_SESSIONS * (pages["pages"] + pages["sessions"]):

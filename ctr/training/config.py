@@ -50,8 +50,8 @@ class BatchConfig(StrictModel):
             have all rows from the start that ``ids.capacity`` allows. ``auto``: few on a TPU. Results change by
             rounding only.
         steps_per_execution: how many batches of up to 256 rows one compiled call scores and learns from, one after the
-            other, where nothing is due on the host between two of them (``ctr.training.fused_steps``). 1: each batch
-            is a call of its own. Results change by rounding only.
+            other, where nothing is due on the host between two of them (``ctr.training.fused_steps``). 1, or
+            ``jit`` false: each batch is a call of its own. Results change by rounding only.
     """
 
     rows: int = Field(default=4096, ge=1, le=2**20)

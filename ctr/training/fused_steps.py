@@ -41,7 +41,7 @@ Numbers = Mapping[str, float]
 
 
 class FusedResult(NamedTuple):
-    """What ``StepResult`` has, of one batch."""
+    """Result of the step with one batch, as arrays; see ``StepResult``."""
 
     logit: np.ndarray
     applied: bool

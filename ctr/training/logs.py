@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ctr.data.log import Manifest, log_sha256, read_manifests, read_schema
-from ctr.data.query_size import tells_queries_apart
+from ctr.data.query_size import pages_differ
 from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.data.time_range import TimeRange
 from ctr.io.documents import json_bytes
@@ -126,8 +126,8 @@ def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) 
     if model.query_size == "auto":
         first = _first_with_rows(manifests)
         is_free = not _has_own(schema.stored) and QUERY_SIZE not in model.without
-        is_told = tells_queries_apart(first.rows, first.queries, first.pages)
-        model = model.model_copy(update={"query_size": is_free and is_told})
+        is_useful = pages_differ(first.rows, first.queries, first.pages)
+        model = model.model_copy(update={"query_size": is_free and is_useful})
     features = model.features(schema).features
     open_widths = [f for f in features if f.width is None and f.name not in model.widths]
     if open_widths:

@@ -152,7 +152,8 @@ def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShap
         or optimizer.embeddings.rule == "one_sided"
     )
     has_more_rows = bool(config.label_delay) or (constraints is not None and bool(constraints.logs))
-    if config.batch.steps_per_execution == 1 or uses_host or has_more_rows or objective.ranking is not None:
+    is_off = config.batch.steps_per_execution == 1 or config.jit is False
+    if is_off or uses_host or has_more_rows or objective.ranking is not None:
         return ()
     shapes = []
     for rows in _FUSED_ROWS:

@@ -94,9 +94,9 @@ class Trainer:
         begun = time.perf_counter()
         with self._calling("learn", feeds[0]):
             results = self._fused.learn(feeds, ramps, rates)
-        for _ in feeds:
-            self._step_seconds.add((time.perf_counter() - begun) / len(feeds))
+        seconds = (time.perf_counter() - begun) / len(feeds)
         for feed, result in zip(feeds, results, strict=True):
+            self._step_seconds.add(seconds)
             if result.applied:
                 self.last_applied = feed
         return [

@@ -13,8 +13,9 @@ from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.loop import train
 from ctr.training.run import checkpoint
+from ctr.training.shapes import fused_shapes
 from ctr.training.trainer import Trainer
-from fingerprint_logs import publish_growing
+from fingerprint_logs import SCHEMA, publish_growing
 from growing_logs import lines_of, read_predictions, train_part
 from small_runs import draw_examples, merged
 
@@ -115,3 +116,21 @@ def test_bits_do_not_depend_on_which_batches_share_a_call(log, fused, tmp_path, 
     train(log, config, tmp_path / "other")
     assert set(calls) == {1, 2, 3}
     assert_same(fused, tmp_path / "other", rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        apart(1),
+        {"jit": False},
+        {"label_delay": 60},
+        {"objective": {"ranking": {}}},
+        {"optimizer": {"dense": {"rule": "kfac"}}},
+        {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": 5}}}},
+        {"optimizer": {"embeddings": {"rule": "one_sided"}}},
+    ],
+    ids=str,
+)
+def test_what_one_call_cannot_do_is_done_batch_by_batch(changes):
+    layouts = config_of().table_layouts(SCHEMA)
+    assert fused_shapes(config_of(), layouts) and not fused_shapes(config_of(changes), layouts)
