@@ -284,4 +284,4 @@ def tower_columns(layouts: Sequence[TableLayout], factorized: bool) -> dict[str,
 
 
 def _tower(layout: TableLayout, factorized: bool) -> str:
-    return layout.tower if factorized else "quality"
+    return layout.tower if factorized or layout.tower == "pairs" else "quality"

@@ -419,11 +419,24 @@ class TrainConfig(StrictModel):
             )
         if ranking is not None and ranking.setup == "multi_task" and self.model.network_loss == "own":
             raise ValueError("model.network_loss own is not possible with objective.ranking.setup multi_task")
+        if self.model.pairs is True and (obstacle := self.pair_obstacle) is not None:
+            raise ValueError(f"model.pairs true is not possible: {obstacle}")
         if self.objective.anti_distillation is not None and self.model.ensemble.components < 2:
             raise ValueError(
                 "objective.anti_distillation needs model.ensemble.components of at least 2 to push apart"
             )
         return self
+
+    @property
+    def pair_obstacle(self) -> str | None:
+        """Says which key is in the way of ``model.pairs``; None: none is."""
+        if self.model.network_loss != "own":
+            return "it needs model.network_loss own"
+        if self.optimizer.embeddings.linear_rule != "newton":
+            return "it needs optimizer.embeddings.linear_rule newton"
+        if self.objective != ObjectiveConfig():
+            return "it needs an objective of the logistic loss alone"
+        return None
 
     def table_layouts(self, schema: Schema) -> tuple[TableLayout, ...]:
         """The embedding tables for a log's features.
