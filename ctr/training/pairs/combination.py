@@ -23,6 +23,8 @@ _FORGETTING = 0.5
 _MAX_STEP = 1.0
 _LEAST_CURVATURE = 1e-6
 
+FIRST_ROWS = 256
+"""Rows before the expert begins: fewer tell nothing of pairs, and a short log does without it."""
 FIRST_LOOK = 32768
 """Rows after which it is decided for the first time, by the second half of them, whether the expert stays."""
 _LEAST_GAIN = 0.001
@@ -55,10 +57,10 @@ class Combination:
     information_00: float = 0.0
     information_01: float = 0.0
     information_11: float = 0.0
-    is_awake: float = 1.0
+    is_awake: float = 0.0
     passed: float = 0.0
-    due: float = FIRST_LOOK
-    counted_from: float = FIRST_LOOK // 2
+    due: float = FIRST_ROWS
+    counted_from: float = 0.0
     gain: float = 0.0
     loss: float = 0.0
 

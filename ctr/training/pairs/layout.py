@@ -11,7 +11,7 @@ from ctr.data.reader import Rows
 from ctr.data.schema import Schema
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
 from ctr.training.config import TrainConfig
-from ctr.training.ids.config import IdsConfig
+from ctr.training.ids.config import EvictionConfig, IdsConfig
 from ctr.training.model_config import CrossConfig, DeepConfig
 
 _MOST_ROWS, _LEAST_ROWS = 2**20, 2**10
@@ -26,7 +26,13 @@ def pair_config(config: TrainConfig, schema: Schema) -> TrainConfig:
     pairs = max(1, len(_pairs(len(_paired(config, schema)))[0]))
     capacities = {name: config.ids.capacity_of(name) for name in schema.growing}
     capacity = max(_LEAST_ROWS, _MOST_ROWS // pairs)
-    ids = IdsConfig(capacity=capacity, capacities=capacities, shared_rows=config.ids.shared_rows)
+    # Ids of pairs come and go in such numbers that to let them go would cost more than all the rest.
+    ids = IdsConfig(
+        capacity=capacity,
+        capacities=capacities,
+        shared_rows=config.ids.shared_rows,
+        eviction=EvictionConfig(policy="none"),
+    )
     return config.model_copy(update={"model": model, "ids": ids})
 
 
