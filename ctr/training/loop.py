@@ -34,7 +34,7 @@ from ctr.training.warm_start.start import InitFrom, warm_start
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
 
-__all__ = ["TIMING", "LearningError", "Session", "one_pass", "open_session", "train"]
+__all__ = ["TIMING", "Learner", "LearningError", "Session", "one_pass", "open_session", "train"]
 
 log = logging.getLogger(__name__)
 
