@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows
-from ctr.training.logs import resolve
 from ctr.training.learner import fresh_state
+from ctr.training.logs import resolve
 from reference_steps import AdaGrad, Bias, LinearWeights, OffsetAndGate, Shampoo, bend, query_effect, sigmoid
 
 

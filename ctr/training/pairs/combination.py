@@ -23,7 +23,7 @@ _FORGETTING = 0.5
 _MAX_STEP = 1.0
 _LEAST_CURVATURE = 1e-6
 
-FIRST_ROWS = 256
+FIRST_ROWS = 64
 """Rows before the expert begins: fewer tell nothing of pairs, and a short log does without it."""
 FIRST_LOOK = 32768
 """Rows after which it is decided for the first time, by the second half of them, whether the expert stays."""
