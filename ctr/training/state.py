@@ -199,6 +199,10 @@ class TrainState:
             variable.assign(arrays[name])
         self.tables.restore(arrays, parts or {})
 
+    def expert_report(self) -> dict[str, float]:
+        """Returns what metrics say of experts beside the model."""
+        return {}
+
     def optimizer_report(self) -> dict[str, float | int]:
         return {**self.tables.optimizer.report(), **self.dense_optimizer.report()}
 

@@ -22,6 +22,7 @@ _ENOUGH = 50
 # Of positive numbers: from the middle to the largest.
 _WIDE = 20.0
 _STEPS = 40
+# Of the range: where half of the values lie in it at one end, even buckets would part few values from many.
 _TAIL = 1 / 6
 
 
@@ -184,9 +185,7 @@ def _is_spread(values: np.ndarray, size: float) -> bool:
 
 
 def _is_heavy_tailed(values: np.ndarray, low: float, high: float) -> bool:
-    """Returns whether even buckets would part few values from many: of all but the most frequent value, half lie in an
-    eighth of the range from ``low`` to ``high``, at one end of it.
-    """
+    """Returns whether half of all but the most frequent value lie at one end of the range from ``low`` to ``high``."""
     found, counts = np.unique(values, return_counts=True)
     others = values[values != found[counts.argmax()]]
     if not len(others):

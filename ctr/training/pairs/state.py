@@ -56,6 +56,10 @@ class PairState(TrainState):
         self.pairs.restore(of_pairs(arrays), of_pairs(parts or {}))
         self.combination.restore(arrays[_COMBINATION])
 
+    def expert_report(self) -> dict[str, float]:
+        gate, _ = self.combination.served
+        return {"pairs_gate": round(gate, 6) if self.combination.is_awake else 0.0}
+
     def parameter_counts(self) -> dict[str, int]:
         of_pairs = self.pairs.parameter_counts()
         return {name: count + of_pairs[name] for name, count in super().parameter_counts().items()}
