@@ -109,7 +109,11 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
             f"config: optimizer.embeddings.rule is {optimizer.embeddings.rule}; allowed with method supernet: adagrad"
         )
     quiet = {"record_predictions": False, "export": None, "tensorboard": TensorBoardConfig()}
-    return space.apply(base, space.largest).model_copy(update=quiet)
+    largest = space.apply(base, space.largest)
+    if largest.batch.least < 8:
+        # One call learns from many batches of a model, but not of a supernet.
+        quiet["batch"] = largest.batch.model_copy(update={"growth": 1 / 1024, "least": 8})
+    return largest.model_copy(update=quiet)
 
 
 def _of_pass(largest: TrainConfig, number: int) -> TrainConfig:

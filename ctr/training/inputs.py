@@ -31,7 +31,7 @@ from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.logs import Log, Logs, open_logs
 from ctr.training.run.rollback import Position
-from ctr.training.shapes import FUSED_FROM, FewShapes, few_shapes
+from ctr.training.shapes import FewShapes, few_shapes, is_fused_from
 from ctr.workers.collectives import ALONE, Workers
 
 # What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
@@ -211,7 +211,7 @@ def read_feeds(
             until = [stream.until(one.times[1] - 1) for stream in streams]
             due = [None if rows is None else set_rejects_apart(rows) for rows in until]
             usual = size.at(one.begin)
-            own = fused if one.begin - size.origin >= FUSED_FROM else ()
+            own = fused if is_fused_from(size, one.begin) else ()
             feed = make_feed(
                 one, layouts, usual, objective, inputs.families, due, config.ids, seat, shapes, own
             )
