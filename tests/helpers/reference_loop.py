@@ -47,7 +47,7 @@ def cut(rows, sizes):
     while start < len(rows):
         size = sizes.rows
         if sizes.growth:
-            size = min(size, max(sizes.first, 2 ** int(np.log2(max(1, sizes.growth * start)))))
+            size = min(size, max(sizes.least, 2 ** int(np.log2(max(1, sizes.growth * start)))))
         end = max(ends[ends <= start + size].max(initial=0), ends[ends > start].min())
         yield rows.slice(start, end)
         start = end
