@@ -108,12 +108,8 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
         raise InputError(
             f"config: optimizer.embeddings.rule is {optimizer.embeddings.rule}; allowed with method supernet: adagrad"
         )
-    quiet: dict[str, Any] = {"record_predictions": False, "export": None, "tensorboard": TensorBoardConfig()}
-    largest = space.apply(base, space.largest)
-    if int(largest.batch.least) < 8:
-        # One call learns from many batches of a model, but not of a supernet.
-        quiet["batch"] = largest.batch.model_copy(update={"growth": 1 / 1024, "least": 8})
-    return largest.model_copy(update=quiet)
+    quiet = {"record_predictions": False, "export": None, "tensorboard": TensorBoardConfig()}
+    return space.apply(base, space.largest).model_copy(update=quiet)
 
 
 def _of_pass(largest: TrainConfig, number: int) -> TrainConfig:
