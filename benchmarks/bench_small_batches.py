@@ -3,7 +3,7 @@
     python benchmarks/bench_small_batches.py [--rows 100000] [--batch 64] [--rounds 3]
 
 The reference log with 18 features whose ids grow, and the model that a run has without a configuration but for
-``batch``. Both arms pass the same log in one process, in turns; compilation and start are in ``wall_seconds`` alone.
+``batch``, without the expert for pairs and, third, with it. All arms pass the same log in one process, in turns; compilation and start are in ``wall_seconds`` alone.
 ``step_ms`` is a batch's share of the calls that learn, ids and copies included.
 """
 
@@ -28,8 +28,8 @@ def measure(rows: int = 100_000, batch: int = 64, rounds: int = 3) -> dict[str, 
         folder = Path(name)
         log = make_log(folder / "log", rows, SIZE)
 
-        def arm(steps: int) -> dict[str, float]:
-            content = {"batch": {"rows": batch, "steps_per_execution": steps}}
+        def arm(steps: int, pairs: bool = False) -> dict[str, float]:
+            content = {"batch": {"rows": batch, "steps_per_execution": steps}, "model": {"pairs": pairs}}
             config = parse_model(TrainConfig, content, "benchmark")
             with tempfile.TemporaryDirectory(dir=folder) as run:
                 summary = train(log, config, Path(run) / "run")
@@ -39,7 +39,11 @@ def measure(rows: int = 100_000, batch: int = 64, rounds: int = 3) -> dict[str, 
                 "examples_per_second": summary["wall_examples_per_second"],
             }
 
-        arms = {"a call each": lambda: arm(1), f"{FUSED} in a call": lambda: arm(FUSED)}
+        arms = {
+            "a call each": lambda: arm(1),
+            f"{FUSED} in a call": lambda: arm(FUSED),
+            "and the expert for pairs": lambda: arm(FUSED, pairs=True),
+        }
         return compare(arms, rounds, warm=0)
 
 

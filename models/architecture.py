@@ -79,6 +79,7 @@ class Architecture:
             linear = sum of linear weights + b,    network = w . DCN(e_0) + b_n
             logit = linear + gate * (network - linear) + offset
         sources: of each tower, see ``Tower``; empty: each layer reads the one before it.
+        pairs: whether a served model has the linear weights of pairs of features (``ctr.training.pairs``).
     """
 
     cross_layers: int
@@ -94,6 +95,7 @@ class Architecture:
     factors: Factors | None = None
     gated: bool = False
     sources: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         if self.factors is not None and not self.has_network:
@@ -160,6 +162,11 @@ class Architecture:
             own = experts[expert.name] = models[expert.name] + weights[expert.bias]
             logits = logits + weights[expert.gate] * (own - experts[first.name])
         return logits, experts
+
+    def add_pairs(self, weights: Mapping[str, Array], logits: Array, linear: Array) -> Array:
+        """Moves logits towards those of the pairs, of which ``linear`` are the sums of linear weights."""
+        pairs = linear + weights["pairs_bias"]
+        return logits + weights["pairs_gate"] * (pairs - logits) + weights["pairs_offset"]
 
     def input_dtype(self, tower: str) -> str:
         """Returns the dtype of a tower's embeddings: the compute dtype, float32 where no layer computes with them."""

@@ -67,7 +67,12 @@ def forward(
     """
     a, own = architecture, architecture.by_component(weights)
     if a.factors is None:
-        return _plain_scores(a, own, inputs["quality"], alpha2, compiled, multiply)
+        scores = _plain_scores(a, own, inputs["quality"], alpha2, compiled, multiply)
+        return (
+            scores._replace(logits=a.add_pairs(weights, scores.logits, inputs["pairs"].linear))
+            if a.pairs
+            else scores
+        )
     q, *ranked = tower_outputs(a, own, "quality", inputs["quality"].e0, alpha2, compiled, multiply)
     (u,) = tower_outputs(a, own, "ui", inputs["ui"].e0, alpha2, compiled, multiply)
     both = _with_linear(q, inputs["quality"].linear, True), _with_linear(u, inputs["ui"].linear, False)

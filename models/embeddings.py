@@ -85,7 +85,7 @@ def new_rows(
         fingerprints: int64 [N].
     """
     rows = np.zeros((len(fingerprints), layout.copies, layout.width + 1), np.float32)
-    for number, feature in enumerate(layout.growing):
+    for number, feature in enumerate(layout.growing if layout.width else ()):
         own = np.flatnonzero(features == number)
         for copy in range(layout.copies if len(own) else 0):
             values = initial_rows(fingerprints[own], feature.name, layout.width, init_scale, seed, copy)
@@ -284,4 +284,4 @@ def tower_columns(layouts: Sequence[TableLayout], factorized: bool) -> dict[str,
 
 
 def _tower(layout: TableLayout, factorized: bool) -> str:
-    return layout.tower if factorized else "quality"
+    return layout.tower if factorized or layout.tower == "pairs" else "quality"

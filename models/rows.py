@@ -29,6 +29,7 @@ class FeatureRows:
             without a slot share.
         single: its column in the id matrix, None if multivalent.
         growing: whether its ids grow.
+        of: of a pair of features, whose ids are made of theirs, these two; else None.
     """
 
     name: str
@@ -37,6 +38,7 @@ class FeatureRows:
     tower: str
     single: int | None
     growing: bool = False
+    of: tuple[str, str] | None = None
 
     @cached_property
     def salt(self) -> np.int64:

@@ -193,6 +193,9 @@ def check_once(key: str, values: tuple[Any, ...]) -> None:
         raise ValueError(f"{key}: {repeated[0]} appears twice")
 
 
+_ALIKE: dict[str, Any] = {"batch": {"growth": 1 / 1024}, "model": {"pairs": False}}
+
+
 def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[ExperimentConfig, dict[str, Any]]:
     """Reads an experiment, and its training configuration before any arm's changes; raises InputError."""
     where = f"experiment {path}"
@@ -213,7 +216,14 @@ def training_content(path: Path, where: str, base: Path | None, changes: Mapping
         parse_model(TrainConfig, content, f"{where}: base {file}")
     content = merged(content, changes)
     parse_model(TrainConfig, content, where, "config.")
-    return content
+    return _alike_in_arms(content)
+
+
+def _alike_in_arms(content: dict[str, Any]) -> dict[str, Any]:
+    """Sets what a run decides by the techniques that it has, so that arms differ by these alone."""
+    batch = content.get("batch") or {}
+    is_open = not {"rows", "growth"} & {*batch}
+    return merged(_ALIKE if is_open else {"model": _ALIKE["model"]}, content)
 
 
 def check_experiment_folder(out: Path) -> None:

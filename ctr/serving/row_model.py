@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from ctr.data.ids import arrow
+from ctr.data.ids.rules import pair_ids
 from ctr.data.ids.values import Ids, RowIds
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.io.blas import one_blas_thread
@@ -57,7 +59,7 @@ class RowTable:
         self._rows, self._keys = rows, keys
         self._width, self._copies = described["width"], described["copies"]
         given: list[dict[str, Any]] = described["features"]
-        self.features = [feature["name"] for feature in given]
+        self.features = [feature["name"] for feature in given if feature["of"] is None]
         sizes = np.array([feature["buckets"] for feature in given], np.int64)
         growing = np.array([feature["growing"] for feature in given], np.bool_)
         salts = np.array([feature["salt"] for feature in given], np.int64)
@@ -71,7 +73,8 @@ class RowTable:
         features = np.cumsum(sizes) - sizes, shared, last, growing, salts
         single = [number for number, feature in enumerate(given) if feature["single"]]
         self._single = _Features(*(values[single] for values in features))
-        self._single_names = [self.features[number] for number in single]
+        self._single_names = [given[number]["name"] for number in single if given[number]["of"] is None]
+        self._pairs = [given[number]["of"] for number in single if given[number]["of"] is not None]
         self._multivalent = {
             feature["name"]: _Features(*(values[number] for values in features))
             for number, feature in enumerate(given)
@@ -82,8 +85,10 @@ class RowTable:
         """Looks up each copy's embeddings [N, features * width] and linear sums [N]; ValueError: no such id."""
         parts = []
         if self._single_names:
-            given = np.array([ids[name] for name in self._single_names], np.int64).reshape(-1, rows).T
-            parts.append(self._rows[self._rows_of(self._single, given)])
+            given = np.array([ids[name] for name in self._single_names], np.int64).reshape(-1, rows)
+            if self._pairs:
+                given = np.concatenate([given, self._pair_ids(ids, rows)])
+            parts.append(self._rows[self._rows_of(self._single, given.T)])
         if self._multivalent:
             means = [self._mean(one, row) for name, one in self._multivalent.items() for row in ids[name]]
             shape = (len(self._multivalent), rows, self._rows.shape[1])
@@ -92,6 +97,12 @@ class RowTable:
         size, width = self._width + 1, self._width
         columns = (found[:, :, begin : begin + size] for begin in range(0, self._copies * size, size))
         return [(own[:, :, :width].reshape(rows, -1), own[:, :, width].sum(axis=1)) for own in columns]
+
+    def _pair_ids(self, ids: Mapping[str, Ids], rows: int) -> np.ndarray:
+        """Ids of pairs, int64 [P, N]."""
+        sides = (np.array([ids[name] for name in side], np.int64) for side in zip(*self._pairs, strict=True))
+        left, right = (side.ravel().view(np.uint64) for side in sides)
+        return pair_ids(arrow, left, right).reshape(-1, rows)
 
     def _rows_of(self, features: _Features, ids: np.ndarray) -> np.ndarray:
         if (ids.view(np.uint64) > features.last).any():
@@ -251,7 +262,8 @@ class RowModel:
         found: dict[str, list[Inputs]] = {}
         for table in self._tables:
             if tower is None or table.tower == tower:
-                of = table.tower if self._architecture.factors is not None else "quality"
+                is_apart = table.tower == "pairs" or self._architecture.factors is not None
+                of = table.tower if is_apart else "quality"
                 found.setdefault(of, []).append(table.look_up(ids, rows))
         return {of: [_joined(copy) for copy in zip(*own, strict=True)] for of, own in found.items()}
 
@@ -262,6 +274,9 @@ class RowModel:
                 logits = [
                     self._plain_logit(number, inputs["quality"]) for number in range(len(self._components))
                 ]
+                if self._architecture.pairs:
+                    (linear,) = (linear for _, linear in inputs["pairs"])
+                    logits = [self._architecture.add_pairs(self._components[0], logits[0], linear)]
             else:
                 both = self._factor("quality", inputs["quality"]) * self._factor("ui", inputs["ui"])
                 products = zip(self._transfers, both.sum(axis=2).T, strict=True)

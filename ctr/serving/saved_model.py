@@ -178,6 +178,7 @@ def _describe_table(layout: TableLayout) -> Mapping[str, Any]:
             "single": feature.single is not None,
             "growing": feature.growing,
             "salt": int(feature.salt),
+            "of": feature.of,
         }
         for feature in layout.features
     ]

@@ -15,14 +15,16 @@ as in training. All are pure TensorFlow operations, so that any TensorFlow runti
 
 import keyword
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from ctr.data.derived import Derived
+from ctr.data.ids import graph
 from ctr.data.ids.graph import row_numbers, transform_tensors
+from ctr.data.ids.rules import pair_ids
 from ctr.data.schema import MISSING_ID, QUERY_SIZE, Category, Cross, InputKind, Schema
 from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, ui
 from ctr.models.embeddings import look_up, tower_inputs
@@ -144,7 +146,8 @@ def inputs_of(snapshot: Snapshot, ids: Ids, tower: str | None = None) -> dict[st
 
 def served_schema(snapshot: Snapshot) -> Schema:
     """Selects the features that a model has, of those of its log, and the parts of crosses among them."""
-    return snapshot.schema.only(feature.name for layout in snapshot.layouts for feature in layout.features)
+    features = [feature for layout in snapshot.layouts for feature in layout.features]
+    return snapshot.schema.only(feature.name for feature in features if feature.of is None)
 
 
 def _outputs(logits: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -232,16 +235,29 @@ def _single_rows(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> tf.
         numbers = tf.stack([ids[feature.name] for feature in fixed], axis=1)
         parts.append(tf.cast(numbers, tf.int32) + tf.constant([offsets[feature.name] for feature in fixed]))
     if growing:
-        prints = tf.stack([ids[feature.name] for feature in growing], axis=1)
-        parts.append(_growing_rows(layout, keys, growing, prints))
+        parts.append(_growing_rows(layout, keys, growing, _growing_ids(growing, ids)))
     if len(parts) == 1:
         return parts[0]
     places = {feature.name: place for place, feature in enumerate([*fixed, *growing])}
     return tf.gather(tf.concat(parts, axis=1), [places[feature.name] for feature in layout.single], axis=1)
 
 
+def _growing_ids(features: Sequence[FeatureRows], ids: Ids) -> tf.Tensor:
+    """Returns ids that grow of N rows, int64 [N, G]: those of pairs, which stand last, are made of the others'."""
+    parts = [ids[feature.name] for feature in features if feature.of is None]
+    found = [tf.stack(parts, axis=1)] if parts else []
+    pairs = [feature.of for feature in features if feature.of is not None]
+    if pairs:
+        names = sorted({name for pair in pairs for name in pair})
+        columns = tf.stack([tf.cast(ids[name], tf.int64) for name in names], axis=1)
+        sides = zip(*([names.index(name) for name in pair] for pair in pairs), strict=True)
+        left, right = (tf.bitcast(tf.gather(columns, list(side), axis=1), tf.uint64) for side in sides)
+        found.append(pair_ids(graph, left, right))
+    return found[0] if len(found) == 1 else tf.concat(found, axis=1)
+
+
 def _growing_rows(
-    layout: TableLayout, keys: tf.Variable | None, features: list[FeatureRows], ids: tf.Tensor
+    layout: TableLayout, keys: tf.Variable | None, features: Sequence[FeatureRows], ids: tf.Tensor
 ) -> tf.Tensor:
     """Rows of ids that grow, int64 [N, G] -> int32: an own one, else one of those that the ids of a feature share."""
     assert keys is not None

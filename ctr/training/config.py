@@ -29,7 +29,9 @@ from ctr.training.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, pars
 if TYPE_CHECKING:
     from ctr.data.batches import BatchSize
 
-_GROWTH = 1 / 1024
+_GROWTH, _GROWTH_FUSED = 1 / 1024, 1 / 4096
+"""Shares of the rows before a batch, and where one call learns from many batches."""
+_OPEN = frozenset(("growth", "least"))
 
 
 class BatchConfig(StrictModel):
@@ -38,8 +40,11 @@ class BatchConfig(StrictModel):
     Attributes:
         rows: maximum rows of a batch; whole queries are packed until the next one no longer fits.
         growth: the share of the rows before it that a batch may have, rounded down to a power of two, up to ``rows``
-            and at least 8: so a short log has many steps, and a long one large batches. ``auto``: 1/1024, or null
-            where ``rows`` is given. Null: batches have ``rows`` from the start.
+            and at least ``least``: so a short log has many steps, and a long one large batches. ``auto``: null where
+            ``rows`` is given; 1/4096, or 1/1024 with what no call of many batches can do: ranking, a label delay,
+            constraint logs, roots on the host. Null: batches have ``rows`` from the start.
+        least: rows that a batch may have whatever ``growth`` says. ``auto``: 1, or 8 with a ``growth`` that is given,
+            and where ``auto`` takes 1/1024.
         max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a batch of its own; one with
             more than this is rejected with its id.
         within_partitions: end a batch where a partition of the log ends, so that a partition is trained on
@@ -55,7 +60,8 @@ class BatchConfig(StrictModel):
     """
 
     rows: int = Field(default=4096, ge=1, le=2**20)
-    growth: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] | None = "auto"
+    growth: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] | None = _GROWTH_FUSED
+    least: Annotated[int, Field(ge=1, le=2**20)] | Literal["auto"] = 1
     max_query_rows: int = Field(default=65536, ge=1, le=2**22)
     within_partitions: bool = False
     shapes: Literal["auto", "few", "many"] = "auto"
@@ -64,15 +70,19 @@ class BatchConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, content: Any) -> Any:
-        if isinstance(content, dict) and content.get("growth", "auto") == "auto":
-            return {**content, "growth": None if "rows" in content else _GROWTH}
-        return content
+        if not isinstance(content, dict):
+            return content
+        given = {name: one for name, one in content.items() if name not in _OPEN or one != "auto"}
+        if "growth" in given:
+            return {"least": 8, **given}
+        return {"growth": None, **given} if "rows" in given else given
 
     def sizes(self, origin: int = 0) -> "BatchSize":
         """Returns how many rows batches have by position; ``origin`` is where the first one begins."""
         from ctr.data.batches import BatchSize
 
-        return BatchSize(self.rows, self.growth if isinstance(self.growth, float) else None, origin=origin)
+        growth = self.growth if isinstance(self.growth, float) else None
+        return BatchSize(self.rows, growth, first=int(self.least), origin=origin)
 
     @model_validator(mode="after")
     def _largest_at_least_rows(self) -> Self:
@@ -404,6 +414,13 @@ class TrainConfig(StrictModel):
         return _resolve_together(content) if isinstance(content, dict) else content
 
     @model_validator(mode="after")
+    def _resolve_growth(self) -> Self:
+        if not self.fuses_steps and "growth" not in self.batch.model_fields_set:
+            least = self.batch.least if "least" in self.batch.model_fields_set else 8
+            self.__dict__["batch"] = self.batch.model_copy(update={"growth": _GROWTH, "least": least})
+        return self
+
+    @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.model.factorized is not None and self.optimizer.embeddings.linear_rule == "newton":
             raise ValueError("optimizer.embeddings.linear_rule newton is not possible with model.factorized")
@@ -419,11 +436,40 @@ class TrainConfig(StrictModel):
             )
         if ranking is not None and ranking.setup == "multi_task" and self.model.network_loss == "own":
             raise ValueError("model.network_loss own is not possible with objective.ranking.setup multi_task")
+        if self.model.pairs is True and (obstacle := self.pair_obstacle) is not None:
+            raise ValueError(f"model.pairs true is not possible: {obstacle}")
         if self.objective.anti_distillation is not None and self.model.ensemble.components < 2:
             raise ValueError(
                 "objective.anti_distillation needs model.ensemble.components of at least 2 to push apart"
             )
         return self
+
+    @property
+    def fuses_steps(self) -> bool:
+        """Tells whether one call can learn from many batches: nothing is done on the host between two of them."""
+        objective, embeddings, dense = self.objective, self.optimizer.embeddings, self.optimizer.dense
+        constraints, has_roots = (
+            objective.bias_constraints,
+            dense.shampoo.start_preconditioning_step is not None,
+        )
+        uses_host = (
+            dense.rule == "kfac" or (dense.rule == "shampoo" and has_roots) or embeddings.rule == "one_sided"
+        )
+        has_more_rows = bool(self.label_delay) or (constraints is not None and bool(constraints.logs))
+        return (
+            not uses_host and not has_more_rows and objective.ranking is None and self.batch.shapes != "few"
+        )
+
+    @property
+    def pair_obstacle(self) -> str | None:
+        """Says which key is in the way of ``model.pairs``; None: none is."""
+        if self.model.network_loss != "own":
+            return "it needs model.network_loss own"
+        if self.optimizer.embeddings.linear_rule != "newton":
+            return "it needs optimizer.embeddings.linear_rule newton"
+        if self.objective != ObjectiveConfig():
+            return "it needs an objective of the logistic loss alone"
+        return None
 
     def table_layouts(self, schema: Schema) -> tuple[TableLayout, ...]:
         """The embedding tables for a log's features.

@@ -50,6 +50,8 @@ class Feed:
     shape: Shape | None = None  # the one of few that it is padded to; None: its sizes are some of many
     is_fused: bool = False  # ``ctr.training.fused_steps`` learns from it
     largest: "Callable[[], Feed] | None" = None  # makes the same feed with the largest shape
+    batch_rows: int = 0  # what batches are padded to where no shape says it
+    beside: "Feed | None" = None  # of the same batch, of an expert beside the model
 
     @property
     def rows(self) -> int:
@@ -170,7 +172,18 @@ def make_feed(
         largest = partial(make_feed, batch, layouts, batch_rows, *options)
     is_fused = shapes is None and shape is not None
     constraint_rows = tuple(constraint_batches)
-    return Feed(batch, constraint_rows, of_batch, tuple(plans), layouts, division, shape, is_fused, largest)
+    return Feed(
+        batch,
+        constraint_rows,
+        of_batch,
+        tuple(plans),
+        layouts,
+        division,
+        shape,
+        is_fused,
+        largest,
+        batch_rows,
+    )
 
 
 def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple[Rows, np.ndarray]:

@@ -33,8 +33,8 @@ from ctr.training.tables.plan import TablePlan, assign_rows
 from ctr.training.tables.tables import EmbeddingTables, Gathered, NewRows
 from ctr.workers.row_variables import Rows, gather_rows, set_rows
 
-_SCRATCH_ROWS = 32768
-"""Rows of a scratch table; a call ends before batches that need more."""
+_SCRATCH_ROWS, _SCRATCH_BYTES = 2**15, 2**23
+"""Rows of a scratch table, or more where so many bytes hold them; a call ends before batches that need more."""
 
 _Tensors = dict[str, tf.Tensor]
 Numbers = Mapping[str, float]
@@ -92,7 +92,7 @@ class FusedSteps:
             plans, new = self._assign(some, time)
             # To the batches before this one, such a row is another id's.
             is_reused = any(len(one.rows) and one.rows.min() < used[one.table] for one in new)
-            if is_reused or not _have_room([*(one.plans for one in waiting), plans]):
+            if is_reused or not self._scratch.have_room([*(one.plans for one in waiting), plans]):
                 call()
             waiting.append(replace(feed, plans=plans))
             begun.extend(new)
@@ -118,7 +118,8 @@ class FusedSteps:
         used, plans = [], []
         for number, size in enumerate(shape.tables):
             own = [feed.plans[number] for feed in feeds]
-            rows, distinct = _join([plan.distinct[: plan.distinct_count] for plan in own], size.ids)
+            ids = [plan.distinct[: plan.distinct_count] for plan in own]
+            rows, distinct = _join(ids, size.ids, self._scratch.rows[number])
             used.append(rows)
             arrays = {
                 name: [getattr(plan, name) for plan in own] for name in ("single", "values", "segments")
@@ -181,8 +182,9 @@ class ScratchTables:
 
     def __init__(self, tables: EmbeddingTables, shapes: Sequence[Shape]) -> None:
         self._tables, self.optimizer = tables, tables.optimizer
+        self.rows: list[int] = []  # of each table
         self._widths: list[list[int]] = []
-        self._rows: list[tf.Variable] = []
+        self._values: list[tf.Variable] = []
         # By table, and by the distinct ids of a shape.
         self._hands: list[dict[int, tf.Variable]] = []
         for number, table in enumerate(tables.weights):
@@ -190,18 +192,24 @@ class ScratchTables:
             widths = [table.shape[1], *map(len, state)]
             first = np.concatenate([np.zeros(widths[0], np.float32), *state])
             sizes = [shape.tables[number].ids for shape in shapes]
+            self.rows.append(max(_SCRATCH_ROWS, _SCRATCH_BYTES // first.nbytes))
             # Behind the rows that are loaded, those that pad the distinct ones of a batch.
-            rows = np.tile(first, (_SCRATCH_ROWS + max(sizes), 1))
+            rows = np.tile(first, (self.rows[-1] + max(sizes), 1))
             self._widths.append(widths)
-            self._rows.append(tf.Variable(rows, trainable=False))
+            self._values.append(tf.Variable(rows, trainable=False))
             self._hands.append({size: tf.Variable(rows[:size], trainable=False) for size in sizes})
 
+    def have_room(self, batches: Sequence[Sequence[TablePlan]]) -> bool:
+        """Tells whether the rows of all batches fit."""
+        of_tables = zip(self.rows, zip(*batches, strict=True), strict=True)
+        return all(sum(plan.distinct_count for plan in own) <= rows for rows, own in of_tables)
+
     def take(self, plans: Sequence[_Tensors]) -> None:
-        for rows, hand, plan in zip(self._rows, self._held(plans), plans, strict=True):
+        for rows, hand, plan in zip(self._values, self._held(plans), plans, strict=True):
             hand.assign(tf.gather(rows, plan["distinct"]))
 
     def put_back(self, plans: Sequence[_Tensors]) -> None:
-        for rows, hand, plan in zip(self._rows, self._held(plans), plans, strict=True):
+        for rows, hand, plan in zip(self._values, self._held(plans), plans, strict=True):
             set_rows(rows, plan["distinct"], hand.read_value())
 
     def _held(self, plans: Sequence[_Tensors]) -> list[tf.Variable]:
@@ -236,12 +244,12 @@ class ScratchTables:
         """Copies rows of the tables, int32 [N] of each, to the beginning."""
         for number, rows in enumerate(used):
             own = [gather_rows(variable, rows) for variable in self._variables(number)]
-            set_rows(self._rows[number], tf.range(tf.size(rows)), tf.concat(own, axis=1))
+            set_rows(self._values[number], tf.range(tf.size(rows)), tf.concat(own, axis=1))
 
     def store(self, used: Sequence[tf.Tensor]) -> None:
         """Copies them back."""
         for number, rows in enumerate(used):
-            own = tf.split(self._rows[number][: tf.size(rows)], self._widths[number], axis=1)
+            own = tf.split(self._values[number][: tf.size(rows)], self._widths[number], axis=1)
             for variable, values in zip(self._variables(number), own, strict=True):
                 set_rows(variable, rows, values)
 
@@ -250,14 +258,13 @@ class ScratchTables:
         return [self._tables.weights[number], *self.optimizer.kept[name]]
 
 
-def _have_room(plans: Sequence[Sequence[TablePlan]]) -> bool:
-    return all(sum(plan.distinct_count for plan in own) <= _SCRATCH_ROWS for own in zip(*plans, strict=True))
+def _join(distinct: Sequence[np.ndarray], capacity: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the rows that any of K batches needs: int32 [N]; and each one's places among them: int32 [K, capacity].
 
-
-def _join(distinct: Sequence[np.ndarray], capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the rows that any of K batches needs: int32 [N]; and each one's places among them: int32 [K, capacity]."""
+    Places are padded with those from ``end`` on.
+    """
     rows, places = np.unique(np.concatenate(distinct), return_inverse=True)
-    padded = np.tile(np.arange(_SCRATCH_ROWS, _SCRATCH_ROWS + capacity, dtype=np.int32), (len(distinct), 1))
+    padded = np.tile(np.arange(end, end + capacity, dtype=np.int32), (len(distinct), 1))
     lengths = np.array([len(one) for one in distinct])
     padded[np.arange(capacity) < lengths[:, np.newaxis]] = places
     return rows.astype(np.int32), padded

@@ -31,10 +31,13 @@ from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.logs import Log, Logs, open_logs
 from ctr.training.run.rollback import Position
-from ctr.training.shapes import FUSED_FROM, FewShapes, few_shapes
+from ctr.training.shapes import FewShapes, few_shapes, is_fused_from
 from ctr.workers.collectives import ALONE, Workers
 
 # What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
+Beside = Callable[[Feed], Feed | None]
+"""Makes the feed of an expert beside the model, of the same batch; None: it needs none."""
+
 _SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra_op_threads")
 
 
@@ -129,6 +132,7 @@ def read_turns(
     hold: Callable[[int], None],
     seat: Seat | None = None,
     fused: FewShapes = (),
+    beside: Beside | None = None,
 ) -> Generator[tuple[Feed, bool, bool], None, None]:
     """Yields the batches of the log from a position on, in the order in which a run scores and learns from them.
 
@@ -141,7 +145,7 @@ def read_turns(
     delay = round(inputs.config.label_delay * 1_000_000)
     starts = position.learned, position.constraint_logs
     if not delay:
-        with closing(read_feeds(inputs, layouts, *starts, partial, hold, seat, fused)) as feeds:
+        with closing(read_feeds(inputs, layouts, *starts, partial, hold, seat, fused, beside)) as feeds:
             for feed in feeds:
                 yield feed, True, True
         return
@@ -175,11 +179,13 @@ def read_feeds(
     hold: Callable[[int], None] = lambda position: None,
     seat: Seat | None = None,
     fused: FewShapes = (),
+    beside: Beside | None = None,
 ) -> Generator[Feed, None, None]:
     """Yields the run's feeds from a position on, made by a thread that reads ahead.
 
-    Without ``constraint_starts`` they are only scored. Unless ``partial``, batches that would not be the same if the
-    logs went on are left out, and ``hold`` is called with the position of the first.
+    Without ``constraint_starts`` they are only scored. ``beside`` makes the feeds beside them. Unless ``partial``,
+    batches that would not be the same if the logs went on are left out, and ``hold`` is called with the position of the
+    first.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if constraint_starts is not None else config.objective.scored_part
@@ -205,10 +211,12 @@ def read_feeds(
             until = [stream.until(one.times[1] - 1) for stream in streams]
             due = [None if rows is None else set_rejects_apart(rows) for rows in until]
             usual = size.at(one.begin)
-            own = fused if one.begin - size.origin >= FUSED_FROM else ()
+            own = fused if is_fused_from(size, one.begin) else ()
             feed = make_feed(
                 one, layouts, usual, objective, inputs.families, due, config.ids, seat, shapes, own
             )
+            if beside is not None:
+                feed = replace(feed, beside=beside(feed))
             # By this thread, and not by the one that trains.
             feed.prepare()
             yield feed

@@ -22,6 +22,9 @@ from ctr.io.words import listed
 from ctr.training.config import TrainConfig
 from ctr.training.model_config import fitting_width
 
+_MOST_PAIRED = 32
+"""Features up to which ``model.pairs`` is on by itself: 496 pairs cost more than a network."""
+
 
 @dataclass(frozen=True)
 class Log:
@@ -118,7 +121,7 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
 
 
 def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
-    """Fills in what the configuration leaves open: ``ModelConfig.query_size`` and ``widths``.
+    """Fills in what the configuration leaves open: ``query_size``, ``widths`` and ``pairs`` of ``ModelConfig``.
 
     No label is read, nor what follows the first partition: a run that follows the log has the same configuration.
     """
@@ -128,6 +131,10 @@ def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) 
         is_free = not _has_own(schema.stored) and QUERY_SIZE not in model.without
         is_useful = pages_differ(first.rows, first.queries, first.pages)
         model = model.model_copy(update={"query_size": is_free and is_useful})
+    if model.pairs == "auto":
+        singles = len(model.features(schema).single_valued)
+        is_possible = config.pair_obstacle is None and 2 <= singles <= _MOST_PAIRED
+        model = model.model_copy(update={"pairs": is_possible})
     features = model.features(schema).features
     open_widths = [f for f in features if f.width is None and f.name not in model.widths]
     if open_widths:

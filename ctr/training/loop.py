@@ -20,6 +20,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_turns
+from ctr.training.learner import PLAIN, Learner
 from ctr.training.run.directory import hold_run
 from ctr.training.run.metrics import finite_logits
 from ctr.training.run.results import TIMING, learning_failure, unlearned_text, write_results
@@ -27,28 +28,17 @@ from ctr.training.run.rollback import RollbackNeeded, query_times
 from ctr.training.run.run import Run, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.run.summary import LearningError, train_result
-from ctr.training.state import TrainState, fresh_state
 from ctr.training.trainer import Phase, Scores, Trainer, announced
 from ctr.training.validate import check_possible, validate
 from ctr.training.warm_start.start import InitFrom, warm_start
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
 
-__all__ = ["TIMING", "LearningError", "Session", "one_pass", "open_session", "train"]
+__all__ = ["TIMING", "Learner", "LearningError", "Session", "one_pass", "open_session", "train"]
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, dict[str, Any]], None]
-
-
-class Learner(NamedTuple):
-    """Makers of the state that a run begins with, the same at each call, and of what learns with it."""
-
-    state: Callable[..., TrainState] = fresh_state
-    trainer: Callable[[TrainState, TrainConfig, Phase | None], Trainer] = Trainer
-
-
-PLAIN = Learner()
 
 
 def train(
@@ -123,7 +113,14 @@ def one_pass(
     held: list[int] = []
     state = trainer.state
     turns = read_turns(
-        inputs, state.layouts, run.position, partial, held.append, state.seat, trainer.fused_shapes
+        inputs,
+        state.layouts,
+        run.position,
+        partial,
+        held.append,
+        state.seat,
+        trainer.fused_shapes,
+        trainer.beside,
     )
     with closing(turns), trainer.throughput.running():
         # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
@@ -171,7 +168,7 @@ def _learned(
 
     Score, with the weights from before the update, and learn when due: one compiled step does both.
     """
-    for group in _fused(turns, run):
+    for group in _fused(turns, run, trainer):
         feed, _, has_labels = group[0]
         if feed.is_fused and not run.is_quarantined(feed.batch):
             ahead = np.cumsum([0, *(len(turn[0].batch.rows) for turn in group)])[:-1].tolist()
@@ -184,7 +181,9 @@ def _learned(
             yield *turn, own, number == len(group)
 
 
-def _fused(turns: Iterator[tuple[Feed, bool, bool]], run: Run) -> Iterator[list[tuple[Feed, bool, bool]]]:
+def _fused(
+    turns: Iterator[tuple[Feed, bool, bool]], run: Run, trainer: Trainer
+) -> Iterator[list[tuple[Feed, bool, bool]]]:
     """Groups turns that one call learns from: of one shape, and nothing is due after any but the last."""
     group: list[tuple[Feed, bool, bool]] = []
     rows, limit = 0, run.config.batch.steps_per_execution
@@ -195,7 +194,8 @@ def _fused(turns: Iterator[tuple[Feed, bool, bool]], run: Run) -> Iterator[list[
             group, rows = [], 0
         group.append(turn)
         rows += len(feed.batch.rows)
-        if not feed.is_fused or len(group) == limit or run.is_due_after(rows, feed.batch.end):
+        is_due = run.is_due_after(rows, feed.batch.end) or trainer.is_due_after(rows)
+        if not feed.is_fused or len(group) == limit or is_due:
             yield group
             group, rows = [], 0
     if group:

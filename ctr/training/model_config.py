@@ -125,6 +125,11 @@ class ModelConfig(StrictModel):
             It is missing for a query whose rows have different times, such as a session. ``auto``: where the log's
             first partition has queries of different numbers of rows, and hardly any whose rows have different times.
             Switch it off if it is not known, when a row is scored, how many are shown.
+        pairs: whether an expert beside the model has linear weights for all pairs of single-valued features, which
+            helps where two of them mean something together that neither means alone, and costs time. It predicts as far
+            as that has paid, and where it has not, it is left out after 32,768 rows until the log is eight times as
+            long. ``auto``: yes, with up to 32 such features, ``network_loss`` own, ``linear_rule`` newton and no
+            other loss than the logistic one.
         without: features of the log that the model does not have, neither embeddings nor linear weights.
     """
 
@@ -138,6 +143,7 @@ class ModelConfig(StrictModel):
     embedding_seed: int | None = Field(default=None, ge=0, lt=2**31)
     widths: dict[str, int] = {}
     query_size: Literal["auto", True, False] = "auto"
+    pairs: Literal["auto", True, False] = "auto"
     without: tuple[Name, ...] = ()
 
     @model_validator(mode="before")

@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ctr.data.batches import BatchSize
 from ctr.data.schema import Category, Cross, Feature, Schema, Text
 from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
@@ -28,8 +29,12 @@ from ctr.training.division import Division
 from ctr.training.tables.plan import TablePlan
 
 FUSED_FROM = 4096
-"""The rows before the first batch of ``fused_shapes``: a short log is passed before a loop would be compiled."""
-_FUSED_ROWS, _FUSED_VALUES = (64, 256), 8
+"""The rows before the first batch of ``fused_shapes``: a short log is passed before a loop would be compiled.
+
+Where batches may be smaller than ``_FEW_ROWS``, a call for each would take longer than that: then from the first on.
+"""
+_FEW_ROWS = 8
+_FUSED_ROWS, _FUSED_VALUES = (8, 64, 256), 8
 """Rows of these shapes, and for each row and multivalent feature its values."""
 _SMALL, _USUAL_IDS, _USUAL_VALUES = 16, 2, 8
 """Divisors of what there can be at most."""
@@ -144,16 +149,7 @@ def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShap
     None where the host has something to do between two steps, where a batch has rows of several logs or pairs, and
     where all batches have few shapes.
     """
-    objective, optimizer = config.objective, config.optimizer
-    constraints, shampoo = objective.bias_constraints, optimizer.dense.shampoo
-    uses_host = (
-        (optimizer.dense.rule == "shampoo" and shampoo.start_preconditioning_step is not None)
-        or optimizer.dense.rule == "kfac"
-        or optimizer.embeddings.rule == "one_sided"
-    )
-    has_more_rows = bool(config.label_delay) or (constraints is not None and bool(constraints.logs))
-    is_off = config.batch.steps_per_execution == 1 or config.jit is False
-    if is_off or uses_host or has_more_rows or objective.ranking is not None:
+    if config.batch.steps_per_execution == 1 or config.jit is False or not config.fuses_steps:
         return ()
     shapes = []
     for rows in _FUSED_ROWS:
@@ -162,6 +158,11 @@ def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShap
         tables = [TableSizes(rows * len(layout.single) + own, own) for layout, own in sizes]
         shapes.append(Shape(rows, rows, 0, tuple(tables)))
     return tuple(shapes)
+
+
+def is_fused_from(size: BatchSize, position: int) -> bool:
+    """Tells whether a batch that begins there may have one of ``fused_shapes``."""
+    return position - size.origin >= FUSED_FROM or (size.growth is not None and size.first < _FEW_ROWS)
 
 
 def most_rows(config: TrainConfig, layout: TableLayout) -> int:

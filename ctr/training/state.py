@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from ctr.data.schema import Schema
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import fitted_names, init_weights, weight_shapes
@@ -16,7 +15,6 @@ from ctr.optim.first_order.online_bias import all_variables
 from ctr.optim.kfac.core import Layer
 from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
-from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.division import Seat, seat_in
 from ctr.training.optimizers import dense_optimizer, make_averaging, make_calibrators, samples_labels
 from ctr.training.tables.tables import EmbeddingTables
@@ -154,9 +152,13 @@ class TrainState:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The values of all variables and maps, to be read before the next step: where possible, their own memory."""
-        return {name: _value(leaf) for name, leaf in self._leaves().items()}
+        return {name: _value(leaf) for name, leaf in self.leaves().items()}
 
-    def _leaves(self) -> dict[str, Rows | np.ndarray]:
+    def leaves(self) -> dict[str, Rows | np.ndarray]:
+        """Returns the variables and the maps' arrays."""
+        return self._own_leaves()
+
+    def _own_leaves(self) -> dict[str, Rows | np.ndarray]:
         return self.variables() | self.tables.id_arrays()
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -164,7 +166,7 @@ class TrainState:
 
     def _written(self) -> dict[str, Rows | np.ndarray]:
         """The variables and the maps' arrays that this worker writes: its parts, the first one also what all have."""
-        leaves, sharding = self._leaves(), self.sharding
+        leaves, sharding = self.leaves(), self.sharding
         return {name: leaf for name, leaf in leaves.items() if self.workers.is_chief or name in sharding}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
@@ -183,19 +185,23 @@ class TrainState:
     def digest(self) -> str:
         """Hashes the variables and the maps' arrays that all workers have."""
         sharding, digest = self.sharding, hashlib.sha256()
-        for name, leaf in self._leaves().items():
+        for name, leaf in self.leaves().items():
             if name not in sharding:
                 digest.update(np.ascontiguousarray(_value(leaf)).tobytes())
         return digest.hexdigest()
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
         """Sets all variables and maps, of divided ones ``parts``. Raises ValueError: names or shapes differ."""
-        names = self._leaves().keys()
+        names = self._own_leaves().keys()
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
         for name, variable in self.variables().items():
             variable.assign(arrays[name])
         self.tables.restore(arrays, parts or {})
+
+    def expert_report(self) -> dict[str, float]:
+        """Returns what metrics say of experts beside the model."""
+        return {}
 
     def optimizer_report(self) -> dict[str, float | int]:
         return {**self.tables.optimizer.report(), **self.dense_optimizer.report()}
@@ -232,16 +238,3 @@ def _layout(leaf: Rows | np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
         return leaf.shape, leaf.dtype
     rows = () if leaf.shape.is_fully_defined() else (row_count(leaf),)
     return (*rows, *leaf.shape[len(rows) :]), np.dtype(leaf.dtype.as_numpy_dtype)
-
-
-def fresh_state(
-    config: TrainConfig,
-    schema: Schema,
-    families: Sequence[Family] = (),
-    workers: Workers = ALONE,
-    chips: Chips | None = None,
-) -> TrainState:
-    """Makes the state that a run begins with, always the same; lets TensorFlow only do what repeats bit by bit."""
-    make_deterministic(config.seed)
-    layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config)
-    return TrainState(layouts, config, dtype, families, workers, chips)

@@ -68,6 +68,14 @@ class Trainer:
         self.throughput = Throughput()
         self.last_applied: Feed | None = None  # of the last step that changed the weights
 
+    def beside(self, feed: Feed) -> Feed | None:
+        """Makes the feed of an expert beside the model, of the same batch; None: there is none."""
+        return None
+
+    def is_due_after(self, rows: int) -> bool:
+        """Tells whether something is decided when so many more rows are learned from, before the next batch."""
+        return False
+
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
         """Makes a step with a batch, unless it has no good rows: the scores are those of the weights from before it."""
         if not feed.rows:

@@ -39,6 +39,7 @@ class Sharding:
         self, rank: int, size: int, dealt: Mapping[str, int] = {}, parts: Mapping[str, Part] = {}
     ) -> None:
         """Deals the rows of ``dealt`` (their numbers in the whole) in turn; ``parts`` are divided otherwise."""
+        self._rank, self._size = rank, size
         self._dealt, self._parts = dict(dealt), dict(parts)
         # Once for all arrays of one length: a part takes 8 bytes for each of its rows.
         self._of_length = cache(partial(rows_of, rank, size))
@@ -49,6 +50,12 @@ class Sharding:
     def part(self, name: str, rows: int) -> Part | None:
         """Returns the part that the worker is to have of an array with so many rows; None: all of it."""
         return self._of_length(rows) if name in self._dealt else self._parts.get(name)
+
+    def joined(self, other: "Sharding", prefix: str) -> "Sharding":
+        """Adds the division of the same worker's other arrays, whose names get a prefix."""
+        dealt = {f"{prefix}{name}": rows for name, rows in other._dealt.items()}
+        parts = {f"{prefix}{name}": part for name, part in other._parts.items()}
+        return Sharding(self._rank, self._size, self._dealt | dealt, self._parts | parts)
 
     def parts(self) -> dict[str, Part]:
         return self._parts | {name: self._of_length(rows) for name, rows in self._dealt.items()}

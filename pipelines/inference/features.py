@@ -22,6 +22,8 @@ _ENOUGH = 50
 # Of positive numbers: from the middle to the largest.
 _WIDE = 20.0
 _STEPS = 40
+# Of the range: where half of the values lie in it at one end, even buckets would part few values from many.
+_TAIL = 1 / 6
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def _number(column: ColumnProfile, because: str) -> Decision:
         feature["log"] = {"maximum": min(maximum, 1e30), **({"signed": True} if values.min() < 0 else {})}
         return Decision("number, log buckets", f"{because}; {_range(values)}", feature)
     size = _round_step((high - low) / _STEPS)
-    if size > 0 and _is_spread(values, size):
+    if size > 0 and _is_spread(values, size) and not _is_heavy_tailed(values, low, high):
         size = max(size, 1.0) if column.is_whole else size
         begin, end = math.floor(low / size) * size, math.ceil(high / size) * size
         if begin < end and max(abs(begin), abs(end)) < 1e30:
@@ -180,6 +182,16 @@ def _is_spread(values: np.ndarray, size: float) -> bool:
     most = np.unique(values, return_counts=True)[1].max()
     buckets = np.unique(np.floor(values / size), return_counts=True)[1].max()
     return bool(buckets <= max(0.3 * len(values), 1.2 * most))
+
+
+def _is_heavy_tailed(values: np.ndarray, low: float, high: float) -> bool:
+    """Returns whether half of all but the most frequent value lie at one end of the range from ``low`` to ``high``."""
+    found, counts = np.unique(values, return_counts=True)
+    others = values[values != found[counts.argmax()]]
+    if not len(others):
+        return False
+    middle = (float(np.median(others)) - low) / (high - low)
+    return not _TAIL <= middle <= 1 - _TAIL
 
 
 def _round_step(size: float) -> float:

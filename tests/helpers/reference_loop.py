@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows
+from ctr.training.learner import fresh_state
 from ctr.training.logs import resolve
-from ctr.training.state import fresh_state
 from reference_steps import AdaGrad, Bias, LinearWeights, OffsetAndGate, Shampoo, bend, query_effect, sigmoid
 
 
@@ -47,7 +47,7 @@ def cut(rows, sizes):
     while start < len(rows):
         size = sizes.rows
         if sizes.growth:
-            size = min(size, max(8, 2 ** int(np.log2(max(1, sizes.growth * start)))))
+            size = min(size, max(sizes.least, 2 ** int(np.log2(max(1, sizes.growth * start)))))
         end = max(ends[ends <= start + size].max(initial=0), ends[ends > start].min())
         yield rows.slice(start, end)
         start = end

@@ -64,7 +64,7 @@ def calls() -> Iterator[list[int]]:
         return feed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ctr.training.inputs.FUSED_FROM", 0)
+        patch.setattr("ctr.training.shapes.FUSED_FROM", 0)
         patch.setattr("ctr.training.inputs.make_feed", broken)
         patch.setattr(Trainer, "learn_fused", counted)
         yield seen

@@ -183,6 +183,11 @@ def cross_ids(xp: Operations, feature: Cross, parts: Sequence[Made]) -> Made:
     return Made(ids_of_prints(xp, state, [feature.buckets]), state, rows=rows)
 
 
+def pair_ids(xp: Operations, left: Vector, right: Vector) -> Vector:
+    """Makes ids that grow of pairs of ids, given as unsigned: those of a cross that knows no more of its parts."""
+    return xp.where(xp.all_zero([left, right]), MISSING_ID, xp.grown(xp.mix([left, right])))
+
+
 def derived_column(xp: Operations, rule: Derived, values: Vector) -> Vector:
     """Makes a derived column: whole numbers of times, strings of strings; a copy is the values themselves."""
     if rule.of_time:

@@ -14,9 +14,9 @@ from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
-from ctr.training.device import resolve_jit
+from ctr.training.device import make_deterministic, resolve_compute_dtype, resolve_jit
 from ctr.training.feed import make_feed
-from ctr.training.state import fresh_state
+from ctr.training.state import TrainState
 
 _SHORTEST, _LONGEST, _RATIO = 1e-6, 1e5, 1.01
 
@@ -74,14 +74,18 @@ class Throughput:
 
 
 class TimedModel:
-    """A fresh model, and batches that it learns from again and again; what sidecars have is made up."""
+    """A fresh model, and batches that it learns from again and again; what sidecars have is made up.
+
+    An expert for pairs beside it is not timed.
+    """
 
     def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
         schema = config.model.features(schema)
         layouts, objective = config.table_layouts(schema), config.objective
         constraints = objective.bias_constraints
         families = resolve_families(constraints, schema) if constraints is not None else ()
-        self.state = fresh_state(config, schema, families)
+        make_deterministic(config.seed)
+        self.state = TrainState(layouts, config, resolve_compute_dtype(config), families)
         self._steps = TrainStep(self.state, config, resolve_jit(config))
         if objective.distillation is not None:
             batches = [_with_teacher(batch) for batch in batches]

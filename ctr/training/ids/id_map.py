@@ -213,7 +213,8 @@ class IdMap:
         """Counts and admits the ids of several batches at once, as ``learn`` would one batch after the other.
 
         Returns the rows of all, batch after batch, and the first positions of ids that got a slot. None, where an id
-        might have to wait or to go, or would get a slot that another one had: nothing was learned.
+        might have to wait or to go, or would get a slot that another one had: nothing was learned. Where no id goes,
+        those that find no room share rows.
         """
         if (
             self.group.size > 1
@@ -231,15 +232,21 @@ class IdMap:
         begin = self._advance(times_us[0])
         times = np.maximum(np.maximum.accumulate(times_us), begin)
         room = self._capacity - self._occupancy
-        if self._clock.is_far(int(times[-1])) or (self._by_feature(kinds[first]) > room).any():
+        is_full = bool((self._by_feature(kinds[first]) > room).any())
+        if self._clock.is_far(int(times[-1])) or (is_full and self._eviction.policy != "none"):
             return None
         self._time = int(times[-1])
         now = np.repeat(times, lengths)
         weight = np.repeat([self._clock.weight(int(time)) for time in times], lengths)
-        slots[unknown] = self._occupy(kinds[first], prints[first], uses[first], now[first], weight[first])[
-            positions
-        ]
-        again = np.ones(len(slots), np.bool_)
+        fitting = _first_of_each(kinds[first], room)
+        of_new = np.full(len(first), -1, np.int64)
+        first = first[fitting]
+        of_new[fitting] = self._occupy(kinds[first], prints[first], uses[first], now[first], weight[first])
+        slots[unknown] = of_new[positions]
+        shared = np.flatnonzero(slots < 0)
+        for name in ("refused", "shared"):
+            self._totals[name] += self._by_feature(kinds[shared], uses[shared])
+        again = slots >= 0
         again[first] = False
         seen = slots[again]
         np.maximum.at(self._of_ids["last_seen"], seen, now[again])

@@ -158,6 +158,7 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         "rejected_rows": position.rejected_rows,
         "nonfinite_predictions": position.nonfinite_predictions,
         **run.state.parameter_counts(),
+        **run.state.expert_report(),
         **slots_of_pass(metrics.timeline),
         "duals": duals_of(run.state),
         "constraint_logs": {name: one.summary() for name, one in metrics.constraint_logs.items()},

@@ -6,10 +6,10 @@ of an id's fingerprint and its feature's salt, as in ``ctr.models.rows``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -26,10 +26,13 @@ from ctr.optim.contrib.schedule_free import served_weights
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 from ctr.training.ids.id_map import IdMap, restored_maps
+from ctr.training.pairs.combination import Combination
+from ctr.training.pairs.layout import pair_config, pair_layouts
+from ctr.training.pairs.state import PairState, combination_of, of_pairs
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 from ctr.training.run.run import Run
-from ctr.training.state import architecture, dense_weights
+from ctr.training.state import TrainState, architecture, dense_weights
 
 LAST_KEY = np.int64(np.iinfo(np.int64).max)
 """The last of all keys, which no id has: a search among keys always finds a place."""
@@ -75,6 +78,16 @@ class Snapshot:
         return self.config.ramps_at(position["trained_examples"], position["trained_before"])["alpha2"]
 
 
+_Parts: TypeAlias = tuple[
+    tuple[TableLayout, ...],
+    list[tf.Variable],
+    dict[int, tf.Variable],
+    dict[str, int],
+    Architecture,
+    dict[str, tf.Variable],
+]
+"""``layouts`` to ``weights`` of a ``Snapshot``."""
+
 Exporter = Callable[[Snapshot], object]
 """What the training loop calls for each export that the configuration asks for."""
 
@@ -84,15 +97,12 @@ def take_snapshot(run: Run) -> Snapshot:
 
     Of several workers all have to take it, and the first one has all rows.
     """
-    state, compute_dtype = run.state, resolve_compute_dtype(run.config)
-    kept = dense_weights(state.weights) | ({} if state.averaging is None else state.averaging.variables)
-    weights = {name: variable.numpy() for name, variable in kept.items()}
-    network = _network(state.layouts, run.config, compute_dtype, weights)
-    whole = state.tables.whole()
-    known = {number: id_map.ids_by_row() for number, id_map in state.tables.id_maps.items()}
-    tables = _served_tables(state.layouts, whole, known if state.workers.is_chief else {})
-    parts = (state.layouts, *tables, *network, run.progress())
-    return Snapshot(run.run_dir, run.config, run.schema, compute_dtype, *parts)
+    state, config, compute_dtype = run.state, run.config, resolve_compute_dtype(run.config)
+    parts = (*_parts_of(state, config, compute_dtype), run.progress())
+    taken = Snapshot(run.run_dir, config, run.schema, compute_dtype, *parts)
+    if isinstance(state, PairState) and state.combination.is_awake:
+        return _with_pairs(taken, _parts_of(state.pairs, state.pair_config, compute_dtype), state.combination)
+    return taken
 
 
 def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
@@ -102,17 +112,64 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
     compute_dtype = read_json_object(path, f"{path}: no such file").get("compute_dtype")
     if compute_dtype not in ("float32", "bfloat16"):
         raise InputError(f"{path}: compute_dtype is {compute_dtype!r}; allowed: float32, bfloat16")
-    layouts = config.table_layouts(schema)
     arrays, progress = checkpoint.read(run_dir / "checkpoints", examples)
     weights = checkpoint.weights_of(arrays)
     try:
-        tables, id_maps = _trained_tables(layouts, config, weights)
-        known = {number: id_map.ids_by_row() for number, id_map in id_maps.items()}
-        served = _served_tables(layouts, tables, known)
-        network = _network(layouts, config, compute_dtype, weights)
+        parts = _parts_in(weights, config.table_layouts(schema), config, compute_dtype)
+        read = Snapshot(run_dir, config, schema, compute_dtype, *parts, progress)
+        if config.model.pairs is True and (combination := combination_of(weights)).is_awake:
+            own, layouts = pair_config(config, schema), pair_layouts(config, schema)
+            return _with_pairs(read, _parts_in(of_pairs(weights), layouts, own, compute_dtype), combination)
     except (KeyError, ValueError) as error:
         raise InputError(f"{run_dir}: the checkpoint is of another model than config.yaml: {error}") from None
-    return Snapshot(run_dir, config, schema, compute_dtype, layouts, *served, *network, progress)
+    return read
+
+
+def _parts_of(state: TrainState, config: TrainConfig, compute_dtype: str) -> _Parts:
+    """Returns the weights of a state; in the first worker all rows."""
+    kept = dense_weights(state.weights) | ({} if state.averaging is None else state.averaging.variables)
+    weights = {name: variable.numpy() for name, variable in kept.items()}
+    network = _network(state.layouts, config, compute_dtype, weights)
+    whole = state.tables.whole()
+    known = {number: id_map.ids_by_row() for number, id_map in state.tables.id_maps.items()}
+    return (
+        state.layouts,
+        *_served_tables(state.layouts, whole, known if state.workers.is_chief else {}),
+        *network,
+    )
+
+
+def _parts_in(
+    weights: Mapping[str, np.ndarray],
+    layouts: tuple[TableLayout, ...],
+    config: TrainConfig,
+    compute_dtype: str,
+) -> _Parts:
+    """Returns the weights in a checkpoint. Raises KeyError or ValueError: it is of another model."""
+    tables, id_maps = _trained_tables(layouts, config, weights)
+    known = {number: id_map.ids_by_row() for number, id_map in id_maps.items()}
+    network = _network(layouts, config, compute_dtype, weights)
+    return layouts, *_served_tables(layouts, tables, known), *network
+
+
+def _with_pairs(snapshot: Snapshot, pairs: _Parts, combination: Combination) -> Snapshot:
+    """Adds the expert for pairs to the model, as a table of its own and three weights."""
+    layouts, tables, keys, _, _, weights = pairs
+    first = len(snapshot.layouts)
+    gate, offset = combination.served
+    bias = weights["output_bias"].numpy() + weights["offset"].numpy()
+    added = {"pairs_bias": bias, "pairs_gate": gate, "pairs_offset": offset}
+    return replace(
+        snapshot,
+        layouts=(*snapshot.layouts, *(replace(layout, tower="pairs") for layout in layouts)),
+        tables=[*snapshot.tables, *tables],
+        keys={**snapshot.keys, **{first + number: own for number, own in keys.items()}},
+        architecture=replace(snapshot.architecture, pairs=True),
+        weights={
+            **snapshot.weights,
+            **{name: tf.Variable(value, dtype=tf.float32, name=name) for name, value in added.items()},
+        },
+    )
 
 
 def _trained_tables(

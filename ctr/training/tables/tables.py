@@ -26,7 +26,7 @@ from ctr.training.device import has_few_shapes
 from ctr.training.ids.id_map import Occupants, find_slots, id_arrays, make_id_map, named_arrays
 from ctr.training.optimizers import table_optimizer
 from ctr.training.shapes import most_rows
-from ctr.training.tables.plan import TablePlan, with_own_rows
+from ctr.training.tables.plan import TablePlan, assign_rows, with_own_rows
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 from ctr.workers.row_lines import RowLines
@@ -171,7 +171,12 @@ class EmbeddingTables:
             for plans, rows in zip(
                 assigned, np.split(found.rows, np.cumsum([*map(len, features)])[:-1]), strict=True
             ):
-                plans[number] = with_own_rows(plans[number], rows)
+                is_shared = bool((rows < self.layouts[number].rows).any())
+                plans[number] = (
+                    assign_rows(plans[number], rows, self.id_maps[number].rows)
+                    if is_shared
+                    else with_own_rows(plans[number], rows)
+                )
             kinds, prints = np.concatenate(features), np.concatenate(fingerprints)
             begun.append(NewRows(number, *(part[found.fresh] for part in (found.rows, kinds, prints))))
         return assigned, begun

@@ -22,6 +22,7 @@ from ctr.models.rows import check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.inputs import Inputs, open_inputs
+from ctr.training.learner import fresh_state
 from ctr.training.logs import Log
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import (
@@ -35,7 +36,7 @@ from ctr.training.run.directory import (
 )
 from ctr.training.run.rollback import Position, first_broken
 from ctr.training.run.run import open_run
-from ctr.training.state import dense_shapes, fresh_state
+from ctr.training.state import dense_shapes
 from ctr.training.validate import needs_warm_start
 from ctr.training.warm_start.dense import take_dense, take_fitted
 from ctr.training.warm_start.weights import (

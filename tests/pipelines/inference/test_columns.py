@@ -32,8 +32,8 @@ def test_every_number_of_a_column_has_a_bucket_of_its_feature(values):
     [
         # A few are far from the rest, and more digits than six tell the ends.
         [*np.round(np.linspace(0, 10, 990), 3).tolist(), 19.47, -3.25],
-        [*np.round(np.random.default_rng(0).lognormal(3, 1, 500), 2).tolist(), 1234567.89],
-        [*np.random.default_rng(1).geometric(0.02, 900).tolist(), 98_765_432],
+        [*np.round(np.random.default_rng(0).normal(30, 5, 500), 2).tolist(), 1234567.89],
+        [*np.random.default_rng(1).integers(0, 300, 900).tolist(), 98_765_432],
     ],
 )
 def test_the_range_that_is_named_holds_every_value(values):
@@ -57,6 +57,23 @@ def test_most_values_of_amounts_are_told_apart_by_their_buckets():
         ids = np.searchsorted(feature.edges(), values, side="right")
         shares = np.bincount(ids) / len(values)
         assert shares.max() < 0.5 and (shares > 0).sum() >= 8, name
+
+
+@pytest.mark.parametrize(
+    ("draw", "key"),
+    [
+        (lambda rng: rng.normal(50, 9, 3000), "step"),
+        (lambda rng: rng.exponential(30, 3000), "boundaries"),
+        (lambda rng: rng.lognormal(3, 1, 3000), "boundaries"),
+        (lambda rng: 900 - rng.lognormal(3, 1, 3000), "boundaries"),
+        # Most are 0: the others decide.
+        (lambda rng: rng.lognormal(3, 1, 3000) * (rng.random(3000) < 0.4), "boundaries"),
+        (lambda rng: rng.normal(50, 9, 3000) * (rng.random(3000) < 0.4), "step"),
+    ],
+)
+def test_numbers_with_a_heavy_tail_have_as_many_rows_in_each_bucket(draw, key):
+    values = draw(np.random.default_rng(0)).round(3)
+    assert key in decide_feature(facts_of(values.tolist())).feature
 
 
 def test_titles_are_text_and_codes_are_categories():
