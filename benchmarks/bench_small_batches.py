@@ -3,8 +3,9 @@
     python benchmarks/bench_small_batches.py [--rows 100000] [--batch 64] [--rounds 3]
 
 The reference log with 18 features whose ids grow, and the model that a run has without a configuration but for
-``batch``, without the expert for pairs and, third, with it. All arms pass the same log in one process, in turns; compilation and start are in ``wall_seconds`` alone.
-``step_ms`` is a batch's share of the calls that learn, ids and copies included.
+``batch``, without the expert for pairs and, third, with it. All arms pass the same log in one process, in turns;
+compilation and start are in ``wall_seconds`` alone. ``step_ms`` is a batch's share of the calls that learn, ids and
+copies included, without the expert's own.
 """
 
 import tempfile
