@@ -135,7 +135,10 @@ def test_a_word_that_is_not_known_names_the_one_that_is_meant(place, capfd):
 def test_what_cannot_be_trained_or_sampled_is_refused_in_one_line(place, capfd):
     for content, words in (
         ("batch: {rows: 0}", "config run.yaml: batch.rows: 0 "),
-        ("batch: {rowz: 5}", "config run.yaml: batch.rowz: unknown key; allowed: growth, least, max_query_rows, ro"),
+        (
+            "batch: {rowz: 5}",
+            "config run.yaml: batch.rowz: unknown key; allowed: growth, least, max_query_rows, ro",
+        ),
         ("seed: [1", "config run.yaml: not YAML"),
         ("- 1", "config run.yaml: a mapping of keys to values is expected, received list"),
         ("model: {widths: {b: 3}}", "model.widths names b, which is not a feature of the log; allowed: user"),

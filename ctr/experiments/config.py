@@ -216,10 +216,10 @@ def training_content(path: Path, where: str, base: Path | None, changes: Mapping
         parse_model(TrainConfig, content, f"{where}: base {file}")
     content = merged(content, changes)
     parse_model(TrainConfig, content, where, "config.")
-    return _alike_in_arms(content)
+    return content
 
 
-def _alike_in_arms(content: dict[str, Any]) -> dict[str, Any]:
+def alike_in_arms(content: Mapping[str, Any]) -> dict[str, Any]:
     """Sets what a run decides by the techniques that it has, so that arms differ by these alone."""
     batch = content.get("batch") or {}
     is_open = not {"rows", "growth"} & {*batch}

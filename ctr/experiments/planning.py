@@ -10,7 +10,15 @@ from ctr.config import parse_model
 from ctr.data.log import Manifest, log_sha256, read_manifests
 from ctr.data.sampling import SamplingConfig
 from ctr.data.time_range import TimeRange
-from ctr.experiments.config import BASELINE, ArmConfig, Changes, ExperimentConfig, ShownSliceConfig, changed
+from ctr.experiments.config import (
+    BASELINE,
+    ArmConfig,
+    Changes,
+    ExperimentConfig,
+    ShownSliceConfig,
+    alike_in_arms,
+    changed,
+)
 from ctr.experiments.plan import (
     Plan,
     PlannedArm,
@@ -108,7 +116,8 @@ class _Checker:
         ``key`` is their place in the experiment's file, ``owner`` a point.
         """
         where = f"{self._where}: {owner}" if owner else self._where
-        config = parse_model(TrainConfig, {**content, "seed": seed}, where, f"{key}.")
+        content = {**alike_in_arms(content), "seed": seed}
+        config = parse_model(TrainConfig, content, where, f"{key}.")
         given = config.model_copy(update={"seed": 0}).sha256()
         if given not in self._inputs:
             try:

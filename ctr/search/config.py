@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from ctr.config import LocalPath, StrictModel, load_model
-from ctr.experiments.config import Seed, check_once, training_content
+from ctr.experiments.config import Seed, alike_in_arms, check_once, training_content
 from ctr.io.files import check_output_folder
 
 SEARCH_FILE = "search.yaml"  # in the output directory: the search with its whole training configuration
@@ -149,7 +149,7 @@ def read_search(path: Path, settings: Sequence[str] = ()) -> tuple[SearchConfig,
     """Reads the search of a YAML file, and its training configuration without changes; raises InputError."""
     where = f"search {path}"
     search = load_model(SearchConfig, path, "search", settings)
-    return search, training_content(path, where, search.base, search.config)
+    return search, alike_in_arms(training_content(path, where, search.base, search.config))
 
 
 def check_search_folder(out: Path) -> None:

@@ -200,6 +200,30 @@ def test_the_dump_of_a_configuration_is_that_configuration(tmp_path_factory, see
     assert again.sha256() == config.sha256()
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({}, (1 / 4096, 1)),
+        ({"batch": {"growth": "auto", "least": "auto"}}, (1 / 4096, 1)),
+        ({"batch": {"rows": 64}}, (None, 1)),
+        ({"batch": {"growth": 0.25}}, (0.25, 8)),
+        ({"batch": {"growth": 0.25, "least": 2}}, (0.25, 2)),
+        # No call learns from many batches.
+        ({"label_delay": 3}, (1 / 1024, 8)),
+        ({"label_delay": 3, "batch": {"least": 2}}, (1 / 1024, 2)),
+        ({"objective": {"ranking": {}}}, (1 / 1024, 8)),
+        ({"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": 5}}}}, (1 / 1024, 8)),
+        ({"batch": {"shapes": "few"}}, (1 / 1024, 8)),
+        # These change results by rounding only.
+        ({"batch": {"steps_per_execution": 1}, "jit": False}, (1 / 4096, 1)),
+    ],
+    ids=str,
+)
+def test_batches_begin_with_one_row_where_many_share_a_call(content, expected):
+    batch = parse_model(TrainConfig, content, "test").batch
+    assert (batch.growth, batch.least) == expected
+
+
 def test_the_dump_holds_every_key_in_order_and_the_hash_its_meaning_only():
     lines = dump_yaml(TrainConfig()).splitlines()
     top = [line.partition(":")[0] for line in lines if not line.startswith(" ")]
