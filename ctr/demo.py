@@ -28,12 +28,14 @@ def _configs() -> dict[str, TrainConfig]:
         "metrics": MetricsConfig(window_examples=20_000, slices=("position",)),
         "checkpoint": CheckpointConfig(every_examples=100_000),
     }
-    logistic = ModelConfig(prior=0.08, crosses=CrossConfig(layers=0), deep=DeepConfig(units=()))
+    # Each model alone, without the expert for pairs beside it.
+    logistic = ModelConfig(prior=0.08, crosses=CrossConfig(layers=0), deep=DeepConfig(units=()), pairs=False)
     dense = DenseOptimizerConfig(shampoo=TRAINER_SHAMPOO)
     dcn = ModelConfig(
         prior=0.08,
         crosses=CrossConfig(layers=2, rank=32, ramp=Ramp(0, 50_000)),
         deep=DeepConfig(units=(128, 64)),
+        pairs=False,
     )
     return {
         "logistic-regression": TrainConfig(model=logistic, **common),
