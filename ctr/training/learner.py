@@ -1,13 +1,16 @@
 """What learns in a run, by its configuration: the state that it begins with, and the trainer that changes it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from ctr.data.schema import Schema
 from ctr.objective.bias_constraints import Family
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
-from ctr.training.pairs.state import PairState
+from ctr.training.pairs.layout import pair_layouts
+from ctr.training.pairs.state import PREFIX, PairState
 from ctr.training.pairs.trainer import PairTrainer
 from ctr.training.state import TrainState
 from ctr.training.trainer import Phase, Trainer
@@ -35,6 +38,22 @@ def make_trainer(state: TrainState, config: TrainConfig, phase: Phase | None = N
     if isinstance(state, PairState):
         return PairTrainer(state, config, phase)
     return Trainer(state, config, phase)
+
+
+def pairs_to_keep(
+    arrays: Mapping[str, np.ndarray], before: tuple[TrainConfig, Schema], after: tuple[TrainConfig, Schema]
+) -> dict[str, np.ndarray]:
+    """Selects what an expert for pairs goes on with in another run; none where one of the two has none, or other pairs.
+
+    Args:
+        arrays: of the state of the run before.
+        before, after: configuration and features of each run.
+    """
+    if not all(config.model.pairs is True for config, _ in (before, after)):
+        return {}
+    if pair_layouts(*before) != pair_layouts(*after):
+        return {}
+    return {name: array for name, array in arrays.items() if name.startswith(PREFIX)}
 
 
 class Learner(NamedTuple):

@@ -114,6 +114,7 @@ def test_it_is_a_feature_by_itself_and_off_by_one_key(made, run):
     assert "<code>query_size</code>" in page
 
 
+@pytest.mark.slow
 def test_scores_of_files_and_of_logs_are_the_runs(made, run):
     for given, tolerance in ((made.given, 1e-5), ([str(made.log)], 1e-5)):
         out = made.folder / "scores.parquet"

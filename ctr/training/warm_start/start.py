@@ -22,10 +22,8 @@ from ctr.models.rows import check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.inputs import Inputs, open_inputs
-from ctr.training.learner import fresh_state
+from ctr.training.learner import fresh_state, pairs_to_keep
 from ctr.training.logs import Log
-from ctr.training.pairs.layout import pair_layouts
-from ctr.training.pairs.state import PREFIX
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import (
     INIT_FROM,
@@ -173,7 +171,7 @@ def _make(
         slots = take_ids(state, side, old.side, old.arrays)
         arrays = {name: np.array(array) for name, array in state.arrays().items()}
         entries, before = _take(arrays, old, side, slots, source)
-        arrays |= _pairs_of(old, side)
+        arrays |= pairs_to_keep(old.arrays, (old.side.config, old.side.schema), (config, schema))
     except (KeyError, ValueError) as error:
         raise _mismatch(source, error) from None
     state.restore(arrays)
@@ -195,16 +193,6 @@ def _make(
     }
     write_json(folder / INIT_FROM, content)
     return content
-
-
-def _pairs_of(old: _Old, new: Side) -> dict[str, np.ndarray]:
-    """Selects what an expert for pairs goes on with; nothing where the runs have other features: it begins anew."""
-    sides = old.side, new
-    if any(side.config.model.pairs is not True for side in sides):
-        return {}
-    if pair_layouts(new.config, new.schema) != pair_layouts(old.side.config, old.side.schema):
-        return {}
-    return {name: array for name, array in old.arrays.items() if name.startswith(PREFIX)}
 
 
 def _take(
