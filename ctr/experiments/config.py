@@ -194,6 +194,7 @@ def check_once(key: str, values: tuple[Any, ...]) -> None:
 
 
 _ALIKE: dict[str, Any] = {"batch": {"growth": 1 / 1024}, "model": {"pairs": False}}
+"""What every technique can have, where an experiment leaves it open."""
 
 
 def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[ExperimentConfig, dict[str, Any]]:
@@ -220,7 +221,7 @@ def training_content(path: Path, where: str, base: Path | None, changes: Mapping
 
 
 def alike_in_arms(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Sets what a run decides by the techniques that it has, so that arms differ by these alone."""
+    """Sets what a run would decide by its own techniques, so that arms differ by these alone."""
     batch = content.get("batch") or {}
     is_open = not {"rows", "growth"} & {*batch}
     return merged(_ALIKE if is_open else {"model": _ALIKE["model"]}, content)
