@@ -18,7 +18,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow soak lint types bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small accelerator
+.PHONY: help demo test slow soak lint types docs bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small accelerator
 
 help:
 	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
@@ -27,6 +27,7 @@ help:
 	@echo "make soak    for hours: kills, fuzzing, products of options, faults put into the code, a pass over 20 million examples"
 	@echo "make lint    style, formatting, and which module may import which"
 	@echo "make types   type checks"
+	@echo "make docs    the documentation as a site, in docs/_build/html"
 	@echo "make bench   how fast it is, beside others and beside the machine's limits; numbers in runs/bench.json"
 	@echo "make bench-all  every other benchmark, one after the other"
 	@echo "make tpu     every kind of training step through the TPU's compiler, without a TPU; takes hours (needs Linux on x86-64)"
@@ -81,6 +82,9 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
+docs: $(INSTALLED)
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build/html
+
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/bench.py
 
@@ -130,7 +134,7 @@ lock: $(INSTALLED)
 		--output-file requirements-tpu.lock pyproject.toml
 
 clean:
-	rm -rf .venv .venv-oldest .venv-tpu build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	rm -rf .venv .venv-oldest .venv-tpu build dist docs/_build docs/reference/generated *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Java programs that run beside Python: fetched once, then nothing asks the network. .java outlives `make clean`.

@@ -24,7 +24,7 @@ their full rate at once.
 With --group G (PT 4.1.2), every G workers divide all blocks among themselves and gather among themselves, and all
 groups do the same work.
 
-    python benchmarks/scale_model.py [--group 16] [--collectives tree] [--plot docs/scale.svg]
+    python benchmarks/scale_model.py [--group 16] [--collectives tree] [--plot docs/images/scale.svg]
 """
 
 import math

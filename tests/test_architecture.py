@@ -117,8 +117,8 @@ def test_rooms_are_relative_links(root):
 
 
 def test_the_page_names_what_there_is(root):
-    """Every path of docs/architecture.md is there, and every ``NAME of path`` is defined in that file."""
-    page = (root / "docs" / "architecture.md").read_text()
+    """Every path of docs/reference/architecture.md is there, and every ``NAME of path`` is defined in that file."""
+    page = (root / "docs" / "reference" / "architecture.md").read_text()
     paths = {span for span in re.findall(r"`([a-z_]+/[\w/.-]+)`", page) if not span.startswith("ctr.")}
     assert len(paths) > 25
     assert {path for path in paths if not (root / path).exists()} == set()

@@ -38,7 +38,7 @@ def run(command: str, page: str, capfd: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_sampling_of_the_page_finds_what_it_names(root, tmp_path, monkeypatch, capfd):
-    page = (root / "docs" / "sampling.md").read_text()
+    page = (root / "docs" / "howto" / "sampling.md").read_text()
     monkeypatch.chdir(tmp_path)
     for name, indented in re.findall(r"`(\w+\.yaml)`\n\n((?:    .+\n)+)", page):
         Path(name).write_text(indented)
@@ -48,7 +48,7 @@ def test_the_sampling_of_the_page_finds_what_it_names(root, tmp_path, monkeypatc
 
 
 def test_simulated_events_are_joined_without_a_warning(root, tmp_path, monkeypatch, capfd):
-    page = (root / "docs" / "events.md").read_text()
+    page = (root / "docs" / "howto" / "events.md").read_text()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(root / "examples")
     printed = [run(command, page, capfd) for command in EVENTS]
@@ -56,7 +56,7 @@ def test_simulated_events_are_joined_without_a_warning(root, tmp_path, monkeypat
 
 
 def test_the_full_mapping_of_the_page_reads_a_table(root, tmp_path, monkeypatch, capfd):
-    page = (root / "docs" / "mapping.md").read_text()
+    page = (root / "docs" / "howto" / "tables.md").read_text()
     monkeypatch.chdir(tmp_path)
     mapping = re.search(r"```yaml\n(input:\n.*?)```", page, re.DOTALL)
     assert mapping is not None

@@ -1,4 +1,4 @@
-"""Mapping file of events, described in docs/events.md: how raw impressions and clicks become a log."""
+"""Mapping file of events, described in docs/howto/events.md: how raw impressions and clicks become a log."""
 
 from pathlib import Path
 from typing import Annotated, Self

@@ -16,7 +16,7 @@ _WIDTH = 108
 def mapping_text(inferred: Inference, source: str) -> str:
     """Writes an inference that has a mapping as the text of a mapping file; ``source`` stands in its first line."""
     content, guesses = inferred.content, {guess.column: guess for guess in inferred.guesses}
-    lines = _comment(f"How {source} becomes examples: inferred by ctr quickstart, to be edited. docs/mapping.md "
+    lines = _comment(f"How {source} becomes examples: inferred by ctr quickstart, to be edited. docs/howto/tables.md "
                      "describes every key.")  # fmt: skip
     for note in inferred.notes:
         lines += _comment(f"- {note}")

@@ -75,7 +75,7 @@ def test_all_parts_of_the_benchmark_are_measured_and_all_targets_judged(tmp_path
 
 def documented_commands() -> Iterator[tuple[str, list[str]]]:
     """Each benchmark that a document runs, with the options that it gives."""
-    for path in (*(ROOT / "docs").glob("*.md"), ROOT / "Makefile", *(ROOT / "benchmarks").glob("*.py")):
+    for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "Makefile", *(ROOT / "benchmarks").glob("*.py")):
         for name, words in re.findall(r"python benchmarks/([a-z_]+)\.py([^`#|\n]*)", path.read_text()):
             yield name, re.findall(r"--([a-z-]+)", words)
 

@@ -101,6 +101,6 @@ def test_the_tables_and_the_plot_of_the_documentation(tmp_path):
     # The plot of the documentation shows the same.
     texts = [
         [text.text for text in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
-        for file in (plot, ROOT / "docs" / "scale.svg")
+        for file in (plot, ROOT / "docs" / "images" / "scale.svg")
     ]
     assert texts[0] == texts[1] and {network.name for network in scale.NETWORKS} <= set(texts[0])

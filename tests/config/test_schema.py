@@ -61,7 +61,7 @@ def documents(root: Path) -> dict[str, Any]:
     """The YAML files of the package and its examples, and the blocks of the pages."""
     files = [*root.glob("examples/**/*.yaml"), *root.glob("ctr/data/formats/*.yaml")]
     found = {str(path): path.read_text() for path in files if "kubernetes" not in path.name}
-    for path in root.glob("docs/*.md"):
+    for path in root.glob("docs/**/*.md"):
         blocks = re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.M | re.S)
         found |= {f"{path}:{number}": block for number, block in enumerate(blocks)}
     return {name: parse_yaml(text) for name, text in found.items()}

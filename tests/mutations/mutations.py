@@ -2,7 +2,7 @@
 
 ``python tests/mutations/mutations.py`` does so for every fault of the YAML files beside it, in copies of the checkout,
 and ends with 1 if one was not found. ``--only TEXT`` takes the faults whose line or file contains the text,
-``--jobs N`` runs so many at a time, ``--markdown`` only prints the table of docs/reliability.md.
+``--jobs N`` runs so many at a time, ``--markdown`` only prints the table of the documentation.
 """
 
 import argparse
@@ -56,15 +56,14 @@ def read_faults() -> list[Fault]:
 def markdown(faults: list[Fault]) -> str:
     """The faults as a table, by kind: what is wrong, in which module, and the test that finds it."""
     rows = [
-        f"| {fault.kind} | {fault.fault} | `{fault.file}` | {', '.join(_linked(test) for test in fault.tests)} |"
+        f"| {fault.kind} | {fault.fault} | `{fault.file}` | {', '.join(map(_file, fault.tests))} |"
         for fault in sorted(faults, key=lambda fault: (fault.kind, fault.file))
     ]
     return "\n".join(["| kind | fault | in | found by |", "|---|---|---|---|", *rows, ""])
 
 
-def _linked(test: str) -> str:
-    file = test.partition("::")[0]
-    return f"[{Path(file).name}](../{file})"
+def _file(test: str) -> str:
+    return f"`{test.partition('::')[0]}`"
 
 
 def copy_checkout(target: Path) -> Path:

@@ -1,36 +1,14 @@
-"""Options that make no sense are refused with their path, their value and what is allowed.
-
-What is allowed for each is on the page of options, which is compared here with what the options say of themselves.
-UPDATE_DOCS=1 writes what is out of date.
-"""
+"""Options that make no sense are refused with their path, their value and what is allowed."""
 
 import dataclasses
 import math
-import os
-import re
 
 import numpy as np
 import pytest
 
-from ctr.config.reference import as_yaml, describe
 from ctr.optim.first_order.options import LAMB, SGD, AdaGrad, Adam, Graft, RMSprop
 from ctr.optim.shampoo.methods import Shampoo
 from ctr.optim.shampoo.options import Blocking, Coupled, GradientAverage, Roots, ShampooOptions
-
-BLOCK = re.compile(r"(<!-- options of Shampoo -->\n```yaml\n)(.*?)(```\n)", re.DOTALL)
-
-
-def test_the_page_has_all_options_with_their_defaults_and_what_is_allowed(root):
-    page = root / "docs" / "shampoo-options.md"
-    text = page.read_text()
-    found = BLOCK.search(text)
-    assert found is not None
-    expected = as_yaml(describe(ShampooOptions))
-    if os.environ.get("UPDATE_DOCS"):
-        page.write_text(text[: found.start(2)] + expected + text[found.end(2) :])
-        return
-    assert found[2] == expected, "run this test with UPDATE_DOCS=1 in the environment"
-
 
 # Of each kind of option one: what is allowed at its ends, what is not beside them, and how that is said.
 KINDS = [

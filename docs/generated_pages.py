@@ -1,0 +1,82 @@
+"""Pages of the reference that are made of the code: configuration keys, commands, Shampoo's options, known faults."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from ctr.cli import make_parser
+from ctr.cli_parser import CONFIGS, config_model
+from ctr.config.reference import as_yaml, describe
+from ctr.optim.shampoo.options import ShampooOptions
+
+ROOT = Path(__file__).parent.parent
+_FILES = {
+    "train": ("Training configuration", "`ctr train --config FILE`", "howto/training.md"),
+    "mapping": ("Mapping of a table", "`ctr ingest table --mapping FILE`", "howto/tables.md"),
+    "events": ("Mapping of events", "`ctr ingest events --mapping FILE`", "howto/events.md"),
+    "sampling": ("Sampling", "`ctr sample --config FILE`", "howto/sampling.md"),
+    "simulator": ("Simulated world", "`ctr simulate --config FILE`", "howto/simulator.md"),
+    "experiment": ("Experiment", "`ctr replay EXPERIMENT`", "howto/experiments.md"),
+    "search": ("Search", "`ctr search SEARCH`", "howto/search.md"),
+}
+
+
+def write_pages(folder: Path) -> None:
+    """Writes the pages into a folder, each only where it has changed."""
+    pages = {f"{kind}.md": _keys_page(kind) for kind in CONFIGS}
+    pages["commands.md"] = _commands_page()
+    pages["shampoo-options.md"] = _page(
+        "All options of Shampoo",
+        "Every option of `ctr.optim.Shampoo`, with its default and what is allowed; see "
+        "[how to give them](../shampoo-options.md).",
+        f"```yaml\n{as_yaml(describe(ShampooOptions))}```",
+    )
+    pages["faults.md"] = _faults_page()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages.items():
+        path = folder / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+def _page(title: str, lead: str, body: str) -> str:
+    return f"# {title}\n\n{lead}\n\n{body}\n"
+
+
+def _keys_page(kind: str) -> str:
+    title, command, howto = _FILES[kind]
+    lead = (
+        f"Every key of the file that {command} reads, with its default, what is allowed and its meaning, as "
+        f"`ctr config --kind {kind}` prints it. How to use it: [{title.lower()}](../../{howto})."
+    )
+    return _page(f"Keys: {title.lower()}", lead, f"```yaml\n{as_yaml(describe(config_model(kind)))}```")
+
+
+def _commands_page() -> str:
+    parts = []
+    for name, parser in _parsers(make_parser()):
+        parser.formatter_class = _Wide
+        parts.append(f"## {name}\n\n```text\n{parser.format_help().rstrip()}\n```")
+    return _page("Commands", "What `ctr COMMAND --help` prints.", "\n\n".join(parts))
+
+
+class _Wide(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=100)
+
+
+def _parsers(parser: argparse.ArgumentParser) -> list[tuple[str, argparse.ArgumentParser]]:
+    found = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                found += _parsers(one) or [(one.prog, one)]
+    return found
+
+
+def _faults_page() -> str:
+    sys.path.insert(0, str(ROOT / "tests" / "mutations"))
+    from mutations import markdown, read_faults
+
+    lead = "Faults that are put into the code one by one, and the tests that must fail then."
+    return _page("Faults that the tests must find", lead, markdown(read_faults()))
