@@ -3,7 +3,8 @@
     python benchmarks/bench.py [--only step limit] [--rounds 6] [--json runs/bench.json] [--quick] [--no-compile]
 
 Arms of a comparison take turns after a first turn of each; a ratio is the geometric mean of the ratios within a round,
-with its 95% interval. At the end a table says which targets are met. docs/evidence/speed.md says what each number means.
+with its 95% interval. At the end a table says which targets are met. docs/evidence/speed.md says what
+each number means.
 """
 
 import os

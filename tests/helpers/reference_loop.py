@@ -1,8 +1,8 @@
 """The pass as formulas: read a log, predict a batch, then learn from it. One process, no files, float64.
 
-It is what ``ctr.training.loop.train`` computes with a model of the default kind (docs/howto/model.md): linear weights and
-network are two models, each with a loss of its own, and the prediction lies between them. ``reference_steps.py`` has
-the steps of each kind of weights. From the trainer are only the reader, the configuration and the initial weights.
+It is what ``ctr.training.loop.train`` computes with a model of the default kind (docs/howto/model.md): linear weights
+and network are two models, each with a loss of its own, and the prediction lies between them. ``reference_steps.py``
+has the steps of each kind of weights. From the trainer are only the reader, the configuration and the initial weights.
 """
 
 from types import SimpleNamespace
