@@ -36,6 +36,7 @@ autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
 napoleon_google_docstring = True
+napoleon_custom_sections = [("Options", "params_style"), ("Their defaults", "params_style")]
 copybutton_exclude = ".linenos, .gp"
 
 

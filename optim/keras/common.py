@@ -172,7 +172,7 @@ def documented(text: str, options: Any) -> str:
         inspect.cleandoc(vars(base).get("__doc__") or "") for base in reversed(type(options).__mro__)
     )
     meanings = "\n".join(doc.partition("Attributes:\n")[2] for doc in documented if "Attributes:" in doc)
-    defaults = "\n".join(f"    {name} = {value!r}" for name, value in dataclasses.asdict(options).items())
+    defaults = "\n".join(f"    {name}: {value!r}" for name, value in dataclasses.asdict(options).items())
     return f"{text}\nOptions:\n{meanings}\n\nTheir defaults:\n{defaults}\n"
 
 
