@@ -22,6 +22,7 @@ BLOCK = re.compile(
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 REPOSITORY = re.compile(r"https://github.com/clicktrain/clicktrain/(?:blob|tree|raw)/main/(.*)")
+SITE = re.compile(r"https://clicktrain.github.io/clicktrain/(.*)\.html(#.*)?")
 # Of so few examples hardly anything can be learned.
 EXPECTED = ("nothing was learned", "has one value only", "an id of its own")
 
@@ -92,12 +93,12 @@ def test_every_link_leads_somewhere():
     checked, dead = 0, []
     for path, text in pages.items():
         for link in LINK.findall(text):
-            place = REPOSITORY.fullmatch(link)
-            if re.match(r"[a-z]+:", link) and not place:
+            place = SITE.sub(r"docs/\1.md\2", REPOSITORY.sub(r"\1", link))
+            if re.match(r"[a-z]+:", place):
                 continue
             checked += 1
-            target, _, part = (place[1] if place else link).partition("#")
-            file = ((ROOT if place else path.parent) / target).resolve() if target else path
+            target, _, part = place.partition("#")
+            file = ((path.parent if place == link else ROOT) / target).resolve() if target else path
             if "generated" in file.parts:
                 continue
             if not file.exists() or (part and part not in anchors[file]):
