@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
+from ctr.io.arrays import hash_arrays
 from ctr.io.files import write_atomic_bytes
 from ctr.models.rows import TableLayout
 from ctr.serving.calls import FILE as CALLS
@@ -24,7 +25,7 @@ from ctr.serving.calls import calls_text
 from ctr.serving.graph import make_canonical
 from ctr.serving.metadata import EXTRA, FILE, NETWORK, WARMUP, hash_files
 from ctr.serving.signatures import Signature, describe_requests, served_schema, serving_signatures
-from ctr.serving.weights import VARIABLES, Weights, hash_weights, write_weights
+from ctr.serving.weights import VARIABLES, Weights, write_weights
 from ctr.training.run.snapshot import Snapshot
 from ctr.training.run.tensor_files import written_by_tensorflow
 from ctr.training.state import dense_weights
@@ -51,7 +52,7 @@ def snapshot_weights(snapshot: Snapshot) -> dict[str, np.ndarray]:
 def weights_hash(snapshot: Snapshot) -> str:
     """Hashes all weights (SHA-256), of a model that is not updatable as float32, before any are rounded."""
     if is_updatable(snapshot):
-        return hash_weights(snapshot_weights(snapshot))
+        return hash_arrays(snapshot_weights(snapshot))
     digest = hashlib.sha256()
     for name, variable in _variables(snapshot, is_rounded=False).items():
         values = np.ascontiguousarray(variable.numpy().astype(np.float32, copy=False))
