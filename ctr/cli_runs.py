@@ -1,6 +1,7 @@
 """Commands on finished runs, for their records: receipts, their verification, MLflow."""
 
 import argparse
+import dataclasses
 import os
 import subprocess
 import sys
@@ -112,4 +113,22 @@ def _train(
         raise InputError(f"{run}: the run was not repeated: ctr train ended with status {done.returncode}")
 
 
-COMMANDS = (_receipt, _verify)
+@command(
+    "mlflow",
+    "log runs to MLflow, finished or training; repeated, it logs what came since",
+    {
+        "RUN ...": "run directories, also those of an experiment",
+        "[--experiment NAME]": "experiment of MLflow (ctr)",
+        "[--tracking-uri URI]": "address of a server, or a directory (the variable MLFLOW_TRACKING_URI)",
+    },
+    experiment="ctr",
+)
+def _mlflow(arguments: argparse.Namespace) -> None:
+    from ctr.eval.mlflow_runs import log_runs
+
+    logged = log_runs(arguments.run, arguments.experiment, arguments.tracking_uri)
+    runs = [dataclasses.asdict(one) for one in logged]
+    print_result(arguments, {"runs": runs}, "\n".join(one.as_text() for one in logged))
+
+
+COMMANDS = (_receipt, _verify, _mlflow)
