@@ -67,6 +67,8 @@ def log_runs(folders: Sequence[Path], experiment: str, tracking_uri: str | None)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     # Without it MLflow refuses directories, which it keeps as they are.
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    # The command can be repeated: a server that does not answer is named soon.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     try:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException

@@ -23,7 +23,7 @@ from ctr.models.rows import TableLayout
 from ctr.serving.calls import FILE as CALLS
 from ctr.serving.calls import calls_text
 from ctr.serving.graph import make_canonical
-from ctr.serving.metadata import EXTRA, FILE, NETWORK, WARMUP, hash_files
+from ctr.serving.metadata import CARD, EXTRA, FILE, NETWORK, WARMUP, hash_files
 from ctr.serving.signatures import Signature, describe_requests, served_schema, serving_signatures
 from ctr.serving.weights import VARIABLES, Weights, write_weights
 from ctr.training.run.snapshot import Snapshot
@@ -69,7 +69,9 @@ def _variables(snapshot: Snapshot, is_rounded: bool = True) -> dict[str, tf.Vari
     return {**dict(tables), **keys, **dense}
 
 
-def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+def write_model(
+    snapshot: Snapshot, folder: Path, described: Mapping[str, Any], card: str | None = None
+) -> dict[str, Any]:
     """Writes a model to a new folder and returns its metadata. ``described``: without functions and files."""
     alpha2 = None
     if is_updatable(snapshot):
@@ -91,6 +93,8 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
         _write_warmup(folder / EXTRA / WARMUP, warmed)
     functions = {name: _describe_function(one, outputs[name]) for name, one in signatures.items()}
     write_atomic_bytes(folder / EXTRA / CALLS, calls_text(functions, snapshot.schema).encode())
+    if card is not None:
+        write_atomic_bytes(folder / EXTRA / CARD, card.encode())
     requests = describe_requests(snapshot.schema, served_schema(snapshot))
     metadata = {**described, "requests": requests, "signatures": functions}
     names = {id(variable): name for name, variable in {**_variables(snapshot), _ALPHA2: alpha2}.items()}
@@ -103,7 +107,7 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
 
 def rewrite_model(full: Path, folder: Path, metadata: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
     """Writes an updatable model with other weights, as ``write_model`` would; ``full`` is another model of the run."""
-    shutil.copytree(full, folder, ignore=shutil.ignore_patterns("variables.*", FILE))
+    shutil.copytree(full, folder, ignore=shutil.ignore_patterns("variables.*", FILE, CARD))
     with written_by_tensorflow(folder):
         write_weights(folder, full, metadata[VARIABLES], weights)
         make_canonical(folder)
