@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ctr.eval.run_files import COMPARED, Run, config_text, read_run
 from ctr.io.documents import parse_json_object, parse_yaml
@@ -190,7 +190,7 @@ def _final_metrics(run: Run) -> dict[str, float]:
 
 
 def _intervals(content: Mapping[str, Any]) -> dict[str, float]:
-    found = {}
+    found: dict[str, float] = {}
     for key, ends in content.items():
         if key.endswith("_ci95") and isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends)):
             name = key.removesuffix("_ci95")
@@ -198,7 +198,7 @@ def _intervals(content: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
