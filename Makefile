@@ -122,7 +122,8 @@ oldest: $(OLDEST_INSTALLED)
 # uv keeps the versions it finds in the present lock unless told to upgrade.
 lock: $(INSTALLED)
 	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --python-platform linux \
-		--extra train --extra tfrs --extra test --extra docs --generate-hashes --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
+		--extra train --extra tfrs --extra mlflow --extra test --extra docs --generate-hashes \
+		--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
 		--output-file requirements.lock pyproject.toml
 	cp requirements.lock requirements-oldest.lock
 	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --python-platform linux \

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from ctr import cli_logs, cli_trained
+from ctr import cli_logs, cli_runs, cli_trained
 from ctr.cli_output import connect, log, print_error, print_result, print_stopped, set_verbosity
 from ctr.cli_parser import SHELLS, build_parser, command, completion_script, parse
 from ctr.cli_train import end_worker, train
@@ -25,7 +25,7 @@ def _completion(arguments: argparse.Namespace) -> None:
     print_result(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
 
 
-_COMMANDS = (*cli_logs.COMMANDS, train, *cli_trained.COMMANDS, _completion)
+_COMMANDS = (*cli_logs.COMMANDS, train, *cli_trained.COMMANDS, *cli_runs.COMMANDS, _completion)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -27,7 +27,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 _PLACES = {
     *("LOG", "RUN", "RUN_A", "RUN_B", "DIR", "FILE", "MODEL", "INPUT", "PREDICTIONS"),
-    *("EXPERIMENT", "SEARCH"),
+    *("EXPERIMENT", "SEARCH", "RECEIPT"),
 }
 _NUMBERS: dict[str, type] = {"N": int, "P": int, "SECONDS": float, "SHARE": float}
 

@@ -292,20 +292,27 @@ def _vocabulary(arguments: argparse.Namespace) -> None:
         "[KEY]": "print this key and those below it only, e.g. model.crosses",
         f"[--kind {{{','.join(CONFIGS)}}}]": "which file the keys are of (train)",
         "[--schema]": "print the JSON Schema of the file, by which editors check and complete it",
+        "[--out DIR]": "with --schema: write the schemas of all kinds of files, train.schema.json and others",
     },
     kind="train",
 )
 def _config(arguments: argparse.Namespace) -> None:
     from ctr.config.reference import as_yaml, describe, key_rows, select
-    from ctr.config.schema import json_schema
+    from ctr.config.schema import file_schema, write_schemas
 
     model = config_model(arguments.kind)
     if arguments.schema:
         if arguments.key is not None:
             raise InputError(f"--schema is of a whole file: it does not go with {arguments.key}")
-        schema = json_schema(model)
+        if arguments.out is not None:
+            written = write_schemas(arguments.out, {kind: config_model(kind) for kind in CONFIGS})
+            print_result(arguments, {"schemas": [*map(str, written)]}, "\n".join(map(str, written)))
+            return
+        schema = file_schema(arguments.kind, model)
         print_result(arguments, schema, json.dumps(schema, indent=1))
         return
+    if arguments.out is not None:
+        raise InputError("--out goes with --schema")
     group = describe(model)
     if arguments.key is not None:
         group = select(group, arguments.key, f"ctr config --kind {arguments.kind}")

@@ -6,15 +6,21 @@ of optimizers (``ctr.config.options``) describe themselves.
 
 import functools
 import inspect
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from ctr.io.files import check_output_folder, make_folder, write_atomic_bytes
+
 Schema = dict[str, Any]
+
+_SUFFIX = ".schema.json"
 
 
 class _Writer(GenerateJsonSchema):
@@ -50,7 +56,43 @@ class _Writer(GenerateJsonSchema):
 
 def json_schema(model: type[BaseModel]) -> Schema:
     """Returns the JSON Schema of a model's file."""
-    return model.model_json_schema(schema_generator=_Writer)
+    schema = model.model_json_schema(schema_generator=_Writer)
+    groups = schema.get("$defs", {})
+    for group in (schema, *groups.values()):
+        for node in group.get("properties", {}).values():
+            # Editors do not look for the meaning of a key in what it may refer to.
+            found = [part["$ref"].rpartition("/")[2] for part in members(node) if "$ref" in part]
+            if len(found) == 1 and "description" not in node:
+                node["description"] = groups[found[0]]["description"]
+    return schema
+
+
+def file_schema(kind: str, model: type[BaseModel]) -> Schema:
+    """Returns the JSON Schema of a kind of file as it is published, with its name."""
+    schema = json_schema(model)
+    named = {
+        "$schema": schema["$schema"],
+        "$id": f"urn:clicktrain:config:{kind}",
+        "title": f"clicktrain {kind}",
+    }
+    return {**named, **schema}
+
+
+def write_schemas(out: Path, models: Mapping[str, type[BaseModel]]) -> list[Path]:
+    """Writes the schemas of all kinds of files, ``KIND.schema.json``; returns the files.
+
+    Raises InputError: the directory has something else in it.
+    """
+    names = {f"{kind}{_SUFFIX}": kind for kind in models}
+    check_output_folder(
+        out, "a directory of schemas", lambda folder: {one.name for one in folder.iterdir()} <= {*names}
+    )
+    make_folder(out)
+    for name, kind in names.items():
+        write_atomic_bytes(
+            out / name, (json.dumps(file_schema(kind, models[kind]), indent=1) + "\n").encode()
+        )
+    return [out / name for name in names]
 
 
 @functools.cache

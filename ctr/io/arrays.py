@@ -1,10 +1,11 @@
 """Archives of arrays (``.npz``) that may come from anyone: no pickled objects, no more memory than they are worth."""
 
+import hashlib
 import io
 import math
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +31,16 @@ def read_arrays(file: Path | BinaryIO, most_bytes: int = _MOST_BYTES) -> dict[st
         ValueError: anything is wrong with its content.
     """
     return dict(each_array(file, most_bytes))
+
+
+def hash_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Hashes names, types, shapes and bytes of arrays (SHA-256), by name: neither order nor archive counts."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        values = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {values.dtype.name} {arrays[name].shape}\n".encode())
+        digest.update(values.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def each_array(

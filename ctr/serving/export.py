@@ -61,7 +61,21 @@ def export_run(run: Path | str, out: Path | str, checkpoint: int | None = None) 
 
     Raises InputError: no run or no such checkpoint, or ``out`` holds another model under this version.
     """
-    return publish(read_snapshot(Path(run), checkpoint), Path(out))
+    return publish(read_snapshot(Path(run), checkpoint), Path(out), card=_card)
+
+
+def _card(snapshot: Snapshot, described: Mapping[str, Any]) -> str | None:
+    # It draws on reports, which exports from within a pass do without: that pass has no results yet.
+    from ctr.serving.model_card import model_card
+
+    try:
+        card = model_card(snapshot, described)
+    except InputError as error:
+        log.warning("the model has no card: %s", error)
+        return None
+    if card is None:
+        log.info("the model has no card: %s has no results for row %d", snapshot.run_dir, snapshot.examples)
+    return card
 
 
 def example_calls(exported: Exported) -> str:
@@ -104,12 +118,19 @@ def export_model(model: Path | str, out: Path | str) -> Exported:
 
 
 def publish(
-    snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool = False, full_every: int = 1
+    snapshot: Snapshot,
+    out: Path,
+    keep: int | None = None,
+    wait: bool = False,
+    full_every: int = 1,
+    card: Callable[[Snapshot, Mapping[str, Any]], str | None] = lambda snapshot, described: None,
 ) -> Exported:
     """Writes a model to a temporary folder beside its place, makes it durable, and renames it there.
 
     Of the newest versions ``keep`` stay, beside those that these build on. Versions between every ``full_every``-th
-    are deltas. Raises InputError: the version is there already and is another model's, the newest one is of another
+    are deltas. ``card`` writes a full model's card, from its metadata.
+
+    Raises InputError: the version is there already and is another model's, the newest one is of another
     run, or, without ``wait``, another process is publishing.
     """
     with _publishing(out, wait):
@@ -123,7 +144,9 @@ def publish(
             return Exported(final, False, described)
         write = _delta_writer(snapshot, out, described, full_every)
         if write is None:
-            metadata = _write_durably(final, lambda folder: write_model(snapshot, folder, described))
+            metadata = _write_durably(
+                final, lambda folder: write_model(snapshot, folder, described, card(snapshot, described))
+            )
         else:
             final, metadata = delta, _write_durably(delta, write)
         if keep is not None:

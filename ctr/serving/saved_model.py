@@ -17,14 +17,15 @@ import numpy as np
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
+from ctr.io.arrays import hash_arrays
 from ctr.io.files import write_atomic_bytes
 from ctr.models.rows import TableLayout
 from ctr.serving.calls import FILE as CALLS
 from ctr.serving.calls import calls_text
 from ctr.serving.graph import make_canonical
-from ctr.serving.metadata import EXTRA, FILE, NETWORK, WARMUP, hash_files
+from ctr.serving.metadata import CARD, EXTRA, FILE, NETWORK, WARMUP, hash_files
 from ctr.serving.signatures import Signature, describe_requests, served_schema, serving_signatures
-from ctr.serving.weights import VARIABLES, Weights, hash_weights, write_weights
+from ctr.serving.weights import VARIABLES, Weights, write_weights
 from ctr.training.run.snapshot import Snapshot
 from ctr.training.run.tensor_files import written_by_tensorflow
 from ctr.training.state import dense_weights
@@ -51,7 +52,7 @@ def snapshot_weights(snapshot: Snapshot) -> dict[str, np.ndarray]:
 def weights_hash(snapshot: Snapshot) -> str:
     """Hashes all weights (SHA-256), of a model that is not updatable as float32, before any are rounded."""
     if is_updatable(snapshot):
-        return hash_weights(snapshot_weights(snapshot))
+        return hash_arrays(snapshot_weights(snapshot))
     digest = hashlib.sha256()
     for name, variable in _variables(snapshot, is_rounded=False).items():
         values = np.ascontiguousarray(variable.numpy().astype(np.float32, copy=False))
@@ -68,7 +69,9 @@ def _variables(snapshot: Snapshot, is_rounded: bool = True) -> dict[str, tf.Vari
     return {**dict(tables), **keys, **dense}
 
 
-def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+def write_model(
+    snapshot: Snapshot, folder: Path, described: Mapping[str, Any], card: str | None = None
+) -> dict[str, Any]:
     """Writes a model to a new folder and returns its metadata. ``described``: without functions and files."""
     alpha2 = None
     if is_updatable(snapshot):
@@ -90,6 +93,8 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
         _write_warmup(folder / EXTRA / WARMUP, warmed)
     functions = {name: _describe_function(one, outputs[name]) for name, one in signatures.items()}
     write_atomic_bytes(folder / EXTRA / CALLS, calls_text(functions, snapshot.schema).encode())
+    if card is not None:
+        write_atomic_bytes(folder / EXTRA / CARD, card.encode())
     requests = describe_requests(snapshot.schema, served_schema(snapshot))
     metadata = {**described, "requests": requests, "signatures": functions}
     names = {id(variable): name for name, variable in {**_variables(snapshot), _ALPHA2: alpha2}.items()}
@@ -102,7 +107,7 @@ def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) 
 
 def rewrite_model(full: Path, folder: Path, metadata: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
     """Writes an updatable model with other weights, as ``write_model`` would; ``full`` is another model of the run."""
-    shutil.copytree(full, folder, ignore=shutil.ignore_patterns("variables.*", FILE))
+    shutil.copytree(full, folder, ignore=shutil.ignore_patterns("variables.*", FILE, CARD))
     with written_by_tensorflow(folder):
         write_weights(folder, full, metadata[VARIABLES], weights)
         make_canonical(folder)

@@ -11,14 +11,13 @@ Of tables, what differs is stored (``find_changes``); everything else completely
 weights are reproduced bit by bit.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ctr.io.arrays import read_arrays
+from ctr.io.arrays import hash_arrays, read_arrays
 from ctr.io.errors import InputError, one_line
 from ctr.io.tensor_bundle import read_bundle
 from ctr.io.versions import DELTA_FILE
@@ -32,16 +31,6 @@ _HALF = "bfloat16"
 _PREFIX = Path("variables") / "variables"
 # TensorFlow's own record of the objects that hold the variables.
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-
-
-def hash_weights(weights: Weights) -> str:
-    """Hashes names, types, shapes and bytes of all weights (SHA-256)."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        values = np.ascontiguousarray(weights[name])
-        digest.update(f"{name} {values.dtype.name} {weights[name].shape}\n".encode())
-        digest.update(values.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -169,7 +158,7 @@ def read_weights(chain: Chain) -> Weights:
             weights = apply_changes(weights, read_arrays(delta / DELTA_FILE))
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise InputError(f"{delta}: cannot be applied to {chain.full}: {one_line(error)[:300]}") from None
-    if hash_weights(weights) != metadata.get("weights"):
+    if hash_arrays(weights) != metadata.get("weights"):
         raise InputError(f"{chain.model}: the weights do not have the recorded SHA-256; export the run again")
     return {str(name): weights[str(name)] for name in names}
 

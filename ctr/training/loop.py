@@ -23,11 +23,11 @@ from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs
 from ctr.training.learner import PLAIN, Learner
 from ctr.training.run.directory import hold_run
 from ctr.training.run.metrics import finite_logits
-from ctr.training.run.results import TIMING, learning_failure, unlearned_text, write_results
+from ctr.training.run.results import learning_failure, unlearned_text, write_results
 from ctr.training.run.rollback import RollbackNeeded, query_times
 from ctr.training.run.run import Run, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
-from ctr.training.run.summary import LearningError, train_result
+from ctr.training.run.summary import TIMING, LearningError, train_result
 from ctr.training.trainer import Phase, Scores, Trainer, announced
 from ctr.training.validate import check_possible, validate
 from ctr.training.warm_start.start import InitFrom, warm_start

@@ -127,21 +127,25 @@ def _finished(run_dir: Path, logs: Logs) -> dict[str, Any] | None:
     except InputError:
         # Computed and written again.
         return None
-    hashes = {}
+    # Not the hash of the configuration: ``check_config`` compared its keys.
+    expected = {**input_hashes(logs), "log_rows": logs.log.rows}
+    return dict(summary) if {key: summary.get(key) for key in expected} == expected else None
+
+
+def input_hashes(logs: Logs) -> dict[str, Any]:
+    """Hashes the logs and sidecars that a run reads, as they are now, under the keys that summary.json has them by."""
+    sidecars = {}
     if logs.sidecars:
         from ctr.data.sidecar import SidecarHash
 
-        hashes = {role: SidecarHash(of.path, name).until() for role, (of, name) in logs.sidecars.items()}
-    # Not the hash of the configuration: ``check_config`` compared its keys.
-    expected = {
+        sidecars = {role: SidecarHash(of.path, name).until() for role, (of, name) in logs.sidecars.items()}
+    return {
         "log_sha256": log_sha256(logs.log.manifests),
         "constraint_logs_sha256": {
             name: log_sha256(other.manifests) for name, other in logs.constraint_logs.items()
         },
-        "sidecars_sha256": hashes,
-        "log_rows": logs.log.rows,
+        "sidecars_sha256": sidecars,
     }
-    return dict(summary) if {key: summary.get(key) for key in expected} == expected else None
 
 
 def needs_warm_start(run_dir: Path, source: Path) -> bool:

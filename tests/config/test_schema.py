@@ -50,11 +50,65 @@ def test_what_is_printed_and_what_a_run_writes_is_valid(kind, capsys):
     schema = json.loads(capsys.readouterr().out)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     Draft202012Validator.check_schema(schema)
+    assert (schema.pop("$id"), schema.pop("title")) == (f"urn:clicktrain:config:{kind}", f"clicktrain {kind}")
     assert schema == schema_of(kind).schema
     model = config_model(kind)
     content = yaml.safe_load(as_yaml(describe(model)))
     for part in (content, yaml.safe_load(dump_yaml(parse_model(model, content, kind)))):
         assert refused_by_schema(kind, part) == []
+
+
+def keys_below(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every key of a file, by the group that it is in."""
+    groups = {"": schema, **schema.get("$defs", {})}
+    return {
+        f"{of}.{key}": node for of, one in groups.items() for key, node in one.get("properties", {}).items()
+    }
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_an_editor_finds_the_meaning_the_values_and_the_default_of_every_key(kind):
+    schema = json_schema(config_model(kind))
+    required = {
+        f"{of}.{key}"
+        for of, one in {"": schema, **schema["$defs"]}.items()
+        for key in one.get("required", ())
+    }
+    for name, node in keys_below(schema).items():
+        assert node.get("description"), name
+        assert {"type", "enum", "const", "anyOf", "oneOf", "$ref"} & node.keys(), name
+        # A preset has no default: without it, the keys beside it hold.
+        assert name in required or {"default", "const"} & node.keys() or name.endswith(".preset"), name
+
+
+def test_all_schemas_are_written_for_editors_and_pages(tmp_path, root, capfd):
+    out = tmp_path / "schemas"
+    for _ in range(2):
+        # A second time they replace themselves.
+        assert main(["config", "--schema", "--out", str(out)]) == 0
+    assert capfd.readouterr().out.split() == 2 * [str(out / f"{kind}.schema.json") for kind in CONFIGS]
+    schemas = {kind: json.loads((out / f"{kind}.schema.json").read_text()) for kind in CONFIGS}
+    assert len({schema["$id"] for schema in schemas.values()}) == len(CONFIGS)
+    # What each shipped file is, by where it lies; the last place that fits counts.
+    kinds = {
+        "examples/replay": "experiment",
+        "examples/replay/simulated.yaml": "train",
+        "examples/replay/mind.yaml": "train",
+        "examples/replay/world.yaml": "simulator",
+        "examples/search": "search",
+        "examples/events": "events",
+        "ctr/data/formats": "mapping",
+    }
+    files = {name: content for name, content in documents(root).items() if "/docs/" not in name}
+    for name, content in files.items():
+        kind = [kind for place, kind in kinds.items() if name.startswith(str(root / place))][-1]
+        Draft202012Validator(schemas[kind]).validate(to_jsonable_python(content))
+    assert len(files) > 20
+    (out / "notes.txt").touch()
+    assert main(["config", "--schema", "--out", str(out)]) == 1
+    assert "is neither empty nor a directory of schemas" in capfd.readouterr().err
+    assert main(["config", "--out", str(out)]) == 1
+    assert "--out goes with --schema" in capfd.readouterr().err
 
 
 def documents(root: Path) -> dict[str, Any]:

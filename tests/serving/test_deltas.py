@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from ctr.cli import main
+from ctr.io.arrays import hash_arrays
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
 from ctr.io.versions import versions
@@ -18,7 +19,7 @@ from ctr.serving import export
 from ctr.serving.export import export_model, publish
 from ctr.serving.metadata import find_model, read_chain, read_metadata
 from ctr.serving.scorer import Scorer
-from ctr.serving.weights import hash_weights, read_weights
+from ctr.serving.weights import read_weights
 from ctr.training.config import ExportConfig
 from ctr.training.run.directory import drop_models_after
 from fault_points import Counting, watching
@@ -228,7 +229,7 @@ def test_killed_anywhere_while_a_delta_is_written_the_next_attempt_writes_the_sa
             # Whatever is there can be used: the version of before, or this one.
             newest = find_model(folder)
             assert newest.name in ("200.delta", "300.delta")
-            assert hash_weights(read_weights(read_chain(newest))) == read_metadata(newest)["weights"]
+            assert hash_arrays(read_weights(read_chain(newest))) == read_metadata(newest)["weights"]
             publish(snapshots[2], folder, 9, full_every=3)
         assert contents(folder) == {
             name: content for name, content in contents(published).items() if not name.startswith("400/")
@@ -254,7 +255,7 @@ def test_killed_while_old_versions_are_deleted_all_that_are_left_can_be_used(
             done = True
         except Killed:
             for path in versions(folder):
-                assert hash_weights(read_weights(read_chain(path))) == read_metadata(path)["weights"]
+                assert hash_arrays(read_weights(read_chain(path))) == read_metadata(path)["weights"]
             publish(snapshots[3], folder, keep=1, full_every=3)
             # What a killed attempt did not delete goes with the next version at the latest.
             assert names(folder)[-1] == "400"

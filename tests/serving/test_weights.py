@@ -8,7 +8,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.serving.weights import apply_changes, change_counts, find_changes, hash_weights
+from ctr.io.arrays import hash_arrays
+from ctr.serving.weights import apply_changes, change_counts, find_changes
 
 LAST = np.iinfo(np.int64).max
 FIXED = 3
@@ -53,8 +54,8 @@ def test_changes_lead_from_one_to_the_other_bit_by_bit_and_hold_nothing_else(bef
     changes, old, new = find_changes(before, after), rows_by_key(before), rows_by_key(after)
     made = apply_changes(before, changes)
     assert as_bytes(made) == as_bytes(after) == as_bytes(apply_changes(made, changes))
-    assert hash_weights(made) == hash_weights(after)
-    assert (hash_weights(before) == hash_weights(after)) == (as_bytes(before) == as_bytes(after))
+    assert hash_arrays(made) == hash_arrays(after)
+    assert (hash_arrays(before) == hash_arrays(after)) == (as_bytes(before) == as_bytes(after))
     assert changes["rows/quality-1/keys"].tolist() == [key for key in new if old.get(key) != new[key]]
     assert changes["rows/quality-1/removed"].tolist() == [key for key in old if key not in new]
     fixed = [weights["rows/ui-1"] for weights in (before, after)]
@@ -72,7 +73,7 @@ def test_changes_lead_from_one_to_the_other_bit_by_bit_and_hold_nothing_else(bef
 
 def test_the_hash_covers_name_type_shape_and_every_byte():
     text = b"a float32 (2, 1)\n" + np.array([1, 2], np.float32).tobytes()
-    assert hash_weights({"a": np.array([[1], [2]], np.float32)}) == hashlib.sha256(text).hexdigest()
+    assert hash_arrays({"a": np.array([[1], [2]], np.float32)}) == hashlib.sha256(text).hexdigest()
     changed = [
         {"alpha2": np.array(0.25, np.float32)},
         {"dense/000": PLAIN["dense/000"].view(np.int32)},
@@ -80,8 +81,8 @@ def test_the_hash_covers_name_type_shape_and_every_byte():
         {"rows/quality-1": PLAIN["rows/quality-1"] * np.float32(-1)},
         {"keys/quality-1": np.array([2, LAST])},
     ]
-    hashes = {hash_weights({**PLAIN, **change}) for change in changed}
-    assert len({hash_weights(PLAIN), *hashes}) == len(changed) + 1
+    hashes = {hash_arrays({**PLAIN, **change}) for change in changed}
+    assert len({hash_arrays(PLAIN), *hashes}) == len(changed) + 1
 
 
 @pytest.mark.parametrize(

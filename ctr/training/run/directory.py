@@ -18,6 +18,7 @@
     RUN/default_slices.npz     calibration by the values of three features, of a short log where no slices are named
     RUN/data_health.json       of each feature the ids that the pass met (id_counts.py)
     RUN/summary.json           the results
+    RUN/receipt.json           hashes of it all, by which it can be repeated, where ctr receipt wrote them (receipt.py)
     RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (warm_start/)
     RUN/follow.jsonl           how far a run that follows a live log was behind it (ctr.training.follow)
     RUN/workers/               the output of each worker, where ctr train --workers has started them

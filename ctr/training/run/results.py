@@ -27,22 +27,9 @@ from ctr.training.run.id_counts import UsedIds, refusal_text, slots_of_pass, wri
 from ctr.training.run.metrics import duals_of
 from ctr.training.run.rollback import as_json
 from ctr.training.run.run import Run
-from ctr.training.run.summary import calibration_warning, last_window
+from ctr.training.run.summary import TIMING, calibration_warning, last_window
 
 logger = logging.getLogger(__name__)
-
-# What is left out of the promise that runs of the same configuration give the same results.
-TIMING = (
-    "wall_seconds",
-    "wall_examples_per_second",
-    "examples_per_second",
-    "step_ms_p50",
-    "step_ms_p25",
-    "step_ms_p75",
-    "shampoo_seconds_waited",
-    "shampoo_seconds_computing",
-)
-
 
 LARGEST_PASS = 200_000
 """Rows of a log up to which its default slices are found: it is read once more."""

@@ -16,6 +16,18 @@ from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.run.directory import read_warm_start
 
+# What is left out of the promise that runs of the same configuration give the same results.
+TIMING = (
+    "wall_seconds",
+    "wall_examples_per_second",
+    "examples_per_second",
+    "step_ms_p50",
+    "step_ms_p25",
+    "step_ms_p75",
+    "shampoo_seconds_waited",
+    "shampoo_seconds_computing",
+)
+
 # A prior this many times the rate of clicks, or as many times below it, is named as a cause.
 _PRIOR_FACTOR = 1.5
 # The highest decile is named where it has at least this share of the predicted clicks in excess.

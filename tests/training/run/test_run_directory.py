@@ -18,7 +18,8 @@ from ctr.training.run.directory import (
 )
 from ctr.training.run.files import GrowingFile
 from ctr.training.run.predictions import PREDICTION_COLUMNS, PredictionWriter
-from ctr.training.run.results import TIMING, timing_before
+from ctr.training.run.results import timing_before
+from ctr.training.run.summary import TIMING
 from small_runs import make_config
 
 
