@@ -146,6 +146,8 @@ def test_the_versions_of_this_checkout_agree(root):
     done = version_script(root, "--notes")
     assert done.returncode == 0, done.stderr
     assert 0 < len(done.stdout.splitlines()) < 200
+    # The page of a release has no folder that a relative link could start from.
+    assert not re.search(r"\]\((?!https://)", done.stdout)
 
 
 @pytest.fixture
