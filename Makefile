@@ -18,7 +18,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow soak lint types docs bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small accelerator
+.PHONY: help demo test slow soak lint types docs bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small accelerator dist
 
 help:
 	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
@@ -35,6 +35,7 @@ help:
 	@echo "make accelerator  a folder with training steps that jax runs on a GPU or TPU without TensorFlow, checked here"
 	@echo "make oldest  the optimizers' tests and a short training with the oldest TensorFlow that is allowed"
 	@echo "make lock    requirements.lock anew from pyproject.toml (UPGRADE=1: with newer versions)"
+	@echo "make dist    sdist and wheel in dist/, checked as PyPI does, and tried in a fresh environment (needs the network)"
 	@echo "make flink   the tests on a real Flink (needs Java 17, and Maven for the jars)"
 	@echo "make kafka   the tests on a real Kafka and Flink"
 	@echo "make flink-jars  Flink's job server with Beam's Kafka connector, into .java (needs Java 17 and Maven)"
@@ -119,7 +120,15 @@ accelerator: $(TPU_INSTALLED)
 oldest: $(OLDEST_INSTALLED)
 	$(OLDEST_BIN)/pytest -n $(WORKERS) --dist loadfile -m "not soak" tests/optim tests/test_library.py
 
-# uv keeps the versions it finds in the present lock unless told to upgrade.
+# The wheel is made of the sdist, so that the sdist has what a wheel needs.
+dist: $(INSTALLED)
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	.ci/try-wheel $(BIN)/python dist/*.whl
+
+# uv keeps the versions it finds in the present lock unless UPGRADE is set. The image has the package tensorflow-cpu of the
+# same version, which is tensorflow without what GPUs need; libclang is of no use to a program that runs.
 lock: $(INSTALLED)
 	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --python-platform linux \
 		--extra train --extra tfrs --extra mlflow --extra test --extra docs --generate-hashes \
@@ -133,6 +142,11 @@ lock: $(INSTALLED)
 		--python-platform x86_64-manylinux_2_31 --constraint requirements.lock \
 		--extra train --group tpu --generate-hashes --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
 		--output-file requirements-tpu.lock pyproject.toml
+	sed -n 's/^tensorflow==\([^ ]*\).*/tensorflow-cpu==\1/p' requirements.lock | \
+		$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 \
+		--python-platform x86_64-manylinux_2_31 --constraint requirements.lock \
+		--extra train --no-emit-package tensorflow --no-emit-package libclang --generate-hashes \
+		--custom-compile-command "make lock" --output-file requirements-image.lock pyproject.toml -
 
 clean:
 	rm -rf .venv .venv-oldest .venv-tpu build dist docs/_build docs/reference/generated *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

@@ -1,3 +1,3 @@
 """Single-pass training of click-through-rate models on time-ordered logs."""
 
-__version__ = "0.2.0"
+__version__ = "0.1.0"

@@ -221,6 +221,9 @@ def test_wheel_runs(wheel, fresh_python, tmp_path):
     )
     metadata = fresh_python("-c", code, cwd=tmp_path, path=target).stdout
     assert "License-Expression: Apache-2.0" in metadata
+    assert "Description-Content-Type: text/markdown" in metadata
+    shown = set(re.findall(r"^Project-URL: (\w+), https://", metadata, re.MULTILINE))
+    assert shown == {"Homepage", "Documentation", "Repository", "Issues", "Changelog"}
     assert "Requires-Dist: tensorflow>=2.20" in metadata.splitlines()
     base = re.findall(r"^Requires-Dist: ([a-z]+)(?!.*extra)", metadata, re.MULTILINE)
     assert sorted(base) == ["numpy", "tensorflow", "threadpoolctl"]

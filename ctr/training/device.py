@@ -86,9 +86,9 @@ def _threads(setting: int, variable: str) -> int:
 
 def describe_environment(config: TrainConfig, workers: int = 1, chips: Chips | None = None) -> dict[str, Any]:
     """Describes everything outside the configuration that can change a bit of the result."""
-    packages = ("tensorflow", "numpy", "pandas", "pyarrow")
-    versions = {"ctr": __version__}
-    for name in packages:
+    # TensorFlow speaks for itself: it may come from the package tensorflow-cpu.
+    versions = {"ctr": __version__, "tensorflow": tf.__version__}
+    for name in ("numpy", "pandas", "pyarrow"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

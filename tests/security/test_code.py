@@ -67,7 +67,10 @@ def test_nothing_that_is_read_is_run(root):
     assert {(path, name) for path, names in found.items() for name in names} == ALLOWED
 
 
-@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-oldest.lock", "requirements-tpu.lock"])
+@pytest.mark.parametrize(
+    "lock",
+    ["requirements.lock", "requirements-image.lock", "requirements-oldest.lock", "requirements-tpu.lock"],
+)
 def test_each_locked_package_has_its_hashes(root, lock):
     text = (root / lock).read_text()
     entries = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]

@@ -1,0 +1,213 @@
+"""What strangers see first: the page on PyPI, the workflows, and one version and one address in all files."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from readme_renderer import markdown
+
+# Repositories of others that our pages link to.
+OTHERS = ("https://github.com/pre-commit/",)
+ACTION = re.compile(r"([\w-]+/[\w./-]+)@(v\d+(\.\d+)*|release/v\d+|[0-9a-f]{40})")
+
+
+@pytest.fixture(scope="module")
+def project(root):
+    return tomllib.loads((root / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def workflows(root):
+    return {
+        path.name: yaml.safe_load(path.read_text()) for path in (root / ".github/workflows").glob("*.yml")
+    }
+
+
+def published_files(root: Path) -> list[Path]:
+    names = ("*.md", "docs/**/*.md", "CITATION.cff", "Dockerfile", ".github/**/*.yml", ".github/**/*.md")
+    return sorted({path for name in names for path in root.glob(name)})
+
+
+def shell_lines(workflow: dict) -> list[str]:
+    steps = [step for job in workflow["jobs"].values() for step in job.get("steps", [])]
+    return [line for step in steps for line in step.get("run", "").splitlines()]
+
+
+def wrong_addresses(text: str, urls: list[str], name: str) -> list[str]:
+    """URLs that are ours, or on a host of ours, but are not below one of ``urls``."""
+    hosts = {urlsplit(url).netloc for url in urls}
+    ours = (*urls, f"https://pypi.org/project/{name}/", *OTHERS)
+    found = re.findall(r"https?://[^\s)\"'<>`\]]+", text)
+    return [
+        url for url in found if (urlsplit(url).netloc in hosts or name in url) and not url.startswith(ours)
+    ]
+
+
+def test_every_address_of_ours_begins_as_the_metadata_says(root, project):
+    urls, name = list(project["urls"].values()), project["name"]
+    assert wrong_addresses(f"[a](https://github.com/old/{name}/issues)", urls, name)
+    assert wrong_addresses(f"see https://old.github.io/{name}/page", urls, name)
+    assert not wrong_addresses(f"<{urls[0]}/issues> and https://arxiv.org/abs/1", urls, name)
+    files = published_files(root)
+    assert len(files) > 30
+    wrong = {str(path.relative_to(root)): wrong_addresses(path.read_text(), urls, name) for path in files}
+    assert {path: found for path, found in wrong.items() if found} == {}
+
+
+def test_the_page_on_pypi_has_only_absolute_targets_and_those_of_ours_exist(root, project):
+    """PyPI knows no repository: a relative link or image of README.md is dead there."""
+    html = markdown.render((root / project["readme"]).read_text())
+    assert html is not None
+    targets = re.findall(r"""<(?:a|img)\b[^>]*?\b(?:href|src)="([^"]*)\"""", html)
+    assert len(targets) > 5
+    assert [target for target in targets if not re.match("https://|#", target)] == []
+    repository, pages = project["urls"]["Repository"], project["urls"]["Documentation"]
+    for target in targets:
+        place = target.partition("#")[0]
+        if found := re.fullmatch(f"{re.escape(repository)}/(?:blob|tree|raw)/main/(.+)", place):
+            assert (root / found[1]).exists(), target
+        elif place.startswith(pages) and (page := place.removeprefix(pages).strip("/")):
+            assert (root / "docs" / f"{page}.md").exists() or (root / "docs" / page).exists(), target
+
+
+def test_workflows_name_only_what_is_there(root, workflows):
+    makefile = (root / "Makefile").read_text()
+    targets = set(re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[0].split())
+    lines = [line for workflow in workflows.values() for line in shell_lines(workflow)]
+    made = {word for line in lines for word in re.findall(r"\bmake ([a-z-]+)", line)}
+    scripts = {word for line in lines for word in re.findall(r"\.ci/[\w.-]+", line)}
+    scripts |= set(re.findall(r"\.ci/[\w.-]+", makefile))
+    assert {"test", "dist"} <= made <= targets
+    assert {".ci/run", ".ci/version.py", ".ci/try-wheel", ".ci/try-image"} <= scripts
+    for script in scripts:
+        assert (root / script).is_file(), script
+        assert script.endswith(".py") or os.access(root / script, os.X_OK), script
+
+
+def test_jobs_have_pinned_actions_limits_of_time_and_no_rights_by_default(workflows):
+    assert set(workflows) >= {"ci.yml", "release.yml"}
+    for name, workflow in workflows.items():
+        assert workflow["permissions"] in ({}, {"contents": "read"}), name
+        for job in workflow["jobs"].values():
+            assert "uses" in job or job["timeout-minutes"] <= 90, name
+            for used in [step["uses"] for step in job.get("steps", []) if "uses" in step]:
+                assert ACTION.fullmatch(used), used
+            # What can publish runs no code of packages outside of a container.
+            if "id-token" in job.get("permissions", {}):
+                runs = [step.get("run", "") for step in job["steps"]]
+                assert not any(re.search("make |try-wheel|pip ", run) for run in runs), name
+
+
+def test_a_release_follows_all_checks(workflows):
+    jobs = workflows["release.yml"]["jobs"]
+
+    def before(name: str) -> set[str]:
+        needs = jobs[name].get("needs", [])
+        direct = {needs} if isinstance(needs, str) else set(needs)
+        return direct.union(*map(before, direct))
+
+    for name in ("tag", "image", "pypi", "github"):
+        assert before(name) >= {"version", "tests", "build", "install"}, name
+    assert before("pypi") >= {"tag", "image"} and before("github") >= {"pypi"}
+    # A condition of its own would let a job run after one that failed.
+    assert {name for name, job in jobs.items() if "if" in job} == {"tests", "build"}
+    assert jobs["pypi"]["environment"]["name"] == "pypi"
+
+
+def test_hooks_run_what_the_makefile_runs(root):
+    makefile = (root / "Makefile").read_text()
+    recipes = re.findall(r"^(?:lint|types): .*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    commands = [
+        line.strip().replace("$(BIN)", ".venv/bin") for recipe in recipes for line in recipe.splitlines()
+    ]
+    (repo,) = yaml.safe_load((root / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [hook["entry"] for hook in repo["hooks"]] == commands
+
+
+def test_python_versions_are_those_of_the_workflows(project, workflows):
+    named = {one.rsplit(" ", 1)[1] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)}
+    jobs = workflows["release.yml"]["jobs"]
+    assert set(jobs["install"]["strategy"]["matrix"]["python-version"]) == named
+
+
+def version_script(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, tree / ".ci/version.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_versions_of_this_checkout_agree(root):
+    done = version_script(root, "--notes")
+    assert done.returncode == 0, done.stderr
+    assert 0 < len(done.stdout.splitlines()) < 200
+    # The page of a release has no folder that a relative link could start from.
+    assert not re.search(r"\]\((?!https://)", done.stdout)
+
+
+@pytest.fixture
+def tree(tmp_path, root):
+    """A checkout whose version 1.2.0 is released."""
+    for folder in (".ci", "ctr"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(root / ".ci/version.py", tmp_path / ".ci")
+    (tmp_path / "ctr/__init__.py").write_text('"""A package."""\n\n__version__ = "1.2.0"\n')
+    (tmp_path / "CITATION.cff").write_text("cff-version: 1.2.0\nversion: 1.2.0\n")
+    (tmp_path / "CHANGELOG.md").write_text(
+        "# Changes\n\n## [1.2.0] - 2026-12-31\n\n- New.\n\n## [1.1.0] - 2026-11-30\n\n- Old.\n"
+    )
+    return tmp_path
+
+
+def test_a_dated_section_is_a_version_to_release_with_its_notes(tree):
+    assert version_script(tree).stdout == "1.2.0\n"
+    assert version_script(tree, "--tag", "v1.2.0").stdout == "1.2.0\n"
+    assert version_script(tree, "--notes").stdout == "- New.\n"
+
+
+def test_an_unreleased_section_is_none(tree):
+    text = (tree / "CHANGELOG.md").read_text()
+    (tree / "CHANGELOG.md").write_text(text.replace("2026-12-31", "unreleased"))
+    done = version_script(tree)
+    assert (done.returncode, done.stdout) == (0, "")
+    done = version_script(tree, "--tag", "v1.2.0")
+    assert done.returncode == 1 and "says that 1.2.0 is unreleased" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "says"),
+    [
+        ("ctr/__init__.py", "1.2.0", "1.3.0", "ctr/__init__.py has 1.3.0"),
+        ("CITATION.cff", "\nversion: 1.2.0", "\nversion: 1.1.0", "CITATION.cff has 1.1.0"),
+        ("CITATION.cff", "\nversion: 1.2.0", "", "needs one version, has 0"),
+        ("CHANGELOG.md", "2026-12-31", "soon", "the first section needs a heading"),
+    ],
+)
+def test_versions_that_differ_end_with_one_line(tree, file, old, new, says):
+    text = (tree / file).read_text()
+    assert old in text
+    (tree / file).write_text(text.replace(old, new, 1))
+    done = version_script(tree)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert says in done.stderr
+
+
+def test_another_tag_is_refused(tree):
+    done = version_script(tree, "--tag", "v1.2.1")
+    assert done.returncode == 1 and "the tag has 1.2.1" in done.stderr
+
+
+def test_the_image_has_the_locked_versions_and_no_tools_of_tests(root):
+    def versions(lock: str) -> dict[str, str]:
+        return dict(re.findall(r"^([A-Za-z0-9_.-]+)==([^ ]+)", (root / lock).read_text(), re.MULTILINE))
+
+    image, locked = versions("requirements-image.lock"), versions("requirements.lock")
+    assert image.pop("tensorflow-cpu") == locked["tensorflow"]
+    assert image.items() <= locked.items()
+    assert {"apache-beam", "pyarrow", "tf-keras"} <= image.keys()
+    assert not {"tensorflow", "pytest", "mypy", "twine", "uv"} & image.keys()
