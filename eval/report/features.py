@@ -258,7 +258,11 @@ def _slices(runs: Sequence[ShownRun], feature: str) -> page.Figures:
         "Predicted / actual clicks",
         [
             by_group(
-                aligned, columns, [_tick(name) for name in names], ("value", "predicted / actual clicks"), 1.0
+                aligned,
+                columns,
+                [page.short(name) for name in names],
+                ("value", "predicted / actual clicks"),
+                1.0,
             )
         ],
         f"Predicted over actual clicks for the most frequent values of {feature}; the table has the numbers.",
@@ -287,12 +291,6 @@ def _named(runs: Sequence[ShownRun], feature: str, first: pd.DataFrame) -> tuple
         heaviest = heaviest.sort_index()
     grows = health is not None and health.buckets is None
     return [id_name(values.get(one), one, grows) for one in heaviest.index.tolist()], heaviest
-
-
-def _tick(name: str, most: int = 12) -> str:
-    """Name as it stands at an axis: printable, and cut where it is long; the table has it whole."""
-    shown = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in name)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def _slice_cells(row: Mapping[Hashable, float]) -> tuple[str, str, str]:
