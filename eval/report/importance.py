@@ -114,6 +114,6 @@ def _figure(of_runs: _OfRuns, names: Sequence[str]) -> page.Figure:
         ],
         f"Increase of the logloss without each feature, with 95% intervals, the largest first: {first.name} "
         f"{first.increase.margin(signed=True)}; the table has all of them.",
-        size=(4.9, 1.0 + 0.24 * len(names)),
+        size=(3.6, 0.8 + 0.27 * len(names)),
         near=True,
     )
