@@ -49,9 +49,9 @@ def measured(run: Path) -> dict[str, np.ndarray]:
     return read_arrays(run / "importance.npz")
 
 
-def log_of(folder: Path, schema: Schema) -> Path:
+def log_of(folder: Path, schema: Schema, seed: int = 0) -> Path:
     """A log of 1,200 rows with features whose ids grow and others, and a few faulty rows."""
-    rows = draw_examples()
+    rows = draw_examples(seed=seed)
     label = rows.label.copy()
     label[[3, 700, 901, 902]] = 5
     return publish(folder, table_with(schema, replace(rows, label=label)), schema=schema)
@@ -169,6 +169,24 @@ def test_a_run_that_is_stopped_again_and_again_ends_with_the_same_file(growing_l
     assert stopped > 5
     growing_logs.assert_same(run, whole, *growing_logs.FILES)
     assert (run / "importance.npz").read_bytes() == (whole / "importance.npz").read_bytes()
+
+
+def test_a_run_that_was_broken_off_measures_again(growing_log, tmp_path):
+    config = make_config({"max_rejected_share": 0.02, "checkpoint": {"every_examples": 10**6}})
+
+    def fail(position: int, _: object) -> None:
+        if position > 900:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(growing_log, config, tmp_path / "run", fail)
+    assert len(measured(tmp_path / "run")["position"]) > 2
+    # Nothing was saved of that pass, so that the next one may be over another log.
+    other = log_of(tmp_path / "other", GROWING, seed=1)
+    for name in ("run", "alone"):
+        train(other, config, tmp_path / name)
+    files = [(tmp_path / name / "importance.npz").read_bytes() for name in ("run", "alone")]
+    assert files[0] == files[1]
 
 
 @pytest.mark.slow
