@@ -60,6 +60,9 @@ def importance_of(arrays: Arrays) -> Importance:
     """Sums up what a run measured; raises KeyError or ValueError where that is not what it says above."""
     count = len(arrays["position"])
     parts = [name.split("/", 1) for name in arrays if "/" in name]
+    for name in ("rollbacks", "rows"):
+        if arrays[name].shape != (count,):
+            raise ValueError(f"{name} must hold {count} numbers")
     for name in ("weight", "loss", *("/".join(one) for one in parts)):
         array = arrays[name]
         if array.shape != (count, BUCKETS) or array.dtype.kind != "f" or not np.isfinite(array).all():

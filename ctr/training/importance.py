@@ -27,7 +27,7 @@ from ctr.data.reader import Rows, rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema
 from ctr.data.stream import read_selection
-from ctr.eval.importance import SHARED, SHUFFLED
+from ctr.eval.importance import SHARED, SHUFFLED, importance_of
 from ctr.eval.logistic import row_logloss
 from ctr.eval.rows import scored_rows
 from ctr.eval.states import BUCKETS
@@ -38,7 +38,9 @@ from ctr.training.run.run import Run
 
 _POSITIONS = 8
 _SHARE = 1 / 4
-"""Of the rows of a log, at most, that are scored."""
+"""Of the rows of a log, at most, that are scored,"""
+_SCORES = 8
+"""and how often, for each row of the log: so that many features do not take longer than the pass."""
 _UNKNOWN_ID = 0x6A09E667F3BCC908
 """A fingerprint that no value of a log has, but for one in 2^64."""
 _MOST_BYTES = 2**30
@@ -72,7 +74,9 @@ def advance_measuring(session: Scoring, stop: Callable[[], bool]) -> None:
         found = _only(found, found["position"] <= run.position.examples)
 
     def is_due() -> bool:
-        """Tells whether there is no measurement at or after the last target that is behind."""
+        """Tells whether there is no measurement at or after the last target that is behind, and still one to make."""
+        if run.position.examples >= session.inputs.log.rows:
+            return False
         passed = [target for target in targets if target <= run.position.examples]
         return bool(passed) and not (found and (found["position"][_is_sound(found, run)] >= passed[-1]).any())
 
@@ -93,7 +97,8 @@ def plan(inputs: Inputs) -> tuple[list[int], int]:
     if selected:
         begin = sum(one.rows for one in inputs.log.manifests if one.end <= selected[0].start)
     total = sum(manifest.rows for manifest in selected)
-    rows = int(min(config.metrics.importance_rows, total * _SHARE)) // _POSITIONS
+    most = total * min(_SHARE, _SCORES / len(inputs.schema.features))
+    rows = int(min(config.metrics.importance_rows, most)) // _POSITIONS
     if not rows:
         return [], 0
     return [begin + total // 2 + place * total // (2 * _POSITIONS) for place in range(_POSITIONS)], rows
@@ -102,7 +107,8 @@ def plan(inputs: Inputs) -> tuple[list[int], int]:
 def _read(run_dir: Path) -> dict[str, list[Any]]:
     try:
         found = read_arrays(run_dir / "importance.npz", _MOST_BYTES)
-    except (OSError, ValueError):
+        importance_of(found)
+    except (OSError, KeyError, ValueError):
         # Measured again, as far as the pass still comes there.
         return {}
     return {name: array.tolist() for name, array in found.items()}
