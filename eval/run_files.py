@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from ctr.eval.arrays import FloatArray
 from ctr.eval.calibration import SliceCalibration
+from ctr.eval.importance import Importance, importance_of
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import Arrays
 from ctr.eval.timeline import Timeline
@@ -160,6 +161,12 @@ def read_default_slices(folder: Path) -> dict[str, SliceCalibration]:
     """Slices of a run that names none, the most different features first; empty where it kept none."""
     path = folder / "default_slices.npz"
     return _read_state(path, _slices) if path.exists() else {}
+
+
+def read_importance(folder: Path) -> Importance | None:
+    """Importance of the features; None where the run did not measure it."""
+    path = folder / "importance.npz"
+    return _read_state(path, importance_of) if path.exists() else None
 
 
 def _slices(arrays: Arrays) -> dict[str, SliceCalibration]:

@@ -193,8 +193,9 @@ def check_once(key: str, values: tuple[Any, ...]) -> None:
         raise ValueError(f"{key}: {repeated[0]} appears twice")
 
 
-_ALIKE: dict[str, Any] = {"batch": {"growth": 1 / 1024}, "model": {"pairs": False}}
-"""What every technique can have, where an experiment leaves it open."""
+_ALIKE: dict[str, Any] = {"model": {"pairs": False}, "metrics": {"importance_rows": 0}}
+"""What every technique can have, and what no table shows, where an experiment leaves it open."""
+_ALIKE_BATCHES: dict[str, Any] = {"batch": {"growth": 1 / 1024}}
 
 
 def read_experiment(path: Path, settings: Sequence[str] = ()) -> tuple[ExperimentConfig, dict[str, Any]]:
@@ -224,7 +225,7 @@ def alike_in_arms(content: Mapping[str, Any]) -> dict[str, Any]:
     """Sets what a run would decide by its own techniques, so that arms differ by these alone."""
     batch = content.get("batch") or {}
     is_open = not {"rows", "growth"} & {*batch}
-    return merged(_ALIKE if is_open else {"model": _ALIKE["model"]}, content)
+    return merged({**_ALIKE, **(_ALIKE_BATCHES if is_open else {})}, content)
 
 
 def check_experiment_folder(out: Path) -> None:

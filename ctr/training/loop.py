@@ -19,6 +19,7 @@ from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.feed import Feed
+from ctr.training.importance import advance_measuring
 from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_turns
 from ctr.training.learner import PLAIN, Learner
 from ctr.training.run.directory import hold_run
@@ -39,6 +40,7 @@ __all__ = ["TIMING", "Learner", "LearningError", "Session", "one_pass", "open_se
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, dict[str, Any]], None]
+ToTheEnd = Callable[["Session", Callable[[], bool]], None]
 
 
 def train(
@@ -89,7 +91,7 @@ def train(
             with open_session(
                 log, config, run_dir, progress, exporter, phase=phase, workers=workers, chips=chips
             ) as session:
-                summary = session.finish(stop)
+                summary = session.finish(stop, advance_measuring)
         result = workers.once(lambda: train_result(log, run_dir, summary, record))
         workers.leave()
         return result
@@ -421,15 +423,20 @@ class Session:
         run.workers.leave()
         raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
 
-    def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
+    def finish(self, stop: Stop = lambda: None, advance: ToTheEnd | None = None) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it; returns the content of summary.json.
+
+        ``advance`` is called to do so, with the session and whether to stop, in place of its own ``advance``.
 
         Raises LearningError, where all is written, but nothing was learned, or the weights are of no use; Interrupted,
         where ``stop``, asked after each batch, gave a reason and a checkpoint has all; or InputError: see ``advance``.
         """
         run, trainer, fault = self.run, self.trainer, None
         while True:
-            self.advance(partial=True, stop=lambda: stop() is not None)
+            if advance is None:
+                self.advance(partial=True, stop=lambda: stop() is not None)
+            else:
+                advance(self, lambda: stop() is not None)
             if number := run.workers.gather_numbers(np.array([signal_number(stop())])).max():
                 self.interrupt(signal_name(number))
             try:

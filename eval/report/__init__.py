@@ -2,7 +2,8 @@
 
 `page` is the vocabulary (`Table`, `Series`, `Figure`, `Page`, ...), `draw` makes images of figures and `html` the file
 of a page: begin there. The rest is the report of one or more runs, a function from what `shown_run` reads to a
-`Page`, here and section by section in `comparison`, `over_time`, `groups`, `features` and `spectra`; the reports of
+`Page`, here and section by section in `comparison`, `importance`, `over_time`, `groups`, `features`
+and `spectra`; the reports of
 experiments and of searches are in their rooms.
 """
 
@@ -18,6 +19,7 @@ from ctr.eval.report.faults import Fault
 from ctr.eval.report.features import health_section, slices_section
 from ctr.eval.report.groups import calibration_section, gain_section, predictions_section, query_size_section
 from ctr.eval.report.html import check_page, render_page, write_page
+from ctr.eval.report.importance import importance_section
 from ctr.eval.report.over_time import loss_figures, metric_figures, traffic_figures, uses_event_time
 from ctr.eval.report.shown_run import COUNTS, ShownRun, show_runs
 from ctr.eval.report.spectra import statistics_blocks, weights_section
@@ -77,6 +79,7 @@ def run_page(runs: Sequence[ShownRun]) -> page.Page:
     sections = (
         _results(runs),
         comparison_section(runs),
+        importance_section(runs),
         _time(runs),
         calibration_section(runs),
         gain_section(runs),

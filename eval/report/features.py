@@ -1,5 +1,6 @@
 """Features of a run's log: the health of their ids, and metrics by their values."""
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from ctr.eval.report.groups import by_group
 from ctr.eval.report.over_time import Pass, line_of
 from ctr.eval.report.shown_run import ShownRun
 
+_NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?")
 _QUERY_SIZE = "query_size"
 """The feature by which runs that have it are always sliced."""
 _HEALTH = (
@@ -258,7 +260,11 @@ def _slices(runs: Sequence[ShownRun], feature: str) -> page.Figures:
         "Predicted / actual clicks",
         [
             by_group(
-                aligned, columns, [_tick(name) for name in names], ("value", "predicted / actual clicks"), 1.0
+                aligned,
+                columns,
+                [page.short(name) for name in names],
+                ("value", "predicted / actual clicks"),
+                1.0,
             )
         ],
         f"Predicted over actual clicks for the most frequent values of {feature}; the table has the numbers.",
@@ -282,17 +288,14 @@ def _named(runs: Sequence[ShownRun], feature: str, first: pd.DataFrame) -> tuple
     values = next((found for one in known if (found := one.slice_values.get(feature))), {})
     health = next((own for one in known for own in one.features if own.name == feature), None)
     is_hashed = health is not None and health.hashed
-    if values and not is_hashed and all(values.get(one) is not None for one in heaviest.index):
+    if values and all(values.get(one) is not None for one in heaviest.index):
         # What has an order of its own, numbers or a vocabulary, keeps it.
-        heaviest = heaviest.sort_index()
+        if not is_hashed:
+            heaviest = heaviest.sort_index()
+        elif all(_NUMBER.fullmatch(str(values[one])) for one in heaviest.index):
+            heaviest = heaviest.loc[sorted(heaviest.index, key=lambda one: float(str(values[one])))]
     grows = health is not None and health.buckets is None
     return [id_name(values.get(one), one, grows) for one in heaviest.index.tolist()], heaviest
-
-
-def _tick(name: str, most: int = 12) -> str:
-    """Name as it stands at an axis: printable, and cut where it is long; the table has it whole."""
-    shown = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in name)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def _slice_cells(row: Mapping[Hashable, float]) -> tuple[str, str, str]:

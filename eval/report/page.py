@@ -145,6 +145,12 @@ class Table:
         return [[plain(one.head) for one in self.heads], *([str(one) for one in row] for row in self.cells)]
 
 
+def short(name: str, most: int = 12) -> str:
+    """Name as it stands at an axis: printable, and cut where it is long; a table has it whole."""
+    shown = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in name)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
 def color_of(index: int) -> str:
     """Color of a run, or of another series."""
     return COLORS[index % len(COLORS)]
@@ -168,7 +174,7 @@ class Series:
     kind: Literal["line", "points", "bars", "steps"] = "line"  # of steps x are the edges
     low: Values | None = None  # ends of intervals: a band around a line, bars at points
     high: Values | None = None
-    x_span: tuple[float, float] | None = None
+    x_span: "tuple[Values | float, Values | float] | None" = None  # ends of intervals along x, bars at points
     look: int | None = None  # color and marker, if not those of the run
     color: str = ""  # instead of that of the look
     dashes: tuple[float, ...] = ()

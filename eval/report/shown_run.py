@@ -13,6 +13,7 @@ from ctr.eval import display, run_files
 from ctr.eval.arrays import FloatArray, IntArray, ratio
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.click_ratio import describe, judge
+from ctr.eval.importance import Importance
 from ctr.eval.report.data_health import DataHealth, read_data_health
 from ctr.eval.report.faults import Fault, faults_of
 from ctr.eval.report.page import Mark
@@ -30,6 +31,7 @@ COUNTS = {
 """Entries of summary.json that say how the pass went, with their titles."""
 
 MAX_WINDOWS = 400  # points of a line in a plot; the windows of a longer pass are drawn several at a time
+_FEATURES_NAMED = 3
 _SMALLEST_POINT = 40
 """A window with less than this part of the pass, and much smaller than most, is drawn with its neighbors."""
 
@@ -88,6 +90,7 @@ class ShownRun:
     timeline: Timeline  # at most `MAX_WINDOWS` entries
     health: DataHealth
     deciles: pd.DataFrame  # calibration by decile of prediction
+    importance: Importance | None  # of the features; None when the run did not measure it
     sizes: pd.DataFrame  # PerQueryAUC by query size
     config: str
     environment: dict[str, str]
@@ -109,33 +112,43 @@ class ShownRun:
 
     @property
     def headline_sentence(self) -> str:
-        rows = display.amount(self.summary["examples"])
-        auc = self.number("auc").margin()
-        accuracy = (
-            f"AUC is {auc}"
-            if self.summary["auc"] is not None
-            else "AUC is undefined, because all rows are clicks, or none is"
-        )
+        """Whether the run is good, whether it is calibrated, and what it uses, in two sentences."""
         _, calibrated = self.calibration
         ratio = f"predicted / actual clicks are {self.number('calibration_ratio').margin()} ({calibrated})"
         if self.summary["calibration_ratio"] is None:
             ratio = "there were no clicks to compare the predictions with"
-        return f"Over {rows} rows {accuracy}; {ratio}. {self._learned()}"
+        auc = f"AUC over {display.amount(self.summary['examples'])} rows is"
+        accuracy = f"{auc} {self.number('auc').margin()}"
+        if self.summary["auc"] is None:
+            accuracy = f"{auc} undefined, because all rows are clicks, or none is"
+        return f"{self._learned()}; {ratio}. {accuracy}{self._used()}."
 
     def _learned(self) -> str:
         entropy, (low, high) = self.summary["normalized_entropy"], self.summary["normalized_entropy_ci95"]
         if entropy is None:
-            return "Without both clicks and non-clicks there is no base rate to compare with."
+            return "Without both clicks and non-clicks there is no base rate to compare with"
         gain = 100 * (1 - entropy)
         says = f"{abs(gain):.1f}% {'below' if gain >= 0 else 'above'} that of always predicting the base rate"
         if low is None or high is None:
-            return f"Its logloss is {says}, which is too little data for an interval."
+            return f"The logloss is {says}, which is too little data for an interval"
         bounds = f"95% interval: {100 * (1 - high):.1f}% to {100 * (1 - low):.1f}% below"
         if high < 1:
-            return f"The model learned more than the base rate: its logloss is {says} ({bounds})."
+            return f"The model learned more than the base rate: its logloss is {says} ({bounds})"
         if low > 1:
-            return f"The model predicts worse than the base rate alone: its logloss is {says} ({bounds})."
-        return f"Whether it learned more than the base rate is open: its logloss is {says} ({bounds})."
+            return f"The model predicts worse than the base rate alone: its logloss is {says} ({bounds})"
+        return f"Whether the model learned more than the base rate is open: its logloss is {says} ({bounds})"
+
+    def _used(self) -> str:
+        """Features that it uses most, as the end of a sentence; empty where that was not measured."""
+        if self.importance is None or not self.importance.features:
+            return ""
+        names = [one.name for one in self.importance.features if one.matters]
+        if not names:
+            return "; no feature alone is certain to matter"
+        shown = names[:_FEATURES_NAMED]
+        if len(shown) == 1:
+            return f"; the only feature that is certain to matter alone is {shown[0]}"
+        return f"; the features that it uses most are {', '.join(shown[:-1])} and {shown[-1]}"
 
     @property
     def calibration(self) -> tuple[str, str]:
@@ -167,6 +180,7 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 timeline=timeline.joined(point_starts(timeline.windows[:, 3])),
                 health=read_data_health(folder),
                 deciles=calibration_buckets(run.metrics.auc),
+                importance=run_files.read_importance(folder),
                 sizes=run.metrics.per_query_auc.by_size(),
                 config=run_files.config_text(folder),
                 environment=flat_environment(run_files.read_environment(folder)),

@@ -102,6 +102,11 @@ def test_every_arm_has_its_changes_over_the_baseline(plan_of):
     ] * 2
     assert (batches["rows"].rows, batches["rows"].growth) == (64, None)
     assert not any(run.config.model.pairs for runs in tasks.arms.values() for run in runs)
+    # What no table of an experiment shows is not measured, unless that was asked for.
+    assert not any(run.config.metrics.importance_rows for runs in tasks.arms.values() for run in runs)
+    base = {"metrics": {"importance_rows": 9}}
+    _, tasks = plan_of({"title": "Two", "base": "base.yaml", "arms": arms}, base)
+    assert all(run.config.metrics.importance_rows == 9 for runs in tasks.arms.values() for run in runs)
     # A baseline alone is an experiment.
     (arm,) = plan_of({"seeds": [1]})[0].arms
     assert arm.name == "baseline"

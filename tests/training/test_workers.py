@@ -16,6 +16,7 @@ import fingerprint_logs
 from ctr.config import parse_model
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
+from ctr.io.arrays import read_arrays
 from ctr.training.ids.id_map import DIVIDED_ARRAYS
 from ctr.training.run import checkpoint
 from small_runs import SMALL, draw_examples, merged, publish, write_teacher
@@ -196,6 +197,11 @@ def test_several_workers_compute_what_one_process_does(world, name, size):
     clicked, others = (expected["logit"][expected["label"] == label] for label in (1, 0))
     alike = np.mean(np.abs(clicked[:, np.newaxis] - others) <= 2e-5)
     assert abs(other["auc"] - one["auc"]) <= 1e-6 + alike < 1e-4
+    # They measure the importance of features at the same places.
+    of_one, of_all = (read_arrays(run / "importance.npz") for run in (alone, together))
+    assert of_one["position"].tolist() == of_all["position"].tolist()
+    for key in of_one.keys() - {"rollbacks"}:
+        np.testing.assert_allclose(of_all[key], of_one[key], atol=1e-3, rtol=0, err_msg=key)
     # A checkpoint is read as that of one.
     whole, parts = (checkpoint.read(run / "checkpoints")[0] for run in (alone, together))
     assert whole.keys() == parts.keys()
@@ -285,6 +291,7 @@ def contents(run: Path) -> dict[str, Any]:
     # Not their states, in which lengths of files are that have times in them.
     for path in (run / "checkpoints").glob("*/*.npz"):
         found[f"{path.parent.name}/{path.name}"] = path.read_bytes()
+    found["importance"] = (run / "importance.npz").read_bytes()
     return found
 
 

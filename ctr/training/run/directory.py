@@ -16,6 +16,7 @@
     RUN/constraint_states/     the same of each constraint log, NAME.npz
     RUN/timeline.npz           sums over time by group of queries, and of each feature missing and new ids
     RUN/default_slices.npz     calibration by the values of three features, of a short log where no slices are named
+    RUN/importance.npz         by how much the loss of some rows grew without each feature (ctr.training.importance)
     RUN/data_health.json       of each feature the ids that the pass met (id_counts.py)
     RUN/summary.json           the results
     RUN/receipt.json           hashes of it all, by which it can be repeated, where ctr receipt wrote them (receipt.py)

@@ -1,0 +1,192 @@
+"""Importance of features: by how much the loss of rows grows when the model does not know a feature of them.
+
+At eight positions of the second half of a pass the next rows of the log, which nothing was learned from yet, are scored
+by the weights of that moment, and again for each feature without what it says:
+
+    shared row   of a feature whose ids grow, each id is replaced by one that the model has never met: it is scored as
+                 a new value would be, by the feature's shared row
+    shuffled     of a feature with ``buckets``, which has no such row, each row has the ids of another one of them
+
+The difference of the two losses of a row is paired, and is summed by query bucket, for intervals. Nothing that a run
+computes depends on it: it is around the pass, which stops at these positions and goes on, as at a signal.
+
+Shuffling: Breiman, "Random Forests", Machine Learning 45 (2001), section 10; Fisher, Rudin, Dominici, "All Models are
+Wrong, but Many are Useful", JMLR 20 (2019).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ctr.data.batches import whole_query_batches
+from ctr.data.reader import Rows, rows_of_table
+from ctr.data.schema import Schema
+from ctr.data.shards import shard_schema
+from ctr.data.stream import read_selection
+from ctr.eval.importance import SHARED, SHUFFLED, importance_of
+from ctr.eval.logistic import row_logloss
+from ctr.eval.rows import scored_rows
+from ctr.eval.states import BUCKETS
+from ctr.io.arrays import read_arrays
+from ctr.training.inputs import Inputs, selection_of
+from ctr.training.run.directory import write_archive
+from ctr.training.run.run import Run
+
+_POSITIONS = 8
+_SHARE = 1 / 4
+"""Of the rows of a log, at most, that are scored,"""
+_SCORES = 8
+"""and how often, for each row of the log: so that many features do not take longer than the pass."""
+_UNKNOWN_ID = 0x6A09E667F3BCC908
+"""A fingerprint that no value of a log has, but for one in 2^64."""
+_MOST_BYTES = 2**30
+
+Arrays = dict[str, np.ndarray]
+
+
+class Scoring(Protocol):
+    """A session of ``ctr.training.loop``, as far as it is needed."""
+
+    run: Run
+
+    @property
+    def inputs(self) -> Inputs: ...
+
+    def advance(self, partial: bool = False, stop: Callable[[], bool] = ...) -> object: ...
+
+    def score(self, rows: Rows) -> np.ndarray: ...
+
+
+def advance_measuring(session: Scoring, stop: Callable[[], bool]) -> None:
+    """Advances to the end of the log, or until ``stop``, and measures importance on the way.
+
+    The sums go to RUN/importance.npz before the pass goes on, so that a run that is resumed ends with the same file.
+    """
+    run, workers = session.run, session.run.workers
+    targets, rows = plan(session.inputs)
+    read = workers.once(lambda: _read(run.run_dir)) if targets else {}
+    found = {name: np.array(values) for name, values in read.items()}
+    if found:
+        found = _only(found, found["position"] <= run.position.examples)
+
+    def is_due() -> bool:
+        """Tells whether there is no measurement at or after the last target that is behind, and still one to make."""
+        if run.position.examples >= session.inputs.log.rows:
+            return False
+        passed = [target for target in targets if target <= run.position.examples]
+        return bool(passed) and not (found and (found["position"][_is_sound(found, run)] >= passed[-1]).any())
+
+    while True:
+        if is_due():
+            found = _only(found, _is_sound(found, run)) if found else {}
+            found = _appended(found, _measure(session, rows))
+            workers.once(partial(write_archive, run.run_dir, "importance", found))
+        session.advance(partial=True, stop=lambda: stop() or is_due())
+        if not is_due():
+            return
+
+
+def plan(inputs: Inputs) -> tuple[list[int], int]:
+    """Positions of the log at which importance is measured, and how many rows at each; no position where it is not."""
+    config, begin = inputs.config, 0
+    selected = [manifest for manifest in inputs.log.manifests if inputs.selects(manifest)]
+    if selected:
+        begin = sum(one.rows for one in inputs.log.manifests if one.end <= selected[0].start)
+    total = sum(manifest.rows for manifest in selected)
+    most = total * min(_SHARE, _SCORES / len(inputs.schema.features))
+    rows = int(min(config.metrics.importance_rows, most)) // _POSITIONS
+    if not rows:
+        return [], 0
+    return [begin + total // 2 + place * total // (2 * _POSITIONS) for place in range(_POSITIONS)], rows
+
+
+def _read(run_dir: Path) -> dict[str, list[Any]]:
+    try:
+        found = read_arrays(run_dir / "importance.npz", _MOST_BYTES)
+        importance_of(found)
+    except (OSError, KeyError, ValueError):
+        # Measured again, as far as the pass still comes there.
+        return {}
+    return {name: array.tolist() for name, array in found.items()}
+
+
+def _is_sound(found: Arrays, run: Run) -> np.ndarray:
+    """Tells of each measurement, bool [P], whether the run has not gone back behind it since."""
+    return np.array(
+        [
+            all(one.checkpoint >= position for one in run.rollbacks[before:])
+            for position, before in zip(found["position"], found["rollbacks"], strict=True)
+        ],
+        np.bool_,
+    )
+
+
+def _only(found: Arrays, which: np.ndarray) -> Arrays:
+    return {name: array[which] for name, array in found.items()}
+
+
+def _appended(found: Arrays, new: Arrays) -> Arrays:
+    """Adds a measurement; of a log that has grown the last ones are kept."""
+    if not found:
+        return {name: array[np.newaxis] for name, array in new.items()}
+    return {name: np.append(found[name], [array], axis=0)[-_POSITIONS:] for name, array in new.items()}
+
+
+def _measure(session: Scoring, most: int) -> Arrays:
+    """Measures here: arrays of ``ctr.eval.importance``, of one position."""
+    run, inputs = session.run, session.inputs
+    position = run.position.examples
+    used = {feature.name for layout in run.state.layouts for feature in layout.features}
+    names = [feature.name for feature in inputs.schema.features if feature.name in used]
+    rows = _next_rows(inputs, position, most)
+    scored = scored_rows(rows.label, session.score(rows), rows.metric_weight, rows.query_id)
+
+    def by_bucket(values: np.ndarray) -> np.ndarray:
+        return np.bincount(scored.bucket, scored.weight * values, BUCKETS)
+
+    arrays = {
+        "position": np.array(position),
+        "rollbacks": np.array(len(run.rollbacks)),
+        "rows": np.array(len(rows)),
+        "weight": by_bucket(np.ones(len(scored.weight))),
+        "loss": by_bucket(scored.loss),
+    }
+    for name in names:
+        way, without = without_feature(rows, inputs.schema, name)
+        logit = session.score(without)[scored.kept].astype(np.float64)
+        arrays[f"{way}/{name}"] = by_bucket(row_logloss(scored.label, logit) - scored.loss)
+    return arrays
+
+
+def _next_rows(inputs: Inputs, position: int, most: int) -> Rows:
+    """Reads the next good rows of the log, whole queries, that the pass is about to come to; at its end none."""
+    selection = replace(selection_of(inputs, position), teacher=None)
+    blocks = read_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, position)
+    for batch in whole_query_batches(blocks, most, inputs.config.batch.max_query_rows):
+        return batch.rows
+    return rows_of_table(shard_schema(inputs.schema).empty_table(), inputs.schema, position)
+
+
+def without_feature(rows: Rows, schema: Schema, name: str) -> tuple[str, Rows]:
+    """Rows that say nothing of a feature any more, and in which way: ``SHARED`` or ``SHUFFLED``."""
+    grows = schema.by_name[name].buckets is None
+    order = np.roll(np.arange(len(rows)), len(rows) // 2)
+    if name in rows.multivalent:
+        values, offsets = rows.multivalent[name]
+        if grows:
+            changed = np.full_like(values, _UNKNOWN_ID), offsets
+        else:
+            lengths = np.diff(offsets)[order]
+            ends = np.cumsum(lengths)
+            taken = np.repeat(offsets[:-1][order] - (ends - lengths), lengths) + np.arange(len(values))
+            changed = values[taken], np.concatenate([[0], ends])
+        without = replace(rows, multivalent={**rows.multivalent, name: changed})
+    else:
+        ids, column = rows.ids.copy(), schema.single_valued.index(name)
+        ids[:, column] = _UNKNOWN_ID if grows else ids[order, column]
+        without = replace(rows, ids=ids)
+    return SHARED if grows else SHUFFLED, without
