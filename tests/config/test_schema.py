@@ -58,11 +58,12 @@ def test_what_is_printed_and_what_a_run_writes_is_valid(kind, capsys):
 
 
 def documents(root: Path) -> dict[str, Any]:
-    """The YAML files of the package and its examples, and the blocks of the pages."""
+    """The YAML files of the package and its examples, the blocks of the pages, and the files that these write."""
     files = [*root.glob("examples/**/*.yaml"), *root.glob("ctr/data/formats/*.yaml")]
     found = {str(path): path.read_text() for path in files if "kubernetes" not in path.name}
     for path in root.glob("docs/**/*.md"):
-        blocks = re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.M | re.S)
+        written = r"^```yaml\n(.*?)^```|^cat > \S+\.yaml <<'END'\n(.*?)^END$"
+        blocks = [block or file for block, file in re.findall(written, path.read_text(), re.M | re.S)]
         found |= {f"{path}:{number}": block for number, block in enumerate(blocks)}
     return {name: parse_yaml(text) for name, text in found.items()}
 
