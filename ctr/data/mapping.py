@@ -1,4 +1,4 @@
-"""Mapping file of tables, described key by key in docs/howto/tables.md: how raw files become examples."""
+"""Mapping file of tables, described in docs/howto/tables.md: how raw files become examples."""
 
 import functools
 import re

@@ -17,7 +17,7 @@ def mapping_text(inferred: Inference, source: str) -> str:
     """Writes an inference that has a mapping as the text of a mapping file; ``source`` stands in its first line."""
     content, guesses = inferred.content, {guess.column: guess for guess in inferred.guesses}
     lines = _comment(f"How {source} becomes examples: inferred by ctr quickstart, to be edited. docs/howto/tables.md "
-                     "describes every key.")  # fmt: skip
+                     "describes the keys.")  # fmt: skip
     for note in inferred.notes:
         lines += _comment(f"- {note}")
     lines.append(f"input: {_flow(content['input'])}")
