@@ -1,4 +1,4 @@
-"""Which Keras `ctr.optim` serves, what it loads for that, and that the guide's code runs in both."""
+"""Which Keras `ctr.optim` serves, what it loads for that, and that the code of the pages runs in Keras 2 too."""
 
 import re
 
@@ -62,40 +62,18 @@ assert load_both(tf_keras) == "ctr.optim.keras.keras2"
 """
 
 
-DESCRIBED = """
-ids = tf.keras.Input((26,), dtype="int32")
-hidden = tf.keras.layers.Flatten()(tf.keras.layers.Embedding(100_000, 16, name="words")(ids))
-hidden = tf.keras.layers.Dense(1024, name="deep1")(hidden)
-hidden = tf.keras.layers.Dense(256, name="deep2")(hidden)
-model = tf.keras.Model(ids, tf.keras.layers.Dense(1, name="out")(hidden))
-optimizer = Shampoo()
-optimizer.build(model.trainable_variables)
-assert optimizer.describe() == {!r}, optimizer.describe()
-"""
-
-
-PAGES = ("shampoo.md", "shampoo-options.md", "shampoo-guide.md", "shampoo-migration.md")
-"""Those with code, in the order in which it runs: each page goes on from the first."""
-
-
-@pytest.fixture(scope="module")
-def pages(root):
-    return {name: (root / "docs" / name).read_text() for name in PAGES}
-
-
-@pytest.fixture(scope="module")
-def blocks(pages):
-    found = [re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL) for text in pages.values()]
-    assert all(found)
-    return [block for page in found for block in page]
+PAGES = (
+    "start/optimizer.md",
+    "howto/shampoo.md",
+    "howto/shampoo-migration.md",
+    "reference/shampoo-options.md",
+)
+"""Those about the optimizer; tests/test_documentation.py runs their code in Keras 3."""
 
 
 @pytest.mark.slow
-def test_keras_3_is_served_by_default_and_runs_the_guide(fresh_python, root, pages, blocks, tmp_path):
-    described = DESCRIBED.format(pages["shampoo-guide.md"].partition("```text\n")[2].partition("\n```")[0])
-    script = tmp_path / "guide.py"
-    script.write_text("\n".join([ALONE, *blocks, described, SERVES.format("keras3")]))
-    fresh_python(script, cwd=tmp_path, path=root)
+def test_keras_3_is_served_by_default(fresh_python, root):
+    fresh_python("-c", ALONE + SERVES.format("keras3"), cwd=root, path=root)
 
 
 @pytest.mark.slow
@@ -104,12 +82,14 @@ def test_keras_2_is_served_where_the_environment_asks_for_it(fresh_python, root)
 
 
 @pytest.mark.soak
-def test_keras_2_runs_the_guide(blocks, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_the_pages_runs_in_keras_2(page, root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```", (root / "docs" / page).read_text(), re.M | re.S)
     # Keras 2 has no MultiOptimizer.
-    shared = [block for block in blocks if "MultiOptimizer" not in block]
-    assert len(shared) == len(blocks) - 1
-    exec(compile("\n".join(shared), "guide", "exec"), {"__name__": "guide"})
+    code = "\n".join(block for block in blocks if "MultiOptimizer" not in block)
+    assert code
+    exec(compile(code, page, "exec"), {"__name__": "guide"})
 
 
 @pytest.mark.slow
