@@ -118,7 +118,10 @@ def ask(doubt: Any, refused: str = "") -> str:
     "simulate",
     "write an example log of a simulated world with known click probabilities",
     {
-        "(|)": {"[--examples N]": "examples to simulate", "[--days N]": "whole days to simulate"},
+        "[|]": {
+            "[--examples N]": "examples to simulate; they or days must be given, here or in FILE",
+            "[--days N]": "whole days to simulate",
+        },
         "[--config FILE]": "YAML file with the world's settings",
         **_OUT,
         "[--randomized LOG]": "also write the randomized traffic to a log of its own",
@@ -138,7 +141,9 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from ctr.config import load_model
     from ctr.simulator.config import SimulatorConfig, check_simulation
 
-    given = {"examples": arguments.examples, "days": arguments.days, "events.format": arguments.events_format}
+    given = {"events.format": arguments.events_format}
+    if (arguments.examples, arguments.days) != (None, None):
+        given |= {"examples": arguments.examples or "null", "days": arguments.days or "null"}
     changes = [f"{name}={value}" for name, value in given.items() if value is not None] + arguments.set
     config = load_model(SimulatorConfig, arguments.config, "config", changes)
     check_simulation([path for path in (arguments.out, arguments.randomized) if path], arguments.events)

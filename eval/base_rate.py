@@ -22,4 +22,4 @@ def nothing_learned(summary: Mapping[str, Any]) -> str:
         shown += f" {interval(low, high, decimals)}"
     if value > 1 and (low is None or low > 1):
         return f"nothing was learned: the predictions are worse than the base rate alone ({shown}, above 1)"
-    return f"nothing was learned that can be told from the base rate alone ({shown}: the interval is not below 1)"
+    return f"nothing was learned beyond the base rate ({shown}: the interval is not below 1)"

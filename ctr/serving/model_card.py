@@ -221,16 +221,14 @@ def _slices(run: Run, health: DataHealth) -> str:
             found.append((-excess, cells))
     if not measured:
         return "Calibration was measured for no slice."
-    told = (
+    summed_up = (
         f"Of the {measured} slices that were measured ({', '.join(states)}), {len(found)} are not calibrated"
     )
     if not found:
-        return f"{told}, by their 95% intervals."
+        return f"{summed_up}, by their 95% intervals."
     heads = ("feature", "value", "weight", "click rate", "predicted / actual clicks")
     worst = _table(heads, [cells for _, cells in sorted(found)[:_WORST]])
-    return (
-        f"{told}, by their 95% intervals, where one in twenty is due to chance. The furthest off:\n\n{worst}"
-    )
+    return f"{summed_up}, by their 95% intervals, where one in twenty is due to chance. The furthest off:\n\n{worst}"
 
 
 def _limits(snapshot: Snapshot, run: Run, period: str) -> str:

@@ -49,7 +49,7 @@ class IngestResult:
         text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
         if self.known_files:
             shown, count = few(self.known_files), len(self.known_files)
-            text += f"\n{count} files are in the log already and were not added again: {shown}"
+            text += f"\n{count} {'files are' if count > 1 else 'file is'} in the log already, not added again: {shown}"
         if self.held_rows:
             start, end = self.held_partitions[0][0], self.held_partitions[-1][1]
             text += (

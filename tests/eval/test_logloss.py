@@ -89,7 +89,7 @@ def test_what_is_no_better_than_the_base_rate_has_learned_nothing():
         (1, 0.1, ""),
         (-1, 0.1, "worse than the base rate alone (normalized entropy 1."),
         (0, 1, "worse than the base rate"),
-        (0, 0.01, "told from the base rate alone (normalized entropy 1.0"),
+        (0, 0.01, "nothing was learned beyond the base rate (normalized entropy 1.0"),
     ):
         found = nothing_learned(summary_of(strength, noise))
         assert words in found and bool(found) == bool(words)
