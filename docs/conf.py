@@ -27,6 +27,7 @@ html_copy_source = False
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
+html_extra_path = ["_build/extra"]
 source_suffix = {".md": "markdown"}
 # Headings are anchors, under the names that they have on GitHub too.
 myst_heading_anchors = 4
@@ -41,7 +42,11 @@ copybutton_exclude = ".linenos, .gp"
 
 
 def setup(app: Sphinx) -> None:
-    """Writes the pages that are made of the code before Sphinx looks for pages."""
+    """Writes the pages and schemas that are made of the code before Sphinx looks for pages."""
     import generated_pages
 
+    from ctr.cli_parser import CONFIGS, config_model
+    from ctr.config.schema import write_schemas
+
     generated_pages.write_pages(HERE / "reference" / "generated")
+    write_schemas(HERE / "_build" / "extra" / "schemas", {kind: config_model(kind) for kind in CONFIGS})
