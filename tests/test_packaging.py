@@ -217,7 +217,7 @@ def test_wheel_runs(wheel, fresh_python, tmp_path):
     code = (
         "import ctr, importlib.metadata as m\n"
         "assert m.version('clicktrain') == ctr.__version__\n"
-        "print(m.metadata('clicktrain'))"
+        "print(m.distribution('clicktrain').read_text('METADATA'))"
     )
     metadata = fresh_python("-c", code, cwd=tmp_path, path=target).stdout
     assert "License-Expression: Apache-2.0" in metadata
