@@ -11,7 +11,7 @@ _project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"
 sys.path.insert(0, str(HERE))
 
 project = "clicktrain"
-author = "The clicktrain authors"
+author = copyright = "The clicktrain authors"
 html_title = "clicktrain"
 html_theme = "furo"
 html_baseurl = _project["urls"]["Documentation"]
