@@ -256,8 +256,8 @@ def test_the_pass_tells_where_it_is_and_what_it_does(passed):
     positions = [position for position, _ in one.heard]
     assert len(positions) == one.summary["batches"]
     assert positions == sorted(positions) and positions[-1] == one.summary["examples"]
-    # Batches of up to 8 rows, larger queries, the score of what was learned, and two sizes of rows without a feature.
-    assert one.said == ["checking rows", "", *["compiling", ""] * 5]
+    # Batches of up to 8 rows, larger queries, the rows that importance is measured by, the score of what was learned.
+    assert one.said == ["checking rows", "", *["compiling", ""] * 4]
     # Metrics of all rows so far, from the first batch on; later not of each batch.
     found = read_predictions(one.run)
     label, logit, weight = (found[name].to_numpy(float) for name in ("label", "logit", "metric_weight"))
