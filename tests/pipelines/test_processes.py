@@ -32,7 +32,7 @@ def trapped(tmp_path, monkeypatch):
 
 
 # Where the package starts a process; each has a test below.
-STARTS = {"ctr/experiments/jobs.py", "ctr/workers/launch.py"}
+STARTS = {"ctr/cli_runs.py", "ctr/experiments/jobs.py", "ctr/workers/launch.py"}
 STARTING = re.compile(
     r"^ *(import|from) (subprocess|multiprocessing|pty)\b|ProcessPool|\bos\.(fork|system|popen|posix_spawn|spawn)",
     re.MULTILINE,
@@ -53,6 +53,14 @@ def test_jobs_of_an_experiment_import_nothing_from_the_folder(trapped):
     ended = run_job(Job("one", ("train", "nolog", "--out", "run")), lambda: False)
     assert ended is not None
     assert ended.error == "nolog is not an example log: it has no schema.json", ended.end
+    assert not trapped()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_verified_imports_nothing_from_the_folder(trapped):
+    assert main(["simulate", "--examples", "400", "--out", "log", "-q"]) == 0
+    assert main(["train", "log", "--out", "run", "-q"]) == 0
+    assert main(["verify", "run", "--log", "log"]) == 0
     assert not trapped()
 
 

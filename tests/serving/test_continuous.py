@@ -213,8 +213,10 @@ def test_deltas_of_a_run_lead_to_the_full_models_and_a_resumed_run_writes_the_sa
     for path in versions(run / "exports"):
         made = export_model(path, tmp_path / "models").path
         assert contents(made) == contents(full / made.name)
-    # The checkpoint gives the same model as the run.
-    assert contents(export_run(run, tmp_path / "other").path) == contents(full / "450")
+    # The checkpoint gives the same model as the run, and a card, which the list of files has, too.
+    exported, made = contents(export_run(run, tmp_path / "other").path), contents(full / "450")
+    assert exported.keys() - made.keys() == {"assets.extra/MODEL.md"}
+    assert {name for name, content in made.items() if exported[name] != content} == {"assets.extra/ctr.json"}
     resumed = tmp_path / "run"
     train_until(288, growing_log, configured(**DELTAS), resumed)
     train(growing_log, configured(**DELTAS), resumed, exporter=export_from_run)
