@@ -89,7 +89,11 @@ def describe(value: float | None, low: float | None, high: float | None) -> str:
     if verdict == "good" and low is not None and high is not None:
         if low < LIMITS[0] and high > LIMITS[1]:
             return "too few clicks to judge: the interval contains 1"
-        return "calibrated: the interval contains 1" if low <= 1 <= high else f"{side}, or by less than 3%"
+        return (
+            "calibrated: the interval contains 1"
+            if low <= 1 <= high
+            else f"{side}; the interval comes within 3% of 1"
+        )
     return f"{side}: the interval excludes 0.9 to 1.1" if verdict == "wrong" else side
 
 

@@ -40,7 +40,7 @@ class FeatureImportance:
 
     @property
     def verdict(self) -> str:
-        """Whether the increase differs from 0, in words."""
+        """Verdict in words: does the increase differ from 0?"""
         low, high = self.increase.low, self.increase.high
         if low is None or high is None or not np.isfinite(high - low):
             return "no interval"

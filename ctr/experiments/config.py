@@ -194,7 +194,7 @@ def check_once(key: str, values: tuple[Any, ...]) -> None:
 
 
 _ALIKE: dict[str, Any] = {"model": {"pairs": False}, "metrics": {"importance_rows": 0}}
-"""What every technique can have, and what no table shows, where an experiment leaves it open."""
+"""Settings of every arm where an experiment leaves them open: each technique can have them, no table shows them."""
 _ALIKE_BATCHES: dict[str, Any] = {"batch": {"growth": 1 / 1024}}
 
 

@@ -112,7 +112,7 @@ class ShownRun:
 
     @property
     def headline_sentence(self) -> str:
-        """Whether the run is good, whether it is calibrated, and what it uses, in two sentences."""
+        """Summary in two sentences: is the run better than the base rate, is it calibrated, which features does it use."""
         _, calibrated = self.calibration
         ratio = f"predicted / actual clicks are {self.number('calibration_ratio').margin()} ({calibrated})"
         if self.summary["calibration_ratio"] is None:

@@ -80,8 +80,8 @@ def test_clicks_of_one_query_count_as_one():
 def test_a_ratio_is_judged_by_its_interval():
     for found, verdict, words in (
         ((1.01, 0.98, 1.04), "good", "calibrated: the interval contains 1"),
-        ((1.05, 1.03, 1.07), "good", "over-predicts by 5.0%, or by less than 3%"),
-        ((0.95, 0.93, 0.97), "good", "under-predicts by 5.0%, or by less than 3%"),
+        ((1.05, 1.03, 1.07), "good", "over-predicts by 5.0%; the interval comes within 3% of 1"),
+        ((0.95, 0.93, 0.97), "good", "under-predicts by 5.0%; the interval comes within 3% of 1"),
         ((1.5, 0.5, 3.0), "good", "too few clicks to judge: the interval contains 1"),
         ((1.2, 1.1, 1.3), "near", "over-predicts by 20.0%"),
         ((1.2, 1.11, 1.29), "wrong", "over-predicts by 20.0%: the interval excludes 0.9 to 1.1"),
