@@ -112,7 +112,7 @@ class ShownRun:
 
     @property
     def headline_sentence(self) -> str:
-        """Summary in two sentences: is the run better than the base rate, is it calibrated, which features does it use."""
+        """Summary in two sentences: better than the base rate or not, calibrated or not, the features used most."""
         _, calibrated = self.calibration
         ratio = f"predicted / actual clicks are {self.number('calibration_ratio').margin()} ({calibrated})"
         if self.summary["calibration_ratio"] is None:
