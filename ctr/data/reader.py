@@ -66,13 +66,18 @@ class Rows:
         return Rows(**columns, multivalent=multivalent, joined=joined)
 
     def keep(self, mask: np.ndarray) -> "Rows":
-        columns = {name: getattr(self, name)[mask] for name in self._COLUMNS}
-        joined = {name: column[mask] for name, column in self.joined.items()}
+        return self.take(np.flatnonzero(mask))
+
+    def take(self, order: np.ndarray) -> "Rows":
+        """Takes rows by their numbers, int64 [M], in that order."""
+        columns = {name: getattr(self, name)[order] for name in self._COLUMNS}
+        joined = {name: column[order] for name, column in self.joined.items()}
         multivalent = {}
         for name, (values, offsets) in self.multivalent.items():
-            lengths = np.diff(offsets)
-            kept = np.concatenate([[0], np.cumsum(lengths[mask])])
-            multivalent[name] = (values[np.repeat(mask, lengths)], kept)
+            lengths = np.diff(offsets)[order]
+            begins = np.concatenate([[0], np.cumsum(lengths)])
+            places = np.repeat(offsets[:-1][order] - begins[:-1], lengths) + np.arange(begins[-1])
+            multivalent[name] = (values[places], begins)
         return Rows(**columns, multivalent=multivalent, joined=joined)
 
     def query_begins(self) -> np.ndarray:

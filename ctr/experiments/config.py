@@ -1,7 +1,7 @@
 """Configuration of an experiment: arms that are trained on one log, and their comparisons (FF 3).
 
-Names stand in names of files, and ``@`` joins an arm with a point of the sweep, so that it stands in none of
-them.
+Names stand in names of files, and ``@`` joins an arm with a point of the sweep, ``~`` with what its retrains differ in,
+so that these stand in none of them.
 """
 
 import json
@@ -128,6 +128,9 @@ class ExperimentConfig(StrictModel):
         config: changes of the training configuration as nested keys; without ``base``, the complete
             configuration.
         seeds: each arm is trained with each of these seeds.
+        retrain: what retrains of an arm differ in from its runs, by name: each run is trained once more, with the same
+            seed, for each name, with its values by dotted keys of the training configuration (FF 5; see ``retrain`` of
+            a training configuration).
         teachers: teachers that arms refer to, by name.
         samplings: samplings that arms refer to, by name.
         baseline: the arm that the others change.
@@ -144,6 +147,7 @@ class ExperimentConfig(StrictModel):
     base: LocalPath | None = None
     config: dict[str, Any] = {}
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
+    retrain: dict[Name, Changes] = {}
     teachers: dict[Name, TeacherConfig] = {}
     samplings: dict[Name, SamplingConfig] = {}
     baseline: BaselineConfig = BaselineConfig()

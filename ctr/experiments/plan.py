@@ -71,6 +71,7 @@ class PlannedArm(Record):
     point: str | None = None  # of the sweep; None for an arm
     of: str | None = None  # the arm that a point varies; None for an arm
     runs: list[PlannedRun]  # one for each seed
+    retrains: dict[str, list[PlannedRun]] = {}  # the same seeds once more, by what they differ in
     teacher: str | None = None
     sampling: str | None = None
     families: list[PlannedFamily] = []

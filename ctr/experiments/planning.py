@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def make_plan(
     samplings = _make_samplings(experiment, teachers)
     planned: list[PlannedArm] = []
     trainings: dict[str, list[Training]] = {}
+    retrainings: list[Training] = []
     loop = experiment.loop
     for variant in _variants(experiment):
         own, needs = variant.content(baseline, teachers, samplings)
@@ -68,12 +70,21 @@ def make_plan(
             Training(variant.name, seed, config, needs, loop_days=days)
             for seed, (config, _) in checked.items()
         ]
+        retrains = {
+            kind: [
+                Training(f"{variant.name}~{kind}", seed, config, needs, loop_days=days)
+                for seed in variant.seeds
+                for config, _ in [checker.check(changed(own, changes), seed, f"retrain.{kind}", variant.name)]
+            ]
+            for kind, changes in (experiment.retrain.items() if variant.point is None else ())
+        }
         config, families = checked[variant.seeds[0]]
         if days is not None:
             checker.check_loop(config, variant.name)
         _check_scored(experiment.scored, config, manifests, f"{where}: {variant.name}")
-        planned.append(variant.planned(runs, families))
+        planned.append(variant.planned(runs, retrains, families))
         trainings[variant.name] = runs
+        retrainings += chain.from_iterable(retrains.values())
     _check_shown(experiment.slices, [arm.families for arm in planned if arm.of is None], where)
     plan = Plan(
         title=experiment.title,
@@ -98,7 +109,7 @@ def make_plan(
         if experiment.scored == TimeRange()
         else (experiment.scored.start_us, experiment.scored.end_us),
     )
-    return plan, Tasks(trainings, teachers, samplings)
+    return plan, Tasks(trainings, teachers, samplings, retrainings)
 
 
 class _Checker:
@@ -180,7 +191,12 @@ class _Variant:
             needs.append(sampling)
         return changed(content, self.changes), tuple(needs)
 
-    def planned(self, runs: Sequence[Training], families: list[PlannedFamily]) -> PlannedArm:
+    def planned(
+        self,
+        runs: Sequence[Training],
+        retrains: Mapping[str, Sequence[Training]],
+        families: list[PlannedFamily],
+    ) -> PlannedArm:
         arm, title = self.arm, self.arm.title or self.of or self.name
         return PlannedArm(
             name=self.name,
@@ -192,14 +208,19 @@ class _Variant:
             seeds=[run.seed for run in runs],
             point=self.point,
             of=self.of,
-            runs=[
-                PlannedRun(seed=run.seed, folder=run.folder, loop=run.loop.folder if run.loop else None)
-                for run in runs
-            ],
+            runs=_planned_runs(runs),
+            retrains={kind: _planned_runs(trainings) for kind, trainings in retrains.items()},
             teacher=arm.teacher,
             sampling=arm.sampling,
             families=families,
         )
+
+
+def _planned_runs(runs: Sequence[Training]) -> list[PlannedRun]:
+    return [
+        PlannedRun(seed=run.seed, folder=run.folder, loop=run.loop.folder if run.loop else None)
+        for run in runs
+    ]
 
 
 def _variants(experiment: ExperimentConfig) -> Iterator[_Variant]:
@@ -217,6 +238,7 @@ def _check_no_seeds(experiment: ExperimentConfig, where: str) -> None:
     """Raises InputError where changes set the seed, which is that of each run."""
     by_key = {"baseline.set": experiment.baseline.set}
     by_key |= {f"teachers.{name}.set": teacher.set for name, teacher in experiment.teachers.items()}
+    by_key |= {f"retrain.{name}": changes for name, changes in experiment.retrain.items()}
     by_key |= {f"arms.{name}.set": arm.set for name, arm in experiment.arms.items()}
     points = experiment.sweep.points if experiment.sweep is not None else {}
     by_key |= {f"sweep.points.{name}": changes for name, changes in points.items()}

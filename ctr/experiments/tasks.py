@@ -105,7 +105,7 @@ class Task:
 class Training(Task):
     """Training of an arm, or of a teacher."""
 
-    owner: str  # the name of the arm, or ``teacher-NAME``
+    owner: str  # the name of the arm, ``ARM~RETRAIN``, or ``teacher-NAME``
     seed: int
     config: TrainConfig
     needs: Sequence[Task] = ()  # the teacher and the sampling that it learns from
@@ -268,6 +268,7 @@ class Tasks:
     arms: Mapping[str, Sequence[Training]]  # for each arm and point of the sweep, one for each seed
     teachers: Mapping[str, Training]
     samplings: Mapping[str, Sampling]
+    retrains: Sequence[Training] = ()
 
     def stages(self) -> tuple[Sequence[Task], Sequence[Task], Sequence[Task], Sequence[Loop]]:
         """All tasks in four stages, of which each needs only those before it.
@@ -276,7 +277,7 @@ class Tasks:
         """
         teachers = {one.label: one for one in self.teachers.values()}
         seeds = [run.seed for run in next(iter(self.arms.values()))]
-        runs = [run for trainings in self.arms.values() for run in trainings]
+        runs = [run for trainings in self.arms.values() for run in trainings] + [*self.retrains]
         runs.sort(key=lambda run: seeds.index(run.seed))
         loops = [loop for run in runs if (loop := run.loop) is not None]
         return [*teachers.values()], [*self.samplings.values()], runs, loops

@@ -25,6 +25,7 @@ from ctr.optim.shampoo.options import OneSidedOptions, ShampooOptions
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
 from ctr.training.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
+from ctr.training.retrain import RetrainConfig
 
 if TYPE_CHECKING:
     from ctr.data.batches import BatchSize
@@ -411,6 +412,7 @@ class TrainConfig(StrictModel):
     rollback: RollbackConfig = RollbackConfig()
     workers: WorkersConfig = WorkersConfig()
     export: ExportConfig | None = None
+    retrain: RetrainConfig | None = None
     record_predictions: bool = True
     max_rejected_share: float = Field(default=0.001, ge=0, le=1)
 

@@ -30,6 +30,7 @@ from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.logs import Log, Logs, open_logs
+from ctr.training.retrain import learned_batch
 from ctr.training.run.rollback import Position
 from ctr.training.shapes import FewShapes, few_shapes, is_fused_from
 from ctr.workers.collectives import ALONE, Workers
@@ -212,8 +213,9 @@ def read_feeds(
             due = [None if rows is None else set_rejects_apart(rows) for rows in until]
             usual = size.at(one.begin)
             own = fused if is_fused_from(size, one.begin) else ()
+            taken = learned_batch(one, config.retrain)
             feed = make_feed(
-                one, layouts, usual, objective, inputs.families, due, config.ids, seat, shapes, own
+                taken, layouts, usual, objective, inputs.families, due, config.ids, seat, shapes, own
             )
             if beside is not None:
                 feed = replace(feed, beside=beside(feed))

@@ -17,6 +17,7 @@ from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
 from ctr.training.division import Seat, seat_in
 from ctr.training.optimizers import dense_optimizer, make_averaging, make_calibrators, samples_labels
+from ctr.training.retrain import initial_weights
 from ctr.training.tables.tables import EmbeddingTables
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
@@ -111,7 +112,7 @@ class TrainState:
         optimizer = config.optimizer.dense
         self.architecture = architecture(config, compute_dtype, sources)
         widths = tower_widths(self.layouts, config.model.factorized is not None)
-        initial = init_weights(self.architecture, widths, config.seed)
+        initial = initial_weights(init_weights(self.architecture, widths, config.seed), config.retrain)
         # By the names of ``ctr.models.initial_weights``.
         self.weights = {name: tf.Variable(value, name=name) for name, value in initial.items()}
         # What combines experts.

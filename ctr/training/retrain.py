@@ -1,0 +1,66 @@
+"""Retrains: the same model, settings, seed and log once more, but for what machines and queues do not repeat (FF 5).
+
+Two of them have the prediction difference that production sees between equal models on other hardware.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from ctr.config import StrictModel
+from ctr.data.batches import Batch
+from ctr.io.hashing import uniform_hash
+
+
+class RetrainConfig(StrictModel):
+    """One small thing that is done otherwise than without it, all else being equal.
+
+    Attributes:
+        kind: ``rounding``: each initial dense weight is moved by one unit in its last place, up or down. ``order``: the
+            rows of each query come in random order, so that sums over a batch are rounded otherwise at each step.
+            ``drop_rows``: a share of the queries is scored, and not learned from.
+        number: two retrains of one kind draw independently if they have other numbers.
+        share: the share of the queries that ``drop_rows`` leaves out.
+    """
+
+    kind: Literal["rounding", "order", "drop_rows"]
+    number: int = Field(default=1, ge=0)
+    share: float = Field(default=1e-4, gt=0, le=1)
+
+    @property
+    def salt(self) -> str:
+        return f"retrain {self.kind} {self.number}"
+
+
+def initial_weights(
+    weights: Mapping[str, np.ndarray], retrain: RetrainConfig | None
+) -> dict[str, np.ndarray]:
+    """Returns the dense weights, float32, that a retrain begins with; weights of 0 stay."""
+    if retrain is None or retrain.kind != "rounding":
+        return {**weights}
+    return {name: _moved(np.asarray(value), f"{retrain.salt} {name}") for name, value in weights.items()}
+
+
+def _moved(values: np.ndarray, salt: str) -> np.ndarray:
+    draws = uniform_hash(np.arange(values.size), salt).reshape(values.shape)
+    moved = np.nextafter(values, np.where(draws < 0.5, -np.inf, np.inf).astype(values.dtype))
+    return np.where(values == 0, values, moved)
+
+
+def learned_batch(batch: Batch, retrain: RetrainConfig | None) -> Batch:
+    """Returns a batch as a retrain learns from it; its rows and their positions in the log are those of ``batch``."""
+    if retrain is None or retrain.kind == "rounding" or not len(batch.rows):
+        return batch
+    rows = batch.rows
+    if retrain.kind == "drop_rows":
+        kept = uniform_hash(rows.query_id, retrain.salt) >= retrain.share
+        weight = np.where(kept, rows.train_weight, np.float32(0))
+        return replace(batch, rows=replace(rows, train_weight=weight))
+    begins = np.zeros(len(rows), np.int64)
+    begins[rows.query_begins()[1:]] = 1
+    order = np.lexsort([uniform_hash(rows.example_id, retrain.salt), np.cumsum(begins)])
+    # Positions stay in order: a batch begins and ends where it did.
+    return replace(batch, rows=replace(rows.take(order), position=rows.position))
