@@ -17,6 +17,7 @@ from ctr.experiments.report.costs import CostChange
 from ctr.experiments.report.files import ArmCosts, Ending
 from ctr.experiments.report.loops import SHOWN, LoopResult
 from ctr.experiments.report.results import CURVE_COSTS, ArmResult, Experiment
+from ctr.experiments.report.retrains import PairDifference
 from ctr.experiments.report.slices import SliceChange
 from ctr.experiments.report.tuning_points import TuningPoint
 from ctr.io.documents import json_number
@@ -85,6 +86,13 @@ def _arm(result: ArmResult) -> dict[str, Any]:
             for part, change in result.prediction_changes.items()
         },
         "prediction_difference_unavailable": pairs.unavailable or None,
+        "retrains": {
+            name: {kind: _retrained(one) for kind, one in found.items()}
+            for name, found in (
+                ("prediction_difference", result.retrains),
+                ("mean_churn", result.loop_retrains),
+            )
+        },
         "costs": None if result.costs is None else result.costs.model_dump(),
         "cost_ratio": _costs(result.cost_change),
         "cost_ratio_to_baseline": _costs(result.cost_from_baseline),
@@ -122,6 +130,16 @@ def _plain(value: Any) -> Any:
 def _ending(outcome: Ending) -> dict[str, Any]:
     entries = {key: value or None for key, value in vars(outcome).items() if key != "config"}
     return {**entries, "seed": outcome.seed}
+
+
+def _retrained(found: PairDifference) -> dict[str, Any]:
+    return {
+        "mean": _plain(found.mean),
+        "by_pair": _plain(found.pairs),
+        "ratio": _plain(found.of_reference),
+        "pairs_planned": found.planned,
+        "unavailable": found.unavailable or None,
+    }
 
 
 def _ratio(change: PairChange | None) -> dict[str, Any]:
@@ -222,6 +240,9 @@ def _row(arm: Record, has_loops: bool, slices: list[str], papers: list[str]) -> 
         row[f"{name}_significant"] = change.get("significant")
     for part, column in _PARTS.items():
         row |= _pairs(column, arm["prediction_difference"][part])
+    for name, kinds in arm["retrains"].items():
+        for kind, found in kinds.items():
+            row |= _number(f"{name}_{kind}", found["mean"]) | _number(f"{name}_{kind}_ratio", found["ratio"])
     costs = arm["costs"] or ArmCosts().model_dump()
     row |= {name: value for name, value in costs.items() if name not in ("step_ratio", "inference_ratio")}
     for name, cost in arm["cost_ratio"].items():

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ctr.eval.intervals import Estimate, mean
@@ -20,6 +20,7 @@ from ctr.experiments.report.arms import (
 from ctr.experiments.report.costs import UNKNOWN, CostChange, cost_change, pass_flops, train_time
 from ctr.experiments.report.files import ArmCosts, Costs, read_costs, shared_failures
 from ctr.experiments.report.loops import LoopResult, loop_results
+from ctr.experiments.report.retrains import PairDifference, loop_retrains, prediction_retrains
 from ctr.experiments.report.slices import (
     SliceChange,
     VarianceChange,
@@ -67,6 +68,10 @@ class ArmResult:
     slices: Sequence[SliceChange] = ()  # those that the tables show first
     variances: Sequence[VarianceChange] = ()
     loops: LoopResult | None = None  # None when its runs were not to serve
+    retrains: Mapping[str, PairDifference] = field(
+        default_factory=dict
+    )  # PD, by what pairs of runs differ in
+    loop_retrains: Mapping[str, PairDifference] = field(default_factory=dict)  # churn of the mean, likewise
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,16 @@ def read_experiment(folder: Path) -> Experiment:
     measured, late_from = measure_arms(folder, plan)
     by_name = {arm.plan.name: arm for arm in measured}
     loops = loop_results(folder, plan)
+    retrains = prediction_retrains(folder, plan, late_from)
+    of_loops = loop_retrains(folder, plan) if loops else {}
     results = [
-        replace(_result(plan, costs, by_name, arm), loops=loops.get(arm.plan.name)) for arm in measured
+        replace(
+            _result(plan, costs, by_name, arm),
+            loops=loops.get(arm.plan.name),
+            retrains=retrains.get(arm.plan.name, {}),
+            loop_retrains=of_loops.get(arm.plan.name, {}),
+        )
+        for arm in measured
     ]
     return Experiment(folder, plan, results, costs, late_from, shared_failures(folder, plan))
 

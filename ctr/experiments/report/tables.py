@@ -17,6 +17,7 @@ from ctr.experiments.report.files import ArmCosts
 from ctr.experiments.report.loops import SHOWN, LoopResult
 from ctr.experiments.report.numbers import spread
 from ctr.experiments.report.results import ACCURACY, ArmResult, Experiment
+from ctr.experiments.report.retrains import PairDifference
 from ctr.experiments.report.slices import SliceChange, percent_change
 from ctr.experiments.report.tuning_points import TuningPoint
 
@@ -58,7 +59,22 @@ def experiment_tables(experiment: Experiment, *, every: bool = False) -> list[Ar
         tables.append(_cost_table(arms, experiment.costs.rounds))
     if any(prediction_difference_of(result.arm, "whole") is not None for result in arms):
         tables.append(_prediction_table(arms))
-    tables += [_tuning_table(arms), _loop_table(arms, experiment.plan.loop_days)]
+    tables += [
+        _retrain_table(
+            "retrains",
+            "Prediction difference of retrains, by what they differ in, in percent of a probability",
+            [(result, result.retrains) for result in arms],
+            "pd",
+        ),
+        _retrain_table(
+            "retrain-churn",
+            "Serving: churn of retrains, by what they differ in, in percent",
+            [(result, result.loop_retrains) for result in arms],
+            "ads_churn",
+        ),
+        _tuning_table(arms),
+        _loop_table(arms, experiment.plan.loop_days),
+    ]
     tables += [
         _slice_table(arms),
         _variance_table(arms),
@@ -201,6 +217,37 @@ def _prediction_table(arms: Sequence[ArmResult]) -> ArmTable:
             "last half: of the time that is scored. [95%] over queries; pairs: smallest to largest over the pairs.",
         ),
     )
+
+
+def _retrain_table(
+    name: str, title: str, found: Sequence[tuple[ArmResult, Mapping[str, PairDifference]]], paper: str
+) -> ArmTable:
+    kinds = list(dict.fromkeys(kind for _, pairs in found for kind in pairs))
+    return _table(
+        name,
+        title,
+        (*(f"{kind}, % [95%]" for kind in kinds), PAPER),
+        [
+            (result, [*(_retrain_cell(pairs.get(kind)) for kind in kinds), _paper_cell(result, paper)])
+            for result, pairs in found
+            if pairs
+        ],
+        (
+            "A run and its retrain with the same seed that differs in this alone; seed: pairs of the arm's runs.",
+            "Means over pairs; [95%] by a jackknife over seeds. Below, in the report: of the reference's.",
+        ),
+    )
+
+
+def _retrain_cell(found: PairDifference | None) -> page.Cell:
+    if found is None:
+        return _NOTHING
+    if found.mean is None:
+        return _cell(display.ABSENT, found.unavailable)
+    mean, ratio = _percent(found.mean), found.of_reference
+    lacking = f", {len(found.pairs)} of {found.planned} pairs" if len(found.pairs) < found.planned else ""
+    detail = "" if ratio is None else f"{ratio.number().whole(3)} of the reference's"
+    return _cell(mean.whole(3 if (mean.value or 0) < 1 else 2), f"{detail}{lacking}".removeprefix(", "))
 
 
 def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:

@@ -1,0 +1,94 @@
+"""Retrains with the same seed: what each kind of them changes, and that it changes nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ctr.data.log import read_schema
+from ctr.training.loop import train
+from growing_logs import read_predictions
+from small_runs import SMALL, make_config, merged
+
+# Statistics that are far from singular: rounding stays small for some batches.
+SMOOTH: dict[str, Any] = merged(
+    SMALL, {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}}}
+)
+
+
+def trained(log: Path, out: Path, **retrain: Any) -> pd.DataFrame:
+    """Predictions in the order in which they were made."""
+    content = {**SMOOTH, **({"retrain": retrain} if retrain else {})}
+    train(log, make_config(content), out)
+    return read_predictions(out)
+
+
+@pytest.fixture(scope="module")
+def original(log, tmp_path_factory) -> pd.DataFrame:
+    return trained(log, tmp_path_factory.mktemp("original") / "run")
+
+
+def largest_difference(one: pd.DataFrame, other: pd.DataFrame, rows: slice) -> float:
+    both = one.iloc[rows].merge(other, on="example_id")
+    assert len(both) == len(one.iloc[rows])
+    return float(np.abs(both["logit_x"] - both["logit_y"]).max())
+
+
+@pytest.mark.parametrize("kind", ["rounding", "order"])
+def test_rounding_differs_from_the_first_step_on_and_stays_rounding(log, original, tmp_path, kind):
+    retrain = trained(log, tmp_path / "run", kind=kind)
+    assert 0 < largest_difference(original, retrain, slice(None)) < 1e-3
+    assert largest_difference(original, retrain, slice(0, 40)) < 1e-6
+    other = trained(log, tmp_path / "other", kind=kind, number=2)
+    assert largest_difference(retrain, other, slice(None)) > 0
+    again = trained(log, tmp_path / "again", kind=kind)
+    pd.testing.assert_frame_equal(retrain, again)
+
+
+def test_rounding_moves_each_initial_weight_by_one_unit_in_its_last_place(log, tmp_path):
+    from ctr.training.state import TrainState
+
+    weights = []
+    for retrain in ({}, {"retrain": {"kind": "rounding"}}):
+        config = make_config({**SMOOTH, **retrain})
+        state = TrainState(config.table_layouts(read_schema(log)), config, "float32")
+        weights.append({name: one.numpy() for name, one in state.weights.items()})
+    signs = []
+    for name, first in weights[0].items():
+        second = weights[1][name]
+        ulps = (second.view(np.int32) - first.view(np.int32))[first != 0]
+        assert set(np.abs(ulps)) <= {1}
+        np.testing.assert_array_equal(second[first == 0], 0)
+        signs += np.sign(second - first)[first != 0].tolist()
+    assert len(signs) > 100
+    assert abs(np.mean(signs)) < 0.4
+
+
+def test_order_changes_that_of_rows_within_queries_alone(log, original, tmp_path):
+    retrain = trained(log, tmp_path / "run", kind="order")
+    assert retrain["query_id"].tolist() == original["query_id"].tolist()
+    assert retrain["example_id"].tolist() != original["example_id"].tolist()
+    columns = ["example_id", "query_id", "query_time", "label", "train_weight", "metric_weight"]
+    pd.testing.assert_frame_equal(
+        retrain[columns].sort_values("example_id", ignore_index=True),
+        original[columns].sort_values("example_id", ignore_index=True),
+    )
+
+
+def test_dropped_queries_are_scored_and_not_learned_from(log, original, tmp_path):
+    retrain = trained(log, tmp_path / "run", kind="drop_rows", share=0.3)
+    assert retrain["example_id"].tolist() == original["example_id"].tolist()
+    weighted = original["train_weight"] > 0
+    dropped = weighted & (retrain["train_weight"] == 0)
+    kept = weighted & (retrain["train_weight"] == original["train_weight"])
+    assert (dropped | kept)[weighted].all()
+    of_query = dropped[weighted].groupby(original["query_id"][weighted]).agg(["min", "max"])
+    assert (of_query["min"] == of_query["max"]).all()
+    assert 0.2 < of_query["min"].mean() < 0.4
+    other = trained(log, tmp_path / "other", kind="drop_rows", share=0.3, number=2)
+    assert (other["train_weight"] != retrain["train_weight"]).any()
+    whole = trained(log, tmp_path / "whole", kind="drop_rows", share=1)
+    # Nothing is learned: all scores are those of the initial, small weights.
+    assert whole["logit"].std() < 0.1 < original["logit"].std()
