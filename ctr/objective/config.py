@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from ctr.config import LocalName, StrictModel
 from ctr.data.schema import Name
 from ctr.objective.ramps import Ramp, RampKey
+from ctr.objective.rate_schedule import ScheduleKey
 
 RawValue = bool | int | float | str | None
 """A value as it stands in the input, before it is made an id; null or the empty text: missing."""
@@ -155,6 +156,8 @@ class BiasConstraintsConfig(StrictModel):
             the bias, but lambda_k then grows without limit if the weights cannot follow. FF tunes it by grid
             search.
         ramp: multiplies both the term and eta, so that lambda_k does not build up before it has an effect.
+        schedule: how eta changes with the examples trained on, as that of ``optimizer.dense``; the term keeps its
+            weight. With a decay to 0, lambda_k rests once a run serves, and retrains show the same more often.
         families: families of slices; an example may be in a slice of each.
         logs: constraint logs.
     """
@@ -162,6 +165,7 @@ class BiasConstraintsConfig(StrictModel):
     learning_rate: float = Field(default=0.01, ge=0)
     regularization: float = Field(default=0.01, ge=0)
     ramp: RampKey = Ramp()
+    schedule: ScheduleKey = "constant"
     families: tuple[SliceConfig, ...]
     logs: tuple[ConstraintLog, ...] = ()
 

@@ -16,6 +16,7 @@ from ctr.io.errors import InputError
 from ctr.io.words import listed
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
+from ctr.objective.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.contrib.muon_options import MuonOptions
 from ctr.optim.contrib.presets import PRESETS
@@ -24,7 +25,6 @@ from ctr.optim.kfac.options import KfacOptions
 from ctr.optim.shampoo.options import OneSidedOptions, ShampooOptions
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
-from ctr.training.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
 from ctr.training.retrain import RetrainConfig
 
 if TYPE_CHECKING:
@@ -254,13 +254,6 @@ class OptimizerConfig(StrictModel):
     embeddings: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     dense: DenseOptimizerConfig = DenseOptimizerConfig()
 
-    @property
-    def schedules(self) -> dict[str, RateSchedule]:
-        """The schedules by the groups of weights that they are for, those that change something."""
-        both = {"embeddings": self.embeddings.schedule, "dense": self.dense.schedule}
-        schedules = {group: parse_schedule(text) for group, text in both.items()}
-        return {group: schedule for group, schedule in schedules.items() if schedule != CONSTANT}
-
 
 class MetricsConfig(StrictModel):
     """Metrics while training.
@@ -479,6 +472,18 @@ class TrainConfig(StrictModel):
             return "it needs an objective of the logistic loss alone"
         return None
 
+    @property
+    def schedules(self) -> dict[str, RateSchedule]:
+        """The schedules by the groups of variables that they are for, those that change something."""
+        constraints = self.objective.bias_constraints
+        texts = {
+            "embeddings": self.optimizer.embeddings.schedule,
+            "dense": self.optimizer.dense.schedule,
+            "duals": "constant" if constraints is None else constraints.schedule,
+        }
+        schedules = {group: parse_schedule(text) for group, text in texts.items()}
+        return {group: schedule for group, schedule in schedules.items() if schedule != CONSTANT}
+
     def table_layouts(self, schema: Schema) -> tuple[TableLayout, ...]:
         """The embedding tables for a log's features.
 
@@ -510,14 +515,14 @@ class TrainConfig(StrictModel):
         """The rates of a step before which ``examples`` examples were trained on.
 
         Args:
-            before: as in ``ramps_at``, by the names ``rate_embeddings`` and ``rate_dense``.
+            before: as in ``ramps_at``, by the names ``rate_embeddings``, ``rate_dense`` and ``rate_duals``.
 
         Returns:
-            ``dense``: the learning rate of dense weights; ``embeddings``: the factor of those of embeddings and linear
-            weights, which have several.
+            ``dense``: the learning rate of dense weights; ``embeddings``, ``duals``: the factor of those of embeddings
+            and linear weights, which have several, and of the duals of bias constraints.
         """
-        before, factors = before or {}, {"embeddings": 1.0, "dense": 1.0}
-        for group, schedule in self.optimizer.schedules.items():
+        before, factors = before or {}, {"embeddings": 1.0, "dense": 1.0, "duals": 1.0}
+        for group, schedule in self.schedules.items():
             factors[group] = schedule.at(examples + before.get(f"rate_{group}", 0))
         return {**factors, "dense": self.optimizer.dense.learning_rate * factors["dense"]}
 

@@ -107,6 +107,26 @@ def test_every_arm_has_its_changes_over_the_baseline(plan_of):
     base = {"metrics": {"importance_rows": 9}}
     _, tasks = plan_of({"title": "Two", "base": "base.yaml", "arms": arms}, base)
     assert all(run.config.metrics.importance_rows == 9 for runs in tasks.arms.values() for run in runs)
+    # Retrains have the seed and the teacher of the run that they are compared with.
+    retrain = {"rounding": {"retrain.kind": "rounding"}, "batch": {"batch.rows": 96}}
+    plan, tasks = plan_of({**WHOLE, "retrain": retrain})
+    by_folder = {run.folder: run for run in tasks.retrains}
+    assert len(by_folder) == 5 * 2 * 2
+    for arm in plan.arms:
+        assert list(arm.retrains) == ([] if arm.point else ["rounding", "batch"])
+        for kind, runs in arm.retrains.items():
+            for planned, original in zip(runs, tasks.arms[arm.name], strict=True):
+                again = by_folder[planned.folder]
+                assert planned.seed == again.seed == original.seed
+                assert (again.owner, again.needs) == (f"{arm.name}~{kind}", original.needs)
+                found, same = again.config.model_dump(), original.config.model_dump()
+                if kind == "batch":
+                    assert found["batch"].pop("rows") == 96 and same["batch"].pop("rows") == 128
+                else:
+                    assert found.pop("retrain")["kind"] == "rounding" and same.pop("retrain") is None
+                assert found == same
+    # The first seed of everything comes before the next one.
+    assert [run.seed for run in tasks.stages()[2]] == sorted(run.seed for run in tasks.stages()[2])
     # A baseline alone is an experiment.
     (arm,) = plan_of({"seeds": [1]})[0].arms
     assert arm.name == "baseline"

@@ -50,11 +50,11 @@ def own_log(log, tmp_path) -> Path:
 # Constraints.
 
 
-def dual_steps(batches: list[pd.DataFrame], rate: float, regularization: float) -> np.ndarray:
+def dual_steps(batches: list[pd.DataFrame], rates: list[float], regularization: float) -> np.ndarray:
     """lambda += eta c (mean of y - p over the slice - alpha3 lambda), c its weight over the running mean of that."""
     slices = 1 + max(batch["slice"].max() for batch in batches)
     duals, usual, number = np.zeros((3, slices))
-    for batch in batches:
+    for batch, rate in zip(batches, rates, strict=True):
         for one, rows in batch[batch["train_weight"] > 0].groupby("slice"):
             weight = rows["train_weight"].to_numpy(float)
             error = rows["label"] - 1 / (1 + np.exp(-rows["logit"].to_numpy(float)))
@@ -71,7 +71,8 @@ def ranking_ramp(examples: int) -> float:
 
 def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(log, examples, tmp_path):
     """Also of a run that is stopped within a window and goes on: it forgets neither of them."""
-    config = make_config({"objective": {**RANKING, **CONSTRAINTS}}, logistic=True)
+    decaying = merged(CONSTRAINTS, {"bias_constraints": {"schedule": "polynomial 800 to 0.1"}})
+    config = make_config({"objective": {**RANKING, **decaying}}, logistic=True)
     stopped_at = train_part(log, config, tmp_path / "run", 600)
     summary = train(log, config, tmp_path / "run")
     rows, found = (
@@ -87,7 +88,8 @@ def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(log, examp
     for name, slice_of in slices.items():
         labeled = found.assign(slice=slice_of)
         batches = [labeled.iloc[part.position] for part in parts]
-        expected = dual_steps(batches, 0.3, 0.1)
+        rates = [0.3 * max(1 - 0.9 * part.position[0] / 800, 0.1) for part in parts]
+        expected = dual_steps(batches, rates, 0.1)
         np.testing.assert_allclose(summary["duals"][name], expected, rtol=0, atol=2e-4)
         assert np.abs(expected).max() > 0.3
     # Windows have the mean of the steps' losses, each for its rows; ramps count what was learned before.
@@ -102,6 +104,7 @@ def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(log, examp
         begin = line["examples"]
         assert line["ramp_ranking"] == pytest.approx(ranking_ramp(begin))
         assert line["ramp_bias_constraints"] == 1
+        assert line["rate_duals"] == pytest.approx(max(1 - 0.9 * begin / 800, 0.1))
         assert "ramp_distillation" not in line
     assert stopped_at not in [line["examples"] for line in lines]
     last = [lines[-1][f"dual_ctr_{number}"] for number in range(3)]

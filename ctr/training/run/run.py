@@ -365,7 +365,7 @@ class Run:
                 for name, ramp in ramps.items()
                 if getattr(self.config.objective, name) is not None
             },
-            **{f"rate_{group}": rates[group] for group in self.config.optimizer.schedules},
+            **{f"rate_{group}": rates[group] for group in self.config.schedules},
             **{f"loss_{name}": term for name, term in terms.items()},
             **dual_scalars(self.state),
             **self.state.expert_report(),

@@ -215,7 +215,7 @@ def _take(
         *sides, position.trained_examples, position.trained_before, [*weights, *slices]
     )
     schedules, examples = take_schedules(
-        *sides, position.trained_examples, position.trained_before, [*features, *weights]
+        *sides, position.trained_examples, position.trained_before, [*features, *weights, *slices]
     )
     return [*features, *weights, *slices, *ramps, *schedules], before | examples
 

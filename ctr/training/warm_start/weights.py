@@ -217,12 +217,12 @@ def _continued(
 def take_schedules(
     new: Side, old: Side, trained: int, before: Mapping[str, int], entries: Sequence[Entry]
 ) -> tuple[list[Entry], dict[str, int]]:
-    """Decides which schedules continue: those of the same weights, some of which were taken; see ``take_ramps``."""
+    """Decides which schedules continue: those of the same variables, some of which were taken; see ``take_ramps``."""
     used = {entry.part for entry in entries if entry.status in ("taken", "partly")}
-    parts = {"embeddings": "feature", "dense": "weight"}
+    parts = {"embeddings": "feature", "dense": "weight", "duals": "slices"}
     goes_on = {
-        f"rate_{group}": group in old.config.optimizer.schedules and parts[group] in used
-        for group in new.config.optimizer.schedules
+        f"rate_{group}": group in old.config.schedules and parts[group] in used
+        for group in new.config.schedules
     }
     return _continued("schedule", goes_on, trained, before)
 

@@ -106,6 +106,59 @@ def test_the_interval_is_the_jackknife_of_the_mean_over_seeds(experiment):
     assert (high - low) / 2 == pytest.approx(margin_of(relative), rel=1e-6)
 
 
+def test_retrains_differ_by_kind_with_intervals_over_seeds(copy, rows):
+    """By what they differ in: against runs of the same seed, and the pairs of seeds beside them."""
+    noise = {"base": 0.3, "dcn": 0.1}
+
+    def add(plan) -> None:
+        for arm in plan["arms"]:
+            if arm["name"] in noise:
+                names = {kind: f"{arm['name']}~{kind}" for kind in ("rounding", "order")}
+                arm["retrains"] = {
+                    kind: [{"seed": seed, "folder": run_folder(name, seed)} for seed in (1, 2, 3)]
+                    for kind, name in names.items()
+                }
+
+    edit(copy / "plan.json", add)
+    late = (rows["query_time"] >= result_of(copy)[""]["late_from"]).to_numpy()
+    expected: dict[str, dict[str, float]] = {"base": {}, "dcn": {}}
+    for name, size in noise.items():
+        for seed in (1, 2, 3):
+            own = logits(rows, name, seed)
+            again = own + size * np.random.default_rng(seed).normal(size=len(own)).astype(np.float32)
+            write_small(copy / run_folder(f"{name}~rounding", seed), rows, again)
+            p, q = (1 / (1 + np.exp(-one[late].astype(float))) for one in (own, again))
+            expected[name][str(seed)] = float(np.mean(np.abs(p - q) / ((p + q) / 2)))
+    text, result = told(copy)
+    for name in noise:
+        found = result[name]["retrains"]["prediction_difference"]
+        assert list(found) == ["rounding", "order", "seed"]
+        assert found["rounding"]["by_pair"] == pytest.approx(expected[name], rel=1e-6)
+        values = np.array([*expected[name].values()])
+        assert found["rounding"]["mean"]["value"] == pytest.approx(values.mean(), rel=1e-6)
+        # The jackknife's interval of a mean is Student's.
+        low, high = found["rounding"]["mean"]["ci95"]
+        assert (high - low) / 2 == pytest.approx(4.302653 * values.std(ddof=1) / np.sqrt(3), rel=1e-5)
+        assert found["order"]["unavailable"] == "no pair of runs is finished"
+        pairs = result[name]["prediction_difference"]["late"]["by_pair"]
+        assert found["seed"]["by_pair"] == pytest.approx(pairs)
+        without = [np.mean([value for pair, value in pairs.items() if one not in pair]) for one in "123"]
+        low, high = found["seed"]["mean"]["ci95"]
+        spread = np.sqrt(2 / 3 * np.square(np.array(without) - np.mean(without)).sum())
+        assert (high - low) / 2 >= 4.302653 * spread * (1 - 1e-6)
+    ratio = result["dcn"]["retrains"]["prediction_difference"]["rounding"]["ratio"]
+    means = [np.mean([*expected[name].values()]) for name in ("dcn", "base")]
+    assert ratio["value"] == pytest.approx(means[0] / means[1], rel=1e-6)
+    assert result["optimizer"]["retrains"] == {"prediction_difference": {}, "mean_churn": {}}
+    assert "rounding, % [95%]" in text
+    row = {one["arm"]: one for one in csv.DictReader(io.StringIO(as_csv(read_experiment(copy))))}["dcn"]
+    assert float(row["prediction_difference_rounding"]) == pytest.approx(means[0], rel=1e-6)
+    # One that did not finish is left out, and counted.
+    (copy / run_folder("dcn~rounding", 2) / "summary.json").unlink()
+    found = told(copy)[1]["dcn"]["retrains"]["prediction_difference"]["rounding"]
+    assert (list(found["by_pair"]), found["pairs_planned"]) == (["1", "3"], 3)
+
+
 def test_prediction_difference_is_that_of_the_pairs(experiment, rows):
     times = rows["query_time"].to_numpy()
     middle = times[0] + (times[-1] - times[0] + 1) // 2

@@ -8,9 +8,9 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.io.errors import InputError
+from ctr.objective.rate_schedule import parse_schedule
 from ctr.training.config import TrainConfig
 from ctr.training.loop import open_session
-from ctr.training.rate_schedule import parse_schedule
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
 from growing_logs import lines_of, train_part
