@@ -62,6 +62,7 @@ class ArmConfig(StrictModel):
         teacher: the teacher whose predictions it distills (FF 4.1.2), one of ``teachers``. Null: none.
         sampling: the sampling whose kept rows it is trained on (FF 3.3), one of ``samplings``. Null: none.
         score: which rows are scored with a sampling, as ``sampling.score`` of a training configuration.
+        retrain: those of the experiment's ``retrain`` that its runs are trained with once more. Null: all of them.
         against: the arm that it is compared with.
         paper: what a paper reports about it: short texts by name of the column (accuracy, training_cost,
             ...).
@@ -73,6 +74,7 @@ class ArmConfig(StrictModel):
     teacher: str | None = None
     sampling: str | None = None
     score: Literal["all", "kept"] = "all"
+    retrain: tuple[str, ...] | None = None
     against: str = BASELINE
     paper: dict[str, str] = {}
 
@@ -167,6 +169,8 @@ class ExperimentConfig(StrictModel):
         for name, arm in self.arms.items():
             _check_name(f"arms.{name}.teacher", arm.teacher, self.teachers)
             _check_name(f"arms.{name}.sampling", arm.sampling, self.samplings)
+            for kind in arm.retrain or ():
+                _check_name(f"arms.{name}.retrain", kind, self.retrain)
             _check_name(f"arms.{name}.against", arm.against, [other for other in arms if other != name])
         check_once("seeds", self.seeds)
         if self.sweep is not None:

@@ -70,14 +70,13 @@ def make_plan(
             Training(variant.name, seed, config, needs, loop_days=days)
             for seed, (config, _) in checked.items()
         ]
-        retrains = {
-            kind: [
-                Training(f"{variant.name}~{kind}", seed, config, needs, loop_days=days)
-                for seed in variant.seeds
-                for config, _ in [checker.check(changed(own, changes), seed, f"retrain.{kind}", variant.name)]
-            ]
-            for kind, changes in (experiment.retrain.items() if variant.point is None else ())
-        }
+        retrains: dict[str, list[Training]] = {kind: [] for kind in experiment.retrain if variant.has(kind)}
+        for kind, trainings_again in retrains.items():
+            again = changed(own, experiment.retrain[kind])
+            for seed in variant.seeds:
+                config, _ = checker.check(again, seed, f"retrain.{kind}", variant.name)
+                name = f"{variant.name}~{kind}"
+                trainings_again.append(Training(name, seed, config, needs, loop_days=days))
         config, families = checked[variant.seeds[0]]
         if days is not None:
             checker.check_loop(config, variant.name)
@@ -175,6 +174,10 @@ class _Variant:
     def serves(self, arms: Sequence[str] | None) -> bool:
         """Tells whether its runs serve the days after the log; ``arms`` None: all arms do."""
         return self.point is None and (arms is None or self.name in arms)
+
+    def has(self, retrain: str) -> bool:
+        """Tells whether its runs are trained once more in that way."""
+        return self.point is None and (self.arm.retrain is None or retrain in self.arm.retrain)
 
     def content(
         self, baseline: Mapping[str, Any], teachers: Mapping[str, Training], samplings: Mapping[str, Sampling]
