@@ -91,18 +91,25 @@ def search_supernet(
 def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
     """Returns the configuration of the largest network. Raises InputError: see ``search_supernet``."""
     model, optimizer = base.model, base.optimizer
-    if model.ensemble.components > 1 or base.objective.ranking is not None:
+    if model.ensemble.components > 1:
         raise InputError(
-            "config: with method supernet there is one network with one loss; not allowed: model.ensemble.components "
-            "above 1, objective.ranking"
+            "config: model.ensemble.components above 1 is not allowed with method supernet: components are alike and "
+            "learn by themselves, so search for one, and train as many of it as are wanted"
+        )
+    ranking = base.objective.ranking
+    if ranking is not None and ranking.setup == "multi_task":
+        raise InputError(
+            "config: objective.ranking.setup multi_task is not allowed with method supernet: candidates are judged by "
+            "the prediction, and no mask is on the head that ranks; allowed: multi_objective"
         )
     given = optimizer.dense.shampoo
     initial = getattr(given.grafting, "initial_accumulator", 0.0)
     plain = DEFAULT_SHAMPOO.changed({"grafting": {"initial_accumulator": initial}})
     if optimizer.dense.rule != "shampoo" or given != plain:
         raise InputError(
-            "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo, Adafactor or K-FAC; allowed with "
-            "method supernet: optimizer.dense.shampoo.grafting.initial_accumulator alone"
+            "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo, Adafactor or K-FAC, whose "
+            "statistics are of all candidates and would move what is masked; allowed with method supernet: "
+            "optimizer.dense.shampoo.grafting.initial_accumulator alone"
         )
     if optimizer.embeddings.rule != "adagrad":
         raise InputError(

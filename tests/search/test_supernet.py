@@ -50,10 +50,11 @@ def assert_same_search(one: Path, other: Path) -> None:
 
 
 FACTORIZED: dict[str, Any] = {"model": {"factorized": {"width": 4, "ui_units": [5]}}}
+RANKING: dict[str, Any] = {"objective": {"ranking": {"weight": 0.4, "max_pairs": 5, "ramp": [200, 500]}}}
 
 
 @pytest.mark.slow(first=1)
-@pytest.mark.parametrize("changes", [{}, FACTORIZED], ids=["plain", "factorized"])
+@pytest.mark.parametrize("changes", [{}, FACTORIZED, RANKING], ids=["plain", "factorized", "ranking"])
 def test_with_one_candidate_it_is_the_plain_model_bit_for_bit(log, tmp_path, changes):
     space = {"model.deep.units.0": [8], "features.tags": [True]}
     result = search(log, tmp_path / "search", space, changes)
@@ -162,6 +163,10 @@ def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path):
         ({"optimizer": {"dense": {"rule": "adafactor"}}}, "AdaGrad, not by Shampoo"),
         ({"optimizer": {"embeddings": {"rule": "one_sided"}}}, "embeddings.rule is one_sided"),
         ({"model": {"ensemble": {"components": 2}}}, "ensemble.components"),
+        (
+            merged(RANKING, {"objective": {"ranking": {"setup": "multi_task"}}}),
+            "no mask is on the head that ranks",
+        ),
     ):
         with pytest.raises(InputError, match=words) as caught:
             search(log, tmp_path / "out", changes=changes)
