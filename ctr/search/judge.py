@@ -24,7 +24,7 @@ def judge(folder: Path, rest_from: int | None) -> list[Judgement]:
     found: list[dict[int, Path]] = []
     for name in (BASELINE, SEARCHED):
         arm = plan.arm(name)
-        ended = {planned.seed: open_run(folder, arm, planned)[0] for planned in arm.runs}
+        ended = {planned.seed: open_run(folder, arm.name, planned)[0] for planned in arm.runs}
         found.append({seed: run.folder for seed, run in ended.items() if run is not None})
     baseline, searched = found
     runs = {seed: (run, searched[seed]) for seed, run in baseline.items() if seed in searched}

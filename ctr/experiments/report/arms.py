@@ -176,7 +176,7 @@ def _measure(
     estimates, scored, slices = {}, {}, {}
     together: StreamingAUC | None = None
     for planned in arm.runs:
-        run, ending = open_run(folder, arm, planned)
+        run, ending = open_run(folder, arm.name, planned)
         if run is not None:
             log = log or (run.log_sha256, str(run.folder))
             if run.log_sha256 != log[0]:

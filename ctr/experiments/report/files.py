@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ctr.eval.run_files import Run, read_run
-from ctr.experiments.plan import Plan, PlannedArm, PlannedRun, Record, read_record
+from ctr.experiments.plan import Plan, PlannedRun, Record, read_record
 from ctr.io.errors import InputError
 
 Amount = Annotated[float, Field(ge=0)]
@@ -72,8 +72,8 @@ def read_costs(folder: Path) -> Costs:
     return read_record(path, Costs) if path.exists() else Costs()
 
 
-def open_run(folder: Path, arm: PlannedArm, planned: PlannedRun) -> tuple[Run | None, Ending]:
-    """Reads a run of an arm; there is none unless it is finished."""
+def open_run(folder: Path, owner: str, planned: PlannedRun) -> tuple[Run | None, Ending]:
+    """Reads a run of an arm, or ``ARM~RETRAIN``; there is none unless it is finished."""
     run_dir = folder / planned.folder
     if (run_dir / "summary.json").exists():
         try:
@@ -84,11 +84,11 @@ def open_run(folder: Path, arm: PlannedArm, planned: PlannedRun) -> tuple[Run | 
         if cause is None:
             return run, Ending(planned.seed, planned.folder, "finished")
         return None, Ending(planned.seed, planned.folder, "failed", str(cause))
-    return None, _unfinished(folder, f"{arm.name}-seed-{planned.seed}.txt", planned.seed, planned.folder)
+    return None, _unfinished(folder, f"{owner}-seed-{planned.seed}.txt", planned.seed, planned.folder)
 
 
 def open_loop(
-    folder: Path, arm: PlannedArm, seed: int, loop_folder: str, days: int | None
+    folder: Path, owner: str, seed: int, loop_folder: str, days: int | None
 ) -> tuple[Loop | None, Ending]:
     """Reads what the loop of a run showed; nothing unless it has served its days."""
     path = folder / loop_folder / "loop.json"
@@ -99,7 +99,7 @@ def open_loop(
             return None, Ending(seed, loop_folder, "unreadable", str(error))
         if days is None or len(loop.days) == days:
             return loop, Ending(seed, loop_folder, "finished")
-    return None, _unfinished(folder, f"{arm.name}-seed-{seed}-loop.txt", seed, loop_folder)
+    return None, _unfinished(folder, f"{owner}-seed-{seed}-loop.txt", seed, loop_folder)
 
 
 def _unfinished(folder: Path, failure: str, seed: int, own_folder: str) -> Ending:

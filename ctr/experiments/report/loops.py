@@ -74,7 +74,7 @@ def _measure(folder: Path, arm: PlannedArm, days: int | None) -> MeasuredLoops:
     for planned in arm.runs:
         if planned.loop is None:
             continue
-        loop, ending = open_loop(folder, arm, planned.seed, planned.loop, days)
+        loop, ending = open_loop(folder, arm.name, planned.seed, planned.loop, days)
         outcomes.append(ending)
         if loop is not None:
             shown[planned.seed] = _shown(loop)

@@ -1,6 +1,6 @@
 """Differences of an arm's runs and their retrains with the same seed, beside those of pairs of seeds (FF 5)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -13,7 +13,7 @@ from ctr.eval.intervals import Estimate
 from ctr.eval.prediction_difference import ALWAYS, pair_predictions
 from ctr.eval.run_files import prediction_parts
 from ctr.experiments.plan import Plan, PlannedArm, PlannedRun
-from ctr.experiments.report.files import open_loop, open_run
+from ctr.experiments.report.files import Ending, open_loop, open_run
 from ctr.io.errors import InputError
 
 SEED = "seed"
@@ -21,6 +21,9 @@ SEED = "seed"
 
 Pairs = Mapping[tuple[int, ...], float]
 """Differences of pairs of runs, by their seeds: one where both have it, or two."""
+
+Opened = tuple[Path | None, Ending]
+"""A folder, if what is in it is finished, and how it ended."""
 
 _Folders = dict[tuple[int, ...], tuple[Path, Path]]
 _Measure = Callable[[Path, Path], float]
@@ -34,6 +37,7 @@ class PairDifference:
     mean: Estimate | None  # None without pairs; its interval is by a jackknife over seeds
     of_reference: Estimate | None  # ratio of the means over the pairs that both have, likewise
     planned: int  # pairs that there are once all runs are finished
+    unfinished: tuple[Ending, ...]  # of the retrains
     unavailable: str  # why there are none; else empty
 
 
@@ -51,10 +55,11 @@ def prediction_retrains(folder: Path, plan: Plan, late_from: int | None) -> Retr
         late = np.inf if late_from is None else late_from
         return float(pair_predictions(first, second, late, plan.scored_us or ALWAYS).late.point)
 
-    def opened(arm: PlannedArm, run: PlannedRun) -> Path | None:
-        return folder / run.folder if open_run(folder, arm, run)[0] is not None else None
+    def opened(owner: str, run: PlannedRun) -> Opened:
+        found, ending = open_run(folder, owner, run)
+        return None if found is None else folder / run.folder, ending
 
-    return _results(plan, opened, measured)
+    return _results(plan, plan.arms, opened, measured)
 
 
 def loop_retrains(folder: Path, plan: Plan) -> RetrainResults:
@@ -63,12 +68,13 @@ def loop_retrains(folder: Path, plan: Plan) -> RetrainResults:
     def measured(first: Path, second: Path) -> float:
         return float(compare_loops(first, second).whole.estimates()["mean_churn"].point)
 
-    def opened(arm: PlannedArm, run: PlannedRun) -> Path | None:
-        if run.loop is None or open_loop(folder, arm, run.seed, run.loop, plan.loop_days)[0] is None:
-            return None
-        return folder / run.loop
+    def opened(owner: str, run: PlannedRun) -> Opened:
+        assert run.loop is not None
+        found, ending = open_loop(folder, owner, run.seed, run.loop, plan.loop_days)
+        return None if found is None else folder / run.loop, ending
 
-    return _results(plan, opened, measured)
+    serving = [arm for arm in plan.arms if all(run.loop is not None for run in arm.runs)]
+    return _results(plan, serving, opened, measured)
 
 
 def over_seeds(ours: Pairs, theirs: Pairs | None = None) -> Estimate | None:
@@ -93,23 +99,31 @@ def over_seeds(ours: Pairs, theirs: Pairs | None = None) -> Estimate | None:
 
 
 def _results(
-    plan: Plan, opened: Callable[[PlannedArm, PlannedRun], Path | None], measured: _Measure
+    plan: Plan,
+    arms: Sequence[PlannedArm],
+    opened: Callable[[str, PlannedRun], Opened],
+    measured: _Measure,
 ) -> RetrainResults:
-    found: dict[str, dict[str, tuple[Pairs, int, str]]] = {}
-    for arm in plan.arms:
+    found: dict[str, dict[str, tuple[Pairs, int, str, tuple[Ending, ...]]]] = {}
+    for arm in arms:
         if not arm.retrains:
             continue
-        own = {run.seed: path for run in arm.runs if (path := opened(arm, run)) is not None}
+        own = {run.seed: path for run in arm.runs if (path := opened(arm.name, run)[0]) is not None}
         found[arm.name] = {}
         for kind, runs in arm.retrains.items():
-            again = {run.seed: path for run in runs if (path := opened(arm, run)) is not None}
-            folders: _Folders = {(seed,): (own[seed], path) for seed, path in again.items() if seed in own}
-            found[arm.name][kind] = _measured(folders, len(runs), measured)
+            again = {run.seed: opened(f"{arm.name}~{kind}", run) for run in runs}
+            unfinished = tuple(ending for path, ending in again.values() if path is None)
+            folders: _Folders = {
+                (seed,): (own[seed], path)
+                for seed, (path, _) in again.items()
+                if path is not None and seed in own
+            }
+            found[arm.name][kind] = *_measured(folders, len(runs), measured), unfinished
         by_seed: _Folders = {
             (one, other): (own[one], own[other]) for one, other in combinations(sorted(own), 2)
         }
         count = len(arm.runs)
-        found[arm.name][SEED] = _measured(by_seed, count * (count - 1) // 2, measured)
+        found[arm.name][SEED] = *_measured(by_seed, count * (count - 1) // 2, measured), ()
     results = {}
     for name, kinds in found.items():
         reference = plan.reference(plan.arm(name))
@@ -120,9 +134,10 @@ def _results(
                 over_seeds(pairs),
                 over_seeds(pairs, others[kind][0]) if kind in others else None,
                 planned,
+                unfinished,
                 unavailable,
             )
-            for kind, (pairs, planned, unavailable) in kinds.items()
+            for kind, (pairs, planned, unavailable, unfinished) in kinds.items()
         }
     return results
 

@@ -49,6 +49,13 @@ def _missing_lines(experiment: Experiment) -> list[str]:
     ]
     outcomes += [(one, one.loops.loops.outcomes, " loop") for one in experiment.arms if one.loops is not None]
     lines += [
+        f"{result.arm.plan.name}~{kind} seed {ending.seed}{what} {ending.state}: {ending.reason}"
+        for result in experiment.arms
+        for what, retrains in (("", result.retrains), (" loop", result.loop_retrains))
+        for kind, found in retrains.items()
+        for ending in found.unfinished
+    ]
+    lines += [
         f"{result.arm.plan.name} seed {outcome.seed}{what} {outcome.state}: {outcome.reason}"
         for result, endings, what in outcomes
         for outcome in endings

@@ -223,6 +223,35 @@ def test_runs_without_states_of_constraint_logs_are_told_by_their_summaries(syst
         write_experiment(copy)
 
 
+def test_churn_of_retrains_is_that_of_loops_of_the_same_seed(copy):
+    def add(plan) -> None:
+        for arm in plan["arms"]:
+            name = f"{arm['name']}~order"
+            arm["retrains"] = {
+                "order": [
+                    {"seed": seed, "folder": run_folder(name, seed), "loop": loop_folder(name, seed)}
+                    for seed in SEEDS
+                ]
+            }
+
+    edit(copy / "plan.json", add)
+    for seed in SEEDS[1:]:
+        write_loop(copy / loop_folder("bound~order", seed), "bound~order", seed)
+    text, result = told(copy)
+    found = result["bound"]["retrains"]["mean_churn"]["order"]
+    counts = shown_table("bound", 1)["randomized"].to_numpy()
+    expected = {}
+    for seed in SEEDS[1:]:
+        one, other = (ads(name, seed)[~counts].mean() for name in ("bound", "bound~order"))
+        expected[str(seed)] = abs(one - other) / ((one + other) / 2)
+    assert found["by_pair"] == pytest.approx(expected) and found["pairs_planned"] == 3
+    assert result["base"]["retrains"]["mean_churn"]["order"]["unavailable"] == "no pair of runs is finished"
+    assert "bound~order seed 1 loop missing" in text and "churn of retrains" in text
+    seeds = result["bound"]["retrains"]["mean_churn"]["seed"]["by_pair"]
+    reported = result["bound"]["loops"]["churn"]["mean_churn"]["by_pair"]
+    assert seeds == pytest.approx({pair: one["value"] for pair, one in reported.items()})
+
+
 def test_slices_and_loops_that_cannot_be_compared_are_told(copy):
     plan = json.loads((copy / "plan.json").read_text())
     plan["arms"][1]["families"][0]["slices"][3] = "position 3 or 4"

@@ -155,7 +155,9 @@ def test_retrains_differ_by_kind_with_intervals_over_seeds(copy, rows):
     assert float(row["prediction_difference_rounding"]) == pytest.approx(means[0], rel=1e-6)
     # One that did not finish is left out, and counted.
     (copy / run_folder("dcn~rounding", 2) / "summary.json").unlink()
-    found = told(copy)[1]["dcn"]["retrains"]["prediction_difference"]["rounding"]
+    text, result = told(copy)
+    found = result["dcn"]["retrains"]["prediction_difference"]["rounding"]
+    assert "- dcn~rounding seed 2 missing: runs/dcn~rounding-seed-2-0a1b2c: not run, or not finished" in text
     assert (list(found["by_pair"]), found["pairs_planned"]) == (["1", "3"], 3)
 
 
