@@ -247,7 +247,10 @@ def _retrain_cell(found: PairDifference | None) -> page.Cell:
     mean, ratio = _percent(found.mean), found.of_reference
     lacking = f", {len(found.pairs)} of {found.planned} pairs" if len(found.pairs) < found.planned else ""
     detail = "" if ratio is None else f"{ratio.number().whole(3)} of the reference's"
-    return _cell(mean.whole(3 if (mean.value or 0) < 1 else 2), f"{detail}{lacking}".removeprefix(", "))
+    decimals = 3 if (mean.value or 0) < 1 else 2
+    # Of a single pair there is no interval.
+    text = mean.text(decimals) if len(found.pairs) == 1 else mean.whole(decimals)
+    return _cell(text, f"{detail}{lacking}".removeprefix(", "))
 
 
 def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
