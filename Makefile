@@ -14,11 +14,12 @@ OLDEST_BIN := .venv-oldest/bin
 OLDEST_INSTALLED := .venv-oldest/.installed
 TPU_BIN := .venv-tpu/bin
 TPU_INSTALLED := .venv-tpu/.installed
+TPU_VM_INSTALLED := .venv-tpu-vm/.installed
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow soak lint types docs bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small accelerator dist
+.PHONY: help demo test slow soak lint types docs bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small tpu-vm accelerator dist
 
 help:
 	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
@@ -32,6 +33,7 @@ help:
 	@echo "make bench-all  every other benchmark, one after the other"
 	@echo "make tpu     every kind of training step through the TPU's compiler, without a TPU; takes hours (needs Linux on x86-64)"
 	@echo "make tpu-small  the same of a tiny model, for one generation, in minutes"
+	@echo "make tpu-vm  .venv-tpu-vm, where TensorFlow uses the TPUs of this machine (needs Linux on x86-64)"
 	@echo "make accelerator  a folder with training steps that jax runs on a GPU or TPU without TensorFlow, checked here"
 	@echo "make oldest  the optimizers' tests and a short training with the oldest TensorFlow that is allowed"
 	@echo "make lock    requirements.lock anew from pyproject.toml (UPGRADE=1: with newer versions)"
@@ -95,8 +97,8 @@ bench-all: $(INSTALLED)
 		echo "$$file"; $(BIN)/python "$$file"; done
 
 # Environments of their own: libtpu has the TPU's compiler, which needs no TPU; the oldest one has all of requirements.lock
-# but for TensorFlow and what comes with it.
-$(TPU_INSTALLED): NEEDS := : libtpu, the TPU's compiler, is for Linux on x86-64 with glibc 2.31 or later, and comes from PyPI
+# but for TensorFlow and what comes with it; that of a TPU VM has tensorflow-tpu in the place of tensorflow.
+$(TPU_INSTALLED) $(TPU_VM_INSTALLED): NEEDS := : libtpu, the TPU's compiler and driver, is for Linux on x86-64 with glibc 2.31 or later, and comes from PyPI
 .venv-%/.installed: requirements-%.lock $(INSTALLED)
 	$(BIN)/python -m venv .venv-$*
 	@$(BIN)/uv pip sync --python .venv-$*/bin/python --require-hashes $< || { \
@@ -113,6 +115,8 @@ tpu-small: $(TPU_INSTALLED)
 	$(TPU_BIN)/python benchmarks/accelerator.py --small --steps 12 --out runs/accelerator-small
 	$(TPU_BIN)/python runs/accelerator-small/run.py --seconds 0.1
 
+tpu-vm: $(TPU_VM_INSTALLED)
+
 accelerator: $(TPU_INSTALLED)
 	$(TPU_BIN)/python benchmarks/accelerator.py --out runs/accelerator
 	$(TPU_BIN)/python runs/accelerator/run.py --seconds 0
@@ -128,7 +132,8 @@ dist: $(INSTALLED)
 	.ci/try-wheel $(BIN)/python dist/*.whl
 
 # uv keeps the versions it finds in the present lock unless UPGRADE is set. The image has the package tensorflow-cpu of the
-# same version, which is tensorflow without what GPUs need; libclang is of no use to a program that runs.
+# same version, which is tensorflow without what GPUs need; a TPU VM has the oldest one's versions, and tensorflow-tpu.
+# libclang is of no use to a program that runs.
 lock: $(INSTALLED)
 	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --python-platform linux \
 		--extra train --extra tfrs --extra mlflow --extra test --extra docs --generate-hashes \
@@ -142,6 +147,10 @@ lock: $(INSTALLED)
 		--python-platform x86_64-manylinux_2_31 --constraint requirements.lock \
 		--extra train --group tpu --generate-hashes --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
 		--output-file requirements-tpu.lock pyproject.toml
+	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 \
+		--python-platform x86_64-manylinux_2_31 --constraint requirements-oldest.lock \
+		--extra train --group tpu-vm --no-emit-package tensorflow --no-emit-package libclang --generate-hashes \
+		--custom-compile-command "make lock" --output-file requirements-tpu-vm.lock pyproject.toml
 	sed -n 's/^tensorflow==\([^ ]*\).*/tensorflow-cpu==\1/p' requirements.lock | \
 		$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_31 --constraint requirements.lock \
@@ -149,7 +158,7 @@ lock: $(INSTALLED)
 		--custom-compile-command "make lock" --output-file requirements-image.lock pyproject.toml -
 
 clean:
-	rm -rf .venv .venv-oldest .venv-tpu build dist docs/_build docs/reference/generated *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	rm -rf .venv .venv-oldest .venv-tpu .venv-tpu-vm build dist docs/_build docs/reference/generated *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Java programs that run beside Python: fetched once, then nothing asks the network. .java outlives `make clean`.

@@ -5,6 +5,7 @@ Each has a part of the rows of every batch (``ctr.training.division``), and of d
 process reads the state of the first chip, and sets that of all.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -122,9 +123,11 @@ def _tpu_strategy() -> tf.distribute.Strategy:
         tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition(". ")[0].splitlines() or [type(error).__name__]
+        # An error in a graph says where it was made, then what happened, then at which node.
+        said = re.search(r"(.+)\s+\[\[\{\{node", str(error))
+        reason = (said[1] if said else str(error)).strip().partition(". ")[0].splitlines()
         raise InputError(
-            f"--device tpu: no TPU can be used here: {reason[0]}; it takes a TPU's host and a build of TensorFlow for "
-            "it (tensorflow-tpu); allowed here: cpu:N"
+            f"--device tpu: no TPU can be used here: {reason[0] if reason else type(error).__name__}; it takes a TPU's "
+            "host and a build of TensorFlow for it (tensorflow-tpu); allowed here: cpu:N"
         ) from None
     return tf.distribute.TPUStrategy(resolver)

@@ -69,7 +69,13 @@ def test_nothing_that_is_read_is_run(root):
 
 @pytest.mark.parametrize(
     "lock",
-    ["requirements.lock", "requirements-image.lock", "requirements-oldest.lock", "requirements-tpu.lock"],
+    [
+        "requirements.lock",
+        "requirements-image.lock",
+        "requirements-oldest.lock",
+        "requirements-tpu.lock",
+        "requirements-tpu-vm.lock",
+    ],
 )
 def test_each_locked_package_has_its_hashes(root, lock):
     text = (root / lock).read_text()

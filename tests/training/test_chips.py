@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
@@ -17,6 +18,7 @@ from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint
 from ctr.training.validate import check_possible
+from ctr.workers.chips import open_chips
 from fingerprint_logs import publish_growing
 from growing_logs import read_predictions
 from small_runs import SMALL, make_config
@@ -184,3 +186,22 @@ def test_a_tpu_that_is_not_there_is_one_line(log, tmp_path, fresh_python, root):
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert "--device tpu: no TPU can be used here" in line
     assert "Traceback" not in done.stderr
+
+
+def test_a_tpu_that_does_not_answer_is_named_by_what_it_said(monkeypatch):
+    """What tensorflow-tpu says with libtpu on a machine without a TPU."""
+    said = (
+        "Graph execution error:\n\nDetected at node disconnect_tpu_host/_1 defined at (most recent call last):\n"
+        "<stack traces unavailable>\nRET_CHECK failure (tpu_node_interfaces.cc:432) *platform \n"
+        "\t [[{{node disconnect_tpu_host/_1}}]] [Op:__inference__tpu_init_fn_4]"
+    )
+
+    def fail(*_, **__):
+        raise tf.errors.InternalError(None, None, said)
+
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", fail)
+    with pytest.raises(InputError) as found:
+        open_chips("tpu")
+    assert str(found.value).startswith(
+        "--device tpu: no TPU can be used here: RET_CHECK failure (tpu_node_interfaces.cc:432) *platform; it takes"
+    )
