@@ -117,8 +117,11 @@ def test_condition_numbers_are_those_of_a_matrix_made_by_hand(tmp_path, plain):
     assert draw(figure).count("stroke: var(--run-0)") > 1
 
 
-def test_without_spectra_there_is_no_figure_of_them(plain):
-    page = run_page(show_runs([plain]))
+def test_adagrad_has_no_spectra_and_its_run_no_figure_of_them(tmp_path, plain):
+    core = reference.make_core(reference.options(start_preconditioning_step=None), [np.zeros((4, 4))])
+    reference.train(core, reference.drifting([(4, 4)], 8), 0.1)
+    run = made(plain, tmp_path / "run", [core.spectra(["w"])] * 3)
+    page = run_page(show_runs([run]))
     assert "statistics" not in " ".join(figure.title for figure in figures_of(page))
     assert "Shampoo" not in words_of(page.section("time"))
 

@@ -189,7 +189,7 @@ def test_what_the_texts_say_of_shampoo_holds_for_both(preset):
     assert isinstance(preset.grafting, AdaGrad) and preset.grafting.norm == "tensor"
     # FF fig. 3: "every N steps and asynchronously pipelined"; every root is computed anew.
     assert preset.roots.asynchronous and preset.roots.early_growth == preset.roots.drift_bound == 0.0
-    # PSO G.1: beta1 is 0.9 in all experiments but one.
+    # PSO G, table of experiments: beta1 is 0.9 in all but one.
     assert preset.momentum == 0.9 and preset.gradient.beta1 == 0.0
 
 
