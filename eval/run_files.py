@@ -39,7 +39,7 @@ LOSS_TERMS = {
 }
 """Entries of metrics.jsonl that tell what each term contributed to the loss, with their titles."""
 
-_SPECTRUM = ("smallest", "largest", "condition")
+_SPECTRUM = ("smallest", "largest", "condition", "damped")
 _MOST_STATE_BYTES = 2**30
 StateT = TypeVar("StateT")
 _INTERVAL_ENDS = tuple(f"{metric}_{end}" for metric in METRICS for end in ("low", "high"))
@@ -130,9 +130,10 @@ def read_windows(folder: Path) -> pd.DataFrame:
 
 
 def read_statistics_spectra(folder: Path) -> dict[str, FloatArray]:
-    """Spectra of Shampoo's statistics over the pass, by weight: [windows, 3]; empty where metrics.jsonl has none.
+    """Spectra of Shampoo's statistics over the pass, by weight: [windows, 4]; empty where metrics.jsonl has none.
 
-    Columns are smallest and largest singular value, and condition; NaN where they are null or absent.
+    Columns are smallest and largest singular value, condition, and condition after damping; NaN where they are null
+    or absent.
     """
     lines = list(_json_lines(folder / "metrics.jsonl"))
     found: dict[str, FloatArray] = {}

@@ -27,11 +27,15 @@ class Cost:
 
 
 class Spectrum(NamedTuple):
-    """Singular values of a weight's statistics matrices: the extreme ones of all, the largest condition of one."""
+    """Singular values of a weight's statistics matrices: the extreme ones of all, the largest conditions of one.
+
+    ``condition`` is that of the statistics, ``damped`` that of the matrix that the certified root is of.
+    """
 
     smallest: float
     largest: float
     condition: float
+    damped: float
 
 
 class RowGradient(NamedTuple):

@@ -185,9 +185,11 @@ def _time(runs: Sequence[ShownRun]) -> page.Section:
         blocks += [page.heading("Loss by term"), page.Words(terms, "quiet"), page.Figures(losses)]
     if statistics := statistics_blocks(runs):
         values = (
-            "Singular values of the statistics that Shampoo's roots in use are of, without damping: the smallest and "
-            "the largest of all matrices of a weight, and the largest condition number of one of them. Not drawn: "
-            "values of 0, of statistics that are singular."
+            "Singular values of the statistics that Shampoo's roots in use are of, by examples trained on: the "
+            "smallest and the largest of all matrices of a weight, without damping, and the largest condition number "
+            "of one of them, without damping and with it, as the roots are computed. Relative damping adds epsilon "
+            "times the largest singular value to each, so that no root has a condition number above about 1 / epsilon. "
+            "Not drawn: values of 0, of statistics that are singular."
         )
         blocks += [page.heading("Shampoo's statistics"), page.Words(values, "quiet"), *statistics]
     return page.Section("time", "Over time", "Metrics over time", blocks)

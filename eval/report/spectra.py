@@ -1,7 +1,7 @@
-"""Singular values: of Shampoo's statistics over time (PSO fig. 6 and 7), and of weight matrices (FF 3.1)."""
+"""Spectra: of Shampoo's statistics over the pass (PSO fig. 6 and 7), and of weight matrices (FF 3.1)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ def statistics_blocks(runs: Sequence[ShownRun]) -> list[page.Block]:
         known = {name: course[_is_known(course)] for name, course in shown.spectra.items()}
         ends = {name: course[-1] for name, course in known.items() if len(course)}
         if ends:
-            blocks.append(_statistics(shown, ends))
+            blocks += _statistics(shown, ends)
     return blocks
 
 
@@ -33,43 +33,66 @@ def _is_known(course: FloatArray) -> npt.NDArray[np.bool_]:
     return known
 
 
-def _statistics(shown: ShownRun, ends: dict[str, FloatArray]) -> page.Figures:
+def _statistics(shown: ShownRun, ends: dict[str, FloatArray]) -> list[page.Block]:
     chosen = sorted(ends, key=lambda name: -ends[name][2])[:MOST_WEIGHTS]
     values = {name: [f"{value:.3g}" for value in ends[name]] for name in chosen}
-    words = " ".join(
-        f"{name}: {low} to {high}, condition {condition}." for name, (low, high, condition) in values.items()
-    )
     fewer = f", of the {len(chosen)} of {len(ends)} weights with the largest condition numbers"
     table = page.Table(
-        ("weight", "smallest", "largest", "condition"),
+        ("weight", "smallest", "largest", "condition", "after damping"),
         [
             [page.Cell(page.code(name), look=place), *cells]
             for place, (name, cells) in enumerate(values.items())
         ],
         f"At the end of the pass{fewer if len(chosen) < len(ends) else ''}",
     )
-    figure = page.Figure(
-        "Singular values of the statistics",
-        [_singular_values(shown, chosen)],
-        f"Smallest (dashed) and largest (solid) singular values of Shampoo's statistics over time. At the end: {words}",
-        shown.mark,
-        note="dashed: smallest; solid: largest",
+    extremes = " ".join(f"{name}: {low} to {high}." for name, (low, high, _, _) in values.items())
+    conditions = " ".join(f"{name}: {before}, {after}." for name, (_, _, before, after) in values.items())
+    figures = [
+        page.Figure(
+            "Singular values of the statistics",
+            [_courses(shown, chosen, {1: "largest", 0: "smallest"}, "singular value")],
+            f"Smallest (dashed) and largest (solid) singular values of Shampoo's statistics. At the end: {extremes}",
+            shown.mark,
+            note="solid: largest; dashed: smallest",
+        ),
+        page.Figure(
+            "Condition numbers of the statistics",
+            [_courses(shown, chosen, {2: "condition", 3: "after damping"}, "largest / smallest")],
+            "Condition numbers of Shampoo's statistics before (solid) and after damping (dashed). "
+            f"At the end: {conditions}",
+            shown.mark,
+            note="solid: before damping; dashed: after it",
+        ),
+    ]
+    return [
+        page.Figures(figures, run=shown.index),
+        page.Words(_damping(np.array([*ends.values()])), run=shown.index),
+        table,
+    ]
+
+
+def _damping(ends: FloatArray) -> str:
+    """Says what damping does to the condition numbers; ``ends``: the spectrum of each weight at the end, [N, 4]."""
+    before, after = ends[:, 2], ends[:, 3]
+    return (
+        f"At the end, the largest condition number is {before.max():.3g} before damping and {after.max():.3g} after "
+        "it. Damping is larger than the smallest singular value where it more than halves the condition number: for "
+        f"{np.sum(before > 2 * after)} of {len(ends)} weights."
     )
-    return page.Figures([figure], beside=table, run=shown.index)
 
 
-def _singular_values(shown: ShownRun, names: Sequence[str]) -> page.Panel:
-    """Smallest and largest singular values of up to `MOST_WEIGHTS` weights; what is not above 0 is not drawn."""
-    along = Pass([shown.windows])
+def _courses(shown: ShownRun, names: Sequence[str], columns: Mapping[int, str], label: str) -> page.Panel:
+    """Draws two columns of the spectra of up to `MOST_WEIGHTS` weights; what is not above 0 is not drawn."""
+    along = Pass([shown.windows], by_time=False)
     lines = []
     for place, name in enumerate(names):
         course = shown.spectra[name]
         drawn = np.where(np.isfinite(course) & (course > 0), course, np.nan)
-        for kind, title in ((1, "largest"), (0, "smallest")):
-            # In the color of the weight, the smallest dashed.
-            look = place + (1 - kind) * len(page.COLORS)
-            lines.append(line_of(shown, along, look, drawn[:, kind], "{:.3g}".format, f"{name} {title}"))
-    return along.panel(lines, page.Axis("singular value", "log", log=True))
+        for second, (column, title) in enumerate(columns.items()):
+            # Both in the color of the weight, the second dashed.
+            look = place + second * len(page.COLORS)
+            lines.append(line_of(shown, along, look, drawn[:, column], "{:.3g}".format, f"{name} {title}"))
+    return along.panel(lines, page.Axis(label, "log", log=True))
 
 
 def weights_section(runs: Sequence[ShownRun]) -> page.Section:

@@ -466,7 +466,8 @@ FF = ShampooOptions(
     start_preconditioning_step=50,
 )
 """FF 4.2: AdaGrad's step size for each layer, Nesterov momentum of the preconditioned gradient, blocks, and roots
-L^(-1/4) in float64 on the host, every 50 steps and while the device goes on."""
+L^(-1/4) in float64 on the host, every 50 steps and while the device goes on. FF gives no number of steps and no
+damping; that is relative here."""
 
 PSO = ShampooOptions(
     momentum=0.9,
@@ -476,7 +477,8 @@ PSO = ShampooOptions(
     roots=Roots(damping="absolute", early_growth=0.0, drift_bound=0.0, first=50, phase=0, identity=True),
     start_preconditioning_step=51,
 )
-"""PSO algorithm II with tau1 = 50, tau2 = 1: statistics from 1e-6 I, and the norm of AdaGrad's momentum."""
+"""PSO algorithm II with tau2 = 1 and tau1 = 50 (in PSO's runs 400 to 1000): statistics from 1e-6 I, of whose size PSO
+says nothing, and the norm of AdaGrad's momentum."""
 
 PT = torch_shampoo(grafting_config={"type": "AdaGradGraftingConfig"}, precondition_frequency=50).options
 """PT algorithm 2 with AdaGrad's step sizes: everything in the step that it is due at, and its averages corrected. Steps

@@ -420,6 +420,7 @@ class CallbackMixin:
                 tf.summary.scalar(f"shampoo/singular_value_min/{name}", spectrum.smallest)
                 tf.summary.scalar(f"shampoo/singular_value_max/{name}", spectrum.largest)
                 tf.summary.scalar(f"shampoo/condition/{name}", spectrum.condition)
+                tf.summary.scalar(f"shampoo/condition_damped/{name}", spectrum.damped)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:

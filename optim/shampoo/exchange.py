@@ -155,7 +155,7 @@ class RootExchange:
         status = dict(zip(STATUS, self.status.numpy(), strict=True))
         in_use = status["certified"] > 0
         staleness = step - status["root_step"][in_use]
-        _, (smallest, largest, condition) = self._spectra()
+        _, (smallest, largest, condition, _) = self._spectra()
         owners = self.blocks.whole.owners
         preconditioned = set(owners.tolist())
         return {
@@ -178,12 +178,12 @@ class RootExchange:
         for name in dict.fromkeys(names):
             own = [place for place, owner in enumerate(owners) if names[owner] == name]
             if own:
-                smallest, largest, condition = numbers[:, own]
-                found[name] = Spectrum(float(smallest.min()), float(largest.max()), float(condition.max()))
+                smallest, *others = numbers[:, own]
+                found[name] = Spectrum(float(smallest.min()), *(float(one.max()) for one in others))
         return found
 
     def _spectra(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tensors [K], and smallest and largest eigenvalue and condition [3, K], of matrices with a root.
+        """Returns the tensors [K] of matrices with a root, and [4, K] what `Spectrum` has of each matrix, float64.
 
         Without those whose eigenvalues nobody computed, or are beyond the working precision.
         """
@@ -192,7 +192,9 @@ class RootExchange:
         smallest, largest = status["smallest"][known], status["largest"][known]
         # A matrix whose smallest eigenvalue is only rounding is singular; its condition stays a number.
         condition = largest / np.maximum(smallest, np.finfo(np.float64).eps * largest)
-        return self.blocks.whole.owners[known], np.stack([smallest, largest, condition])
+        return self.blocks.whole.owners[known], np.stack(
+            [smallest, largest, condition, status["condition"][known]]
+        )
 
 
 def _drifted(status: tf.Tensor, changes: tf.Tensor) -> tf.Tensor:

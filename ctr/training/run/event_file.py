@@ -54,7 +54,12 @@ _TAGS = {
     "examples_per_second": "throughput/examples_per_second",
     "alpha2": "ramps/alpha2",
 }
-_SPECTRUM = {"smallest": "singular_value_min", "largest": "singular_value_max", "condition": "condition"}
+_SPECTRUM = {
+    "smallest": "singular_value_min",
+    "largest": "singular_value_max",
+    "condition": "condition",
+    "damped": "condition_damped",
+}
 # Of the rest by the beginning of the name, the first that fits.
 _PREFIXES = {
     "loss_": "loss/",

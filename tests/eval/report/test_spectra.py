@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+import shampoo_reference as reference
 from ctr.eval.report import run_page
 from ctr.eval.report.draw import draw
 from ctr.eval.report.page import COLORS, Figure
@@ -37,8 +38,13 @@ def made(run, folder, spectra):
     return folder
 
 
-def entry(smallest, largest, condition):
-    return {"smallest": smallest, "largest": largest, "condition": condition}
+def entry(smallest, largest, condition, damped=50.0):
+    return {"smallest": smallest, "largest": largest, "condition": condition, "damped": damped}
+
+
+def shown_texts(panel):
+    """What whoever points at the drawn points of each line reads."""
+    return [[text for text, y in zip(one.texts, one.y, strict=True) if y == y] for one in panel.series]
 
 
 def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest(tmp_path, plain):
@@ -53,15 +59,18 @@ def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest
     run = made(plain, tmp_path / "run", spectra)
     # Without values above 0 nothing is shown.
     none = made(plain, tmp_path / "none", [{"w": entry(-1.0, -2.0, 1e9)}] * 3)
-    [block] = statistics_blocks(show_runs([plain, run, none]))
-    [figure], table = block.figures, block.beside
+    figures, words, table = statistics_blocks(show_runs([plain, run, none]))
+    figure, _ = figures.figures
     assert f"of the {MOST_WEIGHTS} of {MOST_WEIGHTS + 2} weights" in table.caption
     names = [weights[-1], *weights[: MOST_WEIGHTS - 1]]
     assert [str(first) for first, *_ in table.cells] == names
-    assert [row[1:] for row in table.texts()[1:3]] == [["0", "2.5", "4.5e+15"], ["0.0001", "100", "100"]]
-    assert f"{weights[0]}: 0.0001 to 100, condition 100." in figure.alt
+    ends = [["0", "2.5", "4.5e+15", "50"], ["0.0001", "100", "100", "50"]]
+    assert [row[1:] for row in table.texts()[1:3]] == ends
+    assert f"{weights[0]}: 0.0001 to 100." in figure.alt
+    # Of all weights: the others have 100, ..., 93, and 50 after damping.
+    assert f"halves the condition number: for 1 of {len(weights)} weights." in words.text
     [panel] = figure.panels
-    texts = [[text for text, y in zip(one.texts, one.y, strict=True) if y == y] for one in panel.series]
+    texts = shown_texts(panel)
     # A singular value of 0 has no place on the axis, which is logarithmic.
     assert panel.y.log
     assert texts[:2] == [
@@ -73,6 +82,48 @@ def test_the_weights_of_the_largest_condition_are_drawn_from_smallest_to_largest
     looks = [(one.look % len(COLORS), bool(one.dashes)) for one in panel.series]
     assert looks == [(place, dashed) for place in range(MOST_WEIGHTS) for dashed in (False, True)]
     assert [row[0].look for row in table.cells] == list(range(MOST_WEIGHTS))
+
+
+def test_condition_numbers_are_those_of_a_matrix_made_by_hand(tmp_path, plain):
+    # G = U diag(s) V^T: of the sum of t matrices G G^T the eigenvalues are t s^2, of that of G^T G as well.
+    singular = np.array([10.0, 1.0, 0.1, 1e-3])
+    gradient = reference.orthogonal(4, 1) * singular @ reference.orthogonal(4, 2)
+    spectra, expected = [], []
+    for steps in (1, 2, 3):
+        settings = reference.options(start_preconditioning_step=steps, epsilon=1e-6, beta2=1.0)
+        core = reference.make_core(settings, [np.zeros((4, 4))])
+        reference.train(core, [[gradient]] * steps, 0.1)
+        spectra.append({name: one._asdict() for name, one in core.spectra(["w"]).items()})
+        statistics = steps * gradient @ gradient.T
+        damped = statistics + 1e-6 * np.linalg.norm(statistics, 2) * np.eye(4)
+        expected.append((np.linalg.cond(statistics), np.linalg.cond(damped)))
+    [shown] = show_runs([made(plain, tmp_path / "run", spectra)])
+    figures, words, table = statistics_blocks([shown])
+    _, figure = figures.figures
+    [panel] = figure.panels
+    assert panel.y.log and panel.x.label == "examples"
+    before, after = panel.series
+    for one, values in ((before, [row[0] for row in expected]), (after, [row[1] for row in expected])):
+        assert list(one.x) == shown.windows["examples"].tolist()
+        # The smallest eigenvalue is 1e-8 of the largest: float64 has 8 digits of it.
+        np.testing.assert_allclose(one.y, values, rtol=1e-6)
+    assert list(before.y) == pytest.approx([1e8] * 3, rel=1e-6)
+    # (1 + e) / (1e-8 + e) for e = 1e-6.
+    assert list(after.y) == pytest.approx([1.000001 / 1.01e-6] * 3, rel=1e-6)
+    assert shown_texts(panel) == [["w condition 1e+08"] * 3, ["w after damping 9.9e+05"] * 3]
+    assert not before.dashes and after.dashes
+    assert table.texts()[1][3:] == ["1e+08", "9.9e+05"]
+    assert "is 1e+08 before damping and 9.9e+05 after it" in words.text and "1 of 1 weights" in words.text
+    assert draw(figure).count("stroke: var(--run-0)") > 1
+
+
+def test_adagrad_has_no_spectra_and_its_run_no_figure_of_them(tmp_path, plain):
+    core = reference.make_core(reference.options(start_preconditioning_step=None), [np.zeros((4, 4))])
+    reference.train(core, reference.drifting([(4, 4)], 8), 0.1)
+    run = made(plain, tmp_path / "run", [core.spectra(["w"])] * 3)
+    page = run_page(show_runs([run]))
+    assert "statistics" not in " ".join(figure.title for figure in figures_of(page))
+    assert "Shampoo" not in words_of(page.section("time"))
 
 
 def test_a_long_pass_is_drawn_by_the_last_window_of_each_point(tmp_path, rows):

@@ -292,7 +292,7 @@ def test_the_callback_shows_its_values_in_history_and_tensorboard(api, tmp_path)
     spectra = model.optimizer.spectra()
     assert ["kernel" in name and "hidden" in name for name in spectra] == [True]
     assert all(0 <= one.smallest < one.largest == report["singular_value_max"] for one in spectra.values())
-    kinds = ("singular_value_min", "singular_value_max", "condition")
+    kinds = ("singular_value_min", "singular_value_max", "condition", "condition_damped")
     names = {*report, *timing, *(f"{kind}/{name}" for kind in kinds for name in spectra)}
     own, of_keras = read_events(tmp_path / "own"), read_events(tmp_path / "keras")
     assert {name for name, _ in own} == {f"shampoo/{name}" for name in names}

@@ -28,6 +28,7 @@ def test_a_report_by_hand():
     # Nobody computed those of the second and the last, and those of the third are beyond the working precision.
     rows["smallest"][:] = [2.0, 0, 1.0, 0.25, 0, 1.0, 0]
     rows["largest"][:] = [8.0, 0, np.inf, 64, 2.0, 3.0, 0]
+    rows["condition"][:] = [3.5, 9e6, 9e6, 9e6, 1e6, 2.5, 9e6]
     core.exchanged.status.assign(np.stack(list(rows.values())))
     assert core.report() == dict(zip(COUNTERS, range(1, len(COUNTERS) + 1), strict=True)) | {
         "layers": 3,
@@ -41,8 +42,8 @@ def test_a_report_by_hand():
         "singular_value_min": 0.0,
     }
     # Of one tensor the condition is that of one matrix; a singular one has the largest that float64 tells.
-    assert core.spectra("abcd") == {"a": (2.0, 8.0, 4.0), "c": (0.0, 3.0, 2.0**52)}
-    assert core.spectra("xyxz") == {"x": (0.0, 8.0, 2.0**52)}
+    assert core.spectra("abcd") == {"a": (2.0, 8.0, 4.0, 3.5), "c": (0.0, 3.0, 2.0**52, 1e6)}
+    assert core.spectra("xyxz") == {"x": (0.0, 8.0, 2.0**52, 1e6)}
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,10 @@ def test_a_report_by_hand():
     [
         {"beta2": 0.9},
         {"roots": {"solver": "coupled", "asynchronous": False}},
+        {"epsilon": 0.125, "roots": {"damping": "absolute"}},
         {"method": "eigenvalue_corrected", "roots": {"damping": "absolute"}},
     ],
-    ids=["eigh", "coupled", "bases"],
+    ids=["eigh", "coupled", "absolute", "bases"],
 )
 def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
     # Of the first tensor two blocks of [4, 4], of the second one of [4, 3]; vectors have no statistics.
@@ -67,6 +69,9 @@ def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
     beta2 = core.options.beta2
     weights = [beta2 ** (len(sent) - 1 - place) for place in range(len(sent))]
     total = sum(weights) if beta2 < 1.0 else 1.0
+    # Bases are certified with damping of their own.
+    epsilon = 1e-8 if core.options.corrects else core.options.epsilon
+    is_absolute = core.options.roots.damping == "absolute" and not core.options.corrects
     expected = {}
     for name, tensor, blocks in (("a", 0, (slice(0, 4), slice(4, 8))), ("b", 1, (slice(None),))):
         values = []
@@ -79,13 +84,18 @@ def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
             min(one[0] for one in values),
             max(one[-1] for one in values),
             max(one[-1] / one[0] for one in values),
+            max(
+                (one[-1] + damping) / (one[0] + damping)
+                for one in values
+                for damping in [epsilon * (1.0 if is_absolute else one[-1])]
+            ),
         )
     found = core.spectra("abc")
     assert found.keys() == expected.keys()
     for name, spectrum in found.items():
         np.testing.assert_allclose(spectrum, expected[name], rtol=1e-8)
     report = core.report()
-    low, high, condition = (np.array(one) for one in zip(*expected.values(), strict=True))
+    low, high, condition, _ = (np.array(one) for one in zip(*expected.values(), strict=True))
     assert report["singular_value_min"] == pytest.approx(low.min(), rel=1e-8)
     assert report["singular_value_max"] == pytest.approx(high.max(), rel=1e-8)
     assert report["condition_max"] == pytest.approx(condition.max(), rel=1e-8)

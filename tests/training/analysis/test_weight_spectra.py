@@ -135,3 +135,5 @@ def test_a_run_writes_the_spectra_of_its_last_weights(log, tmp_path):
         assert value == line[f"shampoo_singular_value_{total}"]
     conditions = [spectrum["condition"] for spectrum in of_statistics.values()]
     assert max(conditions) == line["shampoo_condition_max"] and min(conditions) >= 1
+    # Relative damping of 1e-6.
+    assert all(1 <= spectrum["damped"] <= 1e6 + 1 for spectrum in of_statistics.values())

@@ -78,7 +78,7 @@ def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path):
     line = {
         **lines_of(made)[0],
         "examples": 2**40, "window_examples": 2**24 + 1, "queries": 2**24, "dual_a_0": 1e300, "loss_ranking": 0.25,
-        "shampoo_spectra": {"ui/deep_0/w": {"smallest": 1e-9, "largest": 0.5, "condition": 1e39}},
+        "shampoo_spectra": {"ui/deep_0/w": {"smallest": 1e-9, "largest": 0.5, "condition": 1e39, "damped": 5e5}},
     }  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("")
     events = EventFiles.open(tmp_path / "tensorboard", tmp_path / "metrics.jsonl", make_config())
@@ -91,6 +91,7 @@ def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path):
     assert values_of(shown, "traffic/hours_of_the_log")[2**40] == pytest.approx(hours, rel=1e-6)
     assert values_of(shown, "optimizer/singular_value_min/ui/deep_0/w")[2**40] == pytest.approx(1e-9)
     assert values_of(shown, "optimizer/singular_value_max/ui/deep_0/w") == {2**40: 0.5}
+    assert values_of(shown, "optimizer/condition_damped/ui/deep_0/w") == {2**40: 5e5}
     assert not [tag for tag in tags_of(shown) if "condition/" in tag or "spectra" in tag]
     assert not {"traffic/examples", "duals/a_0"} & tags_of(shown)
     assert not [tag for tag in tags_of(shown) if "window_begin" in tag or "window_end" in tag]
