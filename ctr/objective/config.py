@@ -48,6 +48,10 @@ class RankingConfig(StrictModel):
             of 2 to 283 rows.
         setup: ``multi_objective``: both losses use one logit. ``multi_task``: the ranking loss has its own
             logit.
+        trains: the weights that learn from the pairs. ``outside_embeddings``: linear weights, layers and
+            heads, while embeddings learn from the other losses alone. The two losses are then
+            L_logistic + alpha1 / (1 - alpha1) L_rank, so that the gradient of embeddings is that of a model
+            without ranking; each step has a second pass backward; and ``model.network_loss`` is joint.
         max_pairs: maximum pairs of a query. From a query with more, this many are drawn and weighted so that
             the expected sum is unchanged. The default covers every pair of up to 128 impressions.
         query_exponent: the pairs of a query are divided by their number (the sum of their weights) to this
@@ -58,6 +62,7 @@ class RankingConfig(StrictModel):
 
     weight: float = Field(default=0.1, gt=0, lt=1)
     setup: Literal["multi_objective", "multi_task"] = "multi_objective"
+    trains: Literal["all", "outside_embeddings"] = "all"
     max_pairs: int = Field(default=4096, ge=1, le=2**20)
     query_exponent: float = Field(default=0.5, ge=0, le=1)
     ramp: RampKey = Ramp()

@@ -7,6 +7,9 @@ pairs, multiplied by train weights. All are divided by one number, ``normalizer`
 FF's, none depends on the size of the batch, and rows that are there for a constraint alone leave the gradient of the
 others as it is.
 
+Where pairs train no embeddings, the first two terms are L_logistic + a / (1 - a) L_rank, of the same balance, and
+embeddings descend along the sum without L_rank (``without_ranking``).
+
 In an ensemble each L is the mean of the components' own losses, while the constraints are about the prediction, whose
 probability is the components' mean. Anti-distillation adds what its components have in common. Losses are exact for
 logits of any size: sums of positive terms, no differences.
@@ -128,6 +131,7 @@ def loss_and_terms(
         shifted: float32 [n, B], the logits of the logistic loss, where those are shifted by what is known of the
             labels.
     """
+    outside = config.ranking is not None and config.ranking.trains == "outside_embeddings"
     total_weight = normalizer(config, targets)
 
     def mean(losses: tf.Tensor) -> tf.Tensor:
@@ -142,7 +146,8 @@ def loss_and_terms(
             share = config.ranking.weight * ramps["ranking"]
             pairs = targets["pairs_clicked"], targets["pairs_other"], targets["pairs_weight"]
             ranked = tf.math.divide_no_nan(rank_loss(score, *pairs), total_weight)
-            parts = [(1 - share) * loss, share * ranked]
+            # Undivided where it is to be the loss without ranking, by which embeddings learn.
+            parts = [loss, share / (1 - share) * ranked] if outside else [(1 - share) * loss, share * ranked]
             loss = parts[0] + parts[1]
         if config.distillation is not None:
             share = config.distillation.weight * ramps["distillation"]
@@ -168,6 +173,12 @@ def loss_and_terms(
         terms.append(ramps["bias_constraints"] * tf.math.divide_no_nan(tf.add_n(constraints), total_weight))
         loss += terms[-1]
     return loss, tf.stack(terms)
+
+
+def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:
+    """Adds up the terms of ``loss_and_terms`` but for the rank loss."""
+    names = zip(loss_terms(config), tf.unstack(terms), strict=True)
+    return tf.add_n([term for name, term in names if name != "ranking"])
 
 
 def _counted_once(term: tf.Tensor, workers: Workers) -> tf.Tensor:

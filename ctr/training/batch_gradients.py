@@ -12,7 +12,7 @@ from ctr.models.click_model import Scores, TowerInput, ensemble_logit, forward
 from ctr.models.crosses import Multiply
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.part import Part
-from ctr.objective.losses import loss_and_terms, normalizer, slices_of
+from ctr.objective.losses import loss_and_terms, normalizer, slices_of, without_ranking
 from ctr.training.config import TrainConfig
 from ctr.training.experts import Lesson, linear_curvature, own_lessons
 from ctr.training.state import TrainState
@@ -85,7 +85,8 @@ class Differentiation:
     ) -> BatchGradients:
         """Computes the scores of a batch, its loss, and the gradients to learn by."""
         state, objective = self.state, self.config.objective
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        outside = objective.ranking is not None and objective.ranking.trains == "outside_embeddings"
+        with tf.GradientTape(persistent=outside, watch_accessed_variables=False) as tape:
             tape.watch(rows)
             tape.watch(state.dense)
             scores = self.scores(rows, plans, ramps["alpha2"], part)
@@ -110,9 +111,17 @@ class Differentiation:
                         logit,
                         list(scores.experts.values()),
                     )
+                rest = without_ranking(objective, terms) if outside else None
+        zero = tf.UnconnectedGradients.ZERO
         row_gradients, dense_gradients = tape.gradient(
-            lesson.loss, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
+            lesson.loss, (rows, state.dense), unconnected_gradients=zero
         )
+        if rest is not None:
+            unranked = tape.gradient(rest, rows, unconnected_gradients=zero)
+            row_gradients = [
+                tf.where(layout.by_column(1, 0) > 0, *both)
+                for layout, *both in zip(state.layouts, unranked, row_gradients, strict=True)
+            ]
         # The loss is a mean over components. What is one component's own learns as if that one were alone.
         components = state.architecture.components
         if components > 1:

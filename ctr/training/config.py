@@ -437,6 +437,14 @@ class TrainConfig(StrictModel):
             )
         if ranking is not None and ranking.setup == "multi_task" and self.model.network_loss == "own":
             raise ValueError("model.network_loss own is not possible with objective.ranking.setup multi_task")
+        if (
+            ranking is not None
+            and ranking.trains == "outside_embeddings"
+            and self.model.network_loss == "own"
+        ):
+            raise ValueError(
+                "model.network_loss own is not possible with objective.ranking.trains outside_embeddings"
+            )
         if self.model.pairs is True and (obstacle := self.pair_obstacle) is not None:
             raise ValueError(f"model.pairs true is not possible: {obstacle}")
         if self.objective.anti_distillation is not None and self.model.ensemble.components < 2:
@@ -536,7 +544,9 @@ def _resolve_together(content: dict[str, Any]) -> dict[str, Any]:
     """Resolves what is ``auto`` and depends on other sections."""
     model, objective = content.get("model"), content.get("objective")
     ranking = objective.get("ranking") if isinstance(objective, dict) else None
-    if isinstance(ranking, dict) and ranking.get("setup") == "multi_task":
+    if isinstance(ranking, dict) and (
+        ranking.get("setup") == "multi_task" or ranking.get("trains") == "outside_embeddings"
+    ):
         content = _with_auto(content, ("model", "network_loss"), "joint")
     if isinstance(model, dict) and model.get("factorized") is not None:
         content = _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")

@@ -114,7 +114,8 @@ class ModelConfig(StrictModel):
         network_loss: what crosses and deep layers are trained on. ``own``: linear weights and network are two models,
             each with a loss of its own; the prediction lies between the two, by a gate that is fitted as the log goes
             by, so that a network that does not help costs next to nothing. ``joint``: both are trained on the loss of
-            their sum. ``auto``: own, unless the model is factorized, an ensemble or has a rank head.
+            their sum. ``auto``: own, unless the model is factorized, an ensemble or has a rank head, or
+            ``objective.ranking.trains`` is not ``all``.
         prior: the initial predicted click probability.
         init_scale: the standard deviation of new embeddings.
         embedding_seed: the seed of new embeddings. Null: the seed of the run.

@@ -224,6 +224,13 @@ def test_batches_begin_with_one_row_where_many_share_a_call(content, expected):
     assert (batch.growth, batch.least) == expected
 
 
+def test_pairs_outside_embeddings_need_one_logit_of_linear_weights_and_network():
+    ranking = {"objective": {"ranking": {"trains": "outside_embeddings"}}}
+    assert parse_model(TrainConfig, ranking, "config").model.network_loss == "joint"
+    with pytest.raises(InputError, match=r"network_loss own is not possible .*trains outside_embeddings"):
+        parse_model(TrainConfig, {**ranking, "model": {"network_loss": "own"}}, "config")
+
+
 def test_the_dump_holds_every_key_in_order_and_the_hash_its_meaning_only():
     lines = dump_yaml(TrainConfig()).splitlines()
     top = [line.partition(":")[0] for line in lines if not line.startswith(" ")]

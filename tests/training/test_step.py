@@ -148,10 +148,24 @@ def reference_loss(weights: dict[str, np.ndarray], example: Example, alpha2: flo
     return float((losses * example.weight).sum() / example.weight.sum())
 
 
+def reference_rank_loss(weights: dict[str, np.ndarray], example: Example, alpha2: float) -> float:
+    """Of six rows that are one query: the mean over its pairs, divided by the sum of all weights."""
+    logit, weight = reference_logits(weights, example, alpha2), example.weight.astype(float)
+    total = pairs = 0.0
+    for one in np.flatnonzero(example.label == 1):
+        for other in np.flatnonzero(example.label == 0):
+            pairs += weight[one] * weight[other]
+            total += weight[one] * weight[other] * np.logaddexp(0, logit[other] - logit[one])
+    return float(total / pairs / weight.sum())
+
+
 def reference_gradients(
-    weights: dict[str, np.ndarray], example: Example, alpha2: float
+    weights: dict[str, np.ndarray],
+    example: Example,
+    alpha2: float,
+    loss: Callable[[dict[str, np.ndarray], Example, float], float] = reference_loss,
 ) -> dict[str, np.ndarray]:
-    """Of the mean loss, by central differences."""
+    """Of a loss, by central differences."""
     gradients = {}
     for name, value in weights.items():
         gradient = np.zeros_like(value)
@@ -160,7 +174,7 @@ def reference_gradients(
             for change in (1e-5, -1e-5):
                 moved = value.copy()
                 moved[place] += change
-                around.append(reference_loss({**weights, name: moved}, example, alpha2))
+                around.append(loss({**weights, name: moved}, example, alpha2))
             gradient[place] = (around[0] - around[1]) / 2e-5
         gradients[name] = gradient
     return gradients
@@ -225,6 +239,41 @@ def test_steps_follow_the_reference(gradient):
         assert_close(parameters(state), reference.weights, 1e-4)
     moved = {name: np.abs(value - before[name]).max() for name, value in reference.weights.items()}
     assert min(moved.values()) > 1e-3, moved
+
+
+@pytest.mark.parametrize("gradient", ["sum", pytest.param("mean", marks=pytest.mark.slow)])
+def test_pairs_that_train_outside_embeddings_leave_those_to_the_loss_without_them(gradient):
+    ranking = {"weight": 0.4, "query_exponent": 1, "trains": "outside_embeddings"}
+    config = make_config(gradient, objective={"ranking": ranking})
+    state, example = make_state(config), Example(2)
+    weights, ramps = parameters(state), {**RAMPED, "alpha2": 0.5, "ranking": 0.7}
+    feed = make_feed(example.batch(), state.layouts, 8, config.objective)
+    step = TrainStep(state, config, jit=False)
+    of_rows, of_dense = step.gradients(feed, ramps)
+    share = 0.4 * 0.7
+    logistic, ranked = (
+        reference_gradients(weights, example, 0.5, loss) for loss in (reference_loss, reference_rank_loss)
+    )
+    both = {name: logistic[name] + share / (1 - share) * ranked[name] for name in weights}
+    found = dict(zip(state.weights, (part.numpy() for part in of_dense), strict=True))
+    for name, value in found.items():
+        np.testing.assert_allclose(np.atleast_1d(value), both[name], atol=2e-5, err_msg=name)
+    scale = example.weight.sum() if gradient == "sum" else 1.0
+    for layout, plan, rows in zip(state.layouts, feed.plans, of_rows, strict=True):
+        expected = np.array(logistic[layout.name])
+        expected[:, -1] = both[layout.name][:, -1]
+        np.testing.assert_allclose(rows.numpy(), scale * expected[plan.distinct], atol=2e-4)
+        # Not because there is nothing to leave out.
+        assert np.abs(ranked[layout.name][:, :-1]).max() > 1e-3
+    # Embeddings learn what they learn without ranking, to the last bits.
+    plain = TrainStep(state, make_config(gradient), jit=False).gradients(example.feed(state), ramps)[0]
+    for layout, rows, alone in zip(state.layouts, of_rows, plain, strict=True):
+        np.testing.assert_allclose(rows[:, : layout.width], alone[:, : layout.width], rtol=1e-5, atol=1e-7)
+    result = step.learn(feed, ramps, config.rates_at(0))
+    losses = [loss(weights, example, 0.5) for loss in (reference_loss, reference_rank_loss)]
+    expected_terms = [losses[0], share / (1 - share) * losses[1]]
+    np.testing.assert_allclose(result.terms, expected_terms, rtol=1e-4)
+    assert result.loss.numpy() == pytest.approx(sum(expected_terms), rel=1e-5)
 
 
 def test_a_teacher_is_compared_with_a_prediction_that_knows_no_label():

@@ -208,6 +208,7 @@ EVERYTHING: dict[str, Any] = {
     **CONSTRAINTS,
     "distillation": {"teacher": "teacher", "ramp": 400},
 }
+OUTSIDE: dict[str, Any] = {"ranking": {**RANKING["ranking"], "trains": "outside_embeddings"}}
 PUSHED: dict[str, Any] = {**EVERYTHING, "anti_distillation": {"weight": 0.1, "ramp": [300, 300]}}
 STRUCTURE: dict[str, Any] = {
     "deep": {"ranks": [3], "activation": "smelu", "smelu_beta": 0.5},
@@ -219,8 +220,14 @@ STRUCTURE: dict[str, Any] = {
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
     ("objective", "model", "delay"),
-    [(PUSHED, STRUCTURE, 0.03), (EVERYTHING, {}, 0), (CONSTRAINTS, {}, 0.03), (RANKING, {}, 0)],
-    ids=["all with a delay", "without a delay", "constraints and a delay", "ranking"],
+    [
+        (PUSHED, STRUCTURE, 0.03),
+        (EVERYTHING, {}, 0),
+        (CONSTRAINTS, {}, 0.03),
+        (RANKING, {}, 0),
+        (OUTSIDE, {}, 0),
+    ],
+    ids=["all with a delay", "without a delay", "constraints and a delay", "ranking", "outside embeddings"],
 )
 def test_stopped_and_resumed_with_any_of_it_the_bits_are_the_same(
     own_log, make_log, tmp_path, objective, model, delay

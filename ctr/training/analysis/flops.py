@@ -87,10 +87,14 @@ def count_flops(
     rows = table_optimizer(optimizer.embeddings, layouts).cost(
         [(touched[layout.name].distinct * batch_rows, layout.columns) for layout in layouts]
     )
+    ranking = config.objective.ranking
+    has_second_pass = ranking is not None and ranking.trains == "outside_embeddings"
+    # By the inputs of layers alone, not by their weights.
+    second = looked_up + learned if has_second_pass else 0
     return Flops(
         inference=looked_up + scored,
         forward=looked_up + learned,
-        backward=looked_up + 2 * learned,
+        backward=looked_up + 2 * learned + second,
         rows=rows.update / batch_rows,
         dense=(dense.update + clipping + averaging) / batch_rows,
         statistics=(rows.statistics + dense.statistics) / batch_rows,

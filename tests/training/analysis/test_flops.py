@@ -129,6 +129,17 @@ def test_a_rank_head_counts_for_learning_alone():
     assert dense_forward(with_head, widths, True) - dense_forward(model, widths, True) == 2 * 24
 
 
+def test_a_second_pass_backward_counts_once_more_what_the_inputs_of_layers_cost():
+    layouts = lay_out_tables([FeatureRows("user", 100, 8, "quality", 0)])
+    touched = {layouts[0].name: Touched(single=1, values=0, multivalent=0, distinct=0.25)}
+    once, twice = (
+        count_flops(config_of({"objective": {"ranking": {"trains": trains}}}), layouts, touched, 64)
+        for trains in ("all", "outside_embeddings")
+    )
+    assert twice.backward - once.backward == twice.forward == once.forward
+    assert twice.inference == once.inference
+
+
 def counted_for(changes: dict | None = None, batch_rows: float = 64.0):
     """A model of one matrix: 8 inputs, no hidden layer but one cross of rank 0, whose matrix is [8, 8]."""
     content = {
