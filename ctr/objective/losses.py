@@ -203,13 +203,16 @@ def next_duals(
     families: Sequence[Family],
     targets: Mapping[str, tf.Tensor],
     logit: tf.Tensor,
-    ramp: tf.Tensor,
+    rate: tf.Tensor,
     duals: Sequence[tf.Tensor],
     seen: Sequence[tf.Tensor],
     slices: Sequence[tf.Tensor],
     workers: Workers = ALONE,
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Computes lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with."""
+    """Computes lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with.
+
+    ``rate`` multiplies the learning rates of the families.
+    """
     constraints = config.bias_constraints
     if constraints is None:
         return []
@@ -222,7 +225,7 @@ def next_duals(
             targets["label"],
             probability,
             targets["weight"],
-            family.learning_rate * ramp,
+            family.learning_rate * rate,
             constraints.regularization,
             workers.all_reduce,
         )

@@ -527,11 +527,12 @@ class TrainConfig(StrictModel):
 
         Returns:
             ``dense``: the learning rate of dense weights; ``embeddings``, ``duals``: the factor of those of embeddings
-            and linear weights, which have several, and of the duals of bias constraints.
+            and linear weights, which have several, and of the duals of bias constraints, their ramp included.
         """
         before, factors = before or {}, {"embeddings": 1.0, "dense": 1.0, "duals": 1.0}
         for group, schedule in self.schedules.items():
             factors[group] = schedule.at(examples + before.get(f"rate_{group}", 0))
+        factors["duals"] *= self.ramps_at(examples, before)["bias_constraints"]
         return {**factors, "dense": self.optimizer.dense.learning_rate * factors["dense"]}
 
     def sha256(self) -> str:

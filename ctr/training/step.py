@@ -90,7 +90,7 @@ class Step:
             state.families,
             targets,
             batch.logit,
-            ramps["bias_constraints"] * rates["duals"],
+            rates["duals"],
             duals,
             seen,
             batch.slices,
