@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints, model_validator
 from ctr.config import LocalPath, StrictModel, load_model, parse_model, read_yaml
 from ctr.data.sampling import SamplingConfig
 from ctr.data.time_range import TimeRange
+from ctr.experiments.plan import SEED
 from ctr.io.files import check_output_folder
 from ctr.training.config import TrainConfig
 
@@ -165,6 +166,8 @@ class ExperimentConfig(StrictModel):
             raise ValueError(
                 f"arms.{BASELINE}: this name is reserved for the arm that the others are compared with"
             )
+        if SEED in self.retrain:
+            raise ValueError(f"retrain.{SEED}: this name is reserved for pairs of seeds, which every arm has")
         arms = (BASELINE, *self.arms)
         for name, arm in self.arms.items():
             _check_name(f"arms.{name}.teacher", arm.teacher, self.teachers)

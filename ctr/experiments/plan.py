@@ -13,6 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from ctr.io.errors import InputError
 
 PLAN_FILE = "plan.json"
+SEED = "seed"
+"""What pairs of an arm's own runs differ in, beside what its retrains do."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.@-]+")
 _RecordT = TypeVar("_RecordT", bound="Record")

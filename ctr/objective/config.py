@@ -221,6 +221,11 @@ class ObjectiveConfig(StrictModel):
     bias_constraints: BiasConstraintsConfig | None = None
 
     @property
+    def ranks_outside_embeddings(self) -> bool:
+        """Tells whether embeddings learn as without the rank loss that the other weights learn by."""
+        return self.ranking is not None and self.ranking.trains == "outside_embeddings"
+
+    @property
     def terms(self) -> dict[str, Term]:
         """The losses beside the logistic one that are on, by their keys, in the order of their sum."""
         terms = ((name, getattr(self, name)) for name in type(self).model_fields)

@@ -131,7 +131,7 @@ def loss_and_terms(
         shifted: float32 [n, B], the logits of the logistic loss, where those are shifted by what is known of the
             labels.
     """
-    outside = config.ranking is not None and config.ranking.trains == "outside_embeddings"
+    outside = config.ranks_outside_embeddings
     total_weight = normalizer(config, targets)
 
     def mean(losses: tf.Tensor) -> tf.Tensor:

@@ -85,7 +85,7 @@ class Differentiation:
     ) -> BatchGradients:
         """Computes the scores of a batch, its loss, and the gradients to learn by."""
         state, objective = self.state, self.config.objective
-        outside = objective.ranking is not None and objective.ranking.trains == "outside_embeddings"
+        outside = objective.ranks_outside_embeddings
         with tf.GradientTape(persistent=outside, watch_accessed_variables=False) as tape:
             tape.watch(rows)
             tape.watch(state.dense)

@@ -16,7 +16,7 @@ from ctr.io.hashing import uniform_hash
 
 
 class RetrainConfig(StrictModel):
-    """One small thing that is done otherwise than without it, all else being equal.
+    """One small thing that is done otherwise than without it, all else being equal. Null: none.
 
     Attributes:
         kind: ``rounding``: each initial dense weight is moved by one unit in its last place, up or down. ``order``: the

@@ -68,10 +68,9 @@ class ArmResult:
     slices: Sequence[SliceChange] = ()  # those that the tables show first
     variances: Sequence[VarianceChange] = ()
     loops: LoopResult | None = None  # None when its runs were not to serve
-    retrains: Mapping[str, PairDifference] = field(
-        default_factory=dict
-    )  # PD, by what pairs of runs differ in
-    loop_retrains: Mapping[str, PairDifference] = field(default_factory=dict)  # churn of the mean, likewise
+    # By what pairs of runs differ in, of arms with retrains: PD, and churn of the mean.
+    retrains: Mapping[str, PairDifference] = field(default_factory=dict)
+    loop_retrains: Mapping[str, PairDifference] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,8 @@ def read_experiment(folder: Path) -> Experiment:
     measured, late_from = measure_arms(folder, plan)
     by_name = {arm.plan.name: arm for arm in measured}
     loops = loop_results(folder, plan)
-    retrains = prediction_retrains(folder, plan, late_from)
-    of_loops = loop_retrains(folder, plan) if loops else {}
+    retrains = prediction_retrains(folder, plan, by_name, late_from)
+    of_loops = loop_retrains(folder, plan, loops)
     results = [
         replace(
             _result(plan, costs, by_name, arm),

@@ -1,9 +1,9 @@
 """Differences of an arm's runs and their retrains with the same seed, beside those of pairs of seeds (FF 5)."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,21 +12,25 @@ from ctr.eval.arrays import ratio
 from ctr.eval.intervals import Estimate
 from ctr.eval.prediction_difference import ALWAYS, pair_predictions
 from ctr.eval.run_files import prediction_parts
-from ctr.experiments.plan import Plan, PlannedArm, PlannedRun
+from ctr.experiments.plan import SEED, Plan, PlannedArm, PlannedRun
+from ctr.experiments.report.arms import MeasuredArm
 from ctr.experiments.report.files import Ending, open_loop, open_run
+from ctr.experiments.report.loops import LoopResult
 from ctr.io.errors import InputError
-
-SEED = "seed"
-"""What pairs of an arm's own runs differ in, beside what its retrains do."""
 
 Pairs = Mapping[tuple[int, ...], float]
 """Differences of pairs of runs, by their seeds: one where both have it, or two."""
 
-Opened = tuple[Path | None, Ending]
-"""A folder, if what is in it is finished, and how it ended."""
+MEASURE = "mean_churn"
+"""Measure of churn whose retrains are compared (``ctr.eval.ads_churn``)."""
 
-_Folders = dict[tuple[int, ...], tuple[Path, Path]]
-_Measure = Callable[[Path, Path], float]
+
+class _Own(NamedTuple):
+    """What is known of an arm's own runs: the seeds that are finished, and the differences of their pairs."""
+
+    seeds: Collection[int]
+    pairs: Pairs
+    unavailable: str  # why there are no pairs; else empty
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,9 @@ RetrainResults = Mapping[str, Mapping[str, PairDifference]]
 """By arm, and by what its pairs differ in."""
 
 
-def prediction_retrains(folder: Path, plan: Plan, late_from: int | None) -> RetrainResults:
+def prediction_retrains(
+    folder: Path, plan: Plan, arms: Mapping[str, MeasuredArm], late_from: int | None
+) -> RetrainResults:
     """Measures PD over the last half of the scored time, of arms with retrains."""
 
     def measured(first: Path, second: Path) -> float:
@@ -53,28 +59,42 @@ def prediction_retrains(folder: Path, plan: Plan, late_from: int | None) -> Retr
             if not prediction_parts(run):
                 raise InputError(f"no predictions were recorded in {run.name}")
         late = np.inf if late_from is None else late_from
-        return float(pair_predictions(first, second, late, plan.scored_us or ALWAYS).late.point)
+        found = pair_predictions(first, second, late, plan.scored_us or ALWAYS)
+        if not found.examples:
+            raise InputError(f"{first.name} and {second.name} have no example in common")
+        return float(found.late.point)
 
-    def opened(owner: str, run: PlannedRun) -> Opened:
-        found, ending = open_run(folder, owner, run)
-        return None if found is None else folder / run.folder, ending
+    def ended(owner: str, run: PlannedRun) -> Ending:
+        return open_run(folder, owner, run)[1]
 
-    return _results(plan, plan.arms, opened, measured)
+    own = {
+        name: _Own(
+            {*arm.estimates}, _points(arm.prediction_pairs.pairs["late"]), arm.prediction_pairs.unavailable
+        )
+        for name, arm in arms.items()
+    }
+    return _results(folder, plan, own, ended, measured)
 
 
-def loop_retrains(folder: Path, plan: Plan) -> RetrainResults:
+def loop_retrains(folder: Path, plan: Plan, loops: Mapping[str, LoopResult]) -> RetrainResults:
     """Measures how the mean number of ads per query differs over the served days, of arms with retrains and loops."""
 
     def measured(first: Path, second: Path) -> float:
-        return float(compare_loops(first, second).whole.estimates()["mean_churn"].point)
+        return float(compare_loops(first, second).whole.estimates()[MEASURE].point)
 
-    def opened(owner: str, run: PlannedRun) -> Opened:
+    def ended(owner: str, run: PlannedRun) -> Ending:
         assert run.loop is not None
-        found, ending = open_loop(folder, owner, run.seed, run.loop, plan.loop_days)
-        return None if found is None else folder / run.loop, ending
+        return open_loop(folder, owner, run.seed, run.loop, plan.loop_days)[1]
 
-    serving = [arm for arm in plan.arms if all(run.loop is not None for run in arm.runs)]
-    return _results(plan, serving, opened, measured)
+    own = {
+        name: _Own({*result.loops.shown}, _points(result.loops.churn[MEASURE]), result.loops.unavailable)
+        for name, result in loops.items()
+    }
+    return _results(folder, plan, own, ended, measured)
+
+
+def _points(pairs: Mapping[tuple[int, int], Estimate]) -> Pairs:
+    return {pair: float(one.point) for pair, one in pairs.items()}
 
 
 def over_seeds(ours: Pairs, theirs: Pairs | None = None) -> Estimate | None:
@@ -99,52 +119,57 @@ def over_seeds(ours: Pairs, theirs: Pairs | None = None) -> Estimate | None:
 
 
 def _results(
+    folder: Path,
     plan: Plan,
-    arms: Sequence[PlannedArm],
-    opened: Callable[[str, PlannedRun], Opened],
-    measured: _Measure,
+    own: Mapping[str, _Own],
+    ended: Callable[[str, PlannedRun], Ending],
+    measured: Callable[[Path, Path], float],
 ) -> RetrainResults:
-    found: dict[str, dict[str, tuple[Pairs, int, str, tuple[Ending, ...]]]] = {}
+    """Measures the arms of ``own``; ``ended`` says how a run, or its loop, ended, and where it lies."""
+    results: dict[str, dict[str, PairDifference]] = {}
+    # What an arm is compared with may come after it.
+    arms = [arm for arm in plan.arms if arm.retrains and arm.name in own]
+    found = {arm.name: _of_arm(folder, arm, own[arm.name], ended, measured) for arm in arms}
     for arm in arms:
-        if not arm.retrains:
-            continue
-        own = {run.seed: path for run in arm.runs if (path := opened(arm.name, run)[0]) is not None}
-        found[arm.name] = {}
-        for kind, runs in arm.retrains.items():
-            again = {run.seed: opened(f"{arm.name}~{kind}", run) for run in runs}
-            unfinished = tuple(ending for path, ending in again.values() if path is None)
-            folders: _Folders = {
-                (seed,): (own[seed], path)
-                for seed, (path, _) in again.items()
-                if path is not None and seed in own
-            }
-            found[arm.name][kind] = *_measured(folders, len(runs), measured), unfinished
-        by_seed: _Folders = {
-            (one, other): (own[one], own[other]) for one, other in combinations(sorted(own), 2)
-        }
-        count = len(arm.runs)
-        found[arm.name][SEED] = *_measured(by_seed, count * (count - 1) // 2, measured), ()
-    results = {}
-    for name, kinds in found.items():
-        reference = plan.reference(plan.arm(name))
+        reference = plan.reference(arm)
         others = {} if reference is None else found.get(reference.name, {})
-        results[name] = {
-            kind: PairDifference(
-                pairs,
-                over_seeds(pairs),
-                over_seeds(pairs, others[kind][0]) if kind in others else None,
-                planned,
-                unfinished,
-                unavailable,
-            )
-            for kind, (pairs, planned, unavailable, unfinished) in kinds.items()
+        results[arm.name] = {
+            kind: replace(one, of_reference=over_seeds(one.pairs, others[kind].pairs))
+            if kind in others
+            else one
+            for kind, one in found[arm.name].items()
         }
     return results
 
 
-def _measured(folders: _Folders, planned: int, measured: _Measure) -> tuple[Pairs, int, str]:
-    try:
-        pairs = {pair: measured(*paths) for pair, paths in folders.items()}
-    except (InputError, ValueError) as error:
-        return {}, planned, f"the runs cannot be compared: {error}"
-    return pairs, planned, "" if pairs else "no pair of runs is finished"
+def _of_arm(
+    folder: Path,
+    arm: PlannedArm,
+    own: _Own,
+    ended: Callable[[str, PlannedRun], Ending],
+    measured: Callable[[Path, Path], float],
+) -> dict[str, PairDifference]:
+    originals = {run.seed: ended(arm.name, run) for run in arm.runs}
+    found = {}
+    for kind, runs in arm.retrains.items():
+        again = [ended(f"{arm.name}~{kind}", run) for run in runs]
+        finished = [one for one in again if one.state == "finished" and one.seed in own.seeds]
+        reason = ""
+        try:
+            pairs: Pairs = {
+                (one.seed,): measured(folder / originals[one.seed].folder, folder / one.folder)
+                for one in finished
+            }
+        except (InputError, ValueError) as error:
+            pairs, reason = {}, f"the runs cannot be compared: {error}"
+        unfinished = tuple(one for one in again if one.state != "finished")
+        found[kind] = _difference(pairs, len(runs), unfinished, reason)
+    count = len(arm.runs)
+    return {**found, SEED: _difference(own.pairs, count * (count - 1) // 2, reason=own.unavailable)}
+
+
+def _difference(
+    pairs: Pairs, planned: int, unfinished: tuple[Ending, ...] = (), reason: str = ""
+) -> PairDifference:
+    unavailable = reason or ("" if pairs else "no pair of runs is finished")
+    return PairDifference(pairs, over_seeds(pairs), None, planned, unfinished, unavailable)

@@ -87,10 +87,8 @@ def count_flops(
     rows = table_optimizer(optimizer.embeddings, layouts).cost(
         [(touched[layout.name].distinct * batch_rows, layout.columns) for layout in layouts]
     )
-    ranking = config.objective.ranking
-    has_second_pass = ranking is not None and ranking.trains == "outside_embeddings"
     # By the inputs of layers alone, not by their weights.
-    second = looked_up + learned if has_second_pass else 0
+    second = looked_up + learned if config.objective.ranks_outside_embeddings else 0
     return Flops(
         inference=looked_up + scored,
         forward=looked_up + learned,
