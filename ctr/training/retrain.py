@@ -5,14 +5,17 @@ Two of them have the prediction difference that production sees between equal mo
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
 
 from ctr.config import StrictModel
-from ctr.data.batches import Batch
 from ctr.io.hashing import uniform_hash
+
+if TYPE_CHECKING:
+    # A configuration is read without what reads a log.
+    from ctr.data.batches import Batch
 
 
 class RetrainConfig(StrictModel):
@@ -50,7 +53,7 @@ def _moved(values: np.ndarray, salt: str) -> np.ndarray:
     return np.where(values == 0, values, moved)
 
 
-def learned_batch(batch: Batch, retrain: RetrainConfig | None) -> Batch:
+def learned_batch(batch: "Batch", retrain: RetrainConfig | None) -> "Batch":
     """Returns a batch as a retrain learns from it; its rows and their positions in the log are those of ``batch``."""
     if retrain is None or retrain.kind == "rounding" or not len(batch.rows):
         return batch
