@@ -12,6 +12,8 @@ from ctr.cli_parser import SHELLS, build_parser, command, completion_script, par
 from ctr.cli_train import end_worker, train
 from ctr.io.errors import InputError, error_lines
 from ctr.io.signals import Interrupted
+from ctr.io.stores import pulls_anew
+from ctr.io.working_copies import save_opened
 from ctr.workers.cluster import LOST_STATUS, WorkerLostError
 
 
@@ -45,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     if given[:1] in ([], ["help"]):
         given = [*given[1:], "--help"]
+    with pulls_anew():
+        return _main(given)
+
+
+def _main(given: list[str]) -> int:
     try:
         arguments = parse(make_parser(), given)
     except InputError as error:
@@ -61,7 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        arguments.call(arguments)
+        try:
+            arguments.call(arguments)
+        finally:
+            save_opened()
         sys.stdout.flush()
         log.info("done")
     except BrokenPipeError:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ctr.io.errors import printable
+from ctr.io.stores import with_addresses
 from ctr.workers.reports import Report, Reporter, reporter_of
 
 LINE_SECONDS = 60.0  # how long nothing is printed where there is no terminal
@@ -219,7 +220,7 @@ class _Messages(logging.Handler):
     """Prints messages to what is standard error at the time, above a progress bar that may be there."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = printable(" ".join(record.getMessage().split()))
+        text = printable(with_addresses(" ".join(record.getMessage().split())))
         report("message", level=record.levelno, text=text)
         if record.levelno >= logging.WARNING:
             text = f"{record.levelname.lower()}: {text}"
@@ -246,6 +247,7 @@ def is_quiet() -> bool:
 def note(text: str) -> None:
     """Prints to standard error what is no result, unless it is to be quiet."""
     if not is_quiet():
+        text = with_addresses(text)
         report("note", text=text)
         print(text, file=sys.stderr, flush=True)
 
@@ -258,6 +260,7 @@ def print_stopped(text: str) -> None:
 
 def print_error(*lines: str) -> None:
     """Prints why the command fails: a line, and a hint where that would be long."""
+    lines = tuple(map(with_addresses, lines))
     report("error", text="; ".join(lines))
     print("error:", "\n".join(lines), file=sys.stderr, flush=True)
 
@@ -414,4 +417,4 @@ def show_report(reported: Report, bar: Bar) -> None:
 
 def print_result(arguments: argparse.Namespace, result: dict[str, Any], text: str) -> None:
     """Prints a result as text, or as JSON where that is asked for."""
-    print(json.dumps(result, indent=1) if arguments.json else printable(text))
+    print(with_addresses(json.dumps(result, indent=1) if arguments.json else printable(text)))

@@ -10,8 +10,10 @@ from typing import Any, TypeAlias
 
 from ctr import __version__
 from ctr.io.errors import InputError
-from ctr.io.paths import local_path
+from ctr.io.paths import read_path, with_content
+from ctr.io.stores import address_of
 from ctr.io.words import did_you_mean
+from ctr.io.working_copies import open_working_copy
 
 # The files that ``ctr config`` describes, with the module and the name of each one's model.
 CONFIGS = {
@@ -29,6 +31,8 @@ _PLACES = {
     *("LOG", "RUN", "RUN_A", "RUN_B", "DIR", "FILE", "MODEL", "INPUT", "PREDICTIONS"),
     *("EXPERIMENT", "SEARCH", "RECEIPT"),
 }
+# Outputs that a command works in, and that are saved to a store at times.
+_WORKED_IN = {"RUN", "DIR"}
 _NUMBERS: dict[str, type] = {"N": int, "P": int, "SECONDS": float, "SHARE": float}
 
 Takes: TypeAlias = Mapping[str, Any]
@@ -97,15 +101,19 @@ def _add(parser: "argparse._ActionsContainer", usage: str, text: str) -> None:
     elif value:
         more["metavar"] = value
     if value in _PLACES:
-        more["type"] = functools.partial(_read_place, name if name.startswith("--") else value)
+        what = name if name.startswith("--") else value
+        more["type"] = functools.partial(_read_place, what, what == "--out" and value in _WORKED_IN)
     elif value in _NUMBERS:
         more["type"] = _NUMBERS[value]
     parser.add_argument(name, **more)
 
 
-def _read_place(name: str, text: str) -> Path:
+def _read_place(name: str, is_worked_in: bool, text: str) -> Path:
     try:
-        return local_path(text)
+        path = read_path(text)
+        if is_worked_in and address_of(path):
+            return open_working_copy(text)
+        return with_content(path)
     except InputError as error:
         raise InputError(f"{name} {error}") from None
 

@@ -19,6 +19,7 @@ from pydantic import (
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    PlainSerializer,
     ValidationError,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -28,7 +29,8 @@ from ctr.config.schema import field_meanings, key_tree, keys_at, settable_keys, 
 from ctr.io.documents import parse_yaml, read_short_floats
 from ctr.io.errors import InputError
 from ctr.io.files import not_text, require_file
-from ctr.io.paths import address_fault
+from ctr.io.paths import address_fault, read_path
+from ctr.io.stores import address_of
 from ctr.io.words import did_you_mean
 
 log = logging.getLogger(__name__)
@@ -40,11 +42,22 @@ def _refuse_address(value: Any) -> Any:
     return value
 
 
-LocalPath = Annotated[Path, BeforeValidator(_refuse_address)]
-"""Type of every key that is a path: refuses addresses such as ``s3://bucket/log``."""
+def _read_path(value: Any) -> Any:
+    try:
+        return read_path(value) if isinstance(value, str) else _refuse_address(value)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+def _write_path(path: Path) -> str:
+    return address_of(path) or str(path)
+
+
+AnyPath = Annotated[Path, BeforeValidator(_read_path), PlainSerializer(_write_path, when_used="json")]
+"""Type of every key that is a path, or an address of an object store such as ``s3://bucket/log``."""
 
 LocalName = Annotated[str, BeforeValidator(_refuse_address)]
-"""Type of a key that is the text of a path, or a glob of files."""
+"""Type of a key that is a glob of files."""
 
 
 def _strict(schema: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from ctr.config import LocalPath, StrictModel, parse_model, read_yaml
+from ctr.config import AnyPath, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
 from ctr.data.kept_values import KeepValues, check_kept, kept_features
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
@@ -102,7 +102,7 @@ class EventTeacher(StrictModel):
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
-    model: LocalPath
+    model: AnyPath
 
 
 class EventMapping(StrictModel):

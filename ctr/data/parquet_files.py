@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.io.errors import InputError, one_line
+from ctr.io.stores import fetch
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]
 
 def _check_is_file(path: Path) -> None:
     # A pipe or a device would never end.
-    if not path.is_file():
+    if not fetch(path):
         raise InputError(f"{path}: the file is missing, though a manifest names it")
 
 

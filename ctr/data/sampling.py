@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, field_validator, model_validator
 
-from ctr.config import LocalPath, StrictModel
+from ctr.config import AnyPath, StrictModel
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 from ctr.io.hashing import uniform_hash
@@ -44,7 +44,7 @@ class ByTeacher(StrictModel):
     """
 
     teacher: str
-    log: LocalPath | None = None
+    log: AnyPath | None = None
 
     @field_validator("log", mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from ctr.config import LocalPath, StrictModel, load_model, parse_model, read_yaml
+from ctr.config import AnyPath, StrictModel, load_model, parse_model, read_yaml
 from ctr.data.sampling import SamplingConfig
 from ctr.data.time_range import TimeRange
 from ctr.experiments.plan import SEED
@@ -147,7 +147,7 @@ class ExperimentConfig(StrictModel):
 
     title: str = "Experiment"
     note: str = ""
-    base: LocalPath | None = None
+    base: AnyPath | None = None
     config: dict[str, Any] = {}
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
     retrain: dict[Name, Changes] = {}

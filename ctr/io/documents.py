@@ -12,6 +12,7 @@ import yaml
 
 from ctr.io.errors import InputError, of_another_version, one_line
 from ctr.io.paths import check_local
+from ctr.io.stores import fetch
 
 _SEAL = "manifest_sha256"
 _DEEPEST = 100
@@ -184,7 +185,7 @@ def read_sealed(path: Path, absent: str) -> dict[str, object]:
 
 def read_bytes(path: Path, absent: str) -> bytes:
     """Reads a file. Raises InputError: ``absent`` when there is no such file, or that it cannot be read."""
-    if not path.is_file():
+    if not fetch(path):
         check_local(path)
         raise InputError(absent)
     try:

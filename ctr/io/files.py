@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from ctr.io.errors import InputError
 from ctr.io.paths import address_fault, check_local
+from ctr.io.stores import address_of, listed, publish, publish_new
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +156,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
     if what := irregular(path):
         raise InputError(f"{path}: is {what}; allowed: a new name, or a regular file to replace")
     with _written(path, write) as temporary:
+        publish(path, temporary)
         temporary.replace(path)
     sync_folder(path.parent)
     log.info("wrote %s", path)
@@ -168,10 +170,15 @@ def write_atomic_bytes(path: Path, content: bytes) -> None:
 def create_exclusively(path: Path, content: bytes) -> bool:
     """Creates ``path`` with all of ``content`` unless it exists; returns whether this call created it.
 
-    The name appears by a hard link, which is atomic and fails when the name is taken: of several publishers exactly one
-    wins, and no reader ever sees half a file.
+    The name appears by a hard link, or in an object store by a put under that condition, which is atomic and fails when
+    the name is taken: of several publishers exactly one wins, and no reader ever sees half a file.
     """
     with _written(path, lambda file: file.write(content)) as temporary:
+        if address_of(path):
+            if not publish_new(path, temporary):
+                return False
+            temporary.replace(path)
+            return True
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -284,6 +291,8 @@ def not_text(path: Path) -> str:
 
 def names_in(folder: Path, suffix: str) -> list[str]:
     """Lists the names that end with ``suffix`` in a folder, in no order; none where there is no folder."""
+    if address_of(folder):
+        return [name for name in listed(folder) if name.endswith(suffix) and "/" not in name]
     try:
         return [name for name in os.listdir(folder) if name.endswith(suffix)]
     except FileNotFoundError:

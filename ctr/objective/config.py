@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ctr.config import LocalName, StrictModel
+from ctr.config import AnyPath, StrictModel
 from ctr.data.schema import Name
 from ctr.objective.ramps import Ramp, RampKey
 from ctr.objective.rate_schedule import ScheduleKey
@@ -112,7 +112,7 @@ class ConstraintLog(StrictModel):
     """
 
     name: Name
-    path: LocalName = Field(min_length=1)
+    path: AnyPath
     own_loss: bool = False
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ctr.config import LocalPath, StrictModel, load_model
+from ctr.config import AnyPath, StrictModel, load_model
 from ctr.experiments.config import Seed, alike_in_arms, check_once, training_content
 from ctr.io.files import check_output_folder
 
@@ -33,7 +33,7 @@ class CostConfig(StrictModel):
 
     purpose: Literal["training", "serving"] = "training"
     measure: Literal["flops", "times"] = "flops"
-    times: LocalPath | None = None
+    times: AnyPath | None = None
 
 
 class ControllerConfig(StrictModel):
@@ -120,7 +120,7 @@ class SearchConfig(StrictModel):
 
     title: str = "Search"
     note: str = ""
-    base: LocalPath | None = None
+    base: AnyPath | None = None
     config: dict[str, Any] = {}
     method: Literal["supernet", "halving", "random"] = "supernet"
     space: dict[str, tuple[Any, ...]] = Field(min_length=1, examples=[{"model.deep.units.0": [32, 64]}])

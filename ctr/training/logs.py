@@ -92,7 +92,7 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
     constraint_logs: dict[str, Log] = {}
     for number, other in enumerate(constraints.logs if constraints is not None else ()):
         key = f"objective.bias_constraints.logs.{number}.path"
-        constraint_logs[other.name] = _open_log(Path(other.path), config.time_range, key)
+        constraint_logs[other.name] = _open_log(other.path, config.time_range, key)
     for name, opened in constraint_logs.items():
         version = read_schema(opened.path).version
         if version != schema.stored.version:

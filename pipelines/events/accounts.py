@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from ctr.data.log import Manifest
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
+from ctr.io.stores import remove
 from ctr.pipelines.events.tables import ARRIVAL, Kind
 from ctr.pipelines.rows.rejects import Reject, json_line, reject_line, reject_reasons
 
@@ -130,7 +131,7 @@ def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
         if any(described):
             write_atomic_bytes(path, b"".join(described))
         else:
-            path.unlink(missing_ok=True)
+            remove(path)
 
 
 def describe_rejects(report: UnitReport) -> bytes:

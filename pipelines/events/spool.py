@@ -13,7 +13,6 @@ A unit that is read again writes the same files again, so that a worker may be k
 import hashlib
 import io
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +22,7 @@ import pyarrow as pa
 
 from ctr.io.arrays import read_arrays
 from ctr.io.files import remove_temporaries, write_atomic, write_atomic_bytes
+from ctr.io.stores import remove, remove_folder
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.accounts import UnitReport
 from ctr.pipelines.events.read import Unit
@@ -122,7 +122,7 @@ def drop_unfinished(spool: Path) -> None:
     finished = {path.stem for path in (spool / "units").glob("*.json")}
     for path in (spool / "segments").glob("*/*.arrow"):
         if path.name.split("-")[1] not in finished:
-            path.unlink()
+            remove(path)
     for folder in (spool / "units", spool / "staged", *(spool / "segments").glob("*")):
         remove_temporaries(folder)
 
@@ -131,8 +131,8 @@ def drop_partitions(spool: Path, before: int) -> None:
     """Deletes the segments and manifests of the partitions that begin before a time."""
     for start in list_starts(spool):
         if start < before:
-            _staged_path(spool, start).unlink(missing_ok=True)
-            shutil.rmtree(spool / "segments" / f"{start:019d}", ignore_errors=True)
+            remove(_staged_path(spool, start))
+            remove_folder(spool / "segments" / f"{start:019d}")
 
 
 def read_staged(spool: Path, starts: Sequence[int]) -> list[tuple[int, bytes]]:

@@ -14,7 +14,8 @@ from ctr.data.mapping import Mapping, Query
 from ctr.data.row_order import KEY_COLUMNS, sort_rows
 from ctr.data.shards import stage_partition
 from ctr.data.times import format_time
-from ctr.io.files import file_sha256, is_temporary
+from ctr.io.files import file_sha256, is_temporary, names_in
+from ctr.io.stores import fetch, remove
 from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, timed, work_ahead
 from ctr.pipelines.rows.convert import mix_ids
 from ctr.pipelines.rows.rejects import Reject, make_reject
@@ -180,7 +181,7 @@ def find_published(out: Path, mapping: Mapping, start: int, table: pa.Table) -> 
     if not is_published(out, planned):
         return None
     paths = [(out / "shards" / shard.file, shard.sha256) for shard in planned.shards]
-    if not all(path.exists() and file_sha256(path) == sha256 for path, sha256 in paths):
+    if not all(fetch(path) and file_sha256(path) == sha256 for path, sha256 in paths):
         stage(out, mapping, start, table)
     keep_values(out, mapping, planned, table)
     return planned
@@ -192,15 +193,19 @@ def new_shards_removed_on_failure(out: Path, mapping: Mapping, starts: Sequence[
 
     Without a manifest, and before partitions that are published, readers would take their manifests for lost.
     """
-    before = {path for folder in _PARTS for path in (out / folder).glob("*")}
+    before = set(_parts(out))
     try:
         yield
     except BaseException:
         stems = tuple(f"{start:019d}-{start + mapping.partition_us:019d}" for start in starts)
-        for path in (path for folder in _PARTS for path in (out / folder).glob("*")):
+        for path in _parts(out):
             if path not in before and path.name.startswith(stems):
-                path.unlink(missing_ok=True)
+                remove(path)
         raise
+
+
+def _parts(log: Path) -> list[Path]:
+    return [log / folder / name for folder in _PARTS for name in names_in(log / folder, "")]
 
 
 def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) -> None:
@@ -208,13 +213,13 @@ def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) ->
     parts = {shard.file for manifest in manifests for shard in manifest.shards}
     parts |= {values_path(out, manifest).name for manifest in manifests}
     names = {manifest.name for manifest in manifests}
-    for path in (path for folder in _PARTS for path in (out / folder).glob("*")):
+    for path in _parts(out):
         if path.name not in parts and path.name[: len(next(iter(names), ""))] in names:
-            path.unlink(missing_ok=True)
+            remove(path)
     for folder in (out / "manifests", out / "rejects"):
         for path in folder.glob("*"):
             if is_temporary(path) and path.name.startswith((*names, rejects.name)):
-                path.unlink(missing_ok=True)
+                remove(path)
 
 
 def closed_rejects(rows: pa.Table) -> Iterator[Reject]:

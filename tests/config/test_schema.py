@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from ctr.cli import main
 from ctr.cli_parser import CONFIGS, config_model
-from ctr.config import LocalPath, StrictModel, dump_yaml, parse_model
+from ctr.config import AnyPath, StrictModel, dump_yaml, parse_model
 from ctr.config.reference import as_yaml, describe, key_rows, select
 from ctr.config.schema import json_schema
 from ctr.io.documents import parse_yaml
@@ -231,7 +231,7 @@ class Kinds(StrictModel):
     number: float = 0
     truth: bool = False
     text: str = ""
-    path: LocalPath | None = None
+    path: AnyPath | None = None
     day: date | None = None
     choice: Literal["auto", 5] = "auto"
     wholes: tuple[int, ...] = ()

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ctr.cli import main, make_parser
 from ctr.cli_parser import CONFIGS
-from ctr.config import LocalPath, StrictModel, parse_model
+from ctr.config import AnyPath, StrictModel, parse_model
 from ctr.data.log import read_schema
 from ctr.data.mapping import load_format
 from ctr.io.errors import InputError
@@ -65,7 +65,7 @@ def paths_below(annotation: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         for name, field in annotation.model_fields.items():
             kinds = {field.annotation, *get_args(field.annotation)}
-            if Path in kinds or LocalPath in kinds:
+            if Path in kinds or AnyPath in kinds:
                 yield f"{annotation.__name__}.{name}", (annotation, name)
             yield from paths_below(field.annotation)
     for part in get_args(annotation):

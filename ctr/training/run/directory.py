@@ -54,7 +54,7 @@ from ctr.io.files import (
     write_atomic_bytes,
 )
 from ctr.io.locks import hold
-from ctr.io.paths import check_local
+from ctr.io.paths import check_local, with_content
 from ctr.io.versions import (
     DELTA_FILE,
     FULL_FILE,
@@ -244,7 +244,7 @@ def read_run_schema(run_dir: Path) -> Schema:
 
 def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
     """Reads configuration and features of a run. Raises InputError where ``run_dir`` is no run directory."""
-    if not run_dir.is_dir():
+    if not with_content(run_dir).is_dir():
         check_local(run_dir)
         raise InputError(f"{run_dir}: no such run directory")
     return load_model(TrainConfig, run_dir / "config.yaml", "config"), read_run_schema(run_dir)

@@ -18,6 +18,7 @@ from ctr.data.batches import Batch
 from ctr.data.reader import FAULTS
 from ctr.io.errors import InputError
 from ctr.io.files import naming, sync_folder, write_all
+from ctr.io.working_copies import save
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint, rollback
 from ctr.training.run.checkpoint import Share, Wanted
@@ -223,6 +224,8 @@ class RunFiles:
             folder, kept = self._checkpoints, self._config.checkpoint
             shared = None if share is None else share._replace(is_leaving=self._closing.is_set)
             checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, sound, shared)
+            if self._workers.is_chief:
+                save(self._run_dir)
 
         self.background.submit(write)
 

@@ -1,0 +1,377 @@
+"""Object stores: addresses such as ``s3://bucket/log``, and the copies of their objects in a cache on this machine.
+
+The path of a copy names its object (``CACHE/objects/s3/bucket/log/schema.json``), so that every process, on any
+machine, finds the store by the path alone, and what reads files reads copies. A file that is written there through
+``ctr.io.files`` is in the store before it is in the cache, under a condition: nobody else has written the object since
+it was copied. So of several publishers exactly one wins, as on a disk.
+
+``CACHE`` is ``$CTR_CACHE``, else ``~/.cache/ctr``; it may be deleted while no command runs. Copies of shards take at
+most ``$CTR_CACHE_GB`` (100) there, all others as much as what they are copies of. Access is granted by the
+environment alone, by the names that obstore documents (``AWS_...``, ``GOOGLE_...``, ``AZURE_...``).
+"""
+
+import contextlib
+import functools
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from ctr.io.errors import InputError, one_line
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
+    from obstore.store import ObjectStore
+
+SCHEMES = ("s3", "gs", "az")
+OBJECTS = "objects"
+_ADDRESS = re.compile(rf"({'|'.join(SCHEMES)})://([^/]+)(?:/(.*))?", re.DOTALL)
+_PULLED = "CTR_PULLED"  # the paths that this process or the one that started it has pulled
+_GIGABYTES = "CTR_CACHE_GB"  # that the copies of shards may take together
+_MOMENT = 60.0  # seconds
+_THREADS = 16  # a request takes tens of milliseconds, whatever it is for
+_PIECE = 8 << 20  # bytes
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("CTR_CACHE") or Path.home() / ".cache" / "ctr").absolute()
+
+
+def copy_of(address: str, tree: str = OBJECTS) -> Path:
+    """Returns the path in the cache of the object or folder at an address. Raises InputError for a wrong address."""
+    match = _ADDRESS.fullmatch(address)
+    parts = (match[3] or "").strip("/").split("/") if match else [".."]
+    if match is None or {".", ".."} & {*parts} or ("" in parts and len(parts) > 1):
+        raise InputError(
+            f"{address}: not an address of an object store; allowed: s3://BUCKET/NAME (or gs, az)"
+        )
+    return _cache().joinpath(tree, match[1], match[2], *parts)
+
+
+def address_of(path: str | os.PathLike[str], tree: str = OBJECTS) -> str:
+    """Returns the address of which ``path`` is the copy; empty where it is a file of this machine."""
+    absolute, copies = os.path.abspath(path), f"{_cache() / tree}/"
+    return absolute.removeprefix(copies).replace("/", "://", 1) if absolute.startswith(copies) else ""
+
+
+def with_addresses(text: str) -> str:
+    """Writes addresses in place of the paths of their copies, in a message."""
+    return re.sub(rf"{re.escape(str(_cache()))}/[a-z]+/({'|'.join(SCHEMES)})/", r"\1://", text)
+
+
+class Copy:
+    """A file of the cache, and what is known of the object that it is a copy of."""
+
+    def __init__(self, path: Path, tree: str = OBJECTS) -> None:
+        self.path, self.address = path, address_of(path, tree)
+        scheme, _, rest = self.address.partition("://")
+        bucket, _, self.name = rest.partition("/")
+        self.store = _connect(scheme, bucket)
+        self._note = versions_of(path, tree)
+
+    @property
+    def version(self) -> "UpdateVersion | None":
+        """The version of the object that was last copied or written; None if none was."""
+        return self._read_note()[0]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the file is not what was copied or written."""
+        try:
+            return self.path.stat().st_mtime_ns != self._read_note()[1]
+        except FileNotFoundError:
+            return True
+
+    def _read_note(self) -> tuple[Any, int]:
+        try:
+            version, mtime_ns = json.loads(self._note.read_bytes())
+        except (OSError, ValueError):
+            return None, -1
+        return version, mtime_ns
+
+    def _write_note(self, found: Any, mtime_ns: int) -> None:
+        text = json.dumps([version_of(found), mtime_ns])
+        _replace(self._note, lambda file: file.write(text.encode()))
+
+    def get(self) -> bool:
+        """Copies the object; returns whether there is one."""
+        import obstore
+
+        def write(file: Any) -> None:
+            for piece in answer.stream(min_chunk_size=_PIECE):
+                file.write(piece)
+
+        try:
+            with _faults(self.address):
+                answer = obstore.get(self.store, self.name)
+                _replace(self.path, write)
+        except FileNotFoundError:
+            return False
+        self._write_note(answer.meta, self.path.stat().st_mtime_ns)
+        return True
+
+    def put(self, content: Path | bytes, before: "UpdateVersion | None", mtime_ns: int) -> bool:
+        """Writes the object if it is of version ``before``, None: if there is none; returns whether it was.
+
+        ``mtime_ns`` is that of the file which is going to be the copy.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        try:
+            with _faults(self.address):
+                found = obstore.put(
+                    self.store, self.name, content, mode=before or "create", use_multipart=False
+                )
+        except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+            return False
+        self._write_note(found, mtime_ns)
+        return True
+
+    def put_or_agree(self, content: Path, mtime_ns: int) -> None:
+        """Writes the object if nobody has since ``version``, or with the same content; else raises InputError.
+
+        After a lost answer a request is repeated, and a store may say of the second one that somebody has written.
+        """
+        given = content.read_bytes()
+        if self.put(given, self.version, mtime_ns):
+            return
+        found = self._read()
+        if found is None:
+            # It was deleted since it was copied.
+            if self.put(given, None, mtime_ns):
+                return
+        elif found[0] == given:
+            return self._write_note(found[1], mtime_ns)
+        raise InputError(
+            f"{self.address}: another process has written it meanwhile; what it wrote is kept",
+            "run the command again",
+        )
+
+    def _read(self) -> tuple[bytes, Any] | None:
+        import obstore
+
+        try:
+            with _faults(self.address):
+                answer = obstore.get(self.store, self.name)
+                return answer.bytes().to_bytes(), answer.meta
+        except FileNotFoundError:
+            return None
+
+    def delete(self) -> None:
+        """Deletes the object, if there is one, and the copy."""
+        import obstore
+
+        with contextlib.suppress(FileNotFoundError), _faults(self.address):
+            obstore.delete(self.store, self.name)
+        self.forget()
+
+    def forget(self) -> None:
+        """Deletes the copy."""
+        self._note.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
+
+
+def versions_of(path: Path, tree: str = OBJECTS) -> Path:
+    """Returns where the versions of a file's object, or of those below a folder, are noted."""
+    return _cache() / f"{tree}-versions" / path.absolute().relative_to(_cache() / tree)
+
+
+@functools.cache
+def _connect(scheme: str, bucket: str) -> "ObjectStore":
+    try:
+        from obstore.store import from_url
+    except ImportError:
+        raise InputError(
+            f"{scheme}://{bucket}: object stores require the package obstore",
+            "pip install 'clicktrain[cloud]'",
+        ) from None
+    with _faults(f"{scheme}://{bucket}"):
+        return from_url(f"{scheme}://{bucket}")
+
+
+@contextlib.contextmanager
+def _faults(address: str) -> Iterator[None]:
+    """Raises what a store answers as InputError, in one line; as FileNotFoundError, that there is no such object."""
+    from obstore import exceptions
+
+    try:
+        yield
+    except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+        raise
+    except (FileNotFoundError, exceptions.NotFoundError):
+        raise FileNotFoundError(address) from None
+    except exceptions.BaseError as error:
+        # What follows is for programmers, and a request's query may hold a signature.
+        said = re.sub(r"\?[^\s)\"]*", "", str(error).partition("\n\nDebug source")[0])
+        if "NoSuchBucket" in said or "ContainerNotFound" in said:
+            raise InputError(f"{address}: no such bucket") from None
+        raise InputError(f"{address}: {one_line(Exception(said))[:300]}") from None
+
+
+def version_of(found: Any) -> "UpdateVersion":
+    """Returns what tells one version of an object from another, of what a store says about it."""
+    return {key: found[key] for key in ("e_tag", "version") if found.get(key) is not None}  # type: ignore[return-value]
+
+
+def _replace(path: Path, write: Callable[[Any], object]) -> None:
+    """Writes a file of the cache by another name first; unlike files that matter, it need not survive a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            write(file)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def listed(folder: Path, tree: str = OBJECTS) -> dict[str, "UpdateVersion"]:
+    """Lists the versions of all objects below a folder, by their names in it."""
+    import obstore
+
+    one = Copy(folder, tree)
+    prefix = f"{one.name}/" if one.name else ""
+    found = {}
+    try:
+        with _faults(one.address):
+            for chunk in obstore.list(one.store, prefix or None):
+                for item in chunk:
+                    # Some tools make an object for a folder.
+                    if item["path"].startswith(prefix) and not item["path"].endswith("/"):
+                        found[item["path"].removeprefix(prefix)] = version_of(item)
+    except FileNotFoundError:
+        raise InputError(f"{one.address}: no such bucket") from None
+    return found
+
+
+def each(call: Callable[[Path], object], paths: Iterable[Path]) -> None:
+    """Calls a function with paths, several at a time; raises what the first that fails raises."""
+    with ThreadPoolExecutor(_THREADS, "objects") as threads:
+        for _ in threads.map(call, paths):
+            pass
+
+
+def files_below(folder: Path) -> dict[str, Path]:
+    """Lists the files below a folder by their names in it."""
+    found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return {path.relative_to(folder).as_posix(): path for path in found}
+
+
+# Copies that are written through.
+
+
+def is_late(name: str) -> bool:
+    """Tells whether an object is left out by ``pull``, since it is large and copied when it is read: a shard."""
+    return PurePosixPath(name).match("shards/*.parquet")
+
+
+def pull(folder: Path) -> None:
+    """Makes the copy of a folder, or of an object, equal to what the store holds; ``fetch`` copies what is late."""
+    objects = listed(folder)
+    if not objects and not folder.is_dir():
+        Copy(folder).forget()
+        fetch(folder)
+    for name, path in files_below(folder).items():
+        one = Copy(path)
+        # Temporary files, and those of locks, never were objects.
+        if one.version != objects.get(name) or (one.is_changed and name in objects):
+            one.forget()
+    each(fetch, (folder / name for name in objects if not is_late(name)))
+
+
+def pulled(path: Path) -> Path:
+    """Pulls a folder, unless this process or the one that started it has; returns its path."""
+    if mark_pulled(path):
+        pull(path)
+    return path
+
+
+def mark_pulled(path: Path) -> bool:
+    """Notes that a path was pulled; returns False where it was noted before."""
+    known = os.environ.get(_PULLED, "").split("\n")
+    os.environ[_PULLED] = "\n".join([*known, str(path)])
+    return str(path) not in known
+
+
+@contextlib.contextmanager
+def pulls_anew() -> Iterator[None]:
+    """Forgets, after the block, what was pulled in it: a later command of the process pulls it again."""
+    before = os.environ.get(_PULLED, "")
+    try:
+        yield
+    finally:
+        os.environ[_PULLED] = before
+
+
+def fetch(path: Path) -> bool:
+    """Copies an object that has no copy; returns whether ``path`` is a file, which it may be anyway."""
+    if path.is_file():
+        if is_late(path.as_posix()) and address_of(path):
+            # That it was read now; what the file system notes by itself may be a day late.
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+        return True
+    if not address_of(path):
+        return False
+    found = Copy(path).get()
+    if found and is_late(path.as_posix()):
+        make_room(int(1e9 * float(os.environ.get(_GIGABYTES) or 100)))
+    return found
+
+
+def make_room(limit: int) -> None:
+    """Deletes the copies of shards that were not read for the longest time until all together have ``limit`` bytes.
+
+    Those that were read in the last minute stay: another process may be about to open them.
+    """
+    kept = []
+    for path in (_cache() / OBJECTS).rglob("shards/*.parquet"):
+        with contextlib.suppress(FileNotFoundError):
+            kept.append((path.stat().st_atime, path.stat().st_size, path))
+    excess = sum(size for _, size, _ in kept) - limit
+    for read, size, path in sorted(kept):
+        if excess <= 0 or read > time.time() - _MOMENT:
+            return
+        Copy(path).forget()
+        excess -= size
+
+
+def remove_folder(folder: Path) -> None:
+    """Deletes a folder with all that is below it, and the objects of which these files are copies."""
+    for path in files_below(folder).values():
+        remove(path)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(path: Path, content: Path) -> None:
+    """Writes an object whose copy ``content`` is going to be. Where ``path`` is of this machine, nothing is done.
+
+    Raises InputError: another process has written other content since ``path`` was copied, or the store fails.
+    """
+    if address_of(path):
+        Copy(path).put_or_agree(content, content.stat().st_mtime_ns)
+
+
+def publish_new(path: Path, content: Path) -> bool:
+    """Writes the object in the same way unless there is one; returns whether this call did.
+
+    After a lost answer the store may say that there is one: it has this content then.
+    """
+    one = Copy(path)
+    if one.put(content, None, content.stat().st_mtime_ns):
+        return True
+    one.get()
+    return False
+
+
+def remove(path: Path) -> None:
+    """Deletes a file, and the object of which it is the copy, if they are there."""
+    if address_of(path):
+        Copy(path).delete()
+    path.unlink(missing_ok=True)
