@@ -46,7 +46,7 @@ def _cache() -> Path:
 def copy_of(address: str, tree: str = OBJECTS) -> Path:
     """Returns the path in the cache of the object or folder at an address. Raises InputError for a wrong address."""
     match = _ADDRESS.fullmatch(address)
-    parts = (match[3] or "").strip("/").split("/") if match else [".."]
+    parts = (match[3] or "").rstrip("/").split("/") if match else [".."]
     if match is None or {".", ".."} & {*parts} or ("" in parts and len(parts) > 1):
         raise InputError(
             f"{address}: not an address of an object store; allowed: s3://BUCKET/NAME (or gs, az)"
@@ -81,6 +81,11 @@ class Copy:
         return self._read_note()[0]
 
     @property
+    def tag(self) -> str:
+        """The tag of this version; empty if there is none."""
+        return _tag(self.version) if self.version else ""
+
+    @property
     def is_changed(self) -> bool:
         """Whether the file is not what was copied or written."""
         try:
@@ -96,7 +101,7 @@ class Copy:
         return version, mtime_ns
 
     def _write_note(self, found: Any, mtime_ns: int) -> None:
-        text = json.dumps([version_of(found), mtime_ns])
+        text = json.dumps([_version(found), mtime_ns])
         _replace(self._note, lambda file: file.write(text.encode()))
 
     def get(self) -> bool:
@@ -215,7 +220,12 @@ def _faults(address: str) -> Iterator[None]:
         raise InputError(f"{address}: {one_line(Exception(said))[:300]}") from None
 
 
-def version_of(found: Any) -> "UpdateVersion":
+def _tag(found: Any) -> str:
+    # Some stores list it without the quotes that it has elsewhere.
+    return str(found["e_tag"]).strip('"')
+
+
+def _version(found: Any) -> "UpdateVersion":
     """Returns what tells one version of an object from another, of what a store says about it."""
     return {key: found[key] for key in ("e_tag", "version") if found.get(key) is not None}  # type: ignore[return-value]
 
@@ -232,8 +242,8 @@ def _replace(path: Path, write: Callable[[Any], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def listed(folder: Path, tree: str = OBJECTS) -> dict[str, "UpdateVersion"]:
-    """Lists the versions of all objects below a folder, by their names in it."""
+def listed(folder: Path, tree: str = OBJECTS) -> dict[str, str]:
+    """Lists the tags of all objects below a folder, by their names in it: two versions of one have different tags."""
     import obstore
 
     one = Copy(folder, tree)
@@ -245,7 +255,7 @@ def listed(folder: Path, tree: str = OBJECTS) -> dict[str, "UpdateVersion"]:
                 for item in chunk:
                     # Some tools make an object for a folder.
                     if item["path"].startswith(prefix) and not item["path"].endswith("/"):
-                        found[item["path"].removeprefix(prefix)] = version_of(item)
+                        found[item["path"].removeprefix(prefix)] = _tag(item)
     except FileNotFoundError:
         raise InputError(f"{one.address}: no such bucket") from None
     return found
@@ -281,7 +291,7 @@ def pull(folder: Path) -> None:
     for name, path in files_below(folder).items():
         one = Copy(path)
         # Temporary files, and those of locks, never were objects.
-        if one.version != objects.get(name) or (one.is_changed and name in objects):
+        if one.tag != objects.get(name, "") or (one.is_changed and name in objects):
             one.forget()
     each(fetch, (folder / name for name in objects if not is_late(name)))
 

@@ -28,7 +28,7 @@ def open_working_copy(address: str) -> Path:
         objects = listed(folder, TREE)
         for name, path in files_below(folder).items():
             one = Copy(path, TREE)
-            if one.is_changed or one.version != objects.get(name):
+            if one.is_changed or one.tag != objects.get(name, ""):
                 one.forget()
         each(_get, (folder / name for name in objects))
     return folder

@@ -1,4 +1,4 @@
-"""Addresses such as gs://bucket/log are no paths: every command, key and function refuses them before it writes."""
+"""Addresses such as hdfs://host/log are no paths: every command, key and function refuses them before it writes."""
 
 import argparse
 import importlib
@@ -16,8 +16,8 @@ from ctr.data.log import read_schema
 from ctr.data.mapping import load_format
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
-from ctr.io.paths import address_fault, local_path
-from ctr.objective.config import ConstraintLog
+from ctr.io.paths import address_fault, read_path
+from ctr.io.stores import address_of, with_addresses
 from ctr.serving.metadata import find_model
 
 ADDRESSES = ("gs://b/x", "hdfs:///x", "file:///x", "https://b/x", "S3A://b/x", "dbfs:/x")
@@ -48,14 +48,14 @@ def test_no_path_of_a_command_is_an_address(capsys, tmp_path, monkeypatch):
     arguments = list(path_arguments(make_parser()))
     assert len(arguments) > 40
     for words, action in arguments:
-        given = [*action.option_strings[-1:], "gs://bucket/x"]
+        given = [*action.option_strings[-1:], "hdfs://bucket/x"]
         if words[0] == "ingest" and not action.option_strings:
             # Words among options are looked at when no option is missing.
             given += ["--out", "log"] + ["--mapping", "m.yaml"] * (words[1] in ("table", "events"))
         assert main([*words, *given]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         name = action.option_strings[-1] if action.option_strings else action.metavar
-        assert line.startswith(f"error: {name} gs://bucket/x: is an address"), words
+        assert line.startswith(f"error: {name} hdfs://bucket/x: is an address"), words
         assert "allowed: a local path" in line
     assert [*tmp_path.iterdir()] == []
 
@@ -79,15 +79,17 @@ def config_paths() -> dict[str, tuple[type[StrictModel], str]]:
 
 def test_no_path_of_a_configuration_is_an_address():
     for model, name in config_paths().values():
-        for address in ("gs://bucket/x", "file:///x"):
-            message = rf"^here: .*{name}: '{address}' is not allowed: is an address"
+        for address in ("hdfs://bucket/x", "file:///x"):
+            message = rf"^here: .*{name}: '{address}' is not allowed: .*is an address"
             with pytest.raises(InputError, match=message):
                 parse_model(model, {name: address}, "here")
 
 
+class Holds(StrictModel):
+    path: AnyPath
+
+
 def test_no_text_that_names_files_is_an_address():
-    with pytest.raises(InputError, match=r"path: 's3://b/x' is not allowed: is an address"):
-        parse_model(ConstraintLog, {"name": "a", "path": "s3://b/x"}, "here")
     mapping = load_format("movielens")
     content = mapping.model_dump(mode="json")
     content["joins"][0]["file"] = "s3://b/x"
@@ -108,4 +110,19 @@ def test_functions_refuse_addresses_too(address, tmp_path, monkeypatch):
 @pytest.mark.parametrize("path", ["a", "/a/b", "a:b", "C:/a", "day=1/a:", "./gs:/x", "a b://c", "-", ""])
 def test_other_paths_are_paths(path):
     assert not address_fault(path)
-    assert local_path(path) == Path(path)
+    assert read_path(path) == Path(path)
+
+
+def test_an_address_of_a_store_is_a_path_below_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path))
+    for address in ("s3://b/x", "gs://b/x/y", "az://b"):
+        path = read_path(address)
+        assert path.is_relative_to(tmp_path) and not path.exists()
+        assert address_of(path) == address
+        assert with_addresses(f"see {path}/z") == f"see {address}/z"
+        model = parse_model(Holds, {"path": address}, "here")
+        assert model.path == path and model.model_dump(mode="json") == {"path": address}
+    assert address_of(tmp_path / "x") == "" and address_of("s3://b/x") == ""
+    for wrong in ("s3://", "s3://b/../x", "s3://b//x", "s3:///x"):
+        with pytest.raises(InputError, match="not an address of an object store; allowed: s3://BUCKET/NAME"):
+            read_path(wrong)

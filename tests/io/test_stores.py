@@ -1,0 +1,272 @@
+"""Logs, files and working copies in object stores, as several machines write and read them over a bad network."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import stores
+from http_proxy import Fault
+
+from ctr.config import parse_model
+from ctr.data.log import PublishedPartitions, create_log, read_manifests
+from ctr.data.reader import join_rows, read_rows
+from ctr.data.schema import Schema
+from ctr.data.shards import publish_partition
+from ctr.io.errors import InputError
+from ctr.io.files import create_exclusively, names_in, write_atomic_bytes
+from ctr.io.paths import read_path, with_content
+from ctr.io.stores import address_of, fetch, make_room, pull, pulls_anew, remove
+from ctr.io.working_copies import open_working_copy, save
+from hashed_rows import hashed_rows
+
+each_store = pytest.mark.parametrize("kind", stores.KINDS)
+
+SCHEMA = parse_model(
+    Schema, {"features": [{"kind": "category", "name": "a", "source": "a", "buckets": 100}]}, "test"
+)
+WRITTEN_MEANWHILE = "another process has written it meanwhile; what it wrote is kept; run the command again"
+
+
+@pytest.fixture
+def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Goes on at a machine, which has a cache of its own: gives the path of an address there, with its content."""
+
+    def machine(name: str, address: str) -> Path:
+        monkeypatch.setenv("CTR_CACHE", str(tmp_path / name))
+        with pulls_anew():
+            return with_content(read_path(address))
+
+    return machine
+
+
+@pytest.fixture
+def back_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Goes on at a machine with what it has in its cache."""
+    return lambda name: monkeypatch.setenv("CTR_CACHE", str(tmp_path / name))
+
+
+def publish(log: Path, part: int, seed: int = 0) -> None:
+    rows = hashed_rows(SCHEMA, 20, first=20 * part, seed=seed)
+    publish_partition(log, SCHEMA, 10_000 * part, 10_000 * (part + 1), rows, shard_rows=8)
+
+
+def ids(log: Path) -> list[list[int]]:
+    return join_rows(list(read_rows(log, SCHEMA, read_manifests(log)))).ids.tolist()
+
+
+@each_store
+def test_a_log_is_published_once_and_read_anywhere(kind, object_store, on):
+    address = f"{object_store(kind)}/logs/one"
+    log = on("a", address)
+    create_log(log, SCHEMA)
+    publish(log, 0)
+    first = ids(log)
+    log = on("b", address)
+    # Shards come when they are read, and the manifests say which they are.
+    assert not (log / "shards").exists()
+    assert ids(log) == first
+    seen = PublishedPartitions(log)
+    assert len(seen.read()) == 1
+    publish(log, 0)
+    with pytest.raises(InputError, match="published before with other content; the first version is kept"):
+        publish(log, 0, seed=1)
+    # A machine that has not seen the partition comes second, too.
+    log = on("a", address)
+    publish(log, 1)
+    second = ids(log)
+    log = on("b", address)
+    log.joinpath("manifests").joinpath("x.tmp").touch()
+    assert len(seen.read()) == 2
+    assert ids(log) == second and len(second) == 40
+    assert ids(on("a", address)) == second
+
+
+@each_store
+def test_nothing_that_another_machine_has_written_is_overwritten(kind, object_store, on, back_on):
+    address = f"{object_store(kind)}/state"
+    write_atomic_bytes(on("a", address) / "x.json", b"1")
+    later = on("b", address) / "x.json"
+    write_atomic_bytes(on("a", address) / "x.json", b"2")
+    back_on("b")
+    for content in (b"3", b""):
+        with pytest.raises(InputError, match=WRITTEN_MEANWHILE):
+            write_atomic_bytes(later, content)
+        assert later.read_bytes() == b"1"
+    # Unless it is the same.
+    write_atomic_bytes(later, b"2")
+    write_atomic_bytes(later, b"3")
+    assert not create_exclusively(later, b"4") and later.read_bytes() == b"3"
+    assert create_exclusively(later.with_name("y.json"), b"5")
+    found = on("c", address)
+    assert {name: (found / name).read_bytes() for name in names_in(found, "")} == {
+        "x.json": b"3",
+        "y.json": b"5",
+    }
+
+
+def test_a_copy_becomes_what_the_store_holds(object_store, on):
+    address = f"{object_store('s3')}/files"
+    here = on("a", address)
+    for name in ("same", "other", "gone", "edited", "below/this"):
+        write_atomic_bytes(here / name, name.encode())
+    there = on("b", address)
+    write_atomic_bytes(there / "other", b"changed")
+    remove(there / "gone")
+    write_atomic_bytes(there / "new", b"new")
+    here = on("a", address)
+    (here / "edited").write_bytes(b"by hand")
+    (here / ".lock").touch()
+    before = (here / "same").stat().st_ino
+    pull(here)
+    found = {path.name: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    expected = {
+        "same": b"same",
+        "other": b"changed",
+        "edited": b"edited",
+        "this": b"below/this",
+        "new": b"new",
+    }
+    assert found == expected | {".lock": b""}
+    assert (here / "same").stat().st_ino == before
+    # An address of one object is a file, and one of nothing is nothing.
+    assert on("c", f"{address}/below/this").read_bytes() == b"below/this"
+    assert not on("c", f"{address}/nothing").exists()
+
+
+@pytest.mark.parametrize("action", ["lose", "drop", "status", "truncate"])
+def test_requests_that_fail_for_a_time_change_nothing(action, faulty_store, on):
+    bucket, proxy = faulty_store("s3")
+    log = on("a", f"{bucket}/log")
+    create_log(log, SCHEMA)
+    method = "GET" if action == "truncate" else ""
+    proxy.faults = [Fault(action, method, pattern) for pattern in ("manifests", "shards", "list-type")]
+    publish(log, 0)
+    assert proxy.faults == [] or action == "truncate"
+    first = ids(log)
+    proxy.faults = [Fault(action, method, pattern) for pattern in ("manifests/", "shards/", "list-type")]
+    assert ids(on("b", f"{bucket}/log")) == first
+    assert proxy.faults == []
+
+
+def test_a_stale_listing_hides_a_partition_and_loses_none(faulty_store, on):
+    bucket, proxy = faulty_store("s3")
+    log = on("a", f"{bucket}/log")
+    create_log(log, SCHEMA)
+    for part in (0, 1):
+        publish(log, part)
+    assert len(read_manifests(log)) == 2
+    publish(log, 2)
+    publish(log, 3)
+    # Shards of the third partition are listed, but not its manifest.
+    proxy.faults = [Fault("stale", "GET", "prefix=log/manifests/")]
+    assert len(read_manifests(log)) in (2, 4)
+    assert len(read_manifests(log)) == 4
+
+
+def test_faults_are_one_line_without_secrets(faulty_store, object_store, on, monkeypatch):
+    bucket, proxy = faulty_store("s3")
+    with pytest.raises(InputError, match=r"^s3://no-such-b/log: no such bucket$"):
+        on("a", "s3://no-such-b/log")
+    proxy.faults = [Fault("status", "", "", 100, 403)]
+    with pytest.raises(InputError, match=f"^{bucket}/x: .*403") as refused:
+        on("a", f"{bucket}/x")
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
+        assert os.environ[name] not in str(refused.value).replace(bucket, "")
+    assert "\n" not in str(refused.value) and "Signature" not in str(refused.value)
+
+
+def test_copies_of_shards_make_room_for_others(object_store, on):
+    log = on("a", f"{object_store('s3')}/log")
+    create_log(log, SCHEMA)
+    publish(log, 0)
+    shards = sorted((log / "shards").iterdir())
+    for age, path in enumerate(shards):
+        os.utime(path, ns=(10**9 * (100 - age), path.stat().st_mtime_ns))
+    assert fetch(shards[-1])
+    size = sum(path.stat().st_size for path in shards)
+    make_room(size)
+    assert all(path.exists() for path in shards)
+    make_room(size - 1)
+    # The one that was read last, an hour ago or now, stays.
+    assert [path.exists() for path in shards] == [True] * (len(shards) - 2) + [False, True]
+    assert len(ids(log)) == 20
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def checkpoint(run: Path, number: int) -> None:
+    folder = run / "checkpoints" / f"{number:020d}"
+    folder.mkdir(parents=True)
+    for name in ("arrays.npz", "state.json"):
+        (folder / name).write_text(f"{name} {number}")
+
+
+def test_a_working_copy_is_saved_with_marks_last(faulty_store, tmp_path, monkeypatch):
+    bucket, proxy = faulty_store("s3")
+
+    def opened(machine: str) -> Path:
+        monkeypatch.setenv("CTR_CACHE", str(tmp_path / machine))
+        with pulls_anew():
+            return open_working_copy(f"{bucket}/run")
+
+    run = opened("a")
+    checkpoint(run, 1)
+    checkpoint(run, 2)
+    for name in ("summary.json", "metrics.jsonl", ".lock", f"x.partial-{'0' * 16}"):
+        (run / name).write_text(name)
+    (run / "checkpoints" / "3.partial").mkdir()
+    (run / "checkpoints" / "3.partial" / "arrays.npz").touch()
+    save(run)
+    written = [request.target.rpartition("/")[2] for request in proxy.requests if request.method == "PUT"]
+    marks = [name for name in written if name in ("state.json", "summary.json")]
+    assert written[-3:] == marks == ["state.json", "state.json", "summary.json"] and len(written) == 6
+    # Only what has changed is written again, and the state of a checkpoint is deleted before its arrays.
+    proxy.requests.clear()
+    save(run)
+    assert [request for request in proxy.requests if request.method != "GET"] == []
+    for path in sorted((run / "checkpoints" / f"{1:020d}").iterdir()):
+        path.unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("more")
+    os.utime(run / "metrics.jsonl", ns=(0, 10**18))
+    save(run)
+    changes = [
+        f"{one.method} {one.target.rpartition('/')[2]}" for one in proxy.requests if one.method != "GET"
+    ]
+    assert changes[0] == "PUT metrics.jsonl" and len(changes) == 3
+    # Another machine goes on from there, whatever it had done before without saving it.
+    saved = {
+        name: text for name, text in files_of(run).items() if "lock" not in name and "partial" not in name
+    }
+    other = opened("b")
+    assert files_of(other) == saved
+    checkpoint(other, 9)
+    (other / "metrics.jsonl").write_text("other")
+    assert files_of(opened("b")) == saved
+    # Of two at once, the second one is refused before it marks anything as complete.
+    checkpoint(other, 3)
+    (other / "metrics.jsonl").write_text("of b")
+    save(other)
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "a"))
+    checkpoint(run, 4)
+    (run / "metrics.jsonl").write_text("of a")
+    with pytest.raises(InputError, match=WRITTEN_MEANWHILE):
+        save(run)
+    assert "checkpoints/00000000000000000004/state.json" not in files_of(opened("c"))
+
+
+def test_what_a_parent_has_opened_is_not_emptied(object_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path))
+    address = f"{object_store('s3')}/run"
+    with pulls_anew():
+        run = open_working_copy(address)
+        (run / "new").parent.mkdir(parents=True, exist_ok=True)
+        (run / "new").touch()
+        assert open_working_copy(address) == run and (run / "new").exists()
+    assert address_of(run) == "" and address_of(run, "working") == address
+    open_working_copy(address)
+    assert not (run / "new").exists()
