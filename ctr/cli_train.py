@@ -5,7 +5,6 @@ import dataclasses
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from ctr.cli_output import (
 )
 from ctr.cli_parser import command, config_model, settings
 from ctr.io.errors import InputError, one_line
+from ctr.io.log_lines import TEXT, say_crash
 from ctr.io.signals import Interrupted, stop_signals
 from ctr.workers.cluster import Cluster
 from ctr.workers.reports import Report
@@ -234,8 +234,8 @@ def _joined(arguments: argparse.Namespace, place: Seat | Cluster | None) -> Iter
     except Exception as error:
         if isinstance(error, Interrupted | InputError | OSError | MemoryError):
             raise
-        traceback.print_exc()
-        print_error(f"{type(error).__name__}: {one_line(error)}")
+        say_crash(error, _CRASH_STATUS)
+        print_error(f"{type(error).__name__}: {one_line(error)}", status=_CRASH_STATUS)
         end_worker(_CRASH_STATUS)
 
 
@@ -257,8 +257,9 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
         if _is_finished(arguments, config, size, True):
             return
     total = sum(manifest.rows for manifest in read_manifests(arguments.log))
-    # What TensorFlow says goes to the workers' logs.
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **safe_environment()}
+    # What TensorFlow says goes to the workers' logs, unless these have no place for its lines.
+    level = "0" if arguments.log_format == TEXT else "3"
+    environment = {"TF_CPP_MIN_LOG_LEVEL": level, **safe_environment()}
     kinds = set[str]()
 
     def show(reported: Report) -> None:
