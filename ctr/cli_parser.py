@@ -31,7 +31,7 @@ _PLACES = {
     *("LOG", "RUN", "RUN_A", "RUN_B", "DIR", "FILE", "MODEL", "INPUT", "PREDICTIONS"),
     *("EXPERIMENT", "SEARCH", "RECEIPT"),
 }
-_NUMBERS: dict[str, type] = {"N": int, "P": int, "SECONDS": float, "SHARE": float}
+_NUMBERS: dict[str, type] = {"N": int, "P": int, "PORT": int, "SECONDS": float, "SHARE": float}
 
 Takes: TypeAlias = Mapping[str, Any]
 """What a command takes, in the notation of usages, with the help of each.

@@ -5,8 +5,8 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,8 @@ _has_joined = False
         },
         "[--device DEVICE]": "train on all chips of this host's TPU: tpu; or on N logical devices of its processor, to "
         "try it: cpu:N",
+        "[--metrics-port PORT]": "serve Prometheus metrics at /metrics and a liveness probe at /healthz, on all "
+        "interfaces, without a password; of several workers the first one does (none)",
         "logs that grow": {
             "[--follow]": "train on new partitions as they are published, until stopped",
             "[--poll SECONDS]": "seconds between scans for new partitions (0.5)",
@@ -135,9 +137,10 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
     from ctr.data.log import read_manifests
 
     is_first = place is None or place.rank == 0
-    with _printing_failures(arguments, is_first):
+    with _printing_failures(arguments, is_first), ExitStack() as held:
         if _is_finished(arguments, config, 1 if place is None else place.size, is_first):
             return
+        watch = held.enter_context(_monitored(arguments, is_first and not isinstance(place, Seat)))
         load_tensorflow()
         from ctr.workers.chips import open_chips
 
@@ -149,9 +152,10 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
 
         total = sum(manifest.rows for manifest in read_manifests(arguments.log))
         with closing(training_bar(total, config.batch.sizes())) as bar, _joined(arguments, place) as joined:
-            given = arguments.log, config, arguments.out, bar, arguments.record
+            shown = watch(bar, total)
+            given = arguments.log, config, arguments.out, shown, arguments.record
             begins = _init_from(arguments)
-            summary = train_run(*given, export_from_run, begins, bar.phase, **joined, chips=chips)
+            summary = train_run(*given, export_from_run, begins, shown.phase, **joined, chips=chips)
         if is_first:
             print_result(arguments, summary, summary_text(arguments.out, summary))
 
@@ -196,7 +200,7 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
     from ctr.training.validate import validate
 
     validate(config, arguments.log, arguments.out, follows=True)
-    with stop_signals() as stop:
+    with stop_signals() as stop, _monitored(arguments) as watch:
         load_tensorflow()
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
@@ -204,8 +208,24 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
         poll = POLL_SECONDS if arguments.poll is None else arguments.poll
         given = arguments.log, config, arguments.out, stop, Polling(poll, arguments.stop_when_idle)
         with closing(Bar(None, "examples")) as bar:
-            followed = follow(*given, bar.lag, export_from_run, _init_from(arguments), bar.phase)
+            shown = watch(bar, None)
+            followed = follow(*given, shown.lag, export_from_run, _init_from(arguments), shown.phase)
     print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
+
+
+@contextmanager
+def _monitored(
+    arguments: argparse.Namespace, serves: bool = True
+) -> Iterator[Callable[[Any, int | None], Any]]:
+    """Serves metrics where that is asked for; yields what puts that before a bar, given a total."""
+    if arguments.metrics_port is None or not serves:
+        yield lambda bar, total: bar
+        return
+    from ctr.training.run.monitor import Monitor, serving
+
+    monitor = Monitor(arguments.out, arguments.log)
+    with serving(arguments.metrics_port, monitor):
+        yield monitor.watch
 
 
 def _init_from(arguments: argparse.Namespace) -> Any:
@@ -264,9 +284,10 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
 
     def show(reported: Report) -> None:
         kinds.add(reported.kind)
-        show_report(reported, bar)
+        show_report(reported, shown)
 
-    with closing(Bar(total, "examples", config.batch.sizes())) as bar:
+    with _monitored(arguments) as watch, closing(Bar(total, "examples", config.batch.sizes())) as bar:
+        shown = watch(bar, total)
         status = launch(
             Launch(
                 command=[sys.executable, "-m", "ctr", *arguments.words],

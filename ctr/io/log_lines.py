@@ -90,7 +90,14 @@ class _Others(logging.Handler):
         say(record.getMessage(), record.getMessage(), record.levelno, record.name)
 
 
-def _say_warning(message: Warning | str, category: type[Warning], *where: object) -> None:
+def _say_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     text = f"{category.__name__}: {message}"
     say(text, text, logging.WARNING, "py.warnings")
 
