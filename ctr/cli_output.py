@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from ctr.io.errors import printable
-from ctr.io.log_lines import say
+from ctr.io.errors import one_line, printable
+from ctr.io.log_lines import say, say_crash
 from ctr.workers.reports import Report, Reporter, reporter_of
 
 LINE_SECONDS = 60.0  # how long nothing is printed where there is no terminal
@@ -266,6 +266,12 @@ def print_error(*lines: str, status: int = 1) -> None:
     say("error: " + "\n".join(lines), text, logging.ERROR, exit_status=status)
 
 
+def print_crash(error: Exception, status: int) -> None:
+    """Prints an error that nobody expected, with its traceback; ``status``: see ``print_error``."""
+    say_crash(error, status)
+    print_error(f"{type(error).__name__}: {one_line(error)}", status=status)
+
+
 _RUNNING_METRICS = {
     "per_query_auc": "PerQueryAUC",
     "auc": "AUC",
@@ -391,6 +397,21 @@ class ReportedBar:
 def training_bar(total: int, batches: BatchSizes) -> Bar | ReportedBar:
     """Makes the bar of a training run, or the way to it."""
     return Bar(total, "examples", batches) if _launcher is None else ReportedBar()
+
+
+@contextlib.contextmanager
+def monitored(
+    arguments: argparse.Namespace, serves: bool = True
+) -> Iterator[Callable[[Any, int | None], Any]]:
+    """Serves metrics where ``--metrics-port`` asks for it; yields what puts that before a bar, given all rows."""
+    if arguments.metrics_port is None or not serves:
+        yield lambda bar, total: bar
+        return
+    from ctr.training.run.monitor import Monitor, serving
+
+    monitor = Monitor(arguments.out, arguments.log)
+    with serving(arguments.metrics_port, monitor):
+        yield monitor.watch
 
 
 def run_notes() -> Callable[[str], None]:

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from ctr.cli_output import (
     importing,
     load_tensorflow,
     log,
+    monitored,
     note,
-    print_error,
+    print_crash,
     print_result,
     report,
     set_verbosity,
@@ -24,8 +25,7 @@ from ctr.cli_output import (
     training_bar,
 )
 from ctr.cli_parser import command, config_model, settings
-from ctr.io.errors import InputError, one_line
-from ctr.io.log_lines import TEXT, say_crash
+from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted, stop_signals
 from ctr.workers.cluster import Cluster
 from ctr.workers.reports import Report
@@ -140,7 +140,7 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
     with _printing_failures(arguments, is_first), ExitStack() as held:
         if _is_finished(arguments, config, 1 if place is None else place.size, is_first):
             return
-        watch = held.enter_context(_monitored(arguments, is_first and not isinstance(place, Seat)))
+        watch = held.enter_context(monitored(arguments, is_first and not isinstance(place, Seat)))
         load_tensorflow()
         from ctr.workers.chips import open_chips
 
@@ -200,7 +200,7 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
     from ctr.training.validate import validate
 
     validate(config, arguments.log, arguments.out, follows=True)
-    with stop_signals() as stop, _monitored(arguments) as watch:
+    with stop_signals() as stop, monitored(arguments) as watch:
         load_tensorflow()
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
@@ -211,21 +211,6 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
             shown = watch(bar, None)
             followed = follow(*given, shown.lag, export_from_run, _init_from(arguments), shown.phase)
     print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
-
-
-@contextmanager
-def _monitored(
-    arguments: argparse.Namespace, serves: bool = True
-) -> Iterator[Callable[[Any, int | None], Any]]:
-    """Serves metrics where that is asked for; yields what puts that before a bar, given a total."""
-    if arguments.metrics_port is None or not serves:
-        yield lambda bar, total: bar
-        return
-    from ctr.training.run.monitor import Monitor, serving
-
-    monitor = Monitor(arguments.out, arguments.log)
-    with serving(arguments.metrics_port, monitor):
-        yield monitor.watch
 
 
 def _init_from(arguments: argparse.Namespace) -> Any:
@@ -254,8 +239,7 @@ def _joined(arguments: argparse.Namespace, place: Seat | Cluster | None) -> Iter
     except Exception as error:
         if isinstance(error, Interrupted | InputError | OSError | MemoryError):
             raise
-        say_crash(error, _CRASH_STATUS)
-        print_error(f"{type(error).__name__}: {one_line(error)}", status=_CRASH_STATUS)
+        print_crash(error, _CRASH_STATUS)
         end_worker(_CRASH_STATUS)
 
 
@@ -278,7 +262,7 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
             return
     total = sum(manifest.rows for manifest in read_manifests(arguments.log))
     # What TensorFlow says goes to the workers' logs, unless these have no place for its lines.
-    level = "0" if arguments.log_format == TEXT else "3"
+    level = "3" if arguments.log_format == "json" else "0"
     environment = {"TF_CPP_MIN_LOG_LEVEL": level, **safe_environment()}
     kinds = set[str]()
 
@@ -286,7 +270,7 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
         kinds.add(reported.kind)
         show_report(reported, shown)
 
-    with _monitored(arguments) as watch, closing(Bar(total, "examples", config.batch.sizes())) as bar:
+    with monitored(arguments) as watch, closing(Bar(total, "examples", config.batch.sizes())) as bar:
         shown = watch(bar, total)
         status = launch(
             Launch(
