@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from ctr import cli_logs, cli_runs, cli_trained
 from ctr.cli_output import connect, log, print_error, print_result, print_stopped, set_verbosity
-from ctr.cli_parser import SHELLS, build_parser, command, completion_script, parse
+from ctr.cli_parser import SHELLS, build_parser, command, completion_script, given_log_format, parse
 from ctr.cli_train import end_worker, train
 from ctr.io.errors import InputError, error_lines
+from ctr.io.log_lines import log_format
 from ctr.io.signals import Interrupted
 from ctr.io.stores import pulls_anew
 from ctr.io.working_copies import save_opened
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     if given[:1] in ([], ["help"]):
         given = [*given[1:], "--help"]
-    with pulls_anew():
+    # Known before the rest is read: usage errors have this form, too.
+    with log_format(given_log_format(given)), pulls_anew():
         return _main(given)
 
 
@@ -79,7 +81,7 @@ def _run(arguments: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except WorkerLostError as error:
-        print_error(*error_lines(error))
+        print_error(*error_lines(error), status=LOST_STATUS)
         return LOST_STATUS
     except (InputError, OSError, MemoryError) as error:
         print_error(*error_lines(error))
@@ -93,10 +95,10 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         return 1
     except Interrupted as stopped:
-        print_stopped(str(stopped))
+        print_stopped(str(stopped), stopped.status)
         return stopped.status
     except KeyboardInterrupt:
         resumes = arguments.command in _RESUMED
-        print(f"interrupted{'; the same command resumes' if resumes else ''}", file=sys.stderr)
+        print_stopped(f"interrupted{'; the same command resumes' if resumes else ''}", 130)
         return 130
     return 0

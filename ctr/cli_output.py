@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from ctr.io.errors import printable
+from ctr.io.errors import one_line, printable
+from ctr.io.log_lines import say, say_crash
 from ctr.io.stores import with_addresses
 from ctr.workers.reports import Report, Reporter, reporter_of
 
@@ -167,6 +168,7 @@ def load_tensorflow() -> None:
     TensorFlow itself. Who asks for ``tf.keras`` later still gets it.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    shown = b""
     with tempfile.TemporaryFile() as notices:
         sys.stderr.flush()
         standard_error = os.dup(2)
@@ -176,11 +178,12 @@ def load_tensorflow() -> None:
                 import tensorflow
         except BaseException:
             notices.seek(0)
-            os.write(standard_error, notices.read())
+            shown = notices.read()
             raise
         finally:
             os.dup2(standard_error, 2)
             os.close(standard_error)
+            print(end=shown.decode(errors="replace"), file=sys.stderr, flush=True)
     # Such as that a function was traced again, for whoever wrote the function.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     log.info("loaded TensorFlow %s", tensorflow.__version__)
@@ -220,16 +223,16 @@ class _Messages(logging.Handler):
     """Prints messages to what is standard error at the time, above a progress bar that may be there."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = printable(with_addresses(" ".join(record.getMessage().split())))
-        report("message", level=record.levelno, text=text)
+        text = printable(" ".join(record.getMessage().split()))
+        report("message", level=record.levelno, logger=record.name, text=text)
         if record.levelno >= logging.WARNING:
-            text = f"{record.levelname.lower()}: {text}"
+            line = f"{record.levelname.lower()}: {text}"
         else:
-            text = f"[{record.relativeCreated / 1000:6.1f} s] {text}"
+            line = f"[{record.relativeCreated / 1000:6.1f} s] {text}"
         bars = sys.modules.get("tqdm")
         above = bars.tqdm.external_write_mode(file=sys.stderr) if bars else contextlib.nullcontext()
         with above:
-            print(text, file=sys.stderr, flush=True)
+            say(line, text, record.levelno, record.name)
 
 
 def set_verbosity(verbosity: int) -> None:
@@ -247,22 +250,27 @@ def is_quiet() -> bool:
 def note(text: str) -> None:
     """Prints to standard error what is no result, unless it is to be quiet."""
     if not is_quiet():
-        text = with_addresses(text)
         report("note", text=text)
-        print(text, file=sys.stderr, flush=True)
+        say(text, text)
 
 
-def print_stopped(text: str) -> None:
-    """Prints where the command was stopped."""
-    report("stopped", text=text)
-    print(text, file=sys.stderr, flush=True)
+def print_stopped(text: str, status: int) -> None:
+    """Prints where the command was stopped; ``status``: with which it ends."""
+    report("stopped", text=text, status=status)
+    say(text, text, logging.WARNING, exit_status=status)
 
 
-def print_error(*lines: str) -> None:
-    """Prints why the command fails: a line, and a hint where that would be long."""
-    lines = tuple(map(with_addresses, lines))
-    report("error", text="; ".join(lines))
-    print("error:", "\n".join(lines), file=sys.stderr, flush=True)
+def print_error(*lines: str, status: int = 1) -> None:
+    """Prints why the command fails, and ends with ``status``: a line, and a hint where that would be long."""
+    text = "; ".join(lines)
+    report("error", text=text)
+    say("error: " + "\n".join(lines), text, logging.ERROR, exit_status=status)
+
+
+def print_crash(error: Exception, status: int) -> None:
+    """Prints an error that nobody expected, with its traceback; ``status``: see ``print_error``."""
+    say_crash(error, status)
+    print_error(f"{type(error).__name__}: {one_line(error)}", status=status)
 
 
 _RUNNING_METRICS = {
@@ -392,6 +400,21 @@ def training_bar(total: int, batches: BatchSizes) -> Bar | ReportedBar:
     return Bar(total, "examples", batches) if _launcher is None else ReportedBar()
 
 
+@contextlib.contextmanager
+def monitored(
+    arguments: argparse.Namespace, serves: bool = True
+) -> Iterator[Callable[[Any, int | None], Any]]:
+    """Serves metrics where ``--metrics-port`` asks for it; yields what puts that before a bar, given all rows."""
+    if arguments.metrics_port is None or not serves:
+        yield lambda bar, total: bar
+        return
+    from ctr.training.run.monitor import Monitor, serving
+
+    monitor = Monitor(arguments.out, arguments.log)
+    with serving(arguments.metrics_port, monitor):
+        yield monitor.watch
+
+
 def run_notes() -> Callable[[str], None]:
     """Makes what shows how a command that trains many runs goes on: each line on a terminal, else one a minute."""
     return note if sys.stderr.isatty() else Lines(note)
@@ -408,11 +431,11 @@ def show_report(reported: Report, bar: Bar) -> None:
         bar.phase(content["word"])
     elif reported.kind == "stopped":
         bar.close()
-        print(content["text"], file=sys.stderr, flush=True)
+        print_stopped(content["text"], content["status"])
     elif reported.kind == "note":
         note(content["text"])
     elif reported.kind == "message":
-        log.log(content["level"], "%s", content["text"])
+        logging.getLogger(content["logger"]).log(content["level"], "%s", content["text"])
 
 
 def print_result(arguments: argparse.Namespace, result: dict[str, Any], text: str) -> None:

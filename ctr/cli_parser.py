@@ -3,13 +3,15 @@
 import argparse
 import functools
 import importlib
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from ctr import __version__
 from ctr.io.errors import InputError
+from ctr.io.log_lines import FORMATS, TEXT, say
 from ctr.io.paths import read_path, with_content
 from ctr.io.stores import address_of
 from ctr.io.words import did_you_mean
@@ -33,7 +35,7 @@ _PLACES = {
 }
 # Outputs that a command works in, and that are saved to a store at times.
 _WORKED_IN = {"RUN", "DIR"}
-_NUMBERS: dict[str, type] = {"N": int, "P": int, "SECONDS": float, "SHARE": float}
+_NUMBERS: dict[str, type] = {"N": int, "P": int, "PORT": int, "SECONDS": float, "SHARE": float}
 
 Takes: TypeAlias = Mapping[str, Any]
 """What a command takes, in the notation of usages, with the help of each.
@@ -129,13 +131,22 @@ def _wrong_choice(text: str, choices: Iterable[str]) -> str:
     return f"invalid choice: {text!r} (choose from {', '.join(known)}){did_you_mean(text, known)}"
 
 
+class _Parser(argparse.ArgumentParser):
+    """Parser whose usage errors have the form of all that goes to standard error."""
+
+    def error(self, message: str) -> NoReturn:
+        usage, line = self.format_usage(), f"{self.prog}: error: {message}"
+        say(f"{usage}{line}", f"{message}; {' '.join(usage.split())}", logging.ERROR, exit_status=2)
+        self.exit(2)
+
+
 def build_parser(commands: Iterable[Command]) -> argparse.ArgumentParser:
     """Makes the parser of ``ctr``, with the commands in the order of its help."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ctr", description="Train click-through-rate models in a single pass over time-ordered logs."
     )
     parser.add_argument("--version", action="version", version=f"ctr {__version__}")
-    _add_verbosity(parser)
+    _add_common(parser)
     top = parser.add_subparsers(title="commands", metavar="COMMAND")
     formats: Any = None
     for one in commands:
@@ -149,7 +160,7 @@ def build_parser(commands: Iterable[Command]) -> argparse.ArgumentParser:
             command=first, call=one.run, **one.defaults, **({"format": second} if second else {})
         )
         _add(added, "[--json]", "print the result as JSON")
-        _add_verbosity(added)
+        _add_common(added)
         _add_all(added, one.takes)
     return parser
 
@@ -162,18 +173,36 @@ def _add_parser(commands: Any, name: str, does: str) -> argparse.ArgumentParser:
     return added
 
 
-def _add_verbosity(parser: "argparse._ActionsContainer") -> None:
+def _add_common(parser: argparse.ArgumentParser) -> None:
     choice = parser.add_mutually_exclusive_group()
     for flags, value, text in (
         (("-v", "--verbose"), 1, "report files, devices, compilations and times on standard error"),
         (("-q", "--quiet"), -1, "print the result and errors only: no progress, no warnings"),
     ):
         choice.add_argument(*flags, dest="verbosity", action="store_const", const=value, default=0, help=text)
+    _add(
+        parser,
+        f"[--log-format {{{','.join(FORMATS)}}}]",
+        "form of what goes to standard error: text, or one JSON object a line (text)",
+    )
+    parser.set_defaults(log_format=TEXT)
+
+
+def given_log_format(given: Sequence[str]) -> str:
+    """Reads ``--log-format`` alone, whatever else there is and however wrong."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--log-format", default=TEXT)
+    try:
+        return str(parser.parse_known_args(given)[0].log_format)
+    except argparse.ArgumentError:
+        # Without a value.
+        return TEXT
 
 
 def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
     """Reads words. Options may stand before commands and among other words; wrong usage exits with status 2."""
-    place = next((place for place, word in enumerate(given) if not word.startswith("-")), len(given))
+    first = _first_word(given, {"": parser})
+    place = len(given) if first is None else first
     found, before = parser.parse_known_args(given[:place])
     if place == len(given):
         parser.error("the following arguments are required: COMMAND")

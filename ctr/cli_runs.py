@@ -100,9 +100,9 @@ def _train(
     words = ["train", str(arguments.log), "--config", str(file), "--out", str(run)]
     words += ["--workers", str(recorded.workers)] if recorded.workers > 1 else []
     words += [] if recorded.device is None else ["--device", recorded.device]
-    quiet = ["-q"] if arguments.verbosity < 0 else []
+    common = ["--log-format", arguments.log_format, *(["-q"] if arguments.verbosity < 0 else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "ctr", *quiet, *words],
+        [sys.executable, "-m", "ctr", *common, *words],
         # No worker of the cluster that this process may belong to.
         env={**safe_environment(), "TF_CONFIG": ""},
         stdin=subprocess.DEVNULL,

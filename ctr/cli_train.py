@@ -5,9 +5,8 @@ import dataclasses
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from ctr.cli_output import (
     importing,
     load_tensorflow,
     log,
+    monitored,
     note,
-    print_error,
+    print_crash,
     print_result,
     report,
     set_verbosity,
@@ -25,7 +25,7 @@ from ctr.cli_output import (
     training_bar,
 )
 from ctr.cli_parser import command, config_model, settings
-from ctr.io.errors import InputError, one_line
+from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted, stop_signals
 from ctr.workers.cluster import Cluster
 from ctr.workers.reports import Report
@@ -60,6 +60,8 @@ _has_joined = False
         },
         "[--device DEVICE]": "train on all chips of this host's TPU: tpu; or on N logical devices of its processor, to "
         "try it: cpu:N",
+        "[--metrics-port PORT]": "serve Prometheus metrics at /metrics and a liveness probe at /healthz, on all "
+        "interfaces, without a password; of several workers the first one does (none)",
         "logs that grow": {
             "[--follow]": "train on new partitions as they are published, until stopped",
             "[--poll SECONDS]": "seconds between scans for new partitions (0.5)",
@@ -135,9 +137,10 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
     from ctr.data.log import read_manifests
 
     is_first = place is None or place.rank == 0
-    with _printing_failures(arguments, is_first):
+    with _printing_failures(arguments, is_first), ExitStack() as held:
         if _is_finished(arguments, config, 1 if place is None else place.size, is_first):
             return
+        watch = held.enter_context(monitored(arguments, is_first and not isinstance(place, Seat)))
         load_tensorflow()
         from ctr.workers.chips import open_chips
 
@@ -149,9 +152,10 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
 
         total = sum(manifest.rows for manifest in read_manifests(arguments.log))
         with closing(training_bar(total, config.batch.sizes())) as bar, _joined(arguments, place) as joined:
-            given = arguments.log, config, arguments.out, bar, arguments.record
+            shown = watch(bar, total)
+            given = arguments.log, config, arguments.out, shown, arguments.record
             begins = _init_from(arguments)
-            summary = train_run(*given, export_from_run, begins, bar.phase, **joined, chips=chips)
+            summary = train_run(*given, export_from_run, begins, shown.phase, **joined, chips=chips)
         if is_first:
             print_result(arguments, summary, summary_text(arguments.out, summary))
 
@@ -196,7 +200,7 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
     from ctr.training.validate import validate
 
     validate(config, arguments.log, arguments.out, follows=True)
-    with stop_signals() as stop:
+    with stop_signals() as stop, monitored(arguments) as watch:
         load_tensorflow()
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
@@ -204,7 +208,8 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
         poll = POLL_SECONDS if arguments.poll is None else arguments.poll
         given = arguments.log, config, arguments.out, stop, Polling(poll, arguments.stop_when_idle)
         with closing(Bar(None, "examples")) as bar:
-            followed = follow(*given, bar.lag, export_from_run, _init_from(arguments), bar.phase)
+            shown = watch(bar, None)
+            followed = follow(*given, shown.lag, export_from_run, _init_from(arguments), shown.phase)
     print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
 
 
@@ -234,8 +239,7 @@ def _joined(arguments: argparse.Namespace, place: Seat | Cluster | None) -> Iter
     except Exception as error:
         if isinstance(error, Interrupted | InputError | OSError | MemoryError):
             raise
-        traceback.print_exc()
-        print_error(f"{type(error).__name__}: {one_line(error)}")
+        print_crash(error, _CRASH_STATUS)
         end_worker(_CRASH_STATUS)
 
 
@@ -257,15 +261,17 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
         if _is_finished(arguments, config, size, True):
             return
     total = sum(manifest.rows for manifest in read_manifests(arguments.log))
-    # What TensorFlow says goes to the workers' logs.
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **safe_environment()}
+    # What TensorFlow says goes to the workers' logs, unless these have no place for its lines.
+    level = "3" if arguments.log_format == "json" else "0"
+    environment = {"TF_CPP_MIN_LOG_LEVEL": level, **safe_environment()}
     kinds = set[str]()
 
     def show(reported: Report) -> None:
         kinds.add(reported.kind)
-        show_report(reported, bar)
+        show_report(reported, shown)
 
-    with closing(Bar(total, "examples", config.batch.sizes())) as bar:
+    with monitored(arguments) as watch, closing(Bar(total, "examples", config.batch.sizes())) as bar:
+        shown = watch(bar, total)
         status = launch(
             Launch(
                 command=[sys.executable, "-m", "ctr", *arguments.words],

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -197,6 +198,34 @@ def test_a_worker_that_is_killed_costs_one_line_and_no_bit(place, pair, rank):
     assert process.returncode == 0, err
     assert err.startswith(f"warning: worker {rank} was killed (SIGKILL;") and err.count("\n") == 1
     assert err.endswith("all workers restart from the last checkpoint (1/3)\n")
+    assert json.loads(out)["examples"] == results(pair)["examples"]
+    assert results(place) == results(pair)
+
+
+@pytest.mark.slow
+def test_workers_lines_are_json_and_this_process_serves_their_metrics(place, pair):
+    port = free_addresses(1)[0].rpartition(":")[2]
+    process = start(place, "--workers", "2", "--json", "-v", "--log-format=json", f"--metrics-port={port}")
+    wait_for_checkpoint(place, process)
+    os.kill(children(process.pid)[1], signal.SIGKILL)
+    # Also while its workers restart.
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert b"ctr_checkpoint_timestamp_seconds " in answer.read()
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    lines = {"": err, **{name: (place / f"run/workers/{name}.log").read_text() for name in ("000", "001")}}
+    said = {name: [json.loads(line) for line in text.splitlines()] for name, text in lines.items()}
+    assert all(
+        line.keys() == {"time", "level", "logger", "message"} for part in said.values() for line in part
+    )
+    (lost,) = [line for line in said[""] if line["level"] == "warning"]
+    assert lost["message"].startswith("worker 1 was killed (SIGKILL;") and lost["logger"] == "ctr"
+    # What the first worker logs is in its file and here.
+    devices = [line for line in said[""] if line["logger"] == "ctr.training.device"]
+    assert devices and devices[0]["message"].startswith("devices: ")
+    assert [line["message"] for line in devices] == [
+        line["message"] for line in said["000"] if line["logger"] == "ctr.training.device"
+    ]
     assert json.loads(out)["examples"] == results(pair)["examples"]
     assert results(place) == results(pair)
 

@@ -5,6 +5,10 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
+
+from ctr.cli import make_parser
+from ctr.cli_parser import parse
 
 
 @pytest.mark.slow
@@ -35,3 +39,28 @@ def test_logs_runs_and_losses_work_in_tensorflow_recommenders(root, fresh_python
         *("-m", "ctr", "evaluate", tmp_path / "bridge" / "continued.parquet", "--json"), cwd=root
     )
     assert json.loads(evaluated.stdout)["logloss"] == pytest.approx(losses["continued"], rel=1e-5)
+
+
+def test_the_job_for_kubernetes_gives_ctr_what_it_takes_and_asks_where_it_answers(root):
+    account, job = yaml.safe_load_all((root / "examples" / "kubernetes" / "train.yaml").read_text())
+    pod = job["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    taken = parse(make_parser(), container["args"])
+    assert (taken.command, taken.log_format) == ("train", "json")
+    # The image's entry point is ctr, run by the same user.
+    image = (root / "Dockerfile").read_text()
+    assert 'ENTRYPOINT ["ctr"]' in image and f"USER {pod['spec']['securityContext']['runAsUser']}" in image
+    assert "command" not in container
+    (port,) = container["ports"]
+    scraped = pod["metadata"]["annotations"]
+    assert port["containerPort"] == taken.metrics_port == int(scraped["prometheus.io/port"])
+    assert scraped["prometheus.io/path"] == "/metrics"
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/healthz", "port": port["name"]}
+    assert pod["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    # What the command reads and writes lies on a volume, and each volume has a place.
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts.keys() == {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert all(path.is_relative_to(mounts["data"]) for path in (taken.log, taken.config, taken.out))
+    threads = {one["value"] for one in container["env"]}
+    assert threads == {container["resources"]["requests"]["cpu"]} == {container["resources"]["limits"]["cpu"]}

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ctr.io.errors import InputError, one_line
 
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
     from obstore import UpdateVersion
     from obstore.store import ObjectStore
 
+FoundT = TypeVar("FoundT")
+
 SCHEMES = ("s3", "gs", "az")
 OBJECTS = "objects"
 _ADDRESS = re.compile(rf"({'|'.join(SCHEMES)})://([^/]+)(?:/(.*))?", re.DOTALL)
 _PULLED = "CTR_PULLED"  # the paths that this process or the one that started it has pulled
 _GIGABYTES = "CTR_CACHE_GB"  # that the copies of shards may take together
+_CUT_OFF = 4  # answers in a row that may be
 _MOMENT = 60.0  # seconds
 _THREADS = 16  # a request takes tens of milliseconds, whatever it is for
 _PIECE = 8 << 20  # bytes
@@ -108,17 +111,17 @@ class Copy:
         """Copies the object; returns whether there is one."""
         import obstore
 
-        def write(file: Any) -> None:
-            for piece in answer.stream(min_chunk_size=_PIECE):
-                file.write(piece)
+        def read() -> Any:
+            answer = obstore.get(self.store, self.name)
+            pieces = answer.stream(min_chunk_size=_PIECE)
+            _replace(self.path, lambda file: file.writelines(pieces))
+            return answer.meta
 
         try:
-            with _faults(self.address):
-                answer = obstore.get(self.store, self.name)
-                _replace(self.path, write)
+            found = _read(self.address, read)
         except FileNotFoundError:
             return False
-        self._write_note(answer.meta, self.path.stat().st_mtime_ns)
+        self._write_note(found, self.path.stat().st_mtime_ns)
         return True
 
     def put(self, content: Path | bytes, before: "UpdateVersion | None", mtime_ns: int) -> bool:
@@ -147,7 +150,7 @@ class Copy:
         given = content.read_bytes()
         if self.put(given, self.version, mtime_ns):
             return
-        found = self._read()
+        found = self._content()
         if found is None:
             # It was deleted since it was copied.
             if self.put(given, None, mtime_ns):
@@ -159,13 +162,15 @@ class Copy:
             "run the command again",
         )
 
-    def _read(self) -> tuple[bytes, Any] | None:
+    def _content(self) -> tuple[bytes, Any] | None:
         import obstore
 
+        def read() -> tuple[bytes, Any]:
+            answer = obstore.get(self.store, self.name)
+            return answer.bytes().to_bytes(), answer.meta
+
         try:
-            with _faults(self.address):
-                answer = obstore.get(self.store, self.name)
-                return answer.bytes().to_bytes(), answer.meta
+            return _read(self.address, read)
         except FileNotFoundError:
             return None
 
@@ -217,7 +222,21 @@ def _faults(address: str) -> Iterator[None]:
         said = re.sub(r"\?[^\s)\"]*", "", str(error).partition("\n\nDebug source")[0])
         if "NoSuchBucket" in said or "ContainerNotFound" in said:
             raise InputError(f"{address}: no such bucket") from None
-        raise InputError(f"{address}: {one_line(Exception(said))[:300]}") from None
+        kind = _CutOffError if "body" in said else InputError
+        raise kind(f"{address}: {one_line(Exception(said))[:300]}") from None
+
+
+class _CutOffError(InputError):
+    """An answer ended too early."""
+
+
+def _read(address: str, call: Callable[[], FoundT]) -> FoundT:
+    """Calls what reads from a store, again where an answer is cut off: requests that fail obstore repeats by itself."""
+    for _ in range(_CUT_OFF):
+        with contextlib.suppress(_CutOffError), _faults(address):
+            return call()
+    with _faults(address):
+        return call()
 
 
 def _tag(found: Any) -> str:
@@ -248,17 +267,20 @@ def listed(folder: Path, tree: str = OBJECTS) -> dict[str, str]:
 
     one = Copy(folder, tree)
     prefix = f"{one.name}/" if one.name else ""
-    found = {}
+
+    def read() -> dict[str, str]:
+        items = (item for chunk in obstore.list(one.store, prefix or None) for item in chunk)
+        # Some tools make an object for a folder.
+        return {
+            item["path"].removeprefix(prefix): _tag(item)
+            for item in items
+            if item["path"].startswith(prefix) and not item["path"].endswith("/")
+        }
+
     try:
-        with _faults(one.address):
-            for chunk in obstore.list(one.store, prefix or None):
-                for item in chunk:
-                    # Some tools make an object for a folder.
-                    if item["path"].startswith(prefix) and not item["path"].endswith("/"):
-                        found[item["path"].removeprefix(prefix)] = _tag(item)
+        return _read(one.address, read)
     except FileNotFoundError:
         raise InputError(f"{one.address}: no such bucket") from None
-    return found
 
 
 def each(call: Callable[[Path], object], paths: Iterable[Path]) -> None:

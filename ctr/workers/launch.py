@@ -22,6 +22,7 @@ from typing import NamedTuple
 from ctr.io.errors import InputError, printable
 from ctr.io.files import make_folder
 from ctr.io.locks import hold
+from ctr.io.log_lines import message_of
 from ctr.io.signals import Stop, stop_signals
 from ctr.workers.cluster import LOST_STATUS, VARIABLE, WorkerLostError
 from ctr.workers.reports import Report, Reports
@@ -257,4 +258,4 @@ def _last_line(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    return printable(lines[-1][:300]) if lines else "it wrote nothing"
+    return printable(message_of(lines[-1])[:300]) if lines else "it wrote nothing"

@@ -230,8 +230,13 @@ print("result")
             "if rank == 1: print('error: log: bad', file=sys.stderr); sys.exit(1)\ntime.sleep(1000)",
             "worker 1: error: log: bad",
         ),
+        (
+            """if rank == 1: print('{"level": "error", "message": "log: bad"}', file=sys.stderr); sys.exit(1)
+time.sleep(1000)""",
+            "worker 1: log: bad",
+        ),
     ],
-    ids=["of all", "of another one"],
+    ids=["of all", "of another one", "of one whose lines are JSON"],
 )
 def test_bad_input_is_final(place, script, text):
     with pytest.raises(InputError) as failure:

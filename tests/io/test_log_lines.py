@@ -1,0 +1,75 @@
+"""Standard error as JSON lines: whatever is written there by whom, and that all is put back."""
+
+import json
+import logging
+import sys
+import warnings
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from ctr.io.log_lines import log_format, message_of, say
+
+
+def read(err: str) -> list[tuple[str, str, str]]:
+    """Level, logger and message of each line; the time is that of now, in UTC."""
+    lines = [json.loads(line) for line in err.splitlines()]
+    for line in lines:
+        assert line["time"].endswith("Z")
+        assert abs(datetime.now(UTC) - datetime.fromisoformat(line["time"])) < timedelta(hours=1)
+    return [(line["level"], line["logger"], line["message"]) for line in lines]
+
+
+def test_all_that_python_writes_is_an_object_a_line(capsys, monkeypatch):
+    # Past the handlers of pytest.
+    monkeypatch.setattr(logging.getLogger("another.package"), "propagate", False)
+    before = sys.stderr, logging.lastResort, warnings.showwarning
+
+    def write() -> None:
+        say("text", "with \x1b[1m, é and\nan end of line", logging.ERROR, "ctr.data", exit_status=1)
+        print("two", "words\n\nand a line", file=sys.stderr)
+        logging.getLogger("another.package").warning("look at %d", 7)
+        warnings.warn("old", FutureWarning, stacklevel=1)
+        assert not sys.stderr.isatty()
+        print(end="without an end", file=sys.stderr)
+        print("on standard output")
+        raise ValueError("a bug")
+
+    with pytest.raises(SystemExit) as end, log_format("json"):
+        write()
+    assert end.value.code == 1
+    assert (sys.stderr, logging.lastResort, warnings.showwarning) == before
+    out, err = capsys.readouterr()
+    assert out == "on standard output\n" and err.isascii()
+    found = read(err)
+    assert found[:5] == [
+        ("error", "ctr.data", "with \x1b[1m, é and\nan end of line"),
+        ("info", "stderr", "two words"),
+        ("info", "stderr", "and a line"),
+        ("warning", "another.package", "look at 7"),
+        ("warning", "py.warnings", "FutureWarning: old"),
+    ]
+    level, logger, crash = found[5]
+    assert (level, logger) == ("critical", "ctr") and crash.startswith("Traceback (most recent call last):\n")
+    assert crash.endswith("\nValueError: a bug") and found[6:] == [("info", "stderr", "without an end")]
+    statuses = [json.loads(line).get("exit_status") for line in err.splitlines()]
+    assert statuses == [1, None, None, None, None, 1, None]
+
+
+def test_text_stays_text(capsys):
+    with log_format("text"):
+        say("error: wrong", "wrong", logging.ERROR, exit_status=1)
+    assert capsys.readouterr().err == "error: wrong\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"time": "x", "level": "error", "message": "why"}', "why"),
+        ("why", "why"),
+        ('{"other": 1}', '{"other": 1}'),
+        ("[1]", "[1]"),
+    ],
+)
+def test_the_message_of_a_line(line, message):
+    assert message_of(line) == message

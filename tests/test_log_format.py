@@ -1,0 +1,103 @@
+"""``--log-format json``: one object a line on standard error for whatever a command says there; results stay."""
+
+import json
+import logging
+
+import pytest
+
+from ctr.cli import main
+from ctr.cli_output import LINE_SECONDS, Bar
+from ctr.io.log_lines import log_format
+from small_runs import INTERVALS, draw_examples, publish
+
+JSON = ("--log-format", "json")
+
+
+def read(err: str) -> list[dict[str, object]]:
+    """The objects without their times."""
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert all(line.pop("time") for line in lines)
+    return lines
+
+
+def said(level: str, logger: str, message: str, **more: object) -> dict[str, object]:
+    return {"level": level, "logger": logger, "message": message, **more}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return publish(tmp_path_factory.mktemp("log") / "log", draw_examples(20).table(), INTERVALS[:1])
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_log_lines_and_the_result(log, capfd, where):
+    assert main(["inspect", str(log)]) == 0
+    plain = capfd.readouterr().out
+    words = ("inspect", str(log), "-v")
+    assert main([*JSON, *words] if where == "before" else [*words, "--log-format=json"]) == 0
+    out, err = capfd.readouterr()
+    assert out == plain
+    lines = read(err)
+    assert lines[-1] == said("info", "ctr", "done")
+    assert {line["level"] for line in lines} == {"info"}
+    assert lines[0]["logger"] == "ctr.data.parquet_files" and f" of {log}" in lines[0]["message"]
+
+
+def test_warnings_errors_and_a_stop(monkeypatch, capfd):
+    def warn(run, out):
+        logging.getLogger("ctr.training.run.run").warning("one\n  line")
+        return "the result"
+
+    monkeypatch.setattr("ctr.eval.report.write_report", warn)
+    assert main(["report", "run", *JSON]) == 0
+    out, err = capfd.readouterr()
+    assert (out, read(err)) == ("the result\n", [said("warning", "ctr.training.run.run", "one line")])
+    assert main(["inspect", "nowhere", *JSON, "-q"]) == 1
+    reason = "nowhere is not an example log: it has no schema.json"
+    assert read(capfd.readouterr().err) == [said("error", "ctr", reason, exit_status=1)]
+
+    def stop(run, out):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ctr.eval.report.write_report", stop)
+    assert main(["report", "run", *JSON]) == 130
+    assert read(capfd.readouterr().err) == [said("warning", "ctr", "interrupted", exit_status=130)]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("inspect", "log", "--verbos", "--quite"), "unrecognized arguments: --quite; did you mean --quiet?"),
+        (("inspekt", "log"), "argument COMMAND: invalid choice: 'inspekt'"),
+        (("inspect",), "the following arguments are required: LOG"),
+        ((), "the following arguments are required: COMMAND"),
+    ],
+)
+def test_wrong_usage(capfd, words, reason):
+    with pytest.raises(SystemExit) as end:
+        main([*JSON, *words])
+    (line,) = read(capfd.readouterr().err)
+    assert end.value.code == line["exit_status"] == 2 and line["level"] == "error"
+    assert reason.partition(";")[0] in line["message"] and "; usage: ctr " in line["message"]
+
+
+def test_a_form_that_there_is_not(capfd):
+    for words in (["--log-format", "xml"], ["--log-format"]):
+        with pytest.raises(SystemExit) as end:
+            main(["inspect", "log", *words])
+        assert end.value.code == 2
+        assert "ctr inspect: error: argument --log-format: " in capfd.readouterr().err
+
+
+def test_progress_is_a_line_a_minute(capfd):
+    now = [0.0]
+    with log_format("json"):
+        bar = Bar(1000, "examples", clock=lambda: now[0])
+        for position in (100, 200, 300):
+            now[0] += LINE_SECONDS
+            bar(position)
+        bar.close()
+    lines = read(capfd.readouterr().err)
+    assert [line["message"].partition(" (")[0] for line in lines] == [
+        f"{count} of 1,000 examples" for count in (100, 200, 300)
+    ]
