@@ -36,7 +36,7 @@ OBJECTS = "objects"
 _ADDRESS = re.compile(rf"({'|'.join(SCHEMES)})://([^/]+)(?:/(.*))?", re.DOTALL)
 _PULLED = "CTR_PULLED"  # the paths that this process or the one that started it has pulled
 _GIGABYTES = "CTR_CACHE_GB"  # that the copies of shards may take together
-_CUT_OFF = 4  # answers in a row that may be
+_TRIES = 5  # of a request that fails for reasons for which obstore does not repeat it
 _MOMENT = 60.0  # seconds
 _THREADS = 16  # a request takes tens of milliseconds, whatever it is for
 _PIECE = 8 << 20  # bytes
@@ -148,19 +148,25 @@ class Copy:
         After a lost answer a request is repeated, and a store may say of the second one that somebody has written.
         """
         given = content.read_bytes()
-        if self.put(given, self.version, mtime_ns):
-            return
-        found = self._content()
-        if found is None:
-            # It was deleted since it was copied.
-            if self.put(given, None, mtime_ns):
+        for _ in range(_TRIES):
+            if self.put(given, self.version, mtime_ns):
                 return
-        elif found[0] == given:
-            return self._write_note(found[1], mtime_ns)
-        raise InputError(
-            f"{self.address}: another process has written it meanwhile; what it wrote is kept",
-            "run the command again",
-        )
+            found = self._content()
+            if found is None:
+                # It was deleted since it was copied.
+                self._note.unlink(missing_ok=True)
+            elif found[0] == given:
+                return self._write_note(found[1], mtime_ns)
+            elif _tag(found[1]) != self.tag:
+                raise InputError(
+                    f"{self.address}: another process has written it meanwhile; what it wrote is kept",
+                    "run the command again",
+                )
+        raise self.refused()
+
+    def refused(self) -> InputError:
+        """Makes the error for an object that others seem to write all the time."""
+        return InputError(f"{self.address}: the store refuses to write it, as if others wrote it all the time")
 
     def _content(self) -> tuple[bytes, Any] | None:
         import obstore
@@ -232,7 +238,7 @@ class _CutOffError(InputError):
 
 def _read(address: str, call: Callable[[], FoundT]) -> FoundT:
     """Calls what reads from a store, again where an answer is cut off: requests that fail obstore repeats by itself."""
-    for _ in range(_CUT_OFF):
+    for _ in range(_TRIES - 1):
         with contextlib.suppress(_CutOffError), _faults(address):
             return call()
     with _faults(address):
@@ -396,10 +402,13 @@ def publish_new(path: Path, content: Path) -> bool:
     After a lost answer the store may say that there is one: it has this content then.
     """
     one = Copy(path)
-    if one.put(content, None, content.stat().st_mtime_ns):
-        return True
-    one.get()
-    return False
+    for _ in range(_TRIES):
+        if one.put(content, None, content.stat().st_mtime_ns):
+            return True
+        # Where others write at the same time, a store may say that there is one before there is.
+        if one.get():
+            return False
+    raise one.refused()
 
 
 def remove(path: Path) -> None:

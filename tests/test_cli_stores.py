@@ -1,0 +1,71 @@
+"""Commands on addresses of object stores: the same results as with files, wherever a process ends and another goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ctr.cli import main
+from ctr.io.paths import read_path
+from small_runs import INTERVALS, draw_examples, publish
+
+CONFIG = {
+    "batch": {"rows": 16},
+    "checkpoint": {"every_examples": 100},
+    "model": {"crosses": {"layers": 0}, "deep": {"units": [4]}},
+}
+
+
+@pytest.fixture
+def put_log(tmp_path, monkeypatch):
+    """Makes a log on this machine, and writes the same to an address; the working directory is ``tmp_path``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(CONFIG))
+
+    def put(address: str) -> Path:
+        monkeypatch.setenv("CTR_CACHE", str(tmp_path / "publisher"))
+        table = draw_examples(150).table()
+        publish(read_path(address), table, INTERVALS)
+        return publish(tmp_path / "log", table, INTERVALS)
+
+    return put
+
+
+def files(run: Path) -> dict[str, bytes]:
+    """What the same run writes to the same bits: all but what has times."""
+    kept = {path: path.read_bytes() for path in run.rglob("*") if path.suffix in (".npz", ".parquet")}
+    return {path.relative_to(run).as_posix(): content for path, content in kept.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", [1, 3])
+def test_a_run_that_is_killed_goes_on_elsewhere_to_the_same_bits(
+    saved, faulty_store, put_log, tmp_path, monkeypatch, capsys
+):
+    bucket, proxy = faulty_store("s3")
+    log = put_log(f"{bucket}/log")
+    assert main(["train", str(log), "--config", "run.yaml", "--out", "alone"]) == 0
+    words = ["train", f"{bucket}/log", "--config", "run.yaml", "--out", f"{bucket}/runs/one"]
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "first"))
+    process = subprocess.Popen([sys.executable, "-m", "ctr", *words], stdout=subprocess.DEVNULL)
+    while proxy.count("PUT", "runs/one/checkpoints/.*/state.json") < saved and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    proxy.requests.clear()
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "second"))
+    assert main(words) == 0
+    assert proxy.count("GET", "runs/one/checkpoints/.*/arrays.npz") >= 1
+    # A third machine has it all.
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "third"))
+    assert main(["report", f"{bucket}/runs/one"]) == 0
+    (found,) = (tmp_path / "third").glob("objects/s3/*/runs/one")
+    assert files(found) == files(Path("alone"))
+    assert capsys.readouterr().out.endswith(f"{bucket}/runs/one/report.html\n")
+    assert proxy.count("PUT", "report.html") == 1
+    assert os.fspath(tmp_path) not in (found / "config.yaml").read_text()
