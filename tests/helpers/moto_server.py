@@ -12,7 +12,7 @@ def main() -> None:
     lock = threading.Lock()
 
     def one_at_a_time(environ, start_response):
-        # Of two that create the same key, both would find that there is none: S3 itself decides between them.
+        # moto looks for the key and then writes it: of two at once, both could find none. S3 decides between them.
         with lock:
             return application(environ, start_response)
 
