@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ctr.cli_output import Bar, is_quiet, load_tensorflow, print_result
-from ctr.cli_parser import Takes, command, settings
+from ctr.cli_parser import Takes, command, settings, worked_in
 from ctr.io.errors import InputError, printable
-from ctr.io.stores import address_of
-from ctr.io.working_copies import open_working_copy
 
 # The mappings that the package ships, each with the files that it reads.
 FORMATS = {
@@ -70,9 +68,7 @@ def _say(arguments: argparse.Namespace, text: str) -> None:
 def _quickstart(arguments: argparse.Namespace) -> None:
     from ctr import quickstart
 
-    out = arguments.out or quickstart.default_out(arguments.file)
-    if address := address_of(out):
-        out = open_working_copy(address)
+    out = arguments.out or worked_in(quickstart.default_out(arguments.file))
     quickstart.check_quickstart_folder(out)
     from ctr.pipelines.inference.roles import Options
 

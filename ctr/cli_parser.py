@@ -113,11 +113,15 @@ def _add(parser: "argparse._ActionsContainer", usage: str, text: str) -> None:
 def _read_place(name: str, is_worked_in: bool, text: str) -> Path:
     try:
         path = read_path(text)
-        if is_worked_in and address_of(path):
-            return open_working_copy(text)
-        return with_content(path)
+        return worked_in(path) if is_worked_in else with_content(path)
     except InputError as error:
         raise InputError(f"{name} {error}") from None
+
+
+def worked_in(path: Path) -> Path:
+    """Returns the folder in which a command makes an output directory: of a copy, the working copy of its address."""
+    address = address_of(path)
+    return open_working_copy(address) if address else path
 
 
 def _read_choice(choices: Sequence[str], text: str) -> str:

@@ -1,4 +1,4 @@
-"""Commands on addresses of object stores: the same results as with files, wherever a process ends and another goes on."""
+"""Commands on addresses of object stores: the same results as with files, also where another machine goes on."""
 
 import os
 import signal

@@ -1,6 +1,7 @@
 """The programs among the examples run and do what they show."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -41,7 +42,10 @@ def test_logs_runs_and_losses_work_in_tensorflow_recommenders(root, fresh_python
     assert json.loads(evaluated.stdout)["logloss"] == pytest.approx(losses["continued"], rel=1e-5)
 
 
-def test_the_job_for_kubernetes_gives_ctr_what_it_takes_and_asks_where_it_answers(root):
+def test_the_job_for_kubernetes_gives_ctr_what_it_takes_and_asks_where_it_answers(root, monkeypatch):
+    # Nothing is read here.
+    monkeypatch.setattr("ctr.cli_parser.with_content", lambda path: path)
+    monkeypatch.setattr("ctr.cli_parser.open_working_copy", Path)
     account, job = yaml.safe_load_all((root / "examples" / "kubernetes" / "train.yaml").read_text())
     pod = job["spec"]["template"]
     (container,) = pod["spec"]["containers"]
@@ -61,6 +65,7 @@ def test_the_job_for_kubernetes_gives_ctr_what_it_takes_and_asks_where_it_answer
     # What the command reads and writes lies on a volume, and each volume has a place.
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts.keys() == {volume["name"] for volume in pod["spec"]["volumes"]}
-    assert all(path.is_relative_to(mounts["data"]) for path in (taken.log, taken.config, taken.out))
-    threads = {one["value"] for one in container["env"]}
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    assert variables["CTR_CACHE"] == mounts["cache"]
+    threads = {value for name, value in variables.items() if name.endswith("THREADS")}
     assert threads == {container["resources"]["requests"]["cpu"]} == {container["resources"]["limits"]["cpu"]}

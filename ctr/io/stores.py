@@ -166,7 +166,9 @@ class Copy:
 
     def refused(self) -> InputError:
         """Makes the error for an object that others seem to write all the time."""
-        return InputError(f"{self.address}: the store refuses to write it, as if others wrote it all the time")
+        return InputError(
+            f"{self.address}: the store refuses to write it, as if others wrote it all the time"
+        )
 
     def _content(self) -> tuple[bytes, Any] | None:
         import obstore

@@ -114,7 +114,7 @@ def test_all_schemas_are_written_for_editors_and_pages(tmp_path, root, capfd):
 def documents(root: Path) -> dict[str, Any]:
     """The YAML files of the package and its examples, the blocks of the pages, and the files that these write."""
     files = [*root.glob("examples/**/*.yaml"), *root.glob("ctr/data/formats/*.yaml")]
-    found = {str(path): path.read_text() for path in files if "kubernetes" not in path.name}
+    found = {str(path): path.read_text() for path in files if "kubernetes" not in str(path)}
     for path in root.glob("docs/**/*.md"):
         written = r"^```yaml\n(.*?)^```|^cat > \S+\.yaml <<'END'\n(.*?)^END$"
         blocks = [block or file for block, file in re.findall(written, path.read_text(), re.M | re.S)]

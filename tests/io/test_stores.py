@@ -5,9 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import stores
-from http_proxy import Fault
 
+import stores
 from ctr.config import parse_model
 from ctr.data.log import PublishedPartitions, create_log, read_manifests
 from ctr.data.reader import join_rows, read_rows
@@ -19,6 +18,7 @@ from ctr.io.paths import read_path, with_content
 from ctr.io.stores import address_of, fetch, make_room, pull, pulls_anew, remove
 from ctr.io.working_copies import open_working_copy, save
 from hashed_rows import hashed_rows
+from http_proxy import Fault
 
 each_store = pytest.mark.parametrize("kind", stores.KINDS)
 
