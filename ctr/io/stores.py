@@ -33,6 +33,8 @@ FoundT = TypeVar("FoundT")
 
 SCHEMES = ("s3", "gs", "az")
 OBJECTS = "objects"
+LOCAL = ".spill-"
+"""How the names of folders begin that stay on this machine, wherever they are."""
 _ADDRESS = re.compile(rf"({'|'.join(SCHEMES)})://([^/]+)(?:/(.*))?", re.DOTALL)
 _PULLED = "CTR_PULLED"  # the paths that this process or the one that started it has pulled
 _GIGABYTES = "CTR_CACHE_GB"  # that the copies of shards may take together
@@ -60,7 +62,9 @@ def copy_of(address: str, tree: str = OBJECTS) -> Path:
 def address_of(path: str | os.PathLike[str], tree: str = OBJECTS) -> str:
     """Returns the address of which ``path`` is the copy; empty where it is a file of this machine."""
     absolute, copies = os.path.abspath(path), f"{_cache() / tree}/"
-    return absolute.removeprefix(copies).replace("/", "://", 1) if absolute.startswith(copies) else ""
+    if not absolute.startswith(copies) or f"/{LOCAL}" in absolute:
+        return ""
+    return absolute.removeprefix(copies).replace("/", "://", 1)
 
 
 def with_addresses(text: str) -> str:
@@ -319,6 +323,8 @@ def pull(folder: Path) -> None:
         Copy(folder).forget()
         fetch(folder)
     for name, path in files_below(folder).items():
+        if not address_of(path):
+            continue
         one = Copy(path)
         # Temporary files, and those of locks, never were objects.
         if one.tag != objects.get(name, "") or (one.is_changed and name in objects):

@@ -7,31 +7,55 @@ are complete comes last. Whoever opens the working copy of the same address, on 
 
 from pathlib import Path, PurePosixPath
 
-from ctr.io.files import is_temporary
-from ctr.io.stores import Copy, address_of, copy_of, each, files_below, listed, mark_pulled, versions_of
+from ctr.io.files import is_temporary, make_folder
+from ctr.io.locks import hold
+from ctr.io.stores import (
+    LOCAL,
+    Copy,
+    address_of,
+    copy_of,
+    each,
+    files_below,
+    listed,
+    mark_pulled,
+    versions_of,
+)
 
 TREE = "working"
 # What says that other files are complete, in the order in which it is saved.
 _MARKS = ("", "state.json", "delta.npz", "saved_model.pb", "summary.json")
 _opened: set[Path] = set()  # by this process
-_LOCAL = (".lock", ".partial", ".damaged")
+_LOCK = ".lock"
+_LOCAL = (_LOCK, ".partial", ".damaged")
 
 
 def open_working_copy(address: str) -> Path:
     """Makes a folder with what the store holds at an address, and nothing else; returns its path.
 
-    What another process has made of it since it was opened stays: that one started this one.
+    Of a process that opened it and started this one, it stays as it is. Raises InputError: another process works in it.
     """
     folder = copy_of(address, TREE)
     if mark_pulled(folder):
+        make_folder(folder)
+        (folder / _LOCK).touch()
+        with hold(folder / _LOCK, f"{address}: another process works in it"):
+            _renew(folder)
         _opened.add(folder)
-        objects = listed(folder, TREE)
-        for name, path in files_below(folder).items():
-            one = Copy(path, TREE)
-            if one.is_changed or one.tag != objects.get(name, ""):
-                one.forget()
-        each(_get, (folder / name for name in objects))
     return folder
+
+
+def _renew(folder: Path) -> None:
+    objects = listed(folder, TREE)
+    for name, path in files_below(folder).items():
+        if name == _LOCK:
+            continue
+        if _is_local(name):
+            path.unlink()
+            continue
+        one = Copy(path, TREE)
+        if one.is_changed or one.tag != objects.get(name, ""):
+            one.forget()
+    each(_get, (folder / name for name in objects))
 
 
 def _get(path: Path) -> None:
@@ -62,7 +86,8 @@ def save_opened() -> None:
 
 def _is_local(name: str) -> bool:
     parts = PurePosixPath(name).parts
-    return is_temporary(Path(name)) or any(part.endswith(_LOCAL) for part in parts)
+    is_local = any(part.endswith(_LOCAL) or part.startswith(LOCAL) for part in parts)
+    return is_local or is_temporary(Path(name))
 
 
 def _mark(name: str) -> int:

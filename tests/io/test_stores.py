@@ -14,6 +14,7 @@ from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
 from ctr.io.errors import InputError
 from ctr.io.files import create_exclusively, names_in, write_atomic_bytes
+from ctr.io.locks import hold
 from ctr.io.paths import read_path, with_content
 from ctr.io.stores import address_of, fetch, make_room, pull, pulls_anew, remove
 from ctr.io.working_copies import open_working_copy, save
@@ -192,7 +193,7 @@ def test_copies_of_shards_make_room_for_others(object_store, on):
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    paths = (path for path in folder.rglob("*") if path.is_file())
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
@@ -266,5 +267,8 @@ def test_what_a_parent_has_opened_is_not_emptied(object_store, tmp_path, monkeyp
         (run / "new").touch()
         assert open_working_copy(address) == run and (run / "new").exists()
     assert address_of(run) == "" and address_of(run, "working") == address
+    with pulls_anew(), hold(run / ".lock"), pytest.raises(InputError, match="another process works in it"):
+        open_working_copy(address)
+    assert (run / "new").exists()
     open_working_copy(address)
     assert not (run / "new").exists()
