@@ -1,5 +1,6 @@
 """Commands on addresses of object stores: the same results as with files, also where another machine goes on."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from ctr.cli import main
+from ctr.io.files import write_atomic_bytes
 from ctr.io.paths import read_path
 from small_runs import INTERVALS, draw_examples, publish
 
@@ -69,3 +71,50 @@ def test_a_run_that_is_killed_goes_on_elsewhere_to_the_same_bits(
     assert capsys.readouterr().out.endswith(f"{bucket}/runs/one/report.html\n")
     assert proxy.count("PUT", "report.html") == 1
     assert os.fspath(tmp_path) not in (found / "config.yaml").read_text()
+
+
+def test_workers_of_a_cluster_need_a_folder_that_they_share(object_store, tmp_path, monkeypatch, capsys):
+    bucket = object_store("s3")
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path))
+    workers = ["127.0.0.1:1", "127.0.0.1:2"]
+    task = {"type": "worker", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": workers}, "task": task}))
+    assert main(["train", "log", "--out", f"{bucket}/run"]) == 1
+    assert (
+        f"error: --out {bucket}/run: the workers that TF_CONFIG describes write to one folder"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_table_in_a_bucket_becomes_a_log_there(object_store, tmp_path, monkeypatch, capsys):
+    bucket = object_store("s3")
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "a"))
+    mapping = {
+        "input": {"type": "csv"},
+        "partition": "1d",
+        "label": {"column": "click"},
+        "time": {"column": "day", "unit": "s"},
+        "features": [{"kind": "category", "name": "ad", "source": "ad"}],
+    }
+    rows = [f"{day * 86400},{row % 5},{row % 3 == 0:d}" for day in (1, 2) for row in range(40)]
+    write_atomic_bytes(read_path(f"{bucket}/raw/day.csv"), "\n".join(["day,ad,click", *rows]).encode())
+    write_atomic_bytes(read_path(f"{bucket}/table.yaml"), yaml.safe_dump(mapping).encode())
+    words = [
+        "ingest",
+        "table",
+        f"{bucket}/raw",
+        "--mapping",
+        f"{bucket}/table.yaml",
+        "--out",
+        f"{bucket}/log",
+    ]
+    assert main(words) == 0
+    assert f"{bucket}/log: 80 examples" in capsys.readouterr().out
+    # On another machine the same is a repetition, and the log is whole.
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "b"))
+    assert main(words) == 0
+    assert "1 file is in the log already, not added again: day.csv" in capsys.readouterr().out
+    assert main(["inspect", f"{bucket}/log"]) == 0
+    assert capsys.readouterr().out.startswith(f"{bucket}/log: 80 rows")
+    left = {path.name for path in (tmp_path / "b").glob("objects/s3/*/log/*")}
+    assert left == {".ingest", "manifests", "schema.json", "shards"}
