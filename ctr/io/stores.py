@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ctr.io.errors import InputError, one_line
 
@@ -39,6 +39,7 @@ _ADDRESS = re.compile(rf"({'|'.join(SCHEMES)})://([^/]+)(?:/(.*))?", re.DOTALL)
 _PULLED = "CTR_PULLED"  # the paths that this process or the one that started it has pulled
 _GIGABYTES = "CTR_CACHE_GB"  # that the copies of shards may take together
 _TRIES = 5  # of a request that fails for reasons for which obstore does not repeat it
+_LARGE = 256 << 20  # bytes
 _MOMENT = 60.0  # seconds
 _THREADS = 16  # a request takes tens of milliseconds, whatever it is for
 _PIECE = 8 << 20  # bytes
@@ -131,16 +132,17 @@ class Copy:
     def put(self, content: Path | bytes, before: "UpdateVersion | None", mtime_ns: int) -> bool:
         """Writes the object if it is of version ``before``, None: if there is none; returns whether it was.
 
-        ``mtime_ns`` is that of the file which is going to be the copy.
+        A file is written in parts, which no store takes under a condition. ``mtime_ns`` is that of the file which is
+        going to be the copy.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
+        in_parts = isinstance(content, Path)
+        mode: Literal["create", "overwrite"] | UpdateVersion = "overwrite" if in_parts else before or "create"
         try:
             with _faults(self.address):
-                found = obstore.put(
-                    self.store, self.name, content, mode=before or "create", use_multipart=False
-                )
+                found = obstore.put(self.store, self.name, content, mode=mode, use_multipart=in_parts)
         except (AlreadyExistsError, PreconditionError, FileNotFoundError):
             return False
         self._write_note(found, mtime_ns)
@@ -151,7 +153,8 @@ class Copy:
 
         After a lost answer a request is repeated, and a store may say of the second one that somebody has written.
         """
-        given = content.read_bytes()
+        # Large are arrays and shards: what names them, a checkpoint's state or a manifest, is small and comes later.
+        given = content if content.stat().st_size > _LARGE else content.read_bytes()
         for _ in range(_TRIES):
             if self.put(given, self.version, mtime_ns):
                 return
@@ -411,7 +414,7 @@ def publish_new(path: Path, content: Path) -> bool:
     """
     one = Copy(path)
     for _ in range(_TRIES):
-        if one.put(content, None, content.stat().st_mtime_ns):
+        if one.put(content.read_bytes(), None, content.stat().st_mtime_ns):
             return True
         # Where others write at the same time, a store may say that there is one before there is.
         if one.get():

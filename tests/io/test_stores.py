@@ -258,6 +258,15 @@ def test_a_working_copy_is_saved_with_marks_last(faulty_store, tmp_path, monkeyp
     assert "checkpoints/00000000000000000004/state.json" not in files_of(opened("c"))
 
 
+def test_large_files_are_written_in_parts(object_store, on, monkeypatch):
+    folder = on("a", f"{object_store('s3')}/large")
+    monkeypatch.setattr("ctr.io.stores._LARGE", 1)
+    content = os.urandom(12 << 20)
+    for given in (content[:1000], content):
+        write_atomic_bytes(folder / "shard", given)
+    assert on("b", address_of(folder)).joinpath("shard").read_bytes() == content
+
+
 def test_what_a_parent_has_opened_is_not_emptied(object_store, tmp_path, monkeypatch):
     monkeypatch.setenv("CTR_CACHE", str(tmp_path))
     address = f"{object_store('s3')}/run"
