@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from ctr import cli_logs, cli_runs, cli_trained
-from ctr.cli_output import connect, log, print_error, print_result, print_stopped, set_verbosity
+from ctr.cli_output import connect, is_worker, log, print_error, print_result, print_stopped, set_verbosity
 from ctr.cli_parser import SHELLS, build_parser, command, completion_script, given_log_format, parse
 from ctr.cli_train import end_worker, train
 from ctr.io.errors import InputError, error_lines
 from ctr.io.log_lines import log_format
 from ctr.io.signals import Interrupted
 from ctr.io.stores import pulls_anew
-from ctr.io.working_copies import save_opened
+from ctr.io.working_copies import save_outputs
 from ctr.workers.cluster import LOST_STATUS, WorkerLostError
 
 
@@ -73,7 +73,9 @@ def _run(arguments: argparse.Namespace) -> int:
         try:
             arguments.call(arguments)
         finally:
-            save_opened()
+            # Of workers the process that started them does. An experiment's runs save themselves.
+            if not is_worker():
+                save_outputs(getattr(arguments, "out", None))
         sys.stdout.flush()
         log.info("done")
     except BrokenPipeError:

@@ -154,6 +154,11 @@ def connect() -> None:
     _launcher = reporter_of()
 
 
+def is_worker() -> bool:
+    """Tells whether another process started this one as a worker."""
+    return _launcher is not None
+
+
 def report(kind: str, **content: Any) -> None:
     """Reports to the process that started this one as a worker, if one did."""
     # The others would say what the first one says.

@@ -27,8 +27,7 @@ from ctr.cli_output import (
 from ctr.cli_parser import command, config_model, settings
 from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted, stop_signals
-from ctr.io.stores import address_of
-from ctr.io.working_copies import TREE
+from ctr.io.working_copies import saved_to
 from ctr.workers.cluster import Cluster
 from ctr.workers.reports import Report
 from ctr.workers.seats import Seat, read_place
@@ -116,7 +115,7 @@ def _check_workers(arguments: argparse.Namespace, place: Seat | Cluster | None) 
             f"--workers {arguments.workers}: TF_CONFIG describes a cluster of {size} workers, of which this is one; "
             "allowed: the same number, none, or no TF_CONFIG"
         )
-    if isinstance(place, Cluster) and (address := address_of(arguments.out, TREE)):
+    if isinstance(place, Cluster) and (address := saved_to(arguments.out)):
         raise InputError(
             f"--out {address}: the workers that TF_CONFIG describes write to one folder; allowed: a folder that all of "
             "them share, or --workers on one machine"

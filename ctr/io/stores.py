@@ -38,6 +38,7 @@ LOCAL = ".spill-"
 _ADDRESS = re.compile(rf"({'|'.join(SCHEMES)})://([^/]+)(?:/(.*))?", re.DOTALL)
 _PULLED = "CTR_PULLED"  # the paths that this process or the one that started it has pulled
 _GIGABYTES = "CTR_CACHE_GB"  # that the copies of shards may take together
+_fetched = 0  # bytes of shards since there was last made room for them
 _TRIES = 5  # of a request that fails for reasons for which obstore does not repeat it
 _LARGE = 256 << 20  # bytes
 _MOMENT = 60.0  # seconds
@@ -370,7 +371,13 @@ def fetch(path: Path) -> bool:
         return False
     found = Copy(path).get()
     if found and is_late(path.as_posix()):
-        make_room(int(1e9 * float(os.environ.get(_GIGABYTES) or 100)))
+        global _fetched
+        _fetched += path.stat().st_size
+        limit = int(1e9 * float(os.environ.get(_GIGABYTES) or 100))
+        # Seldom: all copies are looked at.
+        if _fetched > limit / 100:
+            _fetched = 0
+            make_room(limit)
     return found
 
 

@@ -63,12 +63,17 @@ def _get(path: Path) -> None:
         Copy(path, TREE).get()
 
 
+def saved_to(folder: Path) -> str:
+    """Returns the address that a folder is saved to; empty where it is of this machine alone."""
+    return address_of(folder, TREE)
+
+
 def save(folder: Path) -> None:
     """Brings to the store what has changed in a working copy since it was opened or saved; else does nothing.
 
     Raises InputError: another process has saved other files there, or the store does not answer.
     """
-    if not address_of(folder, TREE):
+    if not saved_to(folder):
         return
     names = [name for name in files_below(folder) if not _is_local(name)]
     for mark in range(len(_MARKS)):
@@ -78,10 +83,11 @@ def save(folder: Path) -> None:
         each(lambda path: Copy(path, TREE).delete(), (folder / name for name in gone if _mark(name) == mark))
 
 
-def save_opened() -> None:
-    """Saves the working copies that this process has opened, and lets go of them."""
-    while _opened:
-        save(_opened.pop())
+def save_outputs(out: Path | None) -> None:
+    """Saves the working copies that this process has opened, which it lets go of, and an output directory in one."""
+    for folder in {*_opened, *([out] if out is not None else [])}:
+        save(folder)
+    _opened.clear()
 
 
 def _is_local(name: str) -> bool:
