@@ -27,7 +27,6 @@ from ctr.cli_output import (
 from ctr.cli_parser import command, config_model, settings
 from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted, stop_signals
-from ctr.io.working_copies import saved_to
 from ctr.workers.cluster import Cluster
 from ctr.workers.reports import Report
 from ctr.workers.seats import Seat, read_place
@@ -115,11 +114,10 @@ def _check_workers(arguments: argparse.Namespace, place: Seat | Cluster | None) 
             f"--workers {arguments.workers}: TF_CONFIG describes a cluster of {size} workers, of which this is one; "
             "allowed: the same number, none, or no TF_CONFIG"
         )
-    if isinstance(place, Cluster) and (address := saved_to(arguments.out)):
-        raise InputError(
-            f"--out {address}: the workers that TF_CONFIG describes write to one folder; allowed: a folder that all of "
-            "them share, or --workers on one machine"
-        )
+    if isinstance(place, Cluster):
+        from ctr.training.run.directory import check_shared
+
+        check_shared(arguments.out)
     size = max(size, arguments.workers or 1)
     if arguments.worker_timeout is not None and size == 1:
         raise InputError("--worker-timeout goes with several workers")

@@ -65,6 +65,7 @@ from ctr.io.versions import (
     version_number,
     versions,
 )
+from ctr.io.working_copies import saved_to
 from ctr.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -150,6 +151,15 @@ def _earlier_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -
 def check_run_folder(run_dir: Path) -> None:
     """Raises InputError where ``run_dir`` is something else than a run directory, an empty one, or none."""
     check_output_folder(run_dir, "a run directory", _is_run_or_new)
+
+
+def check_shared(run_dir: Path) -> None:
+    """Raises InputError where the workers of a cluster cannot share a run directory, as it is saved to a store."""
+    if address := saved_to(run_dir):
+        raise InputError(
+            f"--out {address}: the workers that TF_CONFIG describes write to one folder; allowed: a folder that all of "
+            "them share, or --workers on one machine"
+        )
 
 
 def _is_run_or_new(folder: Path) -> bool:
