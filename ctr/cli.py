@@ -5,15 +5,16 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ctr import cli_logs, cli_runs, cli_trained
 from ctr.cli_output import connect, is_worker, log, print_error, print_result, print_stopped, set_verbosity
 from ctr.cli_parser import SHELLS, build_parser, command, completion_script, given_log_format, parse
 from ctr.cli_train import end_worker, train
-from ctr.io.errors import InputError, error_lines
+from ctr.io.errors import InputError, error_lines, one_line
 from ctr.io.log_lines import log_format
 from ctr.io.signals import Interrupted
-from ctr.io.stores import pulls_anew
+from ctr.io.stores import UnavailableError, pulls_anew
 from ctr.io.working_copies import save_outputs
 from ctr.workers.cluster import LOST_STATUS, WorkerLostError
 
@@ -68,14 +69,30 @@ def _main(given: list[str]) -> int:
     return status
 
 
+def _call(arguments: argparse.Namespace) -> None:
+    """Runs a command, and saves what it has made, however it ends."""
+    out = getattr(arguments, "out", None)
+    try:
+        arguments.call(arguments)
+    except BaseException:
+        try:
+            _save(out)
+        except InputError as error:
+            # Why the command ends says more.
+            log.warning("%s", one_line(error))
+        raise
+    _save(out)
+
+
+def _save(out: Path | None) -> None:
+    # Of workers the process that started them does. An experiment's runs save themselves.
+    if not is_worker():
+        save_outputs(out)
+
+
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        try:
-            arguments.call(arguments)
-        finally:
-            # Of workers the process that started them does. An experiment's runs save themselves.
-            if not is_worker():
-                save_outputs(getattr(arguments, "out", None))
+        _call(arguments)
         sys.stdout.flush()
         log.info("done")
     except BrokenPipeError:
@@ -83,6 +100,9 @@ def _run(arguments: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except WorkerLostError as error:
+        print_error(*error_lines(error), status=LOST_STATUS)
+        return LOST_STATUS
+    except UnavailableError as error:
         print_error(*error_lines(error), status=LOST_STATUS)
         return LOST_STATUS
     except (InputError, OSError, MemoryError) as error:

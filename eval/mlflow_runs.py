@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from ctr.eval.run_files import COMPARED, Run, config_text, read_run
 from ctr.io.documents import parse_json_object, parse_yaml
 from ctr.io.errors import InputError, one_line
+from ctr.io.files import identity
 from ctr.io.versions import versions
 
 if TYPE_CHECKING:
@@ -94,14 +95,14 @@ def _log_run(client: "MlflowClient", experiment: str, folder: Path) -> Logged:
     from mlflow.entities import Metric, Param, RunTag
 
     text = config_text(folder)
-    name = hashlib.sha256(f"{folder.resolve()}\n{text}".encode()).hexdigest()
+    name = hashlib.sha256(f"{identity(folder)}\n{text}".encode()).hexdigest()
     found = client.search_runs([experiment], f"tags.`{TAG}` = '{name}'", max_results=1)
     own = (
         found[0] if found else client.create_run(experiment, tags={TAG: name}, run_name=folder.resolve().name)
     )
     run_id = own.info.run_id
     finished = read_run(folder) if (folder / "summary.json").is_file() else None
-    tags = [RunTag("ctr.folder", str(folder.resolve()))]
+    tags = [RunTag("ctr.folder", identity(folder))]
     if finished is not None:
         tags.append(RunTag("ctr.log_sha256", finished.log_sha256))
     client.log_batch(run_id, tags=tags)

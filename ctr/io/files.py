@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from ctr.io.errors import InputError
 from ctr.io.paths import address_fault, check_local
-from ctr.io.stores import address_of, listed, publish, publish_new
+from ctr.io.stores import address_of, listed, publish, publish_new, with_addresses
 
 log = logging.getLogger(__name__)
 
@@ -192,6 +192,11 @@ def file_sha256(path: Path) -> str:
     """Hashes a file's bytes by SHA-256, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def identity(path: Path) -> str:
+    """Returns what tells a file or folder from others on all machines: the address of a copy, or the whole path."""
+    return with_addresses(str(path.resolve()))
 
 
 def is_temporary(path: Path) -> bool:

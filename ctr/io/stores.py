@@ -18,8 +18,9 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -40,21 +41,28 @@ _PULLED = "CTR_PULLED"  # the paths that this process or the one that started it
 _GIGABYTES = "CTR_CACHE_GB"  # that the copies of shards may take together
 _fetched = 0  # bytes of shards since there was last made room for them
 _TRIES = 5  # of a request that fails for reasons for which obstore does not repeat it
-_LARGE = 256 << 20  # bytes
+_ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
+_LARGE = 64 << 20  # bytes
 _MOMENT = 60.0  # seconds
 _THREADS = 16  # a request takes tens of milliseconds, whatever it is for
 _PIECE = 8 << 20  # bytes
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("CTR_CACHE") or Path.home() / ".cache" / "ctr").absolute()
+    # Resolved, since paths below it are resolved in many places, too.
+    return Path(os.path.realpath(os.environ.get("CTR_CACHE") or Path.home() / ".cache" / "ctr"))
 
 
 def copy_of(address: str, tree: str = OBJECTS) -> Path:
     """Returns the path in the cache of the object or folder at an address. Raises InputError for a wrong address."""
     match = _ADDRESS.fullmatch(address)
     parts = (match[3] or "").rstrip("/").split("/") if match else [".."]
-    if match is None or {".", ".."} & {*parts} or ("" in parts and len(parts) > 1):
+    if (
+        match is None
+        or not address.isprintable()
+        or {".", ".."} & {match[2], *parts}
+        or ("" in parts and len(parts) > 1)
+    ):
         raise InputError(
             f"{address}: not an address of an object store; allowed: s3://BUCKET/NAME (or gs, az)"
         )
@@ -98,42 +106,42 @@ class Copy:
     def is_changed(self) -> bool:
         """Whether the file is not what was copied or written."""
         try:
-            return self.path.stat().st_mtime_ns != self._read_note()[1]
+            return stamp_of(self.path) != self._read_note()[1]
         except FileNotFoundError:
             return True
 
-    def _read_note(self) -> tuple[Any, int]:
+    def _read_note(self) -> tuple[Any, Any]:
         try:
-            version, mtime_ns = json.loads(self._note.read_bytes())
+            version, stamp = json.loads(self._note.read_bytes())
         except (OSError, ValueError):
-            return None, -1
-        return version, mtime_ns
+            return None, None
+        return version, stamp
 
-    def _write_note(self, found: Any, mtime_ns: int) -> None:
-        text = json.dumps([_version(found), mtime_ns])
+    def _write_note(self, found: Any, stamp: Sequence[int]) -> None:
+        text = json.dumps([_version(found), stamp])
         _replace(self._note, lambda file: file.write(text.encode()))
 
     def get(self) -> bool:
         """Copies the object; returns whether there is one."""
         import obstore
 
-        def read() -> Any:
+        def read() -> tuple[Any, Sequence[int]]:
             answer = obstore.get(self.store, self.name)
             pieces = answer.stream(min_chunk_size=_PIECE)
-            _replace(self.path, lambda file: file.writelines(pieces))
-            return answer.meta
+            return answer.meta, _replace(self.path, lambda file: file.writelines(pieces))
 
+        if not self.name:
+            return False
         try:
-            found = _read(self.address, read)
+            self._write_note(*_read(self.address, read))
         except FileNotFoundError:
             return False
-        self._write_note(found, self.path.stat().st_mtime_ns)
         return True
 
-    def put(self, content: Path | bytes, before: "UpdateVersion | None", mtime_ns: int) -> bool:
+    def put(self, content: Path | bytes, before: "UpdateVersion | None", stamp: Sequence[int]) -> bool:
         """Writes the object if it is of version ``before``, None: if there is none; returns whether it was.
 
-        A file is written in parts, which no store takes under a condition. ``mtime_ns`` is that of the file which is
+        A file is written in parts, which no store takes under a condition. ``stamp`` is that of the file which is
         going to be the copy.
         """
         import obstore
@@ -146,10 +154,10 @@ class Copy:
                 found = obstore.put(self.store, self.name, content, mode=mode, use_multipart=in_parts)
         except (AlreadyExistsError, PreconditionError, FileNotFoundError):
             return False
-        self._write_note(found, mtime_ns)
+        self._write_note(found, stamp)
         return True
 
-    def put_or_agree(self, content: Path, mtime_ns: int) -> None:
+    def put_or_agree(self, content: Path, stamp: Sequence[int]) -> None:
         """Writes the object if nobody has since ``version``, or with the same content; else raises InputError.
 
         After a lost answer a request is repeated, and a store may say of the second one that somebody has written.
@@ -157,14 +165,14 @@ class Copy:
         # Large are arrays and shards: what names them, a checkpoint's state or a manifest, is small and comes later.
         given = content if content.stat().st_size > _LARGE else content.read_bytes()
         for _ in range(_TRIES):
-            if self.put(given, self.version, mtime_ns):
+            if self.put(given, self.version, stamp):
                 return
             found = self._content()
             if found is None:
                 # It was deleted since it was copied.
                 self._note.unlink(missing_ok=True)
             elif found[0] == given:
-                return self._write_note(found[1], mtime_ns)
+                return self._write_note(found[1], stamp)
             elif _tag(found[1]) != self.tag:
                 raise InputError(
                     f"{self.address}: another process has written it meanwhile; what it wrote is kept",
@@ -192,11 +200,16 @@ class Copy:
 
     def delete(self) -> None:
         """Deletes the object, if there is one, and the copy."""
+        self.delete_object()
+        self.forget()
+
+    def delete_object(self) -> None:
+        """Deletes the object, if there is one."""
         import obstore
 
         with contextlib.suppress(FileNotFoundError), _faults(self.address):
             obstore.delete(self.store, self.name)
-        self.forget()
+        self._note.unlink(missing_ok=True)
 
     def forget(self) -> None:
         """Deletes the copy."""
@@ -204,9 +217,9 @@ class Copy:
         self.path.unlink(missing_ok=True)
 
 
-def versions_of(path: Path, tree: str = OBJECTS) -> Path:
-    """Returns where the versions of a file's object, or of those below a folder, are noted."""
-    return _cache() / f"{tree}-versions" / path.absolute().relative_to(_cache() / tree)
+def versions_of(path: Path, tree: str = OBJECTS, what: str = "versions") -> Path:
+    """Returns where the versions of a file's object, or of those below a folder, are noted, or something else is."""
+    return _cache() / f"{tree}-{what}" / path.absolute().relative_to(_cache() / tree)
 
 
 @functools.cache
@@ -219,7 +232,17 @@ def _connect(scheme: str, bucket: str) -> "ObjectStore":
             "pip install 'clicktrain[cloud]'",
         ) from None
     with _faults(f"{scheme}://{bucket}"):
-        return from_url(f"{scheme}://{bucket}")
+        return from_url(
+            f"{scheme}://{bucket}",
+            # Of a request with its body: obstore repeats none that took so long.
+            client_options={
+                "timeout": timedelta(minutes=10),
+                "connect_timeout": timedelta(seconds=10),
+                # Otherwise forgotten. Google's address is https unless its credentials name another.
+                "allow_http": scheme == "gs"
+                or os.environ.get(_ALLOW_HTTP[scheme], "").lower() in ("1", "true"),
+            },
+        )
 
 
 @contextlib.contextmanager
@@ -235,14 +258,22 @@ def _faults(address: str) -> Iterator[None]:
         raise FileNotFoundError(address) from None
     except exceptions.BaseError as error:
         # What follows is for programmers, and a request's query may hold a signature.
-        said = re.sub(r"\?[^\s)\"]*", "", str(error).partition("\n\nDebug source")[0])
+        said = re.sub(r"\?[^\s)\"]*|(?<=//)[^/@\s]*@", "", str(error).partition("\n\nDebug source")[0])
         if "NoSuchBucket" in said or "ContainerNotFound" in said:
             raise InputError(f"{address}: no such bucket") from None
-        kind = _CutOffError if "body" in said else InputError
+        kind: type[InputError] = _CutOffError if "body" in said else UnavailableError
+        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            kind = InputError
+        # What a server says in XML may name the key.
+        said = re.sub(r":?\s*<.*", "", said, flags=re.DOTALL)
         raise kind(f"{address}: {one_line(Exception(said))[:300]}") from None
 
 
-class _CutOffError(InputError):
+class UnavailableError(InputError):
+    """A store did not answer, or could not: the same command may succeed later."""
+
+
+class _CutOffError(UnavailableError):
     """An answer ended too early."""
 
 
@@ -265,14 +296,23 @@ def _version(found: Any) -> "UpdateVersion":
     return {key: found[key] for key in ("e_tag", "version") if found.get(key) is not None}  # type: ignore[return-value]
 
 
-def _replace(path: Path, write: Callable[[Any], object]) -> None:
-    """Writes a file of the cache by another name first; unlike files that matter, it need not survive a power cut."""
+def stamp_of(file: Path | int) -> list[int]:
+    """Returns the size of a file and when it was changed, in nanoseconds."""
+    found = os.stat(file)
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _replace(path: Path, write: Callable[[Any], object]) -> list[int]:
+    """Writes a file of the cache by another name first; returns its stamp. It need not survive a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:
             write(file)
+            file.flush()
+            stamp = stamp_of(file.fileno())
         temporary.replace(path)
+        return stamp
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -338,16 +378,20 @@ def pull(folder: Path) -> None:
 
 def pulled(path: Path) -> Path:
     """Pulls a folder, unless this process or the one that started it has; returns its path."""
-    if mark_pulled(path):
+    if not is_pulled(path):
         pull(path)
+        note_pulled(path)
     return path
 
 
-def mark_pulled(path: Path) -> bool:
-    """Notes that a path was pulled; returns False where it was noted before."""
-    known = os.environ.get(_PULLED, "").split("\n")
-    os.environ[_PULLED] = "\n".join([*known, str(path)])
-    return str(path) not in known
+def is_pulled(path: Path) -> bool:
+    """Tells whether this process or the one that started it has pulled a path."""
+    return str(path) in os.environ.get(_PULLED, "").split("\n")
+
+
+def note_pulled(path: Path) -> None:
+    """Notes that a path was pulled, also for processes that this one starts."""
+    os.environ[_PULLED] = f"{os.environ.get(_PULLED, '')}\n{path}"
 
 
 @contextlib.contextmanager
@@ -365,20 +409,29 @@ def fetch(path: Path) -> bool:
     if path.is_file():
         if is_late(path.as_posix()) and address_of(path):
             # That it was read now; what the file system notes by itself may be a day late.
-            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
-        return True
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+        return path.is_file() or Copy(path).get()
     if not address_of(path):
         return False
     found = Copy(path).get()
     if found and is_late(path.as_posix()):
         global _fetched
         _fetched += path.stat().st_size
-        limit = int(1e9 * float(os.environ.get(_GIGABYTES) or 100))
+        limit = _shards_limit()
         # Seldom: all copies are looked at.
         if _fetched > limit / 100:
             _fetched = 0
             make_room(limit)
     return found
+
+
+def _shards_limit() -> int:
+    given = os.environ.get(_GIGABYTES) or "100"
+    try:
+        return int(1e9 * float(given))
+    except (ValueError, OverflowError):
+        raise InputError(f"{_GIGABYTES} {given}: not a number of gigabytes") from None
 
 
 def make_room(limit: int) -> None:
@@ -392,10 +445,13 @@ def make_room(limit: int) -> None:
             kept.append((path.stat().st_atime, path.stat().st_size, path))
     excess = sum(size for _, size, _ in kept) - limit
     for read, size, path in sorted(kept):
-        if excess <= 0 or read > time.time() - _MOMENT:
+        if excess <= 0:
             return
-        Copy(path).forget()
-        excess -= size
+        # Looked at again: it may have been read since.
+        with contextlib.suppress(FileNotFoundError):
+            if max(read, path.stat().st_atime) < time.time() - _MOMENT:
+                Copy(path).forget()
+                excess -= size
 
 
 def remove_folder(folder: Path) -> None:
@@ -411,7 +467,7 @@ def publish(path: Path, content: Path) -> None:
     Raises InputError: another process has written other content since ``path`` was copied, or the store fails.
     """
     if address_of(path):
-        Copy(path).put_or_agree(content, content.stat().st_mtime_ns)
+        Copy(path).put_or_agree(content, stamp_of(content))
 
 
 def publish_new(path: Path, content: Path) -> bool:
@@ -421,7 +477,7 @@ def publish_new(path: Path, content: Path) -> bool:
     """
     one = Copy(path)
     for _ in range(_TRIES):
-        if one.put(content.read_bytes(), None, content.stat().st_mtime_ns):
+        if one.put(content.read_bytes(), None, stamp_of(content)):
             return True
         # Where others write at the same time, a store may say that there is one before there is.
         if one.get():

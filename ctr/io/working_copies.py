@@ -5,6 +5,7 @@ in ``CACHE/working/s3/bucket/run``, and ``save`` brings to the store what has ch
 are complete comes last. Whoever opens the working copy of the same address, on any machine, goes on from there.
 """
 
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 
 from ctr.io.files import is_temporary, make_folder
@@ -16,39 +17,55 @@ from ctr.io.stores import (
     copy_of,
     each,
     files_below,
+    is_pulled,
     listed,
-    mark_pulled,
+    note_pulled,
+    stamp_of,
     versions_of,
 )
 
 TREE = "working"
 # What says that other files are complete, in the order in which it is saved.
 _MARKS = ("", "state.json", "delta.npz", "saved_model.pb", "summary.json")
-_opened: set[Path] = set()  # by this process
-_LOCK = ".lock"
-_LOCAL = (_LOCK, ".partial", ".damaged")
+_LOCAL = (".lock", ".partial", ".damaged", ".launching")
+_ROLLBACKS = "quarantine.json"
+_opened: dict[Path, ExitStack] = {}  # by this process, with the locks that it holds
 
 
 def open_working_copy(address: str) -> Path:
     """Makes a folder with what the store holds at an address, and nothing else; returns its path.
 
-    Of a process that opened it and started this one, it stays as it is. Raises InputError: another process works in it.
+    Of a process that opened it and started this one, it stays as it is. Until ``save_outputs``, no other process of the
+    machine can open it, nor a folder above or below. Raises InputError: one has.
     """
     folder = copy_of(address, TREE)
-    if mark_pulled(folder):
-        make_folder(folder)
-        (folder / _LOCK).touch()
-        with hold(folder / _LOCK, f"{address}: another process works in it"):
+    if not is_pulled(folder):
+        with ExitStack() as held:
+            _lock(folder, address, held)
+            make_folder(folder)
             _renew(folder)
-        _opened.add(folder)
+            note_pulled(folder)
+            _opened[folder] = held.pop_all()
     return folder
+
+
+def _lock(folder: Path, address: str, held: ExitStack) -> None:
+    locks = versions_of(folder, TREE, "locks")
+    own = locks / _LOCAL[0]
+    make_folder(locks)
+    own.touch()
+    busy = f"{address}: another process works there, or in a folder above or below"
+    held.enter_context(hold(own, busy))
+    above = (place / own.name for place in locks.parents)
+    for other in (*above, *locks.rglob(own.name)):
+        if other != own and other.is_file():
+            with hold(other, busy):
+                pass
 
 
 def _renew(folder: Path) -> None:
     objects = listed(folder, TREE)
     for name, path in files_below(folder).items():
-        if name == _LOCK:
-            continue
         if _is_local(name):
             path.unlink()
             continue
@@ -65,7 +82,7 @@ def _get(path: Path) -> None:
 
 def saved_to(folder: Path) -> str:
     """Returns the address that a folder is saved to; empty where it is of this machine alone."""
-    return address_of(folder, TREE)
+    return "" if _is_local(folder.as_posix()) else address_of(folder, TREE)
 
 
 def save(folder: Path) -> None:
@@ -76,18 +93,30 @@ def save(folder: Path) -> None:
     if not saved_to(folder):
         return
     names = [name for name in files_below(folder) if not _is_local(name)]
+    gone = files_below(versions_of(folder, TREE)).keys() - files_below(folder).keys()
+    marked = [folder / name for name in gone if _mark(name)]
+    if any(PurePosixPath(name).name == _ROLLBACKS and Copy(folder / name, TREE).is_changed for name in names):
+        # A resume must not find a checkpoint from before a rollback that it knows of.
+        each(_delete, marked)
     for mark in range(len(_MARKS)):
         each(_save, (folder / name for name in names if _mark(name) == mark))
-    gone = files_below(versions_of(folder, TREE)).keys() - files_below(folder).keys()
-    for mark in reversed(range(len(_MARKS))):
-        each(lambda path: Copy(path, TREE).delete(), (folder / name for name in gone if _mark(name) == mark))
+    each(_delete, marked)
+    each(_delete, (folder / name for name in gone if not _mark(name)))
 
 
 def save_outputs(out: Path | None) -> None:
     """Saves the working copies that this process has opened, which it lets go of, and an output directory in one."""
-    for folder in {*_opened, *([out] if out is not None else [])}:
-        save(folder)
-    _opened.clear()
+    with ExitStack() as held:
+        folders = [*_opened]
+        for folder in folders:
+            held.push(_opened.pop(folder))
+        for folder in {*folders, *([out] if out is not None else [])}:
+            save(folder)
+
+
+def _delete(path: Path) -> None:
+    # Nothing is done to the file: it may be back.
+    Copy(path, TREE).delete_object()
 
 
 def _is_local(name: str) -> bool:
@@ -105,9 +134,9 @@ def _save(path: Path) -> None:
     one = Copy(path, TREE)
     try:
         # What is written to a file meanwhile counts as a change.
-        mtime_ns = path.stat().st_mtime_ns
+        stamp = stamp_of(path)
         if one.is_changed:
-            one.put_or_agree(path, mtime_ns)
+            one.put_or_agree(path, stamp)
     except FileNotFoundError:
         # An older checkpoint made room.
         return

@@ -14,10 +14,9 @@ from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
 from ctr.io.errors import InputError
 from ctr.io.files import create_exclusively, names_in, write_atomic_bytes
-from ctr.io.locks import hold
 from ctr.io.paths import read_path, with_content
 from ctr.io.stores import address_of, fetch, make_room, pull, pulls_anew, remove
-from ctr.io.working_copies import open_working_copy, save
+from ctr.io.working_copies import open_working_copy, save, save_outputs
 from hashed_rows import hashed_rows
 from http_proxy import Fault
 
@@ -210,7 +209,9 @@ def test_a_working_copy_is_saved_with_marks_last(faulty_store, tmp_path, monkeyp
     def opened(machine: str) -> Path:
         monkeypatch.setenv("CTR_CACHE", str(tmp_path / machine))
         with pulls_anew():
-            return open_working_copy(f"{bucket}/run")
+            run = open_working_copy(f"{bucket}/run")
+        save_outputs(None)
+        return run
 
     run = opened("a")
     checkpoint(run, 1)
@@ -276,8 +277,21 @@ def test_what_a_parent_has_opened_is_not_emptied(object_store, tmp_path, monkeyp
         (run / "new").touch()
         assert open_working_copy(address) == run and (run / "new").exists()
     assert address_of(run) == "" and address_of(run, "working") == address
-    with pulls_anew(), hold(run / ".lock"), pytest.raises(InputError, match="another process works in it"):
-        open_working_copy(address)
+    # What no process has opened may not be above or below what one has.
+    for other in (address, address.rpartition("/")[0], f"{address}/below"):
+        with (
+            pulls_anew(),
+            pytest.raises(InputError, match=f"{other}: another process works there, or in a folder"),
+        ):
+            open_working_copy(other)
     assert (run / "new").exists()
-    open_working_copy(address)
-    assert not (run / "new").exists()
+    save_outputs(None)
+    with pulls_anew():
+        open_working_copy(address)
+        save_outputs(None)
+    assert (run / "new").exists()
+    (run / "unsaved").touch()
+    with pulls_anew():
+        open_working_copy(address)
+        assert not (run / "unsaved").exists()
+    save_outputs(None)
