@@ -58,8 +58,9 @@ def _main(given: list[str]) -> int:
     try:
         arguments = parse(make_parser(), given)
     except InputError as error:
-        print_error(*error_lines(error))
-        return 1
+        status = LOST_STATUS if isinstance(error, UnavailableError) else 1
+        print_error(*error_lines(error), status=status)
+        return status
     arguments.words = given
     arguments.given = shlex.join(["ctr", *given])
     connect()
@@ -99,10 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
         # Whoever read the output is gone; Python would complain about what is left of it when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
-    except WorkerLostError as error:
-        print_error(*error_lines(error), status=LOST_STATUS)
-        return LOST_STATUS
-    except UnavailableError as error:
+    except (WorkerLostError, UnavailableError) as error:
         print_error(*error_lines(error), status=LOST_STATUS)
         return LOST_STATUS
     except (InputError, OSError, MemoryError) as error:

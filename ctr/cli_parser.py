@@ -115,7 +115,7 @@ def _read_place(name: str, is_worked_in: bool, text: str) -> Path:
         path = read_path(text)
         return worked_in(path) if is_worked_in else with_content(path)
     except InputError as error:
-        raise InputError(f"{name} {error}") from None
+        raise type(error)(f"{name} {error}") from None
 
 
 def worked_in(path: Path) -> Path:

@@ -13,7 +13,8 @@ import yaml
 
 from ctr.cli import main
 from ctr.io.files import write_atomic_bytes
-from ctr.io.paths import read_path
+from ctr.io.paths import read_path, with_content
+from http_proxy import Fault
 from small_runs import INTERVALS, draw_examples, publish
 
 CONFIG = {
@@ -71,6 +72,40 @@ def test_a_run_that_is_killed_goes_on_elsewhere_to_the_same_bits(
     assert capsys.readouterr().out.endswith(f"{bucket}/runs/one/report.html\n")
     assert proxy.count("PUT", "report.html") == 1
     assert os.fspath(tmp_path) not in (found / "config.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_that_begins_with_another_one_is_the_same_on_any_machine(
+    object_store, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "first"))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(CONFIG))
+    bucket, table = object_store("s3"), draw_examples(150).table()
+    publish(read_path(f"{bucket}/log"), table, INTERVALS[:1])
+    words = ["train", f"{bucket}/log", "--config", "run.yaml", "--out"]
+    assert main([*words, f"{bucket}/runs/one"]) == 0
+    publish(read_path(f"{bucket}/log"), table, INTERVALS[1:])
+    words += [f"{bucket}/runs/two", "--init-from", f"{bucket}/runs/one"]
+    for machine in ("a", "b"):
+        monkeypatch.setenv("CTR_CACHE", str(tmp_path / machine))
+        assert main(words) == 0
+    assert "error" not in capsys.readouterr().err
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "c"))
+    runs = with_content(read_path(f"{bucket}/runs"))
+    assert {path.name for path in runs.iterdir()} == {"one", "two"}
+    assert json.loads((runs / "two" / "init_from.json").read_text())["run"] == f"{bucket}/runs/one"
+
+
+def test_a_store_that_does_not_answer_is_a_reason_to_try_again(faulty_store, tmp_path, monkeypatch, capsys):
+    bucket, proxy = faulty_store("s3")
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path))
+    proxy.faults = [Fault("truncate", "", "", 100)]
+    assert main(["inspect", f"{bucket}/log"]) == 75
+    proxy.faults = [Fault("status", "", "", 100, 403)]
+    assert main(["inspect", f"{bucket}/log"]) == 1
+    for line in capsys.readouterr().err.splitlines():
+        assert line.startswith(f"error: LOG {bucket}/log: ")
 
 
 def test_workers_of_a_cluster_need_a_folder_that_they_share(object_store, tmp_path, monkeypatch, capsys):

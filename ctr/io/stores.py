@@ -262,7 +262,8 @@ def _faults(address: str) -> Iterator[None]:
         if "NoSuchBucket" in said or "ContainerNotFound" in said:
             raise InputError(f"{address}: no such bucket") from None
         kind: type[InputError] = _CutOffError if "body" in said else UnavailableError
-        if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        refused = exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
+        if isinstance(error, refused) or re.search(r"status code: 4(?!08|29)", said):
             kind = InputError
         # What a server says in XML may name the key.
         said = re.sub(r":?\s*<.*", "", said, flags=re.DOTALL)
