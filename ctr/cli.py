@@ -15,7 +15,7 @@ from ctr.io.errors import InputError, error_lines, one_line
 from ctr.io.log_lines import log_format
 from ctr.io.signals import Interrupted
 from ctr.io.stores import UnavailableError, pulls_anew
-from ctr.io.working_copies import save_outputs
+from ctr.io.working_copies import lets_go, save_outputs
 from ctr.workers.cluster import LOST_STATUS, WorkerLostError
 
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given[:1] in ([], ["help"]):
         given = [*given[1:], "--help"]
     # Known before the rest is read: usage errors have this form, too.
-    with log_format(given_log_format(given)), pulls_anew():
+    with log_format(given_log_format(given)), pulls_anew(), lets_go():
         return _main(given)
 
 

@@ -5,7 +5,8 @@ in ``CACHE/working/s3/bucket/run``, and ``save`` brings to the store what has ch
 are complete comes last. Whoever opens the working copy of the same address, on any machine, goes on from there.
 """
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 
 from ctr.io.files import is_temporary, make_folder
@@ -112,6 +113,16 @@ def save_outputs(out: Path | None) -> None:
             held.push(_opened.pop(folder))
         for folder in {*folders, *([out] if out is not None else [])}:
             save(folder)
+
+
+@contextmanager
+def lets_go() -> Iterator[None]:
+    """Lets go, after the block, of what was opened and is not saved, as where the words of a command are wrong."""
+    try:
+        yield
+    finally:
+        while _opened:
+            _opened.popitem()[1].close()
 
 
 def _delete(path: Path) -> None:
