@@ -72,9 +72,8 @@ def copy_of(address: str, tree: str = OBJECTS) -> Path:
 def address_of(path: str | os.PathLike[str], tree: str = OBJECTS) -> str:
     """Returns the address of which ``path`` is the copy; empty where it is a file of this machine."""
     absolute, copies = os.path.abspath(path), f"{_cache() / tree}/"
-    if not absolute.startswith(copies) or f"/{LOCAL}" in absolute:
-        return ""
-    return absolute.removeprefix(copies).replace("/", "://", 1)
+    name = absolute.removeprefix(copies)
+    return "" if name == absolute or f"/{LOCAL}" in name else name.replace("/", "://", 1)
 
 
 def with_addresses(text: str) -> str:
@@ -407,14 +406,15 @@ def pulls_anew() -> Iterator[None]:
 
 def fetch(path: Path) -> bool:
     """Copies an object that has no copy; returns whether ``path`` is a file, which it may be anyway."""
-    if path.is_file():
-        if is_late(path.as_posix()) and address_of(path):
-            # That it was read now; what the file system notes by itself may be a day late.
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
-        return path.is_file() or Copy(path).get()
     if not address_of(path):
-        return False
+        return path.is_file()
+    if path.is_file():
+        if not is_late(path.as_posix()):
+            return True
+        # That it was read now; what the file system notes by itself may be a day late. It may have made room just now.
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+            return True
     found = Copy(path).get()
     if found and is_late(path.as_posix()):
         global _fetched

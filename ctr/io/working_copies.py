@@ -28,7 +28,8 @@ from ctr.io.stores import (
 TREE = "working"
 # What says that other files are complete, in the order in which it is saved.
 _MARKS = ("", "state.json", "delta.npz", "saved_model.pb", "summary.json")
-_LOCAL = (".lock", ".partial", ".damaged", ".launching")
+_LAUNCHING = ".launching"
+_LOCAL = (".lock", ".partial", ".damaged", _LAUNCHING)
 _ROLLBACKS = "quarantine.json"
 _opened: dict[Path, ExitStack] = {}  # by this process, with the locks that it holds
 
@@ -83,7 +84,8 @@ def _get(path: Path) -> None:
 
 def saved_to(folder: Path) -> str:
     """Returns the address that a folder is saved to; empty where it is of this machine alone."""
-    return "" if _is_local(folder.as_posix()) else address_of(folder, TREE)
+    # A run that begins with another one is not there before it has its name.
+    return "" if folder.name.endswith(_LAUNCHING) else address_of(folder, TREE)
 
 
 def save(folder: Path) -> None:
