@@ -177,6 +177,7 @@ class EventMapping(StrictModel):
             raise ValueError("keep_values: hashed impressions have ids alone, and no raw values to keep")
         check_kept(self.keep_values, self.features)
         self._check_sampling()
+        self._check_histories()
         return self
 
     def _check_sampling(self) -> None:
@@ -196,6 +197,23 @@ class EventMapping(StrictModel):
                 )
             if recorded.log is not None:
                 raise ValueError(f"sampling.rule.{key}.log: not allowed here, the teacher scores this log")
+
+    def _check_histories(self) -> None:
+        for name, history in self.feature_schema.histories.items():
+            if history.where == "clicked" and history.after_us < duration_us(self.click_window):
+                raise ValueError(
+                    f"feature {name}: history.after is {history.after}, but clicks come up to click_window, "
+                    f"{self.click_window}, after their query; allowed: at least that"
+                )
+            if history.where == "all" and self.sampling is not None:
+                raise ValueError(
+                    f"feature {name}: history.where all would list only the rows that sampling keeps"
+                )
+            if self.teacher is not None:
+                raise ValueError(
+                    f"feature {name}: teacher is not allowed with a history, which rows get after they are scored; "
+                    "score the log by ctr score"
+                )
 
     @property
     def feature_schema(self) -> Schema:
@@ -225,9 +243,10 @@ class EventMapping(StrictModel):
     def raw_columns(self) -> tuple[str, ...]:
         impressions, schema = self.impressions, self.feature_schema
         if impressions.hashed:
-            features = (("ids",) if schema.single_valued else ()) + schema.multivalent
+            lists = (name for name in schema.multivalent if name not in schema.histories)
+            features = (*(["ids"] if schema.single_valued else []), *lists)
         else:
-            sources = (source for source in schema.sources if source not in impressions.derive)
+            sources = (source for source in schema.read_sources if source not in impressions.derive)
             derived_from = (d.source for d in impressions.derive.values() if not d.of_time)
             features = (*derived_from, *sources)
         return tuple(dict.fromkeys((*impressions.key_columns, *features)))

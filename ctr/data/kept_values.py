@@ -47,7 +47,9 @@ KeepValues = Annotated[Literal["all"] | tuple[str, ...], BeforeValidator(_all_or
 
 def has_raw_values(feature: AnyFeature) -> bool:
     """Tells a feature whose ids do not say by themselves what they stand for."""
-    return not isinstance(feature, Number) and not _vocabulary(feature)
+    # What a history lists is kept with the feature that it lists.
+    is_history = isinstance(feature, Category) and feature.history is not None
+    return not (isinstance(feature, Number) or _vocabulary(feature) or is_history)
 
 
 def value_of_id(feature: AnyFeature, number: int) -> str | None:

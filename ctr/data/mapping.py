@@ -384,7 +384,7 @@ class Mapping(StrictModel):
     @property
     def raw_columns(self) -> tuple[str, ...]:
         derived_from = (d.source for d in self.derive.values() if not d.of_time)
-        sources = (source for source in self.feature_schema.sources if source not in self.derive)
+        sources = (source for source in self.feature_schema.read_sources if source not in self.derive)
         return tuple(dict.fromkeys((*self.key_columns, *derived_from, *sources)))
 
     @property
@@ -393,7 +393,8 @@ class Mapping(StrictModel):
 
     @property
     def text_sources(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Category | Text)))
+        texts = dict.fromkeys(f.source for f in self.features if isinstance(f, Category | Text))
+        return tuple(name for name in texts if name not in self.feature_schema.histories)
 
     @property
     def value_sources(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from ctr.config import StrictModel, differing_keys
 from ctr.data.derived import TIME_COLUMN, Column, Derived
+from ctr.data.history import History
 from ctr.data.spelling import spell
 
 Tower = Literal["quality", "ui"]
@@ -76,6 +77,9 @@ class Category(FeatureBase):
             ``,`` and ``[]'`` with a space here, the text ``['a', 'b']`` has the values a and b.
         max_values: maximum number of values per row.
         keep: which values of a longer row are kept; ``last`` suits histories that grow at their end.
+        history: the values are no column, but what earlier rows of the log had. The feature is multivalent, its name is
+            its source, and it has the ``buckets`` or the ``vocabulary`` of the feature that is listed. A server sends
+            the values under the feature's name, the latest one last.
     """
 
     kind: Literal["category"] = "category"
@@ -87,14 +91,31 @@ class Category(FeatureBase):
     strip: str = Field(default="", pattern=r"^[\x20-\x7e]*$", title="printable ASCII characters")
     max_values: int = Field(default=100, ge=1)
     keep: Literal["first", "last"] = "first"
+    history: History | None = None
 
     @model_serializer(mode="wrap")
-    def _without_no_strip(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Of features without it the text, and with it the version, is the same as without the key.
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Of features without them the text, and with it the version, is the same as without the keys.
         content: dict[str, Any] = handler(self)
         if not self.strip:
             content.pop("strip", None)
+        if self.history is None:
+            content.pop("history", None)
         return content
+
+    @model_validator(mode="before")
+    @classmethod
+    def _history_sets_lists(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or not content.get("history"):
+            return content
+        history = content["history"]
+        last = getattr(history, "last", None) or (isinstance(history, dict) and history.get("last"))
+        most = last if isinstance(last, int) and last else History.model_fields["last"].default
+        sets = {"source": content.get("name"), "multivalent": True, "max_values": most, "keep": "last"}
+        for key, value in sets.items():
+            if content.get(key, value) != value:
+                raise ValueError(f"{key} follows from the history ({value}) and must not be set")
+        return {**content, **sets}
 
     @model_validator(mode="before")
     @classmethod
@@ -345,6 +366,8 @@ class Schema(StrictModel):
                         f"features {other.name} and {name} read the column {feature.source} as a number and as "
                         "a string: give the column twice, under two names"
                     )
+            if isinstance(feature, Category) and feature.history is not None:
+                _check_history(feature, feature.history, known)
             known[name] = feature
         return self
 
@@ -376,6 +399,11 @@ class Schema(StrictModel):
     @property
     def sources(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(f.source for f in self.features if not isinstance(f, Cross)))
+
+    @property
+    def read_sources(self) -> tuple[str, ...]:
+        """The sources that raw rows have: all but those of histories."""
+        return tuple(name for name in self.sources if name not in self.histories)
 
     def _is_of_time(self, source: str) -> bool:
         return source in self.derive and self.derive[source].of_time
@@ -415,6 +443,12 @@ class Schema(StrictModel):
                     found.setdefault(self.column_of(feature.source), set()).add(feature.separator)
         return {column: next(iter(texts)) if len(texts) == 1 else None for column, texts in found.items()}
 
+    @property
+    def histories(self) -> dict[str, History]:
+        """The features that list what earlier rows had, by name."""
+        found = {f.name: f.history for f in self.features if isinstance(f, Category)}
+        return {name: history for name, history in found.items() if history is not None}
+
     def spells_numbers(self, source: str) -> bool:
         """Tells whether categories of a source spell 12.0 as 12."""
         return not (source in self.derive and self.derive[source].cast == "text")
@@ -453,6 +487,22 @@ class Schema(StrictModel):
     def version(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of the canonical text."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
+
+
+def _check_history(feature: Category, history: History, known: Mapping[str, AnyFeature]) -> None:
+    for key, name in (("by", history.by), ("of", history.of)):
+        other = known.get(name)
+        if not isinstance(other, Category) or other.multivalent:
+            raise ValueError(
+                f"feature {feature.name}: history.{key} names {name}; allowed: single-valued categories before it"
+            )
+        if key == "by" and other.buckets is not None:
+            raise ValueError(
+                f"feature {feature.name}: history.by names {name}, where several values share a bucket; allowed: a "
+                "category without buckets and vocabulary"
+            )
+        if key == "of" and (other.buckets, other.vocabulary) != (feature.buckets, feature.vocabulary):
+            raise ValueError(f"feature {feature.name}: buckets and vocabulary must be those of {name}")
 
 
 def make_schema(

@@ -28,6 +28,7 @@ from typing import Any
 import apache_beam as beam
 
 from ctr.data.event_mapping import EventMapping
+from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
@@ -219,6 +220,7 @@ class _Job:
         self.rules = partition_rules(mapping)
         self.progress = Progress()
         self.last_published = -1  # the start of that partition
+        self._histories = Histories(log, mapping.feature_schema)
 
     def read(self, units: Sequence[Unit], keep_going: bool) -> list[UnitReport]:
         """Stores the events of units in the spool; returns their reports. Raises InputError for a runner elsewhere.
@@ -269,7 +271,9 @@ class _Job:
                 | "Stage" >> beam.ParDo(_Stage(self.mapping, self.log, self.spool, count_ids))
             ),
         )
-        published = list(publish_staged(self.log, read_staged(self.spool, starts)))
+        published = list(
+            publish_staged(self.log, self.mapping, self._histories, read_staged(self.spool, starts))
+        )
         self.last_published = max([self.last_published, *starts])
         self.progress.published += len(published)
         self.progress.rows += sum(manifest.rows for manifest in published)

@@ -19,7 +19,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
-from ctr.data.kept_values import partition_values, without_values, write_values
+from ctr.data.history_state import Histories
+from ctr.data.kept_values import partition_values, values_path, without_values, write_values
 from ctr.data.log import (
     Manifest,
     check_log,
@@ -32,11 +33,12 @@ from ctr.data.log import (
 )
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.sample_log import RECORD, SampledLog, adopt_record
-from ctr.data.shards import stage_partition
+from ctr.data.shards import read_shard, shard_schema, stage_partition
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
+from ctr.io.stores import fetch, remove
 from ctr.pipelines.events.join import Joined
 from ctr.pipelines.events.tables import Kind
 
@@ -62,24 +64,53 @@ def last_published(log: Path) -> int:
     return max((start for start, _ in list_partitions(log)), default=-1)
 
 
-def publish_staged(log: Path, staged: Iterable[tuple[int, bytes]]) -> Iterator[Manifest]:
-    """Publishes staged manifests (JSON; empty: none) by time, so that no reader sees one before an earlier one."""
+def publish_staged(
+    log: Path, mapping: EventMapping, histories: Histories, staged: Iterable[tuple[int, bytes]]
+) -> Iterator[Manifest]:
+    """Publishes staged manifests (JSON; empty: none) by time, so that no reader sees one before an earlier one.
+
+    Histories are filled now, as they need the partitions before.
+    """
     for start, content in sorted(staged):
         if content:
             manifest = parse_manifest(content, f"the staged partition from {start} on")
+            if mapping.feature_schema.histories:
+                manifest = _with_histories(log, mapping, histories, manifest)
             publish_manifest(log, manifest)
             yield manifest
+    histories.save()
+
+
+def _with_histories(log: Path, mapping: EventMapping, histories: Histories, manifest: Manifest) -> Manifest:
+    """Stages a partition again, with its histories, and deletes the shards that have none."""
+    schema = mapping.feature_schema
+    rows = [read_shard(log, entry, schema) for entry in manifest.shards]
+    table = histories.fill(manifest.start, pa.concat_tables(rows or [shard_schema(schema).empty_table()]))
+    found = _stage(log, mapping, manifest.start, table, manifest.counters)
+    histories.add(manifest.end, table)
+    for file in {entry.file for entry in manifest.shards} - {entry.file for entry in found.shards}:
+        remove(log / "shards" / file)
+    if mapping.kept_values and found != manifest and fetch(values := values_path(log, manifest)):
+        # They are named by the manifest.
+        write_atomic_bytes(values_path(log, found), values.read_bytes())
+        remove(values)
+    return found
+
+
+def _stage(
+    log: Path, mapping: EventMapping, start: int, examples: pa.Table, counters: dict[str, int]
+) -> Manifest:
+    given = log, mapping.feature_schema, start, start + duration_us(mapping.partition), examples, counters
+    return stage_partition(*given, mapping.shard_rows, counts_pages=mapping.sampling is None)
 
 
 def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -> Manifest:
     """Writes a partition but for its manifest, which it returns; InputError if something else was published before."""
     schema, kept = mapping.feature_schema, mapping.kept_values
-    end = start + duration_us(mapping.partition)
     examples = without_values(joined.examples)
-    given = log, schema, start, end, examples, joined.counters, mapping.shard_rows
-    manifest = stage_partition(*given, counts_pages=mapping.sampling is None)
+    manifest = _stage(log, mapping, start, examples, joined.counters)
     path = manifest_path(log, manifest)
-    if path.exists() and path.read_bytes() != manifest_bytes(manifest):
+    if not schema.histories and path.exists() and path.read_bytes() != manifest_bytes(manifest):
         raise InputError(
             f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
             "the first version is kept: publish later events to another log"

@@ -126,7 +126,9 @@ def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
     lists: dict[str, str | None] = {}
     if kind == "impressions":
         numbers |= {*mapping.number_sources, *filter(None, [mapping.impressions.weight])}
-        texts |= {mapping.impressions.query_id, *mapping.feature_schema.sources} - set(mapping.number_sources)
+        texts |= {mapping.impressions.query_id, *mapping.feature_schema.read_sources} - set(
+            mapping.number_sources
+        )
         texts |= {derived.source for derived in mapping.impressions.derive.values()}
         lists = mapping.list_sources
     return JsonlReader(wanted_columns(mapping, kind), sorted(numbers - texts), lists, all_needed=False)

@@ -35,6 +35,7 @@ from apache_beam.utils.timestamp import Duration, Timestamp
 from apache_beam.utils.windowed_value import PaneInfoTiming
 
 from ctr.data.event_mapping import EventMapping
+from ctr.data.history_state import Histories
 from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
@@ -109,7 +110,7 @@ class PublishStream(beam.PTransform[Any, Any]):
             | "Stage" >> beam.ParDo(_Stage(mapping, log))
             | "To one worker" >> beam.Map(_keyed).with_output_types(tuple[bytes, tuple[int, bytes]])
             | "In order" >> beam.GroupByKey()
-            | "Publish" >> beam.FlatMap(_publish, log)
+            | "Publish" >> beam.ParDo(_Publish(mapping, log))
         )
 
 
@@ -117,9 +118,19 @@ def _keyed(staged: tuple[int, bytes]) -> tuple[bytes, tuple[int, bytes]]:
     return b"", staged
 
 
-def _publish(element: tuple[bytes, Iterable[tuple[int, bytes]]], log: Path) -> Iterator[int]:
-    for manifest in publish_staged(log, element[1]):
-        yield manifest.start
+@beam.typehints.with_output_types(int)
+class _Publish(beam.DoFn):
+    # Publishes staged partitions; returns their starts.
+
+    def __init__(self, mapping: EventMapping, log: Path) -> None:
+        self._mapping, self._log = mapping, log
+
+    def setup(self) -> None:
+        self._histories = Histories(self._log, self._mapping.feature_schema)
+
+    def process(self, element: tuple[bytes, Iterable[tuple[int, bytes]]]) -> Iterator[int]:
+        for manifest in publish_staged(self._log, self._mapping, self._histories, element[1]):
+            yield manifest.start
 
 
 # ---------------------------------------------------------------- from events to partitions

@@ -145,7 +145,7 @@ def _pack_raw(
     schema = mapping.feature_schema
     add_derived(mapping.impressions.derive, columns, keys["query_time"], verdict)
     check_numbers(mapping.number_sources, columns, verdict)
-    tables = [pa.table(keys), pa.table({name: columns[name] for name in schema.sources})]
+    tables = [pa.table(keys), pa.table({name: columns[name] for name in schema.read_sources})]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
     kept = tuple(value_columns(schema, mapping.kept_values))
@@ -160,6 +160,10 @@ def _pack_hashed(
     target = shard_schema(schema)
     arrays = []
     for field in target:
+        if field.name in mapping.feature_schema.histories:
+            # Filled when the partition is published.
+            arrays.append(pa.array([[]] * len(verdict.good), field.type))
+            continue
         is_key = field.name in keys
         column = pa.array(keys[field.name]) if is_key else _whole_lists(field, columns[field.name], verdict)
         if not is_key and column.null_count:

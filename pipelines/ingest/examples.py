@@ -91,7 +91,7 @@ def make_examples(
         "train_weight": weights,
         "metric_weight": weights,
     }
-    raw = {name: columns[name] for name in schema.sources}
+    raw = {name: columns[name] for name in schema.read_sources}
     origin = {FILE_COLUMN: np.full(len(times), chunk.file, np.int32), ROW_COLUMN: chunk.rows}
     tables = [pa.table(keys), pa.table(raw), pa.table(origin)]
     if not verdict.good.all():

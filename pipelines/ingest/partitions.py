@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.kept_values import partition_values, values_path, write_values
 from ctr.data.log import Manifest, is_published
@@ -152,8 +153,14 @@ def examples_of(table: pa.Table) -> pa.Table:
     return table.drop_columns([name for name in table.column_names if name.startswith("@")])
 
 
-def stage(out: Path, mapping: Mapping, start: int, table: pa.Table, write: bool = True) -> Manifest:
-    """Stages a partition of ``sorted_partitions`` (``stage_partition``); values that are kept come first."""
+def stage(
+    out: Path, mapping: Mapping, histories: Histories, start: int, table: pa.Table, write: bool = True
+) -> Manifest:
+    """Stages a partition of ``sorted_partitions`` (``stage_partition``), with its histories; values come first.
+
+    With ``write``, its rows are known to later partitions.
+    """
+    table = histories.fill(start, table)
     manifest = stage_partition(
         out,
         mapping.feature_schema,
@@ -164,6 +171,7 @@ def stage(out: Path, mapping: Mapping, start: int, table: pa.Table, write: bool 
         write=write,
     )
     if write:
+        histories.add(start + mapping.partition_us, table)
         keep_values(out, mapping, manifest, table)
     return manifest
 
@@ -175,14 +183,16 @@ def keep_values(out: Path, mapping: Mapping, manifest: Manifest, table: pa.Table
         write_values(out, manifest, partition_values(mapping.feature_schema, kept, table))
 
 
-def find_published(out: Path, mapping: Mapping, start: int, table: pa.Table) -> Manifest | None:
+def find_published(
+    out: Path, mapping: Mapping, histories: Histories, start: int, table: pa.Table
+) -> Manifest | None:
     """Finds the manifest of a published partition with exactly these rows, and repairs its shards; else None."""
-    planned = stage(out, mapping, start, table, write=False)
+    planned = stage(out, mapping, histories, start, table, write=False)
     if not is_published(out, planned):
         return None
     paths = [(out / "shards" / shard.file, shard.sha256) for shard in planned.shards]
     if not all(fetch(path) and file_sha256(path) == sha256 for path, sha256 in paths):
-        stage(out, mapping, start, table)
+        stage(out, mapping, histories, start, table)
     keep_values(out, mapping, planned, table)
     return planned
 

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.history_state import Histories
 from ctr.data.log import Manifest, check_log, check_no_overlap, create_log, list_partitions
 from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
@@ -150,6 +151,7 @@ class _Ingest:
         self.seconds = dict.fromkeys(_STAGES, 0.0)
         self._repeats: Repeats | None = None
         self._collisions = Collisions(mapping.feature_schema)
+        self._histories = Histories(out, mapping.feature_schema)
         self._manifests: list[Manifest] = []
         self._warnings: list[str] = []
         self._known_rows = self._rows = 0
@@ -256,12 +258,12 @@ class _Ingest:
             with timed(self.seconds, "publish"):
                 manifest = None
                 if partition in published:
-                    manifest = find_published(self._out, self._mapping, start, table)
+                    manifest = find_published(self._out, self._mapping, self._histories, start, table)
                     self._manifests += [] if manifest is None else [manifest]
                 elif recorded := self._state.published.get(f"{start:019d}-{partition[1]:019d}"):
-                    planned = stage(self._out, self._mapping, start, table, write=False)
+                    planned = stage(self._out, self._mapping, self._histories, start, table, write=False)
                     if manifest_sha256(planned) == recorded:
-                        manifest = stage(self._out, self._mapping, start, table)
+                        manifest = stage(self._out, self._mapping, self._histories, start, table)
                         restored.append(manifest)
                 if manifest is None:
                     self._known_rows += table.num_rows + len(duplicates)
@@ -293,12 +295,13 @@ class _Ingest:
                 with timed(self.seconds, "publish"):
                     self._rejects.add(duplicates)
                     self._rejects.check(merged_rows)
-                    staged.append(stage(out, mapping, start, table))
+                    staged.append(stage(out, mapping, self._histories, start, table))
             self._warn_of_order(staged, published)
             with timed(self.seconds, "publish"):
                 change = self._store(merged, added, staged, held, max(latest, default=0))
         with timed(self.seconds, "publish"):
             self._state = commit(out, change)
+            self._histories.save()
         self._manifests = sorted([*self._manifests, *staged], key=lambda manifest: manifest.start)
         remove_leftovers(out, self._manifests, self._rejects_path)
 
@@ -308,7 +311,7 @@ class _Ingest:
         for start, table, duplicates in sorted_partitions(merged, starts, self.seconds):
             with timed(self.seconds, "publish"):
                 self._rejects.add(duplicates)
-                manifest = find_published(out, self._mapping, start, table)
+                manifest = find_published(out, self._mapping, self._histories, start, table)
                 if manifest is None:
                     closed.append(table.select([FILE_COLUMN, ROW_COLUMN, "query_time"]))
                 else:

@@ -185,6 +185,10 @@ def _transformed(schema: Schema, table: pa.Table) -> dict[str, _Column]:
             parts = [columns[part].of_rows() for part in feature.of]
             columns[feature.name] = _Column(cross_ids(arrow, feature, parts))
             continue
+        if feature.name in schema.histories and feature.source not in sources:
+            # Filled when the rows of the partition are in order (``ctr.data.history_state``).
+            nothing = pa.nulls(table.num_rows, pa.list_(pa.string()))
+            sources[feature.source] = pa.chunked_array([nothing])
         column = column_of(sources, feature, feature.source)
         if isinstance(feature, Number):
             columns[feature.name] = _number_column(ids, feature, _float_column(feature, column))

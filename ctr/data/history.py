@@ -1,0 +1,152 @@
+"""Histories: of each row, the last values that earlier rows of its key had, such as the items a user clicked.
+
+A row of a query at time t sees the values of rows whose queries were at s with ``s + after <= t``, and before t: what a
+server could have known when it answered the query, if it learns of a row ``after`` later. So no row sees its own query,
+nor the future, whatever later rows hold.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from ctr.config import StrictModel
+from ctr.data.times import Duration, duration_us, read_duration
+
+
+class History(StrictModel):
+    """The last values that earlier rows with the same key had, as known at each query's time.
+
+    Attributes:
+        by: the feature whose value is the key, such as the user: a single-valued category whose ids grow.
+        of: the feature whose values are listed, such as the item: a single-valued category.
+        where: which rows count: those with label 1, or all.
+        last: at most so many values, the latest ones; the latest is the last.
+        after: how long after its query a row is known. ``0s``: at once, to later queries.
+        within: rows that are older are forgotten, which bounds what is kept.
+    """
+
+    by: str
+    of: str
+    where: Literal["clicked", "all"] = "clicked"
+    last: int = Field(default=50, ge=1, le=10_000)
+    after: Duration | Literal["0s"]
+    within: Duration = "30d"
+
+    @model_validator(mode="after")
+    def _sees_anything(self) -> Self:
+        if self.after_us >= self.within_us:
+            raise ValueError("within must be longer than after")
+        return self
+
+    @property
+    def after_us(self) -> int:
+        return read_duration("after", self.after)
+
+    @property
+    def within_us(self) -> int:
+        return duration_us(self.within)
+
+    @property
+    def hidden_us(self) -> int:
+        """Of this many microseconds before its query a row sees nothing; at least 1."""
+        return max(self.after_us, 1)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Rows that count, in order of key, of one key in order of time: int64 [E] each."""
+
+    keys: np.ndarray
+    times: np.ndarray
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def at(self, places: np.ndarray) -> "Known":
+        """Selects rows by place, or by a mask."""
+        return Known(self.keys[places], self.times[places], self.values[places])
+
+
+NOTHING = Known(*(np.zeros(0, np.int64) for _ in range(3)))
+
+
+def add_known(known: Known, later: Known) -> Known:
+    """Adds rows, of each key in order of time; of equal times they come after the known ones."""
+    both = Known(*(np.concatenate([getattr(one, name) for one in (known, later)]) for name in _NAMES))
+    return both.at(np.lexsort((both.times, both.keys)))
+
+
+_NAMES = ("keys", "times", "values")
+
+
+def split_known(known: Known, keys: np.ndarray) -> tuple[Known, Known]:
+    """Splits off the rows of some keys, int64 [K], which are sorted and distinct: those, and the others."""
+    begins, ends = (np.searchsorted(known.keys, keys, side) for side in ("left", "right"))
+    steps = np.zeros(len(known) + 1, np.int64)
+    np.add.at(steps, begins, 1)
+    np.add.at(steps, ends, -1)
+    chosen = np.cumsum(steps[:-1]) > 0
+    return known.at(chosen), known.at(~chosen)
+
+
+def join_known(first: Known, second: Known) -> Known:
+    """Joins rows of different keys."""
+    places = np.searchsorted(first.keys, second.keys)
+    return Known(*(np.insert(getattr(first, name), places, getattr(second, name)) for name in _NAMES))
+
+
+def look_up_history(
+    history: History, known: Known, keys: np.ndarray, times: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Looks up what queries see, of N keys, int64 [N], at their times: values int64 [V], and lengths int32 [N]."""
+    count = len(keys)
+    if not len(known):
+        return np.zeros(0, np.int64), np.zeros(count, np.int32)
+    pairs, of_row = _distinct_pairs(keys, times)
+    ends = _rank(known, pairs[0], pairs[1] - history.hidden_us)
+    begins = np.maximum(ends - history.last, _rank(known, pairs[0], pairs[1] - history.within_us - 1))
+    begins, lengths = begins[of_row], (ends - begins)[of_row]
+    shifts = begins - (np.cumsum(lengths) - lengths)
+    places = np.arange(int(lengths.sum())) + np.repeat(shifts, lengths)
+    return known.values[places], lengths.astype(np.int32)
+
+
+def _distinct_pairs(keys: np.ndarray, times: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    order = np.lexsort((times, keys))
+    keys, times = keys[order], times[order]
+    is_new = np.append(True, (keys[1:] != keys[:-1]) | (times[1:] != times[:-1]))
+    of_row = np.empty(len(order), np.int64)
+    of_row[order] = np.cumsum(is_new) - 1
+    return (keys[is_new], times[is_new]), of_row
+
+
+def _rank(known: Known, keys: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Counts the known rows of smaller keys, and of the same key up to a time: int64 [N]."""
+    total = len(known)
+    # Queries come after the rows of the same time.
+    order = np.lexsort(
+        (
+            np.repeat([0, 1], [total, len(keys)]),
+            np.concatenate([known.times, times]),
+            np.concatenate([known.keys, keys]),
+        )
+    )
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.cumsum(order < total)
+    return ranks[total:]
+
+
+def forget(history: History, known: Known, now_us: int) -> Known:
+    """Drops what no query from ``now_us`` on can see: rows too old, and those with enough later visible ones."""
+    recent = known.times >= now_us - history.within_us
+    known = known if recent.all() else known.at(recent)
+    if not len(known):
+        return NOTHING
+    ends = np.searchsorted(known.keys, known.keys, "right")
+    # How many rows of the key will come after this one and are visible already.
+    visible: np.ndarray = np.cumsum(known.times <= now_us - history.hidden_us)
+    later: np.ndarray = visible[ends - 1] - visible
+    return known.at(later < history.last)

@@ -1,0 +1,176 @@
+"""The histories of a log: which rows they know at the end of a partition, and the columns of the next one.
+
+::
+
+    LOG/histories/END-DIGEST.parquet    what is known at END, of the partitions whose manifests have this digest
+
+What is known follows from the published partitions alone. The file, with the columns ``feature``, ``key`` and ``value``
+(ids) and ``time``, saves reading them: without it, or after a partition that came late, shards are read again, and the
+same is found.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ctr.data.history import (
+    NOTHING,
+    History,
+    Known,
+    add_known,
+    forget,
+    join_known,
+    look_up_history,
+    split_known,
+)
+from ctr.data.log import Manifest, list_partitions, manifest_bytes, read_manifests
+from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes
+from ctr.data.schema import MISSING_ID, Schema
+from ctr.data.shards import read_shard, unpack_ids
+from ctr.io.errors import InputError
+from ctr.io.files import names_in, write_atomic_bytes
+from ctr.io.stores import fetch, remove
+
+FOLDER = "histories"
+_COLUMNS = ("feature", "key", "time", "value")
+_PARTS = 30
+
+
+class Histories:
+    """The histories of a log that grows: ``fill`` the rows of a partition, ``add`` them when they are staged."""
+
+    def __init__(self, log: Path, schema: Schema) -> None:
+        self._log, self._schema = log, schema
+        self._histories = schema.histories
+        self._longest = max((history.within_us for history in self._histories.values()), default=0)
+        self._known = dict.fromkeys(self._histories, NOTHING)
+        # What is known is that of the partitions that end by then; what was forgotten is as old as then.
+        self._at = self._forgot = -1
+        self._manifests: dict[tuple[int, int], Manifest] = {}
+
+    def fill(self, start: int, rows: pa.Table) -> pa.Table:
+        """Fills the columns of histories of the rows of a partition, which are in order.
+
+        Returns the rows as they are where the log has no histories.
+        """
+        if not self._histories or not rows.num_rows:
+            return rows
+        self._move_to(start)
+        ids, times = self._ids(rows), rows.column("query_time").to_numpy()
+        for name, history in self._histories.items():
+            before, _ = split_known(self._known[name], np.unique(ids[history.by]))
+            # The partition's own rows are known to its later queries.
+            known = add_known(before, _counting(history, rows, ids))
+            values, lengths = look_up_history(history, known, ids[history.by], times)
+            place = rows.schema.get_field_index(name)
+            field = rows.schema.field(place)
+            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            if offsets[-1] >= 2**31:
+                raise InputError(
+                    f"feature {name}: {offsets[-1]} values in one partition; at most 2^31 - 1 fit"
+                )
+            items = pa.array(values.astype(self._schema.id_type))
+            column = pa.ListArray.from_arrays(offsets.astype(np.int32), items, type=field.type)
+            rows = rows.set_column(place, field, column)
+        return rows
+
+    def add(self, end: int, rows: pa.Table) -> None:
+        """Adds the rows of a partition that was filled, and ends at ``end``."""
+        ids = self._ids(rows) if self._histories else {}
+        for name, history in self._histories.items():
+            later = _counting(history, rows, ids)
+            own, others = split_known(self._known[name], np.unique(later.keys))
+            self._known[name] = join_known(others, forget(history, add_known(own, later), end))
+        self._at = end
+
+    def known(self) -> dict[str, Known]:
+        """Returns what is known at the end of the log, by feature."""
+        ends = [end for _, end in list_partitions(self._log)] if self._histories else []
+        if ends:
+            self._move_to(ends[-1])
+        return self._known
+
+    def save(self) -> None:
+        """Stores what is known at the end of the log, once in a thirtieth of the time that is remembered."""
+        self.known()
+        stored = names_in(self._log / FOLDER, ".parquet") if self._histories else []
+        latest = max((int(name.partition("-")[0]) for name in stored), default=-1)
+        if not self._histories or self._at < 0 or latest > self._at - self._longest // _PARTS:
+            return
+        self._forget()
+        path = self._path([*self._read_manifests()])
+        tables = [
+            pa.table(
+                [np.full(len(known), number, np.int32), known.keys, known.times, known.values], names=_COLUMNS
+            )
+            for number, known in enumerate(self._known.values())
+        ]
+        write_atomic_bytes(path, parquet_bytes(pa.concat_tables(tables)))
+        for name in stored:
+            remove(self._log / FOLDER / name)
+
+    def _move_to(self, start: int) -> None:
+        """Reads on in the published partitions, up to those that end by ``start``."""
+        if start == self._at:
+            return
+        manifests = [one for one in self._read_manifests() if one.end <= start]
+        if self._at < 0 or start < self._at:
+            self._load(manifests, start)
+        for manifest in manifests:
+            if manifest.start >= self._at:
+                for entry in manifest.shards:
+                    self.add(manifest.end, read_shard(self._log, entry, self._schema))
+        self._at = start
+        if start - self._forgot > self._longest // _PARTS:
+            self._forget()
+
+    def _forget(self) -> None:
+        for name, history in self._histories.items():
+            self._known[name] = forget(history, self._known[name], self._at)
+        self._forgot = self._at
+
+    def _load(self, manifests: Sequence[Manifest], start: int) -> None:
+        """Begins with what is stored of the latest partition that has it, else with the first one that matters."""
+        self._known = dict.fromkeys(self._histories, NOTHING)
+        self._at = min((one.start for one in manifests if one.end > start - self._longest), default=start)
+        stored = {name.partition("-")[0] for name in names_in(self._log / FOLDER, ".parquet")}
+        for count in range(len(manifests), 0, -1):
+            if f"{manifests[count - 1].end:019d}" in stored and fetch(path := self._path(manifests[:count])):
+                table = pq.read_table(path)
+                features, *columns = (table.column(name).to_numpy() for name in _COLUMNS)
+                for number, name in enumerate(self._histories):
+                    self._known[name] = Known(*columns).at(features == number)
+                self._at = manifests[count - 1].end
+                return
+
+    def _read_manifests(self) -> list[Manifest]:
+        manifests = read_manifests(self._log, self._manifests)
+        self._manifests = {(one.start, one.end): one for one in manifests}
+        return manifests
+
+    def _path(self, manifests: Sequence[Manifest]) -> Path:
+        end, digest = manifests[-1].end, hashlib.sha256()
+        for manifest in manifests:
+            if manifest.end > end - self._longest:
+                digest.update(manifest_bytes(manifest))
+        return self._log / FOLDER / f"{end:019d}-{digest.hexdigest()[:16]}.parquet"
+
+    def _ids(self, rows: pa.Table) -> dict[str, np.ndarray]:
+        """Returns the ids of the features that histories name, int64 [N] each."""
+        matrix = unpack_ids(rows.column(IDS_COLUMN).combine_chunks(), self._schema)
+        names = {name for history in self._histories.values() for name in (history.by, history.of)}
+        single = self._schema.single_valued
+        return {name: matrix[:, single.index(name)].astype(np.int64) for name in names}
+
+
+def _counting(history: History, rows: pa.Table, ids: dict[str, np.ndarray]) -> Known:
+    """Selects the rows that count, in their order."""
+    keys, values = ids[history.by], ids[history.of]
+    counts = (keys != MISSING_ID) & (values != MISSING_ID)
+    if history.where == "clicked":
+        counts &= rows.column("label").to_numpy() == 1
+    return Known(keys, rows.column("query_time").to_numpy(), values).at(counts)
