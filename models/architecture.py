@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ctr.models.rows import Pooled
+
 Array = Any
 """A tensor or an array."""
 
@@ -79,6 +81,7 @@ class Architecture:
             linear = sum of linear weights + b,    network = w . DCN(e_0) + b_n
             logit = linear + gate * (network - linear) + offset
         sources: of each tower, see ``Tower``; empty: each layer reads the one before it.
+        pooled: the features that are pooled by attention.
         pairs: whether a served model has the linear weights of pairs of features (``ctr.training.pairs``).
     """
 
@@ -96,12 +99,15 @@ class Architecture:
     gated: bool = False
     sources: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     pairs: bool = False
+    pooled: tuple[Pooled, ...] = ()
 
     def __post_init__(self) -> None:
         if self.factors is not None and not self.has_network:
             raise ValueError("a factorized model needs crosses or deep layers")
         if self.gated and (self.factors is not None or self.rank_head or self.components > 1):
             raise ValueError("a gated model is not factorized, and has no rank head and one component")
+        if self.pooled and (self.components > 1 or not self.has_network):
+            raise ValueError("pooling by attention needs crosses or deep layers, and one component")
         if self.rank_head and not self.has_network:
             raise ValueError("a rank head needs crosses or deep layers to share with the click's head")
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ctr.models.architecture import Architecture, Tower
+from ctr.models.rows import Pooled
 
 Initializer = Callable[[Sequence[int], int], tf.Tensor]
 """From the shape of a matrix, [inputs, units], and a seed to its initial values, float32."""
@@ -20,7 +21,7 @@ Initializer = Callable[[Sequence[int], int], tf.Tensor]
 _TRUNCATED_DEVIATION = 0.87962566103423978
 
 # Seeds are drawn in this order of the names' beginnings, and last for what reads another layer than the one before.
-_SEEDED = ("quality/", "quality_head", "rank_head", "ui/", "ui_head")
+_SEEDED = ("quality/", "quality_head", "rank_head", "ui/", "ui_head", "pooling/")
 
 
 def small_normal(shape: Sequence[int], seed: int) -> tf.Tensor:
@@ -121,6 +122,8 @@ def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, 
         found["transfer_scale"] = _Start((), 1.0)
     if a.factors is not None:
         found["transfer_bias"] = _Start((), prior)
+    for pooled in a.pooled:
+        found |= _pooling(pooled)
     biases = {expert.bias for expert in a.experts}
     for name in fitted_names(a)[1:]:
         found[name] = _Start((), prior if name in biases else 0.0)
@@ -146,6 +149,13 @@ def _layer(name: str, sizes: Sequence[int], draws: Sequence[Initializer]) -> dic
     parts = zip(names, pairwise(sizes), draws, strict=True)
     found = {f"{name}/{part}": _Start(shape, draw) for part, shape, draw in parts}
     return found | {f"{name}/{names[-1]}_bias": _Start((sizes[-1],), 0.0)}
+
+
+def _pooling(pooled: Pooled) -> dict[str, _Start]:
+    # The block begins as if it were not there; so do places and distances.
+    draws: dict[str, Initializer] = {"query": glorot_uniform, "block": lecun_normal}
+    shapes = pooled.shapes.items()
+    return {f"pooling/{pooled.name}/{part}": _Start(shape, draws.get(part, 0.0)) for part, shape in shapes}
 
 
 def _detours(name: str, tower: Tower, width: int, outputs: int) -> dict[str, _Start]:

@@ -21,6 +21,46 @@ import numpy as np
 
 
 @dataclass(frozen=True)
+class Pooled:
+    """A multivalent feature whose embeddings are pooled by attention (``ctr.models.pooling``).
+
+    Attributes:
+        name: of the feature.
+        of: the single-valued feature from which the list is seen.
+        kind: ``target`` or ``sequence``.
+        most: the largest number of values.
+        width: of the feature's embeddings.
+        target: the width of the other's.
+    """
+
+    name: str
+    of: str
+    kind: str
+    most: int
+    width: int
+    target: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of its weights."""
+        most, width = self.most, self.width
+        found: dict[str, tuple[int, ...]] = {"query": (self.target, width), "recency": (most,)}
+        if self.kind == "sequence":
+            found |= {"places": (most, width), "block": (width, 4 * width), "block_out": (width, width)}
+            found |= {"distances": (most,)}
+        return found
+
+    @property
+    def operations(self) -> int:
+        """The floating-point operations for a row, whose list is computed at full length."""
+        most, width = self.most, self.width
+        count = 2 * self.target * width + most * (4 * width + 6)
+        if self.kind == "sequence":
+            count += most * (2 * 5 * width * width + 36 * width) + most * most * (4 * width + 8)
+        return count
+
+
+@dataclass(frozen=True)
 class FeatureRows:
     """A feature as the tables see it.
 
@@ -30,6 +70,7 @@ class FeatureRows:
         single: its column in the id matrix, None if multivalent.
         growing: whether its ids grow.
         of: of a pair of features, whose ids are made of theirs, these two; else None.
+        pooled: how its values are pooled; None: by their mean.
     """
 
     name: str
@@ -39,6 +80,7 @@ class FeatureRows:
     single: int | None
     growing: bool = False
     of: tuple[str, str] | None = None
+    pooled: Pooled | None = None
 
     @cached_property
     def salt(self) -> np.int64:

@@ -198,7 +198,7 @@ class RowModel:
     """Functions of a model, with weights named as under ``network`` in the metadata.
 
     ``on_load`` is called before TensorFlow is asked about values that only its libraries read. Raises KeyError,
-    TypeError or ValueError: the weights are not those of such a model, or it is a supernet.
+    TypeError or ValueError: the weights are not those of such a model, or it is a supernet or pools by attention.
     """
 
     def __init__(
@@ -210,8 +210,8 @@ class RowModel:
     ) -> None:
         described, model = metadata[NETWORK], metadata["model"]
         given = described["architecture"]
-        if any(given["sources"]):
-            raise ValueError("a supernet")
+        if any(given["sources"]) or any(given["pooled"]):
+            raise ValueError("a supernet, or attention")
         factors = None if given["factors"] is None else Factors(**given["factors"])
         self._architecture = shape = Architecture(**{**given, "factors": factors})
         alpha2 = np.float32(weights.get("alpha2", model["alpha2"]))

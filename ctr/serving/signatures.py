@@ -28,6 +28,7 @@ from ctr.data.ids.rules import pair_ids
 from ctr.data.schema import MISSING_ID, QUERY_SIZE, Category, Cross, InputKind, Schema
 from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, ui
 from ctr.models.embeddings import look_up, tower_inputs
+from ctr.models.pooling import pool
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.training.run.snapshot import LAST_KEY, Snapshot
 
@@ -136,12 +137,12 @@ def inputs_of(snapshot: Snapshot, ids: Ids, tower: str | None = None) -> dict[st
     """Looks up the inputs of each tower, or of one alone, for N rows of ids in the snapshot's tables."""
     layouts = enumerate(snapshot.layouts)
     chosen = [(number, layout) for number, layout in layouts if tower in (None, layout.tower)]
-    looked_up = [
-        look_up(layout, snapshot.tables[number], _plan(layout, snapshot.keys.get(number), ids))
-        for number, layout in chosen
-    ]
-    is_factorized = snapshot.architecture.factors is not None
-    return tower_inputs(looked_up, [layout for _, layout in chosen], is_factorized)
+    plans = [_plan(layout, snapshot.keys.get(number), ids) for number, layout in chosen]
+    tables, own = [snapshot.tables[number] for number, _ in chosen], [layout for _, layout in chosen]
+    looked_up = [look_up(*given) for given in zip(own, tables, plans, strict=True)]
+    if snapshot.architecture.pooled:
+        looked_up = pool(snapshot.served_weights, own, looked_up, tables, plans)
+    return tower_inputs(looked_up, own, snapshot.architecture.factors is not None)
 
 
 def served_schema(snapshot: Snapshot) -> Schema:

@@ -12,6 +12,7 @@ from ctr.models.click_model import Scores, TowerInput, ensemble_logit, forward
 from ctr.models.crosses import Multiply
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.part import Part
+from ctr.models.pooling import pool
 from ctr.objective.losses import loss_and_terms, normalizer, slices_of, without_ranking
 from ctr.training.config import TrainConfig
 from ctr.training.experts import Lesson, linear_curvature, own_lessons
@@ -65,6 +66,8 @@ class Differentiation:
                 )
                 for layout, own, plan in zip(layouts, rows, plans, strict=True)
             ]
+            if model.pooled:
+                looked_up = pool(part.weights(self.state.weights), layouts, looked_up, rows, plans)
             inputs = tower_inputs(looked_up, layouts, model.factors is not None)
         if chosen is not None:
             inputs = {

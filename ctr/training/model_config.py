@@ -1,16 +1,16 @@
 """The configuration of the model: its towers, components and embeddings."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ctr.config import StrictModel
 from ctr.data.query_size import with_query_size
-from ctr.data.schema import QUERY_SIZE, Name, Schema, Tower
+from ctr.data.schema import QUERY_SIZE, Category, Feature, Name, Schema, Tower
 from ctr.io.errors import InputError
 from ctr.io.words import listed
-from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
+from ctr.models.rows import FeatureRows, Pooled, TableLayout, lay_out_tables
 from ctr.objective.ramps import Ramp, RampKey
 
 _MOST_LAYERS = 64
@@ -107,6 +107,24 @@ class FactorizedConfig(StrictModel):
         return self
 
 
+class Pooling(StrictModel):
+    """How the embeddings of a multivalent feature's values become one (``ctr.models.pooling``), or the kind alone.
+
+    Attributes:
+        kind: ``mean``; ``target``: an average weighted by how alike each value and the target are; ``sequence``: the
+            same after a block in which values see those before them.
+        of: the target, a single-valued feature. Null: the feature that a history lists.
+    """
+
+    kind: Literal["mean", "target", "sequence"]
+    of: Name | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, content: Any) -> Any:
+        return {"kind": content} if isinstance(content, str) else content
+
+
 class ModelConfig(StrictModel):
     """DCNv2; without crosses and deep layers a logistic regression.
 
@@ -122,6 +140,8 @@ class ModelConfig(StrictModel):
         widths: embedding widths by feature, in place of those in the log's schema; 0: a linear weight only. Features
             with a width in neither have 16, or 8, 4 and 2 with up to 128, 16 and 4 ids; of ids that grow those count
             that the log's first partition has.
+        pooling: for a multivalent feature how its values are pooled, in place of their mean: ``target`` and
+            ``sequence`` suit histories. Its linear weights are always averaged.
         query_size: whether the number of rows of its query is a feature of each row, ``query_size``, of the UI tower.
             It is missing for a query whose rows have different times, such as a session. ``auto``: where the log's
             first partition has queries of different numbers of rows, and hardly any whose rows have different times.
@@ -143,6 +163,7 @@ class ModelConfig(StrictModel):
     init_scale: float = Field(default=0.01, ge=0)
     embedding_seed: int | None = Field(default=None, ge=0, lt=2**31)
     widths: dict[str, int] = {}
+    pooling: dict[str, Pooling] = {}
     query_size: Literal["auto", True, False] = "auto"
     pairs: Literal["auto", True, False] = "auto"
     without: tuple[Name, ...] = ()
@@ -174,6 +195,11 @@ class ModelConfig(StrictModel):
         if self.network_loss == "own" and (self.factorized is not None or self.ensemble.components > 1):
             raise ValueError(
                 "network_loss own is not possible with factorized or several ensemble.components"
+            )
+        attention = [name for name, pooling in self.pooling.items() if pooling.kind != "mean"]
+        if attention and (self.ensemble.components > 1 or not self.has_network):
+            raise ValueError(
+                f"pooling.{attention[0]}: attention needs crosses or deep layers, and one ensemble.component"
             )
         if not self.has_network and self.ensemble.components > 1:
             raise ValueError(
@@ -214,6 +240,7 @@ class ModelConfig(StrictModel):
                         f"config: model.factorized: no feature with a width above 0 is in the tower {tower}; "
                         "model.factorized.ui_features, model.widths and model.without decide it"
                     )
+        pooled = self._pooled(schema, features, widths, towers)
         columns = {name: index for index, name in enumerate(schema.single_valued)}
         rows = [
             FeatureRows(
@@ -223,6 +250,7 @@ class ModelConfig(StrictModel):
                 towers[f.name],
                 columns.get(f.name),
                 growing=f.buckets is None,
+                pooled=pooled.get(f.name),
             )
             for f in features
         ]
@@ -238,6 +266,34 @@ class ModelConfig(StrictModel):
                 "fewer buckets or smaller widths (model.widths) are required"
             )
         return layouts
+
+    def _pooled(
+        self,
+        schema: Schema,
+        features: Sequence[Feature],
+        widths: Mapping[str, int],
+        towers: Mapping[str, Tower],
+    ) -> dict[str, Pooled]:
+        _check_features("model.pooling", self.pooling, schema)
+        targets = {f.name for f in features if f.name in schema.single_valued and widths[f.name]}
+        found = {}
+        for name, pooling in self.pooling.items():
+            if pooling.kind == "mean" or name in self.without:
+                continue
+            feature, history = schema.by_name[name], schema.histories.get(name)
+            of = pooling.of or (history.of if history is not None else None)
+            if not isinstance(feature, Category) or name not in schema.multivalent or not widths[name]:
+                raise InputError(
+                    f"config: model.pooling.{name}: allowed: a multivalent category with a width above 0"
+                )
+            if of not in targets or (self.factorized is not None and towers[of] != towers[name]):
+                raise InputError(
+                    f"config: model.pooling.{name}.of is {of}; allowed: a single-valued feature of the model with a "
+                    "width above 0, in the same tower"
+                )
+            sizes = feature.max_values, widths[name], widths[of]
+            found[name] = Pooled(name, of, pooling.kind, *sizes)
+        return found
 
     def _feature_widths(self, schema: Schema) -> dict[str, int]:
         _check_features("model.widths", self.widths, schema)

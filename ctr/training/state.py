@@ -30,8 +30,13 @@ Sources = Mapping[str, tuple[tuple[int, ...], ...]]
 """Of a supernet, see ``Architecture``."""
 
 
-def architecture(config: TrainConfig, compute_dtype: str, sources: Sources | None = None) -> Architecture:
-    """Makes the model's architecture under a configuration."""
+def architecture(
+    config: TrainConfig,
+    compute_dtype: str,
+    sources: Sources | None = None,
+    layouts: Sequence[TableLayout] = (),
+) -> Architecture:
+    """Makes the model's architecture under a configuration, with tables of these layouts."""
     model, ranking, factorized = config.model, config.objective.ranking, config.model.factorized
     factors = None
     if factorized is not None:
@@ -51,13 +56,16 @@ def architecture(config: TrainConfig, compute_dtype: str, sources: Sources | Non
         factors=factors,
         gated=model.network_loss == "own",
         sources=sources or {},
+        pooled=tuple(one.pooled for layout in layouts for one in layout.features if one.pooled is not None)
+        if model.has_network
+        else (),
     )
 
 
 def dense_shapes(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a model's dense weights by name, in the order of checkpoints."""
     widths = tower_widths(layouts, config.model.factorized is not None)
-    return weight_shapes(architecture(config, "float32"), widths)
+    return weight_shapes(architecture(config, "float32", layouts=layouts), widths)
 
 
 def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -110,7 +118,7 @@ class TrainState:
 
     def _create_dense(self, config: TrainConfig, compute_dtype: str, sources: Sources | None) -> None:
         optimizer = config.optimizer.dense
-        self.architecture = architecture(config, compute_dtype, sources)
+        self.architecture = architecture(config, compute_dtype, sources, self.layouts)
         widths = tower_widths(self.layouts, config.model.factorized is not None)
         initial = initial_weights(init_weights(self.architecture, widths, config.seed), config.retrain)
         # By the names of ``ctr.models.initial_weights``.

@@ -76,7 +76,7 @@ def count_flops(
     config: TrainConfig, layouts: tuple[TableLayout, ...], touched: Mapping[str, Touched], batch_rows: float
 ) -> Flops:
     """Counts the operations of a configuration for an example, of batches of ``batch_rows`` good rows on average."""
-    model = architecture(config, "float32")
+    model = architecture(config, "float32", layouts=layouts)
     widths = tower_widths(layouts, config.model.factorized is not None)
     looked_up = sum(_look_up(layout, touched[layout.name]) for layout in layouts)
     scored, learned = (dense_forward(model, widths, training) for training in (False, True))
@@ -122,6 +122,7 @@ def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool
         count += 8 * factors.pieces if factors.pieces else 2
     if model.components > 1:
         count += 8
+    count += sum(pooled.operations for pooled in model.pooled)
     return model.components * count
 
 

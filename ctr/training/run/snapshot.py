@@ -223,7 +223,7 @@ def _network(
     weights: Mapping[str, np.ndarray],
 ) -> tuple[Architecture, dict[str, tf.Variable]]:
     """Returns architecture and weights of a ``Snapshot``. Raises KeyError or ValueError where they do not fit."""
-    shape = architecture(config, compute_dtype)
+    shape = architecture(config, compute_dtype, layouts=layouts)
     shapes = weight_shapes(shape, tower_widths(layouts, config.model.factorized is not None))
     beta = config.optimizer.dense.schedule_free
     arrays = weights if beta is None else {**weights, **served_weights(weights, beta)}

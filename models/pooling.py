@@ -1,0 +1,120 @@
+"""Pooling of a feature's values by attention: the embeddings of a row's list as one, seen from the row's own item.
+
+``target``, after Deep Interest Network (Zhou et al., arXiv 1706.06978, eq. 3), with weights that add up to less than 1,
+so that a list without anything alike, or an empty one, gives little or nothing::
+
+    s_l = x_l . (W q) / sqrt(width) + r_l,    pooled = sum_l e^{s_l} x_l / (1 + sum_l e^{s_l})
+
+for the embeddings x_l of the list, q of the target, and a learned r_l for the place from the end of the list.
+
+``sequence`` first computes one block of HSTU (Zhai et al., arXiv 2402.17152, eq. 1 to 3) over the list, in which an
+item sees those before it and itself; the block's output takes the place of x_l::
+
+    U, V, Q, K = split(SiLU((x_l + p_l) W_1)),    A = SiLU(Q K^T / sqrt(width) + b) / L,
+    y_l = x_l + (norm(A V) * U) W_2
+
+with p_l by the place, b by the distance of two places, and L the largest number of values. The weights of ``W_2`` begin
+at 0, so that it begins as ``target``. All of it is float32.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from ctr.models.dcn import Weights
+from ctr.models.embeddings import LookedUp, Plan
+from ctr.models.rows import Pooled, TableLayout
+
+_EPSILON = 1e-6
+
+
+def pool(
+    weights: Weights,
+    layouts: Sequence[TableLayout],
+    looked_up: Sequence[LookedUp],
+    rows: Sequence[tf.Tensor],
+    plans: Sequence[Plan],
+) -> list[LookedUp]:
+    """Replaces the mean embeddings of the features that are pooled by attention.
+
+    Args:
+        weights: those of ``ctr.models.initial_weights``.
+        layouts: of the tables.
+        looked_up: what ``ctr.models.embeddings.look_up`` gives of each of them, of one copy.
+        rows, plans: what it was given.
+    """
+    singles = {
+        feature.name: (layout, own, plan["single"][:, place])
+        for layout, own, plan in zip(layouts, rows, plans, strict=True)
+        for place, feature in enumerate(layout.single)
+    }
+    made = []
+    for layout, found, own, plan in zip(layouts, looked_up, rows, plans, strict=True):
+        (embeddings,) = found.embeddings
+        for number, feature in enumerate(layout.multivalent):
+            if feature.pooled is not None:
+                lists, there = _lists(layout, number, feature.pooled.most, own, plan)
+                target = _embeddings(*singles[feature.pooled.of])
+                pooled = tf.cast(_attend(weights, feature.pooled, lists, there, target), embeddings.dtype)
+                place = len(layout.single) + number
+                parts = embeddings[:, :place], pooled[:, tf.newaxis], embeddings[:, place + 1 :]
+                embeddings = tf.concat(parts, axis=1)
+        made.append(found._replace(embeddings=[embeddings]))
+    return made
+
+
+def _embeddings(layout: TableLayout, rows: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    # An exported model looks up in the whole table, which must not be copied.
+    return tf.gather(rows, places)[..., : layout.width]
+
+
+def _lists(
+    layout: TableLayout, number: int, most: int, rows: tf.Tensor, plan: Plan
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gathers the lists of a multivalent feature, each at the end of L places: float32 [B, L, w], bool [B, L]."""
+    count = len(layout.multivalent)
+    batch = tf.shape(plan["single"])[0]
+    segments = plan["segments"]
+    each = batch * count + 1
+    sizes = tf.math.unsorted_segment_sum(tf.ones_like(segments), segments, each)[number:-1:count]
+    # Of features in a row, or of rows in a feature: the values of a list are together in both.
+    ends = tf.math.unsorted_segment_max(tf.range(1, tf.size(segments) + 1), segments, each)[number:-1:count]
+    from_end = tf.range(most, 0, -1)
+    there = from_end <= sizes[:, tf.newaxis]
+    places = tf.where(there, ends[:, tf.newaxis] - from_end, 0)
+    # A batch without any value has none to gather.
+    values = tf.pad(plan["values"], [[0, 1]])
+    embeddings = _embeddings(layout, rows, tf.gather(values, places))
+    return tf.where(there[:, :, tf.newaxis], embeddings, 0.0), there
+
+
+def _attend(
+    weights: Weights, pooled: Pooled, lists: tf.Tensor, there: tf.Tensor, target: tf.Tensor
+) -> tf.Tensor:
+    own = {part: weights[f"pooling/{pooled.name}/{part}"] for part in pooled.shapes}
+    scale = 1 / math.sqrt(max(pooled.width, 1))
+    if pooled.kind == "sequence":
+        lists += _block(own, lists, there, scale)
+    scores = scale * tf.linalg.matvec(lists, target @ own["query"]) + own["recency"]
+    # The list has one more place, of score 0, with nothing.
+    largest = tf.maximum(tf.reduce_max(tf.where(there, scores, 0.0), axis=1, keepdims=True), 0.0)
+    parts = tf.where(there, tf.exp(scores - largest), 0.0)
+    shares = parts / (tf.reduce_sum(parts, axis=1, keepdims=True) + tf.exp(-largest))
+    return tf.linalg.matvec(lists, shares, transpose_a=True)
+
+
+def _block(own: Mapping[str, tf.Tensor], lists: tf.Tensor, there: tf.Tensor, scale: float) -> tf.Tensor:
+    most = lists.shape[1]
+    inputs = lists + own["places"]
+    u, v, q, k = tf.split(tf.nn.silu(inputs @ own["block"]), 4, axis=2)
+    # By how far one place is behind another: [L, L].
+    distance = tf.range(most)[:, tf.newaxis] - tf.range(most)
+    bias = tf.gather(own["distances"], tf.maximum(distance, 0))
+    sees = (distance >= 0) & there[:, tf.newaxis, :]
+    attention = tf.where(sees, tf.nn.silu(scale * tf.matmul(q, k, transpose_b=True) + bias), 0.0) / most
+    mixed = attention @ v
+    mean = tf.reduce_mean(mixed, axis=2, keepdims=True)
+    variance = tf.reduce_mean(tf.square(mixed - mean), axis=2, keepdims=True)
+    normed = (mixed - mean) * tf.math.rsqrt(variance + _EPSILON)
+    return (normed * u) @ own["block_out"]
