@@ -323,4 +323,25 @@ def _sample(arguments: argparse.Namespace) -> None:
     print_result(arguments, result.as_dict(), result.as_text())
 
 
-COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample)
+@command(
+    "history",
+    "write what the histories of a log know at its end, for a feature store",
+    {
+        **LOG,
+        "--out FILE": "Parquet file: key, values (the latest one last) and their times",
+        "[--feature NAME]": "the feature with the history, where there are several",
+    },
+)
+def _history(arguments: argparse.Namespace) -> None:
+    from ctr.data.history_state import history_table
+    from ctr.data.parquet_files import parquet_bytes
+    from ctr.io.files import check_output_file, write_atomic_bytes
+
+    check_output_file(arguments.out, "a Parquet file", lambda path: path.suffix == ".parquet")
+    table = history_table(arguments.log, arguments.feature)
+    write_atomic_bytes(arguments.out, parquet_bytes(table))
+    result = {"out": str(arguments.out), "keys": table.num_rows}
+    print_result(arguments, result, f"{arguments.out}: {table.num_rows} keys")
+
+
+COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample, _history)

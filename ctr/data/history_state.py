@@ -27,7 +27,8 @@ from ctr.data.history import (
     look_up_history,
     split_known,
 )
-from ctr.data.log import Manifest, list_partitions, manifest_bytes, read_manifests
+from ctr.data.kept_values import read_all_values, value_of_id
+from ctr.data.log import Manifest, list_partitions, manifest_bytes, read_manifests, read_schema
 from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.shards import read_shard, unpack_ids
@@ -57,9 +58,11 @@ class Histories:
 
         Returns the rows as they are where the log has no histories.
         """
-        if not self._histories or not rows.num_rows:
+        if not self._histories:
             return rows
         self._move_to(start)
+        if not rows.num_rows:
+            return rows
         ids, times = self._ids(rows), rows.column("query_time").to_numpy()
         for name, history in self._histories.items():
             before, _ = split_known(self._known[name], np.unique(ids[history.by]))
@@ -80,8 +83,8 @@ class Histories:
 
     def add(self, end: int, rows: pa.Table) -> None:
         """Adds the rows of a partition that was filled, and ends at ``end``."""
-        ids = self._ids(rows) if self._histories else {}
-        for name, history in self._histories.items():
+        ids = self._ids(rows) if self._histories and rows.num_rows else {}
+        for name, history in self._histories.items() if ids else ():
             later = _counting(history, rows, ids)
             own, others = split_known(self._known[name], np.unique(later.keys))
             self._known[name] = join_known(others, forget(history, add_known(own, later), end))
@@ -174,3 +177,45 @@ def _counting(history: History, rows: pa.Table, ids: dict[str, np.ndarray]) -> K
     if history.where == "clicked":
         counts &= rows.column("label").to_numpy() == 1
     return Known(keys, rows.column("query_time").to_numpy(), values).at(counts)
+
+
+def history_table(log: Path, name: str | None) -> pa.Table:
+    """Lists what is known at the end of a log, for a feature store: a row for each key that has anything.
+
+    Returns ``key`` (string), ``values`` (list of strings, the latest one last) and ``times`` (their queries' times), of
+    which a server sends those that are ``after`` old. Raises InputError: the log has no such history, or keeps no raw
+    values of the features that it names.
+    """
+    schema = read_schema(log)
+    names = [*schema.histories]
+    if name is None and len(names) == 1:
+        (name,) = names
+    if name not in names:
+        raise InputError(
+            f"{log}: --feature {name}: allowed: {', '.join(names) or 'none, the log has no histories'}"
+        )
+    history, known = schema.histories[name], Histories(log, schema).known()[name]
+    texts = read_all_values(
+        log, {history.by: np.unique(known.keys).tolist(), history.of: np.unique(known.values).tolist()}
+    )
+    for feature, ids in ((history.by, known.keys), (history.of, known.values)):
+        one = schema.by_name[feature]
+        texts[feature] |= {
+            int(i): text for i in np.unique(ids) if (text := value_of_id(one, int(i))) is not None
+        }
+        lacking = len(np.setdiff1d(ids, [*texts[feature]]))
+        if lacking:
+            raise InputError(
+                f"{log}: keeps no raw values of {lacking} values of {feature}; allowed: a log with keep_values of "
+                f"{history.by} and {history.of} (ctr ingest ... --keep-values {history.by},{history.of})"
+            )
+    begins = np.flatnonzero(np.append(len(known) > 0, known.keys[1:] != known.keys[:-1])[: len(known)])
+    offsets = np.append(begins, len(known)).astype(np.int32)
+    values = pa.array([texts[history.of][one] for one in known.values.tolist()], pa.string())
+    return pa.table(
+        {
+            "key": pa.array([texts[history.by][one] for one in known.keys[begins].tolist()], pa.string()),
+            "values": pa.ListArray.from_arrays(offsets, values),
+            "times": pa.ListArray.from_arrays(offsets, pa.array(known.times, pa.timestamp("us", "UTC"))),
+        }
+    )

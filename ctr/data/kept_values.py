@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator
 
-from ctr.data.log import Manifest, manifest_bytes, read_manifests
+from ctr.data.log import Manifest, manifest_bytes, read_manifests, read_schema
 from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_columns
 from ctr.data.schema import MISSING_ID, AnyFeature, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.data.shards import unpack_ids
@@ -213,16 +213,33 @@ def read_values(log: Path | str, feature: str, ids: Iterable[int]) -> dict[int, 
 def read_all_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
     """Reads the same for several features in one pass."""
     log = Path(log)
-    ids = {name: pa.array(sorted({*numbers} - {MISSING_ID}), pa.int64()) for name, numbers in wanted.items()}
+    sought = {name: {*numbers} - {MISSING_ID} for name, numbers in wanted.items()}
+    if not any(sought.values()) or not (log / FOLDER).is_dir():
+        return {name: {} for name in wanted}
+    # What a history lists are values of another feature.
+    listed = {name: history.of for name, history in read_schema(log).histories.items()}
+    kept_as = {name: listed.get(name, name) for name in wanted}
+    of_kept: dict[str, set[int]] = {}
+    for name, numbers in sought.items():
+        of_kept.setdefault(kept_as[name], set()).update(numbers)
+    texts = _read_kept(log, of_kept)
+    return {
+        name: {one: texts[kept_as[name]][one] for one in sorted(numbers) if one in texts[kept_as[name]]}
+        for name, numbers in sought.items()
+    }
+
+
+def _read_kept(log: Path, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
+    ids = {name: pa.array(sorted(numbers), pa.int64()) for name, numbers in wanted.items()}
     found: dict[str, dict[int, list[str]]] = {name: {} for name in wanted}
-    if any(map(len, ids.values())) and (log / FOLDER).is_dir():
+    if any(map(len, ids.values())):
         for manifest in read_manifests(log):
             path = values_path(log, manifest)
             # Partitions from before ``keep_values`` have none.
             if path.exists():
                 for batch in read_columns(path, _COLUMNS):
                     _collect(batch, ids, found)
-    return {name: {one: _shown(texts) for one, texts in sorted(own.items())} for name, own in found.items()}
+    return {name: {one: _shown(texts) for one, texts in own.items()} for name, own in found.items()}
 
 
 def _collect(
