@@ -22,14 +22,14 @@ OPERATIONS = frozenset((
     "Bitcast", "BitwiseXor", "BroadcastTo", "Cast", "ConcatV2", "Const", "Cumsum", "DenseBincount",
     "DisableCopyOnRead", "Elu", "Equal", "Erfc", "Exp", "ExpandDims", "Fill", "Fingerprint", "FloorDiv",
     "FloorMod", "GatherV2", "Greater", "GreaterEqual", "Identity", "IdentityN", "If", "IsFinite", "IsNan",
-    "Less", "LessEqual", "Log", "LogicalAnd", "LowerBound", "MatMul", "Max", "Maximum", "Minimum", "Mul",
-    "Neg", "NoOp", "NotEqual", "OnesLike", "Pack", "Placeholder", "Prod", "RaggedGather", "RaggedRange",
-    "Range", "ReadVariableOp", "ReduceJoin", "RealDiv", "Relu", "Reshape", "ResourceGather", "RightShift",
-    "Select", "SelectV2", "Shape", "Sigmoid", "Size", "Softplus", "Square", "Squeeze",
-    "StatefulPartitionedCall", "StaticRegexFullMatch", "StaticRegexReplace", "StopGradient", "StridedSlice",
-    "StringJoin", "StringLower", "StringNGrams", "StringSplitV2", "StringToHashBucketFast", "StringToNumber",
-    "Sub", "Substr", "Sum", "Tanh", "Tile", "Transpose", "UnicodeDecode", "UnicodeEncode", "Unpack",
-    "UnsortedSegmentSum", "UpperBound", "VarHandleOp", "Where", "ZerosLike",
+    "Less", "LessEqual", "Log", "LogicalAnd", "LowerBound", "MatMul", "Max", "Maximum", "Mean", "Minimum",
+    "Mul", "Neg", "NoOp", "NotEqual", "OnesLike", "Pack", "Pad", "Placeholder", "Prod", "RaggedGather",
+    "RaggedRange", "Range", "ReadVariableOp", "RealDiv", "ReduceJoin", "Relu", "Reshape", "ResourceGather",
+    "RightShift", "Rsqrt", "Select", "SelectV2", "Shape", "Sigmoid", "Size", "Softplus", "Split", "Square",
+    "Squeeze", "StatefulPartitionedCall", "StaticRegexFullMatch", "StaticRegexReplace", "StopGradient",
+    "StridedSlice", "StringJoin", "StringLower", "StringNGrams", "StringSplitV2", "StringToHashBucketFast",
+    "StringToNumber", "Sub", "Substr", "Sum", "Tanh", "Tile", "Transpose", "UnicodeDecode", "UnicodeEncode",
+    "Unpack", "UnsortedSegmentMax", "UnsortedSegmentSum", "UpperBound", "VarHandleOp", "Where", "ZerosLike",
 ))  # fmt: skip
 """Operations of exports of every kind of model and feature; none accesses files, Python or the network."""
 

@@ -76,7 +76,8 @@ class RecommendersModel(tfrs.Model):
         scalars: the output bias, and what combines linear weights and network in a gated model, by name.
 
     Raises:
-        InputError: a factorized model, an ensemble, linear weights alone, or an expert for pairs beside the model.
+        InputError: a factorized model, an ensemble, linear weights alone, attention, or an expert for pairs beside the
+            model.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -88,12 +89,13 @@ class RecommendersModel(tfrs.Model):
             "an ensemble": shape.components > 1,
             "of linear weights alone": not shape.has_network,
             "one with an expert for pairs (model.pairs)": shape.pairs,
+            "one that pools by attention (model.pooling)": bool(shape.pooled),
         }
         for what, is_so in refused.items():
             if is_so:
                 raise InputError(
                     f"{snapshot.run_dir}: the model is {what}; allowed for tensorflow-recommenders: one model with "
-                    "crosses or deep layers, not factorized, without pairs"
+                    "crosses or deep layers, not factorized, without pairs and attention"
                 )
         self.tables = [
             tf.Variable(table.numpy(), name=f"rows/{layout.name}")

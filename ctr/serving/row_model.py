@@ -26,7 +26,9 @@ from ctr.data.schema import MISSING_ID, Schema
 from ctr.io.blas import one_blas_thread
 from ctr.io.hashing import splitmix64
 from ctr.models.architecture import Architecture, Factors
+from ctr.models.rows import Pooled
 from ctr.serving.metadata import NETWORK
+from ctr.serving.row_attention import attend
 
 Elementwise = Callable[[np.ndarray], np.ndarray]
 Weights = Mapping[str, np.ndarray]
@@ -71,18 +73,28 @@ class RowTable:
         last = np.where(growing, np.uint64(2**64 - 1), (sizes - 1).view(np.uint64))
         shared = np.maximum(sizes - 1, 1).view(np.uint64)
         features = np.cumsum(sizes) - sizes, shared, last, growing, salts
+        self._by_name = {
+            feature["name"]: _Features(*(values[number] for values in features))
+            for number, feature in enumerate(given)
+        }
         single = [number for number, feature in enumerate(given) if feature["single"]]
         self._single = _Features(*(values[single] for values in features))
         self._single_names = [given[number]["name"] for number in single if given[number]["of"] is None]
         self._pairs = [given[number]["of"] for number in single if given[number]["of"] is not None]
         self._multivalent = {
-            feature["name"]: _Features(*(values[number] for values in features))
-            for number, feature in enumerate(given)
-            if not feature["single"]
+            feature["name"]: self._by_name[feature["name"]] for feature in given if not feature["single"]
         }
 
-    def look_up(self, ids: Mapping[str, Ids], rows: int) -> Inputs:
-        """Looks up each copy's embeddings [N, features * width] and linear sums [N]; ValueError: no such id."""
+    def embeddings(self, name: str, ids: Ids | int) -> np.ndarray:
+        """Looks up ids of a feature in a table of one copy: float32 [l, width]; ValueError: no such id."""
+        rows = self._rows_of(self._by_name[name], np.array(ids, np.int64))
+        return self._rows[rows, : self._width]
+
+    def look_up(self, ids: Mapping[str, Ids], rows: int, pooled: Mapping[str, np.ndarray]) -> Inputs:
+        """Looks up each copy's embeddings [N, features * width] and linear sums [N]; ValueError: no such id.
+
+        ``pooled`` has the embeddings, [N, width], of features that are pooled by attention.
+        """
         parts = []
         if self._single_names:
             given = np.array([ids[name] for name in self._single_names], np.int64).reshape(-1, rows)
@@ -95,6 +107,9 @@ class RowTable:
             parts.append(np.array(means, np.float32).reshape(shape).swapaxes(0, 1))
         found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         size, width = self._width + 1, self._width
+        for place, name in enumerate(self._multivalent, found.shape[1] - len(self._multivalent)):
+            if name in pooled:
+                found[:, place, :width] = pooled[name]
         columns = (found[:, :, begin : begin + size] for begin in range(0, self._copies * size, size))
         return [(own[:, :, :width].reshape(rows, -1), own[:, :, width].sum(axis=1)) for own in columns]
 
@@ -198,7 +213,7 @@ class RowModel:
     """Functions of a model, with weights named as under ``network`` in the metadata.
 
     ``on_load`` is called before TensorFlow is asked about values that only its libraries read. Raises KeyError,
-    TypeError or ValueError: the weights are not those of such a model, or it is a supernet or pools by attention.
+    TypeError or ValueError: the weights are not those of such a model, or it is a supernet.
     """
 
     def __init__(
@@ -210,10 +225,11 @@ class RowModel:
     ) -> None:
         described, model = metadata[NETWORK], metadata["model"]
         given = described["architecture"]
-        if any(given["sources"]) or any(given["pooled"]):
-            raise ValueError("a supernet, or attention")
+        if any(given["sources"]):
+            raise ValueError("a supernet")
         factors = None if given["factors"] is None else Factors(**given["factors"])
-        self._architecture = shape = Architecture(**{**given, "factors": factors})
+        pooled = tuple(Pooled(**one) for one in given["pooled"])
+        self._architecture = shape = Architecture(**{**given, "factors": factors, "pooled": pooled})
         alpha2 = np.float32(weights.get("alpha2", model["alpha2"]))
         dense = {
             name: np.asarray(value, np.float32)
@@ -260,12 +276,24 @@ class RowModel:
 
     def _inputs(self, ids: Mapping[str, Ids], rows: int, tower: str | None = None) -> dict[str, Inputs]:
         found: dict[str, list[Inputs]] = {}
-        for table in self._tables:
-            if tower is None or table.tower == tower:
-                is_apart = table.tower == "pairs" or self._architecture.factors is not None
-                of = table.tower if is_apart else "quality"
-                found.setdefault(of, []).append(table.look_up(ids, rows))
+        tables = [table for table in self._tables if tower is None or table.tower == tower]
+        table_of = {name: table for table in tables for name in table.features}
+        pooled = {
+            one.name: self._pooled(one, table_of[one.name], table_of[one.of], ids)
+            for one in self._architecture.pooled
+            if one.name in table_of
+        }
+        for table in tables:
+            is_apart = table.tower == "pairs" or self._architecture.factors is not None
+            of = table.tower if is_apart else "quality"
+            found.setdefault(of, []).append(table.look_up(ids, rows, pooled))
         return {of: [_joined(copy) for copy in zip(*own, strict=True)] for of, own in found.items()}
+
+    def _pooled(self, one: Pooled, own: RowTable, other: RowTable, ids: Mapping[str, Ids]) -> np.ndarray:
+        lists = (own.embeddings(one.name, row) for row in ids[one.name])
+        pairs = zip(lists, other.embeddings(one.of, ids[one.of]), strict=True)
+        made = [attend(one, self._components[0], list_, target) for list_, target in pairs]
+        return np.array(made, np.float32).reshape(-1, one.width)
 
     def _score(self, ids: Mapping[str, Ids], rows: int) -> dict[str, np.ndarray]:
         inputs = self._inputs(ids, rows)

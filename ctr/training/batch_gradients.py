@@ -119,6 +119,7 @@ class Differentiation:
         row_gradients, dense_gradients = tape.gradient(
             lesson.loss, (rows, state.dense), unconnected_gradients=zero
         )
+        dense_gradients = [tf.convert_to_tensor(gradient) for gradient in dense_gradients]
         if rest is not None:
             unranked = tape.gradient(rest, rows, unconnected_gradients=zero)
             row_gradients = [

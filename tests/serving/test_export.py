@@ -33,6 +33,7 @@ SLOW, SOAK = pytest.mark.slow, pytest.mark.soak
 AGREEING = [
     pytest.param("factorized", "float32", id="two towers and a sigmoid"),
     pytest.param("plain", "float32", id="one network"),
+    pytest.param("attention", "float32", id="a list that is pooled by attention"),
     pytest.param("factorized ensemble", "bfloat16", id="tables and slopes by component, rounded", marks=SLOW),
     pytest.param("ensemble", "float32", id="whole and divided matrices over one embedding", marks=SLOW),
     pytest.param("gated", "bfloat16", id="a rounded network and a gate that is not", marks=SLOW),

@@ -1,0 +1,42 @@
+"""Pooling by attention of one row's list, as ``ctr.models.pooling`` computes it for batches, in NumPy."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ctr.models.rows import Pooled
+
+_EPSILON = np.float32(1e-6)
+
+
+def attend(
+    pooled: Pooled, weights: Mapping[str, np.ndarray], lists: np.ndarray, target: np.ndarray
+) -> np.ndarray:
+    """Pools a list's embeddings, float32 [l, w], the latest one last, seen from the target's, [t]: float32 [w]."""
+    own = {part: weights[f"pooling/{pooled.name}/{part}"] for part in pooled.shapes}
+    count, scale = len(lists), np.float32(1 / max(pooled.width, 1) ** 0.5)
+    if not count:
+        return np.zeros(pooled.width, np.float32)
+    if pooled.kind == "sequence":
+        lists = lists + _block(own, lists, pooled.most, scale)
+    scores = scale * (lists @ (target @ own["query"])) + own["recency"][-count:]
+    largest = max(scores.max(), np.float32(0))
+    parts = np.exp(scores - largest)
+    made: np.ndarray = (parts / (parts.sum() + np.exp(-largest))) @ lists
+    return made
+
+
+def _block(own: Mapping[str, np.ndarray], lists: np.ndarray, most: int, scale: np.float32) -> np.ndarray:
+    count = len(lists)
+    u, v, q, k = np.split(_silu((lists + own["places"][-count:]) @ own["block"]), 4, axis=1)
+    distance = np.arange(count)[:, np.newaxis] - np.arange(count)
+    attention = _silu(scale * (q @ k.T) + own["distances"][np.maximum(distance, 0)])
+    mixed = np.where(distance >= 0, attention, np.float32(0)) / np.float32(most) @ v
+    centered = mixed - mixed.mean(axis=1, keepdims=True)
+    normed = centered / np.sqrt(np.square(centered).mean(axis=1, keepdims=True) + _EPSILON)
+    made: np.ndarray = (normed * u) @ own["block_out"]
+    return made
+
+
+def _silu(values: np.ndarray) -> np.ndarray:
+    return values / (1 + np.exp(-values))

@@ -1,0 +1,169 @@
+"""Pooling by attention and its gradient, against loops in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.models.architecture import Architecture
+from ctr.models.embeddings import look_up
+from ctr.models.initial_weights import init_weights
+from ctr.models.pooling import pool
+from ctr.models.rows import FeatureRows, Pooled, lay_out_tables
+from ctr.training.tables.plan import pad_plan, plan_table
+
+MOST, WIDTH, TARGET = 4, 3, 2
+IDS = np.array([[0, 1], [2, 0], [1, 2], [3, 3], [3, 1]], np.int32)
+LISTS = {
+    "m": [[5], [], [0, 1], [2], [4, 4, 4]],
+    "h": [[1, 2, 3, 3], [], [4], [0, 5, 1], [2, 2]],
+}
+PADDED_ROWS = 7
+
+
+def make(kind):
+    pooled = Pooled("h", "a", kind, MOST, WIDTH, TARGET)
+    features = (
+        FeatureRows("a", 4, TARGET, "quality", 0),
+        FeatureRows("b", 4, WIDTH, "quality", 1),
+        FeatureRows("m", 6, WIDTH, "quality", None),
+        FeatureRows("h", 6, WIDTH, "quality", None, pooled=pooled),
+    )
+    layouts = lay_out_tables(features)
+    architecture = Architecture(cross_layers=1, cross_rank=2, deep_units=(), pooled=(pooled,))
+    weights = init_weights(architecture, {"quality": 2 * TARGET + 3 * WIDTH}, seed=1)
+    rng = np.random.default_rng(3)
+    own = {
+        name: tf.constant(rng.normal(size=weight.shape), tf.float32)
+        for name, weight in weights.items()
+        if name.startswith("pooling/")
+    }
+    columns = {
+        name: (np.concatenate(lists).astype(np.int32), np.array([len(one) for one in lists], np.int32))
+        for name, lists in LISTS.items()
+    }
+    plans = [pad_plan(layout, plan_table(layout, IDS, columns), PADDED_ROWS) for layout in layouts]
+    tables = [rng.normal(size=(one.rows, one.columns)).astype(np.float32) for one in layouts]
+    rows = [tf.constant(table[plan.distinct]) for table, plan in zip(tables, plans, strict=True)]
+    return layouts, tables, rows, plans, own
+
+
+def tensors(plan):
+    return {name: tf.constant(getattr(plan, name)) for name in ("single", "values", "segments")}
+
+
+def pooled_of(layouts, rows, plans, own, dtype="float32"):
+    given = [tensors(plan) for plan in plans]
+    looked_up = [look_up(*one, dtype) for one in zip(layouts, rows, given, strict=True)]
+    return pool(own, layouts, looked_up, rows, given)
+
+
+def silu(values):
+    return values / (1 + np.exp(-values))
+
+
+def expected(kind, layouts, tables, own):
+    """The pooled embedding of each row, one value after the other."""
+    weights = {name.rpartition("/")[2]: value.numpy().astype(np.float64) for name, value in own.items()}
+    by_feature = {}
+    for layout, table in zip(layouts, tables, strict=True):
+        for name, offset in layout.offsets().items():
+            by_feature[name] = table[offset:, : layout.width].astype(np.float64)
+    found = []
+    for row, ids in enumerate(LISTS["h"]):
+        places = range(MOST - len(ids), MOST)
+        lists = [by_feature["h"][one] for one in ids]
+        if kind == "sequence":
+            parts = [
+                np.split(silu((x + weights["places"][place]) @ weights["block"]), 4)
+                for x, place in zip(lists, places, strict=True)
+            ]
+            mixed = []
+            for here, (_, _, q, _) in enumerate(parts):
+                total = np.zeros(WIDTH)
+                for there in range(here + 1):
+                    _, v, _, k = parts[there]
+                    score = q @ k / math.sqrt(WIDTH) + weights["distances"][here - there]
+                    total += silu(score) / MOST * v
+                mixed.append(total)
+            normed = [(one - one.mean()) / np.sqrt(one.var() + 1e-6) for one in mixed]
+            lists = [
+                x + (one * part[0]) @ weights["block_out"]
+                for x, one, part in zip(lists, normed, parts, strict=True)
+            ]
+        query = by_feature["a"][IDS[row, 0]] @ weights["query"]
+        scores = [
+            math.exp(x @ query / math.sqrt(WIDTH) + weights["recency"][place])
+            for x, place in zip(lists, places, strict=True)
+        ]
+        total = sum((score * x for score, x in zip(scores, lists, strict=True)), np.zeros(WIDTH))
+        found.append(total / (1 + sum(scores)))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("kind", ["target", "sequence"])
+def test_pooled_embeddings_are_those_of_loops(kind):
+    layouts, tables, rows, plans, own = make(kind)
+    before = [look_up(*one) for one in zip(layouts, rows, map(tensors, plans), strict=True)]
+    found = pooled_of(layouts, rows, plans, own)
+    place = [feature.name for feature in layouts[1].features].index("h")
+    pooled = found[1].embeddings[0][:, place].numpy()
+    np.testing.assert_allclose(pooled[: len(IDS)], expected(kind, layouts, tables, own), rtol=2e-5, atol=1e-6)
+    np.testing.assert_array_equal(pooled[[1, *range(len(IDS), PADDED_ROWS)]], 0)
+    # Nothing else changes: neither other features, nor linear weights.
+    for old, new in zip(before, found, strict=True):
+        for one, other in zip(old.embeddings + old.linear, new.embeddings + new.linear, strict=True):
+            kept = [number for number in range(one.shape[1]) if one.shape[2] == 1 or number != place]
+            np.testing.assert_array_equal(one.numpy()[:, kept], other.numpy()[:, kept])
+
+
+@pytest.mark.parametrize("kind", ["target", "sequence"])
+def test_gradients_are_those_of_differences(kind):
+    layouts, tables, rows, plans, own = make(kind)
+    place = [feature.name for feature in layouts[1].features].index("h")
+    share = np.random.default_rng(1).normal(size=(len(IDS), WIDTH))
+    with tf.GradientTape() as tape:
+        tape.watch([rows, own])
+        found = pooled_of(layouts, rows, plans, own)[1].embeddings[0][: len(IDS), place]
+        total = tf.reduce_sum(found * tf.constant(share, tf.float32))
+    of_rows, of_own = tape.gradient(total, (rows, own))
+
+    def value():
+        return float((expected(kind, layouts, tables, own) * share).sum())
+
+    for name, gradient in of_own.items():
+        direction = np.random.default_rng(2).normal(size=gradient.shape)
+        start, sides = own[name], []
+        for sign in (1, -1):
+            own[name] = start + tf.constant(sign * 1e-3 * direction, tf.float32)
+            sides.append(value())
+        own[name] = start
+        dense = tf.convert_to_tensor(gradient).numpy()
+        assert float((dense * direction).sum()) == pytest.approx(
+            (sides[0] - sides[1]) / 2e-3, rel=2e-2, abs=1e-3
+        )
+    for table, plan, gradient in zip(tables, plans, of_rows, strict=True):
+        dense = tf.convert_to_tensor(gradient).numpy()[: plan.distinct_count]
+        direction = np.random.default_rng(4).normal(size=table.shape).astype(np.float32)
+        own_rows, start, sides = plan.distinct[: plan.distinct_count], table.copy(), []
+        for sign in (1, -1):
+            table[:] = start + np.float32(sign * 1e-3) * direction
+            sides.append(value())
+        table[:] = start
+        assert float((dense * direction[own_rows]).sum()) == pytest.approx(
+            (sides[0] - sides[1]) / 2e-3, rel=2e-2, abs=1e-3
+        )
+
+
+def test_a_batch_without_any_value_pools_nothing():
+    layouts, _, rows, plans, own = make("target")
+    empty = {
+        "single": tf.constant(plans[1].single),
+        "values": tf.zeros([0], tf.int32),
+        "segments": tf.zeros([0], tf.int32),
+    }
+    given = [tensors(plans[0]), empty]
+    looked_up = [look_up(*one) for one in zip(layouts, rows, given, strict=True)]
+    found = pool(own, layouts, looked_up, rows, given)[1].embeddings[0]
+    np.testing.assert_array_equal(found[:, 1:].numpy(), 0)
