@@ -96,6 +96,12 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
             "config: model.ensemble.components above 1 is not allowed with method supernet: components are alike and "
             "learn by themselves, so search for one, and train as many of it as are wanted"
         )
+    attention = [name for name, pooling in model.pooling.items() if pooling.kind != "mean"]
+    if attention:
+        raise InputError(
+            f"config: model.pooling.{attention[0]} is not allowed with method supernet: no mask is on attention; "
+            "allowed: mean, or method halving or random"
+        )
     ranking = base.objective.ranking
     if ranking is not None and ranking.setup == "multi_task":
         raise InputError(
