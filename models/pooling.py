@@ -27,6 +27,7 @@ from ctr.models.embeddings import LookedUp, Plan
 from ctr.models.rows import Pooled, TableLayout
 
 _EPSILON = 1e-6
+_NEVER = -1e9
 
 
 def pool(
@@ -108,12 +109,12 @@ def _block(own: Mapping[str, tf.Tensor], lists: tf.Tensor, there: tf.Tensor, sca
     most = lists.shape[1]
     inputs = lists + own["places"]
     u, v, q, k = tf.split(tf.nn.silu(inputs @ own["block"]), 4, axis=2)
-    # By how far one place is behind another: [L, L].
+    # By how far one place is behind another, [L, L]; of a place that comes later SiLU makes 0. What has a row for each
+    # pair of places takes most of the time: all that can be is done to what has one for each place.
     distance = tf.range(most)[:, tf.newaxis] - tf.range(most)
-    bias = tf.gather(own["distances"], tf.maximum(distance, 0))
-    sees = (distance >= 0) & there[:, tf.newaxis, :]
-    attention = tf.where(sees, tf.nn.silu(scale * tf.matmul(q, k, transpose_b=True) + bias), 0.0) / most
-    mixed = attention @ v
+    bias = tf.where(distance >= 0, tf.gather(own["distances"], tf.maximum(distance, 0)), _NEVER)
+    v = tf.where(there[:, :, tf.newaxis], v / most, 0.0)
+    mixed = tf.nn.silu(tf.matmul(scale * q, k, transpose_b=True) + bias) @ v
     mean = tf.reduce_mean(mixed, axis=2, keepdims=True)
     variance = tf.reduce_mean(tf.square(mixed - mean), axis=2, keepdims=True)
     normed = (mixed - mean) * tf.math.rsqrt(variance + _EPSILON)

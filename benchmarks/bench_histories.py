@@ -1,0 +1,111 @@
+"""What histories cost: rows a second of ingestion, and the step of the reference model, with and without them.
+
+    python benchmarks/bench_histories.py [--rows 300000] [--last 50] [--rounds 8]
+
+A table of 12 categories, as files have it, of users who come back, is ingested with a history of clicked items and
+without. The step has the reference model's 26 features, and beside them a history of full length, by each pooling.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+from own import make_model
+from reference import ADAGRAD, REFERENCE, TINY, Size, reference_batches, reference_schema
+from runner import Arm, compare, main, timed
+
+from ctr.config import parse_model
+from ctr.data.batches import Batch
+from ctr.data.mapping import Mapping as TableMapping
+from ctr.data.schema import Category, Schema
+from ctr.experiments.config import merged
+from ctr.pipelines.ingest.run import ingest
+
+CATEGORIES = 12
+DAYS = 10
+POOLINGS = ("mean", "target", "sequence")
+
+
+def write_table(path: Path, rows: int) -> None:
+    """Writes rows of queries of four, of users and items by Zipf's law."""
+    random = np.random.default_rng(1)
+    query = np.arange(rows) // 4
+    columns = {"time": query * (DAYS * 86_400) // max(query[-1] + 1, 1), "query": query}
+    for number in range(CATEGORIES):
+        values = (random.zipf(1.2, rows) - 1) % 50_000
+        columns[f"c{number}"] = values[query] if number == 0 else values
+    columns["click"] = (random.random(rows) < 0.1).astype(np.int8)
+    pa_csv.write_csv(pa.table({name: pa.array(values) for name, values in columns.items()}), path)
+
+
+def table_mapping(last: int) -> TableMapping:
+    """Reads that table; with a history of so many values, 0 for none."""
+    features: list[dict[str, Any]] = [
+        {"name": f"c{number}", "kind": "category", "source": f"c{number}"} for number in range(CATEGORIES)
+    ]
+    if last:
+        history = {"by": "c0", "of": "c1", "after": "10m", "last": last}
+        features.append({"name": "recent", "kind": "category", "history": history})
+    content = {"time": {"column": "time", "unit": "s"}, "query": {"column": "query"}, "label": "click"}
+    content |= {"input": {"type": "csv"}, "partition": "1d", "features": features}
+    return parse_model(TableMapping, content, "benchmark")
+
+
+def ingesting(table: Path, folder: Path, last: int, rows: int) -> Arm:
+    """An arm that makes a log anew."""
+    mapping = table_mapping(last)
+
+    def turn() -> Mapping[str, float]:
+        shutil.rmtree(folder, ignore_errors=True)
+        (spent,) = timed(lambda: ingest(mapping, [table], folder, now_us=2**62))().values()
+        return {"rows_per_second": 1000 * rows / spent}
+
+    return turn
+
+
+def with_lists(size: Size, last: int) -> tuple[Schema, list[Batch]]:
+    """The reference model's features and batches, with lists of so many values of the first feature in each row."""
+    schema, random = reference_schema(size), np.random.default_rng(2)
+    recent = Category(
+        name="recent",
+        source="recent",
+        buckets=size.buckets,
+        width=size.width,
+        multivalent=True,
+        max_values=last,
+    )
+    batches = []
+    for batch in reference_batches(size):
+        values = ((random.zipf(1.2, size.batch * last) - 1) % size.buckets).astype(np.int32)
+        lists = {"recent": (values, np.arange(size.batch + 1) * last)}
+        batches.append(replace(batch, rows=replace(batch.rows, multivalent=lists)))
+    return Schema(features=(*schema.features, recent)), batches
+
+
+def measure(rows: int = 300_000, last: int = 50, rounds: int = 8, tiny: bool = False) -> dict[str, Any]:
+    """Rows a second, and milliseconds of a step."""
+    size = TINY if tiny else REFERENCE
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "table.csv"
+        write_table(table, rows)
+        arms = {"without": 0, f"history of {last}": last}
+        of_ingest = compare(
+            {name: ingesting(table, Path(folder) / "log", count, rows) for name, count in arms.items()},
+            rounds,
+        )
+    schema, batches = with_lists(size, last)
+    models = {"without": make_model(size, ADAGRAD).turn}
+    for pooling in POOLINGS:
+        changes = merged(ADAGRAD, {"model": {"pooling": {"recent": {"kind": pooling, "of": "f0"}}}})
+        models[pooling] = make_model(size, changes, batches, schema).turn
+    return {"ingest": of_ingest, "step": compare(models, rounds)}
+
+
+if __name__ == "__main__":
+    main(measure, {"rows": 5000, "rounds": 1, "tiny": True})
