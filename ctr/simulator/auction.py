@@ -11,6 +11,7 @@ import numpy as np
 
 from ctr.io.errors import InputError
 from ctr.simulator.config import WorldConfig
+from ctr.simulator.interests import interest_logit
 from ctr.simulator.world import (
     DEVICES,
     NO_WORD,
@@ -71,7 +72,7 @@ def common_words(queries: Queries, ads: Ads, query: np.ndarray, ad: np.ndarray) 
 
 
 def quality_logit(world: World, now: Coefficients, queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
-    """Computes the logit of a click on an ad that is examined, [N]. No part depends on how the ad is shown."""
+    """Computes the logit without interests, [N], of a click on an ad that is examined; how it is shown has no part."""
     query, ad = placed.query, placed.ad
     user, device = queries.user[query], queries.device[query]
     topic, advertiser = ads.topic[ad], ads.advertiser[ad]
@@ -97,6 +98,14 @@ def quality_logit(world: World, now: Coefficients, queries: Queries, ads: Ads, p
         + world.topic_weekend[topic] * (queries.weekday >= 5)
         - 0.1 * np.log1p(ad_age_days(ads, ad, queries.day))
     )
+
+
+def true_logit(
+    config: WorldConfig, world: World, now: Coefficients, queries: Queries, ads: Ads, placed: Placed
+) -> np.ndarray:
+    """Computes the logit of a click on an ad that is examined, [N], with what the interests of the moment add."""
+    interest = interest_logit(config, queries, ads, placed.query, placed.ad)
+    return quality_logit(world, now, queries, ads, placed) + interest
 
 
 def ad_age_days(ads: Ads, ad: np.ndarray, day: int) -> np.ndarray:
@@ -224,7 +233,7 @@ def calibrate(config: WorldConfig, world: World) -> World:
             "from every ad and shows none; use a lower reserve"
         )
     seen = visibility(world, day.queries, shown)
-    logit = quality_logit(world, world.first, day.queries, day.ads, shown)
+    logit = true_logit(config, world, world.first, day.queries, day.ads, shown)
     low, high = -30.0, 30.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -253,7 +262,7 @@ def serve(config: WorldConfig, world: World, day: Day, policy: Policy) -> Iterat
         queries = day.queries.slice(begin, begin + _CHUNK)
         candidates = draw_candidates(config, day.ads, day.retrieval, queries, day.number)
         shown = run_auction(config, policy, queries, day.ads, candidates)
-        quality = logistic(quality_logit(world, day.now, queries, day.ads, shown)).astype(np.float32)
+        quality = logistic(true_logit(config, world, day.now, queries, day.ads, shown)).astype(np.float32)
         seen = visibility(world, queries, shown).astype(np.float32)
         # Whoever examines a place examines all that are more visible.
         examined = queries.reads[shown.query] < seen

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, load_model
 from ctr.data.log import check_log_folder, read_schema
-from ctr.data.times import DAY_US
+from ctr.data.times import DAY_US, Duration
 from ctr.io.errors import InputError
 from ctr.io.files import check_output_folder
 
@@ -17,6 +17,22 @@ MAX_SLOTS = 32
 WORLD_FILE = "world.yaml"  # in a simulated log: the settings of its world
 EVENTS_FILE = "events.yaml"  # in a directory of raw events: the settings of the simulation
 ORIGIN_FILE = "origin.json"  # in a directory of a closed loop: the run and the log that it began with
+
+
+class InterestsConfig(StrictModel):
+    """Interests of users that move. Every ad has a theme, which no feature but its id shows.
+
+    Attributes:
+        themes: the number of themes of ads.
+        at_once: the number of interests that a user has at a time, each in a theme; two may be in the same one.
+        lasting: the mean time until an interest moves to a theme that is drawn anew.
+        strength: what is added to the logit of a click where the ad's theme is among the user's interests.
+    """
+
+    themes: int = Field(default=20, ge=2, le=10_000)
+    at_once: int = Field(default=3, ge=1, le=20)
+    lasting: Duration = "1d"
+    strength: float = Field(default=2.0, ge=0, le=10)
 
 
 class WorldConfig(StrictModel):
@@ -44,6 +60,7 @@ class WorldConfig(StrictModel):
         topics: the number of hidden topics of queries, words and ads.
         buckets: whether ids of users, ads, words and their combinations are hashed into buckets, of which some share
             one; if not, each has its own, as in logs of other sources without ``buckets``.
+        interests: interests of users that move. Null: none.
     """
 
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -64,6 +81,7 @@ class WorldConfig(StrictModel):
     words: int = Field(default=3_000, ge=2, le=1_000_000)
     topics: int = Field(default=20, ge=2, le=200)
     buckets: bool = True
+    interests: InterestsConfig | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

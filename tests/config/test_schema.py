@@ -95,6 +95,7 @@ def test_all_schemas_are_written_for_editors_and_pages(tmp_path, root, capfd):
         "examples/replay/simulated.yaml": "train",
         "examples/replay/mind.yaml": "train",
         "examples/replay/world.yaml": "simulator",
+        "examples/replay/interests.yaml": "simulator",
         "examples/search": "search",
         "examples/events": "events",
         "ctr/data/formats": "mapping",
