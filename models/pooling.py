@@ -5,7 +5,9 @@ so that a list without anything alike, or an empty one, gives little or nothing:
 
     s_l = x_l . (W q) / sqrt(width) + r_l,    pooled = sum_l e^{s_l} x_l / (1 + sum_l e^{s_l})
 
-for the embeddings x_l of the list, q of the target, and a learned r_l for the place from the end of the list.
+for the embeddings x_l of the list, q of the target, and a learned r_l for the place from the end of the list. The
+network also gets ``c * (pooled o W q)``, element by element, where c is 1 over the standard deviation of new
+embeddings: how alike both are is a sum of these, which hidden layers would take long to learn.
 
 ``sequence`` first computes one block of HSTU (Zhai et al., arXiv 2402.17152, eq. 1 to 3) over the list, in which an
 item sees those before it and itself; the block's output takes the place of x_l::
@@ -24,7 +26,7 @@ import tensorflow as tf
 
 from ctr.models.dcn import Weights
 from ctr.models.embeddings import LookedUp, Plan
-from ctr.models.rows import Pooled, TableLayout
+from ctr.models.rows import Pooled, TableLayout, with_products
 
 _EPSILON = 1e-6
 _NEVER = -1e9
@@ -36,33 +38,39 @@ def pool(
     looked_up: Sequence[LookedUp],
     rows: Sequence[tf.Tensor],
     plans: Sequence[Plan],
-) -> list[LookedUp]:
-    """Replaces the mean embeddings of the features that are pooled by attention.
+) -> tuple[list[LookedUp], tuple[TableLayout, ...]]:
+    """Replaces the mean embeddings of the features that are pooled by attention, and adds their products.
 
     Args:
         weights: those of ``ctr.models.initial_weights``.
         layouts: of the tables.
         looked_up: what ``ctr.models.embeddings.look_up`` gives of each of them, of one copy.
         rows, plans: what it was given.
+
+    Returns:
+        What ``ctr.models.embeddings.tower_inputs`` takes, with the layouts ``with_products``.
     """
     singles = {
         feature.name: (layout, own, plan["single"][:, place])
         for layout, own, plan in zip(layouts, rows, plans, strict=True)
         for place, feature in enumerate(layout.single)
     }
-    made = []
+    made, products = [], []
     for layout, found, own, plan in zip(layouts, looked_up, rows, plans, strict=True):
         (embeddings,) = found.embeddings
         for number, feature in enumerate(layout.multivalent):
             if feature.pooled is not None:
                 lists, there = _lists(layout, number, feature.pooled.most, own, plan)
                 target = _embeddings(*singles[feature.pooled.of])
-                pooled = tf.cast(_attend(weights, feature.pooled, lists, there, target), embeddings.dtype)
+                pooled, product = (
+                    tf.cast(one, embeddings.dtype)[:, tf.newaxis]
+                    for one in _attend(weights, feature.pooled, lists, there, target)
+                )
                 place = len(layout.single) + number
-                parts = embeddings[:, :place], pooled[:, tf.newaxis], embeddings[:, place + 1 :]
-                embeddings = tf.concat(parts, axis=1)
+                embeddings = tf.concat([embeddings[:, :place], pooled, embeddings[:, place + 1 :]], axis=1)
+                products.append(LookedUp([product], [tf.zeros([tf.shape(product)[0], 1, 1])]))
         made.append(found._replace(embeddings=[embeddings]))
-    return made
+    return [*made, *products], with_products(layouts)
 
 
 def _embeddings(layout: TableLayout, rows: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
@@ -92,17 +100,19 @@ def _lists(
 
 def _attend(
     weights: Weights, pooled: Pooled, lists: tf.Tensor, there: tf.Tensor, target: tf.Tensor
-) -> tf.Tensor:
+) -> tuple[tf.Tensor, tf.Tensor]:
     own = {part: weights[f"pooling/{pooled.name}/{part}"] for part in pooled.shapes}
     scale = 1 / math.sqrt(max(pooled.width, 1))
     if pooled.kind == "sequence":
         lists += _block(own, lists, there, scale)
-    scores = scale * tf.linalg.matvec(lists, target @ own["query"]) + own["recency"]
+    query = target @ own["query"]
+    scores = scale * tf.linalg.matvec(lists, query) + own["recency"]
     # The list has one more place, of score 0, with nothing.
     largest = tf.maximum(tf.reduce_max(tf.where(there, scores, 0.0), axis=1, keepdims=True), 0.0)
     parts = tf.where(there, tf.exp(scores - largest), 0.0)
     shares = parts / (tf.reduce_sum(parts, axis=1, keepdims=True) + tf.exp(-largest))
-    return tf.linalg.matvec(lists, shares, transpose_a=True)
+    made = tf.linalg.matvec(lists, shares, transpose_a=True)
+    return made, pooled.scale * made * query
 
 
 def _block(own: Mapping[str, tf.Tensor], lists: tf.Tensor, there: tf.Tensor, scale: float) -> tf.Tensor:

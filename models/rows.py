@@ -31,6 +31,7 @@ class Pooled:
         most: the largest number of values.
         width: of the feature's embeddings.
         target: the width of the other's.
+        scale: of the products of both, so that they begin as large as embeddings.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Pooled:
     most: int
     width: int
     target: int
+    scale: float
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -158,6 +160,19 @@ def lay_out_tables(features: Sequence[FeatureRows], copies: int = 1) -> tuple[Ta
             raise ValueError(f"table {layout.name}: {layout.rows} rows are too many (at most 2^31 - 1)")
         layouts.append(layout)
     return tuple(layouts)
+
+
+def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
+    """Adds for each feature that is pooled by attention a layout without rows: of its product with the target."""
+    products = [
+        TableLayout(
+            layout.tower, one.width, (FeatureRows(f"{one.name}*{one.of}", 0, one.width, layout.tower, None),)
+        )
+        for layout in layouts
+        for one in (feature.pooled for feature in layout.features)
+        if one is not None
+    ]
+    return (*layouts, *products)
 
 
 def check_table(table: np.ndarray, layout: TableLayout) -> None:

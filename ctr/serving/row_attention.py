@@ -11,19 +11,23 @@ _EPSILON = np.float32(1e-6)
 
 def attend(
     pooled: Pooled, weights: Mapping[str, np.ndarray], lists: np.ndarray, target: np.ndarray
-) -> np.ndarray:
-    """Pools a list's embeddings, float32 [l, w], the latest one last, seen from the target's, [t]: float32 [w]."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pools a list's embeddings, float32 [l, w], the latest one last, seen from the target's, [t].
+
+    Returns what is pooled, and its product with the target, float32 [w] each.
+    """
     own = {part: weights[f"pooling/{pooled.name}/{part}"] for part in pooled.shapes}
     count, scale = len(lists), np.float32(1 / max(pooled.width, 1) ** 0.5)
     if not count:
-        return np.zeros(pooled.width, np.float32)
+        return np.zeros(pooled.width, np.float32), np.zeros(pooled.width, np.float32)
     if pooled.kind == "sequence":
         lists = lists + _block(own, lists, pooled.most, scale)
-    scores = scale * (lists @ (target @ own["query"])) + own["recency"][-count:]
+    query = target @ own["query"]
+    scores = scale * (lists @ query) + own["recency"][-count:]
     largest = max(scores.max(), np.float32(0))
     parts = np.exp(scores - largest)
     made: np.ndarray = (parts / (parts.sum() + np.exp(-largest))) @ lists
-    return made
+    return made, np.float32(pooled.scale) * made * query
 
 
 def _block(own: Mapping[str, np.ndarray], lists: np.ndarray, most: int, scale: np.float32) -> np.ndarray:

@@ -286,14 +286,22 @@ class RowModel:
         for table in tables:
             is_apart = table.tower == "pairs" or self._architecture.factors is not None
             of = table.tower if is_apart else "quality"
-            found.setdefault(of, []).append(table.look_up(ids, rows, pooled))
+            found.setdefault(of, []).append(
+                table.look_up(ids, rows, {name: one[0] for name, one in pooled.items()})
+            )
+        for name, (_, product) in pooled.items():
+            of = table_of[name].tower if self._architecture.factors is not None else "quality"
+            found[of].append([(product, np.zeros(rows, np.float32))])
         return {of: [_joined(copy) for copy in zip(*own, strict=True)] for of, own in found.items()}
 
-    def _pooled(self, one: Pooled, own: RowTable, other: RowTable, ids: Mapping[str, Ids]) -> np.ndarray:
+    def _pooled(
+        self, one: Pooled, own: RowTable, other: RowTable, ids: Mapping[str, Ids]
+    ) -> tuple[np.ndarray, np.ndarray]:
         lists = (own.embeddings(one.name, row) for row in ids[one.name])
         pairs = zip(lists, other.embeddings(one.of, ids[one.of]), strict=True)
         made = [attend(one, self._components[0], list_, target) for list_, target in pairs]
-        return np.array(made, np.float32).reshape(-1, one.width)
+        both = np.array(made, np.float32).reshape(-1, 2, one.width)
+        return both[:, 0], both[:, 1]
 
     def _score(self, ids: Mapping[str, Ids], rows: int) -> dict[str, np.ndarray]:
         inputs = self._inputs(ids, rows)

@@ -138,10 +138,10 @@ def inputs_of(snapshot: Snapshot, ids: Ids, tower: str | None = None) -> dict[st
     layouts = enumerate(snapshot.layouts)
     chosen = [(number, layout) for number, layout in layouts if tower in (None, layout.tower)]
     plans = [_plan(layout, snapshot.keys.get(number), ids) for number, layout in chosen]
-    tables, own = [snapshot.tables[number] for number, _ in chosen], [layout for _, layout in chosen]
+    tables, own = [snapshot.tables[number] for number, _ in chosen], tuple(layout for _, layout in chosen)
     looked_up = [look_up(*given) for given in zip(own, tables, plans, strict=True)]
     if snapshot.architecture.pooled:
-        looked_up = pool(snapshot.served_weights, own, looked_up, tables, plans)
+        looked_up, own = pool(snapshot.served_weights, own, looked_up, tables, plans)
     return tower_inputs(looked_up, own, snapshot.architecture.factors is not None)
 
 

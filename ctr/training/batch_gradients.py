@@ -67,7 +67,7 @@ class Differentiation:
                 for layout, own, plan in zip(layouts, rows, plans, strict=True)
             ]
             if model.pooled:
-                looked_up = pool(part.weights(self.state.weights), layouts, looked_up, rows, plans)
+                looked_up, layouts = pool(part.weights(self.state.weights), layouts, looked_up, rows, plans)
             inputs = tower_inputs(looked_up, layouts, model.factors is not None)
         if chosen is not None:
             inputs = {

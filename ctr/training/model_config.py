@@ -291,7 +291,7 @@ class ModelConfig(StrictModel):
                     f"config: model.pooling.{name}.of is {of}; allowed: a single-valued feature of the model with a "
                     "width above 0, in the same tower"
                 )
-            sizes = feature.max_values, widths[name], widths[of]
+            sizes = feature.max_values, widths[name], widths[of], 1 / (self.init_scale or 1)
             found[name] = Pooled(name, of, pooling.kind, *sizes)
         return found
 

@@ -13,7 +13,7 @@ from ctr.models.pooling import pool
 from ctr.models.rows import FeatureRows, Pooled, lay_out_tables
 from ctr.training.tables.plan import pad_plan, plan_table
 
-MOST, WIDTH, TARGET = 4, 3, 2
+MOST, WIDTH, TARGET, SCALE = 4, 3, 2, 1.5
 IDS = np.array([[0, 1], [2, 0], [1, 2], [3, 3], [3, 1]], np.int32)
 LISTS = {
     "m": [[5], [], [0, 1], [2], [4, 4, 4]],
@@ -23,7 +23,7 @@ PADDED_ROWS = 7
 
 
 def make(kind):
-    pooled = Pooled("h", "a", kind, MOST, WIDTH, TARGET)
+    pooled = Pooled("h", "a", kind, MOST, WIDTH, TARGET, SCALE)
     features = (
         FeatureRows("a", 4, TARGET, "quality", 0),
         FeatureRows("b", 4, WIDTH, "quality", 1),
@@ -32,7 +32,7 @@ def make(kind):
     )
     layouts = lay_out_tables(features)
     architecture = Architecture(cross_layers=1, cross_rank=2, deep_units=(), pooled=(pooled,))
-    weights = init_weights(architecture, {"quality": 2 * TARGET + 3 * WIDTH}, seed=1)
+    weights = init_weights(architecture, {"quality": TARGET + 4 * WIDTH}, seed=1)
     rng = np.random.default_rng(3)
     own = {
         name: tf.constant(rng.normal(size=weight.shape), tf.float32)
@@ -56,7 +56,9 @@ def tensors(plan):
 def pooled_of(layouts, rows, plans, own, dtype="float32"):
     given = [tensors(plan) for plan in plans]
     looked_up = [look_up(*one, dtype) for one in zip(layouts, rows, given, strict=True)]
-    return pool(own, layouts, looked_up, rows, given)
+    found, all_layouts = pool(own, layouts, looked_up, rows, given)
+    assert [layout.features[0].name for layout in all_layouts[len(layouts) :]] == ["h*a"]
+    return found
 
 
 def silu(values):
@@ -64,7 +66,7 @@ def silu(values):
 
 
 def expected(kind, layouts, tables, own):
-    """The pooled embedding of each row, one value after the other."""
+    """The pooled embedding of each row and its product with the target's, one value after the other."""
     weights = {name.rpartition("/")[2]: value.numpy().astype(np.float64) for name, value in own.items()}
     by_feature = {}
     for layout, table in zip(layouts, tables, strict=True):
@@ -98,7 +100,8 @@ def expected(kind, layouts, tables, own):
             for x, place in zip(lists, places, strict=True)
         ]
         total = sum((score * x for score, x in zip(scores, lists, strict=True)), np.zeros(WIDTH))
-        found.append(total / (1 + sum(scores)))
+        pooled = total / (1 + sum(scores))
+        found.append(np.concatenate([pooled, SCALE * pooled * query]))
     return np.array(found)
 
 
@@ -108,11 +111,11 @@ def test_pooled_embeddings_are_those_of_loops(kind):
     before = [look_up(*one) for one in zip(layouts, rows, map(tensors, plans), strict=True)]
     found = pooled_of(layouts, rows, plans, own)
     place = [feature.name for feature in layouts[1].features].index("h")
-    pooled = found[1].embeddings[0][:, place].numpy()
+    pooled = np.concatenate([found[1].embeddings[0][:, place], found[2].embeddings[0][:, 0]], axis=1)
     np.testing.assert_allclose(pooled[: len(IDS)], expected(kind, layouts, tables, own), rtol=2e-5, atol=1e-6)
     np.testing.assert_array_equal(pooled[[1, *range(len(IDS), PADDED_ROWS)]], 0)
     # Nothing else changes: neither other features, nor linear weights.
-    for old, new in zip(before, found, strict=True):
+    for old, new in zip(before, found[:2], strict=True):
         for one, other in zip(old.embeddings + old.linear, new.embeddings + new.linear, strict=True):
             kept = [number for number in range(one.shape[1]) if one.shape[2] == 1 or number != place]
             np.testing.assert_array_equal(one.numpy()[:, kept], other.numpy()[:, kept])
@@ -122,10 +125,11 @@ def test_pooled_embeddings_are_those_of_loops(kind):
 def test_gradients_are_those_of_differences(kind):
     layouts, tables, rows, plans, own = make(kind)
     place = [feature.name for feature in layouts[1].features].index("h")
-    share = np.random.default_rng(1).normal(size=(len(IDS), WIDTH))
+    share = np.random.default_rng(1).normal(size=(len(IDS), 2 * WIDTH))
     with tf.GradientTape() as tape:
         tape.watch([rows, own])
-        found = pooled_of(layouts, rows, plans, own)[1].embeddings[0][: len(IDS), place]
+        _, pooled, product = pooled_of(layouts, rows, plans, own)
+        found = tf.concat([pooled.embeddings[0][:, place], product.embeddings[0][:, 0]], axis=1)[: len(IDS)]
         total = tf.reduce_sum(found * tf.constant(share, tf.float32))
     of_rows, of_own = tape.gradient(total, (rows, own))
 
@@ -165,5 +169,6 @@ def test_a_batch_without_any_value_pools_nothing():
     }
     given = [tensors(plans[0]), empty]
     looked_up = [look_up(*one) for one in zip(layouts, rows, given, strict=True)]
-    found = pool(own, layouts, looked_up, rows, given)[1].embeddings[0]
-    np.testing.assert_array_equal(found[:, 1:].numpy(), 0)
+    _, pooled, product = pool(own, layouts, looked_up, rows, given)[0]
+    np.testing.assert_array_equal(pooled.embeddings[0][:, 1:].numpy(), 0)
+    np.testing.assert_array_equal(product.embeddings[0].numpy(), 0)
