@@ -114,10 +114,6 @@ def _check_workers(arguments: argparse.Namespace, place: Seat | Cluster | None) 
             f"--workers {arguments.workers}: TF_CONFIG describes a cluster of {size} workers, of which this is one; "
             "allowed: the same number, none, or no TF_CONFIG"
         )
-    if isinstance(place, Cluster):
-        from ctr.training.run.directory import check_shared
-
-        check_shared(arguments.out)
     size = max(size, arguments.workers or 1)
     if arguments.worker_timeout is not None and size == 1:
         raise InputError("--worker-timeout goes with several workers")
