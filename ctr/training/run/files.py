@@ -147,6 +147,8 @@ class Unwritten:
 
     def end(self, succeeded: bool) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class RunFiles:
     """The growing files of a run; of several workers the first one writes them."""
