@@ -12,11 +12,17 @@ import pytest
 import yaml
 
 from ctr.cli import main
+from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.paths import read_path, with_content
+from ctr.io.stores import pulls_anew
+from ctr.io.working_copies import lets_go, open_working_copy
+from ctr.training.config import TrainConfig
+from ctr.training.run.directory import hold_run
 from ctr.workers.cluster import Cluster
+from ctr.workers.collectives import ALONE
 from http_proxy import Fault
-from small_runs import INTERVALS, draw_examples, publish
+from small_runs import INTERVALS, SCHEMA, draw_examples, publish
 from worker_group import free_addresses
 
 CONFIG = {
@@ -170,6 +176,26 @@ def test_a_cluster_without_a_shared_folder_is_killed_and_goes_on_elsewhere_to_th
     assert {name for name in names ^ expected if "tfevents" not in name} == {".lock"}
     assert any(name.endswith("arrays-1.npz") for name in names)
     assert files(found) == files(Path("pair"))
+
+
+def test_of_two_runs_in_one_place_the_second_with_another_configuration_does_not_begin(
+    object_store, tmp_path, monkeypatch
+):
+    address, runs = f"{object_store('s3')}/run", {}
+
+    def begin(machine: str, seed: int) -> None:
+        monkeypatch.setenv("CTR_CACHE", str(tmp_path / machine))
+        with hold_run(runs[machine], TrainConfig(seed=seed), SCHEMA, {"workers": 2}, ALONE):
+            pass
+
+    with lets_go():
+        for machine in ("a", "b"):
+            monkeypatch.setenv("CTR_CACHE", str(tmp_path / machine))
+            with pulls_anew():
+                runs[machine] = open_working_copy(address)
+        begin("a", 1)
+        with pytest.raises(InputError, match=f"{address}/config.yaml: another process has written it"):
+            begin("b", 2)
 
 
 def test_a_table_in_a_bucket_becomes_a_log_there(object_store, tmp_path, monkeypatch, capsys):
