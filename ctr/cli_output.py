@@ -385,12 +385,20 @@ class ReportedBar:
         self._latest: dict[str, Any] | None = None
         self._reported_at = 0.0
 
-    def __call__(self, position: int, metrics: dict[str, Any] | None = None) -> None:
-        self._latest = {"position": position, "metrics": metrics}
+    def __call__(
+        self,
+        position: int,
+        metrics: dict[str, Any] | None = None,
+        lag: tuple[int, float] | None = None,
+    ) -> None:
+        self._latest = {"position": position, "metrics": metrics, "lag": lag}
         if (now := time.monotonic()) - self._reported_at >= _REPORT_SECONDS:
             self._reported_at = now
             self.close()
             self._latest = None
+
+    def lag(self, position: int, lag: tuple[int, float], metrics: dict[str, Any]) -> None:
+        self(position, metrics, lag)
 
     def phase(self, word: str) -> None:
         report("phase", word=word)
@@ -400,7 +408,7 @@ class ReportedBar:
             report("progress", **self._latest)
 
 
-def training_bar(total: int, batches: BatchSizes) -> Bar | ReportedBar:
+def training_bar(total: int | None, batches: BatchSizes | None = None) -> Bar | ReportedBar:
     """Makes the bar of a training run, or the way to it."""
     return Bar(total, "examples", batches) if _launcher is None else ReportedBar()
 
@@ -431,7 +439,10 @@ def show_report(reported: Report, bar: Bar) -> None:
     if reported.rank:
         return
     if reported.kind == "progress":
-        bar(content["position"], content["metrics"])
+        if content["lag"] is None:
+            bar(content["position"], content["metrics"])
+        else:
+            bar.lag(content["position"], content["lag"], content["metrics"])
     elif reported.kind == "phase":
         bar.phase(content["word"])
     elif reported.kind == "stopped":

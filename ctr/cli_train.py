@@ -94,7 +94,7 @@ def train(arguments: argparse.Namespace) -> None:
     if size > 1 and place is None:
         _launch(arguments, config, size)
     elif arguments.follow:
-        _follow(arguments, config)
+        _follow(arguments, config, place)
     else:
         _pass(arguments, config, place)
 
@@ -114,15 +114,9 @@ def _check_workers(arguments: argparse.Namespace, place: Seat | Cluster | None) 
             f"--workers {arguments.workers}: TF_CONFIG describes a cluster of {size} workers, of which this is one; "
             "allowed: the same number, none, or no TF_CONFIG"
         )
-    if isinstance(place, Cluster):
-        from ctr.training.run.directory import check_shared
-
-        check_shared(arguments.out)
     size = max(size, arguments.workers or 1)
     if arguments.worker_timeout is not None and size == 1:
         raise InputError("--worker-timeout goes with several workers")
-    if size > 1 and arguments.follow:
-        raise InputError(f"--follow does not go with {size} workers: a log that grows is followed by one")
     return size
 
 
@@ -200,21 +194,37 @@ def _printing_failures(arguments: argparse.Namespace, is_first: bool) -> Iterato
         raise
 
 
-def _follow(arguments: argparse.Namespace, config: Any) -> None:
+def _follow(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | None) -> None:
     from ctr.training.validate import validate
 
-    validate(config, arguments.log, arguments.out, follows=True)
-    with stop_signals() as stop, monitored(arguments) as watch:
+    is_first = place is None or place.rank == 0
+    validate(config, arguments.log, arguments.out, workers=1 if place is None else place.size, follows=True)
+    with ExitStack() as held:
+        # Alone, a signal is noticed while TensorFlow loads.
+        alone = held.enter_context(_joined(arguments, None)) if place is None else {}
+        watch = held.enter_context(monitored(arguments, is_first and not isinstance(place, Seat)))
         load_tensorflow()
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
 
         poll = POLL_SECONDS if arguments.poll is None else arguments.poll
-        given = arguments.log, config, arguments.out, stop, Polling(poll, arguments.stop_when_idle)
-        with closing(Bar(None, "examples")) as bar:
-            shown = watch(bar, None)
-            followed = follow(*given, shown.lag, export_from_run, _init_from(arguments), shown.phase)
-    print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
+        polling = Polling(poll, arguments.stop_when_idle)
+        bar = held.enter_context(closing(training_bar(None)))
+        joined = alone or held.enter_context(_joined(arguments, place))
+        shown, more = watch(bar, None), {"polling": polling, **joined}
+        begins = _init_from(arguments)
+        followed = follow(
+            arguments.log,
+            config,
+            arguments.out,
+            progress=shown.lag,
+            exporter=export_from_run,
+            init_from=begins,
+            phase=shown.phase,
+            **more,
+        )
+    if is_first:
+        print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
 
 
 def _init_from(arguments: argparse.Namespace) -> Any:
@@ -259,12 +269,17 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
     from ctr.data.log import read_manifests
     from ctr.pipelines.processes import safe_environment
     from ctr.training.run.directory import WORKERS
+    from ctr.training.validate import validate
     from ctr.workers.launch import MAX_RESTARTS, Launch, launch, threads_each
 
-    with _printing_failures(arguments, True):
-        if _is_finished(arguments, config, size, True):
-            return
-    total = sum(manifest.rows for manifest in read_manifests(arguments.log))
+    total = None
+    if arguments.follow:
+        validate(config, arguments.log, arguments.out, workers=size, follows=True)
+    else:
+        with _printing_failures(arguments, True):
+            if _is_finished(arguments, config, size, True):
+                return
+        total = sum(manifest.rows for manifest in read_manifests(arguments.log))
     # What TensorFlow says goes to the workers' logs, unless these have no place for its lines.
     level = "3" if arguments.log_format == "json" else "0"
     environment = {"TF_CPP_MIN_LOG_LEVEL": level, **safe_environment()}
@@ -274,7 +289,8 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
         kinds.add(reported.kind)
         show_report(reported, shown)
 
-    with monitored(arguments) as watch, closing(Bar(total, "examples", config.batch.sizes())) as bar:
+    batches = None if arguments.follow else config.batch.sizes()
+    with monitored(arguments) as watch, closing(Bar(total, "examples", batches)) as bar:
         shown = watch(bar, total)
         status = launch(
             Launch(

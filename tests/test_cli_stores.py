@@ -12,10 +12,18 @@ import pytest
 import yaml
 
 from ctr.cli import main
+from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.paths import read_path, with_content
+from ctr.io.stores import pulls_anew
+from ctr.io.working_copies import lets_go, open_working_copy
+from ctr.training.config import TrainConfig
+from ctr.training.run.directory import hold_run
+from ctr.workers.cluster import Cluster
+from ctr.workers.collectives import ALONE
 from http_proxy import Fault
-from small_runs import INTERVALS, draw_examples, publish
+from small_runs import INTERVALS, SCHEMA, draw_examples, publish
+from worker_group import free_addresses
 
 CONFIG = {
     "batch": {"rows": 16},
@@ -108,17 +116,86 @@ def test_a_store_that_does_not_answer_is_a_reason_to_try_again(faulty_store, tmp
         assert line.startswith(f"error: LOG {bucket}/log: ")
 
 
-def test_workers_of_a_cluster_need_a_folder_that_they_share(object_store, tmp_path, monkeypatch, capsys):
-    bucket = object_store("s3")
-    monkeypatch.setenv("CTR_CACHE", str(tmp_path))
-    workers = ["127.0.0.1:1", "127.0.0.1:2"]
-    task = {"type": "worker", "index": 0}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": workers}, "task": task}))
-    assert main(["train", "log", "--out", f"{bucket}/run"]) == 1
-    assert (
-        f"error: --out {bucket}/run: the workers that TF_CONFIG describes write to one folder"
-        in capsys.readouterr().err
-    )
+def start_cluster(words: list[str], caches: list[Path]) -> list["subprocess.Popen[str]"]:
+    """Workers of two machines, with a cache each."""
+    addresses = free_addresses(2)
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "ctr", *words],
+            env={
+                **os.environ,
+                "TF_CONFIG": Cluster(rank, addresses).config(),
+                "CTR_CACHE": str(cache),
+                "TF_NUM_INTRAOP_THREADS": "1",
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, cache in enumerate(caches)
+    ]
+
+
+def ended(cluster: list["subprocess.Popen[str]"]) -> list[tuple[int, list[str]]]:
+    """Of each worker its exit status, and its errors and warnings."""
+    texts = [process.communicate()[1] for process in cluster]
+    lines = [[line for line in text.splitlines() if line.startswith(("error", "warning"))] for text in texts]
+    return [(process.returncode, own) for process, own in zip(cluster, lines, strict=True)]
+
+
+@pytest.mark.slow
+def test_a_cluster_without_a_shared_folder_is_killed_and_goes_on_elsewhere_to_the_same_bits(
+    faulty_store, put_log, tmp_path, monkeypatch
+):
+    bucket, proxy = faulty_store("s3")
+    log = put_log(f"{bucket}/log")
+    more = ["--config", "run.yaml", "--set", "workers.divided_from_mb=0"]
+    here = start_cluster(["train", str(log), *more, "--out", "pair"], [tmp_path / "h0", tmp_path / "h1"])
+    assert ended(here) == [(0, []), (0, [])]
+    words = ["train", f"{bucket}/log", *more, "--out", f"{bucket}/run"]
+    killed = start_cluster(words, [tmp_path / "a0", tmp_path / "a1"])
+    while not proxy.count("PUT", "/state.json") and killed[0].poll() is None:
+        time.sleep(0.01)
+    # All parts of the next checkpoint are there, and the state that completes it is not.
+    proxy.faults = [Fault("drop", "PUT", "/state.json", 1000)]
+    complete = proxy.count("PUT", "/arrays.npz")
+    while proxy.count("PUT", "/arrays.npz") == complete and killed[0].poll() is None:
+        time.sleep(0.01)
+    for process in killed:
+        process.kill()
+    assert [status for status, _ in ended(killed)] == [-signal.SIGKILL] * 2
+    proxy.faults = []
+    again = start_cluster(words, [tmp_path / "b0", tmp_path / "b1"])
+    assert ended(again) == [(0, []), (0, [])]
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "reader"))
+    found = with_content(read_path(f"{bucket}/run"))
+    names = {path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file()}
+    expected = {path.relative_to("pair").as_posix() for path in Path("pair").rglob("*") if path.is_file()}
+    # Names of events have the time.
+    assert {name for name in names ^ expected if "tfevents" not in name} == {".lock"}
+    assert any(name.endswith("arrays-1.npz") for name in names)
+    assert files(found) == files(Path("pair"))
+
+
+def test_of_two_runs_in_one_place_the_second_with_another_configuration_does_not_begin(
+    object_store, tmp_path, monkeypatch
+):
+    address, runs = f"{object_store('s3')}/run", {}
+
+    def begin(machine: str, seed: int) -> None:
+        monkeypatch.setenv("CTR_CACHE", str(tmp_path / machine))
+        with hold_run(runs[machine], TrainConfig(seed=seed), SCHEMA, {"workers": 2}, ALONE):
+            pass
+
+    with lets_go():
+        for machine in ("a", "b"):
+            monkeypatch.setenv("CTR_CACHE", str(tmp_path / machine))
+            with pulls_anew():
+                runs[machine] = open_working_copy(address)
+        begin("a", 1)
+        with pytest.raises(InputError, match=f"{address}/config.yaml: another process has written it"):
+            begin("b", 2)
 
 
 def test_a_table_in_a_bucket_becomes_a_log_there(object_store, tmp_path, monkeypatch, capsys):

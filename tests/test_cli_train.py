@@ -16,7 +16,8 @@ import yaml
 import ctr.workers.launch
 from ctr.cli import main
 from ctr.training.loop import TIMING
-from small_runs import SMALL, draw_examples, publish
+from growing_logs import STANDS, assert_same
+from small_runs import INTERVALS, SMALL, draw_examples, publish
 from worker_group import free_addresses
 
 PAIR = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
@@ -62,11 +63,9 @@ def test_what_options_and_tf_config_allow_is_known_before_a_worker_starts(place,
         ("", (*two, "--max-restarts", "-1"), "--max-restarts -1: allowed: 0 and more"),
         ("", (*two, "--worker-timeout", "nan"), "--worker-timeout nan: allowed: 1 and more"),
         ("", ("--max-restarts", "2"), "--max-restarts goes with --workers"),
-        ("", (*two, "--follow"), "--follow does not go with 2 workers"),
         ("", (*two, "--set", "batch.rows=-1"), "config run.yaml: batch.rows: -1 is not allowed"),
         ("", (*two, "--set", "metrics.slices=[x]"), "config: metrics.slices names x"),
         (tf_config(1), ("--workers", "3"), f"{agree}is one; allowed: the same number"),
-        (tf_config(1), ("--follow",), "--follow does not go with 2 workers"),
         ("{", (), "TF_CONFIG: "),
         (tf_config(2), (), "TF_CONFIG: "),
     ):
@@ -281,6 +280,47 @@ def test_the_workers_of_a_cluster_print_once_and_the_others_nothing(place, pair)
     assert first.startswith("run: ") and first_errors == ""
     assert second == ("", "")
     assert results(place) == results(pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_cluster", [False, True])
+def test_two_workers_follow_a_log_to_the_bits_of_two_over_all_of_it(place, pair, is_cluster):
+    def begin(*more: str) -> list["subprocess.Popen[str]"]:
+        words = ["--follow", "--poll", "0.05", *more]
+        if not is_cluster:
+            return [start(place, "--workers", "2", *words)]
+        cluster = {"worker": list(free_addresses(2))}
+        return [start(place, *words, TF_CONFIG=tf_config(rank, cluster)) for rank in range(2)]
+
+    def end(processes: list["subprocess.Popen[str]"], status: int) -> str:
+        (out, err), *others = (process.communicate() for process in processes)
+        assert [process.returncode for process in processes] == [status] * len(processes), err
+        assert others in ([], [("", "")])
+        return out
+
+    def wait_for_rows(processes: list["subprocess.Popen[str]"], rows: int) -> None:
+        report = place / "run" / "follow.jsonl"
+        while not report.exists() or sum(json.loads(line)["rows"] for line in report.open()) < rows:
+            assert processes[0].poll() is None, processes[0].communicate()
+            time.sleep(0.01)
+
+    table = draw_examples().table()
+    shutil.rmtree(place / "log")
+    # The log is not there yet; then it has less than it will have, and the workers wait.
+    processes = begin()
+    publish(place / "log", table, INTERVALS[:1])
+    wait_for_rows(processes, 1)
+    processes[-1].send_signal(signal.SIGTERM)
+    out = end(processes, 0)
+    position = max(int(path.name) for path in (place / "run/checkpoints").iterdir())
+    assert out.startswith(f"run: stopped (SIGTERM) at row {position} of the log") and position > 0
+    processes = begin("--stop-when-idle", "2")
+    publish(place / "log", table, INTERVALS[1:2])
+    wait_for_rows(processes, position + 1)
+    publish(place / "log", table, INTERVALS[2:])
+    assert end(processes, 0).startswith("run: stopped (idle) at row ")
+    end([start(place, "--workers", "2")], 0)
+    assert_same(place / "run", pair / "run", *STANDS)
 
 
 @pytest.mark.soak

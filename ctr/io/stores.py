@@ -116,9 +116,21 @@ class Copy:
             return None, None
         return version, stamp
 
-    def _write_note(self, found: Any, stamp: Sequence[int]) -> None:
+    def _write_note(self, found: Any, stamp: Sequence[int] | None) -> None:
         text = json.dumps([_version(found), stamp])
         _replace(self._note, lambda file: file.write(text.encode()))
+
+    @property
+    def is_only_noted(self) -> bool:
+        """Whether the object is known of which no copy was made (``note``)."""
+        version, stamp = self._read_note()
+        return version is not None and stamp is None
+
+    def note(self) -> None:
+        """Notes the version of the object, of which no copy is made. Raises FileNotFoundError: there is none."""
+        import obstore
+
+        self._write_note(_read(self.address, lambda: obstore.head(self.store, self.name)), None)
 
     def get(self) -> bool:
         """Copies the object; returns whether there is one."""
@@ -166,7 +178,7 @@ class Copy:
         for _ in range(_TRIES):
             if self.put(given, self.version, stamp):
                 return
-            found = self._content()
+            found = self.content()
             if found is None:
                 # It was deleted since it was copied.
                 self._note.unlink(missing_ok=True)
@@ -185,7 +197,8 @@ class Copy:
             f"{self.address}: the store refuses to write it, as if others wrote it all the time"
         )
 
-    def _content(self) -> tuple[bytes, Any] | None:
+    def content(self) -> tuple[bytes, Any] | None:
+        """Reads the object, which is not copied: its bytes and what the store says of it; None if there is none."""
         import obstore
 
         def read() -> tuple[bytes, Any]:

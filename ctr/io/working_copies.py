@@ -3,9 +3,15 @@
 A run writes, renames and deletes many files, of which none means anything before a checkpoint is complete. So it works
 in ``CACHE/working/s3/bucket/run``, and ``save`` brings to the store what has changed there: what says that other files
 are complete comes last. Whoever opens the working copy of the same address, on any machine, goes on from there.
+
+Processes on several machines that work in one folder have a working copy each, of which one is saved. The others
+(``leave_unsaved``) hand their files over to it through the store: ``hand_over``, ``wait_for``, ``expect``, ``fetch``.
+Where processes share a folder, these do nothing but wait.
 """
 
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 
@@ -24,14 +30,19 @@ from ctr.io.stores import (
     stamp_of,
     versions_of,
 )
+from ctr.io.versions import PARTIAL
 
 TREE = "working"
 # What says that other files are complete, in the order in which it is saved.
 _MARKS = ("", "state.json", "delta.npz", "saved_model.pb", "summary.json")
 _LAUNCHING = ".launching"
-_LOCAL = (".lock", ".partial", ".damaged", _LAUNCHING)
+_LOCAL = (".lock", PARTIAL, ".damaged", _LAUNCHING)
+_CHECKPOINTS = "checkpoints"
+_LOOK_EVERY = 0.02  # seconds
+_ASK_EVERY = 0.5  # seconds between two requests
 _ROLLBACKS = "quarantine.json"
 _opened: dict[Path, ExitStack] = {}  # by this process, with the locks that it holds
+_unsaved: set[Path] = set()  # of them those that ``save`` leaves alone
 
 
 def open_working_copy(address: str) -> Path:
@@ -56,7 +67,10 @@ def _lock(folder: Path, address: str, held: ExitStack) -> None:
     own = locks / _LOCAL[0]
     make_folder(locks)
     own.touch()
-    busy = f"{address}: another process works there, or in a folder above or below"
+    busy = (
+        f"{address}: another process works there, or in a folder above or below "
+        "(workers of a cluster on one machine need a CTR_CACHE each)"
+    )
     held.enter_context(hold(own, busy))
     above = (place / own.name for place in locks.parents)
     for other in (*above, *locks.rglob(own.name)):
@@ -74,7 +88,22 @@ def _renew(folder: Path) -> None:
         one = Copy(path, TREE)
         if one.is_changed or one.tag != objects.get(name, ""):
             one.forget()
-    each(_get, (folder / name for name in objects))
+    for empty, _, _ in os.walk(folder, topdown=False):
+        # A store has none.
+        if empty != str(folder) and not os.listdir(empty):
+            os.rmdir(empty)
+    each(_get, (folder / name for name in objects if not _is_begun(name, objects)))
+    for name in objects:
+        if _is_begun(name, objects):
+            # A checkpoint that a kill left without its state. It goes with this folder, once another one is complete.
+            place = (folder / name).parent
+            make_folder(place.with_name(f"{place.name}{PARTIAL}"))
+            Copy(folder / name, TREE).note()
+
+
+def _is_begun(name: str, objects: Mapping[str, str]) -> bool:
+    place = PurePosixPath(name).parent
+    return place.parent.name == _CHECKPOINTS and f"{place}/state.json" not in objects
 
 
 def _get(path: Path) -> None:
@@ -93,10 +122,11 @@ def save(folder: Path) -> None:
 
     Raises InputError: another process has saved other files there, or the store does not answer.
     """
-    if not saved_to(folder):
+    if not saved_to(folder) or folder in _unsaved:
         return
     names = [name for name in files_below(folder) if not _is_local(name)]
-    gone = files_below(versions_of(folder, TREE)).keys() - files_below(folder).keys()
+    missing = files_below(versions_of(folder, TREE)).keys() - files_below(folder).keys()
+    gone = [name for name in missing if not _is_kept(folder / name)]
     marked = [folder / name for name in gone if _mark(name)]
     if any(PurePosixPath(name).name == _ROLLBACKS and Copy(folder / name, TREE).is_changed for name in names):
         # A resume must not find a checkpoint from before a rollback that it knows of.
@@ -125,6 +155,64 @@ def lets_go() -> Iterator[None]:
     finally:
         while _opened:
             _opened.popitem()[1].close()
+
+
+def leave_unsaved(folder: Path) -> None:
+    """Lets ``save`` do nothing for a working copy of this process: another machine saves its own one."""
+    if folder in _opened:
+        _unsaved.add(folder)
+        _opened[folder].callback(_unsaved.discard, folder)
+
+
+def _is_own(path: Path) -> bool:
+    """Tells whether no other process has this folder: one that shares it was started by the one that opened it."""
+    return any(folder == path or folder in path.parents for folder in _opened)
+
+
+def hand_over(path: Path, name: Path) -> None:
+    """Moves a file to where the working copy of another process has it as ``name``. Raises InputError: see ``save``."""
+    if _is_own(path):
+        Copy(name, TREE).put_or_agree(path, stamp_of(path))
+        path.unlink()
+
+
+def wait_for(path: Path, name: Path, is_late: Callable[[], bool]) -> bool:
+    """Waits for a file that another process makes here, or hands over as ``name``; returns whether it came in time."""
+    is_own = _is_own(path)
+    while not path.exists() and not (is_own and _receive(path, name)):
+        if is_late():
+            return False
+        time.sleep(_ASK_EVERY if is_own else _LOOK_EVERY)
+    return True
+
+
+def _receive(path: Path, name: Path) -> bool:
+    one = Copy(name, TREE)
+    found = one.content()
+    if found is None:
+        return False
+    path.write_bytes(found[0])
+    one.delete_object()
+    return True
+
+
+def expect(name: Path) -> None:
+    """Notes a file that was handed over: it stays in the store as long as the folder that it belongs to is here."""
+    if _is_own(name):
+        Copy(name, TREE).note()
+
+
+def fetch(folder: Path) -> None:
+    """Copies what the store holds below a folder and this process's own copy lacks, or has in another version."""
+    if _is_own(folder):
+        copies = {Copy(folder / name, TREE): tag for name, tag in listed(folder, TREE).items()}
+        lacking = [one.path for one, tag in copies.items() if one.tag != tag or not one.path.is_file()]
+        each(lambda path: Copy(path, TREE).get(), lacking)
+
+
+def _is_kept(path: Path) -> bool:
+    places = path.parent, path.parent.with_name(f"{path.parent.name}{PARTIAL}")
+    return Copy(path, TREE).is_only_noted and any(place.is_dir() for place in places)
 
 
 def _delete(path: Path) -> None:

@@ -34,13 +34,14 @@ from ctr.io.signals import Stop
 from ctr.training.config import TrainConfig
 from ctr.training.loop import Session, open_session
 from ctr.training.run.directory import read_warm_start
-from ctr.training.run.files import GrowingFile
+from ctr.training.run.files import GrowingFile, Unwritten
 from ctr.training.run.results import learning_failure
 from ctr.training.run.rollback import Mark
 from ctr.training.run.snapshot import Exporter
 from ctr.training.run.summary import LearningError
 from ctr.training.trainer import Phase
 from ctr.training.warm_start.start import InitFrom, warm_start
+from ctr.workers.collectives import ALONE, Workers
 
 FOLLOW_FILE = "follow.jsonl"
 
@@ -100,7 +101,8 @@ class LagReport:
         path = session.run.run_dir / FOLLOW_FILE
         # A line that was not written to its end is cut off.
         length = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
-        self._session, self._file = session, GrowingFile.open(path, length)
+        self._session = session
+        self._file = GrowingFile.open(path, length) if session.run.workers.is_chief else Unwritten()
         self.went_back()
 
     def went_back(self) -> None:
@@ -190,12 +192,13 @@ def follow(
     exporter: Exporter | None = None,
     init_from: InitFrom | None = None,
     phase: Phase | None = None,
+    workers: Workers = ALONE,
 ) -> Followed:
     """Trains on what a log has and on what comes, or goes on where the newest checkpoint in ``run_dir`` stands.
 
     Neither the log nor constraint logs and sidecars need be there yet. What a sidecar is not published for waits. The
     same call goes on where it stopped, and ``ctr.training.loop.train`` goes on and finishes. For arguments not named
-    here see there.
+    here see there. Of several workers the first one looks what is published, and all go on together.
 
     Args:
         stop: asked after each batch, and ten times a second when there is nothing to do.
@@ -207,14 +210,30 @@ def follow(
         InputError: see ``open_session``, its session's ``advance`` and ``warm_start``.
     """
     log, run_dir, polling = Path(log), Path(run_dir), polling or Polling()
-    patience = _Patience(stop, polling.stop_when_idle)
-    missing, reason = _wait_for_logs(log, config, polling.seconds, patience)
-    if reason is not None:
-        return Followed(reason, 0, 0, missing)
-    if init_from is not None:
-        warm_start(log, config, run_dir, init_from, waits=True)
+    patience = _Patience(stop, polling, workers)
+    with workers.noticing_losses():
+        missing, reason = _wait_for_logs(log, config, patience)
+        if reason is not None:
+            workers.leave()
+            return Followed(reason, 0, 0, missing)
+        if init_from is not None:
+            begin = log, config, run_dir, init_from, True, workers.size
+            workers.once(lambda: warm_start(*begin))
+        followed = _follow(log, config, run_dir, patience, progress, exporter, phase)
+        workers.leave()
+        return followed
 
-    metrics: dict[str, Any] = {}
+
+def _follow(
+    log: Path,
+    config: TrainConfig,
+    run_dir: Path,
+    patience: "_Patience",
+    progress: FollowProgress | None,
+    exporter: Exporter | None,
+    phase: Phase | None,
+) -> Followed:
+    workers, metrics = patience.workers, dict[str, Any]()
 
     def passed_batch(position: int, running: dict[str, Any]) -> None:
         nonlocal metrics
@@ -223,61 +242,73 @@ def follow(
         show()
 
     def show() -> None:
-        if progress is not None:
+        if progress is not None and workers.is_chief:
             progress(session.run.position.examples, report.lag(), metrics)
 
     with (
-        open_session(log, config, run_dir, passed_batch, exporter, True, phase) as session,
+        open_session(log, config, run_dir, passed_batch, exporter, True, phase, workers) as session,
         closing(LagReport(session)) as report,
     ):
         _advance(session, report, patience)
         while True:
             while (reason := patience.reason_to_end()) is None:
                 show()
-                patience.pause(polling.seconds)
-                if stop() is None and session.refresh():
+                if patience.pause() is None and session.refresh():
                     _advance(session, report, patience)
             if not session.save():
                 break
             report.went_back()
-            if stop() is not None:
+            if patience.agreed_stop() is not None:
                 break
             # Nothing new has come, but there is something to be passed again.
             _advance(session, report, patience)
         if failure := learning_failure(session.run):
+            workers.leave()
             raise LearningError(f"{run_dir}: {failure}")
         position, waiting = session.run.position.examples, report.lag().rows
-        return Followed(reason, position, waiting, session.published.awaited, read_warm_start(run_dir))
+        begun = workers.once(lambda: read_warm_start(run_dir))
+        return Followed(reason, position, waiting, session.published.awaited, begun)
 
 
 class _Patience:
-    def __init__(self, stop: Stop, idle_seconds: float | None) -> None:
-        self.stop, self._idle_seconds = stop, idle_seconds
+    """How long to wait, and whether to go on: the same for all workers, which tell each other at every look."""
+
+    def __init__(self, stop: Stop, polling: Polling, workers: Workers) -> None:
+        self.stop, self.workers, self._polling = stop, workers, polling
         self.restart()
 
     def restart(self) -> None:
         self._quiet_since = time.monotonic()
 
-    def reason_to_end(self) -> str | None:
-        limit = self._idle_seconds
-        is_idle = limit is not None and time.monotonic() - self._quiet_since >= limit
-        return self.stop() or ("idle" if is_idle else None)
+    def agreed_stop(self) -> str | None:
+        """Returns why any of them is to stop."""
+        return next(filter(None, self.workers.gather_texts(self.stop() or "")), None)
 
-    def pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while self.stop() is None and (left := end - time.monotonic()) > 0:
+    def reason_to_end(self) -> str | None:
+        limit = self._polling.stop_when_idle
+        is_idle = limit is not None and time.monotonic() - self._quiet_since >= limit
+        stop = self.agreed_stop()
+        return stop or ("idle" if self.workers.broadcast(is_idle) else None)
+
+    def pause(self) -> str | None:
+        """Waits until it is time to look again; returns why to stop instead."""
+        end = time.monotonic() + self._polling.seconds
+        while (stop := self.agreed_stop()) is None:
+            # The clock of the first one. Nobody waits long for a word of another one, however seldom they look.
+            left = self.workers.broadcast(end - time.monotonic())
+            if left <= 0:
+                break
             time.sleep(min(left, _NOTICED_IN))
+        return stop
 
 
 def _advance(session: Session, report: LagReport, patience: _Patience) -> None:
-    if patience.stop() is None:
+    if patience.agreed_stop() is None:
         report.advanced(session.advance(stop=lambda: patience.stop() is not None).waiting)
     patience.restart()
 
 
-def _wait_for_logs(
-    log: Path, config: TrainConfig, seconds: float, patience: _Patience
-) -> tuple[str | None, str | None]:
+def _wait_for_logs(log: Path, config: TrainConfig, patience: _Patience) -> tuple[str | None, str | None]:
     """Waits until all logs are there; returns what is missing and the reason to wait no longer, or None and None."""
     constraints, distillation = config.objective.bias_constraints, config.objective.distillation
     read = [log, *(Path(one.path) for one in (() if constraints is None else constraints.logs))]
@@ -295,8 +326,8 @@ def _wait_for_logs(
                 return f"{path / 'manifests'}, with a partition that has rows and overlaps time_range"
         return None
 
-    while (missing := first_missing()) is not None:
+    while (missing := patience.workers.once(first_missing)) is not None:
         if (reason := patience.reason_to_end()) is not None:
             return missing, reason
-        patience.pause(seconds)
+        patience.pause()
     return None, None

@@ -1,8 +1,9 @@
 """Inputs of a run: its logs and sidecars, checked before it begins, as they grow, and the feeds that they become."""
 
 import json
+import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from ctr.data.log import MAX_TIME_US, Manifest, PublishedPartitions, log_sha256
 from ctr.data.reader import read_rows
 from ctr.data.sidecar import SidecarHash, sidecar_folder
 from ctr.data.stream import Selection, check_selection, read_selection
+from ctr.io.errors import InputError
 from ctr.io.read_ahead import read_ahead
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family, resolve_families
@@ -34,6 +36,8 @@ from ctr.training.retrain import learned_batch
 from ctr.training.run.rollback import Position
 from ctr.training.shapes import FewShapes, few_shapes, is_fused_from
 from ctr.workers.collectives import ALONE, Workers
+
+_LOOK_EVERY = 0.1  # seconds
 
 # What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
 Beside = Callable[[Feed], Feed | None]
@@ -69,15 +73,51 @@ class Inputs(Logs):
 
 
 def open_inputs(path: Path, config: TrainConfig, workers: Workers = ALONE) -> Inputs:
-    """Finds all that a run reads. Raises InputError: it is not there, does not fit, or workers have other inputs."""
+    """Finds all that a run reads. Raises InputError: it is not there, does not fit, or workers have other inputs.
+
+    Of logs that grow all workers have what the first one finds.
+    """
     with workers.raise_if_any_failed():
         logs = open_logs(path, config)
         constraints = config.objective.bias_constraints
         families = resolve_families(constraints, logs.schema) if constraints is not None else ()
     inputs = Inputs(**vars(logs), families=families)
     if workers.size > 1:
+        inputs = _with_logs(inputs, [_as_the_first(log, workers) for log in _all_logs(inputs)])
         _agree(inputs, workers)
     return inputs
+
+
+def _all_logs(inputs: Inputs) -> list[Log]:
+    teacher = () if inputs.teacher_log is None else (inputs.teacher_log,)
+    return [inputs.log, *inputs.constraint_logs.values(), *teacher]
+
+
+def _with_logs(inputs: Inputs, logs: Sequence[Log]) -> Inputs:
+    """Puts grown logs, in the order of ``_all_logs``, in the place of those that the inputs have."""
+    constraint_logs = dict(zip(inputs.constraint_logs, logs[1:], strict=False))
+    teacher_log = logs[-1] if inputs.teacher_log else None
+    return replace(inputs, log=logs[0], constraint_logs=constraint_logs, teacher_log=teacher_log)
+
+
+def _as_the_first(log: Log, workers: Workers, published: PublishedPartitions | None = None) -> Log:
+    """Reads a log as far as the first worker has found it published; others may see its files a moment later."""
+    published = published or PublishedPartitions(log.path, log.manifests)
+    count = workers.once(lambda: len(published.read()))
+    with workers.raise_if_any_failed():
+        begun = time.monotonic()
+        while len(manifests := published.read()) < count:
+            if workers.patience and time.monotonic() - begun > workers.patience / 2:
+                raise InputError(
+                    f"{log.path}: the first worker finds {count} partitions, this one {len(manifests)}"
+                )
+            time.sleep(_LOOK_EVERY)
+    # The same object where there is nothing new.
+    return (
+        log
+        if len(log.manifests) == count and manifests[:count] == log.manifests
+        else Log(log.path, manifests[:count])
+    )
 
 
 def _agree(inputs: Inputs, workers: Workers) -> None:
@@ -268,17 +308,15 @@ def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved
 
 
 class PublishedInputs:
-    """The inputs of a run as they grow, read again and again at little cost."""
+    """The inputs of a run as they grow, read again and again at little cost; all workers have those of the first."""
 
-    def __init__(self, inputs: Inputs, wait_for_sidecars: bool) -> None:
+    def __init__(self, inputs: Inputs, wait_for_sidecars: bool, workers: Workers = ALONE) -> None:
         self.inputs = inputs  # all that is published
         self._waits = wait_for_sidecars
         self._ready = 0
+        self._workers = workers
         self.awaited: str | None = None  # the file that the log waits for
-        logs = [inputs.log, *inputs.constraint_logs.values()]
-        if inputs.teacher_log is not None:
-            logs.append(inputs.teacher_log)
-        self._published = [(log, PublishedPartitions(log.path, log.manifests)) for log in logs]
+        self._published = [(log, PublishedPartitions(log.path, log.manifests)) for log in _all_logs(inputs)]
         self.readable = self._read_ready()
 
     def refresh(self) -> bool:
@@ -289,16 +327,13 @@ class PublishedInputs:
             self._published = [
                 (log, published) for log, (_, published) in zip(logs, self._published, strict=True)
             ]
-            constraint_logs = dict(zip(self.inputs.constraint_logs, logs[1:], strict=False))
-            teacher_log = logs[-1] if self.inputs.teacher_log else None
-            self.inputs = replace(
-                self.inputs, log=logs[0], constraint_logs=constraint_logs, teacher_log=teacher_log
-            )
+            self.inputs = _with_logs(self.inputs, logs)
         self.readable = self._read_ready()
         return self.inputs is not before or self._ready != ready
 
-    @staticmethod
-    def _grown(log: Log, published: PublishedPartitions) -> Log:
+    def _grown(self, log: Log, published: PublishedPartitions) -> Log:
+        if self._workers.size > 1:
+            return _as_the_first(log, self._workers, published)
         manifests = published.read()
         return log if manifests is log.manifests else Log(log.path, manifests)
 
@@ -307,15 +342,20 @@ class PublishedInputs:
         if not self._waits:
             self._ready = len(manifests)
             return self.inputs
-        # What was ready stays so; if a log has lost partitions, that is refused elsewhere.
-        self._ready = min(self._ready, len(manifests))
-        self.awaited = None
-        while self._ready < len(manifests) and self.awaited is None:
-            self.awaited = self._missing_file(manifests[self._ready])
-            self._ready += self.awaited is None
+        self._ready, self.awaited = self._workers.once(self._find_ready)
         if self._ready == len(manifests):
             return self.inputs
         return replace(self.inputs, log=Log(self.inputs.log.path, manifests[: self._ready]))
+
+    def _find_ready(self) -> tuple[int, str | None]:
+        """Counts the partitions that sidecars say all of; and the file that the next one waits for."""
+        manifests, awaited = self.inputs.log.manifests, None
+        # What was ready stays so; if a log has lost partitions, that is refused elsewhere.
+        ready = min(self._ready, len(manifests))
+        while ready < len(manifests) and awaited is None:
+            awaited = self._missing_file(manifests[ready])
+            ready += awaited is None
+        return ready, awaited
 
     def _missing_file(self, partition: Manifest) -> str | None:
         """Finds the first file that has to be there before the sidecars say all that they will of a partition."""

@@ -274,7 +274,7 @@ def open_session(
     with workers.noticing_losses(), ExitStack() as held:
         with workers.raise_if_any_failed():
             device = None if chips is None else chips.device
-            check_possible(config, workers.size, device, exporter is not None, wait_for_sidecars)
+            check_possible(config, workers.size, device, exporter is not None)
         inputs = open_inputs(log, config, workers)
         config = inputs.config
 
@@ -294,7 +294,7 @@ def open_session(
         with open_run(run_dir, inputs, state, lambda: begin().arrays()) as run:
             trainer = learner.trainer(state, config, phase)
             checked = inputs.log.rows if is_checked else run.position.examples
-            published = PublishedInputs(inputs, wait_for_sidecars)
+            published = PublishedInputs(inputs, wait_for_sidecars, workers)
             yield Session(run, trainer, published, checked, progress, exporter)
 
 
@@ -354,7 +354,10 @@ class Session:
         self.refresh()
         readable, before = self.published.readable, self.run.position.examples
         if self._checked < readable.log.rows:
-            if readable.has_rows_after(self._checked) and not check_rows(readable, self._checked, stop):
+            start = self._checked
+            if readable.has_rows_after(start) and not self.run.workers.once(
+                lambda: check_rows(readable, start, stop)
+            ):
                 return Advance(0, self.inputs.log.rows - before, [])
             self._checked = readable.log.rows
         windows: list[dict[str, Any]] = []

@@ -39,7 +39,7 @@ def validate(
         InputError: the log, the configuration, the workers or chips, and ``run_dir`` do not fit each other.
     """
     check_run_folder(run_dir)
-    check_possible(config, workers, device, follows=follows)
+    check_possible(config, workers, device)
     if follows:
         if (run_dir / "config.yaml").exists():
             schema, manifests = read_schema(log), read_manifests(log)
@@ -69,7 +69,6 @@ def check_possible(
     workers: int = 1,
     device: str | None = None,
     can_export: bool = True,
-    follows: bool = False,
 ) -> None:
     """Raises InputError for what a configuration asks for and a session, several workers or chips cannot do."""
     if config.export is not None and not can_export:
@@ -79,12 +78,10 @@ def check_possible(
     if device is not None:
         _check_chips(config, device)
     if workers > 1:
-        _check_workers(config, follows)
+        _check_workers(config)
 
 
-def _check_workers(config: TrainConfig, follows: bool) -> None:
-    if follows:
-        raise InputError("a log that grows cannot be followed by several workers; train on it as it is")
+def _check_workers(config: TrainConfig) -> None:
     if config.jit is True:
         raise InputError(
             "config: jit: true is not possible with several workers, between which XLA exchanges nothing; "

@@ -1,6 +1,8 @@
 """Logs, files and working copies in object stores, as several machines write and read them over a bad network."""
 
 import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +17,18 @@ from ctr.data.shards import publish_partition
 from ctr.io.errors import InputError
 from ctr.io.files import create_exclusively, names_in, write_atomic_bytes
 from ctr.io.paths import read_path, with_content
-from ctr.io.stores import address_of, fetch, make_room, pull, pulls_anew, remove
-from ctr.io.working_copies import open_working_copy, save, save_outputs
+from ctr.io.stores import address_of, make_room, pull, pulls_anew, remove
+from ctr.io.stores import fetch as fetch_file
+from ctr.io.working_copies import (
+    expect,
+    fetch,
+    hand_over,
+    leave_unsaved,
+    open_working_copy,
+    save,
+    save_outputs,
+    wait_for,
+)
 from hashed_rows import hashed_rows
 from http_proxy import Fault
 
@@ -181,7 +193,7 @@ def test_copies_of_shards_make_room_for_others(object_store, on):
     shards = sorted((log / "shards").iterdir())
     for age, path in enumerate(shards):
         os.utime(path, ns=(10**9 * (100 - age), path.stat().st_mtime_ns))
-    assert fetch(shards[-1])
+    assert fetch_file(shards[-1])
     size = sum(path.stat().st_size for path in shards)
     make_room(size)
     assert all(path.exists() for path in shards)
@@ -294,4 +306,78 @@ def test_what_a_parent_has_opened_is_not_emptied(object_store, tmp_path, monkeyp
     with pulls_anew():
         open_working_copy(address)
         assert not (run / "unsaved").exists()
+    save_outputs(None)
+
+
+def test_another_machine_hands_over_what_it_makes_of_a_folder_that_one_saves(
+    faulty_store, tmp_path, monkeypatch
+):
+    bucket, proxy = faulty_store("s3")
+    runs = {}
+
+    def at(machine: str) -> Path:
+        monkeypatch.setenv("CTR_CACHE", str(tmp_path / machine))
+        with pulls_anew():
+            return runs.setdefault(machine, None) or open_working_copy(f"{bucket}/run")
+
+    def position(machine: str, number: int, ending: str = "") -> Path:
+        return at(machine) / "checkpoints" / f"{number:020d}{ending}"
+
+    def deleted() -> list[str]:
+        bodies = [one.body.decode() for one in proxy.requests if one.target.endswith("?delete")]
+        return [name for body in bodies for name in re.findall("<Key>run/checkpoints/(.*?)<", body)]
+
+    def write(number: int, text: str, is_complete: bool = True) -> None:
+        """Both parts of a checkpoint, and its state."""
+        place, name = position("b", number, ".partial"), position("b", number)
+        place.mkdir(parents=True, exist_ok=True)
+        for file in ("arrays-1.npz", "part-1.json"):
+            (place / file).write_text(text)
+            hand_over(place / file, name / file)
+        assert [*place.iterdir()] == []
+        place, name = position("a", number, ".partial"), position("a", number)
+        place.mkdir(parents=True, exist_ok=True)
+        assert wait_for(place / "part-1.json", name / "part-1.json", lambda: True)
+        assert (place / "part-1.json").read_text() == text
+        (place / "part-1.json").unlink()
+        assert not wait_for(place / "part-1.json", name / "part-1.json", lambda: True)
+        expect(name / "arrays-1.npz")
+        if is_complete:
+            (place / "state.json").write_text(text)
+        place.rename(name)
+
+    for machine in ("a", "b"):
+        runs[machine] = at(machine)
+    leave_unsaved(runs["b"])
+    write(1, "first")
+    (at("a") / "metrics.jsonl").touch()
+    save(at("a"))
+    # Of the other machine nothing but what it handed over is ever saved, or deleted.
+    (at("b") / "metrics.jsonl").write_text("of b")
+    save(at("b"))
+    write(2, "second")
+    save(at("a"))
+    # Who needs what another one wrote fetches it.
+    fetch(position("a", 1))
+    assert sorted(path.name for path in position("a", 1).iterdir()) == ["arrays-1.npz", "state.json"]
+    fetch(position("b", 2))
+    assert {path.read_text() for path in position("b", 2).iterdir()} == {"second"}
+    # With the checkpoint goes all that belongs to it, the state first.
+    proxy.requests.clear()
+    shutil.rmtree(position("a", 1))
+    shutil.rmtree(position("a", 2))
+    save(at("a"))
+    assert sorted(deleted()[:2]) == [f"{1:020d}/state.json", f"{2:020d}/state.json"]
+    assert sorted(deleted()[2:]) == [f"{1:020d}/arrays-1.npz", f"{2:020d}/arrays-1.npz"]
+    # A checkpoint that was not completed is none elsewhere; it makes room when the next one is begun and saved.
+    write(3, "third", is_complete=False)
+    save_outputs(None)
+    runs.clear()
+    runs["a"] = at("a")
+    assert [path.name for path in (at("a") / "checkpoints").iterdir()] == [f"{3:020d}.partial"]
+    save(at("a"))
+    assert f"{3:020d}/arrays-1.npz" not in deleted()
+    position("a", 3, ".partial").rmdir()
+    save(at("a"))
+    assert deleted()[-1] == f"{3:020d}/arrays-1.npz"
     save_outputs(None)

@@ -8,13 +8,15 @@
 The folder gets its name, by a rename, when all in it is on the disk; so the greatest name points to the newest.
 
 Of several workers each writes what it has parts of, the others into ``arrays-1.npz`` ..., and the first one also what
-all have; which parts they are is noted beside. So any other number of workers can read them.
+all have; which parts they are is noted beside. So any other number of workers can read them. Workers that share no
+folder hand over what they write (``ctr.io.working_copies``).
 """
 
 import hashlib
 import io
 import json
 import logging
+import secrets
 import shutil
 import time
 import zipfile
@@ -29,6 +31,7 @@ from ctr.io.documents import parse_json
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, make_folder, sync_folder, write_atomic
 from ctr.io.versions import PARTIAL, delete_version
+from ctr.io.working_copies import expect, fetch, hand_over, wait_for
 from ctr.workers.cluster import WorkerLostError
 from ctr.workers.parts import Part, reshard, reshard_to, shard
 
@@ -45,7 +48,6 @@ _STATE = "state.json"
 _DAMAGED = ".damaged"
 _FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
 _PIECE = 1 << 22
-_LOOK_EVERY = 0.02
 _MOMENT = 5.0
 
 Wanted = Callable[[str, int], Part | None]
@@ -60,6 +62,7 @@ class Share(NamedTuple):
     parts: Mapping[str, Part]  # by the names of arrays; those that all workers have are not there
     nbytes: int  # of the arrays of all workers
     patience: float  # seconds that the first worker waits for the files of others; 0: however long it takes
+    attempt: str = ""  # of ``begin``: names the notes, so that nobody reads one that an earlier attempt left
     is_leaving: Callable[[], bool] = lambda: False  # this process is going to end: it waits a moment only
 
 
@@ -102,27 +105,41 @@ def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> 
     """Writes the arrays of a worker that is not the first one, then the note that tells the first one of them."""
     name = f"arrays-{share.rank}.npz"
     entry = _file_entry(name, write_arrays(folder / name, arrays), share)
+    final = _complete(folder)
+    hand_over(folder / name, final / name)
     # The note lasts until it is read. Once it has its name, the first worker may rename the folder: nothing more can be
     # done in it.
-    new = _note(folder, share.rank).with_suffix(".new")
+    note = _note(folder, share.rank, share)
+    new = note.with_suffix(".new")
     new.write_text(json.dumps(entry))
-    new.replace(_note(folder, share.rank))
+    new.replace(note)
+    hand_over(note, final / note.name)
 
 
 def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any]]:
     """Waits for the files of all workers; returns entries for ``read_parts``. Raises WorkerLostError: some are late."""
     entries = [_file_entry(ARRAYS, sha256, share)]
-    begun = time.monotonic()
+    begun, final = time.monotonic(), _complete(folder)
+
+    def patience() -> float:
+        return _MOMENT if share.is_leaving() else share.patience
+
+    def is_late() -> bool:
+        return bool(patience()) and time.monotonic() - begun > patience()
+
     for rank in range(1, share.size):
-        note = _note(folder, rank)
-        while not note.exists():
-            patience = _MOMENT if share.is_leaving() else share.patience
-            if patience and time.monotonic() - begun > patience:
-                raise WorkerLostError(f"{folder}: worker {rank} has not written its part in {patience:g} s")
-            time.sleep(_LOOK_EVERY)
+        note = _note(folder, rank, share)
+        if not wait_for(note, final / note.name, is_late):
+            raise WorkerLostError(f"{folder}: worker {rank} has not written its part in {patience():g} s")
         entries.append(dict(parse_json(note.read_bytes())))
+        expect(final / entries[-1]["file"])
         note.unlink()
     return entries
+
+
+def _complete(partial: Path) -> Path:
+    """Returns the name that a folder gets when all is there."""
+    return partial.with_name(partial.name.removesuffix(PARTIAL))
 
 
 def _file_entry(file: str, sha256: str, share: Share) -> dict[str, Any]:
@@ -133,8 +150,8 @@ def _file_entry(file: str, sha256: str, share: Share) -> dict[str, Any]:
     }
 
 
-def _note(folder: Path, rank: int) -> Path:
-    return folder / f"part-{rank}.json"
+def _note(folder: Path, rank: int, share: Share) -> Path:
+    return folder / f"part-{rank}{share.attempt}.json"
 
 
 def read_parts(
@@ -249,11 +266,12 @@ def save(
     clean_up(folder, keep, sound[1])
 
 
-def begin(folder: Path, examples: int) -> None:
-    """Makes the folder in which several workers are going to write the checkpoint of position ``examples``."""
+def begin(folder: Path, examples: int) -> str:
+    """Makes the folder for the checkpoint of position ``examples``, of several workers; returns a word for all."""
     make_folder(folder)
     _remove_leftovers(folder)
     (folder / f"{examples:020d}{PARTIAL}").mkdir()
+    return f"-{secrets.token_hex(4)}"
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -362,6 +380,7 @@ def read_share(
     Raises InputError: it is damaged or not there.
     """
     path = folder / f"{examples:020d}"
+    fetch(path)
     try:
         state = _read_state(path)
         arrays, parts = read_parts(path, _array_files(state), wanted)
@@ -405,6 +424,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _check(path: Path) -> dict[str, Any]:
+    fetch(path)
     state = _read_state(path)
     for entry in _array_files(state):
         if file_sha256(path / entry["file"]) != entry["sha256"]:

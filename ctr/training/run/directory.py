@@ -65,7 +65,7 @@ from ctr.io.versions import (
     version_number,
     versions,
 )
-from ctr.io.working_copies import saved_to
+from ctr.io.working_copies import leave_unsaved, save
 from ctr.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -96,7 +96,13 @@ def only_process(run_dir: Path) -> Iterator[None]:
 def hold_run(
     run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any], workers: "Workers"
 ) -> Iterator[None]:
-    """Begins a run directory, or checks that it can go on under these; the first worker holds it for the block."""
+    """Begins a run directory, or checks that it can go on under these; the first worker holds it for the block.
+
+    In an object store it is begun before anything is computed, so that another configuration is refused and all can
+    read what it begins with; of several working copies the first worker's is saved.
+    """
+    if not workers.is_chief:
+        leave_unsaved(run_dir)
     with ExitStack() as held:
         workers.once(lambda: held.enter_context(_begun_and_held(run_dir, config, schema, environment)))
         yield
@@ -113,6 +119,7 @@ def _begun_and_held(
     with only_process(run_dir):
         adopt_schema(run_dir, schema)
         adopt_environment(run_dir, environment)
+        save(run_dir)
         yield
 
 
@@ -151,15 +158,6 @@ def _earlier_settings(before: dict[str, Any], now: dict[str, Any], path: Path) -
 def check_run_folder(run_dir: Path) -> None:
     """Raises InputError where ``run_dir`` is something else than a run directory, an empty one, or none."""
     check_output_folder(run_dir, "a run directory", _is_run_or_new)
-
-
-def check_shared(run_dir: Path) -> None:
-    """Raises InputError where the workers of a cluster cannot share a run directory, as it is saved to a store."""
-    if address := saved_to(run_dir):
-        raise InputError(
-            f"--out {address}: the workers that TF_CONFIG describes write to one folder; allowed: a folder that all of "
-            "them share, or --workers on one machine"
-        )
 
 
 def _is_run_or_new(folder: Path) -> bool:

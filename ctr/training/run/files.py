@@ -147,6 +147,8 @@ class Unwritten:
 
     def end(self, succeeded: bool) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class RunFiles:
     """The growing files of a run; of several workers the first one writes them."""
@@ -172,7 +174,7 @@ class RunFiles:
         elif (newest := self._workers.once(lambda: checkpoint.newest_sound(self._checkpoints))) is not None:
             with self._workers.raise_if_any_failed():
                 return checkpoint.read_share(self._checkpoints, newest, wanted)
-        refuse_without_checkpoint(self._run_dir)
+        self._workers.once(lambda: refuse_without_checkpoint(self._run_dir))
         return None
 
     def open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str], sound: int = -1) -> None:

@@ -339,6 +339,11 @@ def as_json(rollbacks: Sequence[Rollback]) -> list[dict[str, Any]]:
     return [one.model_dump(mode="json") for one in rollbacks]
 
 
+def from_json(rollbacks: Sequence[Mapping[str, Any]]) -> list[Rollback]:
+    """Makes rollbacks of what ``as_json`` returned, also after a way through JSON."""
+    return [Rollback.model_validate(one) for one in rollbacks]
+
+
 def check_kept(run_dir: Path, seen: Sequence[Mapping[str, Any]], found: Sequence[Rollback]) -> None:
     """Raises InputError unless the rollbacks that a checkpoint has seen are the first of those ``found``."""
     if list(seen) != as_json(found)[: len(seen)]:

@@ -40,7 +40,8 @@ def open_run(
     """
     run = Run(run_dir, inputs, state, initial)
     run.workers.once(lambda: remove_leftovers(run_dir))
-    run.rollbacks = rollback.read_rollbacks(run_dir)
+    known = run.workers.once(lambda: rollback.as_json(rollback.read_rollbacks(run_dir)))
+    run.rollbacks = rollback.from_json(known)
     try:
         run.resume(run.newest_checkpoint())
         # Touches the memory for the first checkpoint now, that what was restored is gone.
@@ -189,9 +190,9 @@ class Run:
         self.workers.agree("state in what all workers have", self.state.digest())
         total = int(self.workers.gather_numbers(np.array([nbytes])).sum())
         folder, examples = self.run_dir / "checkpoints", self.position.examples
-        self.workers.once(lambda: checkpoint.begin(folder, examples))
+        attempt = self.workers.once(lambda: checkpoint.begin(folder, examples))
         parts = {f"{checkpoint.WEIGHTS}{name}": part for name, part in self.state.sharding.parts().items()}
-        return Share(self.workers.rank, self.workers.size, parts, total, self.workers.patience)
+        return Share(self.workers.rank, self.workers.size, parts, total, self.workers.patience, attempt)
 
     def _weight_layout(self) -> checkpoint.Layout:
         return {f"{checkpoint.WEIGHTS}{name}": layout for name, layout in self.state.layout().items()}

@@ -4,13 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
@@ -22,11 +24,14 @@ from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 from ctr.training.config import TrainConfig
 from ctr.training.follow import Followed, Polling, follow
+from ctr.training.inputs import PublishedInputs, open_inputs
 from ctr.training.logs import resolve
 from ctr.training.loop import open_session, train
 from ctr.training.validate import validate
+from ctr.workers.collectives import Workers
 from growing_logs import ENDS, ROOTS, STANDS, Growing, assert_same, constrained, lines_of
 from small_runs import make_config, write_teacher
+from thread_group import together
 
 # Of 12 to 130 rows, some of them smaller than a batch, two without any.
 SHORT = (
@@ -320,3 +325,51 @@ def test_looks_read_only_what_is_new(short):
     (short.folder / "manifests" / "1-x.json").write_text("{}")
     with pytest.raises(InputError, match="not the name of a manifest"):
         published.read()
+
+
+@pytest.fixture
+def eagerly() -> Iterator[None]:
+    """Lets workers that are threads exchange outside of graphs."""
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+def test_workers_see_the_partitions_that_the_first_one_finds(short, tmp_path, eagerly):
+    """Another one, which looks later, finds more; or for a moment fewer, as in a folder of another machine."""
+    logs = [Growing(tmp_path / f"log-{rank}", short.schema, short.table, SHORT) for rank in range(2)]
+    logs[0].grow(3)
+    logs[1].grow(5)
+
+    def see(workers: Workers) -> list[int]:
+        log = logs[workers.rank]
+        inputs = open_inputs(log.folder, make_config(), workers)
+        published, seen = PublishedInputs(inputs, True, workers), [len(inputs.log.manifests)]
+        for first, other in ((2, 0), (0, 1), (3, 1)):
+            log.grow((first, other)[workers.rank])
+            workers.wait_for_all()
+            if (workers.rank, first) == (1, 3):
+                threading.Timer(0.3, log.grow).start()
+            is_more = published.refresh()
+            assert is_more == (first > 0)
+            seen.append(len(published.readable.log.manifests))
+        return seen
+
+    assert together(2, see) == [[3, 5, 5, 8]] * 2
+
+
+def test_workers_end_together_whichever_of_them_is_to_stop(short, tmp_path, eagerly):
+    def end(workers: Workers) -> Followed:
+        asked = 0
+
+        def stop() -> str | None:
+            nonlocal asked
+            asked += 1
+            return "SIGTERM" if workers.rank == 1 and asked > 3 else None
+
+        # Long beyond the time that a worker waits for another one.
+        polling = Polling(seconds=10_000)
+        return follow(short.folder, make_config(), tmp_path / "run", stop, polling, workers=workers)
+
+    stopped = Followed("SIGTERM", 0, 0, str(short.folder / "schema.json"))
+    assert together(2, end) == [stopped] * 2
