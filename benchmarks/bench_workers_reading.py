@@ -87,10 +87,10 @@ def measure(
         reading = {name: per_batch * ms for name, ms in reading.items()}
         rows = next(read_rows(log, inputs.schema, inputs.log.manifests))
 
-        def make(number: int, rank: int, is_joint: bool) -> Feed:
+        def make(number: int, rank: int, is_part: bool) -> Feed:
             seat = None if number == 1 else Seat(rank, number, (True,) * len(layouts))
             whole = set_rejects_apart(rows.slice(0, min(number * batch, len(rows))))
-            options = {"ids": config.ids, "seat": seat, "is_joint": is_joint and number > 1}
+            options = {"ids": config.ids, "seat": seat, "is_part": is_part and number > 1}
             return make_feed(whole, layouts, number * batch, config.objective, **options)
 
         planning = {number: plan_ms(number, make) for number in workers}

@@ -23,6 +23,9 @@ from ctr.workers.collectives import Workers
 PLAN = ("distinct", "single", "values", "segments")
 """What a step takes of the plan of a table."""
 
+_TOGETHER_FROM = 3
+"""From so many workers on they make plans together; two find ids faster than they join them."""
+
 
 class Seat(NamedTuple):
     """Place among the workers that divide a batch.
@@ -53,7 +56,10 @@ def seat_in(group: Workers, divided: tuple[bool, ...], numbered: bool) -> Seat |
     """Returns the seat of a member of a group; None: the process is alone."""
     if group.is_here:
         return Seat(0, group.size, divided, has_all=True, by_chip=True)
-    return None if group.size == 1 else Seat(group.rank, group.size, divided, numbered=numbered, group=group)
+    if group.size == 1:
+        return None
+    makes_parts = group if group.size >= _TOGETHER_FROM else None
+    return Seat(group.rank, group.size, divided, numbered=numbered, group=makes_parts)
 
 
 @dataclass(frozen=True)
@@ -250,14 +256,15 @@ def _requests(
     """
     size = len(needed)
     owners = distinct % size
-    counts = np.stack([np.bincount(owners[theirs], minlength=size) for theirs in needed])
-    width = max(1, int(counts.max(initial=0)))
-    is_own = owners == rank
+    is_own, width, of_own = owners == rank, 1, []
+    for theirs in needed:
+        whose = owners[theirs]
+        width = max(width, int(np.bincount(whose, minlength=size).max()))
+        of_own.append(np.sort(theirs[whose == rank]))
     own, place = np.flatnonzero(is_own), np.cumsum(is_own) - 1
     asked = np.zeros((size, width), np.int32)
-    for worker, theirs in enumerate(needed):
-        which = np.sort(place[theirs[is_own[theirs]]])
-        asked[worker, : len(which)] = which
+    for worker, theirs in enumerate(of_own):
+        asked[worker, : len(theirs)] = place[theirs]
     mine = np.sort(needed[rank])
     positions = np.zeros(max(1, len(distinct)), np.int32)
     positions[mine] = positions_by_worker(owners[mine], size, width)

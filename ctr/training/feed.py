@@ -53,8 +53,7 @@ class Feed:
     largest: "Callable[[], Feed] | None" = None  # makes the same feed with the largest shape
     batch_rows: int = 0  # what batches are padded to where no shape says it
     beside: "Feed | None" = None  # of the same batch, of an expert beside the model
-    # By table, of plans of this worker's rows alone: what the others have to know (``joined``).
-    own_ids: tuple[np.ndarray, ...] = ()
+    is_part: bool = False  # until it is ``joined``: plans are of this worker's rows alone
 
     @property
     def rows(self) -> int:
@@ -72,11 +71,20 @@ class Feed:
         """Sorts what a step returned for the rows of all workers as the good rows of the batch are."""
         return values[: self.rows] if self.division is None else values[self.division.order]
 
+    @cached_property
+    def own_ids(self) -> list[np.ndarray]:
+        """By table what the other workers have to know of a part."""
+        assert self.division is not None
+        rows = np.flatnonzero(self.division.rows_of(self.division.seat.rank))
+        return [own_ids(*each, rows) for each in zip(self.layouts, self.plans, strict=True)]
+
     def prepare(self) -> None:
         if self.is_fused:
             return
         _ = self.target_tensors
-        if not self.own_ids and all(plan.pending is None for plan in self.plans):
+        if self.is_part:
+            _ = self.own_ids
+        elif all(plan.pending is None for plan in self.plans):
             _ = self.plan_tensors
 
     def joined(self, found: Sequence[Sequence[np.ndarray]]) -> "Feed":
@@ -111,7 +119,7 @@ class Feed:
         return self._with_plans(plans)
 
     def _with_plans(self, plans: Sequence[TablePlan]) -> "Feed":
-        feed = replace(self, plans=tuple(plans), own_ids=())
+        feed = replace(self, plans=tuple(plans), is_part=False)
         feed.__dict__["target_tensors"] = self.target_tensors
         return feed
 
@@ -134,12 +142,12 @@ def make_feed(
     seat: Seat | None = None,
     shapes: FewShapes | None = None,
     fused: FewShapes = (),
-    is_joint: bool = False,
+    is_part: bool = False,
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, decides what it is padded to, and fills the arrays.
 
     A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes`` each size is
-    one of a few by itself, but for batches that are ``fused``, where one of those shapes holds them. ``is_joint``: only
+    one of a few by itself, but for batches that are ``fused``, where one of those shapes holds them. ``is_part``: only
     the ids of this worker's rows are found, and the feed has to be ``joined``. Raises InputError: no shape holds the
     batch.
     """
@@ -148,7 +156,7 @@ def make_feed(
     if seat is not None:
         division = divide_rows(query_begins(rows, source), source, seat, batch_rows)
     parts = parts_of_batch(objective, rows, source, division)
-    plans = _find_ids(layouts, parts[0][0] if is_joint else rows, ids)
+    plans = _find_ids(layouts, parts[0][0] if is_part else rows, ids)
 
     # What everything is padded to.
     most_pairs = max(len(pairs.weight) for _, _, pairs in parts)
@@ -169,18 +177,13 @@ def make_feed(
         make_targets(objective, families, own, logs, capacity, pairs.padded(most_pairs))
         for own, logs, pairs in parts
     ]
-    own: tuple[np.ndarray, ...] = ()
-    if is_joint:
-        assert division is not None and seat is not None
-        numbers = np.flatnonzero(division.rows_of(seat.rank))
-        own = tuple(own_ids(*each, numbers) for each in zip(layouts, plans, strict=True))
-    elif division is not None:
-        plans = [_pad_divided(*each) for each in zip(layouts, plans, table_sizes, strict=True)]
-    else:
+    if division is None:
         plans = [
             pad_plan(layout, plan, capacity, size and size.values, size and size.ids)
             for layout, plan, size in zip(layouts, plans, table_sizes, strict=True)
         ]
+    elif not is_part:
+        plans = [_pad_divided(*each) for each in zip(layouts, plans, table_sizes, strict=True)]
     of_batch = targets[0]
     if division is not None:
         division = division.with_capacity(capacity)
@@ -204,7 +207,7 @@ def make_feed(
         is_fused,
         largest,
         batch_rows,
-        own_ids=own,
+        is_part=is_part,
     )
 
 

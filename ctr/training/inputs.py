@@ -228,7 +228,7 @@ def read_feeds(
                 seat,
                 shapes,
                 own,
-                is_joint=group is not None,
+                is_part=group is not None,
             )
             if beside is not None:
                 feed = replace(feed, beside=beside(feed))

@@ -148,7 +148,7 @@ def test_a_joined_feed_is_that_of_the_whole_batch(seed, size, sizes, others, is_
     seats = [Seat(rank, size, (is_divided,) * len(LAYOUTS)) for rank in range(size)]
     given = batch, LAYOUTS, 16
     options = {"constraint_batches": constrained, "ids": ids}
-    parts = [make_feed(*given, **options, seat=seat, is_joint=True) for seat in seats]
+    parts = [make_feed(*given, **options, seat=seat, is_part=True) for seat in seats]
     found = [part.own_ids for part in parts]
     for part, seat in zip(parts, seats, strict=True):
         joined, whole = part.joined(found), make_feed(*given, **options, seat=seat)
