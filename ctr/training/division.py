@@ -23,7 +23,7 @@ from ctr.workers.collectives import Workers
 PLAN = ("distinct", "single", "values", "segments")
 """What a step takes of the plan of a table."""
 
-_TOGETHER_FROM = 3
+TOGETHER_FROM = 3
 """From so many workers on they make plans together; two find ids faster than they join them."""
 
 
@@ -58,7 +58,7 @@ def seat_in(group: Workers, divided: tuple[bool, ...], numbered: bool) -> Seat |
         return Seat(0, group.size, divided, has_all=True, by_chip=True)
     if group.size == 1:
         return None
-    makes_parts = group if group.size >= _TOGETHER_FROM else None
+    makes_parts = group if group.size >= TOGETHER_FROM else None
     return Seat(group.rank, group.size, divided, numbered=numbered, group=makes_parts)
 
 
