@@ -103,7 +103,8 @@ def with_rows(feed: Feed, modulo: int) -> Feed:
     def assigned(plan: TablePlan, layout: Any) -> TablePlan:
         if plan.pending is None:
             return plan
-        rows = layout.rows + (plan.pending.fingerprints % modulo).astype(np.int32)
+        numbers = plan.pending.fingerprints + plan.pending.features
+        rows = layout.rows + (numbers % modulo).astype(np.int32)
         return assign_rows(plan, rows, layout.rows + modulo)
 
     plans = [assigned(*each) for each in zip(feed.plans, feed.layouts, strict=True)]
