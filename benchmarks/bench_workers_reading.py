@@ -1,11 +1,15 @@
-"""What the reading thread of each worker spends on a batch, by part, and what of it a worker could leave to others.
+"""What a worker spends on reading and planning its batches, by part, and how many rows per second that allows.
 
-    python benchmarks/bench_workers_reading.py [--batch 4096] [--workers 1 2 4 8] [--batches 40]
+    python benchmarks/bench_workers_reading.py [--batch 4096] [--workers 1 2 4 8 16 32] [--batches 64]
 
-Of the reference model with ids that grow: processor time of one thread, of the first worker of each number of workers.
-All workers need the keys, labels and weights of all rows, for batches and metrics, and the ids of all rows, because
-each knows from them which rows of tables the others need. To have less to decode, a worker would decode the ids of its
-own rows alone; then all of them would have to send each other the distinct ids of their rows. Its limit: bytes.
+Of the reference model with ids that grow (``--growing no``: with fixed ones): processor time of one thread, of the
+first of W workers, each of which takes ``--batch`` rows of a batch. All workers read all rows: they form the same
+batches, and refuse the same faulty rows. A batch is planned in two ways: by each worker as a whole, or by all together,
+each of which finds the distinct ids of its own rows, and joins those of all.
+
+What no worker needs of the ids of the others' rows is to decode and hash them. To leave that out, row groups would have
+to be as small as a worker's share of a batch, a shard be verified in parts, and the rows whose ids lie outside their
+features' buckets be known without the ids.
 """
 
 import tempfile
@@ -14,23 +18,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from own import benchmark_config
 from reference import ADAGRAD, Size, make_log
 from runner import main
 
-from ctr.data.batches import set_rejects_apart
+from ctr.data.batches import set_rejects_apart, whole_query_batches
 from ctr.data.reader import read_rows
 from ctr.data.shards import read_shard
 from ctr.io.files import file_sha256
 from ctr.training.division import Seat
-from ctr.training.feed import make_feed
+from ctr.training.feed import Feed, make_feed
 from ctr.training.inputs import open_inputs
 
 IDS = "ids"
 ROUNDS = 5
+ALL = "the same, and form batches"
 
 
 def worked_ms(call: Callable[[], object]) -> float:
@@ -43,54 +47,87 @@ def worked_ms(call: Callable[[], object]) -> float:
     return min(spent)
 
 
-def measure(batch: int = 4096, batches: int = 40, workers: tuple[int, ...] = (1, 2, 4, 8)) -> dict[str, Any]:
-    """Milliseconds and bytes for each batch."""
+def measure(
+    batch: int = 4096,
+    batches: int = 64,
+    workers: tuple[int, ...] = (1, 2, 4, 8, 16, 32),
+    growing: str = "yes",
+) -> dict[str, Any]:
+    """Milliseconds for each ``batch`` rows of the log, or of a worker; and rows of the log per second."""
     pa.set_cpu_count(1)
     config = benchmark_config(ADAGRAD, batch)
     with tempfile.TemporaryDirectory() as folder:
-        log = make_log(Path(folder) / "log", batches * batch, Size(batch=batch, growing=True))
+        size = Size(batch=batch, growing=growing == "yes")
+        log = make_log(Path(folder) / "log", batches * batch, size)
         inputs = open_inputs(log, config)
         layouts = config.table_layouts(inputs.schema)
         entries = [entry for manifest in inputs.log.manifests for entry in manifest.shards]
         files = [log / "shards" / entry.file for entry in entries]
-        # Only their rows are timed here: batches are cut from what is in memory already.
-        ready = [
-            set_rejects_apart(found.slice(begin, begin + batch))
-            for found in read_rows(log, inputs.schema, inputs.log.manifests)
-            for begin in range(0, len(found) - batch + 1, batch)
-        ]
         others = [name for name in pq.ParquetFile(files[0]).schema_arrow.names if name != IDS]
+        per_batch = batch / inputs.log.rows
 
         def decode(columns: list[str] | None) -> None:
             for path in files:
                 pq.read_table(path, columns=columns, page_checksum_verification=True)
 
-        def feeds(number: int) -> None:
-            seat = None if number == 1 else Seat(0, number, tuple(True for _ in layouts))
-            for one in ready:
-                make_feed(one, layouts, batch, config.objective, ids=config.ids, seat=seat)
+        def read() -> None:
+            blocks = read_rows(log, inputs.schema, inputs.log.manifests)
+            for _ in whole_query_batches(blocks, batch, config.batch.max_query_rows):
+                pass
 
-        read = {
+        reading = {
             "SHA-256 of the shard": worked_ms(lambda: [file_sha256(path) for path in files]),
             "unpack the columns of all else": worked_ms(lambda: decode(others)),
             "unpack all columns": worked_ms(lambda: decode(None)),
             "read a shard in all, with all checks": worked_ms(
                 lambda: [read_shard(log, entry, inputs.schema) for entry in entries]
             ),
+            ALL: worked_ms(read),
         }
-        planned = {
-            f"plan, {number} worker(s)": worked_ms(lambda number=number: feeds(number)) for number in workers
+        reading = {name: per_batch * ms for name, ms in reading.items()}
+        rows = next(read_rows(log, inputs.schema, inputs.log.manifests))
+
+        def make(number: int, rank: int, is_part: bool) -> Feed:
+            seat = None if number == 1 else Seat(rank, number, (True,) * len(layouts))
+            whole = set_rejects_apart(rows.slice(0, min(number * batch, len(rows))))
+            options = {"ids": config.ids, "seat": seat, "is_part": is_part and number > 1}
+            return make_feed(whole, layouts, number * batch, config.objective, **options)
+
+        planning = {number: plan_ms(number, make) for number in workers}
+        table = {
+            f"{number} worker(s)": planned | speeds(number * reading[ALL], planned, number * batch)
+            for number, planned in planning.items()
         }
-        per_batch = batch / sum(entry.rows for entry in entries)
-        distinct = [
-            sum(plan.distinct_count for plan in make_feed(one, layouts, batch).plans) for one in ready[:8]
-        ]
         return {
             "bytes on the disk": {name: per_batch * size for name, size in column_bytes(files).items()},
-            "ms": {name: per_batch * ms for name, ms in read.items()}
-            | {name: ms / len(ready) for name, ms in planned.items()},
-            "distinct_ids": float(np.mean(distinct)),
+            "ms to read": reading,
+            "planning": table,
         }
+
+
+def plan_ms(number: int, make: Callable[[int, int, bool], Feed]) -> dict[str, float]:
+    """Milliseconds that the first of W workers plans a batch, and bytes that it sends to each other one."""
+
+    def whole() -> None:
+        make(number, 0, False).prepare()
+
+    found = {"whole, ms": worked_ms(whole)}
+    if number == 1:
+        return found | {"own rows, ms": found["whole, ms"], "join, ms": 0.0, "sent, bytes": 0.0}
+    sent = [make(number, rank, True).own_ids for rank in range(number)]
+    own = make(number, 0, True)
+    return found | {
+        "own rows, ms": worked_ms(lambda: make(number, 0, True).prepare()),
+        "join, ms": worked_ms(lambda: own.joined(sent).prepare()),
+        "sent, bytes": float(sum(ids.nbytes for ids in sent[0])),
+    }
+
+
+def speeds(reading_ms: float, planned: dict[str, float], rows: int) -> dict[str, float]:
+    """Rows of the log per second that a worker reads and plans, in both ways."""
+    whole = 1000 * rows / (reading_ms + planned["whole, ms"])
+    joint = 1000 * rows / (reading_ms + planned["own rows, ms"] + planned["join, ms"])
+    return {"whole, rows/s": whole, "together, rows/s": joint, "ratio": joint / whole}
 
 
 def column_bytes(files: list[Path]) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """Division of a batch over workers. NumPy, in the reading thread.
 
-All workers have the whole batch, and each takes whole queries of it: a stretch of its rows, as long as that of any
-other. So all workers know what each of them needs of a table, without asking each other (``ctr.training.tables``).
+All workers have the rows of the whole batch, and each takes whole queries of it: a stretch of its rows, as long as that
+of any other. What each of them needs of a table they tell each other (``ctr.training.tables.joint_plan``), or find out
+of the whole batch, as chips do.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ from ctr.workers.collectives import Workers
 PLAN = ("distinct", "single", "values", "segments")
 """What a step takes of the plan of a table."""
 
+TOGETHER_FROM = 3
+"""From so many workers on they make plans together; two find ids faster than they join them."""
+
 
 class Seat(NamedTuple):
     """Place among the workers that divide a batch.
@@ -38,6 +42,9 @@ class Seat(NamedTuple):
     # Whether targets have each row's number in the whole batch, by which labels are sampled.
     numbered: bool = False
     by_chip: bool = False  # whether the workers are chips
+    group: Workers | None = (
+        None  # those with which plans are made together; None: this process makes whole ones
+    )
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -49,7 +56,10 @@ def seat_in(group: Workers, divided: tuple[bool, ...], numbered: bool) -> Seat |
     """Returns the seat of a member of a group; None: the process is alone."""
     if group.is_here:
         return Seat(0, group.size, divided, has_all=True, by_chip=True)
-    return None if group.size == 1 else Seat(group.rank, group.size, divided, numbered=numbered)
+    if group.size == 1:
+        return None
+    makes_parts = group if group.size >= TOGETHER_FROM else None
+    return Seat(group.rank, group.size, divided, numbered=numbered, group=makes_parts)
 
 
 @dataclass(frozen=True)
@@ -191,50 +201,71 @@ def share_of_table(
         the W * P rows that it has from all workers. And of a divided table ``asked``: int32 [W, P], for each worker,
         which of ``distinct`` it needs, with padding that it does not refer to.
     """
-    workers, size, count = division.workers, division.seat.size, len(layout.multivalent)
-    own_rows = np.flatnonzero(division.rows_of(rank))
+    count = len(layout.multivalent)
+    if plan.needed is not None:
+        single, values, segments = plan.single, plan.values, plan.segments
+    else:
+        single, values, segments = _part_of_plan(layout, plan, division, rank)
     padded_single = np.zeros((division.capacity, plan.single.shape[1]), np.int32)
-    padded_single[: len(own_rows)] = plan.single[own_rows]
-    used = value_count(layout, plan, len(workers))
-    values, segments = plan.values[:used], plan.segments[:used]
-    row_of_value = segments // max(count, 1)
-    own_values = np.flatnonzero(workers[row_of_value] == rank)
-    capacity = padded_size(len(own_values)) if values_capacity is None else values_capacity
+    padded_single[: len(single)] = single
+    capacity = padded_size(len(values)) if values_capacity is None else values_capacity
     capacity = capacity if count else 0
     padded_values = np.zeros(capacity, np.int32)
-    padded_values[: len(own_values)] = values[own_values]
+    padded_values[: len(values)] = values
     padded_segments = np.full(capacity, division.capacity * count, np.int32)
-    new_rows = division.order[row_of_value[own_values]] - rank * division.capacity
-    padded_segments[: len(own_values)] = new_rows * count + segments[own_values] % max(count, 1)
+    padded_segments[: len(values)] = segments
     if not is_divided:
         mirrored = plan.distinct, padded_single, padded_values, padded_segments
         return dict(zip(PLAN, mirrored, strict=True))
-    needed = np.zeros((size, plan.distinct_count), np.bool_)
-    needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
-    needed[workers[row_of_value], values] = True
+    needed = _needed(layout, plan, division) if plan.needed is None else plan.needed
     distinct, asked, positions = _requests(plan.distinct[: plan.distinct_count], needed, rank)
     arrays = distinct, positions[padded_single], positions[padded_values], padded_segments, asked
     return dict(zip((*PLAN, "asked"), arrays, strict=True))
 
 
-def _requests(
-    distinct: np.ndarray, needed: np.ndarray, rank: int
+def _part_of_plan(
+    layout: TableLayout, plan: TablePlan, division: Division, rank: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds who needs which rows of whom; ``needed``: bool [W, U], which worker needs which of ``distinct``, int32 [U].
+    """Selects ``single``, ``values`` and ``segments`` of a worker's rows from a plan of the whole batch."""
+    workers, count = division.workers, max(len(layout.multivalent), 1)
+    used = value_count(layout, plan, len(workers))
+    values, segments = plan.values[:used], plan.segments[:used]
+    own = np.flatnonzero(workers[segments // count] == rank)
+    rows = division.order[segments[own] // count] - rank * division.capacity
+    single = plan.single[: len(workers)][division.rows_of(rank)]
+    return single, values[own], rows * count + segments[own] % count
+
+
+def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[np.ndarray, ...]:
+    """Finds which distinct rows each worker needs, as ``TablePlan.needed``, in a plan of the whole batch."""
+    workers, used = division.workers, value_count(layout, plan, len(division.workers))
+    needed = np.zeros((division.seat.size, plan.distinct_count), np.bool_)
+    needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
+    row_of_value = plan.segments[:used] // max(len(layout.multivalent), 1)
+    needed[workers[row_of_value], plan.values[:used]] = True
+    return tuple(map(np.flatnonzero, needed))
+
+
+def _requests(
+    distinct: np.ndarray, needed: Sequence[np.ndarray], rank: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Finds who needs which rows of whom; ``needed``: for each of W workers positions in ``distinct``, int32 [U].
 
     Returns ``distinct`` and ``asked`` of ``share_of_table``; and for each of the U rows where this worker has it among
     the W * P that it is given, int32; 0 for those that it does not need.
     """
     size = len(needed)
     owners = distinct % size
-    counts = np.stack([np.bincount(owners[row], minlength=size) for row in needed])
-    width = max(1, int(counts.max(initial=0)))
-    own = np.flatnonzero(owners == rank)
+    is_own, width, of_own = owners == rank, 1, []
+    for theirs in needed:
+        whose = owners[theirs]
+        width = max(width, int(np.bincount(whose, minlength=size).max()))
+        of_own.append(np.sort(theirs[whose == rank]))
+    own, place = np.flatnonzero(is_own), np.cumsum(is_own) - 1
     asked = np.zeros((size, width), np.int32)
-    for worker in range(size):
-        which = np.flatnonzero(needed[worker, own])
-        asked[worker, : len(which)] = which
-    mine = np.flatnonzero(needed[rank])
+    for worker, theirs in enumerate(of_own):
+        asked[worker, : len(theirs)] = place[theirs]
+    mine = np.sort(needed[rank])
     positions = np.zeros(max(1, len(distinct)), np.int32)
     positions[mine] = positions_by_worker(owners[mine], size, width)
     # An operation on no row at all would need a case of its own.

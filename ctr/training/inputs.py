@@ -31,6 +31,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
+from ctr.training.joint_feeds import join_feeds
 from ctr.training.logs import Log, Logs, open_logs
 from ctr.training.retrain import learned_batch
 from ctr.training.run.rollback import Position
@@ -234,6 +235,8 @@ def read_feeds(
     if has_few_shapes(config):
         shapes = few_shapes(config, inputs.schema, layouts, 1 if seat is None else seat.size)
 
+    group = None if seat is None else seat.group
+
     def feeds() -> Iterator[Feed]:
         selection = selection_of(inputs, start)
         if constraint_starts is None:
@@ -255,7 +258,17 @@ def read_feeds(
             own = fused if is_fused_from(size, one.begin) else ()
             taken = learned_batch(one, config.retrain)
             feed = make_feed(
-                taken, layouts, usual, objective, inputs.families, due, config.ids, seat, shapes, own
+                taken,
+                layouts,
+                usual,
+                objective,
+                inputs.families,
+                due,
+                config.ids,
+                seat,
+                shapes,
+                own,
+                is_part=group is not None,
             )
             if beside is not None:
                 feed = replace(feed, beside=beside(feed))
@@ -263,7 +276,8 @@ def read_feeds(
             feed.prepare()
             yield feed
 
-    return read_ahead(feeds())
+    made = read_ahead(feeds())
+    return made if group is None else join_feeds(made, group)
 
 
 def _final_batches(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]) -> Iterator[Batch]:
