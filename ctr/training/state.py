@@ -37,11 +37,12 @@ def architecture(config: TrainConfig, compute_dtype: str, sources: Sources | Non
     if factorized is not None:
         pieces = factorized.pieces if factorized.transfer == "piecewise_linear" else 0
         factors = Factors(factorized.width, factorized.ui_units, pieces, factorized.knot_range)
+    network = model.plugin
     return Architecture(
-        cross_layers=model.crosses.layers,
+        cross_layers=model.crosses.layers if network is None else 0,
         cross_rank=model.crosses.rank,
-        deep_units=model.deep.units,
-        deep_ranks=model.deep.ranks,
+        deep_units=model.deep.units if network is None else (network.units,),
+        deep_ranks=model.deep.ranks if network is None else (),
         activation=model.deep.activation,
         smelu_beta=model.deep.smelu_beta,
         prior=model.prior,
@@ -51,6 +52,7 @@ def architecture(config: TrainConfig, compute_dtype: str, sources: Sources | Non
         factors=factors,
         gated=model.network_loss == "own",
         sources=sources or {},
+        network=network,
     )
 
 
