@@ -2,12 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ctr.models.rows import Pooled
 
 Array = Any
 """A tensor or an array."""
+
+
+class Network(Protocol):
+    """A network in place of crosses and deep layers; ``ctr.training.model_config.NetworkPlugin`` describes it."""
+
+    @property
+    def units(self) -> int: ...
+    def weights(self, width: int) -> Mapping[str, tuple[tuple[int, ...], Any]]: ...
+    def forward(self, xp: Any, weights: Mapping[str, Array], e0: Array, alpha2: Array) -> Array: ...
 
 
 class Expert(NamedTuple):
@@ -82,6 +91,7 @@ class Architecture:
             logit = linear + gate * (network - linear) + offset
         sources: of each tower, see ``Tower``; empty: each layer reads the one before it.
         pooled: the features that are pooled by attention.
+        network: in place of crosses and deep layers, of which there is one then, of the width of its output.
         pairs: whether a served model has the linear weights of pairs of features (``ctr.training.pairs``).
     """
 
@@ -100,6 +110,7 @@ class Architecture:
     sources: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     pairs: bool = False
     pooled: tuple[Pooled, ...] = ()
+    network: Network | None = None
 
     def __post_init__(self) -> None:
         if self.factors is not None and not self.has_network:
@@ -115,6 +126,11 @@ class Architecture:
     def has_network(self) -> bool:
         """Returns whether there is more than linear weights."""
         return bool(self.cross_layers or self.deep_units)
+
+    @property
+    def reads_alpha2(self) -> bool:
+        """Returns whether predictions depend on alpha2."""
+        return bool(self.cross_layers) or self.network is not None
 
     @property
     def prefixes(self) -> list[str]:
@@ -178,3 +194,7 @@ class Architecture:
         """Returns the dtype of a tower's embeddings: the compute dtype, float32 where no layer computes with them."""
         layers = self.towers.get(tower if self.factors is not None else "quality")
         return self.compute_dtype if layers is not None and (layers.crosses or layers.units) else "float32"
+
+
+NETWORK = "quality/network/"
+"""What the names of the weights of an ``Architecture.network`` begin with, within a component."""

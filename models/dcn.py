@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from ctr.models.activations import biased_activation, make_activation
-from ctr.models.architecture import Architecture
+from ctr.models.architecture import NETWORK, Architecture, Network
 from ctr.models.crosses import Layer, Multiply, crosses, fused_crosses
 
 Weights = Mapping[str, tf.Tensor]
@@ -82,6 +82,8 @@ def hidden_layers(
         multiply: computes each product, none of which is fused then.
     """
     shape, dtype, hidden = architecture.towers[tower], architecture.compute_dtype, [e0]
+    if architecture.network is not None and tower == "quality":
+        return [e0, _network(architecture.network, components, tf.cast(e0, dtype), tf.cast(alpha2, dtype))]
     if shape.crosses:
         with tf.name_scope("crosses"):
             layers = [_layer(components, f"{tower}/cross_{number}", dtype) for number in range(shape.crosses)]
@@ -101,6 +103,19 @@ def hidden_layers(
                 read = _read(hidden, matrices, multiply or tf.matmul)
                 hidden.append(biased(functools.reduce(multiply or tf.matmul, rest, read), bias))
     return hidden
+
+
+def _network(network: Network, components: Sequence[Weights], e0: tf.Tensor, alpha2: tf.Tensor) -> tf.Tensor:
+    """Computes the outputs of a network in place of the layers, [n, B, units], of the dtype of ``e0``."""
+    inputs, outputs = tf.unstack(e0), []
+    for number, own in enumerate(components):
+        weights = {
+            name.removeprefix(NETWORK): tf.cast(weight, e0.dtype)
+            for name, weight in own.items()
+            if name.startswith(NETWORK)
+        }
+        outputs.append(network.forward(tf, weights, inputs[number % len(inputs)], alpha2))
+    return stack(outputs)
 
 
 def _read(hidden: Sequence[tf.Tensor], matrices: Mapping[int, tf.Tensor], multiply: Multiply) -> tf.Tensor:

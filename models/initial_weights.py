@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from ctr.models.architecture import Architecture, Tower
+from ctr.models.architecture import NETWORK, Architecture, Tower
 from ctr.models.rows import Pooled
 
 Initializer = Callable[[Sequence[int], int], tf.Tensor]
@@ -99,7 +99,10 @@ def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, 
     prior, outputs = math.log(a.prior / (1 - a.prior)), 1 if a.factors is None else a.factors.width
     found: dict[str, _Start] = {}
     for name, tower in towers.items():
-        found |= _tower(name, tower, widths[name])
+        if a.network is not None and name == "quality":
+            found |= {NETWORK + key: _Start(*start) for key, start in a.network.weights(widths[name]).items()}
+        else:
+            found |= _tower(name, tower, widths[name])
     heads = {
         name: _Start(([widths[name], *tower.units][-1], outputs), glorot_uniform)
         for name, tower in towers.items()

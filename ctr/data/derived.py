@@ -1,10 +1,18 @@
 """Columns that are made of a row's time or of another column, by rules that ingestion and the exported model share."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from ctr.config import StrictModel
+from ctr.config.plugins import RulePlugins
 from ctr.data.spelling import Cast
 from ctr.data.times import Duration, duration_us
 
@@ -15,10 +23,40 @@ TIME_COLUMN = "time_us"  # raw column of that time: int64 microseconds since 197
 Column = Annotated[str, Field(min_length=1, title="name of a column")]
 
 
+class ColumnRule(StrictModel):
+    """A rule of another package that makes a text of a text: subclasses add keys, and what it computes.
+
+    A value that is missing is the empty text, and what it becomes is missing, too, if that is empty. Text that is not
+    UTF-8 is missing.
+
+    Attributes:
+        probes: texts, beside common ones, of which exports check that both methods make the same.
+    """
+
+    probes: ClassVar[tuple[str, ...]] = ()
+
+    def of_text(self, text: str) -> str:
+        """Makes the text of a row, at ingestion and in the scorer of few rows; called once for each distinct one."""
+        raise NotImplementedError
+
+    def of_tensor(self, texts: Any) -> Any:
+        """Makes the same in the exported graph, strings [N] of strings [N], of operations of TensorFlow itself."""
+        raise NotImplementedError
+
+
+def _one_rule(rules: dict[str, StrictModel]) -> dict[str, StrictModel]:
+    for name, rule in rules.items():
+        if not isinstance(rule, ColumnRule):
+            raise ValueError(f"{name} is no subclass of ctr.data.derived.ColumnRule")
+    if len(rules) > 1:
+        raise ValueError(f"{' and '.join(rules)}: at most one is possible")
+    return rules
+
+
 class Derived(StrictModel):
     """A new raw column, made of the time of the row or of another column.
 
-    Without ``part``, ``every``, ``prefix`` and ``cast`` it is a copy.
+    Without ``part``, ``every``, ``prefix``, ``cast`` and ``plugin`` it is a copy.
 
     Attributes:
         source: the column that it is derived from; ``time`` for the parsed time of the row.
@@ -27,6 +65,7 @@ class Derived(StrictModel):
         prefix: the number of characters to keep from the start of the value, as a category spells it.
         cast: how values are spelled: ``text`` as written, ``integer`` as whole numbers, ``number`` as numbers,
             ``decimal_comma`` as numbers with a point in place of the comma.
+        plugin: a rule of another package (entry points ``ctr.features``) by its name, with its keys. Empty: none.
     """
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -36,11 +75,21 @@ class Derived(StrictModel):
     every: Duration | None = None
     prefix: int | None = Field(default=None, ge=1)
     cast: Cast | None = None
+    plugin: Annotated[RulePlugins, AfterValidator(_one_rule)] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_no_plugin(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Of rules without it the text, and with it the schema's version, is the same as without the key.
+        content: dict[str, Any] = handler(self)
+        if not self.plugin:
+            content.pop("plugin", None)
+        return content
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if sum(way is not None for way in (self.part, self.every, self.prefix, self.cast)) > 1:
-            raise ValueError("part, every, prefix and cast cannot be combined")
+        ways = self.part, self.every, self.prefix, self.cast, self.plugin or None
+        if sum(way is not None for way in ways) > 1:
+            raise ValueError("part, every, prefix, cast and plugin cannot be combined")
         if self.of_time and self.source != TIME_SOURCE:
             raise ValueError("part and every are computed from the row's time; required: from: time")
         return self
@@ -55,7 +104,12 @@ class Derived(StrictModel):
 
     @property
     def is_copy(self) -> bool:
-        return not self.of_time and self.prefix is None and self.cast is None
+        return not (self.of_time or self.prefix is not None or self.cast is not None or self.plugin)
+
+    @property
+    def rule(self) -> ColumnRule | None:
+        """The rule of another package."""
+        return next((one for one in self.plugin.values() if isinstance(one, ColumnRule)), None)
 
     @property
     def periods(self) -> tuple[int, int, int]:

@@ -122,22 +122,6 @@ def input_patterns(form: DelimitedInput | JsonlInput | ParquetInput | MindInput)
     return tuple(stem + compression for compression in _COMPRESSIONS)
 
 
-class Join(StrictModel):
-    """A side table, looked up by a column that the rows have too.
-
-    Attributes:
-        file: a name or a glob, relative to the directory of the input file.
-        key: the column that both tables have.
-        prefix: text put before the names of the other columns of the table.
-        input: how the side table is read. Null: like the input.
-    """
-
-    file: LocalName = Field(min_length=1)
-    key: Column
-    prefix: str = ""
-    input: Annotated[DelimitedInput | ParquetInput, Field(discriminator="type")] | None = None
-
-
 class RowOrder(StrictModel):
     """Times for logs that have none: by the number of the row.
 
@@ -219,6 +203,43 @@ class Time(StrictModel):
 
 def _days(day: date) -> int:
     return (day - date(1970, 1, 1)).days
+
+
+class Join(StrictModel):
+    """A side table, looked up by a column that the rows have too.
+
+    Attributes:
+        file: a name or a glob, relative to the directory of the input file.
+        key: the column that both tables have.
+        prefix: text put before the names of the other columns of the table.
+        input: how the side table is read. Null: like the input.
+        valid_from: the time from which a row of the side table holds, until the next one of its key: a column with
+            ``unit`` or ``format``, or the name of one in ISO 8601. A row of the log gets what held at its own time.
+            Null: the table has one row for each key, whose values are taken at any time.
+    """
+
+    file: LocalName = Field(min_length=1)
+    key: Column
+    prefix: str = ""
+    input: Annotated[DelimitedInput | ParquetInput, Field(discriminator="type")] | None = None
+    valid_from: Time | None = None
+
+    @field_validator("valid_from", mode="before", json_schema_input_type=Time | str | None)
+    @classmethod
+    def _column_by_name(cls, content: Any) -> Any:
+        return {"column": content, "format": "iso8601"} if isinstance(content, str) else content
+
+    @model_validator(mode="after")
+    def _valid_from_a_column(self) -> Self:
+        if self.valid_from is not None and self.valid_from.column in (None, self.key):
+            raise ValueError("valid_from requires a column of the side table, other than its key")
+        return self
+
+    @property
+    def own_columns(self) -> tuple[str, ...]:
+        """Columns of the side table by which it is looked up; no row of the log gets them."""
+        time = None if self.valid_from is None else self.valid_from.column
+        return (self.key,) if time is None else (self.key, time)
 
 
 class Session(StrictModel):

@@ -1,14 +1,25 @@
 """The configuration of everything in the objective besides the logistic loss. All of it is off by default."""
 
 from itertools import pairwise
-from typing import Annotated, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from ctr.config import AnyPath, StrictModel
+from ctr.config.plugins import LossPlugins
 from ctr.data.schema import Name
 from ctr.objective.ramps import Ramp, RampKey
 from ctr.objective.rate_schedule import ScheduleKey
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 RawValue = bool | int | float | str | None
 """A value as it stands in the input, before it is made an id; null or the empty text: missing."""
@@ -208,15 +219,41 @@ class BiasConstraintsConfig(StrictModel):
         return self
 
 
+class ExtraLoss(StrictModel):
+    """A loss of another package: subclasses add keys, and the formula.
+
+    Attributes:
+        weight: the weight of the loss; the rest has weight 1.
+        ramp: multiplies ``weight``.
+    """
+
+    weight: float = Field(default=1.0, gt=0)
+    ramp: RampKey = Ramp()
+
+    def loss(self, label: "tf.Tensor", logit: "tf.Tensor") -> "tf.Tensor":
+        """Computes the loss of each row, float32 [B], of labels (0 or 1) and logits, float32 [B] each."""
+        raise NotImplementedError
+
+
+def _all_losses(losses: dict[str, StrictModel]) -> dict[str, StrictModel]:
+    for name, loss in losses.items():
+        if not isinstance(loss, ExtraLoss):
+            raise ValueError(f"{name} is no subclass of ctr.objective.config.ExtraLoss")
+    return losses
+
+
 class ObjectiveConfig(StrictModel):
     """What is minimized besides the logistic loss.
 
     Attributes:
+        extra: losses of other packages (entry points ``ctr.losses``), by their names, each with ``weight``, ``ramp``
+            and keys of its own.
         anti_distillation: pushes the components of an ensemble apart (FF 5). Null: not used.
     """
 
     ranking: RankingConfig | None = None
     distillation: DistillationConfig | None = None
+    extra: Annotated[LossPlugins, AfterValidator(_all_losses)] = {}
     anti_distillation: AntiDistillationConfig | None = None
     bias_constraints: BiasConstraintsConfig | None = None
 
@@ -225,13 +262,32 @@ class ObjectiveConfig(StrictModel):
         """Tells whether embeddings learn as without the rank loss that the other weights learn by."""
         return self.ranking is not None and self.ranking.trains == "outside_embeddings"
 
+    @model_serializer(mode="wrap")
+    def _without_no_extra(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Without plug-ins the hash of a configuration is what it is without the key.
+        content: dict[str, Any] = handler(self)
+        if not self.extra:
+            content.pop("extra", None)
+        return content
+
+    @property
+    def extra_terms(self) -> dict[str, ExtraLoss]:
+        """The losses of other packages by the names of their terms."""
+        return {f"extra_{name}": loss for name, loss in self.extra.items() if isinstance(loss, ExtraLoss)}
+
     @property
     def terms(self) -> dict[str, Term]:
         """The losses beside the logistic one that are on, by their keys, in the order of their sum."""
-        terms = ((name, getattr(self, name)) for name in type(self).model_fields)
-        return {name: term for name, term in terms if term is not None}
+        named: dict[str, Term | None] = {"ranking": self.ranking, "distillation": self.distillation}
+        named |= self.extra_terms
+        named |= {name: getattr(self, name) for name in TERMS if name not in named}
+        return {name: term for name, term in named.items() if term is not None}
 
     @property
     def scored_part(self) -> "ObjectiveConfig":
         """The part that scoring needs: which slices the rows are in."""
         return ObjectiveConfig(bias_constraints=self.bias_constraints)
+
+
+TERMS = tuple(name for name in ObjectiveConfig.model_fields if name != "extra")
+"""The names of the losses that are part of the core."""

@@ -1,8 +1,9 @@
 """Losses, their weighted sum over a batch, and the step of the duals of its constraints.
 
-    (1 - a) L_logistic + a L_rank + d L_distillation + r sum_k sum_{i in S_k} w_i lambda_k (y_i - p_i)
+    (1 - a) L_logistic + a L_rank + d L_distillation + sum_j x_j L_j + r sum_k sum_{i in S_k} w_i lambda_k (y_i - p_i)
 
-with a = alpha1, d = the weight of distillation and r each times its ramp (FF 4.1, 7.1). Each L is a sum over rows or
+with a = alpha1, d and x_j = the weights of distillation and of losses of other packages, and r, each times its ramp (FF
+4.1, 7.1). Each L is a sum over rows or
 pairs, multiplied by train weights. All are divided by one number, ``normalizer``. So the balance between the terms is
 FF's, none depends on the size of the batch, and rows that are there for a constraint alone leave the gradient of the
 others as it is.
@@ -152,6 +153,9 @@ def loss_and_terms(
         if config.distillation is not None:
             share = config.distillation.weight * ramps["distillation"]
             parts.append(share * mean(distillation_loss(targets["teacher_logit"], logit)))
+            loss += parts[-1]
+        for name, extra in config.extra_terms.items():
+            parts.append(extra.weight * ramps[name] * mean(extra.loss(targets["label"], logit)))
             loss += parts[-1]
         return loss, parts
 

@@ -158,6 +158,9 @@ def _split(values: Mapping[str, Any]) -> tuple[dict[Part, Any], dict[str, Any]]:
     return parts, {name: value for name, value in values.items() if part_of(name) is None}
 
 
+_LAYER_KINDS = ("layers", "units", "ranks", "crosses", "cross_rank")
+
+
 def with_widths(
     content: Content, search: SearchConfig, schema: Schema, manifests: Sequence[Manifest], where: str
 ) -> dict[str, Any]:
@@ -189,7 +192,14 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
         if problem:
             raise InputError(f"{where}: space.{decision.name}: {problem}")
     _check_once(space, where)
-    _check_layers(space, parse_model(TrainConfig, dict(content), where), where)
+    base = parse_model(TrainConfig, dict(content), where)
+    about_layers = any(one.part is not None and one.part.kind in _LAYER_KINDS for one in space.decisions)
+    if base.model.network and (about_layers or search.method == "supernet"):
+        raise InputError(
+            f"{where}: with model.network there are no crosses and deep layers to decide on; "
+            "allowed: other decisions, with method halving or random"
+        )
+    _check_layers(space, base, where)
     smallest = _check_choices(space, content, schema, where)
     if search.method == "supernet" and not smallest.model.has_network:
         raise InputError(

@@ -166,7 +166,12 @@ def _network(shape: Architecture) -> str:
         *(["factorized into Quality and UI"] if shape.factors is not None else []),
         *(["weights of pairs of features"] if shape.pairs else []),
     ]
-    return f"DCNv2: {' and '.join(layers)} over embeddings, with linear weights{''.join(f', {one}' for one in more)}."
+    if shape.network is not None:
+        layers = [
+            f"{type(shape.network).__name__}, a network of another package, of {shape.deep_units[0]} units"
+        ]
+    kind = "DCNv2: " if shape.network is None else ""
+    return f"{kind}{' and '.join(layers)} over embeddings, with linear weights{''.join(f', {one}' for one in more)}."
 
 
 def _features(snapshot: Snapshot) -> str:

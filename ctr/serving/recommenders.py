@@ -88,6 +88,7 @@ class RecommendersModel(tfrs.Model):
             "factorized": shape.factors is not None,
             "an ensemble": shape.components > 1,
             "of linear weights alone": not shape.has_network,
+            "a network of another package (model.network)": shape.network is not None,
             "one with an expert for pairs (model.pairs)": shape.pairs,
             "one that pools by attention (model.pooling)": bool(shape.pooled),
         }

@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from ctr.config.plugins import read_plugins
 from ctr.data.ids import arrow
 from ctr.data.ids.rules import pair_ids
 from ctr.data.ids.values import Ids, RowIds
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.io.blas import one_blas_thread
 from ctr.io.hashing import splitmix64
+from ctr.models.architecture import NETWORK as PLUGIN
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.rows import Pooled
 from ctr.serving.metadata import NETWORK
@@ -145,13 +147,23 @@ def _make_tower(tower: str, architecture: Architecture, weights: Weights, alpha2
     """Makes the function from embeddings [B, m] to outputs of the head [B, units]; KeyError: a weight is missing."""
     shape = architecture.towers[tower]
     crosses = [_layer(f"{tower}/cross_{number}", weights) for number in range(shape.crosses)]
-    deep = [_layer(f"{tower}/deep_{number}", weights) for number in range(len(shape.units))]
+    is_plugin = architecture.network is not None and tower == "quality"
+    count = 0 if is_plugin else len(shape.units)
+    deep = [_layer(f"{tower}/deep_{number}", weights) for number in range(count)]
     head, head_bias = weights[f"{tower}_head"], weights.get(f"{tower}_head_bias")
     activation = _make_activation(architecture.activation, architecture.smelu_beta)
     rounding = _round if architecture.compute_dtype != "float32" else lambda values: values
 
     def multiply(inputs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
         return rounding(inputs @ matrix)
+
+    if architecture.network is not None and is_plugin:
+        forward = functools.partial(
+            architecture.network.forward,
+            np,
+            {name.removeprefix(PLUGIN): value for name, value in weights.items() if name.startswith(PLUGIN)},
+        )
+        return lambda e0: rounding(np.asarray(forward(rounding(e0), alpha2), np.float32)) @ head
 
     def outputs(e0: np.ndarray) -> np.ndarray:
         hidden = e0 = rounding(e0) if crosses or deep else e0
@@ -229,7 +241,10 @@ class RowModel:
             raise ValueError("a supernet")
         factors = None if given["factors"] is None else Factors(**given["factors"])
         pooled = tuple(Pooled(**one) for one in given["pooled"])
-        self._architecture = shape = Architecture(**{**given, "factors": factors, "pooled": pooled})
+        networks = read_plugins("ctr.models", given.get("network", {}))
+        network = next(iter(networks.values()), None)
+        made = {"factors": factors, "pooled": pooled, "network": network}
+        self._architecture = shape = Architecture(**{**given, **made})
         alpha2 = np.float32(weights.get("alpha2", model["alpha2"]))
         dense = {
             name: np.asarray(value, np.float32)

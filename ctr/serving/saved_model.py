@@ -17,12 +17,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
+from ctr.data.ids.graph import check_rules
 from ctr.io.arrays import hash_arrays
 from ctr.io.files import write_atomic_bytes
 from ctr.models.rows import TableLayout
 from ctr.serving.calls import FILE as CALLS
 from ctr.serving.calls import calls_text
-from ctr.serving.graph import make_canonical
+from ctr.serving.graph import check_model, make_canonical
 from ctr.serving.metadata import CARD, EXTRA, FILE, NETWORK, WARMUP, hash_files
 from ctr.serving.signatures import Signature, describe_requests, served_schema, serving_signatures
 from ctr.serving.weights import VARIABLES, Weights, write_weights
@@ -44,7 +45,7 @@ def is_updatable(snapshot: Snapshot) -> bool:
 def snapshot_weights(snapshot: Snapshot) -> dict[str, np.ndarray]:
     """Returns the values of all variables that an updatable model has, by name."""
     weights = {name: variable.numpy() for name, variable in _variables(snapshot).items()}
-    if snapshot.architecture.cross_layers:
+    if snapshot.architecture.reads_alpha2:
         weights[_ALPHA2] = np.array(snapshot.alpha2, np.float32)
     return weights
 
@@ -73,6 +74,7 @@ def write_model(
     snapshot: Snapshot, folder: Path, described: Mapping[str, Any], card: str | None = None
 ) -> dict[str, Any]:
     """Writes a model to a new folder and returns its metadata. ``described``: without functions and files."""
+    check_rules(snapshot.schema)
     alpha2 = None
     if is_updatable(snapshot):
         alpha2 = tf.Variable(snapshot.alpha2, trainable=False, dtype=tf.float32, name=_ALPHA2)
@@ -87,6 +89,9 @@ def write_model(
     with written_by_tensorflow(folder):
         tf.saved_model.save(module, str(folder), signatures=concrete)
         make_canonical(folder)
+    if snapshot.config.model.network or any(rule.plugin for rule in snapshot.schema.derive.values()):
+        # What a plug-in computes must be made of what the scorer of ctr loads.
+        check_model(folder)
     (folder / EXTRA).mkdir()
     warmed = {name: signature.specs for name, signature in signatures.items() if name != "predict_ids"}
     with written_by_tensorflow(folder / EXTRA / WARMUP):
@@ -167,8 +172,12 @@ def describe_network(snapshot: Snapshot, variables: Sequence[str]) -> dict[str, 
     ``alpha2``, or the readable name of a dense weight, ``quality/deep_0/w``.
     """
     readable = dict(zip(dense_weights(snapshot.weights), snapshot.weights, strict=True))
+    architecture = dataclasses.asdict(dataclasses.replace(snapshot.architecture, network=None))
+    del architecture["network"]
+    if snapshot.config.model.network:
+        architecture["network"] = snapshot.config.model.model_dump(mode="json")["network"]
     return {
-        "architecture": dataclasses.asdict(snapshot.architecture),
+        "architecture": architecture,
         "tables": [_describe_table(layout) for layout in snapshot.layouts],
         "variables": [readable.get(name, name) for name in variables],
     }

@@ -15,7 +15,7 @@ from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 from ctr.io.words import listed
 from ctr.models.rows import TableLayout
-from ctr.objective.config import ObjectiveConfig
+from ctr.objective.config import TERMS, ObjectiveConfig
 from ctr.objective.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.contrib.muon_options import MuonOptions
@@ -367,6 +367,12 @@ class TrainConfig(StrictModel):
             raise ValueError("optimizer.embeddings.linear_rule newton is not possible with model.factorized")
         if self.model.factorized is not None and self.tensorboard.gradient_noise:
             raise ValueError("tensorboard.gradient_noise is not possible with model.factorized")
+        by_products = self.tensorboard.gradient_noise or self.optimizer.dense.rule == "kfac"
+        if self.model.network and by_products:
+            raise ValueError(
+                "model.network is not possible with tensorboard.gradient_noise and optimizer.dense.rule kfac, "
+                "which need to know its products"
+            )
         if self.model.factorized is not None and self.optimizer.dense.rule == "kfac":
             raise ValueError("optimizer.dense.rule kfac is not possible with model.factorized")
         ranking = self.objective.ranking
@@ -452,7 +458,7 @@ class TrainConfig(StrictModel):
         before = before or {}
         ramps = {"alpha2": self.model.crosses.ramp}
         ramps |= {name: term.ramp for name, term in self.objective.terms.items()}
-        return dict.fromkeys(ObjectiveConfig.model_fields, 0.0) | {
+        return dict.fromkeys(TERMS, 0.0) | {
             name: ramp.at(examples + before.get(name, 0)) for name, ramp in ramps.items()
         }
 

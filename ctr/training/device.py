@@ -5,6 +5,7 @@ import os
 import platform
 import random
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from ctr import __version__
+from ctr.config.plugins import Group, origin_of
+from ctr.data.schema import Schema
 from ctr.training.config import TrainConfig
 from ctr.workers.chips import Chips
 
@@ -84,7 +87,9 @@ def _threads(setting: int, variable: str) -> int:
     return setting or (int(given) if given.isdecimal() else 0) or len(os.sched_getaffinity(0))
 
 
-def describe_environment(config: TrainConfig, workers: int = 1, chips: Chips | None = None) -> dict[str, Any]:
+def describe_environment(
+    config: TrainConfig, workers: int = 1, chips: Chips | None = None, schema: Schema | None = None
+) -> dict[str, Any]:
     """Describes everything outside the configuration that can change a bit of the result."""
     # TensorFlow speaks for itself: it may come from the package tensorflow-cpu.
     versions = {"ctr": __version__, "tensorflow": tf.__version__}
@@ -93,6 +98,13 @@ def describe_environment(config: TrainConfig, workers: int = 1, chips: Chips | N
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
+    rules = {} if schema is None else schema.derive
+    used: list[tuple[Group, Iterable[str]]] = [
+        ("ctr.losses", config.objective.extra),
+        ("ctr.models", config.model.network),
+        *(("ctr.features", rule.plugin) for rule in rules.values()),
+    ]
+    versions |= dict(origin_of(group, name) for group, names in used for name in names)
     environment: dict[str, Any] = {
         "python": sys.version.split()[0],
         "platform": platform.platform(),

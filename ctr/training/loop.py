@@ -286,7 +286,7 @@ def open_session(
                 return check_rows(inputs)
 
         is_checked = workers.once(check_new_run)
-        environment = describe_environment(config, workers.size, chips)
+        environment = describe_environment(config, workers.size, chips, inputs.schema)
         held.enter_context(hold_run(run_dir, config, inputs.schema, environment, workers))
         more = {} if chips is None else {"chips": chips}
         begin = partial(learner.state, config, inputs.schema, inputs.families, workers, **more)

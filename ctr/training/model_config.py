@@ -1,11 +1,18 @@
 """The configuration of the model: its towers, components and embeddings."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from ctr.config import StrictModel
+from ctr.config.plugins import NetworkPlugins
 from ctr.data.query_size import with_query_size
 from ctr.data.schema import QUERY_SIZE, Category, Feature, Name, Schema, Tower
 from ctr.io.errors import InputError
@@ -125,6 +132,39 @@ class Pooling(StrictModel):
         return {"kind": content} if isinstance(content, str) else content
 
 
+class NetworkPlugin(StrictModel):
+    """A network of another package, in place of crosses and deep layers: subclasses add keys, and what it computes."""
+
+    @property
+    def units(self) -> int:
+        """Returns the width of its output, which the head reads."""
+        raise NotImplementedError
+
+    def weights(self, width: int) -> Mapping[str, tuple[tuple[int, ...], Any]]:
+        """Returns the shape of each weight by name, and a number that it begins with or what draws it.
+
+        The latter is an ``Initializer`` of ``ctr.models.initial_weights``; ``width`` is m of ``forward``.
+        """
+        raise NotImplementedError
+
+    def forward(self, xp: Any, weights: Mapping[str, Any], e0: Any, alpha2: Any) -> Any:
+        """Computes the output [B, units] of embeddings [B, m], in the graph and in the scorer of few rows.
+
+        ``xp`` is the module ``tensorflow`` or ``numpy``, whose tensors or arrays all arguments are, of one dtype;
+        ``alpha2``, a scalar, grows from 0 to 1 by ``model.crosses.ramp``.
+        """
+        raise NotImplementedError
+
+
+def _one_network(networks: dict[str, StrictModel]) -> dict[str, StrictModel]:
+    for name, network in networks.items():
+        if not isinstance(network, NetworkPlugin):
+            raise ValueError(f"{name} is no subclass of ctr.training.model_config.NetworkPlugin")
+    if len(networks) > 1:
+        raise ValueError(f"{' and '.join(networks)}: at most one is possible")
+    return networks
+
+
 class ModelConfig(StrictModel):
     """DCNv2; without crosses and deep layers a logistic regression.
 
@@ -152,6 +192,8 @@ class ModelConfig(StrictModel):
             long. ``auto``: yes, with up to 32 such features, ``network_loss`` own, ``linear_rule`` newton and no
             other loss than the logistic one.
         without: features of the log that the model does not have, neither embeddings nor linear weights.
+        network: a network of another package (entry points ``ctr.models``) by its name, with its keys; it takes the
+            place of crosses and deep layers, of whose keys ``crosses.ramp`` alone still counts. Empty: none.
     """
 
     crosses: CrossConfig = CrossConfig()
@@ -167,6 +209,20 @@ class ModelConfig(StrictModel):
     query_size: Literal["auto", True, False] = "auto"
     pairs: Literal["auto", True, False] = "auto"
     without: tuple[Name, ...] = ()
+    network: Annotated[NetworkPlugins, AfterValidator(_one_network)] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_no_network(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Without plug-ins the hash of a configuration is what it is without the key.
+        content: dict[str, Any] = handler(self)
+        if not self.network:
+            content.pop("network", None)
+        return content
+
+    @property
+    def plugin(self) -> NetworkPlugin | None:
+        """The network of another package; None: it is a DCN."""
+        return next((one for one in self.network.values() if isinstance(one, NetworkPlugin)), None)
 
     @model_validator(mode="before")
     @classmethod
@@ -183,7 +239,7 @@ class ModelConfig(StrictModel):
     @property
     def has_network(self) -> bool:
         """Returns whether embeddings are used at all."""
-        return bool(self.crosses.layers or self.deep.units)
+        return bool(self.crosses.layers or self.deep.units or self.network)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

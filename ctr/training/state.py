@@ -42,11 +42,12 @@ def architecture(
     if factorized is not None:
         pieces = factorized.pieces if factorized.transfer == "piecewise_linear" else 0
         factors = Factors(factorized.width, factorized.ui_units, pieces, factorized.knot_range)
+    network = model.plugin
     return Architecture(
-        cross_layers=model.crosses.layers,
+        cross_layers=model.crosses.layers if network is None else 0,
         cross_rank=model.crosses.rank,
-        deep_units=model.deep.units,
-        deep_ranks=model.deep.ranks,
+        deep_units=model.deep.units if network is None else (network.units,),
+        deep_ranks=model.deep.ranks if network is None else (),
         activation=model.deep.activation,
         smelu_beta=model.deep.smelu_beta,
         prior=model.prior,
@@ -59,6 +60,7 @@ def architecture(
         pooled=tuple(one.pooled for layout in layouts for one in layout.features if one.pooled is not None)
         if model.has_network
         else (),
+        network=network,
     )
 
 

@@ -21,6 +21,7 @@ from ctr.pipelines.ingest.repeats import Repeats, hash_rows
 from ctr.pipelines.rows.raw_columns import (
     Verdict,
     add_derived,
+    add_versions,
     check_numbers,
     checked_columns,
     read_keys,
@@ -28,8 +29,9 @@ from ctr.pipelines.rows.raw_columns import (
     read_times,
     read_weights,
 )
-from ctr.pipelines.rows.reader import SideTable, read_files
+from ctr.pipelines.rows.reader import read_files
 from ctr.pipelines.rows.rejects import EARLY_ROWS, Reject, RejectLog
+from ctr.pipelines.rows.side_tables import SideTable
 from ctr.pipelines.rows.sources import Chunk, SourceFile
 
 # Columns beside those of a shard, with the source of each example; no feature can have such a name.
@@ -77,6 +79,7 @@ def make_examples(
     schema, verdict = mapping.feature_schema, Verdict(chunk)
     columns = checked_columns(chunk, sides, verdict, mapping.value_sources)
     times = read_times(mapping, columns, chunk, first, verdict)
+    add_versions(columns, sides, times)
     labels = read_labels(mapping, columns, verdict)
     weights = read_weights(mapping.weight, columns, verdict)
     ids, groups = read_keys(mapping, name_hash, columns, chunk, times, verdict)
@@ -100,6 +103,16 @@ def make_examples(
     for number, column in enumerate(tables[2].columns):
         packed = packed.append_column(_ORIGIN[number], column)
     return packed, verdict.rejects
+
+
+def timeless_joins(mapping: Mapping) -> Iterator[str]:
+    """Warns of each side table whose values are taken at any time, also before they were known."""
+    for join in mapping.joins:
+        if join.valid_from is None:
+            yield (
+                f"the side table {join.file} has no times: rows of the past get its present values too; if values "
+                "change, give it a row for each, and the join valid_from: COLUMN"
+            )
 
 
 def work_ahead(

@@ -39,6 +39,7 @@ from ctr.pipelines.ingest.examples import (
     read_examples,
     spill_schema,
     timed,
+    timeless_joins,
     with_columns,
 )
 from ctr.pipelines.ingest.partitions import (
@@ -441,5 +442,7 @@ class _Ingest:
         if self._repeats is not None:
             names = [file.name for file in self._state.inputs[: self._inputs_before]]
             yield from self._repeats.warnings([*names, *self._inputs.names], self._rows)
+        if self._inputs.sources:
+            yield from timeless_joins(self._mapping)
         yield from self._collisions.warnings()
         yield from self._times.warnings(self._rows - len(self._rejects.rejects))

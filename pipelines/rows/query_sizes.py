@@ -6,7 +6,14 @@ import numpy as np
 import pandas as pd
 
 from ctr.data.mapping import Mapping
-from ctr.pipelines.rows.raw_columns import Columns, Verdict, checked_columns, read_ids, read_times
+from ctr.pipelines.rows.raw_columns import (
+    Columns,
+    Verdict,
+    add_versions,
+    checked_columns,
+    read_ids,
+    read_times,
+)
 from ctr.pipelines.rows.reader import read_files
 from ctr.pipelines.rows.sources import SourceFile
 
@@ -27,8 +34,10 @@ def count_query_sizes(mapping: Mapping, files: Sequence[SourceFile], block_bytes
     for chunk, sides, first in read_files(mapping, files, block_bytes, tuple(filter(None, needed))):
         verdict = Verdict(chunk)
         columns = checked_columns(chunk, sides, verdict)
+        shown = read_times(mapping, columns, chunk, first, verdict)
+        add_versions(columns, sides, shown)
         part = {
-            "time": read_times(mapping, columns, chunk, first, verdict),
+            "time": shown,
             "query": read_ids(query.group_column, "query", columns, verdict),
         }
         if mapping.example_id is not None:

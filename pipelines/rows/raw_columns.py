@@ -28,8 +28,8 @@ from ctr.pipelines.rows.convert import (
     parse_weights,
     show_bytes,
 )
-from ctr.pipelines.rows.reader import SideTable
 from ctr.pipelines.rows.rejects import make_reject
+from ctr.pipelines.rows.side_tables import SideTable
 from ctr.pipelines.rows.sources import Chunk
 
 Columns = dict[str, pa.Array]
@@ -66,7 +66,10 @@ def _as_python(value: pa.Scalar) -> Any:
 def checked_columns(
     chunk: Chunk, sides: Iterable[SideTable], verdict: Verdict, encoded: Collection[str] = ()
 ) -> Columns:
-    """Makes the columns of a chunk UTF-8 and adds those of side tables; of ``encoded`` dictionaries stay such."""
+    """Makes the columns of a chunk UTF-8 and adds those of side tables; of ``encoded`` dictionaries stay such.
+
+    Side tables with ``valid_from`` are left to ``add_versions``, since their times are compared with the rows' own.
+    """
     columns = {}
     for name in chunk.table.column_names:
         raw = chunk.table.column(name).combine_chunks()
@@ -77,8 +80,16 @@ def checked_columns(
             verdict.refuse(bad, name, "invalid UTF-8", show_bytes(raw), "UTF-8")
     table = pa.table(columns)
     for side in sides:
-        table = side.attach(table)
+        table = side.attach(table) if side.versions is None else table
     return {name: table.column(name).combine_chunks() for name in table.column_names}
+
+
+def add_versions(columns: Columns, sides: Iterable[SideTable], times: np.ndarray | None) -> None:
+    """Adds the columns of side tables with ``valid_from``: what held at the rows' own times, [N] int64 microseconds."""
+    for side in sides:
+        if side.versions is not None:
+            table = side.attach(pa.table({side.key: columns[side.key]}), times)
+            columns |= {name: table.column(name).combine_chunks() for name in side.columns.column_names}
 
 
 def read_times(mapping: Mapping, columns: Columns, chunk: Chunk, first: int, verdict: Verdict) -> np.ndarray:

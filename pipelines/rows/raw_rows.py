@@ -26,6 +26,7 @@ from ctr.pipelines.rows.raw_columns import (
     Columns,
     Verdict,
     add_derived,
+    add_versions,
     check_numbers,
     checked_columns,
     read_ids,
@@ -34,7 +35,8 @@ from ctr.pipelines.rows.raw_columns import (
     read_times,
     read_weights,
 )
-from ctr.pipelines.rows.reader import SideTable, read_files
+from ctr.pipelines.rows.reader import read_files
+from ctr.pipelines.rows.side_tables import SideTable
 from ctr.pipelines.rows.sources import Chunk, SourceFile, mapped_files, require_columns
 from ctr.pipelines.rows.table_files import table_file_columns
 from ctr.serving.metadata import MAPPING, TIME
@@ -147,6 +149,7 @@ def read_raw_rows(
     given = [name for name, kind in schema.inputs.items() if kind != "time"]
     wanted = {name: mapping.derive[name] for name in given if name in mapping.derive}
     timed = labeled or len(given) < len(schema.inputs) or any(rule.of_time for rule in wanted.values())
+    timed = timed or any(join.valid_from is not None for join in mapping.joins)
     needed = [rule.source for rule in wanted.values() if not rule.of_time]
     needed += [name for name in given if name not in wanted]
     needed += [mapping.example_id] if mapping.example_id else []
@@ -191,6 +194,7 @@ def _make_rows(
     verdict = Verdict(chunk)
     columns = checked_columns(chunk, sides, verdict)
     times = None if first is None else read_times(mapping, columns, chunk, first, verdict)
+    add_versions(columns, sides, times)
     keys = {"file": pa.repeat(file.name, len(chunk.rows)), "row": pa.array(chunk.rows, pa.int64())}
     if labeled:
         keys |= _labeled_keys(mapping, file, columns, chunk, times, verdict)

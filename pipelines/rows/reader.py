@@ -4,14 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from ctr.data.ids.arrow import spell_array, text_array
 from ctr.data.mapping import DelimitedInput, Join, JsonlInput, Mapping, MindInput, ParquetInput
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.mind import News, read_mind
+from ctr.pipelines.rows.side_tables import SideTable, find_side_file, make_side_table
 from ctr.pipelines.rows.sources import (
     Chunk,
     SourceFile,
@@ -21,54 +18,6 @@ from ctr.pipelines.rows.sources import (
     with_constants,
 )
 from ctr.pipelines.rows.table_files import read_strictly, read_table_file, table_file_columns
-
-
-@dataclass(frozen=True)
-class SideTable:
-    """Side table: distinct keys [K] as text (as categories spell it), and K rows under their prefixed names."""
-
-    key: str
-    keys: pa.Array
-    columns: pa.Table
-
-    def attach(self, table: pa.Table) -> pa.Table:
-        """Appends the side columns of each row's key, a left join; null where the key is not there."""
-        places = pc.index_in(_key_texts(table.column(self.key)), self.keys)
-        for name in self.columns.column_names:
-            table = table.append_column(name, self.columns.column(name).take(places))
-        return table
-
-
-def _key_texts(column: pa.ChunkedArray) -> pa.Array:
-    """Keys as categories spell them, so that 12.0 in one file finds 12 in the other."""
-    return spell_array(text_array(column.combine_chunks()).cast(pa.string()))
-
-
-def find_side_file(join: Join, folder: Path) -> Path:
-    """Finds the file of a join for the input files of ``folder``; InputError for none or several."""
-    found = sorted(path for path in folder.glob(join.file) if path.is_file())
-    if len(found) != 1:
-        several = f"matches {', '.join(path.name for path in found)}" if found else "no such file"
-        raise InputError(f"join {join.file} in {folder}: {several}; exactly one file is required")
-    return found[0]
-
-
-def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]) -> SideTable:
-    """Makes a side table of columns of ``path`` and row numbers; InputError for a missing or repeated key."""
-    keys = _key_texts(table.column(join.key))
-    if keys.null_count:
-        row = rows[keys.is_null().index(True).as_py()]
-        what = f"the key {join.key} is missing; every row of a side table requires one"
-        raise InputError(f"{path} row {row}: {what}")
-    counts = keys.value_counts()
-    repeated = counts.filter(pc.greater(counts.field("counts"), 1))
-    if len(repeated):
-        key = repeated.field("values")[0].as_py()
-        row = rows[pc.index(keys, key).as_py()]
-        raise InputError(f"{path}: the key {join.key} {key!r} appears more than once (first in row {row})")
-    columns = table.drop_columns([join.key])
-    columns = columns.rename_columns([join.prefix + name for name in columns.column_names])
-    return SideTable(join.key, keys, columns)
 
 
 def read_files(
@@ -170,14 +119,22 @@ class _Reader:
                 fault = f"two side tables give the column {repeated}"
                 raise InputError(f"{folder}: {fault}: give the joins prefixes")
             self._sides[folder] = tuple(side for side in loaded if side.columns.num_columns)
+            self._check_time(folder, self._sides[folder])
         return self._sides[folder]
+
+    def _check_time(self, folder: Path, sides: Sequence[SideTable]) -> None:
+        name = self.mapping.time.column
+        if any(side.versions is not None and name in side.columns.column_names for side in sides):
+            fault = f"the column {name}, the time of the rows, is in a side table with valid_from"
+            raise InputError(f"{folder}: {fault}, which is looked up by that time")
 
     def _load_side(self, join: Join, folder: Path) -> SideTable:
         form = join.input or self.mapping.input
         assert isinstance(form, DelimitedInput | ParquetInput)
         path = find_side_file(join, folder)
         names = table_file_columns(path, form)
-        require_columns(path, [join.key], names)
+        require_columns(path, join.own_columns, names)
         needed = self._columns
-        wanted = [join.key, *(name for name in names if name != join.key and join.prefix + name in needed)]
+        own = join.own_columns
+        wanted = [*own, *(name for name in names if name not in own and join.prefix + name in needed)]
         return make_side_table(join, path, *read_strictly(path, form, wanted, self.block_bytes))

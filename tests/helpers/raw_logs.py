@@ -18,6 +18,7 @@ from ctr.data.ids.arrow import string_ids
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import Mapping
 from ctr.data.shards import read_shard, unpack_ids
+from ctr.pipelines.ingest.result import IngestResult
 
 COLORS = ("red", "green", "blue")
 TAGS = ("a", "b", "c", "d")
@@ -75,6 +76,11 @@ def base_content(**changes: Any) -> dict[str, Any]:
 
 def make_mapping(**changes: Any) -> Mapping:
     return parse_model(Mapping, base_content(**changes), "test")
+
+
+def other_warnings(result: IngestResult) -> list[str]:
+    """The warnings of an ingest but for that of the side table of ``base_content``, which has no times."""
+    return [warning for warning in result.warnings if "shops.csv has no times" not in warning]
 
 
 def make_rows(count: int, seed: int = 0) -> list[dict[str, Any]]:

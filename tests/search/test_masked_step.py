@@ -9,7 +9,7 @@ from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
 from ctr.data.reader import rows_of_table
 from ctr.models.part import WHOLE
-from ctr.objective.config import ObjectiveConfig
+from ctr.objective.config import TERMS
 from ctr.search.architecture import Shape
 from ctr.search.masks import MaskedPart, masks_of, passed_over
 from ctr.training.compiled_step import TrainStep
@@ -24,7 +24,7 @@ MODEL: dict[str, Any] = {
     "deep": {"units": [6, 5], "activation": "smelu"},
     "init_scale": 0.5,
 }
-RAMPS = dict.fromkeys(("alpha2", *ObjectiveConfig.model_fields), 1.0)
+RAMPS = dict.fromkeys(("alpha2", *TERMS), 1.0)
 STEPS = 3
 CANDIDATE = Shape(
     deep_units=(4, 0), deep_ranks=(0, 0), crosses=1, cross_rank=2, widths={"user": 1}, without={"item"}

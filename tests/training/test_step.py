@@ -14,7 +14,7 @@ from ctr.data.reader import Rows
 from ctr.data.schema import Category, Schema
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
-from ctr.objective.config import ObjectiveConfig
+from ctr.objective.config import TERMS
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
@@ -63,7 +63,7 @@ def make_config(gradient: str = "sum", **settings: Any) -> TrainConfig:
     )
 
 
-PARTS = ("alpha2", *ObjectiveConfig.model_fields)
+PARTS = ("alpha2", *TERMS)
 RAMPED = dict.fromkeys(PARTS, 1.0)
 HALF = {**RAMPED, "alpha2": 0.5}
 

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctr.data.ids.rules import SMALLEST_NORMAL
+from ctr.data.derived import ColumnRule
+from ctr.data.ids.rules import SMALLEST_NORMAL, apply_rule
 from ctr.data.schema import MISSING_ID
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast, float_text
 from ctr.io.errors import InputError
@@ -102,6 +103,12 @@ def cast(strings: pa.Array, cast: Cast) -> pa.Array:
     fits = pc.match_substring_regex(strings, pattern)
     empty = pa.scalar("", strings.type)
     return pc.if_else(fits, pc.replace_substring_regex(strings, pattern, spelled), empty)
+
+
+def apply(strings: pa.Array, rule: ColumnRule) -> pa.Array:
+    encoded = pc.fill_null(strings, "").dictionary_encode()
+    made = [apply_rule(rule, text) for text in encoded.dictionary.to_pylist()]
+    return pa.array(made, strings.type).take(encoded.indices)
 
 
 def periods(times: np.ndarray, length: int, shift: int, count: int) -> np.ndarray:

@@ -8,9 +8,11 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from ctr.data.ids.rules import SMALLEST_NORMAL, FeatureIds
+from ctr.data.derived import ColumnRule
+from ctr.data.ids.rules import SMALLEST_NORMAL, FeatureIds, apply_rule
 from ctr.data.schema import Schema
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast
+from ctr.io.errors import InputError
 
 Tensors: TypeAlias = tf.Tensor | tf.RaggedTensor
 
@@ -21,6 +23,24 @@ _LOCALE_LETTERS = {"İ": "i̇", "Ì": "ì", "Í": "í", "Ĩ": "ĩ", "Į": "į"}
 # What ingestion reads as a number, within what it trims as white space; NaN is missing and need not match.
 _SPACE = r"[\t-\r\x1c-\x20\x{85}\p{Z}]*"
 _NUMBER = rf"{_SPACE}([+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity))){_SPACE}"
+
+
+_PROBES = (
+    "",
+    "a",
+    "A b",
+    " x ",
+    "0",
+    "12",
+    "12.50",
+    "-3",
+    "ä",
+    "Straße 7",
+    "日本",
+    "a/b?c=d&e",
+    "A.B-C_d",
+    "x" * 300,
+)
 
 
 def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, Tensors]:
@@ -42,6 +62,21 @@ def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, T
     return {
         name: one.ids if one.rows is None else one.rows.with_values(one.ids) for name, one in made.items()
     }
+
+
+def check_rules(schema: Schema) -> None:
+    """Raises InputError where a rule of another package makes another text here than at ingestion, of its probes."""
+    for name, derived in schema.derive.items():
+        if derived.rule is not None:
+            probes = (*_PROBES, *derived.rule.probes)
+            made = apply(tf.constant(probes), derived.rule).numpy()
+            for probe, found in zip(probes, made, strict=True):
+                expected = apply_rule(derived.rule, probe)
+                if found != expected.encode():
+                    raise InputError(
+                        f"derive.{name}: the plug-in {next(iter(derived.plugin))} makes {expected!r} of {probe!r} at "
+                        f"ingestion and {found.decode(errors='replace')!r} in the exported graph"
+                    )
 
 
 def _as_text(values: Tensors) -> Tensors:
@@ -81,6 +116,16 @@ def cast(strings: tf.Tensor, cast: Cast) -> tf.Tensor:
     pattern, spelled = CASTS[cast]
     fits = tf.strings.regex_full_match(strings, pattern)
     return tf.where(fits, tf.strings.regex_replace(strings, pattern, spelled, replace_global=False), "")
+
+
+def apply(strings: tf.Tensor, rule: ColumnRule) -> tf.Tensor:
+    return tf.where(tf.equal(strings, ""), "", rule.of_tensor(_valid(strings)))
+
+
+def _valid(strings: tf.Tensor) -> tf.Tensor:
+    """Makes what is not UTF-8 empty."""
+    # Surrogates are no text in UTF-8, though RE2 reads them.
+    return tf.where(tf.strings.regex_full_match(strings, r"(?s)[^\x{D800}-\x{DFFF}]*"), strings, "")
 
 
 def periods(times: tf.Tensor, length: int, shift: int, count: int) -> tf.Tensor:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from ctr.data.derived import Derived
+from ctr.data.derived import ColumnRule, Derived
 from ctr.data.schema import MISSING_ID, AnyFeature, Category, Cross, Number, Schema, Text
 from ctr.data.spelling import CASTS, Cast
 from ctr.io.errors import InputError
@@ -37,6 +37,7 @@ class Operations(Protocol):
     def spell(self, strings: Vector) -> Vector: ...  # whole numbers without a fraction
     def prefix(self, strings: Vector, length: int) -> Vector: ...  # so many characters
     def cast(self, strings: Vector, cast: Cast) -> Vector: ...  # the empty string for what it does not accept
+    def apply(self, strings: Vector, rule: ColumnRule) -> Vector: ...  # of another package
     def periods(self, times: Vector, length: int, shift: int, count: int) -> Vector: ...
     def split(self, strings: Vector, separator: str) -> tuple[Vector, Rows]: ...
     def strip(self, strings: Vector, characters: str) -> Vector: ...  # ASCII characters, at both ends
@@ -192,9 +193,19 @@ def derived_column(xp: Operations, rule: Derived, values: Vector) -> Vector:
     """Makes a derived column: whole numbers of times, strings of strings; a copy is the values themselves."""
     if rule.of_time:
         return xp.periods(values, *rule.periods)
+    if rule.rule is not None:
+        return xp.apply(xp.spell(values), rule.rule)
     if rule.prefix is not None:
         return xp.prefix(xp.spell(values), rule.prefix)
     return xp.cast(values, rule.cast) if rule.cast in CASTS else values
+
+
+def apply_rule(rule: ColumnRule, text: str) -> str:
+    """Applies a rule of another package to one text; InputError: it makes no text."""
+    made = rule.of_text(text) if text else ""
+    if not isinstance(made, str):
+        raise InputError(f"the rule {type(rule).__name__} makes {made!r} of {text!r}; a text is required")
+    return made
 
 
 def number_edges(feature: Number) -> list[float]:

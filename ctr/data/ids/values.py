@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ctr.data.ids.rules import SMALLEST_NORMAL, FeatureIds
+from ctr.data.derived import ColumnRule
+from ctr.data.ids.rules import SMALLEST_NORMAL, FeatureIds, apply_rule
 from ctr.data.schema import Category, Cross, Number, Schema, Text
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast, float_text, spell
 from ctr.io.errors import InputError
@@ -54,6 +55,14 @@ def _fingerprint(value: str | bytes) -> int:
 
 def _bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode()
+
+
+def _valid(value: bytes) -> str:
+    """What is not UTF-8 is missing."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return ""
 
 
 class RowIds:
@@ -186,6 +195,9 @@ class Operations:
         pattern, spelled = _CASTS[cast]
         matches = map(pattern.fullmatch, map(_bytes, strings))
         return [b"" if match is None else match.expand(spelled) for match in matches]
+
+    def apply(self, strings: Strings, rule: ColumnRule) -> list[bytes]:
+        return [apply_rule(rule, _valid(value)).encode() for value in map(_bytes, strings)]
 
     def periods(self, times: np.ndarray, length: int, shift: int, count: int) -> list[int]:
         found = [time // length + shift for time in times.tolist()]

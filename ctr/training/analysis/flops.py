@@ -111,7 +111,12 @@ def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool
     factors, count, hidden = model.factors, 0, {}
     for name, tower in model.towers.items():
         count += tower.crosses * _cross(widths[name], tower.cross_rank)
-        count += _layers(widths[name], tower.units, tower.ranks)
+        if model.network is not None and name == "quality":
+            # As if each were a matrix that a row is multiplied by once.
+            shapes = [shape for shape, _ in model.network.weights(widths[name]).values()]
+            count += 2 * sum(map(math.prod, shapes))
+        else:
+            count += _layers(widths[name], tower.units, tower.ranks)
         hidden[name] = tower.units[-1] if tower.units else widths[name]
     heads = 2 if model.rank_head and training else 1
     if factors is None:

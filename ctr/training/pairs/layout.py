@@ -21,7 +21,7 @@ _MOST_ROWS, _LEAST_ROWS = 2**20, 2**10
 def pair_config(config: TrainConfig, schema: Schema) -> TrainConfig:
     """Makes the configuration of the expert: the run's own without a network, and its ids with room for pairs."""
     model = config.model.model_copy(
-        update={"crosses": CrossConfig(layers=0), "deep": DeepConfig(units=()), "pairs": False}
+        update={"crosses": CrossConfig(layers=0), "deep": DeepConfig(units=()), "network": {}, "pairs": False}
     )
     pairs = max(1, len(_pairs(len(_paired(config, schema)))[0]))
     capacities = {name: config.ids.capacity_of(name) for name in schema.growing}

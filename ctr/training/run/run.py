@@ -361,11 +361,7 @@ class Run:
             "examples": self.position.examples,
             **measured,
             "alpha2": ramps.pop("alpha2"),
-            **{
-                f"ramp_{name}": ramp
-                for name, ramp in ramps.items()
-                if getattr(self.config.objective, name) is not None
-            },
+            **{f"ramp_{name}": ramp for name, ramp in ramps.items() if name in self.config.objective.terms},
             **{f"rate_{group}": rates[group] for group in self.config.schedules},
             **{f"loss_{name}": term for name, term in terms.items()},
             **dual_scalars(self.state),

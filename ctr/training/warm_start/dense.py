@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ctr.models.architecture import NETWORK
 from ctr.optim.contrib.schedule_free import DISTANCE, SQUARED_RATES, served_weights
 from ctr.optim.protocol import Saved
 from ctr.training.optimizers import dense_optimizer
@@ -128,6 +129,9 @@ def weight_axes(names: Sequence[str]) -> dict[str, tuple[Axis, ...]]:
         elif inner.endswith("_head"):
             tower = "ui" if inner == "ui_head" else "quality"
             axes[name] = inputs.get(f"{component}/{tower}", ("columns", tower)), ("size", "")
+        elif f"{tower}/{layer}".startswith(NETWORK):
+            # Of a network of another package the shapes alone are known; the head reads what comes of all of it.
+            inputs[f"{component}/{tower}"] = ("units", name)
         elif layer.startswith("cross_"):
             rank = ("units", f"{name[:-1]}u")
             matrices = {"u": (columns, rank), "v": (rank, columns), "w": (columns, columns)}
@@ -160,6 +164,8 @@ def take_weights(
             found = "it has another input"
         elif key.removesuffix("_bias") in fresh or any(owner in fresh for _, owner in axes.get(key, ())):
             found = "its layer or its input begins fresh"
+        elif NETWORK in key and _network_of(new) != _network_of(old):
+            found = "the network or its input is another one"
         elif key.endswith("transfer_slopes") and _knot_range(new) != _knot_range(old):
             found = f"model.factorized.knot_range was {_knot_range(old)}, is {_knot_range(new)}"
         else:
@@ -186,6 +192,10 @@ def take_weights(
     gone = [name for name, key in zip(old.shapes, old_keys, strict=True) if key not in keys]
     entries += [Entry("weight", name, "left", None, "the new model has none") for name in gone]
     return entries, moves
+
+
+def _network_of(side: Side) -> tuple[object, object]:
+    return side.config.model.network, side.columns()
 
 
 def _grown(axes: Sequence[Axis], shape: Sequence[int], old_shape: Sequence[int]) -> list[int]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ctr.config import differing_keys
 from ctr.data.schema import Schema, feature_meanings
+from ctr.models.architecture import NETWORK
 from ctr.models.embeddings import tower_columns
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.objective.config import SliceConfig
@@ -190,8 +191,10 @@ def take_ramps(
     terms, old_terms = new.config.objective.terms, old.config.objective.terms
     # For each that the new run has, whether it is what the old one had.
     ramps = {name: name in old_terms for name in terms}
-    if new.config.model.crosses.layers:
-        crosses = any(entry.part == "weight" and "/cross_" in entry.name for entry in used)
+    if new.config.model.crosses.layers or new.config.model.network:
+        crosses = any(
+            entry.part == "weight" and ("/cross_" in entry.name or NETWORK in entry.name) for entry in used
+        )
         ramps = {"alpha2": crosses, **ramps}
     ranking, old_ranking = new.config.objective.ranking, old.config.objective.ranking
     if ranking is not None and old_ranking is not None:

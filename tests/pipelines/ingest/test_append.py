@@ -128,7 +128,7 @@ def test_days_cut_at_another_midnight_give_the_log_of_one_ingest(tmp_path, query
     assert sum(result.examples for result in results) == whole.examples == whole.rows
     assert all(result.held_rows for result in results[:-1])
     assert results[-1].held_rows == 0
-    assert not any(result.warnings for result in (*results, whole))
+    assert not any(raw_logs.other_warnings(result) for result in (*results, whole))
 
 
 def test_what_is_held_back_is_said_and_published_by_a_command_without_files_or_with_known_ones(tmp_path):
@@ -174,7 +174,7 @@ def test_late_rows_are_refused_by_file_and_first_row_or_set_aside_by_their_lines
     assert everything(log) == before
     result = ingest(mapping, [paths[2]], log, append=True, max_reject_share=0.2, now_us=NOW)
     assert (result.rejected, result.reject_reasons) == (3, {"partition: already published": 3})
-    assert "fall into 1 published partition" in result.warnings[0]
+    assert "fall into 1 published partition" in raw_logs.other_warnings(result)[0]
     rows = {reject["row"] for reject in raw_logs.read_rejects(log)}
     assert rows == {2 + days[2].index(row) for row in late}
 
@@ -198,7 +198,9 @@ def test_a_day_that_is_left_out_is_seen_and_refused_when_it_comes_as_is_any_file
     mapping = raw_logs.make_mapping(query=None, partition="1d")
     paths = write_days(tmp_path / "in", make_days())
     ingest(mapping, [paths[0]], tmp_path / "log", append=True, now_us=NOW)
-    (warning,) = ingest(mapping, [paths[2]], tmp_path / "log", append=True, now_us=NOW).warnings
+    (warning,) = raw_logs.other_warnings(
+        ingest(mapping, [paths[2]], tmp_path / "log", append=True, now_us=NOW)
+    )
     assert warning.startswith("no row between 2020-09-14T15:") and "a file is missing" in warning
     message = r"nothing was added: .* fall into 2 published partitions: day1\.csv"
     for append in (True, False):

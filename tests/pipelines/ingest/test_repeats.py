@@ -29,10 +29,10 @@ def test_a_renamed_copy_in_one_command(tmp_path):
     mapping = raw_logs.make_mapping(**PLAIN, features=raw_logs.GROWING_FEATURES)
     paths = write(tmp_path, 1, "day", "day (1)")
     single = ingest(mapping, paths[:1], tmp_path / "single", now_us=NOW)
-    assert (single.repeated_rows, single.repeated_share, single.warnings) == (0, 0.0, [])
+    assert (single.repeated_rows, single.repeated_share, raw_logs.other_warnings(single)) == (0, 0.0, [])
     double = ingest(mapping, paths, tmp_path / "double", now_us=NOW)
     assert (double.rows, double.examples, double.repeated_rows, double.repeated_share) == (600, 600, 300, 0.5)
-    (warning,) = double.warnings
+    (warning,) = raw_logs.other_warnings(double)
     told = "300 of 600 rows (50%) were seen before: day (1).csv repeats 300 rows of day.csv"
     assert warning.startswith(told) and f"\nwarning: {warning}" in double.as_text()
     # Files of the same length and columns are no copies.
@@ -56,8 +56,8 @@ def test_a_copy_in_another_form_that_is_added_later(tmp_path, form, features, se
     result = ingest(mapping, [copy], tmp_path / "log", append=True, now_us=NOW)
     # What stands in one block with new rows is not recognized.
     assert 200 <= result.repeated_rows <= 300
-    assert f"b.{form} repeats" in result.warnings[0]
-    assert result.warnings[0].endswith("unless the repetition is intended")
+    assert f"b.{form} repeats" in raw_logs.other_warnings(result)[0]
+    assert raw_logs.other_warnings(result)[0].endswith("unless the repetition is intended")
     assert result.held_rows == 700
 
 
@@ -133,5 +133,5 @@ def test_copies_are_found_wherever_they_begin_and_however_rows_come():
 def test_unlikely_times_are_named(tmp_path, unit, now, warning):
     mapping = raw_logs.make_mapping(time={"column": "time", "unit": unit}, query=None)
     result = ingest(mapping, write(tmp_path, 0, "rows", rows=40), tmp_path / "log", now_us=now)
-    assert len(result.warnings) == (warning is not None)
-    assert all(re.match(warning, one) for one in result.warnings)
+    assert len(raw_logs.other_warnings(result)) == (warning is not None)
+    assert all(re.match(warning, one) for one in raw_logs.other_warnings(result))

@@ -1,5 +1,9 @@
-"""Side tables: left joins, found beside each input file, refused when a key stands twice."""
+"""Side tables: left joins, also of what held at a row's time; found beside each input file, refused when ambiguous."""
 
+import csv
+from datetime import UTC, datetime
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -9,7 +13,8 @@ from ctr.config import parse_model
 from ctr.data.mapping import Join
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
-from ctr.pipelines.rows.reader import find_side_file, make_side_table
+from ctr.pipelines.rows.raw_rows import read_raw_rows
+from ctr.pipelines.rows.side_tables import find_side_file, make_side_table
 
 
 def join(**content):
@@ -87,3 +92,158 @@ def test_a_side_table_of_parquet(tmp_path):
     ingest(mapping, [tmp_path / "in"], tmp_path / "log")
     expected = raw_logs.reference([(path.name, 0, row) for row in rows], mapping)
     assert raw_logs.read_log(tmp_path / "log") == expected
+
+
+def brute_force(table, keys, times):
+    """The value of each row, of the rows of ``table`` (key, time, value) with its key the latest not after its time."""
+    found = []
+    for key, time in zip(keys, times, strict=True):
+        rows = [(since, value) for own, since, value in table if own == key and since <= time]
+        found.append(max(rows)[1] if rows else None)
+    return found
+
+
+def text_time(seconds):
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+@pytest.mark.parametrize("form", ["unit", "text", "timestamp"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_row_gets_what_held_at_its_own_time(tmp_path, seed, form):
+    random = np.random.default_rng(seed)
+    pairs = sorted({(f"k{key}", int(time)) for key, time in random.integers(0, [6, 40], (60, 2))})
+    pairs = [pairs[place] for place in random.permutation(len(pairs))]
+    table = [(key, since, value) for value, (key, since) in enumerate(pairs)]
+    # Keys that the table lacks, a missing one, times before the first, and many that are the same.
+    keys = [*(f"k{key}" for key in random.integers(0, 8, 300)), None]
+    times = [*random.integers(0, 45, 300).tolist(), 20]
+    columns = {"k": [row[0] for row in table], "x": [row[2] for row in table]}
+    seconds = [row[1] for row in table]
+    if form == "unit":
+        valid_from, columns["since"] = {"column": "since", "unit": "s"}, seconds
+    elif form == "text":
+        valid_from, columns["since"] = "since", [text_time(second) for second in seconds]
+    else:
+        valid_from, columns["since"] = "since", pa.array(seconds, pa.timestamp("s"))
+    given = join(prefix="p_", valid_from=valid_from)
+    side = make_side_table(given, tmp_path, pa.table(columns), range(len(table)))
+    made = side.attach(pa.table({"k": keys}), np.array(times) * 1_000_000)
+    assert made.column_names == ["k", "p_x"]
+    assert made.column("p_x").to_pylist() == brute_force(table, keys, times)
+
+
+def test_an_empty_table_with_times_gives_missing_values(tmp_path):
+    columns = {
+        "k": pa.array([], pa.string()),
+        "x": pa.array([], pa.int64()),
+        "since": pa.array([], pa.string()),
+    }
+    side = make_side_table(join(valid_from="since"), tmp_path, pa.table(columns), [])
+    assert side.attach(pa.table({"k": ["a"]}), np.array([5])).column("x").to_pylist() == [None]
+
+
+START = 1_600_000_000
+VERSIONS = {
+    "joins": [
+        {"file": "shops.csv", "key": "shop", "prefix": "shop_", "valid_from": {"column": "at", "unit": "s"}}
+    ]
+}
+
+
+def write_versions(folder, rows):
+    with (folder / "shops.csv").open("w") as file:
+        csv.writer(file).writerows([("shop", "at", "kind"), *rows])
+
+
+def kinds_by_example(mapping, path, out):
+    result = ingest(mapping, [path], out)
+    return {example["example_id"]: example["kind"] for example in raw_logs.read_log(out)}, result
+
+
+@pytest.mark.parametrize("query", raw_logs.QUERIES)
+def test_what_is_written_later_changes_no_row_before_it(tmp_path, query):
+    rows = raw_logs.make_rows(200)
+    path = raw_logs.write_rows(tmp_path / "in", rows)
+    mapping = raw_logs.make_mapping(**VERSIONS, query=raw_logs.QUERIES[query])
+    times = {int(row["id"]): int(row["time"]) for row in rows}
+    versions = [
+        (shop, START + 3600 * hour, ("food", "tools")[(shop + hour) % 2])
+        for hour in (4, 0, 2)
+        for shop in range(4)
+    ]
+    write_versions(path.parent, versions)
+    before, result = kinds_by_example(mapping, path, tmp_path / "log")
+    words = {
+        int(row["id"]): brute_force(
+            [(str(s), t, k) for s, t, k in versions], [row["shop"]], [int(row["time"])]
+        )[0]
+        for row in rows
+    }
+    assert before == {place: raw_logs.plain_word(kind, raw_logs.KINDS[:2]) for place, kind in words.items()}
+    assert not [warning for warning in result.warnings if "side table" in warning]
+    scored = mapping.model_copy(update={"features": mapping.features[3:4], "derive": {}})
+    made = {}
+    for keys, raw, _ in read_raw_rows(scored.feature_schema, scored, [path]):
+        kinds = [(kind or b"").decode() or None for kind in raw.column("shop_kind").to_pylist()]
+        made |= dict(zip(keys.column("example_id").to_pylist(), kinds, strict=True))
+    assert made == words
+    late = START + 2 * 3600
+    changed = [(shop, at, "toys" if at >= late else kind) for shop, at, kind in versions]
+    write_versions(path.parent, [*changed, *((shop, late + 1800, "toys") for shop in range(5))])
+    after, _ = kinds_by_example(mapping, path, tmp_path / "changed")
+    assert {place for place in before if before[place] != after[place]}
+    assert all(times[place] >= late for place in before if before[place] != after[place])
+
+
+def test_values_that_have_no_time_are_warned_of(tmp_path):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(20))
+    _, result = kinds_by_example(raw_logs.make_mapping(), path, tmp_path / "log")
+    assert [
+        warning for warning in result.warnings if "shops.csv has no times: rows of the past get" in warning
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [(1, 5, "a"), (2, 5, "b"), (1, 5, "c")],
+            "the key shop '1' appears more than once with at 1970-01-01T00:00:05Z .first in row 2",
+        ),
+        ([(1, 5, "a"), ("1.0", "5.0", "b")], "the key shop '1' appears more than once with at"),
+        (
+            [(1, 5, "a"), (1, "", "b")],
+            "shops.csv row 3: valid_from at: missing; allowed: unit s, 1970-01-01 to 9999",
+        ),
+        (
+            [(1, "noon", "a")],
+            "shops.csv row 2: valid_from at: unreadable or out of range .'noon'.; allowed: unit s",
+        ),
+    ],
+)
+def test_a_time_that_is_no_beginning_ends_the_job(tmp_path, rows, message):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(5))
+    write_versions(path.parent, rows)
+    with pytest.raises(InputError, match=message):
+        ingest(raw_logs.make_mapping(**VERSIONS), [path], tmp_path / "log")
+
+
+def test_the_rows_own_time_is_in_no_table_that_is_looked_up_by_it(tmp_path):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(5))
+    (path.parent / "shops.csv").write_text("shop,at,kind,shown\n1,5,a,7\n")
+    with pytest.raises(
+        InputError, match="shop_shown, the time of the rows, is in a side table with valid_from"
+    ):
+        ingest(
+            raw_logs.make_mapping(**VERSIONS, time={"column": "shop_shown", "unit": "s"}),
+            [path],
+            tmp_path / "log",
+        )
+
+
+@pytest.mark.parametrize(
+    "column", [{"row_order": {"start": "2020-01-01", "step_us": 1}}, "k", {"column": "since"}]
+)
+def test_valid_from_is_a_column_and_how_it_is_read(column):
+    with pytest.raises(InputError, match=r"valid_from"):
+        join(valid_from=column)

@@ -1,0 +1,93 @@
+"""Plug-ins: losses, networks and rules of columns that installed packages add, each under a name of their own.
+
+A package names a class at an entry point of one of the groups below. The class, a ``StrictModel``, is both the keys of
+the plug-in in a configuration, ``{NAME: {...}}``, and what it computes with them. It is imported when a configuration
+names it, and only then.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, SerializeAsAny
+
+from ctr.config import StrictModel, parse_model
+from ctr.io.errors import InputError
+from ctr.io.words import did_you_mean
+
+Group = Literal["ctr.losses", "ctr.models", "ctr.features"]
+_WHAT: dict[Group, str] = {"ctr.losses": "loss", "ctr.models": "network", "ctr.features": "rule of columns"}
+
+
+class Origin(NamedTuple):
+    """The package that a plug-in comes from."""
+
+    package: str
+    version: str
+
+
+def find_plugin(group: Group, name: str) -> type[StrictModel]:
+    """Imports the class of a plug-in. Raises InputError: none of this name is installed, several are, or it is none."""
+    entry = _entry(group, name)
+    try:
+        found = entry.load()
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise InputError(
+            f"the {_WHAT[group]} {name} of {_origin(entry).package} cannot be imported: {error}"
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, StrictModel)):
+        raise InputError(f"the {_WHAT[group]} {name}: {entry.value} is not a class of keys (StrictModel)")
+    return found
+
+
+def _entry(group: Group, name: str) -> EntryPoint:
+    installed = sorted({entry.name for entry in entry_points(group=group)})
+    found = tuple(dict.fromkeys(entry_points(group=group, name=name)))
+    if not found:
+        names = f"installed: {', '.join(installed)}" if installed else "none is installed"
+        raise InputError(
+            f"the {_WHAT[group]} {name} is a plug-in that no installed package has; {names}"
+            f"{did_you_mean(name, installed)}"
+        )
+    if len(found) > 1:
+        packages = " and ".join(sorted(_origin(entry).package for entry in found))
+        raise InputError(
+            f"the {_WHAT[group]} {name} is in several packages: {packages}; allowed: one of them"
+        )
+    return found[0]
+
+
+def _origin(entry: EntryPoint) -> Origin:
+    assert entry.dist is not None
+    return Origin(entry.dist.name, entry.dist.version)
+
+
+def read_plugins(group: Group, content: Any) -> Any:
+    """Makes the plug-ins that ``{NAME: {...}}`` names, of their keys; ValueError, one line: one is wrong."""
+    if not isinstance(content, Mapping):
+        return content
+    try:
+        return {
+            name: keys
+            if isinstance(keys, StrictModel)
+            else parse_model(find_plugin(group, str(name)), {} if keys is None else keys, str(name))
+            for name, keys in content.items()
+        }
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+def _reader(group: Group) -> BeforeValidator:
+    keys = dict[str, dict[str, Any]]
+    return BeforeValidator(lambda content: read_plugins(group, content), json_schema_input_type=keys)
+
+
+_Plugins = dict[str, SerializeAsAny[StrictModel]]
+LossPlugins = Annotated[_Plugins, _reader("ctr.losses")]
+NetworkPlugins = Annotated[_Plugins, _reader("ctr.models")]
+RulePlugins = Annotated[_Plugins, _reader("ctr.features")]
+
+
+def origin_of(group: Group, name: str) -> Origin:
+    """Returns the package that a plug-in is installed from. Raises InputError where none is, or several."""
+    return _origin(_entry(group, name))

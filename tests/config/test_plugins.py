@@ -1,0 +1,312 @@
+"""Plug-ins of an installed package: read, trained, resumed, exported and scored; refused where they are missing."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import yaml
+
+from ctr.cli import main
+from ctr.config import parse_model
+from ctr.config.plugins import find_plugin
+from ctr.data.derived import ColumnRule, Derived
+from ctr.data.ids.graph import check_rules
+from ctr.data.schema import Schema
+from ctr.io.errors import InputError
+from ctr.models.architecture import Architecture
+from ctr.models.click_model import TowerInput, forward
+from ctr.models.initial_weights import init_weights, weight_shapes
+from ctr.objective.config import ObjectiveConfig
+from ctr.objective.losses import loss_and_terms, loss_terms
+from ctr.serving.scorer import Scorer
+from ctr.training.config import TrainConfig
+from ctr.training.run.checkpoint import read
+
+ROOT = Path(__file__).parents[2]
+EXTRA = {"focal": {"weight": 0.5, "gamma": 1, "ramp": [100, 400]}}
+NETWORK = {"gated_layer": {"width": 8}}
+FEATURES = [
+    {"name": "user", "kind": "category", "source": "user", "buckets": 30},
+    {"name": "site", "kind": "category", "source": "site", "buckets": 50},
+]
+CONFIG = {
+    "objective": {"extra": EXTRA},
+    "model": {"network": NETWORK, "crosses": {"ramp": [0, 500]}, "query_size": False},
+    "batch": {"rows": 64},
+    "metrics": {"window_examples": 300},
+    "checkpoint": {"every_examples": 300, "keep": 100},
+    "compute_dtype": "float32",
+}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder that the example package is installed into."""
+    folder = tmp_path_factory.mktemp("plugin")
+    shutil.copytree(ROOT / "examples" / "plugin", folder / "source")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run(
+        [*command, "--no-build-isolation", "--target", str(folder / "site"), str(folder / "source")],
+        check=True,
+    )
+    return folder / "site"
+
+
+@pytest.fixture
+def plugin(installed, monkeypatch):
+    monkeypatch.syspath_prepend(installed)
+
+
+@pytest.fixture(scope="module")
+def log(installed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("log")
+    random = np.random.default_rng(1)
+    lines = ["time,user,page,clicked"]
+    for row in range(1200):
+        user, site = random.integers(0, 20, 2)
+        clicked = int(random.random() < (0.5 if (user + site) % 3 == 0 else 0.1))
+        lines.append(f"{1_600_000_000 + row},u{user},https://Site{site}.com/{row}?q,{clicked}")
+    (folder / "rows.csv").write_text("\n".join(lines) + "\n")
+    mapping = {
+        "input": {"type": "csv"},
+        "time": {"column": "time", "unit": "s"},
+        "label": "clicked",
+        "derive": {"site": {"from": "page", "plugin": {"host": {}}}},
+        "partition": "10m",
+        "features": FEATURES,
+    }
+    (folder / "mapping.yaml").write_text(yaml.safe_dump(mapping))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(installed)
+        arguments = ["ingest", "table", str(folder / "rows.csv"), "--mapping", str(folder / "mapping.yaml")]
+        assert main([*arguments, "--out", str(folder / "log"), "--quiet"]) == 0
+    return folder
+
+
+def train(log, out, **changes):
+    path = out.parent / f"{out.name}.yaml"
+    path.write_text(yaml.safe_dump({**CONFIG, **changes}))
+    return main(["train", str(log / "log"), "--config", str(path), "--out", str(out), "--quiet"])
+
+
+def weights_of(run):
+    arrays, _ = read(run / "checkpoints")
+    return arrays
+
+
+def test_a_run_with_plugins_is_resumed_exported_and_scored_alike(plugin, log, tmp_path, capsys):
+    assert train(log, tmp_path / "run") == 0
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["versions"]["ctr-plugin-example"] == "0.1"
+    windows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    # Its ramp begins after 100 examples.
+    assert all(window["loss_extra_focal"] > 0 for window in windows[1:])
+    # From an earlier checkpoint the same bits again.
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / "run", again)
+    checkpoints = sorted((again / "checkpoints").iterdir())
+    for folder in checkpoints[1:]:
+        shutil.rmtree(folder)
+    for name in ("summary.json",):
+        (again / name).unlink()
+    assert train(log, again) == 0
+    expected = weights_of(tmp_path / "run")
+    found = weights_of(again)
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    # Exported, the graph and the scorer of few rows compute the same.
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "models"), "--quiet"]) == 0
+    rows = {
+        "user": [f"u{n % 20}" for n in range(40)],
+        "page": [f"HTTP://site{n % 7}.com?{n}" for n in range(40)],
+    }
+    scorer = Scorer(tmp_path / "models", lazy=False)
+    many = scorer.predict(rows)
+    few = [
+        float(scorer.predict({key: value[n : n + 1] for key, value in rows.items()})[0]) for n in range(40)
+    ]
+    np.testing.assert_allclose(few, many, atol=1e-6)
+    assert np.ptp(many) > 0.01
+    # Host, not the page: what follows it makes no difference.
+    one, other = scorer.predict({"user": ["u1", "u1"], "page": ["site3.com", "https://SITE3.com/x"]})
+    assert one == other
+
+
+def test_what_is_not_installed_is_named_in_one_line(plugin, log, tmp_path, monkeypatch, capfd):
+    assert train(log, tmp_path / "run", objective={}) == 0
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "models"), "--quiet"]) == 0
+    capfd.readouterr()
+    monkeypatch.undo()
+    rule = "the rule of columns host is a plug-in that no installed package has; none is installed"
+    network = "the network gated_layer is a plug-in that no installed package has; none is installed"
+    commands = {
+        ("train", log / "log", "--out", tmp_path / "other"): rule,
+        ("train", log / "log", "--config", tmp_path / "run.yaml", "--out", tmp_path / "run"): network,
+        ("export", tmp_path / "run", "--out", tmp_path / "again"): network,
+        (
+            "ingest",
+            "table",
+            log / "rows.csv",
+            "--mapping",
+            log / "mapping.yaml",
+            "--out",
+            tmp_path / "log",
+        ): rule,
+    }
+    for command, message in commands.items():
+        assert main([*map(str, command)]) == 1
+        lines = capfd.readouterr().err.splitlines()
+        assert len(lines) <= 2 and message in lines[0], lines
+    with pytest.raises(InputError, match="rule of columns host is a plug-in that no installed"):
+        Scorer(tmp_path / "models")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"objective": {"extra": {"focal": {"gama": 1}}}},
+            r"focal: gama: unknown key; allowed: gamma, ramp, weight; did you mean gamma",
+        ),
+        (
+            {"objective": {"extra": {"focal": {"gamma": -1}}}},
+            r"focal: gamma: -1 is not allowed: .*greater than or equal",
+        ),
+        (
+            {"objective": {"extra": {"focl": {}}}},
+            r"loss focl is a plug-in .*; installed: focal.*did you mean focal",
+        ),
+        ({"model": {"network": {"gated_layer": {}, "other": {}}}}, r"network other is a plug-in that no"),
+        ({"model": {"network": {"gated_layer": 3}}}, r"gated_layer: a mapping of keys to values is expected"),
+        (
+            {"model": {"network": NETWORK}, "optimizer": {"dense": {"rule": "kfac"}}},
+            "model.network is not possible with .* optimizer.dense.rule kfac",
+        ),
+    ],
+)
+def test_wrong_keys_of_plugins(plugin, content, message):
+    with pytest.raises(InputError, match=message) as caught:
+        parse_model(TrainConfig, content, "config")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_keys_of_plugins_are_written_and_read_again(plugin):
+    config = parse_model(TrainConfig, CONFIG, "config")
+    written = config.model_dump(mode="json")
+    assert written["objective"]["extra"] == {"focal": {"weight": 0.5, "ramp": [100, 400], "gamma": 1.0}}
+    assert written["model"]["network"] == {"gated_layer": {"width": 8}}
+    again = parse_model(TrainConfig, written, "config")
+    assert again == config and again.sha256() == config.sha256()
+    other = {**CONFIG, "objective": {"extra": {"focal": {**EXTRA["focal"], "gamma": 2}}}}
+    assert parse_model(TrainConfig, other, "config").sha256() != config.sha256()
+
+
+def test_without_plugins_no_text_has_a_key_for_them():
+    written = TrainConfig().model_dump(mode="json")
+    assert "extra" not in written["objective"] and "network" not in written["model"]
+    rule = Derived.model_validate({"from": "time", "part": "hour"}).model_dump(mode="json")
+    assert rule == {"from": "time", "part": "hour", "every": None, "prefix": None, "cast": None}
+
+
+def test_the_loss_of_a_plugin_is_its_formula(plugin):
+    focal = find_plugin("ctr.losses", "focal")(gamma=1.5)
+    label, logit = np.array([0, 1, 1, 0], np.float32), np.array([-2, 0.5, -80, 300], np.float32)
+    happened = 1 / (1 + np.exp(-np.float64(logit) * (2 * label - 1)))
+    with np.errstate(divide="ignore"):
+        expected = np.where(happened > 0, (1 - happened) ** 1.5 * -np.log(happened), np.abs(logit))
+    np.testing.assert_allclose(focal.loss(label, logit), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_of_a_plugin_is_added_with_weight_and_ramp(plugin):
+    config = parse_model(ObjectiveConfig, {"extra": {"focal": {"weight": 0.5, "gamma": 0}}}, "test")
+    assert loss_terms(config) == ("logistic", "extra_focal")
+    label, weight = np.array([1, 0, 1], np.float32), np.array([2, 0, 0.5], np.float32)
+    logits = np.array([[0.5, np.inf, -1], [1, 0, 2]], np.float32)
+    targets = {name: tf.constant(column) for name, column in (("label", label), ("own_weight", weight))}
+    ramps = {"extra_focal": tf.constant(0.25)}
+    loss, terms = loss_and_terms(config, targets, tf.constant(logits[0]), logits, logits, ramps, [], [])
+    # With gamma 0 it is the logistic loss.
+    losses = np.log1p(np.exp(-np.float64(logits) * (2 * label - 1)))[:, [0, 2]]
+    logistic = (losses @ weight[[0, 2]]).mean() / weight.sum()
+    np.testing.assert_allclose(terms, [logistic, 0.125 * logistic], rtol=1e-6)
+    np.testing.assert_allclose(loss, 1.125 * logistic, rtol=1e-6)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_each_component_computes_the_network_of_a_plugin_by_its_own_weights(plugin, copies):
+    network = find_plugin("ctr.models", "gated_layer")(width=3)
+    shape = Architecture(0, 0, (3,), components=2, network=network)
+    weights = init_weights(shape, {"quality": 4}, seed=5)
+    assert weight_shapes(shape, {"quality": 4}) == {name: tuple(own.shape) for name, own in weights.items()}
+    first = {name.removeprefix("component_0/") for name in weights if name.startswith("component_0/")}
+    own = {"quality/network/values", "quality/network/bias", "quality/network/gates"}
+    assert first == {*own, "quality_head", "output_bias"}
+    random = np.random.default_rng(2)
+    e0, linear = random.normal(size=(copies, 5, 4)), random.normal(size=(copies, 5))
+    inputs = TowerInput(tf.constant(e0, tf.float32), tf.constant(linear, tf.float32))
+    found = forward(shape, weights, {"quality": inputs}, tf.constant(0.7)).logits
+    for number in range(2):
+        values, bias, gates, head, output = (
+            np.float64(weights[f"component_{number}/{name}"])
+            for name in (
+                *(f"quality/network/{one}" for one in ("values", "bias", "gates")),
+                "quality_head",
+                "output_bias",
+            )
+        )
+        copy = number % copies
+        hidden = (e0[copy] @ values + bias) * (1 + 0.7 * np.tanh(e0[copy] @ gates))
+        np.testing.assert_allclose(
+            found[number], (hidden @ head)[:, 0] + output + linear[copy], rtol=1e-5, atol=1e-6
+        )
+
+
+class Unlike(ColumnRule):
+    """Makes another text in the graph."""
+
+    def of_text(self, text):
+        return text.upper()
+
+    def of_tensor(self, texts):
+        import tensorflow as tf
+
+        return tf.strings.upper(texts)
+
+
+def test_a_rule_that_the_graph_does_not_share_is_refused_by_an_export():
+    features = [{"name": "x", "kind": "category", "source": "y", "buckets": 5}]
+    schema = parse_model(Schema, {"features": features, "derive": {"y": {"from": "z"}}}, "schema")
+    rule = schema.derive["y"].model_copy(update={"plugin": {"unlike": Unlike()}})
+    with pytest.raises(
+        InputError, match=r"derive.y: the plug-in unlike makes 'Ä' of 'ä' at ingestion and 'ä' in"
+    ):
+        check_rules(schema.model_copy(update={"derive": {"y": rule}}))
+
+
+@pytest.mark.slow
+def test_xla_trains_what_the_graph_trains(plugin, log, tmp_path):
+    assert train(log, tmp_path / "plain") == 0
+    assert train(log, tmp_path / "xla", jit=True) == 0
+    plain, compiled = weights_of(tmp_path / "plain"), weights_of(tmp_path / "xla")
+    for name in plain:
+        if plain[name].dtype == np.float32:
+            np.testing.assert_allclose(compiled[name], plain[name], atol=2e-3, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "status"), [(8, "taken"), (9, "fresh")])
+def test_a_warm_start_takes_the_weights_of_the_same_network_alone(plugin, log, tmp_path, width, status):
+    assert train(log, tmp_path / "old", time_range={"end": "2020-09-13T12:36:40Z"}) == 0
+    path = tmp_path / "new.yaml"
+    model = {**CONFIG["model"], "network": {"gated_layer": {"width": width}}}
+    path.write_text(yaml.safe_dump({**CONFIG, "model": model}))
+    command = ["train", str(log / "log"), "--config", str(path), "--init-from", str(tmp_path / "old")]
+    assert main([*command, "--out", str(tmp_path / "new"), "--quiet"]) == 0
+    started = json.loads((tmp_path / "new" / "init_from.json").read_text())
+    found = {entry["name"]: entry["status"] for entry in started["table"] if "network/" in entry["name"]}
+    assert found == dict.fromkeys((f"quality/network/{name}" for name in ("values", "bias", "gates")), status)
