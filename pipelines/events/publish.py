@@ -37,6 +37,7 @@ from ctr.data.sidecar import write_sidecar_partition
 from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
+from ctr.io.stores import fetch
 from ctr.pipelines.events.join import Joined
 from ctr.pipelines.events.tables import Kind
 
@@ -79,7 +80,7 @@ def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -
     given = log, schema, start, end, examples, joined.counters, mapping.shard_rows
     manifest = stage_partition(*given, counts_pages=mapping.sampling is None)
     path = manifest_path(log, manifest)
-    if path.exists() and path.read_bytes() != manifest_bytes(manifest):
+    if fetch(path) and path.read_bytes() != manifest_bytes(manifest):
         raise InputError(
             f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
             "the first version is kept: publish later events to another log"
