@@ -187,6 +187,7 @@ _ROWS = {
 }
 _TABLE = {
     **_ROWS,
+    "[--workers N]": "processes that read files, and write partitions, side by side (1)",
     "logs that grow": {
         "[--append]": "more files will follow: keep the rows of the last partition unpublished until later rows come",
         "[--allowed-lateness DURATION]": "with --append: keep a partition unpublished until a row is this much later "
@@ -207,6 +208,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
     from ctr.data.log import check_log
     from ctr.data.mapping import keeping_values, load_format, load_mapping
     from ctr.data.times import read_duration
+    from ctr.pipelines.ingest.parallel import check_workers
     from ctr.pipelines.ingest.state import check_anything_to_do
     from ctr.pipelines.rows.rejects import check_reject_share
     from ctr.pipelines.rows.sources import mapped_files
@@ -220,6 +222,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
     if arguments.keep_values is not None:
         mapping = keeping_values(mapping, arguments.keep_values)
     check_reject_share(arguments.max_reject_share)
+    check_workers(mapping, arguments.workers)
     check_log(arguments.out, mapping.feature_schema)
     check_anything_to_do(arguments.out, bool(arguments.input), arguments.append)
     if arguments.input:
@@ -238,6 +241,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
             allowed_lateness_us=lateness_us,
             max_reject_share=arguments.max_reject_share,
             progress=bar.advance,
+            workers=arguments.workers,
         )
     print_result(arguments, result.as_dict(), f"{arguments.out}: {result.as_text()}")
 
@@ -281,7 +285,7 @@ _tables: dict[str, tuple[str, Takes]] = {
 }
 _INGESTS = (
     *(
-        command(f"ingest {name}", does, takes, **_DEFAULTS)(_ingest)
+        command(f"ingest {name}", does, takes, workers=1, **_DEFAULTS)(_ingest)
         for name, (does, takes) in _tables.items()
     ),
     _ingest_events,

@@ -1,4 +1,4 @@
-"""Beam workers beside the test, each pool with a cache of its own: what they share with the command is the store alone."""
+"""Pools of Beam workers, each with a cache of its own: what they share with the command is the store alone."""
 
 import contextlib
 import functools

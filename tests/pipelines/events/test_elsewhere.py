@@ -12,7 +12,6 @@ import event_files
 import java_services
 import stream_jobs
 from beam_workers import worker_pool
-from ctr.cli import main
 from ctr.data.log import list_partitions
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
@@ -79,3 +78,78 @@ def test_a_batch_whose_workers_share_the_store_alone_writes_the_log_of_one_machi
     assert not list((tmp_path / "command").rglob("shards/*.parquet"))
     assert result.partitions == len(list_partitions(alone)) > 3
     assert taken(f"{bucket}/log", tmp_path / "reader", monkeypatch) == event_files.published(alone)
+
+
+def test_following_by_workers_elsewhere_needs_a_shared_folder():
+    settings = WatchSettings(beam_options=RUNNER)
+    with pytest.raises(InputError, match=r"--follow keeps events on this machine.*--stream"):
+        watch_events(event_files.mapping(), [Path(".")], read_path("s3://bucket/log"), settings, lambda: True)
+
+
+@pytest.mark.soak
+def test_a_batch_that_is_killed_with_its_workers_is_done_again_on_other_machines(
+    faulty_store, put_events, tmp_path, monkeypatch
+):
+    bucket, proxy = faulty_store("s3")
+    alone = put_events(f"{bucket}/events", 2)
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import event_files\n"
+        "from ctr.io.paths import read_path, with_content\n"
+        "from ctr.pipelines.events.follow import ingest_events\n"
+        "events, log = (read_path(f'{sys.argv[2]}/{name}') for name in ('events', 'log'))\n"
+        "mapping = event_files.mapping('parquet')\n"
+        "ingest_events(mapping, [with_content(events)], log, max_reject_share=0, options=sys.argv[3])\n"
+    )
+
+    def start(workers: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        helpers = str(Path(event_files.__file__).parent)
+        return subprocess.Popen([sys.executable, "-c", script, helpers, bucket, " ".join([RUNNER, *workers])])
+
+    for turn, path in enumerate(("log/shards/.*", "log/manifests/.*")):
+        monkeypatch.setenv("CTR_CACHE", str(tmp_path / f"command {turn}"))
+        before = proxy.count("PUT", path)
+        with worker_pool(tmp_path / f"pool {turn}") as workers:
+            process = start(workers)
+            while proxy.count("PUT", path) < before + 2 and process.poll() is None:
+                time.sleep(0.01)
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "command at last"))
+    with worker_pool(tmp_path / "pool") as workers:
+        assert start(workers).wait() == 0
+    assert taken(f"{bucket}/log", tmp_path / "reader", monkeypatch) == event_files.published(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_a_stream_on_flink_that_is_killed_with_its_workers_goes_on_with_others(
+    faulty_store, tmp_path, monkeypatch
+):
+    bucket, proxy = faulty_store("s3")
+    traffic = stream_jobs.make_traffic(tmp_path / "traffic")
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "command"))
+    put(traffic.events, f"{bucket}/events")
+    given = (f"{bucket}/log", f"{bucket}/events", "--drain")
+
+    def published() -> int:
+        return proxy.count("PUT", "log/manifests/.*")
+
+    with (
+        java_services.flink_job_server(tmp_path / "flink") as endpoint,
+        worker_pool(tmp_path / "pool") as workers,
+        stream_jobs.job(given[0], endpoint, *given[1:], beam=workers) as process,
+    ):
+        stream_jobs.wait(lambda: published() >= 5, process)
+    assert published() < traffic.partitions
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "command again"))
+    with (
+        java_services.flink_job_server(tmp_path / "flink-again") as endpoint,
+        worker_pool(tmp_path / "pool-again") as workers,
+        stream_jobs.job(given[0], endpoint, *given[1:], beam=workers) as process,
+    ):
+        status, said, complaints = stream_jobs.ended(process)
+    assert (status, complaints) == (0, "")
+    assert said.startswith(f"{bucket}/log: {traffic.partitions} partitions, ")
+    found = taken(f"{bucket}/log", tmp_path / "reader", monkeypatch)
+    late = {name for name in found if name.startswith("late/")}
+    assert {name: found[name] for name in found.keys() - late} == traffic.whole
