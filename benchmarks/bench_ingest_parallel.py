@@ -24,11 +24,6 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import matplotlib as mpl
-from bench_ingest import write_criteo
-from matplotlib.figure import Figure
-from runner import main, median, summarize, take_turns
-
 from ctr.config import parse_model
 from ctr.data.mapping import Mapping, load_format
 from ctr.pipelines.ingest.run import ingest
@@ -65,6 +60,9 @@ def model(rows: int, start: float, publisher: float, worked: float) -> dict[str,
 
 def draw(found: dict[str, Any], measured: dict[str, float], path: Path) -> None:
     """Draws the model's curve with its limit, and what was measured."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     settings = {"svg.hashsalt": "ingest", "svg.fonttype": "none", "font.size": 9}
     with mpl.rc_context(settings):
         figure = Figure(figsize=(5.5, 3.8), layout="constrained")
@@ -107,6 +105,10 @@ def measure(
         plot: an SVG file to write.
         folder: where files go; by default a temporary one.
     """
+    # Here: each process that an ingest starts imports this file.
+    from bench_ingest import write_criteo
+    from runner import median, summarize, take_turns
+
     mapping = timed_mapping()
     with tempfile.TemporaryDirectory(dir=folder) as name:
         inputs, hashes = Path(name) / "in", set()
@@ -141,10 +143,11 @@ def measure(
         if len(hashes) != 1:
             raise RuntimeError("one process and several have left different bytes")
     several = turns[str(workers)]
-    begin = start["processes_cpu_seconds"] / workers
+    # One file and one partition start one process.
+    begin = start["processes_cpu_seconds"]
     # Of a small run, what it begins with may take all of it.
     publisher = max(median(several, "publisher_cpu_seconds") - start["publisher_cpu_seconds"], 1e-3)
-    worked = max(median(several, "processes_cpu_seconds") - start["processes_cpu_seconds"], 1e-3)
+    worked = max(median(several, "processes_cpu_seconds") - workers * begin, 1e-3)
     found = model(each * files, begin, publisher, worked)
     if plot is not None:
         draw(found, {count: median(own, "rows_per_second") for count, own in turns.items()}, plot)
@@ -153,4 +156,6 @@ def measure(
 
 
 if __name__ == "__main__":
+    from runner import main
+
     main(measure, {"rows": 4000, "files": 2, "rounds": 1})

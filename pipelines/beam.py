@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
 
 from ctr.io.errors import InputError
 from ctr.io.stores import UnavailableError
@@ -23,6 +23,7 @@ _INPUT_ERROR = re.compile(
     rf"({'|'.join(map(re.escape, _KINDS))}|\bOSError|PermissionError): (.*?)(?: \[while running|\n|$)"
 )
 
+_ENVIRONMENTS = ("DOCKER", "EXTERNAL", "LOOPBACK", "PROCESS")
 IN_THIS_PROCESS = "FnApiRunner"  # the name of the runner of ``in_this_process``
 
 # The text of the system's errors, which differs from that of the command line.
@@ -72,6 +73,10 @@ def runner_name(options: PipelineOptions) -> str:
 
 def make_pipeline(options: PipelineOptions, given: str = "--beam-options") -> beam.Pipeline:
     """Makes an empty pipeline; InputError, which names where they were ``given``, for options that fit no runner."""
+    environment = str(options.view_as(PortableOptions).environment_type or _ENVIRONMENTS[0])
+    if environment not in _ENVIRONMENTS and not environment.startswith("beam:env:"):
+        allowed = ", ".join(_ENVIRONMENTS)
+        raise InputError(f"{given}: --environment_type={environment}: no kind of workers; allowed: {allowed}")
     try:
         return beam.Pipeline(options=options)
     except (ValueError, ImportError, AttributeError) as error:
