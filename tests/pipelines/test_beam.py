@@ -1,11 +1,16 @@
 """Beam's options on their way from the command line to Beam, and pipelines as a runner elsewhere gets them."""
 
+import base64
+import bz2
+import json
 import logging
+import zlib
 from typing import Any
 
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import (
+    GoogleCloudOptions,
     PipelineOptions,
     PortableOptions,
     StandardOptions,
@@ -47,7 +52,7 @@ def test_options_reach_beam_unchanged_for_a_batch_and_a_stream(runner):
             "--runner=FlinkRunner --environment_type=DOKCER",
             "--environment_type=DOKCER: .*allowed: DOCKER, EXTERNAL",
         ),
-        ("--runner=Flink", "Unexpected pipeline runner: Flink"),
+        ("--runner=Flinkk", "Unexpected pipeline runner: Flinkk"),
         ("--runner=DataflowRunner", "Missing required option: project"),
         ("--runner=PortableRunner --environment_type=EXTERNAL", "external_service_address is required"),
         ("--runner=FlinkRunner --num_workers=many", "num_workers.*many"),
@@ -63,6 +68,18 @@ def test_options_that_fit_no_runner_end_in_one_line(given, complaint):
     assert "\n" not in str(caught.value)
 
 
+def events_job(kind: str, bucket: str) -> Any:
+    """The batch or the streaming job, of folders in a bucket."""
+    mapping, log, folder = (
+        event_files.mapping(),
+        *[read_path(f"{bucket}/{name}") for name in ("log", "events")],
+    )
+    if kind == "stream":
+        return EventsInFolders(mapping, [folder], FollowSettings()) | PublishStream(mapping, log, 0.01)
+    units = [Unit("clicks", "clicks/1.jsonl", folder / "clicks" / "1.jsonl")]
+    return JoinElsewhere(mapping, log, units, log / ".outcome-1")
+
+
 def graph(transform: Any, *options: str) -> beam_runner_api_pb2.Pipeline:
     """The pipeline as a runner elsewhere gets it."""
     pipeline = beam.Pipeline(options=PipelineOptions(options))
@@ -76,17 +93,7 @@ def test_a_graph_names_addresses_and_the_image_and_keeps_state_by_key_alone(
     kind, object_store, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("CTR_CACHE", str(tmp_path / "cache"))
-    bucket = object_store("s3")
-    mapping, log, folder = (
-        event_files.mapping(),
-        *[read_path(f"{bucket}/{name}") for name in ("log", "events")],
-    )
-    if kind == "batch":
-        units = [Unit("clicks", "clicks/1.jsonl", folder / "clicks" / "1.jsonl")]
-        found = graph(JoinElsewhere(mapping, log, units, log / ".outcome-1"))
-    else:
-        source = EventsInFolders(mapping, [folder], FollowSettings())
-        found = graph(source | PublishStream(mapping, log, 0.01), "--streaming")
+    found = graph(events_job(kind, object_store("s3")), *(["--streaming"] if kind == "stream" else []))
     # Pickled functions are compressed: what they say of paths is in what they are made of.
     assert str(tmp_path) not in _unpacked(found)
     images = [
@@ -107,10 +114,6 @@ def test_a_graph_names_addresses_and_the_image_and_keeps_state_by_key_alone(
 
 
 def _unpacked(found: beam_runner_api_pb2.Pipeline) -> str:
-    import base64
-    import bz2
-    import zlib
-
     text = []
     for one in found.components.transforms.values():
         payloads = [one.spec.payload]
@@ -125,3 +128,40 @@ def _unpacked(found: beam_runner_api_pb2.Pipeline) -> str:
                     continue
     assert any("log" in one and "s3" in one for one in text)
     return "".join(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["batch", "stream"])
+def test_dataflow_gets_a_job_with_the_image_and_no_path_of_this_machine(
+    kind, object_store, tmp_path, monkeypatch
+):
+    """Needs apache-beam[gcp], whose versions of packages are not those of the lock: in an environment of its own."""
+    pytest.importorskip("google.cloud.dataflow", reason="no apache-beam[gcp]")
+    from apache_beam.runners.dataflow.internal import apiclient
+
+    staged: dict[str, bytes] = {}
+    client = apiclient.DataflowApplicationClient
+    # It would ask the store about its buckets.
+    monkeypatch.setattr(GoogleCloudOptions, "_warn_if_soft_delete_policy_enabled", lambda *_: None)
+    monkeypatch.setattr(client, "_stage_resources", lambda *_: [])
+    monkeypatch.setattr(
+        client,
+        "stage_file_with_retry",
+        lambda _, place, name, stream, **__: staged.update({name: stream.read()}),
+    )
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "cache"))
+    arguments = (
+        "--runner=DataflowRunner --project=project-1 --region=europe-west1 --no_auth --job_name=events "
+        f"--temp_location=gs://bucket/tmp --template_location=gs://bucket/job --sdk_container_image={IMAGE} "
+        "--sdk_location=container"
+    )
+    options = (
+        options_or_threads(arguments, 1) if kind == "batch" else streaming_options(arguments, drain=False)
+    )
+    pipeline = make_pipeline(options)
+    _ = pipeline | events_job(kind, object_store("s3"))
+    pipeline.run()
+    job, found = json.loads(staged["job"]), beam_runner_api_pb2.Pipeline.FromString(staged["pipeline.pb"])
+    assert job["type"] == ("JOB_TYPE_BATCH" if kind == "batch" else "JOB_TYPE_STREAMING")
+    assert IMAGE in staged["job"].decode()
+    assert str(tmp_path) not in staged["job"].decode() + _unpacked(found)
