@@ -208,7 +208,6 @@ def _ingest(arguments: argparse.Namespace) -> None:
     from ctr.data.log import check_log
     from ctr.data.mapping import keeping_values, load_format, load_mapping
     from ctr.data.times import read_duration
-    from ctr.pipelines.ingest.parallel import check_workers
     from ctr.pipelines.ingest.state import check_anything_to_do
     from ctr.pipelines.rows.rejects import check_reject_share
     from ctr.pipelines.rows.sources import mapped_files
@@ -222,7 +221,6 @@ def _ingest(arguments: argparse.Namespace) -> None:
     if arguments.keep_values is not None:
         mapping = keeping_values(mapping, arguments.keep_values)
     check_reject_share(arguments.max_reject_share)
-    check_workers(mapping, arguments.workers)
     check_log(arguments.out, mapping.feature_schema)
     check_anything_to_do(arguments.out, bool(arguments.input), arguments.append)
     if arguments.input:

@@ -102,5 +102,6 @@ def _killed(_: int) -> None:
 
 
 def test_the_command_takes_the_number_of_processes(tmp_path, capsys):
+    (tmp_path / "rows.csv").write_text("id,click\n")
     assert main(["ingest", "avazu", str(tmp_path), "--out", str(tmp_path / "log"), "--workers", "0"]) == 1
     assert "--workers 0" in capsys.readouterr().err
