@@ -96,9 +96,9 @@ def test_a_batch_that_is_killed_with_its_workers_is_done_again_on_other_machines
         "import sys; sys.path.insert(0, sys.argv[1]); import event_files\n"
         "from ctr.io.paths import read_path, with_content\n"
         "from ctr.pipelines.events.follow import ingest_events\n"
-        "events, log = (read_path(f'{sys.argv[2]}/{name}') for name in ('events', 'log'))\n"
+        "events, log = (with_content(read_path(f'{sys.argv[2]}/{name}')) for name in ('events', 'log'))\n"
         "mapping = event_files.mapping('parquet')\n"
-        "ingest_events(mapping, [with_content(events)], log, max_reject_share=0, options=sys.argv[3])\n"
+        "ingest_events(mapping, [events], log, max_reject_share=0, options=sys.argv[3])\n"
     )
 
     def start(workers: tuple[str, ...]) -> subprocess.Popen[bytes]:
