@@ -187,6 +187,7 @@ _ROWS = {
 }
 _TABLE = {
     **_ROWS,
+    "[--workers N]": "processes that read files, and write partitions, side by side (1)",
     "logs that grow": {
         "[--append]": "more files will follow: keep the rows of the last partition unpublished until later rows come",
         "[--allowed-lateness DURATION]": "with --append: keep a partition unpublished until a row is this much later "
@@ -238,6 +239,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
             allowed_lateness_us=lateness_us,
             max_reject_share=arguments.max_reject_share,
             progress=bar.advance,
+            workers=arguments.workers,
         )
     print_result(arguments, result.as_dict(), f"{arguments.out}: {result.as_text()}")
 
@@ -281,7 +283,7 @@ _tables: dict[str, tuple[str, Takes]] = {
 }
 _INGESTS = (
     *(
-        command(f"ingest {name}", does, takes, **_DEFAULTS)(_ingest)
+        command(f"ingest {name}", does, takes, workers=1, **_DEFAULTS)(_ingest)
         for name, (does, takes) in _tables.items()
     ),
     _ingest_events,
@@ -323,25 +325,4 @@ def _sample(arguments: argparse.Namespace) -> None:
     print_result(arguments, result.as_dict(), result.as_text())
 
 
-@command(
-    "history",
-    "write what the histories of a log know at its end, for a feature store",
-    {
-        **LOG,
-        "--out FILE": "Parquet file: key, values (the latest one last) and their times",
-        "[--feature NAME]": "the feature with the history, where there are several",
-    },
-)
-def _history(arguments: argparse.Namespace) -> None:
-    from ctr.data.history_state import history_table
-    from ctr.data.parquet_files import parquet_bytes
-    from ctr.io.files import check_output_file, write_atomic_bytes
-
-    check_output_file(arguments.out, "a Parquet file", lambda path: path.suffix == ".parquet")
-    table = history_table(arguments.log, arguments.feature)
-    write_atomic_bytes(arguments.out, parquet_bytes(table))
-    result = {"out": str(arguments.out), "keys": table.num_rows}
-    print_result(arguments, result, f"{arguments.out}: {table.num_rows} keys")
-
-
-COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample, _history)
+COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample)

@@ -259,6 +259,22 @@ def _inspect(arguments: argparse.Namespace) -> None:
 
 
 @command(
+    "history",
+    "write what the histories of a log know at its end, for a feature store",
+    {
+        "LOG": "directory of the log",
+        "--out FILE": "Parquet file: key, values (the latest one last) and their times",
+        "[--feature NAME]": "the feature with the history, where there are several",
+    },
+)
+def _history(arguments: argparse.Namespace) -> None:
+    from ctr.data.history_state import write_known
+
+    keys = write_known(arguments.log, arguments.feature, arguments.out)
+    print_result(arguments, {"out": str(arguments.out), "keys": keys}, f"{arguments.out}: {keys} keys")
+
+
+@command(
     "vocabulary",
     "list the ids that have a row of their own in a run: use, age, norm and value",
     {
@@ -321,5 +337,5 @@ def _config(arguments: argparse.Namespace) -> None:
 
 COMMANDS = (
     *(_export, _score, _replay, _search, _compare, _evaluate, _report),
-    *(_inspect, _vocabulary, _config),
+    *(_inspect, _history, _vocabulary, _config),
 )

@@ -9,16 +9,22 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
 
 from ctr.io.errors import InputError
+from ctr.io.stores import UnavailableError
 from ctr.pipelines.rows.sources import UnreadableNowError
 
 # What a runner reports of an error in a worker has its class and its message.
-_NAMES = [re.escape(f"{error.__module__}.{error.__name__}") for error in (InputError, UnreadableNowError)]
+_KINDS = {
+    f"{kind.__module__}.{kind.__name__}": kind for kind in (InputError, UnreadableNowError, UnavailableError)
+}
 _INPUT_ERROR = re.compile(
-    rf"(?:{'|'.join(_NAMES)}|\bOSError|PermissionError): (.*?)(?: \[while running|\n|$)"
+    rf"({'|'.join(map(re.escape, _KINDS))}|\bOSError|PermissionError): (.*?)(?: \[while running|\n|$)"
 )
+
+_ENVIRONMENTS = ("DOCKER", "EXTERNAL", "LOOPBACK", "PROCESS")
+IN_THIS_PROCESS = "FnApiRunner"  # the name of the runner of ``in_this_process``
 
 # The text of the system's errors, which differs from that of the command line.
 _SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
@@ -49,7 +55,7 @@ def split_beam_options(given: str) -> list[str]:
 def in_this_process(threads: int) -> list[str]:
     """Returns the options of the runner inside this process with so many threads."""
     mode = "--direct_running_mode=multi_threading"
-    return ["--runner=FnApiRunner", mode, f"--direct_num_workers={threads}"]
+    return [f"--runner={IN_THIS_PROCESS}", mode, f"--direct_num_workers={threads}"]
 
 
 def options_or_threads(given: str, threads: int) -> PipelineOptions:
@@ -67,6 +73,10 @@ def runner_name(options: PipelineOptions) -> str:
 
 def make_pipeline(options: PipelineOptions, given: str = "--beam-options") -> beam.Pipeline:
     """Makes an empty pipeline; InputError, which names where they were ``given``, for options that fit no runner."""
+    environment = str(options.view_as(PortableOptions).environment_type or _ENVIRONMENTS[0])
+    if environment not in _ENVIRONMENTS and not environment.startswith("beam:env:"):
+        allowed = ", ".join(_ENVIRONMENTS)
+        raise InputError(f"{given}: --environment_type={environment}: no kind of workers; allowed: {allowed}")
     try:
         return beam.Pipeline(options=options)
     except (ValueError, ImportError, AttributeError) as error:
@@ -92,4 +102,5 @@ def input_errors_of_workers() -> Iterator[None]:
         found = _INPUT_ERROR.search(str(error))
         if found is None:
             raise
-        raise InputError(_SYSTEM_ERROR.sub(r"\2: \1", found[1])) from None
+        kind = _KINDS.get(found[1], InputError)
+        raise kind(_SYSTEM_ERROR.sub(r"\2: \1", found[2])) from None

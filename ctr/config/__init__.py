@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -30,7 +31,7 @@ from ctr.io.documents import parse_yaml, read_short_floats
 from ctr.io.errors import InputError
 from ctr.io.files import not_text, require_file
 from ctr.io.paths import address_fault, read_path
-from ctr.io.stores import address_of
+from ctr.io.stores import address_of, portable
 from ctr.io.words import did_you_mean
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,12 @@ def _write_path(path: Path) -> str:
     return address_of(path) or str(path)
 
 
-AnyPath = Annotated[Path, BeforeValidator(_read_path), PlainSerializer(_write_path, when_used="json")]
+AnyPath = Annotated[
+    Path,
+    BeforeValidator(_read_path),
+    AfterValidator(portable),
+    PlainSerializer(_write_path, when_used="json"),
+]
 """Type of every key that is a path, or an address of an object store such as ``s3://bucket/log``."""
 
 LocalName = Annotated[str, BeforeValidator(_refuse_address)]

@@ -33,7 +33,7 @@ from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.shards import read_shard, unpack_ids
 from ctr.io.errors import InputError
-from ctr.io.files import names_in, write_atomic_bytes
+from ctr.io.files import check_output_file, names_in, write_atomic_bytes
 from ctr.io.stores import fetch, remove
 
 FOLDER = "histories"
@@ -179,8 +179,19 @@ def _counting(history: History, rows: pa.Table, ids: dict[str, np.ndarray]) -> K
     return Known(keys, rows.column("query_time").to_numpy(), values).at(counts)
 
 
-def history_table(log: Path, name: str | None) -> pa.Table:
-    """Lists what is known at the end of a log, for a feature store: a row for each key that has anything.
+def write_known(log: Path, name: str | None, out: Path) -> int:
+    """Writes what a history knows at the end of a log as a Parquet file, for a feature store; returns how many keys.
+
+    Raises InputError: there is something else at ``out``, and as ``known_table`` does.
+    """
+    check_output_file(out, "a Parquet file", lambda path: path.suffix == ".parquet")
+    table = known_table(log, name)
+    write_atomic_bytes(out, parquet_bytes(table))
+    return int(table.num_rows)
+
+
+def known_table(log: Path, name: str | None) -> pa.Table:
+    """Lists what a history, the only one or that of a feature, knows at the end of a log: a row for each key.
 
     Returns ``key`` (string), ``values`` (list of strings, the latest one last) and ``times`` (their queries' times), of
     which a server sends those that are ``after`` old. Raises InputError: the log has no such history, or keeps no raw

@@ -14,7 +14,13 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from ctr.config import StrictModel, differing_keys
 from ctr.data.derived import TIME_COLUMN, Column, Derived
@@ -66,7 +72,7 @@ class Category(FeatureBase):
 
     Attributes:
         kind: the kind of the feature.
-        source: the column that is read.
+        source: the column that is read; required but with ``history``.
         buckets: the number of ids that values are hashed to. Id 0 is "missing". Null: ids grow, each value has one of
             its own. With a vocabulary it follows from the list and must not be set.
         vocabulary: the values that have their own id: ids 1 to n in this order, n + 1 for all other values. Null:
@@ -83,7 +89,7 @@ class Category(FeatureBase):
     """
 
     kind: Literal["category"] = "category"
-    source: str
+    source: str = Field(default="", examples=["SOURCE"])
     buckets: Buckets | None = None
     vocabulary: tuple[str, ...] | None = None
     multivalent: bool = False
@@ -130,6 +136,8 @@ class Category(FeatureBase):
 
     @model_validator(mode="after")
     def _strips_lists(self) -> Self:
+        if not self.source:
+            raise ValueError("source or history is required")
         if self.strip and not self.multivalent:
             raise ValueError("strip is allowed only with multivalent: true")
         return self

@@ -17,17 +17,18 @@ import os
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PosixPath, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ctr.io.errors import InputError, one_line
 
 if TYPE_CHECKING:
-    from obstore import UpdateVersion
+    from obstore import ObjectMeta, UpdateVersion
     from obstore.store import ObjectStore
 
 FoundT = TypeVar("FoundT")
@@ -44,6 +45,7 @@ _TRIES = 5  # of a request that fails for reasons for which obstore does not rep
 _ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
 _LARGE = 64 << 20  # bytes
 _MOMENT = 60.0  # seconds
+_PULLING = threading.Lock()
 _THREADS = 16  # a request takes tens of milliseconds, whatever it is for
 _PIECE = 8 << 20  # bytes
 
@@ -51,6 +53,23 @@ _PIECE = 8 << 20  # bytes
 def _cache() -> Path:
     # Resolved, since paths below it are resolved in many places, too.
     return Path(os.path.realpath(os.environ.get("CTR_CACHE") or Path.home() / ".cache" / "ctr"))
+
+
+class CopyPath(PosixPath):
+    """Path below the cache that names the same object in another process, whose cache may lie elsewhere (pickle)."""
+
+    def __reduce__(self) -> tuple[Callable[..., Path], tuple[str, ...]]:
+        cache = _cache()
+        return (_in_cache, (str(self.relative_to(cache)),)) if cache in self.parents else (Path, (str(self),))
+
+
+def _in_cache(name: str) -> Path:
+    return CopyPath(_cache(), name)
+
+
+def portable(path: Path) -> Path:
+    """Returns a path of the cache such that other processes can be given it; any other as it is."""
+    return CopyPath(path) if address_of(path) else path
 
 
 def copy_of(address: str, tree: str = OBJECTS) -> Path:
@@ -66,7 +85,7 @@ def copy_of(address: str, tree: str = OBJECTS) -> Path:
         raise InputError(
             f"{address}: not an address of an object store; allowed: s3://BUCKET/NAME (or gs, az)"
         )
-    return _cache().joinpath(tree, match[1], match[2], *parts)
+    return CopyPath(_cache(), tree, match[1], match[2], *parts)
 
 
 def address_of(path: str | os.PathLike[str], tree: str = OBJECTS) -> str:
@@ -78,7 +97,7 @@ def address_of(path: str | os.PathLike[str], tree: str = OBJECTS) -> str:
 
 def with_addresses(text: str) -> str:
     """Writes addresses in place of the paths of their copies, in a message."""
-    return re.sub(rf"{re.escape(str(_cache()))}/[a-z]+/({'|'.join(SCHEMES)})/", r"\1://", text)
+    return re.sub(rf"{re.escape(str(_cache()))}/[a-z0-9]+/({'|'.join(SCHEMES)})/", r"\1://", text)
 
 
 class Copy:
@@ -332,16 +351,21 @@ def _replace(path: Path, write: Callable[[Any], object]) -> list[int]:
 
 def listed(folder: Path, tree: str = OBJECTS) -> dict[str, str]:
     """Lists the tags of all objects below a folder, by their names in it: two versions of one have different tags."""
+    return {name: _tag(item) for name, item in objects_below(folder, tree).items()}
+
+
+def objects_below(folder: Path, tree: str = OBJECTS) -> dict[str, "ObjectMeta"]:
+    """Lists what a store says of all objects below a folder (``size`` in bytes, ``last_modified``), by their names."""
     import obstore
 
     one = Copy(folder, tree)
     prefix = f"{one.name}/" if one.name else ""
 
-    def read() -> dict[str, str]:
+    def read() -> dict[str, Any]:
         items = (item for chunk in obstore.list(one.store, prefix or None) for item in chunk)
         # Some tools make an object for a folder.
         return {
-            item["path"].removeprefix(prefix): _tag(item)
+            item["path"].removeprefix(prefix): item
             for item in items
             if item["path"].startswith(prefix) and not item["path"].endswith("/")
         }
@@ -391,9 +415,11 @@ def pull(folder: Path) -> None:
 
 def pulled(path: Path) -> Path:
     """Pulls a folder, unless this process or the one that started it has; returns its path."""
-    if not is_pulled(path):
-        pull(path)
-        note_pulled(path)
+    # Of several threads one pulls: what another writes meanwhile would be taken for out of date.
+    with _PULLING:
+        if not is_pulled(path):
+            pull(path)
+            note_pulled(path)
     return path
 
 
@@ -438,6 +464,30 @@ def fetch(path: Path) -> bool:
             _fetched = 0
             make_room(limit)
     return found
+
+
+@contextlib.contextmanager
+def borrowed(path: Path) -> Iterator[Path]:
+    """Yields the path of a new copy of an object, which is gone after the block: a worker reads an input file once.
+
+    Below a folder that was pulled the copy there is as new; a file of this machine is read where it is.
+    """
+    if not address_of(path) or any(map(is_pulled, path.parents)):
+        fetch(path)
+        yield path
+        return
+    # Of its own: another worker of this machine may read the same object.
+    tree = f"borrowed{secrets.token_hex(8)}"
+    copy = copy_of(address_of(path), tree)
+    try:
+        Copy(copy, tree).get()
+        yield copy
+    except InputError as error:
+        # Where it is reported, nobody knows this cache.
+        raise type(error)(*map(with_addresses, error.args)) from None
+    finally:
+        for name in (tree, f"{tree}-versions"):
+            shutil.rmtree(_cache() / name, ignore_errors=True)
 
 
 def _shards_limit() -> int:

@@ -1,10 +1,11 @@
 """Accounts for the events that were read: counts that must add up, rejects, and the limit to their share."""
 
 import hashlib
+import json
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,6 +50,18 @@ class UnitReport:
             self.last_arrival = max(self.last_arrival, pc.max(table.column(ARRIVAL)).as_py())
         self.rejected += len(rejects)
         self.rejects += rejects[: _REJECTS_KEPT - len(self.rejects)]
+
+
+def report_bytes(report: UnitReport) -> bytes:
+    """Writes a report such that ``report_of`` reads it."""
+    return json.dumps(asdict(report)).encode()
+
+
+def report_of(text: bytes) -> UnitReport:
+    """Reads a report of ``report_bytes``."""
+    content = json.loads(text)
+    rejects = [Reject(**reject) for reject in content.pop("rejects")]
+    return UnitReport(**content, rejects=rejects)
 
 
 @dataclass

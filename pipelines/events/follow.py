@@ -28,13 +28,13 @@ from typing import Any
 import apache_beam as beam
 
 from ctr.data.event_mapping import EventMapping
-from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, remove_temporaries, write_atomic_bytes
 from ctr.io.locks import hold
-from ctr.pipelines.beam import options_or_threads, run_pipeline
+from ctr.io.stores import address_of
+from ctr.pipelines.beam import IN_THIS_PROCESS, options_or_threads, run_pipeline, runner_name
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.accounts import (
     EventCounts,
@@ -45,12 +45,14 @@ from ctr.pipelines.events.accounts import (
     sum_counters,
     write_rejects,
 )
+from ctr.pipelines.events.batch_elsewhere import run_elsewhere
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.publish import (
     CONFLICTING,
     LATE_EVENTS,
     UNMATCHED,
     begin_log,
+    histories_of,
     last_published,
     publish_staged,
 )
@@ -131,9 +133,9 @@ def ingest_events(
     """Publishes the examples that the events of ``folders`` make as the log ``log``, in one round.
 
     Every partition with events is closed: it cannot be published with others later. The workers of another runner,
-    given by Beam's ``options``, must see the same folders under the same paths. A job that was killed can be run again:
-    it publishes the same bytes. Raises InputError: no events, a damaged file, a missing column, too many rejects, a log
-    of something else, or not a single example.
+    given by Beam's ``options``, must see folders and log under the same paths or addresses. A job that was killed can
+    be run again: it publishes the same bytes. Raises InputError: no events, a damaged file, a missing column, too many
+    rejects, a log of something else, or not a single example.
     """
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)
@@ -145,31 +147,43 @@ def ingest_events(
         raise InputError(f"{log}: this log was made by following events: continue it with --follow")
     units = split_units(files)
     begin_log(log, mapping)
-    seconds = {}
-    with spill_folder(log) as spool:
-        job = _Job(mapping, log, spool, runner)
-        reports = job.read(units, keep_going=False)
+    seconds: dict[str, float] = {}
+    counts = EventCounts()
+
+    def accept(reports: Sequence[UnitReport]) -> None:
+        seconds["spool"] = time.perf_counter() - begun
         write_rejects(log, reports)
         check_rejects(reports, max_reject_share)
-        seconds["spool"] = time.perf_counter() - begun
-        job.progress.clock_us = job.drained_clock()
-        published = job.publish(count_ids=True)
-        collisions = Collisions(mapping.feature_schema)
-        for met in read_collisions(spool):
-            collisions.merge(met)
+        for report in reports:
+            counts.add(report)
+
+    if runner_name(runner) == IN_THIS_PROCESS:
+        with spill_folder(log) as spool:
+            job = _Job(mapping, log, spool, runner)
+            accept(job.read(units, keep_going=False))
+            job.progress.clock_us = job.drained_clock()
+            published = job.publish(count_ids=True)
+            collisions = Collisions(mapping.feature_schema)
+            for met in read_collisions(spool):
+                collisions.merge(met)
+    else:
+        outcome = run_elsewhere(mapping, log, units, runner)
+        accept(outcome.reports)
+        published = list(publish_staged(log, mapping, histories_of(log, mapping), outcome.staged))
+        collisions = outcome.met
     seconds["join"] = time.perf_counter() - begun - seconds["spool"]
     seconds["total"] = time.perf_counter() - begun
-    counters = sum_counters(published)
-    check_conservation(job.progress.counts, counters, 0)
-    if not job.progress.rows:
-        shown = job.progress.counts.impressions
+    counters, examples = sum_counters(published), sum(manifest.rows for manifest in published)
+    check_conservation(counts, counters, 0)
+    if not examples:
+        shown = counts.impressions
         fate = f"{shown.rejected} were rejected and {shown.late} came too late"
         see = f"see {log / 'rejects'} and {log / LATE_EVENTS}"
         raise InputError(f"{log}: none of {shown.read} impressions became an example: {fate}; {see}")
     return EventsResult(
-        job.progress.counts,
+        counts,
         len(published),
-        job.progress.rows,
+        examples,
         sum(manifest.clicks for manifest in published),
         counters,
         collisions.shares(),
@@ -193,6 +207,11 @@ def watch_events(
     """
     mapping = with_pinned_teacher(mapping, log)
     runner = options_or_threads(settings.beam_options, settings.workers)
+    if runner_name(runner) != IN_THIS_PROCESS and address_of(log):
+        raise InputError(
+            f"{log}: --follow keeps events on this machine, which the workers of another runner do not see; allowed: "
+            "--stream, or --follow without --beam-options"
+        )
     begin_log(log, mapping)
     make_folder(log / SPOOL)
     with hold(log / SPOOL, f"{log}: another process publishes events there"):
@@ -220,7 +239,7 @@ class _Job:
         self.rules = partition_rules(mapping)
         self.progress = Progress()
         self.last_published = -1  # the start of that partition
-        self._histories = Histories(log, mapping.feature_schema)
+        self._histories = histories_of(log, mapping)
 
     def read(self, units: Sequence[Unit], keep_going: bool) -> list[UnitReport]:
         """Stores the events of units in the spool; returns their reports. Raises InputError for a runner elsewhere.
@@ -298,7 +317,7 @@ def _chunks(unit: Unit, mapping: EventMapping, report: UnitReport, keep_going: b
     try:
         # Before it is read: what is added while it is read must show as a change.
         with faults_named(unit.path):
-            version = Version.read(unit.path)
+            version = unit.version or Version.read(unit.path)
         report.size, report.modified_ns = version.size, version.modified_ns
         yield from read_unit(mapping, unit)
     except UnreadableNowError:
@@ -390,7 +409,10 @@ class _Watch:
         key = unit.kind, unit.name
         if key not in self._versions:
             return False
-        if key not in self._changed and Version.of(unit.path) not in (None, self._versions[key]):
+        if key not in self._changed and (unit.version or Version.of(unit.path)) not in (
+            None,
+            self._versions[key],
+        ):
             # What was added to a file is not read; that is among the rejects.
             self._changed.add(key)
             if (report := read_report(self._job.spool, unit)) is not None:

@@ -64,6 +64,11 @@ def last_published(log: Path) -> int:
     return max((start for start, _ in list_partitions(log)), default=-1)
 
 
+def histories_of(log: Path, mapping: EventMapping) -> Histories:
+    """Returns the histories of a log, which one process publishes."""
+    return Histories(log, mapping.feature_schema)
+
+
 def publish_staged(
     log: Path, mapping: EventMapping, histories: Histories, staged: Iterable[tuple[int, bytes]]
 ) -> Iterator[Manifest]:
@@ -110,7 +115,7 @@ def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -
     examples = without_values(joined.examples)
     manifest = _stage(log, mapping, start, examples, joined.counters)
     path = manifest_path(log, manifest)
-    if not schema.histories and path.exists() and path.read_bytes() != manifest_bytes(manifest):
+    if not schema.histories and fetch(path) and path.read_bytes() != manifest_bytes(manifest):
         raise InputError(
             f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
             "the first version is kept: publish later events to another log"

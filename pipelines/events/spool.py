@@ -12,9 +12,7 @@ A unit that is read again writes the same files again, so that a worker may be k
 
 import hashlib
 import io
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +22,10 @@ from ctr.io.arrays import read_arrays
 from ctr.io.files import remove_temporaries, write_atomic, write_atomic_bytes
 from ctr.io.stores import remove, remove_folder
 from ctr.pipelines.collisions import Collisions
-from ctr.pipelines.events.accounts import UnitReport
+from ctr.pipelines.events.accounts import UnitReport, report_bytes, report_of
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.rules import PartitionRules, known_from
 from ctr.pipelines.events.tables import EARLIER, EARLIER_SCHEMA, KINDS, Kind
-from ctr.pipelines.rows.rejects import Reject
 
 SPOOL = ".events"  # inside a log that is made by following events
 
@@ -57,7 +54,7 @@ def write_segment(spool: Path, unit: Unit, number: int, start: int, table: pa.Ta
 
 def write_report(spool: Path, unit: Unit, report: UnitReport) -> None:
     """Records that a unit was read to its end."""
-    write_atomic_bytes(_report_path(spool, unit), json.dumps(asdict(report)).encode())
+    write_atomic_bytes(_report_path(spool, unit), report_bytes(report))
 
 
 def _report_path(spool: Path, unit: Unit) -> Path:
@@ -67,20 +64,14 @@ def _report_path(spool: Path, unit: Unit) -> Path:
 def read_report(spool: Path, unit: Unit) -> UnitReport | None:
     """Reads the report of a unit; None if it was not read to its end."""
     try:
-        return _report_of(_report_path(spool, unit).read_bytes())
+        return report_of(_report_path(spool, unit).read_bytes())
     except FileNotFoundError:
         return None
 
 
 def list_reports(spool: Path) -> list[UnitReport]:
     """Reads the reports of all units that were ever read."""
-    return [_report_of(path.read_bytes()) for path in sorted((spool / "units").glob("*.json"))]
-
-
-def _report_of(text: bytes) -> UnitReport:
-    content = json.loads(text)
-    rejects = [Reject(**reject) for reject in content.pop("rejects")]
-    return UnitReport(**content, rejects=rejects)
+    return [report_of(path.read_bytes()) for path in sorted((spool / "units").glob("*.json"))]
 
 
 def list_starts(spool: Path) -> list[int]:

@@ -42,12 +42,12 @@ from ctr.io.files import write_atomic_bytes
 from ctr.io.signals import Stop
 from ctr.pipelines.beam import input_errors_of_workers, make_pipeline, options_or_threads, runner_name
 from ctr.pipelines.events.accounts import RecentReports, UnitReport, describe_rejects
+from ctr.pipelines.events.parts import parts_of, tables_of
 from ctr.pipelines.events.publish import begin_log, last_published, publish_staged, write_late
 from ctr.pipelines.events.rules import PartitionRules, known_from, partition_rules
 from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_teacher
-from ctr.pipelines.events.tables import EARLIER, EARLIER_SCHEMA, KINDS, Kind
+from ctr.pipelines.events.tables import KINDS, Kind
 from ctr.pipelines.rows.sources import Chunk
-from ctr.pipelines.spill import split_by_partition
 
 _MILLISECOND = 1000
 
@@ -84,8 +84,8 @@ def check_rules(mapping: EventMapping) -> PartitionRules:
 class PublishStream(beam.PTransform[Any, Any]):
     """Publishes partitions of ``RawEvents`` with their arrival as Beam's timestamp.
 
-    The mapping has its teacher pinned; all workers see the log, which was begun, under its path; the share of rejects
-    is that of the latest events of a worker.
+    The mapping has its teacher pinned; all workers see the log, which was begun, under its path or address; the share
+    of rejects is that of the latest events of a worker.
     """
 
     def __init__(self, mapping: EventMapping, log: Path, max_reject_share: float) -> None:
@@ -149,29 +149,10 @@ class _Route(beam.DoFn):
         report = UnitReport(element.kind, element.name)
         routed = route_chunk(self._mapping, self._log, report, element.chunk)
         self._check_rejects(report)
-        for start, table in routed.items():
-            yield from self._send(start, element.kind, table)
-        if element.kind == "impressions":
-            yield from self._earlier(routed)
-
-    def _earlier(self, routed: dict[int, pa.Table]) -> Iterator[Any]:
-        # Ids and times for the later partitions whose clicks may be those of these impressions.
-        for table in routed.values():
-            known = table.select(EARLIER_SCHEMA.names)
-            times = known.column("query_time").to_numpy()
-            begins = self._rules.start_of(times)
-            reach = self._rules.lookback + self._rules.ahead
-            for ahead in range(1, -(-reach // self._rules.length) + 1):
-                starts = begins + ahead * self._rules.length
-                there = times >= known_from(self._rules, starts)
-                parts = split_by_partition(known.filter(pa.array(there)), starts[there])
-                for start, part in parts.items():
-                    yield from self._send(start, EARLIER, part)
-
-    def _send(self, start: int, what: str, table: pa.Table) -> Iterator[Any]:
-        if start > self._last:
-            last_moment = Timestamp(micros=self._rules.closes_at(start) - _MILLISECOND)
-            yield TimestampedValue((start, (what, _to_bytes(table))), last_moment)
+        for start, part in parts_of(self._rules, element.kind, routed):
+            if start > self._last:
+                last_moment = Timestamp(micros=self._rules.closes_at(start) - _MILLISECOND)
+                yield TimestampedValue((start, part), last_moment)
 
     def _check_rejects(self, report: UnitReport) -> None:
         self._recent.add(report)
@@ -180,18 +161,6 @@ class _Route(beam.DoFn):
             name = f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
             write_atomic_bytes(self._log / "rejects" / name, content)
             self._recent.check_rejects()
-
-
-def _to_bytes(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def _from_bytes(content: bytes) -> pa.Table:
-    with pa.ipc.open_stream(content) as reader:
-        return reader.read_all()
 
 
 @beam.typehints.with_output_types(tuple[int, bytes])
@@ -205,9 +174,7 @@ class _Stage(beam.DoFn):
         self, element: tuple[int, Iterable[tuple[str, bytes]]], pane: Any = beam.DoFn.PaneInfoParam
     ) -> Iterator[tuple[int, bytes]]:
         start, parts = element
-        found: dict[str, list[pa.Table]] = {}
-        for what, content in parts:
-            found.setdefault(what, []).append(_from_bytes(content))
+        found = tables_of(parts)
         # A runner may fire once more, with nothing, when it forgets a window.
         if found and pane.timing == PaneInfoTiming.LATE:
             self._write_late(start, found)
@@ -237,8 +204,8 @@ def stream_events(
     """Runs the job on a streaming runner until its source ends, or it is canceled.
 
     ``source`` makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned; all workers see the
-    log under its path; a signal of ``stop``, called ten times a second, cancels the job. Raises InputError: a runner
-    that cannot do it, another mapping's log, or too many rejects.
+    log under its path or address; a signal of ``stop``, called ten times a second, cancels the job. Raises InputError:
+    a runner that cannot do it, another mapping's log, or too many rejects.
     """
     if runner_name(options) == "FnApiRunner":
         raise InputError(

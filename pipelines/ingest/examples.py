@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -188,7 +188,7 @@ class TimesFound:
 
 @dataclass
 class Reading:
-    """What is known of the input so far; ``read_examples`` adds to it."""
+    """What is known of the input so far; ``take_examples`` adds to it."""
 
     rejects: RejectLog
     times: TimesFound
@@ -200,43 +200,71 @@ class Reading:
     lines_of: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-def read_examples(
+@dataclass(frozen=True)
+class Made:
+    """Examples of a chunk of a file, and what is known of its rows."""
+
+    file: int  # its number
+    before: int  # the lines of the files before it
+    last_row: int
+    count: int  # rows of the input
+    table: pa.Table  # under ``spill_schema``
+    rejects: list[Reject]
+    hashes: np.ndarray  # of ``hash_rows``, uint64 [N]; [0] where they were not asked for
+
+    def with_table(self, table: pa.Table, before: int) -> "Made":
+        """Returns it with other rows, and another number of lines before its file."""
+        return replace(self, table=table, before=before)
+
+
+def make_chunks(
     mapping: Mapping,
     sources: Sequence[SourceFile],
-    found: Reading,
     block_bytes: int,
+    hashed: bool,
+    seconds: dict[str, float] | None = None,
     line: int = 0,
     first_lines: Sequence[int] | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Iterator[pa.Table]:
-    """Yields the examples of input files, in order, under ``spill_schema``, and adds what else is found to ``found``.
+) -> Iterator[Made]:
+    """Reads input files, in order, and makes the examples of each chunk; ``hashed``: with the hashes of its rows.
 
     ``row_order`` counts the lines before each file: ``first_lines``, or else those of the files of ``sources`` before
-    it, from ``line`` on. ``progress`` is called with the number of rows read since its last call.
+    it, from ``line`` on. Stages add their ``seconds``.
     """
-    name_hashes = string_ids(pa.array([source.name for source in sources], pa.string()))
+    spent = {} if seconds is None else seconds
+    names = string_ids(pa.array([source.name for source in sources], pa.string()))
+    name_hashes = {source.number: names[place] for place, source in enumerate(sources)}
 
-    def make(job: Job) -> tuple[Job, pa.Table, list[Reject], np.ndarray]:
+    def make(job: Job) -> Made:
         chunk, sides, before = job
-        with timed(found.seconds, "transform"):
+        with timed(spent, "transform"):
             table, rejects = make_examples(mapping, name_hashes[chunk.file], chunk, sides, before)
-            hashes = np.zeros(0) if found.repeats is None else hash_rows(mapping, table)
-            return job, table, rejects, hashes
+            hashes = hash_rows(mapping, table) if hashed else np.zeros(0, np.uint64)
+            return Made(chunk.file, before, chunk.last_row, chunk.count, table, rejects, hashes)
 
     chunks = read_files(mapping, sources, block_bytes, None, first_lines, line)
-    jobs = timed_each(chunks, found.seconds, "read")
-    for (chunk, _, before), table, rejects, hashes in work_ahead(make, jobs, _WORKERS, _AHEAD):
-        found.rows += chunk.count
-        found.lines_of[chunk.file] = before, max(chunk.last_row, found.lines_of.get(chunk.file, (0, 0))[1])
-        found.rows_of[chunk.file] += chunk.count
-        found.rejects.add(rejects)
-        found.times.add(table.column("query_time").to_numpy())
+    return work_ahead(make, timed_each(chunks, spent, "read"), _WORKERS, _AHEAD)
+
+
+def take_examples(
+    chunks: Iterable[Made], found: Reading, progress: Callable[[int], None] | None = None
+) -> Iterator[pa.Table]:
+    """Yields the examples of chunks, and adds what else is known of them to ``found``.
+
+    ``progress`` is called with the number of rows read since its last call.
+    """
+    for made in chunks:
+        found.rows += made.count
+        found.lines_of[made.file] = made.before, max(made.last_row, found.lines_of.get(made.file, (0, 0))[1])
+        found.rows_of[made.file] += made.count
+        found.rejects.add(made.rejects)
+        found.times.add(made.table.column("query_time").to_numpy())
         if found.repeats is not None:
-            found.repeats.add(chunk.file, hashes)
+            found.repeats.add(made.file, made.hashes)
         if found.rows >= EARLY_ROWS:
             found.rejects.check(found.rows)
         if progress is not None:
-            progress(chunk.count)
-        yield table
+            progress(made.count)
+        yield made.table
     if found.repeats is not None:
         found.repeats.finish()

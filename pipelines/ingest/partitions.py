@@ -125,12 +125,12 @@ def sorted_partitions(
 
     def load(start: int) -> tuple[int, pa.Table, list[Reject]]:
         with timed(seconds, "sort"):
-            return start, *_sorted_once(spill.pop(start))
+            return start, *sorted_once(spill.pop(start))
 
     return work_ahead(load, starts, 1, 1)
 
 
-def _sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
+def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
     """Sorts a partition; of the rows with one example id in one query, the first to arrive is kept."""
     table = sort_rows(table)
     keys = [table.column(name).to_numpy() for name in KEY_COLUMNS]

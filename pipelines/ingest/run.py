@@ -17,7 +17,7 @@ the next, and a file that is in the log is not added again.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import chain
 from pathlib import Path
 
@@ -36,11 +36,20 @@ from ctr.pipelines.ingest.examples import (
     ROW_COLUMN,
     Reading,
     TimesFound,
-    read_examples,
+    make_chunks,
     spill_schema,
+    take_examples,
     timed,
+    timed_each,
     timeless_joins,
     with_columns,
+)
+from ctr.pipelines.ingest.parallel import (
+    Processes,
+    check_workers,
+    processes,
+    read_in_processes,
+    stage_in_processes,
 )
 from ctr.pipelines.ingest.partitions import (
     closed_rejects,
@@ -77,7 +86,7 @@ from ctr.pipelines.ingest.state import (
     write_blocks,
     write_held,
 )
-from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE, RejectLog, check_reject_share, reject_reasons
+from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE, Reject, RejectLog, check_reject_share, reject_reasons
 from ctr.pipelines.rows.sources import SourceFile, mapped_files
 from ctr.pipelines.spill import PartitionSpill, spill_folder
 
@@ -98,6 +107,7 @@ def ingest(
     progress: Callable[[int], None] | None = None,
     block_bytes: int = BLOCK_BYTES,
     now_us: int | None = None,
+    workers: int = 1,
 ) -> IngestResult:
     """Publishes the examples of the input files as the log ``out``, which may hold other partitions.
 
@@ -106,19 +116,22 @@ def ingest(
     one comes that is later than the end of the partition by the allowed lateness (and the gap of sessions).
 
     Query times from ``now_us`` on are warned of; None: the time of the machine's clock. ``progress`` is called with the
-    number of rows read since its last call; ``block_bytes`` change nothing in the log. Raises InputError: no input or
+    number of rows read since its last call; ``block_bytes`` change nothing in the log, nor does the number of
+    ``workers``, processes that read files, and write partitions, side by side. Raises InputError: no input or
     no example in it, a missing column, a damaged file, too many rejects, a log of another schema, or rows of partitions
     that are closed.
     """
     started = time.perf_counter()
     check_reject_share(max_reject_share)
+    check_workers(mapping, workers)
     sources = mapped_files(mapping, inputs) if inputs else []
     check_log(out, mapping.feature_schema)
     check_anything_to_do(out, bool(sources), append)
     with spill_folder(out) as folder:
         work = _Ingest(mapping, sources, out, append, allowed_lateness_us, max_reject_share, now_us)
         try:
-            work.run(folder, progress, block_bytes)
+            with processes(workers) if workers > 1 else nullcontext() as pool:
+                work.run(folder, progress, block_bytes, pool)
         finally:
             work.write_rejects()
     work.seconds["total"] = time.perf_counter() - started
@@ -167,14 +180,23 @@ class _Ingest:
                 "directory"
             )
 
-    def run(self, folder: Path, progress: Callable[[int], None] | None, block_bytes: int) -> None:
+    def run(
+        self,
+        folder: Path,
+        progress: Callable[[int], None] | None,
+        block_bytes: int,
+        pool: Processes | None,
+    ) -> None:
         mapping, inputs = self._mapping, self._inputs
         if not inputs.again:
             self._repeats = Repeats(read_blocks(self._out, self._state), len(self._state.inputs))
         reading = Reading(self._rejects, self._times, self._repeats, self.seconds)
-        tables = read_examples(
-            mapping, inputs.sources, reading, block_bytes, inputs.first_line, inputs.first_lines, progress
-        )
+        given, hashed = (mapping, inputs.sources, block_bytes), self._repeats is not None
+        if pool is None:
+            chunks = make_chunks(*given, hashed, self.seconds, inputs.first_line, inputs.first_lines)
+        else:
+            chunks = read_in_processes(pool, *given, hashed, folder / "read", inputs.first_line)
+        tables = take_examples(chunks, reading, progress)
         with ExitStack() as stack:
             hashing = ThreadPoolExecutor(1, "ingest-hash")
             stack.callback(hashing.shutdown, cancel_futures=True)
@@ -208,7 +230,7 @@ class _Ingest:
         with ingest_lock(self._out):
             self._refresh(added)
             restored = self._compare(read) if inputs.again else []
-            self._publish(merged, added, restored)
+            self._publish(merged, added, restored, pool)
 
     def _held_tables(self) -> Iterator[pa.Table]:
         """The rows that were held back, their files numbered after those of the input."""
@@ -273,7 +295,11 @@ class _Ingest:
         return restored
 
     def _publish(
-        self, merged: PartitionSpill, added: Sequence[InputFile], restored: Sequence[Manifest]
+        self,
+        merged: PartitionSpill,
+        added: Sequence[InputFile],
+        restored: Sequence[Manifest],
+        pool: Processes | None,
     ) -> None:
         """Publishes all partitions of new and held rows but those that stay open, whose rows it holds back."""
         mapping, out = self._mapping, self._out
@@ -292,11 +318,10 @@ class _Ingest:
         staged = list(restored)
         due = [start for start in starts if start not in published and start not in held]
         with new_shards_removed_on_failure(out, mapping, due):
-            for start, table, duplicates in sorted_partitions(merged, due, self.seconds):
-                with timed(self.seconds, "publish"):
-                    self._rejects.add(duplicates)
-                    self._rejects.check(merged_rows)
-                    staged.append(stage(out, mapping, self._histories, start, table))
+            for manifest, duplicates in self._staged(merged, due, pool):
+                self._rejects.add(duplicates)
+                self._rejects.check(merged_rows)
+                staged.append(manifest)
             self._warn_of_order(staged, published)
             with timed(self.seconds, "publish"):
                 change = self._store(merged, added, staged, held, max(latest, default=0))
@@ -305,6 +330,20 @@ class _Ingest:
             self._histories.save()
         self._manifests = sorted([*self._manifests, *staged], key=lambda manifest: manifest.start)
         remove_leftovers(out, self._manifests, self._rejects_path)
+
+    def _staged(
+        self, merged: PartitionSpill, due: Sequence[int], pool: Processes | None
+    ) -> Iterator[tuple[Manifest, list[Reject]]]:
+        """Stages partitions, in order; yields their manifests and duplicates."""
+        if pool is not None and not self._mapping.feature_schema.histories:
+            yield from timed_each(
+                stage_in_processes(pool, self._out, self._mapping, merged, due), self.seconds, "publish"
+            )
+            return
+        for start, table, duplicates in sorted_partitions(merged, due, self.seconds):
+            with timed(self.seconds, "publish"):
+                manifest = stage(self._out, self._mapping, self._histories, start, table)
+            yield manifest, duplicates
 
     def _publish_again(self, merged: PartitionSpill, starts: Sequence[int]) -> None:
         """Recognizes published partitions that consist of just these rows, and rejects the rows of all others."""

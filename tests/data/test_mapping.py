@@ -113,7 +113,7 @@ def test_columns_are_those_that_the_mapping_names():
         ("label", "event >= buy", ">= compares numbers"),
         ("partition", "0h", "a duration is a whole number and a unit"),
         ("derive.hour.from", "at", "part and every are computed from the row's time; required: from: time"),
-        ("derive.hour.prefix", 2, "part, every, prefix and cast cannot be combined"),
+        ("derive.hour.prefix", 2, "part, every, prefix, cast and plugin cannot be combined"),
         ("derive.zip3.from", "copy", "copy is itself derived"),
         ("derive.at", {"from": "zip"}, "derive.at: a column of this name is read as a key"),
     ],

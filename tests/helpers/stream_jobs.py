@@ -88,7 +88,11 @@ def copy_files(files: list[Path], folder: Path, age: float = 3600.0) -> None:
 
 @contextlib.contextmanager
 def job(
-    log: Path, endpoint: str, *arguments: str | Path, beam: tuple[str, ...] = (), mapping: Path = MAPPING
+    log: Path | str,
+    endpoint: str,
+    *arguments: str | Path,
+    beam: tuple[str, ...] = (),
+    mapping: Path = MAPPING,
 ) -> Iterator[subprocess.Popen[str]]:
     """Runs the command on a job server; killed with the block."""
     runner = ("--runner=PortableRunner", f"--job_endpoint={endpoint}", "--environment_type=LOOPBACK")

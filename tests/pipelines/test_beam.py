@@ -1,0 +1,167 @@
+"""Beam's options on their way from the command line to Beam, and pipelines as a runner elsewhere gets them."""
+
+import base64
+import bz2
+import json
+import logging
+import zlib
+from typing import Any
+
+import apache_beam as beam
+import pytest
+from apache_beam.options.pipeline_options import (
+    GoogleCloudOptions,
+    PipelineOptions,
+    PortableOptions,
+    StandardOptions,
+    WorkerOptions,
+)
+from apache_beam.portability.api import beam_runner_api_pb2
+from apache_beam.transforms.environments import DockerEnvironment
+
+import event_files
+from ctr.io.errors import InputError
+from ctr.io.paths import read_path
+from ctr.pipelines.beam import make_pipeline, options_or_threads, read_beam_options
+from ctr.pipelines.events.batch_elsewhere import JoinElsewhere
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.read import Unit
+from ctr.pipelines.events.stream import PublishStream, streaming_options
+from ctr.pipelines.events.stream_files import EventsInFolders
+
+IMAGE = "registry.example/ctr-beam:1"
+
+
+@pytest.mark.parametrize("runner", ["FlinkRunner", "PortableRunner", "DataflowRunner", "SparkRunner"])
+def test_options_reach_beam_unchanged_for_a_batch_and_a_stream(runner):
+    given = f"--runner={runner} --environment_type=DOCKER --sdk_container_image={IMAGE} --temp_location='gs://b/a b'"
+    for is_stream, options in enumerate(
+        (options_or_threads(given, 2), streaming_options(given, drain=False))
+    ):
+        assert options.view_as(StandardOptions).runner.rpartition(".")[2] == runner
+        assert options.view_as(PortableOptions).environment_type == "DOCKER"
+        assert options.view_as(WorkerOptions).sdk_container_image == IMAGE
+        assert options.get_all_options()["temp_location"] == "gs://b/a b"
+        assert options.view_as(StandardOptions).streaming == bool(is_stream)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (
+            "--runner=FlinkRunner --environment_type=DOKCER",
+            "--environment_type=DOKCER: .*allowed: DOCKER, EXTERNAL",
+        ),
+        ("--runner=Flinkk", "Unexpected pipeline runner: Flinkk"),
+        ("--runner=DataflowRunner", "Missing required option: project"),
+        ("--runner=PortableRunner --environment_type=EXTERNAL", "external_service_address is required"),
+        ("--runner=FlinkRunner --num_workers=many", "num_workers.*many"),
+    ],
+)
+def test_options_that_fit_no_runner_end_in_one_line(given, complaint):
+    logging.disable(logging.CRITICAL)
+    try:
+        with pytest.raises(InputError, match=complaint) as caught:
+            make_pipeline(read_beam_options(given.split(), "--beam-options"))
+    finally:
+        logging.disable(logging.NOTSET)
+    assert "\n" not in str(caught.value)
+
+
+def events_job(kind: str, bucket: str) -> Any:
+    """The batch or the streaming job, of folders in a bucket."""
+    mapping, log, folder = (
+        event_files.mapping(),
+        *[read_path(f"{bucket}/{name}") for name in ("log", "events")],
+    )
+    if kind == "stream":
+        return EventsInFolders(mapping, [folder], FollowSettings()) | PublishStream(mapping, log, 0.01)
+    units = [Unit("clicks", "clicks/1.jsonl", folder / "clicks" / "1.jsonl")]
+    return JoinElsewhere(mapping, log, units, log / ".outcome-1")
+
+
+def graph(transform: Any, *options: str) -> beam_runner_api_pb2.Pipeline:
+    """The pipeline as a runner elsewhere gets it."""
+    pipeline = beam.Pipeline(options=PipelineOptions(options))
+    _ = pipeline | transform
+    image = DockerEnvironment.from_container_image(IMAGE)
+    return pipeline.to_runner_api(default_environment=image)
+
+
+@pytest.mark.parametrize("kind", ["batch", "stream"])
+def test_a_graph_names_addresses_and_the_image_and_keeps_state_by_key_alone(
+    kind, object_store, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "cache"))
+    found = graph(events_job(kind, object_store("s3")), *(["--streaming"] if kind == "stream" else []))
+    # Pickled functions are compressed: what they say of paths is in what they are made of.
+    assert str(tmp_path) not in _unpacked(found)
+    images = [
+        beam_runner_api_pb2.DockerPayload.FromString(one.payload).container_image
+        for one in found.components.environments.values()
+    ]
+    assert images == [IMAGE]
+    shuffles = [
+        one
+        for one in found.components.transforms.values()
+        if one.spec.urn == "beam:transform:group_by_key:v1"
+    ]
+    assert len(shuffles) >= 2
+    for one in found.components.transforms.values():
+        if one.spec.urn == "beam:transform:pardo:v1":
+            payload = beam_runner_api_pb2.ParDoPayload.FromString(one.spec.payload)
+            assert not payload.state_specs and not payload.timer_family_specs
+
+
+def _unpacked(found: beam_runner_api_pb2.Pipeline) -> str:
+    text = []
+    for one in found.components.transforms.values():
+        payloads = [one.spec.payload]
+        if one.spec.urn == "beam:transform:pardo:v1":
+            payloads.append(beam_runner_api_pb2.ParDoPayload.FromString(one.spec.payload).do_fn.payload)
+        for payload in payloads:
+            text.append(payload.decode("latin-1"))
+            for unpack in (bz2.decompress, zlib.decompress):
+                try:
+                    text.append(unpack(base64.b64decode(payload)).decode("latin-1"))
+                except (ValueError, OSError, zlib.error):
+                    continue
+    assert any("log" in one and "s3" in one for one in text)
+    return "".join(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["batch", "stream"])
+def test_dataflow_gets_a_job_with_the_image_and_no_path_of_this_machine(
+    kind, object_store, tmp_path, monkeypatch
+):
+    """Needs apache-beam[gcp], whose versions of packages are not those of the lock: in an environment of its own."""
+    pytest.importorskip("google.cloud.dataflow", reason="no apache-beam[gcp]")
+    from apache_beam.runners.dataflow.internal import apiclient
+
+    staged: dict[str, bytes] = {}
+    client = apiclient.DataflowApplicationClient
+    # It would ask the store about its buckets.
+    monkeypatch.setattr(GoogleCloudOptions, "_warn_if_soft_delete_policy_enabled", lambda *_: None)
+    monkeypatch.setattr(client, "_stage_resources", lambda *_: [])
+    monkeypatch.setattr(
+        client,
+        "stage_file_with_retry",
+        lambda _, place, name, stream, **__: staged.update({name: stream.read()}),
+    )
+    monkeypatch.setenv("CTR_CACHE", str(tmp_path / "cache"))
+    arguments = (
+        "--runner=DataflowRunner --project=project-1 --region=europe-west1 --no_auth --job_name=events "
+        f"--temp_location=gs://bucket/tmp --template_location=gs://bucket/job --sdk_container_image={IMAGE} "
+        "--sdk_location=container"
+    )
+    options = (
+        options_or_threads(arguments, 1) if kind == "batch" else streaming_options(arguments, drain=False)
+    )
+    pipeline = make_pipeline(options)
+    _ = pipeline | events_job(kind, object_store("s3"))
+    pipeline.run()
+    job, found = json.loads(staged["job"]), beam_runner_api_pb2.Pipeline.FromString(staged["pipeline.pb"])
+    assert job["type"] == ("JOB_TYPE_BATCH" if kind == "batch" else "JOB_TYPE_STREAMING")
+    assert IMAGE in staged["job"].decode()
+    assert str(tmp_path) not in staged["job"].decode() + _unpacked(found)
