@@ -25,7 +25,7 @@ NOW = (FIRST + 40 * DAY) * SECOND_US
 HISTORIES = {
     "recent": {"after": "10m", "last": 4},
     "shown": {"after": "0s", "last": 3, "where": "all", "within": "3d"},
-    "old": {"after": "1d", "within": "2d"},
+    "old": {"after": "1d", "within": "2d", "last": 3},
 }
 AFTER_US = {"recent": 600 * SECOND_US, "shown": 0, "old": DAY * SECOND_US}
 WITHIN_US = {"recent": 30 * DAY * SECOND_US, "shown": 3 * DAY * SECOND_US, "old": 2 * DAY * SECOND_US}
