@@ -18,6 +18,7 @@ FILES = {
     "report": "report run --out",
     "score": "score model rows.csv --out",
     "receipt": "receipt run --out",
+    "history": "history log --out",
 }
 FOLDERS = {
     "demo": "demo --examples 10 --out",

@@ -39,6 +39,7 @@ from ctr.io.stores import fetch, remove
 FOLDER = "histories"
 _COLUMNS = ("feature", "key", "time", "value")
 _PARTS = 30
+_KNOWN = ("key", "values", "times")
 
 
 class Histories:
@@ -184,10 +185,17 @@ def write_known(log: Path, name: str | None, out: Path) -> int:
 
     Raises InputError: there is something else at ``out``, and as ``known_table`` does.
     """
-    check_output_file(out, "a Parquet file", lambda path: path.suffix == ".parquet")
+    check_output_file(out, "what ctr history wrote", _is_known)
     table = known_table(log, name)
     write_atomic_bytes(out, parquet_bytes(table))
     return int(table.num_rows)
+
+
+def _is_known(path: Path) -> bool:
+    try:
+        return bool(pq.read_schema(path).names == list(_KNOWN))
+    except pa.ArrowException:
+        return False
 
 
 def known_table(log: Path, name: str | None) -> pa.Table:
@@ -223,10 +231,9 @@ def known_table(log: Path, name: str | None) -> pa.Table:
     begins = np.flatnonzero(np.append(len(known) > 0, known.keys[1:] != known.keys[:-1])[: len(known)])
     offsets = np.append(begins, len(known)).astype(np.int32)
     values = pa.array([texts[history.of][one] for one in known.values.tolist()], pa.string())
-    return pa.table(
-        {
-            "key": pa.array([texts[history.by][one] for one in known.keys[begins].tolist()], pa.string()),
-            "values": pa.ListArray.from_arrays(offsets, values),
-            "times": pa.ListArray.from_arrays(offsets, pa.array(known.times, pa.timestamp("us", "UTC"))),
-        }
+    columns = (
+        pa.array([texts[history.by][one] for one in known.keys[begins].tolist()], pa.string()),
+        pa.ListArray.from_arrays(offsets, values),
+        pa.ListArray.from_arrays(offsets, pa.array(known.times, pa.timestamp("us", "UTC"))),
     )
+    return pa.table(columns, names=_KNOWN)

@@ -137,9 +137,11 @@ def inputs_of(snapshot: Snapshot, ids: Ids, tower: str | None = None) -> dict[st
     """Looks up the inputs of each tower, or of one alone, for N rows of ids in the snapshot's tables."""
     layouts = enumerate(snapshot.layouts)
     chosen = [(number, layout) for number, layout in layouts if tower in (None, layout.tower)]
-    plans = [_plan(layout, snapshot.keys.get(number), ids) for number, layout in chosen]
-    tables, own = [snapshot.tables[number] for number, _ in chosen], tuple(layout for _, layout in chosen)
-    looked_up = [look_up(*given) for given in zip(own, tables, plans, strict=True)]
+    own, tables = tuple(layout for _, layout in chosen), [snapshot.tables[number] for number, _ in chosen]
+    plans, looked_up = [], []
+    for (number, layout), table in zip(chosen, tables, strict=True):
+        plans.append(_plan(layout, snapshot.keys.get(number), ids))
+        looked_up.append(look_up(layout, table, plans[-1]))
     if snapshot.architecture.pooled:
         looked_up, own = pool(snapshot.served_weights, own, looked_up, tables, plans)
     return tower_inputs(looked_up, own, snapshot.architecture.factors is not None)

@@ -57,8 +57,8 @@ def calls() -> Iterator[list[int]]:
         seen.append(len(feeds))
         return learn(self, feeds, *rest)
 
-    def broken(batch, *rest):
-        feed = make_feed(batch, *rest)
+    def broken(batch, *rest, **options):
+        feed = make_feed(batch, *rest, **options)
         if any(batch.begin <= row < batch.end for row in (400, 700)):
             feed.targets["own_weight"][0] = np.inf
         return feed
