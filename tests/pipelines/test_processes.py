@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import raw_logs
 from ctr.cli import main
 from ctr.experiments.jobs import Job, run_job
 from ctr.pipelines.processes import safe_environment, safe_workers
@@ -32,7 +33,10 @@ def trapped(tmp_path, monkeypatch):
 
 
 # Where the package starts a process; each has a test below.
-STARTS = {"ctr/cli_runs.py", "ctr/experiments/jobs.py", "ctr/workers/launch.py"}
+STARTS = {
+    *("ctr/cli_runs.py", "ctr/experiments/jobs.py", "ctr/workers/launch.py"),
+    "pipelines/ingest/parallel.py",
+}
 STARTING = re.compile(
     r"^ *(import|from) (subprocess|multiprocessing|pty)\b|ProcessPool|\bos\.(fork|system|popen|posix_spawn|spawn)",
     re.MULTILINE,
@@ -69,6 +73,20 @@ def test_workers_that_train_import_nothing_from_the_folder(trapped):
     assert main(["simulate", "--examples", "400", "--out", "log", "-q"]) == 0
     assert main(["train", "log", "--out", "run", "--workers", "2", "-q"]) == 0
     assert Path("run/summary.json").is_file()
+    assert not trapped()
+
+
+@pytest.mark.slow
+def test_processes_of_an_ingest_import_nothing_from_the_folder(trapped, tmp_path):
+    files = [
+        str(raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(40, seed=seed), name=f"rows{seed}"))
+        for seed in range(2)
+    ]
+    mapping = tmp_path / "mapping.json"
+    mapping.write_text(json.dumps(raw_logs.base_content(example_id=None)))
+    command = ["ingest", "table", *files, "--mapping", str(mapping), "--out", "log", "--workers", "2", "-q"]
+    assert main(command) == 0
+    assert Path("log/schema.json").is_file()
     assert not trapped()
 
 

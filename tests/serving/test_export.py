@@ -150,7 +150,7 @@ scorer = Scorer(sys.argv[1])
 raw = json.load(open(sys.argv[2]))
 print(json.dumps(scorer.score(raw)["logit"].tolist()))
 loaded = {name for name in sys.modules if name.startswith(("ctr.training", "ctr.pipelines", "ctr.models", "tf_keras"))}
-assert loaded <= {"ctr.models", "ctr.models.architecture"}, loaded
+assert loaded <= {"ctr.models", "ctr.models.architecture", "ctr.models.rows"}, loaded
 """
 
 

@@ -198,8 +198,8 @@ def test_a_run_predicts_the_same(log, tmp_path, monkeypatch, changes):
     for shapes in ("many", "few"):
         make = inputs_module.make_feed
 
-        def watched(*arguments, kind=shapes, make=make):
-            feed = make(*arguments)
+        def watched(*arguments, kind=shapes, make=make, **options):
+            feed = make(*arguments, **options)
             seen[kind].add(shapes_of(feed))
             return feed
 
