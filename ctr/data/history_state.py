@@ -38,7 +38,7 @@ from ctr.io.stores import fetch, remove
 
 FOLDER = "histories"
 _COLUMNS = ("feature", "key", "time", "value")
-_PARTS = 30
+_SAVES = 30  # in the time that is remembered
 _KNOWN = ("key", "values", "times")
 
 
@@ -84,12 +84,14 @@ class Histories:
 
     def add(self, end: int, rows: pa.Table) -> None:
         """Adds the rows of a partition that was filled, and ends at ``end``."""
-        ids = self._ids(rows) if self._histories and rows.num_rows else {}
-        for name, history in self._histories.items() if ids else ():
+        self._at = end
+        if not self._histories or not rows.num_rows:
+            return
+        ids = self._ids(rows)
+        for name, history in self._histories.items():
             later = _counting(history, rows, ids)
             own, others = split_known(self._known[name], np.unique(later.keys))
             self._known[name] = join_known(others, forget(history, add_known(own, later), end))
-        self._at = end
 
     def known(self) -> dict[str, Known]:
         """Returns what is known at the end of the log, by feature."""
@@ -100,13 +102,15 @@ class Histories:
 
     def save(self) -> None:
         """Stores what is known at the end of the log, once in a thirtieth of the time that is remembered."""
+        if not self._histories:
+            return
         self.known()
-        stored = names_in(self._log / FOLDER, ".parquet") if self._histories else []
+        stored = names_in(self._log / FOLDER, ".parquet")
         latest = max((int(name.partition("-")[0]) for name in stored), default=-1)
-        if not self._histories or self._at < 0 or latest > self._at - self._longest // _PARTS:
+        if self._at < 0 or latest > self._at - self._longest // _SAVES:
             return
         self._forget()
-        path = self._path([*self._read_manifests()])
+        path = self._path(self._read_manifests())
         tables = [
             pa.table(
                 [np.full(len(known), number, np.int32), known.keys, known.times, known.values], names=_COLUMNS
@@ -129,7 +133,7 @@ class Histories:
                 for entry in manifest.shards:
                     self.add(manifest.end, read_shard(self._log, entry, self._schema))
         self._at = start
-        if start - self._forgot > self._longest // _PARTS:
+        if start - self._forgot > self._longest // _SAVES:
             self._forget()
 
     def _forget(self) -> None:
