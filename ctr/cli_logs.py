@@ -18,6 +18,7 @@ FORMATS = {
     "criteo": "Criteo display ads: train.txt, tab-separated, without a header",
     "avazu": "Avazu mobile ads: train.csv, compressed or not",
     "movielens": "MovieLens ratings with RecBole's column names: *.inter, *.item and *.user",
+    "yambda": "Yambda, flat: listens.parquet; a track played to at least half is the label",
     "open_bandit": "Open Bandit, one campaign of one policy: its CSV file, and item_context.csv beside it",
 }
 LOG = {"LOG": "directory of the log"}

@@ -220,6 +220,7 @@ def _compare(arguments: argparse.Namespace) -> None:
         "PREDICTIONS ...": "run directories, directories of Parquet files, or Parquet files",
         "[--against PREDICTIONS ...]": "predictions to compare with them; the first ones are a, the baseline, as in "
         "ctr compare",
+        "[--by-day]": "measure each day of query times, in UTC, by itself, too",
         **beam_options(),
     },
     beam_options="",
@@ -227,7 +228,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 def _evaluate(arguments: argparse.Namespace) -> None:
     from ctr.pipelines.evaluate.command import evaluate_text, run_evaluate
 
-    result = run_evaluate(arguments.predictions, arguments.against, arguments.beam_options)
+    result = run_evaluate(arguments.predictions, arguments.against, arguments.beam_options, arguments.by_day)
     print_result(arguments, result, evaluate_text(result))
 
 

@@ -156,7 +156,11 @@ def _layer(name: str, sizes: Sequence[int], draws: Sequence[Initializer]) -> dic
 
 def _pooling(pooled: Pooled) -> dict[str, _Start]:
     # The block begins as if it were not there; so do places and distances.
-    draws: dict[str, Initializer] = {"query": glorot_uniform, "block": lecun_normal}
+    draws: dict[str, Initializer] = {
+        "query": glorot_uniform,
+        "block": lecun_normal,
+        "age_inputs": glorot_uniform,
+    }
     shapes = pooled.shapes.items()
     return {f"pooling/{pooled.name}/{part}": _Start(shape, draws.get(part, 0.0)) for part, shape in shapes}
 

@@ -17,6 +17,9 @@ item sees those before it and itself; the block's output takes the place of x_l:
 
 with p_l by the place, b by the distance of two places, and L the largest number of values. The weights of ``W_2`` begin
 at 0, so that it begins as ``target``. All of it is float32.
+
+Where the ages of a list's values are given, with embeddings a_l, ``a_l . u / sqrt(width)`` is added to s_l, and
+``a_l W_a`` to the block's inputs, as HSTU's attention is biased by the time between two values.
 """
 
 import math
@@ -50,21 +53,31 @@ def pool(
     Returns:
         What ``ctr.models.embeddings.tower_inputs`` takes, with the layouts ``with_products``.
     """
+    # Linear weights beside the model have tables of their own, of width 0.
     singles = {
         feature.name: (layout, own, plan["single"][:, place])
         for layout, own, plan in zip(layouts, rows, plans, strict=True)
         for place, feature in enumerate(layout.single)
+        if layout.width
+    }
+    lists_of = {
+        feature.name: (layout, number, own, plan)
+        for layout, own, plan in zip(layouts, rows, plans, strict=True)
+        for number, feature in enumerate(layout.multivalent)
+        if layout.width
     }
     made, products = [], []
-    for layout, found, own, plan in zip(layouts, looked_up, rows, plans, strict=True):
+    for layout, found in zip(layouts, looked_up, strict=True):
         (embeddings,) = found.embeddings
         for number, feature in enumerate(layout.multivalent):
-            if feature.pooled is not None:
-                lists, there = _lists(layout, number, feature.pooled.most, own, plan)
-                target = _embeddings(*singles[feature.pooled.of])
+            one = feature.pooled
+            if one is not None:
+                lists, there = _lists(*lists_of[one.name], one.most)
+                ages = None if one.ages is None else _lists(*lists_of[one.ages[0]], one.most)[0]
+                target = _embeddings(*singles[one.of])
                 pooled, product = (
-                    tf.cast(one, embeddings.dtype)[:, tf.newaxis]
-                    for one in _attend(weights, feature.pooled, lists, there, target)
+                    tf.cast(part, embeddings.dtype)[:, tf.newaxis]
+                    for part in _attend(weights, one, lists, there, target, ages)
                 )
                 place = len(layout.single) + number
                 embeddings = tf.concat([embeddings[:, :place], pooled, embeddings[:, place + 1 :]], axis=1)
@@ -79,7 +92,7 @@ def _embeddings(layout: TableLayout, rows: tf.Tensor, places: tf.Tensor) -> tf.T
 
 
 def _lists(
-    layout: TableLayout, number: int, most: int, rows: tf.Tensor, plan: Plan
+    layout: TableLayout, number: int, rows: tf.Tensor, plan: Plan, most: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers the lists of a multivalent feature, each at the end of L places: float32 [B, L, w], bool [B, L]."""
     count = len(layout.multivalent)
@@ -99,14 +112,22 @@ def _lists(
 
 
 def _attend(
-    weights: Weights, pooled: Pooled, lists: tf.Tensor, there: tf.Tensor, target: tf.Tensor
+    weights: Weights,
+    pooled: Pooled,
+    lists: tf.Tensor,
+    there: tf.Tensor,
+    target: tf.Tensor,
+    ages: tf.Tensor | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     own = {part: weights[f"pooling/{pooled.name}/{part}"] for part in pooled.shapes}
     scale = 1 / math.sqrt(max(pooled.width, 1))
     if pooled.kind == "sequence":
-        lists += _block(own, lists, there, scale)
+        inputs = lists if ages is None else lists + ages @ own["age_inputs"]
+        lists += _block(own, inputs + own["places"], there, scale)
     query = target @ own["query"]
     scores = scale * tf.linalg.matvec(lists, query) + own["recency"]
+    if ages is not None:
+        scores += scale * tf.linalg.matvec(ages, own["age"])
     # The list has one more place, of score 0, with nothing.
     largest = tf.maximum(tf.reduce_max(tf.where(there, scores, 0.0), axis=1, keepdims=True), 0.0)
     parts = tf.where(there, tf.exp(scores - largest), 0.0)
@@ -115,9 +136,8 @@ def _attend(
     return made, pooled.scale * made * query
 
 
-def _block(own: Mapping[str, tf.Tensor], lists: tf.Tensor, there: tf.Tensor, scale: float) -> tf.Tensor:
-    most = lists.shape[1]
-    inputs = lists + own["places"]
+def _block(own: Mapping[str, tf.Tensor], inputs: tf.Tensor, there: tf.Tensor, scale: float) -> tf.Tensor:
+    most = inputs.shape[1]
     u, v, q, k = tf.split(tf.nn.silu(inputs @ own["block"]), 4, axis=2)
     # By how far one place is behind another, [L, L]; of a place that comes later SiLU makes 0. What has a row for each
     # pair of places takes most of the time: all that can be is done to what has one for each place.

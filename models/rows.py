@@ -32,6 +32,7 @@ class Pooled:
         width: of the feature's embeddings.
         target: the width of the other's.
         scale: of the products of both, so that they begin as large as embeddings.
+        ages: the feature that lists the values' ages, and the width of its embeddings; None: there is none.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Pooled:
     width: int
     target: int
     scale: float
+    ages: tuple[str, int] | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -50,6 +52,10 @@ class Pooled:
         if self.kind == "sequence":
             found |= {"places": (most, width), "block": (width, 4 * width), "block_out": (width, width)}
             found |= {"distances": (most,)}
+        if self.ages is not None:
+            found["age"] = (self.ages[1],)
+            if self.kind == "sequence":
+                found["age_inputs"] = (self.ages[1], width)
         return found
 
     @property
@@ -59,6 +65,8 @@ class Pooled:
         count = 2 * self.target * width + most * (4 * width + 6)
         if self.kind == "sequence":
             count += most * (2 * 5 * width * width + 36 * width) + most * most * (4 * width + 8)
+        if self.ages is not None:
+            count += 2 * most * self.ages[1] * (1 + (width if self.kind == "sequence" else 0))
         return count
 
 

@@ -5,6 +5,7 @@ server could have known when it answered the query, if it learns of a row ``afte
 nor the future, whatever later rows hold.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -13,6 +14,10 @@ from pydantic import Field, model_validator
 
 from ctr.config import StrictModel
 from ctr.data.times import Duration, duration_us, read_duration
+
+# Ages are numbered by half octaves of seconds, floor(2 log2(seconds)), from 0: at most a second or so, to 60: 34 years.
+AGES = tuple(map(str, range(61)))
+_AGE_BOUNDARIES_US = np.array([math.isqrt(10**12 << number) for number in range(1, len(AGES))])
 
 
 class History(StrictModel):
@@ -25,6 +30,8 @@ class History(StrictModel):
         last: at most so many values, the latest ones; the latest is the last.
         after: how long after its query a row is known. ``0s``: at once, to later queries.
         within: rows that are older are forgotten, which bounds what is kept.
+        lists: ``ages`` lists in place of each value how long before the query it was, by half octaves of seconds: 0, 1,
+            2, 3 is the floor of 2 log2 of the seconds.
     """
 
     by: str
@@ -33,12 +40,17 @@ class History(StrictModel):
     last: int = Field(default=50, ge=1, le=10_000)
     after: Duration | Literal["0s"]
     within: Duration = "30d"
+    lists: Literal["values", "ages"] = "values"
 
     @model_validator(mode="after")
     def _sees_anything(self) -> Self:
         if self.after_us >= self.within_us:
             raise ValueError("within must be longer than after")
         return self
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.by, self.of
 
     @property
     def after_us(self) -> int:
@@ -111,6 +123,9 @@ def look_up_history(
     begins, lengths = begins[of_row], (ends - begins)[of_row]
     shifts = begins - (np.cumsum(lengths) - lengths)
     places = np.arange(int(lengths.sum())) + np.repeat(shifts, lengths)
+    if history.lists == "ages":
+        ages = np.repeat(times, lengths) - known.times[places]
+        return np.searchsorted(_AGE_BOUNDARIES_US, ages, "right") + 1, lengths.astype(np.int32)
     return known.values[places], lengths.astype(np.int32)
 
 

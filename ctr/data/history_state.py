@@ -210,12 +210,12 @@ def known_table(log: Path, name: str | None) -> pa.Table:
     values of the features that it names.
     """
     schema = read_schema(log)
-    names = [*schema.histories]
+    names = [feature for feature, history in schema.histories.items() if history.lists == "values"]
     if name is None and len(names) == 1:
         (name,) = names
     if name not in names:
         raise InputError(
-            f"{log}: --feature {name}: allowed: {', '.join(names) or 'none, the log has no histories'}"
+            f"{log}: --feature {name}: allowed: {', '.join(names) or 'none, the log has no histories of values'}"
         )
     history, known = schema.histories[name], Histories(log, schema).known()[name]
     texts = read_all_values(

@@ -24,7 +24,7 @@ from pydantic import (
 
 from ctr.config import StrictModel, differing_keys
 from ctr.data.derived import TIME_COLUMN, Column, Derived
-from ctr.data.history import History
+from ctr.data.history import AGES, History
 from ctr.data.spelling import spell
 
 Tower = Literal["quality", "ui"]
@@ -115,11 +115,15 @@ class Category(FeatureBase):
         if not isinstance(content, dict) or not content.get("history"):
             return content
         history = content["history"]
-        last = getattr(history, "last", None) or (isinstance(history, dict) and history.get("last"))
+        keys = dict(history) if isinstance(history, dict | History) else {}
+        last = keys.get("last")
         most = last if isinstance(last, int) and last else History.model_fields["last"].default
         sets = {"source": content.get("name"), "multivalent": True, "max_values": most, "keep": "last"}
+        if keys.get("lists") == "ages":
+            sets |= {"vocabulary": AGES, "buckets": len(AGES) + 2}
         for key, value in sets.items():
-            if content.get(key, value) != value:
+            given = content.get(key, value)
+            if (tuple(given) if isinstance(given, list) else given) != value:
                 raise ValueError(f"{key} follows from the history ({value}) and must not be set")
         return {**content, **sets}
 
@@ -509,14 +513,28 @@ def _check_history(feature: Category, history: History, known: Mapping[str, AnyF
                 f"feature {feature.name}: history.by names {name}, where several values share a bucket; allowed: a "
                 "category without buckets and vocabulary"
             )
-        if key == "of" and (other.buckets, other.vocabulary) != (feature.buckets, feature.vocabulary):
+        if (
+            key == "of"
+            and history.lists == "values"
+            and (other.buckets, other.vocabulary) != (feature.buckets, feature.vocabulary)
+        ):
             raise ValueError(f"feature {feature.name}: buckets and vocabulary must be those of {name}")
 
 
 def make_schema(
     features: Sequence[Feature], derive: Mapping[str, Derived], counts_rows: bool = False
 ) -> Schema:
-    """Makes a schema of some features and of those rules of derived columns that they read."""
+    """Makes a schema of some features and of those rules of derived columns that they read.
+
+    A history without the features that it names is a list that the server sends, as all are to an exported model.
+    """
+    names = {feature.name for feature in features}
+    features = [
+        feature.model_copy(update={"history": None})
+        if isinstance(feature, Category) and feature.history and not {*feature.history.names} <= names
+        else feature
+        for feature in features
+    ]
     sources = {feature.source for feature in features if not isinstance(feature, Cross)}
     read = {name: derive[name] for name in sorted(derive) if name in sources}
     return Schema(features=tuple(features), derive=read, counts_rows=counts_rows)

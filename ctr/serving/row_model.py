@@ -292,9 +292,10 @@ class RowModel:
     def _inputs(self, ids: Mapping[str, Ids], rows: int, tower: str | None = None) -> dict[str, Inputs]:
         found: dict[str, list[Inputs]] = {}
         tables = [table for table in self._tables if tower is None or table.tower == tower]
-        table_of = {name: table for table in tables for name in table.features}
+        # Linear weights beside the model are in a table of their own.
+        table_of = {name: table for table in tables if table.tower != "pairs" for name in table.features}
         pooled = {
-            one.name: self._pooled(one, table_of[one.name], table_of[one.of], ids)
+            one.name: self._pooled(one, table_of, ids)
             for one in self._architecture.pooled
             if one.name in table_of
         }
@@ -302,7 +303,9 @@ class RowModel:
             is_apart = table.tower == "pairs" or self._architecture.factors is not None
             of = table.tower if is_apart else "quality"
             found.setdefault(of, []).append(
-                table.look_up(ids, rows, {name: one[0] for name, one in pooled.items()})
+                table.look_up(
+                    ids, rows, {name: one[0] for name, one in pooled.items() if table_of[name] is table}
+                )
             )
         for name, (_, product) in pooled.items():
             of = table_of[name].tower if self._architecture.factors is not None else "quality"
@@ -310,11 +313,14 @@ class RowModel:
         return {of: [_joined(copy) for copy in zip(*own, strict=True)] for of, own in found.items()}
 
     def _pooled(
-        self, one: Pooled, own: RowTable, other: RowTable, ids: Mapping[str, Ids]
+        self, one: Pooled, table_of: Mapping[str, RowTable], ids: Mapping[str, Ids]
     ) -> tuple[np.ndarray, np.ndarray]:
-        lists = (own.embeddings(one.name, row) for row in ids[one.name])
-        pairs = zip(lists, other.embeddings(one.of, ids[one.of]), strict=True)
-        made = [attend(one, self._components[0], list_, target) for list_, target in pairs]
+        def embeddings(name: str) -> list[np.ndarray]:
+            return [table_of[name].embeddings(name, row) for row in ids[name]]
+
+        of = table_of[one.of].embeddings(one.of, ids[one.of])
+        given = [embeddings(one.name), of, *([embeddings(one.ages[0])] if one.ages else [])]
+        made = [attend(one, self._components[0], *row) for row in zip(*given, strict=True)]
         both = np.array(made, np.float32).reshape(-1, 2, one.width)
         return both[:, 0], both[:, 1]
 

@@ -121,10 +121,12 @@ class Pooling(StrictModel):
         kind: ``mean``; ``target``: an average weighted by how alike each value and the target are; ``sequence``: the
             same after a block in which values see those before them.
         of: the target, a single-valued feature. Null: the feature that a history lists.
+        ages: the feature that lists the ages of the same values (``lists: ages``), by which they count too. Null: none.
     """
 
     kind: Literal["mean", "target", "sequence"]
     of: Name | None = None
+    ages: Name | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -347,8 +349,20 @@ class ModelConfig(StrictModel):
                     f"config: model.pooling.{name}.of is {of}; allowed: a single-valued feature of the model with a "
                     "width above 0, in the same tower"
                 )
+            ages = pooling.ages
+            if ages is not None and (
+                ages in self.without
+                or not widths.get(ages)
+                or history is None
+                or history.model_copy(update={"lists": "ages"}) != schema.histories.get(ages)
+                or (self.factorized is not None and towers[ages] != towers[name])
+            ):
+                raise InputError(
+                    f"config: model.pooling.{name}.ages is {ages}; allowed: a feature of the model with a width above "
+                    "0 and the same history with lists: ages, in the same tower"
+                )
             sizes = feature.max_values, widths[name], widths[of], 1 / (self.init_scale or 1)
-            found[name] = Pooled(name, of, pooling.kind, *sizes)
+            found[name] = Pooled(name, of, pooling.kind, *sizes, (ages, widths[ages]) if ages else None)
         return found
 
     def _feature_widths(self, schema: Schema) -> dict[str, int]:

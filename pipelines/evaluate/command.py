@@ -22,7 +22,10 @@ from ctr.pipelines.processes import quiet_beam, safe_workers
 
 
 def run_evaluate(
-    predictions: Sequence[Path], against: Sequence[Path] | None = None, beam_options: str = ""
+    predictions: Sequence[Path],
+    against: Sequence[Path] | None = None,
+    beam_options: str = "",
+    by_day: bool = False,
 ) -> dict[str, Any]:
     """Measure predictions (`evaluate`), or compare others with them (`evaluate_difference`), without Beam's notices."""
     try:
@@ -33,7 +36,9 @@ def run_evaluate(
         from ctr.pipelines.evaluate.run import evaluate, evaluate_difference
 
         if against is None:
-            return evaluate(predictions, options)
+            return evaluate(predictions, options, by_day=by_day)
+        if by_day:
+            raise InputError("--by-day: not with --against; allowed: one set of predictions")
         return evaluate_difference(predictions, against, options)
 
 
@@ -43,6 +48,13 @@ def evaluate_text(result: dict[str, Any]) -> str:
         lines = [_traffic(result), *_metric_lines(result), *_training_lines(result)]
         if new := result.get("new"):
             lines += [_traffic(new), *_metric_lines(new)]
+        if days := result.get("days"):
+            lines += [
+                "",
+                *aligned(
+                    [["day", "examples", *(METRIC_TITLES[name] for name in COMPARED)], *_day_rows(days)]
+                ),
+            ]
         return "\n".join(lines)
     difference = result["prediction_difference"]
     low, high = difference["ci95"]
@@ -102,6 +114,14 @@ def _metric_rows(summary: dict[str, Any]) -> list[list[str]]:
         low, high = summary[f"{name}_ci95"]
         decimals = decimals_for(low, high)
         rows.append([METRIC_TITLES[name], fixed(summary[name], decimals), interval(low, high, decimals)])
+    return rows
+
+
+def _day_rows(days: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for day, summary in days.items():
+        cells = [fixed(summary[name], decimals_for(*summary[f"{name}_ci95"])) for name in COMPARED]
+        rows.append([day, f"{summary['examples']:,}", *cells])
     return rows
 
 

@@ -5,7 +5,7 @@ queries that fall to it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ctr.data.times import DAY_US
 from ctr.eval.logistic import sigmoid
 from ctr.eval.prediction_difference import JoinedPredictions
 from ctr.io.errors import InputError
@@ -41,6 +42,7 @@ Piece = tuple[str, Rows]  # the name of the file, and rows of it
 
 _KEYS = ("example_id", "query_id", "logit")
 _LABELS = ("label", "metric_weight")
+_TIME = "query_time"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class RowGroup:
     labeled: bool  # whether the file has labels and metric weights
     marked: bool = False  # whether the file has a column `LEARNED`
     new: bool = False  # whether only the rows are taken that the model has not learned from
+    day: int | None = None  # days since 1970, UTC, of the queries whose rows are taken; None: of all
 
 
 def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
@@ -136,6 +139,7 @@ _ALLOWED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 def read_row_group(group: RowGroup) -> Iterator[Piece]:
     """Yields a row group's checked rows, at most `BATCH_ROWS` at a time; InputError names file and row of a fault."""
     wanted = [*_KEYS, *(_LABELS if group.labeled else ()), *([LEARNED] if group.new else [])]
+    wanted += [] if group.day is None else [_TIME]
     path, first_row = group.path, group.first_row
     with faults_named(Path(path)), pq.ParquetFile(path, page_checksum_verification=True) as file:
         batches = file.iter_batches(BATCH_ROWS, row_groups=[group.number], columns=wanted, use_threads=False)
@@ -144,8 +148,30 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
             if group.new:
                 new = pc.invert(batch.column(LEARNED)).fill_null(False)
                 rows = rows[new.to_numpy(zero_copy_only=False)]
+            if group.day is not None:
+                rows = rows[_days(batch.column(_TIME)) == group.day]
             yield path, rows
             first_row += batch.num_rows
+
+
+def part_by_day(groups: Sequence[RowGroup]) -> dict[str, list[RowGroup]]:
+    """Parts the rows by the UTC day of their queries, such as 2024-05-31; InputError: a file has no query times."""
+    found: dict[int, list[RowGroup]] = {}
+    for group in groups:
+        path = Path(group.path)
+        with faults_named(path), pq.ParquetFile(path) as file:
+            require_columns(path, [_TIME], file.schema_arrow.names)
+            if (kind := file.schema_arrow.field(_TIME).type) != pa.int64():
+                raise InputError(f"{path}: column {_TIME} must be int64, microseconds since 1970, got {kind}")
+            column = file.read_row_group(group.number, columns=[_TIME]).column(_TIME)
+            for day in np.unique(_days(column)).tolist():
+                found.setdefault(day, []).append(replace(group, day=day))
+    return {str(np.datetime64(day, "D")): found[day] for day in sorted(found)}
+
+
+def _days(times: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    days: npt.NDArray[np.int64] = times.to_numpy(zero_copy_only=False) // DAY_US
+    return days
 
 
 def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:

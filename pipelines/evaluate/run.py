@@ -23,7 +23,13 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 
 from ctr.io.errors import InputError
 from ctr.pipelines.beam import make_pipeline, read_beam_options
-from ctr.pipelines.evaluate.rows import RowGroup, count_learned, find_row_groups, read_row_group
+from ctr.pipelines.evaluate.rows import (
+    RowGroup,
+    count_learned,
+    find_row_groups,
+    part_by_day,
+    read_row_group,
+)
 from ctr.pipelines.evaluate.transforms import FAULT, KINDS, difference_of, metric_states, npz_bytes
 
 # Rows that meet in one worker's memory, about 100 bytes each; a larger query meets whole all the same.
@@ -38,6 +44,7 @@ def evaluate(
     inputs: Sequence[Path],
     beam_options: Sequence[str] = (),
     *,
+    by_day: bool = False,
     rows_per_key: int = ROWS_PER_KEY,
     rows_per_pass: int | None = None,
 ) -> dict[str, Any]:
@@ -45,7 +52,8 @@ def evaluate(
 
     Returns `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. Where `ctr score`
     has marked the rows that the model has learned from also ``training``, see `count_learned`, and, where there are
-    both kinds, ``new``: the summary of those that it has not learned from.
+    both kinds, ``new``: the summary of those that it has not learned from. With ``by_day`` also ``days``: the summary
+    of each day of query times, in UTC, by its date.
 
     Files are read once for each pass over ``rows_per_pass`` rows: by default `ROWS_PER_PASS` for a runner that groups
     in memory, such as that inside this process, and all rows for any other. ``rows_per_key`` are to meet in memory.
@@ -55,6 +63,11 @@ def evaluate(
     _require_labels(groups)
     found = _run({"a": groups}, beam_options, rows_per_key, rows_per_pass)
     summary: dict[str, Any] = found["a"].summary()
+    if by_day:
+        summary["days"] = {
+            day: _run({"a": own}, beam_options, rows_per_key, rows_per_pass)["a"].summary()
+            for day, own in part_by_day(groups).items()
+        }
     training = count_learned(groups)
     if training is None:
         return summary

@@ -192,7 +192,7 @@ def test_a_mapping_reads_back_what_it_was_written_as():
 
 
 def test_the_shipped_mappings(root: Path):
-    assert format_names() == ("avazu", "criteo", "mind", "movielens", "open_bandit")
+    assert format_names() == ("avazu", "criteo", "mind", "movielens", "open_bandit", "yambda")
     for name in format_names():
         assert load_format(name).features
     with pytest.raises(InputError, match="format yahoo: unknown; the formats are avazu, criteo, mind"):

@@ -11,28 +11,34 @@ from ctr.models.embeddings import look_up
 from ctr.models.initial_weights import init_weights
 from ctr.models.pooling import pool
 from ctr.models.rows import FeatureRows, Pooled, lay_out_tables
+from ctr.serving.row_attention import attend
 from ctr.training.tables.plan import pad_plan, plan_table
 
-MOST, WIDTH, TARGET, SCALE = 4, 3, 2, 1.5
+MOST, WIDTH, TARGET, AGES, SCALE = 4, 3, 2, 5, 1.5
 IDS = np.array([[0, 1], [2, 0], [1, 2], [3, 3], [3, 1]], np.int32)
 LISTS = {
     "m": [[5], [], [0, 1], [2], [4, 4, 4]],
     "h": [[1, 2, 3, 3], [], [4], [0, 5, 1], [2, 2]],
+    "g": [[3, 2, 2, 1], [], [0], [1, 1, 0], [3, 0]],
 }
+# With ages, the layouts of a, of the features as wide as h, and of ages.
+KINDS = ["target", "sequence", "target ages", "sequence ages"]
 PADDED_ROWS = 7
 
 
 def make(kind):
-    pooled = Pooled("h", "a", kind, MOST, WIDTH, TARGET, SCALE)
+    kind, _, ages = kind.partition(" ")
+    pooled = Pooled("h", "a", kind, MOST, WIDTH, TARGET, SCALE, ("g", AGES) if ages else None)
     features = (
         FeatureRows("a", 4, TARGET, "quality", 0),
         FeatureRows("b", 4, WIDTH, "quality", 1),
         FeatureRows("m", 6, WIDTH, "quality", None),
         FeatureRows("h", 6, WIDTH, "quality", None, pooled=pooled),
+        *([FeatureRows("g", 4, AGES, "quality", None)] if ages else []),
     )
     layouts = lay_out_tables(features)
     architecture = Architecture(cross_layers=1, cross_rank=2, deep_units=(), pooled=(pooled,))
-    weights = init_weights(architecture, {"quality": TARGET + 4 * WIDTH}, seed=1)
+    weights = init_weights(architecture, {"quality": TARGET + 4 * WIDTH + (AGES if ages else 0)}, seed=1)
     rng = np.random.default_rng(3)
     own = {
         name: tf.constant(rng.normal(size=weight.shape), tf.float32)
@@ -76,10 +82,15 @@ def expected(kind, layouts, tables, own):
     for row, ids in enumerate(LISTS["h"]):
         places = range(MOST - len(ids), MOST)
         lists = [by_feature["h"][one] for one in ids]
-        if kind == "sequence":
+        ages = (
+            [by_feature["g"][one] for one in LISTS["g"][row]] if "ages" in kind else [np.zeros(1)] * len(ids)
+        )
+        by_age = [one @ weights.get("age", np.zeros(1)) / math.sqrt(WIDTH) for one in ages]
+        if kind.startswith("sequence"):
+            late = [one @ weights.get("age_inputs", np.zeros((1, WIDTH))) for one in ages]
             parts = [
-                np.split(silu((x + weights["places"][place]) @ weights["block"]), 4)
-                for x, place in zip(lists, places, strict=True)
+                np.split(silu((x + age + weights["places"][place]) @ weights["block"]), 4)
+                for x, age, place in zip(lists, late, places, strict=True)
             ]
             mixed = []
             for here, (_, _, q, _) in enumerate(parts):
@@ -96,8 +107,8 @@ def expected(kind, layouts, tables, own):
             ]
         query = by_feature["a"][IDS[row, 0]] @ weights["query"]
         scores = [
-            math.exp(x @ query / math.sqrt(WIDTH) + weights["recency"][place])
-            for x, place in zip(lists, places, strict=True)
+            math.exp(x @ query / math.sqrt(WIDTH) + weights["recency"][place] + age)
+            for x, place, age in zip(lists, places, by_age, strict=True)
         ]
         total = sum((score * x for score, x in zip(scores, lists, strict=True)), np.zeros(WIDTH))
         pooled = total / (1 + sum(scores))
@@ -105,30 +116,44 @@ def expected(kind, layouts, tables, own):
     return np.array(found)
 
 
-@pytest.mark.parametrize("kind", ["target", "sequence"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_pooled_embeddings_are_those_of_loops(kind):
     layouts, tables, rows, plans, own = make(kind)
     before = [look_up(*one) for one in zip(layouts, rows, map(tensors, plans), strict=True)]
     found = pooled_of(layouts, rows, plans, own)
     place = [feature.name for feature in layouts[1].features].index("h")
-    pooled = np.concatenate([found[1].embeddings[0][:, place], found[2].embeddings[0][:, 0]], axis=1)
+    pooled = np.concatenate([found[1].embeddings[0][:, place], found[-1].embeddings[0][:, 0]], axis=1)
     np.testing.assert_allclose(pooled[: len(IDS)], expected(kind, layouts, tables, own), rtol=2e-5, atol=1e-6)
     np.testing.assert_array_equal(pooled[[1, *range(len(IDS), PADDED_ROWS)]], 0)
+    # Without TensorFlow, too.
+    parts = {part.name: part for layout in layouts for part in layout.features}
+    embeddings = {
+        name: table[offset:, : layout.width]
+        for layout, table in zip(layouts, tables, strict=True)
+        for name, offset in layout.offsets().items()
+    }
+    dense = {name: value.numpy() for name, value in own.items()}
+    for row, ids in enumerate(LISTS["h"]):
+        ages = [embeddings["g"][LISTS["g"][row]]] if "ages" in kind else []
+        found_row = attend(
+            parts["h"].pooled, dense, embeddings["h"][ids], embeddings["a"][IDS[row, 0]], *ages
+        )
+        np.testing.assert_allclose(np.concatenate(found_row), pooled[row], rtol=2e-5, atol=1e-6)
     # Nothing else changes: neither other features, nor linear weights.
-    for old, new in zip(before, found[:2], strict=True):
+    for old, new in zip(before, found[:-1], strict=True):
         for one, other in zip(old.embeddings + old.linear, new.embeddings + new.linear, strict=True):
             kept = [number for number in range(one.shape[1]) if one.shape[2] == 1 or number != place]
             np.testing.assert_array_equal(one.numpy()[:, kept], other.numpy()[:, kept])
 
 
-@pytest.mark.parametrize("kind", ["target", "sequence"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_differences(kind):
     layouts, tables, rows, plans, own = make(kind)
     place = [feature.name for feature in layouts[1].features].index("h")
     share = np.random.default_rng(1).normal(size=(len(IDS), 2 * WIDTH))
     with tf.GradientTape() as tape:
         tape.watch([rows, own])
-        _, pooled, product = pooled_of(layouts, rows, plans, own)
+        _, pooled, *_, product = pooled_of(layouts, rows, plans, own)
         found = tf.concat([pooled.embeddings[0][:, place], product.embeddings[0][:, 0]], axis=1)[: len(IDS)]
         total = tf.reduce_sum(found * tf.constant(share, tf.float32))
     of_rows, of_own = tape.gradient(total, (rows, own))

@@ -39,7 +39,7 @@ def pair_config(config: TrainConfig, schema: Schema) -> TrainConfig:
 def pair_layouts(config: TrainConfig, schema: Schema) -> tuple[TableLayout, ...]:
     """Lays out the table of the expert: a row for each id of the model's features, and for each pair of ids."""
     features = [
-        replace(feature, width=0, tower="quality")
+        replace(feature, width=0, tower="quality", pooled=None)
         for layout in config.table_layouts(schema)
         for feature in layout.features
     ]

@@ -289,6 +289,25 @@ def test_the_command_shows_metrics_and_the_difference_from_the_first_set_named(t
         run_evaluate([paths[0]], beam_options="'")
 
 
+def test_days_are_measured_by_themselves(tmp_path):
+    """A day is one of UTC, before 1970 too; its rows may be in any row group."""
+    table = make_table(4, queries=90)
+    day = column(table, "query_id") % 3 - 1
+    times = pa.array(day * 86_400_000_000 + np.where(day < 0, 86_399_999_999, 0), pa.int64())
+    table = table.set_column(table.column_names.index("query_time"), "query_time", times)
+    path = write(tmp_path / "days.parquet", table, row_group_size=50)
+    days = evaluate([path], by_day=True)["days"]
+    assert [*days] == ["1969-12-31", "1970-01-01", "1970-01-02"]
+    for number, found in enumerate(days.values(), -1):
+        assert_close(found, local_metrics(table.take(pa.array(np.flatnonzero(day == number)))).summary())
+    text = evaluate_text(run_evaluate([path], by_day=True))
+    assert [line.split()[0] for line in text.splitlines()[-3:]] == [*days]
+    with pytest.raises(InputError, match="--by-day"):
+        run_evaluate([path], [path], by_day=True)
+    with pytest.raises(InputError, match="query_time"):
+        evaluate([write(tmp_path / "timeless.parquet", table.drop_columns("query_time"))], by_day=True)
+
+
 def test_an_example_that_changed_its_query_is_not_joined():
     a, b = (checked_rows("here", make_table(8), True) for _ in range(2))
     b["query_id"][0] += 1

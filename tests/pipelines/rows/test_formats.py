@@ -4,6 +4,8 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import raw_logs
@@ -107,6 +109,24 @@ def test_open_bandit(tmp_path):
     assert examples[0]["item_feature_0"] > 0 == examples[1]["item_feature_0"]
     assert examples[0]["user_feature_0"] == examples[1]["user_feature_0"]
     assert load_format("open_bandit").feature_schema.by_name["position"].tower == "ui"
+
+
+def test_yambda(tmp_path):
+    columns = {
+        "uid": pa.array([7, 7, 8, 7], pa.uint32()),
+        "timestamp": pa.array([0, 600, 600, 86_400], pa.uint32()),
+        "item_id": pa.array([1, 2, 1, 3], pa.uint32()),
+        "is_organic": pa.array([0, 1, 0, 1], pa.uint8()),
+        "played_ratio_pct": pa.array([50, 49, 100, 0], pa.uint16()),
+        "track_length_seconds": pa.array([180, 200, 180, 90], pa.uint32()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "listens.parquet")
+    first, second, other, later = run("yambda", [tmp_path], tmp_path / "log")
+    assert [one["label"] for one in (first, second, other, later)] == [1, 0, 1, 0]
+    # A session sees what was liked before it began.
+    assert first["query_id"] == second["query_id"] != other["query_id"]
+    assert (first["liked"], second["liked"], other["liked"]) == ([], [], [])
+    assert later["liked"] == [first["item"]] and len(later["liked_ages"]) == 1
 
 
 def test_mind(tmp_path):
