@@ -9,7 +9,6 @@ without. The step has the reference model's 26 features, and beside them a histo
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 from own import make_model
-from reference import ADAGRAD, REFERENCE, TINY, Size, reference_batches, reference_schema
+from reference import ADAGRAD, REFERENCE, TINY, with_lists
 from runner import Arm, compare, main, timed
 
 from ctr.config import parse_model
-from ctr.data.batches import Batch
 from ctr.data.mapping import Mapping as TableMapping
-from ctr.data.schema import Category, Schema
 from ctr.experiments.config import merged
 from ctr.pipelines.ingest.run import ingest
 
@@ -67,25 +64,6 @@ def ingesting(table: Path, folder: Path, last: int, rows: int) -> Arm:
         return {"rows_per_second": 1000 * rows / spent}
 
     return turn
-
-
-def with_lists(size: Size, last: int) -> tuple[Schema, list[Batch]]:
-    """The reference model's features and batches, with lists of so many values of the first feature in each row."""
-    schema, random = reference_schema(size), np.random.default_rng(2)
-    recent = Category(
-        name="recent",
-        source="recent",
-        buckets=size.buckets,
-        width=size.width,
-        multivalent=True,
-        max_values=last,
-    )
-    batches = []
-    for batch in reference_batches(size):
-        values = ((random.zipf(1.2, size.batch * last) - 1) % size.buckets).astype(np.int32)
-        lists = {"recent": (values, np.arange(size.batch + 1) * last)}
-        batches.append(replace(batch, rows=replace(batch.rows, multivalent=lists)))
-    return Schema(features=(*schema.features, recent)), batches
 
 
 def measure(rows: int = 300_000, last: int = 50, rounds: int = 8, tiny: bool = False) -> dict[str, Any]:

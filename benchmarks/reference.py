@@ -5,7 +5,7 @@ batches of 4096 rows; ids by Zipf's law. Loads no TensorFlow: other frameworks t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,25 @@ def reference_batches(size: Size = REFERENCE, slate: int = SLATE, seed: int = 0)
         )
         batches.append(set_rejects_apart(rows))
     return batches
+
+
+def with_lists(size: Size, last: int) -> tuple[Schema, list[Batch]]:
+    """The reference model's features and batches, with lists of so many values of the first feature in each row."""
+    schema, random = reference_schema(size), np.random.default_rng(2)
+    recent = Category(
+        name="recent",
+        source="recent",
+        buckets=size.buckets,
+        width=size.width,
+        multivalent=True,
+        max_values=last,
+    )
+    batches = []
+    for batch in reference_batches(size):
+        values = ((random.zipf(1.2, size.batch * last) - 1) % size.buckets).astype(np.int32)
+        lists = {"recent": (values, np.arange(size.batch + 1) * last)}
+        batches.append(replace(batch, rows=replace(batch.rows, multivalent=lists)))
+    return Schema(features=(*schema.features, recent)), batches
 
 
 def make_log(folder: Path, rows: int, size: Size = REFERENCE) -> Path:

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from own import SETTLED
-from reference import ADAGRAD, Size, batch_of, reference_batches, reference_config, reference_schema
+from reference import (
+    ADAGRAD,
+    Size,
+    batch_of,
+    reference_batches,
+    reference_config,
+    reference_schema,
+    with_lists,
+)
 
 from accelerators.lowering import Lowered, lower
 from ctr.config import parse_model
@@ -43,6 +51,7 @@ SMALL_ROOTS = {"model": {"crosses": {"layers": 0}, "deep": {"units": [32]}}}
 DAMPED = {"optimizer": {"dense": {"shampoo": {"epsilon": 1e-2}}}}
 """With the default of 1e-6, a step of Shampoo makes differences of rounding a thousand times larger."""
 FACTORIZED = {"model": {"factorized": {"width": 16, "ui_units": [32], "ui_features": ["f0", "f1"]}}}
+ATTENTION = {"model": {"pooling": {"recent": {"kind": "sequence", "of": "f0"}}}}
 ENSEMBLE = {"model": {"ensemble": {"components": 2}}}
 
 
@@ -56,12 +65,14 @@ class Kind:
         is_reference: whether the changes are made to the reference model; else to an empty configuration, what
             ``ctr train LOG`` begins with.
         device_roots: whether the roots of Shampoo are computed in the step, and not by the host between two steps.
+        lists: each row has a list of so many values beside the reference model's features.
     """
 
     changes: Mapping[str, Any]
     dtype: str = "float32"
     is_reference: bool = True
     device_roots: bool = False
+    lists: int = 0
 
 
 KINDS = {
@@ -74,6 +85,7 @@ KINDS = {
     "defaults, bfloat16": Kind({}, "bfloat16", is_reference=False),
     "factorized": Kind(merged(ADAGRAD, FACTORIZED)),
     "ensemble": Kind(merged(ADAGRAD, ENSEMBLE)),
+    "attention": Kind(merged(ADAGRAD, ATTENTION), lists=50),
     "ranking, distillation, constraints": Kind(merged(ADAGRAD, OBJECTIVES)),
     "all of these, Shampoo, bfloat16": Kind(merged(merged(FACTORIZED, ENSEMBLE), OBJECTIVES), "bfloat16"),
 }
@@ -149,7 +161,9 @@ def build(
         content, size = merged({"batch": batch_of(size.batch)}, content), replace(size, growing=True)
     config = parse_model(TrainConfig, content, "a kind of step")
     make_deterministic(config.seed)
-    schema = reference_schema(size)
+    schema, batches = (
+        with_lists(size, kind.lists) if kind.lists else (reference_schema(size), reference_batches(size))
+    )
     constraints = config.objective.bias_constraints
     families = () if constraints is None else resolve_families(constraints, schema)
     state = TrainState(config.table_layouts(schema), config, kind.dtype, families, workers, in_lines=in_lines)
@@ -166,7 +180,7 @@ def build(
                 ids=config.ids,
                 seat=seat,
             )
-            for batch in reference_batches(size)
+            for batch in batches
         ]
         for seat in seats
     ]
