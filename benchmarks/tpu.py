@@ -77,7 +77,7 @@ def compile_kind(
         faults = [
             *program_faults(lowered.text, compiled.text, kind.device_roots),
             *in_place_faults(lowered.changed, len(lowered.results), output_aliases(compiled.text)),
-            *number_faults(chip, needed, compiled.temporary, ratio, max_ratio),
+            *number_faults(chip, needed, compiled.temporary, ratio, max_ratio, kind.lists),
         ]
         found[chip] = {
             "faults": "; ".join(faults),

@@ -8,6 +8,8 @@ GIGABYTE = 10**9
 MEMORY = {"v5e": 16 * 2**30, "v6e": 32 * 2**30}
 """Bytes of memory of a chip."""
 MAX_TEMPORARY = 0.5 * GIGABYTE
+LIST_TEMPORARY = 0.01 * GIGABYTE
+"""What each value of lists may take more: of 4,096 rows, an array has 2 MB for it, with 16 numbers in lanes of 128."""
 MAX_FLOPS_RATIO = 1.1
 """Operations of the program over those of the model's formulas."""
 MAX_SMALL_FLOPS_RATIO = 1.5
@@ -68,7 +70,12 @@ def in_place_faults(changed: Sequence[str], results: int, aliases: Mapping[int, 
 
 
 def number_faults(
-    chip: str, needed: int, temporary: int, flops_ratio: float | None, max_ratio: float = MAX_FLOPS_RATIO
+    chip: str,
+    needed: int,
+    temporary: int,
+    flops_ratio: float | None,
+    max_ratio: float = MAX_FLOPS_RATIO,
+    lists: int = 0,
 ) -> list[str]:
     """Returns which limits a compiled step is beyond.
 
@@ -77,14 +84,14 @@ def number_faults(
         temporary: bytes of that beside arguments and results.
         flops_ratio: operations over the model's own; None where these have no formula.
         max_ratio: how many there may be.
+        lists: how many values each row has in lists, for which attention takes memory.
     """
     faults = []
     if needed > MEMORY[chip]:
         faults.append(f"needs {needed / 2**30:.1f} GiB, more than the {MEMORY[chip] / 2**30:.0f} of a {chip}")
-    if temporary > MAX_TEMPORARY:
-        faults.append(
-            f"needs {temporary / GIGABYTE:.2f} GB of temporary memory, more than {MAX_TEMPORARY / GIGABYTE}"
-        )
+    most = MAX_TEMPORARY + lists * LIST_TEMPORARY
+    if temporary > most:
+        faults.append(f"needs {temporary / GIGABYTE:.2f} GB of temporary memory, more than {most / GIGABYTE}")
     if flops_ratio is not None and flops_ratio > max_ratio:
         faults.append(f"takes {flops_ratio:.2f} times the model's own operations, more than {max_ratio}")
     return faults
