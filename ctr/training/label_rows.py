@@ -1,0 +1,82 @@
+"""Rows of a log that come again for a further label, some time after their query, together with newer ones.
+
+Nothing of the click is learned from them again: for all but the labels they have the weight 0. A row comes again with
+the first batch whose last query is later than the row's label is known, beside those of constraint logs.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ctr.data.batches import Batch, Interleaved, set_rejects_apart
+from ctr.data.reader import Rows
+from ctr.objective.labels import KINDS, label_targets, target_column, target_columns
+from ctr.training.config import TrainConfig
+from ctr.training.retrain import learned_batch
+
+
+def with_label_targets(config: TrainConfig, rows: Rows, place: int = -1) -> Rows:
+    """Adds to N rows the columns that the labels' losses need, float32 [N].
+
+    Args:
+        place: among ``TrainConfig.label_returns``; -1: they come for the first time.
+    """
+    columns = {}
+    for name, label in config.objective.labels.items():
+        at, since = config.label_return(label, place)
+        found = (np.zeros(len(rows), bool),) * 2
+        if at is not None:
+            found = label_targets(label, name, rows.joined, rows.label > 0, at, since)
+        for kind, come in zip(KINDS, found, strict=True):
+            columns[target_column(name, kind)] = np.where(come, rows.train_weight, np.float32(0))
+    return replace(rows, joined={**rows.joined, **columns})
+
+
+class ReturningRows:
+    """Rows of a log that come again a fixed time after their query, in the order of the log."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        place: int,
+        blocks: Iterable[Rows],
+        set_aside: Sequence[tuple[int, int]],
+        where: str,
+    ) -> None:
+        """Begins at the first of ``blocks``.
+
+        Args:
+            config: of the run.
+            place: among ``TrainConfig.label_returns``.
+            blocks: of the log, with the columns of its labels.
+            set_aside: ranges of rows, [begin, end), that nothing is learned from.
+            where: names the log in an error.
+        """
+        batch = config.batch
+        self._config, self._place, self._set_aside = config, place, set_aside
+        self._later = config.label_returns[place] - config.label_delay
+        # As many as a batch has, for the rows come again as fast as others come.
+        self._rows = Interleaved(blocks, batch.rows, batch.max_query_rows, where)
+
+    def until(self, time: int) -> Batch | None:
+        """Returns those whose label is known when rows of a query time are learned from, in microseconds, or None."""
+        given = self._rows.until(time - round(self._later * 1_000_000) - 1)
+        if given is None:
+            return None
+        whole = set_rejects_apart(given)
+        taken = learned_batch(whole, self._config.retrain)
+        rows = with_label_targets(self._config, taken.rows, self._place)
+        come = np.zeros(len(rows), bool)
+        for column in target_columns(self._config.objective):
+            come |= rows.joined[column] > 0
+        for begin, end in self._set_aside:
+            come &= (rows.position < begin) | (rows.position >= end)
+        rows = rows.keep(come)
+        silent = replace(rows, train_weight=np.zeros_like(rows.train_weight))
+        return Batch(silent, whole.rejects.slice(0, 0), whole.end)
+
+
+def return_names(config: TrainConfig) -> tuple[str, ...]:
+    """Names the returns of rows, by which a run keeps how far each has come."""
+    return tuple(f"after {seconds:g} s" for seconds in config.label_returns)
