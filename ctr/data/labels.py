@@ -5,8 +5,8 @@ The sidecar ``labels`` has two columns of float64 for each label, both in second
     after:NAME    when it was observed; null where it was not
     known:NAME    until when the row was watched: infinity where nothing can come any more, 0 where nothing is known
 
-Within W seconds a row has the label where after:NAME <= W, and that is known where known:NAME >= W: whether it is known does
-not depend on the label, so that rows of which it is known are a fair sample.
+Within W seconds a row has the label where after:NAME <= W, and that is known where known:NAME >= W: whether it is
+known does not depend on the label, so that rows of which it is known are a fair sample.
 """
 
 from collections.abc import Sequence

@@ -28,7 +28,8 @@ def make_targets(
     ``source`` is 0 for a row of the training log, i for one of the i-th constraint log. Returns ``query``, the number
     of each row's query, ``label``, ``weight`` (train weights) and ``own_weight`` (those of the rows whose own losses
     count), [B]; with distillation ``teacher_logit``, [B], NaN for none; with ranking ``pairs_clicked``,
-    ``pairs_other`` and ``pairs_weight``, [P]; for each further label ``target_columns``, [B]; for each family ``slice/NAME``, [B].
+    ``pairs_other`` and ``pairs_weight``, [P]; for each further label ``target_columns``, [B]; for each family
+    ``slice/NAME``, [B].
     """
 
     def padded(values: np.ndarray, filling: float, dtype: type) -> np.ndarray:

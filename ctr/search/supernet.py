@@ -110,8 +110,8 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
         )
     if base.objective.labels:
         raise InputError(
-            "config: objective.labels is not allowed with method supernet: no mask is on the outputs of labels; allowed: "
-            "method halving or random"
+            "config: objective.labels is not allowed with method supernet: no mask is on the outputs of labels; "
+            "allowed: method halving or random"
         )
     given = optimizer.dense.shampoo
     initial = getattr(given.grafting, "initial_accumulator", 0.0)

@@ -248,7 +248,12 @@ class RowModel:
         pooled = tuple(Pooled(**one) for one in given["pooled"])
         networks = read_plugins("ctr.models", given.get("network", {}))
         network = next(iter(networks.values()), None)
-        made = {"factors": factors, "pooled": pooled, "network": network, "labels": tuple(given.get("labels", ()))}
+        made = {
+            "factors": factors,
+            "pooled": pooled,
+            "network": network,
+            "labels": tuple(given.get("labels", ())),
+        }
         self._architecture = shape = Architecture(**{**given, **made})
         alpha2 = np.float32(weights.get("alpha2", model["alpha2"]))
         dense = {
@@ -286,7 +291,7 @@ class RowModel:
             return {"Q" if name == "quality" else "U": self._factor(name, inputs)}
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Computes ``p``, ``logit`` and ``p_NAME`` of labels, float32 [N], of a log's ids. Raises ValueError for one that is no feature's."""
+        """Computes what ``predict`` does of a log's ids. Raises ValueError for one that is no feature's."""
         matrix = np.asarray(packed["ids"])
         ids: dict[str, Ids] = dict(zip(self._single, matrix.T.tolist(), strict=True))
         for name in self._multivalent:

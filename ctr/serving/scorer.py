@@ -104,6 +104,11 @@ class Scorer:
             return self._loaded
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The further labels whose probabilities the model predicts, too."""
+        return tuple(self.metadata[NETWORK]["architecture"].get("labels", ()))
+
+    @property
     def signatures(self) -> tuple[str, ...]:
         return tuple(self.metadata["signatures"])
 

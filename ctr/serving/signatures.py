@@ -1,8 +1,8 @@
 """Functions of an exported model: from raw strings and numbers, or from ids, to predictions.
 
 ``predict(features)``
-    raw columns -> ``p`` and ``logit``, and ``p_NAME`` for each further label. Derived columns are made inside: of other columns, or of the time of the row,
-    ``time_us``.
+    raw columns -> ``p`` and ``logit``, and ``p_NAME`` for each further label. Derived columns are made inside: of other
+    columns, or of the time of the row, ``time_us``.
 ``quality(features)``, ``ui(features)``, ``combine(Q, U)``
     of a factorized model: ``Q`` and ``U``, [N, components, K], and of these ``p`` and ``logit``. A tower takes the
     columns that its own features need. One row of Q goes with any number of rows of U, and the other way round.

@@ -165,7 +165,9 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
         sample=opened("sample", "weight"),
         only_kept=config.sampling is not None and config.sampling.score == "kept",
         teacher=opened("teacher", "logit"),
-        labels=opened("labels", *(column for name in config.objective.labels for column in label_columns(name))),
+        labels=opened(
+            "labels", *(column for name in config.objective.labels for column in label_columns(name))
+        ),
         every_row_taught=distillation is not None and distillation.missing == "refuse",
     )
 
@@ -193,8 +195,8 @@ def read_turns(
     delay = round(inputs.config.label_delay * 1_000_000)
     starts = position.learned, {**position.constraint_logs, **position.returned}
     if not delay:
-        options = partial, hold, seat, fused, beside, set_aside
-        with closing(read_feeds(inputs, layouts, *starts, *options)) as feeds:
+        given = inputs, layouts, *starts, partial, hold, seat, fused, beside, set_aside
+        with closing(read_feeds(*given)) as feeds:
             for feed in feeds:
                 yield feed, True, True
         return
@@ -234,9 +236,9 @@ def read_feeds(
     """Yields the run's feeds from a position on, made by a thread that reads ahead.
 
     Without ``other_starts``, the positions in constraint logs and of the rows that come again for labels
-    (``return_names``), they are only scored. ``set_aside``: see ``read_turns``. ``beside`` makes the feeds beside them. Unless ``partial``,
-    batches that would not be the same if the logs went on are left out, and ``hold`` is called with the position of the
-    first.
+    (``return_names``), they are only scored. ``set_aside``: see ``read_turns``. ``beside`` makes the feeds beside them.
+    Unless ``partial``, batches that would not be the same if the logs went on are left out, and ``hold`` is called with
+    the position of the first.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if other_starts is not None else config.objective.scored_part

@@ -27,7 +27,9 @@ class LabelLesson(NamedTuple):
 def label_bias_names(architecture: Architecture) -> list[str]:
     """Returns the names of the biases of further labels, component by component for each label."""
     return [
-        f"{prefix}{label_weights(name)[1]}" for name in architecture.labels for prefix in architecture.prefixes
+        f"{prefix}{label_weights(name)[1]}"
+        for name in architecture.labels
+        for prefix in architecture.prefixes
     ]
 
 

@@ -4,7 +4,7 @@ Nothing of the click is learned from them again: for all but the labels they hav
 the first batch whose last query is later than the row's label is known, beside those of constraint logs.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np

@@ -43,9 +43,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure recorded predictions: Parquet files, folders of them, and run directories.
 
-    Returns `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. Where `ctr score`
-    has marked the rows that the model has learned from also ``training``, see `count_learned`, and, where there are
-    both kinds, ``new``: the summary of those that it has not learned from.
+    Returns `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. Where predictions
+    were made with further labels, ``labels`` has the same of each, over the rows of which it is known. Where `ctr
+    score` has marked the rows that the model has learned from also ``training``, see `count_learned`, and, where there
+    are both kinds, ``new``: the summary of those that it has not learned from.
 
     Files are read once for each pass over ``rows_per_pass`` rows: by default `ROWS_PER_PASS` for a runner that groups
     in memory, such as that inside this process, and all rows for any other. ``rows_per_key`` are to meet in memory.
@@ -55,6 +56,10 @@ def evaluate(
     _require_labels(groups)
     found = _run({"a": groups}, beam_options, rows_per_key, rows_per_pass)
     summary: dict[str, Any] = found["a"].summary()
+    for name in dict.fromkeys(name for group in groups for name in group.outcomes):
+        own = [replace(group, outcome=name) for group in groups if name in group.outcomes]
+        found = _run({"a": own}, beam_options, rows_per_key, rows_per_pass)
+        summary.setdefault("labels", {})[name] = found["a"].summary()
     training = count_learned(groups)
     if training is None:
         return summary

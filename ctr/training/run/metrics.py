@@ -93,14 +93,14 @@ class RunMetrics:
 
         Returns columns of predictions: by label its logits, and whether a row has it, NaN where that is not known.
         """
-        columns = {}
+        columns: dict[str, np.ndarray] = {}
         for (name, metrics), logit in zip(self.labels.items(), logits, strict=True):
             label = self._config.objective.labels[name]
             outcome = label_outcomes(label, name, rows.joined, rows.label > 0)
             known = np.flatnonzero(np.isfinite(outcome))
             if len(known):
-                of_known = outcome, logit, rows.metric_weight, rows.query_id
-                metrics.update(*(column[known] for column in of_known))
+                own = rows.metric_weight[known], rows.query_id[known]
+                metrics.update(outcome[known], logit[known], *own)
             columns |= {f"logit_{name}": logit, f"label_{name}": outcome.astype(np.float32)}
         return columns
 

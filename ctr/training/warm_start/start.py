@@ -303,8 +303,9 @@ def _same_place(
             )
     constraint_logs = {name: old.constraint_logs.get(name, 0) for name in inputs.constraint_logs}
     returned = {name: old.returned.get(name, old.learned) for name in return_names(inputs.config)}
-    same = {"examples": old.examples, "learned": old.learned, "constraint_logs": constraint_logs}
-    return Position(**same, returned=returned)
+    return Position(
+        examples=old.examples, learned=old.learned, constraint_logs=constraint_logs, returned=returned
+    )
 
 
 def _returned(inputs: Inputs, old: Position, learned: int, source: Path) -> dict[str, int]:
