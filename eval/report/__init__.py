@@ -166,7 +166,7 @@ def _labels(runs: Sequence[ShownRun]) -> list[page.Block]:
     """Metrics of further labels; nothing where no run has any."""
     rows: list[page.Row] = []
     for shown in runs:
-        labels = shown.summary.get("labels", {})
+        labels = shown.run.summary.get("labels", {})
         if not isinstance(labels, dict) or not all(isinstance(one, dict) for one in labels.values()):
             raise InputError(f"{shown.run.folder / 'summary.json'}: labels must be a JSON object of objects")
         for name, label in labels.items():

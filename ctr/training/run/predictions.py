@@ -67,7 +67,10 @@ class PredictionWriter:
 
 
 def _write_predictions(path: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
-    table = pa.table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    # Of labels that are not known.
+    nulls = {name: np.isnan(column) for name, column in columns.items() if name.startswith("label_")}
+    table = pa.table({name: pa.array(column, mask=nulls.get(name)) for name, column in columns.items()})
     write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
 
 
