@@ -333,7 +333,7 @@ class RowModel:
         with one_blas_thread():
             if self._architecture.factors is None:
                 found = [
-                    self._plain_logits(number, inputs["quality"]) for number in range(len(self._components))
+                    self._plain_logit(number, inputs["quality"]) for number in range(len(self._components))
                 ]
                 logits = [logit for logit, _ in found]
                 for place, name in enumerate(self._architecture.labels):
@@ -349,7 +349,7 @@ class RowModel:
             logit = _mean_logit(logits).astype(np.float32, copy=False)
         return {"p": sigmoid(logit), "logit": logit, **labels}
 
-    def _plain_logits(self, number: int, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+    def _plain_logit(self, number: int, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
         """As ``ctr.models.click_model`` computes those of a component, float32 [B], and of L labels, [B, L]."""
         shape, weights, (e0, linear) = (
             self._architecture,

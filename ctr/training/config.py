@@ -431,27 +431,10 @@ class TrainConfig(StrictModel):
         )
 
     @property
-    def label_returns(self) -> tuple[float, ...]:
-        """Seconds after their query's time at which rows come again for a further label; rising, above the first."""
+    def label_returns(self) -> dict[str, float]:
+        """Seconds after their query's time at which rows come again for a further label, rising, by names for them."""
         times = {at for label in self.objective.labels.values() for at in label.delay.returns}
-        return tuple(sorted(at for at in times if at > self.label_delay))
-
-    def label_return(self, label: LabelConfig, place: int) -> tuple[float | None, float | None]:
-        """Says when rows come for a label, in seconds after their query, and when they came for it before.
-
-        Args:
-            label: which one.
-            place: among ``label_returns``; -1: they come for the first time, with the label of their click.
-
-        Returns:
-            The time, or None if they do not come for this label then; the one before, None if it is the first.
-        """
-        if place < 0:
-            return self.label_delay, None
-        at = self.label_returns[place]
-        if at not in label.delay.returns:
-            return None, None
-        return at, max((one for one in label.delay.returns if one < at), default=self.label_delay)
+        return {f"after {at:g} s": at for at in sorted(times) if at > self.label_delay}
 
     @property
     def pair_obstacle(self) -> str | None:

@@ -19,7 +19,6 @@ from ctr.data.batches import (
     whole_query_batches,
 )
 from ctr.data.joined_sidecar import JoinedSidecar
-from ctr.data.labels import label_columns
 from ctr.data.log import MAX_TIME_US, Manifest, PublishedPartitions, log_sha256
 from ctr.data.reader import read_rows
 from ctr.data.sidecar import SidecarHash, sidecar_folder
@@ -33,9 +32,8 @@ from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.joint_feeds import join_feeds
-from ctr.training.label_rows import ReturningRows, return_names, with_label_targets
+from ctr.training.label_rows import ReturningRows, learned_rows, sidecar_columns
 from ctr.training.logs import Log, Logs, open_logs
-from ctr.training.retrain import learned_batch
 from ctr.training.run.rollback import Position
 from ctr.training.shapes import FewShapes, few_shapes, is_fused_from
 from ctr.workers.collectives import ALONE, Workers
@@ -165,9 +163,7 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
         sample=opened("sample", "weight"),
         only_kept=config.sampling is not None and config.sampling.score == "kept",
         teacher=opened("teacher", "logit"),
-        labels=opened(
-            "labels", *(column for name in config.objective.labels for column in label_columns(name))
-        ),
+        labels=opened("labels", *sidecar_columns(config)),
         every_row_taught=distillation is not None and distillation.missing == "refuse",
     )
 
@@ -235,10 +231,9 @@ def read_feeds(
 ) -> Generator[Feed, None, None]:
     """Yields the run's feeds from a position on, made by a thread that reads ahead.
 
-    Without ``other_starts``, the positions in constraint logs and of the rows that come again for labels
-    (``return_names``), they are only scored. ``set_aside``: see ``read_turns``. ``beside`` makes the feeds beside them.
-    Unless ``partial``, batches that would not be the same if the logs went on are left out, and ``hold`` is called with
-    the position of the first.
+    Without ``other_starts``, the positions in constraint logs and of the rows that come again for labels, they are only
+    scored. ``set_aside``: see ``read_turns``. ``beside`` makes the feeds beside them. Unless ``partial``, batches that
+    would not be the same if the logs went on are left out, and ``hold`` is called with the position of the first.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if other_starts is not None else config.objective.scored_part
@@ -269,11 +264,8 @@ def read_feeds(
             due += [rows.until(one.times[1]) for rows in returning]
             usual = size.at(one.begin)
             own = fused if is_fused_from(size, one.begin) else ()
-            taken = learned_batch(one, config.retrain)
-            if objective.labels:
-                taken = replace(taken, rows=with_label_targets(config, taken.rows))
             feed = make_feed(
-                taken,
+                learned_rows(config, one),
                 layouts,
                 usual,
                 objective,
@@ -341,10 +333,10 @@ def _open_returns(
 ) -> list[ReturningRows]:
     """Opens the log once more for each time at which rows come again for a label."""
     found, log = [], inputs.log
-    for place, name in enumerate(return_names(inputs.config)):
+    for name, at in inputs.config.label_returns.items():
         selection = replace(selection_of(inputs, starts[name]), teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, starts[name])
-        found.append(ReturningRows(inputs.config, place, blocks, set_aside, str(log.path)))
+        found.append(ReturningRows(inputs.config, at, blocks, set_aside, str(log.path)))
     return found
 
 

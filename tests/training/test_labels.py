@@ -70,7 +70,7 @@ def labeled(log, delays, tmp_path_factory) -> Path:
 def turns_of(log, config, set_aside=()):
     inputs = open_inputs(log, config)
     layouts = fresh_state(inputs.config, inputs.schema).layouts
-    returned = {f"after {seconds:g} s": 0 for seconds in config.label_returns}
+    returned = dict.fromkeys(config.label_returns, 0)
     with closing(
         read_turns(inputs, layouts, Position(returned=returned), True, lambda _: None, set_aside=set_aside)
     ) as turns:

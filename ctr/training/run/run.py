@@ -16,7 +16,6 @@ from ctr.data.sidecar import SidecarHash
 from ctr.io.errors import InputError, of_another_version
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs
-from ctr.training.label_rows import return_names
 from ctr.training.logs import LogsSeen
 from ctr.training.run import checkpoint, rollback
 from ctr.training.run.checkpoint import Share
@@ -71,7 +70,7 @@ class Run:
         self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
         self._log_paths = {name: one.path for name, one in inputs.row_logs.items()}
         self._constraint_names = tuple(inputs.constraint_logs)
-        self._return_names = return_names(inputs.config)
+        self._return_names = tuple(inputs.config.label_returns)
         self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
         self._begin()

@@ -22,7 +22,6 @@ from ctr.models.rows import check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.inputs import Inputs, open_inputs
-from ctr.training.label_rows import return_names
 from ctr.training.learner import fresh_state, pairs_to_keep
 from ctr.training.logs import Log
 from ctr.training.run import checkpoint
@@ -302,7 +301,7 @@ def _same_place(
                 f"and {log.path} is another log"
             )
     constraint_logs = {name: old.constraint_logs.get(name, 0) for name in inputs.constraint_logs}
-    returned = {name: old.returned.get(name, old.learned) for name in return_names(inputs.config)}
+    returned = {name: old.returned.get(name, old.learned) for name in inputs.config.label_returns}
     return Position(
         examples=old.examples, learned=old.learned, constraint_logs=constraint_logs, returned=returned
     )
@@ -312,7 +311,7 @@ def _returned(inputs: Inputs, old: Position, learned: int, source: Path) -> dict
     """Finds where rows that come again for a label begin: where the old run was, or of new ones where it begins."""
     assert old.learned_until is not None
     config, found = inputs.config, {}
-    for name, seconds in zip(return_names(config), config.label_returns, strict=True):
+    for name, seconds in config.label_returns.items():
         # Those before have come again to the old run.
         until = old.learned_until[0] - 1 - round((seconds - config.label_delay) * 1_000_000)
         given = inputs.log, inputs.schema, [until, _LAST_ID], source, ""
