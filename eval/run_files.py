@@ -38,8 +38,8 @@ LOSS_TERMS = {
     "loss_bias_constraints": "bias constraints",
 }
 """Entries of metrics.jsonl that tell what each term contributed to the loss, with their titles."""
-EXTRA_TERM = "loss_extra_"
-"""What the entries of losses of other packages begin with; their names follow."""
+ADDED_TERMS = ("loss_extra_", "loss_label_")
+"""What the entries of losses of other packages, and of further labels, begin with; their names follow."""
 
 _SPECTRUM = ("smallest", "largest", "condition", "damped")
 _MOST_STATE_BYTES = 2**30
@@ -118,12 +118,12 @@ def read_windows(folder: Path) -> pd.DataFrame:
 
     Int64 columns examples (read by the window's end), window_begin and window_end (event time,
     microseconds), window_examples; float64 columns queries_scored, weight_sum, examples_per_second, each of
-    `LOSS_TERMS`, those that begin with `EXTRA_TERM` and, for each of `METRICS`, ``<metric>``,
+    `LOSS_TERMS`, those that begin with `ADDED_TERMS` and, for each of `METRICS`, ``<metric>``,
     ``<metric>_low``, ``<metric>_high``, NaN where null or absent.
     """
     path = folder / "metrics.jsonl"
     rows = [_window(where, line) for where, line in _json_lines(path)]
-    extra = sorted({key for row in rows for key in row if key.startswith(EXTRA_TERM)})
+    extra = sorted({key for row in rows for key in row if key.startswith(ADDED_TERMS)})
     return pd.DataFrame(
         {
             key: np.array([row.get(key) for row in rows], np.int64 if key in _WINDOW_COUNTS else np.float64)
@@ -312,7 +312,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _window(where: str, line: dict[str, Any]) -> dict[str, float | None]:
     row = {key: line.get(key) for key in (*_WINDOW_COUNTS, *_WINDOW_SUMS, *LOSS_TERMS, *METRICS)}
-    row |= {key: value for key, value in line.items() if key.startswith(EXTRA_TERM)}
+    row |= {key: value for key, value in line.items() if key.startswith(ADDED_TERMS)}
     for metric in METRICS:
         ends = line.get(f"{metric}_ci95", [None, None])
         if not isinstance(ends, list) or len(ends) != 2:

@@ -93,6 +93,7 @@ class Architecture:
         pooled: the features that are pooled by attention.
         network: in place of crosses and deep layers, of which there is one then, of the width of its output.
         pairs: whether a served model has the linear weights of pairs of features (``ctr.training.pairs``).
+        labels: names of further labels, each with an output of its own that reads what the network's reads.
     """
 
     cross_layers: int
@@ -111,6 +112,7 @@ class Architecture:
     pairs: bool = False
     pooled: tuple[Pooled, ...] = ()
     network: Network | None = None
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.factors is not None and not self.has_network:
@@ -119,6 +121,8 @@ class Architecture:
             raise ValueError("a gated model is not factorized, and has no rank head and one component")
         if self.pooled and (self.components > 1 or not self.has_network):
             raise ValueError("pooling by attention needs crosses or deep layers, and one component")
+        if self.labels and (self.factors is not None or not self.has_network):
+            raise ValueError("further labels need crosses or deep layers, and a model that is not factorized")
         if self.rank_head and not self.has_network:
             raise ValueError("a rank head needs crosses or deep layers to share with the click's head")
 
@@ -194,6 +198,15 @@ class Architecture:
         """Returns the dtype of a tower's embeddings: the compute dtype, float32 where no layer computes with them."""
         layers = self.towers.get(tower if self.factors is not None else "quality")
         return self.compute_dtype if layers is not None and (layers.crosses or layers.units) else "float32"
+
+
+def label_weights(name: str) -> tuple[str, str]:
+    """Returns the names of the matrix of a further label's output, [h, 1], and of its bias, a scalar."""
+    return f"{LABELS}{name}/out", f"{LABELS}{name}/bias"
+
+
+LABELS = "labels/"
+"""What the names of the weights of further labels begin with, within a component."""
 
 
 NETWORK = "quality/network/"

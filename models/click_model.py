@@ -42,11 +42,13 @@ class Scores(NamedTuple):
         logits: float32 [n, B], of the click.
         rank_scores: float32 [n, B], of the rank head, which only training uses; without such a head the logits.
         experts: float32 [1, B] each, the logits of ``Architecture.experts`` by name, with their biases.
+        labels: float32 [n, B] each, the logits of ``Architecture.labels`` by name.
     """
 
     logits: tf.Tensor
     rank_scores: tf.Tensor
     experts: Mapping[str, tf.Tensor] = MappingProxyType({})
+    labels: Mapping[str, tf.Tensor] = MappingProxyType({})
 
 
 def forward(
@@ -104,12 +106,14 @@ def _plain_scores(
     if not a.has_network:
         return Scores(logits, logits, {"linear": linear} if a.experts else {})
     outputs = tower_outputs(a, components, "quality", inputs.e0, alpha2, compiled, multiply)
-    network, *ranked = [tf.squeeze(output, axis=2) for output in outputs]
+    network, *others = [tf.squeeze(output, axis=2) for output in outputs]
+    ranked = others[: len(others) - len(a.labels)]
+    labels = dict(zip(a.labels, others[len(ranked) :], strict=True))
     if a.experts:
         logits, experts = a.combine_experts(components[0], logits, {"linear": linear, "network": network})
-        return Scores(logits, logits, experts)
+        return Scores(logits, logits, experts, labels)
     logits += network
-    return Scores(logits, ranked[0] if ranked else logits)
+    return Scores(logits, ranked[0] if ranked else logits, labels=labels)
 
 
 def quality(architecture: Architecture, weights: Weights, inputs: TowerInput, alpha2: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from ctr.models.activations import biased_activation, make_activation
-from ctr.models.architecture import NETWORK, Architecture, Network
+from ctr.models.architecture import NETWORK, Architecture, Network, label_weights
 from ctr.models.crosses import Layer, Multiply, crosses, fused_crosses
 
 Weights = Mapping[str, tf.Tensor]
@@ -41,7 +41,7 @@ def tower_outputs(
     compiled: bool = False,
     multiply: Multiply | None = None,
 ) -> list[tf.Tensor]:
-    """Computes the outputs of the heads of n towers, float32 [n, B, units]: the click's, then the ranking's.
+    """Computes the outputs of the heads of n towers, float32 [n, B, units]: click's, ranking's, further labels'.
 
     For the arguments see ``hidden_layers``.
     """
@@ -59,6 +59,10 @@ def tower_outputs(
         }
         read = _read(hidden, matrices, multiply or tf.matmul)
         outputs.append(read if bias is None else read + tf.expand_dims(bias, 1))
+    for matrix, bias in map(label_weights, architecture.labels if tower == "quality" else ()):
+        # Not by ``multiply``: what learns of the products of the prediction knows nothing of these.
+        read = tf.matmul(hidden[-1], stacked(components, matrix))
+        outputs.append(read + stacked(components, bias)[:, tf.newaxis, tf.newaxis])
     return outputs
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from ctr.models.architecture import NETWORK, Architecture, Tower
+from ctr.models.architecture import LABELS, NETWORK, Architecture, Tower, label_weights
 from ctr.models.rows import Pooled
 
 Initializer = Callable[[Sequence[int], int], tf.Tensor]
@@ -21,7 +21,7 @@ Initializer = Callable[[Sequence[int], int], tf.Tensor]
 _TRUNCATED_DEVIATION = 0.87962566103423978
 
 # Seeds are drawn in this order of the names' beginnings, and last for what reads another layer than the one before.
-_SEEDED = ("quality/", "quality_head", "rank_head", "ui/", "ui_head", "pooling/")
+_SEEDED = ("quality/", "quality_head", "rank_head", "ui/", "ui_head", "pooling/", LABELS)
 
 
 def small_normal(shape: Sequence[int], seed: int) -> tf.Tensor:
@@ -128,6 +128,8 @@ def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, 
     for pooled in a.pooled:
         found |= _pooling(pooled)
     biases = {expert.bias for expert in a.experts}
+    for matrix, bias in map(label_weights, a.labels):
+        found |= {matrix: heads["quality"], bias: _Start((), prior)}
     for name in fitted_names(a)[1:]:
         found[name] = _Start((), prior if name in biases else 0.0)
     return found

@@ -6,12 +6,19 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from ctr.config import LocalName, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
 from ctr.data.kept_values import KeepValues, check_kept, kept_features
-from ctr.data.schema import Category, Feature, Number, Schema, Text, make_schema
+from ctr.data.schema import Category, Feature, LabelName, Number, Schema, Text, make_schema
 from ctr.data.time_formats import check_format
 from ctr.data.times import DAY_US, Duration, duration_us
 from ctr.io.errors import InputError
@@ -201,6 +208,11 @@ class Time(StrictModel):
         return f"unit {self.unit}" if self.unit is not None else f"format {self.format}"
 
 
+def iso_column(content: Any) -> Any:
+    """Returns the name of a column of times in ISO 8601 as the content of a ``Time``; anything else as it is."""
+    return {"column": content, "format": "iso8601"} if isinstance(content, str) else content
+
+
 def _days(day: date) -> int:
     return (day - date(1970, 1, 1)).days
 
@@ -227,7 +239,7 @@ class Join(StrictModel):
     @field_validator("valid_from", mode="before", json_schema_input_type=Time | str | None)
     @classmethod
     def _column_by_name(cls, content: Any) -> Any:
-        return {"column": content, "format": "iso8601"} if isinstance(content, str) else content
+        return iso_column(content)
 
     @model_validator(mode="after")
     def _valid_from_a_column(self) -> Self:
@@ -324,6 +336,47 @@ class Label(StrictModel):
         return self
 
 
+class LaterLabel(StrictModel):
+    """A further label of a row, such as a conversion: when it was observed, or whether.
+
+    Attributes:
+        time: when it was observed, read as ``valid_from`` of a join: a column with ``unit`` or ``format``, or the name
+            of one in ISO 8601; missing: it was not. A time before the row's own is refused.
+        value: instead of ``time``, a column of 0, 1, true or false, or a rule, as ``label``; missing: it is not known.
+        after: how long after the row's time ``value`` is known.
+        until: a column with the time until which the row was watched, in the same form as ``time``; missing: nothing is
+            known of the row. Null: what has not been observed by now never will be.
+    """
+
+    time: Time | None = None
+    value: Label | None = None
+    after: Duration | None = None
+    until: Column | None = None
+
+    @field_validator("time", mode="before", json_schema_input_type=Time | str | None)
+    @classmethod
+    def _column_by_name(cls, content: Any) -> Any:
+        return iso_column(content)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.time is None) == (self.value is None):
+            raise ValueError("exactly one of time and value is required")
+        if (self.value is None) != (self.after is None) or (
+            self.value is not None and self.until is not None
+        ):
+            raise ValueError("value requires after, time allows until instead")
+        if self.time is not None and self.time.column is None:
+            raise ValueError("time requires a column")
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        time = None if self.time is None else self.time.column
+        names = (time, None if self.value is None else self.value.column, self.until)
+        return tuple(name for name in names if name is not None)
+
+
 def _or_text(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"type": "string"}]
 
@@ -339,6 +392,8 @@ class Mapping(StrictModel):
         example_id: a column that identifies examples; whole numbers are used unchanged, other text is hashed. Null: a
             hash of the name of the file, the number of the row and the time.
         label: a column of 0, 1, true or false; or a rule such as ``rating >= 4``.
+        labels: further labels of a row, by name, which are published as the sidecar ``labels`` of the log, with each
+            partition.
         weight: a column of numbers from 0 to 1e9: the weight in the loss and in the metrics. Null: 1.
         derive: new columns by name.
         partition: a duration of query time: the log is published in units of this length. A partition must fit in
@@ -355,6 +410,7 @@ class Mapping(StrictModel):
     query: Query | None = None
     example_id: Column | None = None
     label: Label = Field(title="column or rule", examples=["clicked"], json_schema_extra=_or_text)
+    labels: dict[LabelName, LaterLabel] = {}
     weight: Column | None = None
     derive: dict[Column, Derived] = {}
     partition: Duration
@@ -384,6 +440,14 @@ class Mapping(StrictModel):
         check_kept(self.keep_values, self.features)
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_no_labels(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Without labels the text is what it is without the key.
+        content: dict[str, Any] = handler(self)
+        if not self.labels:
+            content.pop("labels", None)
+        return content
+
     @property
     def kept_values(self) -> tuple[str, ...]:
         return kept_features(self.keep_values, self.features)
@@ -399,8 +463,20 @@ class Mapping(StrictModel):
     @property
     def key_columns(self) -> tuple[str, ...]:
         group = None if self.query is None else self.query.group_column
-        names = (self.time.column, group, self.example_id, self.label.column, self.weight)
+        names = (
+            self.time.column,
+            group,
+            self.example_id,
+            self.label.column,
+            self.weight,
+            *self.label_columns,
+        )
         return tuple(dict.fromkeys(name for name in names if name is not None))
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns of the further labels."""
+        return tuple(name for label in self.labels.values() for name in label.columns)
 
     @property
     def raw_columns(self) -> tuple[str, ...]:

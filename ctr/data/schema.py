@@ -40,6 +40,9 @@ Name = Annotated[
         json_schema_extra={"pattern": r"^[^\s!-@\[-^`{-~][^\s!-,/:-@\[-^`{-~]*$"},
     ),
 ]
+LabelName = Annotated[
+    str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60, title="name of ASCII letters, digits, _")
+]
 Buckets = Annotated[int, Field(ge=2, le=2**31 - 1)]
 
 MISSING_ID = 0

@@ -14,7 +14,7 @@ from pydantic import (
 
 from ctr.config import AnyPath, StrictModel
 from ctr.config.plugins import LossPlugins
-from ctr.data.schema import Name
+from ctr.data.schema import LabelName, Name
 from ctr.objective.ramps import Ramp, RampKey
 from ctr.objective.rate_schedule import ScheduleKey
 
@@ -40,6 +40,10 @@ AxisValues = Annotated[
     | Literal["all"],
     BeforeValidator(_one_kind),
 ]
+
+
+MOST_SECONDS = 10 * 365 * 24 * 3600
+"""The longest delay of a label."""
 
 
 class Term(Protocol):
@@ -235,6 +239,68 @@ class ExtraLoss(StrictModel):
         raise NotImplementedError
 
 
+class WaitForLabel(StrictModel):
+    """Rows are learned once, when their label is known: as late as the window is long, without an approximation.
+
+    Attributes:
+        kind: the method.
+        window: seconds after the query's time within which the label counts. Not below ``label_delay``.
+    """
+
+    kind: Literal["wait"]
+    window: float = Field(ge=0, le=MOST_SECONDS, examples=[86_400])
+
+    @property
+    def returns(self) -> tuple[float, ...]:
+        """Seconds after the query's time at which a row comes for this label."""
+        return (self.window,)
+
+
+class CorrectLabel(StrictModel):
+    """Rows are learned at once as without the label, and those that get it later correct this by importance weights.
+
+    For the weights see ``ctr.objective.labels``.
+
+    Attributes:
+        kind: the method.
+        window: seconds after the query's time within which the label counts. Above ``label_delay``.
+        at: seconds after the query's time at which labels that have come since are learned; they rise, between
+            ``label_delay`` and the window, which always is the last. Each costs one more reading of the log.
+    """
+
+    kind: Literal["correct"]
+    window: float = Field(gt=0, le=MOST_SECONDS, examples=[86_400])
+    at: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(), max_length=16)
+
+    @model_validator(mode="after")
+    def _rises(self) -> Self:
+        if any(before >= after for before, after in pairwise(self.returns)):
+            raise ValueError(f"at {list(self.at)} does not rise to the window of {self.window:g} s")
+        return self
+
+    @property
+    def returns(self) -> tuple[float, ...]:
+        """Seconds after the query's time at which a row comes again for this label."""
+        return (*self.at, self.window)
+
+
+class LabelConfig(StrictModel):
+    """A further label, such as a conversion, with an output of its own on the layers that the click's output reads.
+
+    Attributes:
+        weight: the weight of its loss; the rest has weight 1.
+        ramp: multiplies ``weight``.
+        given: the rows that it is learned and measured on: clicked ones, so that its probability is that given a
+            ``click``, or ``all``.
+        delay: how labels are learned that are known later than clicks.
+    """
+
+    weight: float = Field(default=1.0, gt=0)
+    ramp: RampKey = Ramp()
+    given: Literal["click", "all"] = "click"
+    delay: Annotated[WaitForLabel | CorrectLabel, Field(discriminator="kind")]
+
+
 def _all_losses(losses: dict[str, StrictModel]) -> dict[str, StrictModel]:
     for name, loss in losses.items():
         if not isinstance(loss, ExtraLoss):
@@ -248,6 +314,8 @@ class ObjectiveConfig(StrictModel):
     Attributes:
         extra: losses of other packages (entry points ``ctr.losses``), by their names, each with ``weight``, ``ramp``
             and keys of its own.
+        labels: further labels by name, of the sidecar that `ctr ingest table` publishes under ``labels`` of its
+            mapping.
         anti_distillation: pushes the components of an ensemble apart (FF 5). Null: not used.
     """
 
@@ -256,6 +324,7 @@ class ObjectiveConfig(StrictModel):
     extra: Annotated[LossPlugins, AfterValidator(_all_losses)] = {}
     anti_distillation: AntiDistillationConfig | None = None
     bias_constraints: BiasConstraintsConfig | None = None
+    labels: dict[LabelName, LabelConfig] = {}
 
     @property
     def ranks_outside_embeddings(self) -> bool:
@@ -263,11 +332,12 @@ class ObjectiveConfig(StrictModel):
         return self.ranking is not None and self.ranking.trains == "outside_embeddings"
 
     @model_serializer(mode="wrap")
-    def _without_no_extra(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Without plug-ins the hash of a configuration is what it is without the key.
+    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Without plug-ins, or labels, the hash of a configuration is what it is without the key.
         content: dict[str, Any] = handler(self)
-        if not self.extra:
-            content.pop("extra", None)
+        for name in ("extra", "labels"):
+            if not getattr(self, name):
+                content.pop(name, None)
         return content
 
     @property
@@ -276,11 +346,17 @@ class ObjectiveConfig(StrictModel):
         return {f"extra_{name}": loss for name, loss in self.extra.items() if isinstance(loss, ExtraLoss)}
 
     @property
+    def label_terms(self) -> dict[str, LabelConfig]:
+        """The further labels by the names of their terms."""
+        return {f"label_{name}": label for name, label in self.labels.items()}
+
+    @property
     def terms(self) -> dict[str, Term]:
         """The losses beside the logistic one that are on, by their keys, in the order of their sum."""
         named: dict[str, Term | None] = {"ranking": self.ranking, "distillation": self.distillation}
         named |= self.extra_terms
         named |= {name: getattr(self, name) for name in TERMS if name not in named}
+        named |= self.label_terms
         return {name: term for name, term in named.items() if term is not None}
 
     @property
@@ -289,5 +365,5 @@ class ObjectiveConfig(StrictModel):
         return ObjectiveConfig(bias_constraints=self.bias_constraints)
 
 
-TERMS = tuple(name for name in ObjectiveConfig.model_fields if name != "extra")
+TERMS = tuple(name for name in ObjectiveConfig.model_fields if name not in ("extra", "labels"))
 """The names of the losses that are part of the core."""

@@ -9,6 +9,7 @@ from ctr.data.reader import Rows
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import Family, feature_slices
 from ctr.objective.config import ObjectiveConfig
+from ctr.objective.labels import target_columns
 from ctr.objective.pairs import Pairs, click_pairs
 
 Targets = dict[str, np.ndarray]
@@ -27,7 +28,8 @@ def make_targets(
     ``source`` is 0 for a row of the training log, i for one of the i-th constraint log. Returns ``query``, the number
     of each row's query, ``label``, ``weight`` (train weights) and ``own_weight`` (those of the rows whose own losses
     count), [B]; with distillation ``teacher_logit``, [B], NaN for none; with ranking ``pairs_clicked``,
-    ``pairs_other`` and ``pairs_weight``, [P]; for each family ``slice/NAME``, [B].
+    ``pairs_other`` and ``pairs_weight``, [P]; for each further label ``target_columns``, [B]; for each family
+    ``slice/NAME``, [B].
     """
 
     def padded(values: np.ndarray, filling: float, dtype: type) -> np.ndarray:
@@ -48,6 +50,9 @@ def make_targets(
     if config.ranking is not None:
         pairs = rank_pairs(config, rows, source).padded() if pairs is None else pairs
         targets |= {"pairs_clicked": pairs.clicked, "pairs_other": pairs.other, "pairs_weight": pairs.weight}
+    for name in target_columns(config):
+        # Rows of constraint logs have no further labels.
+        targets[name] = padded(np.nan_to_num(rows.joined[name]), 0, np.float32)
     for family in families:
         targets[f"slice/{family.name}"] = padded(feature_slices(family, rows.ids, source), -1, np.int32)
     return targets
@@ -73,13 +78,18 @@ def _own_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.n
     constraints = config.bias_constraints
     if constraints is None or not constraints.logs:
         return rows.train_weight
-    counts = np.array([True, *(log.own_loss for log in constraints.logs)])
-    return rows.train_weight * counts[source]
+    counts = np.array([True, *(log.own_loss for log in constraints.logs), False])
+    # Behind the logs come rows for a label.
+    return rows.train_weight * counts[np.minimum(source, len(counts) - 1)]
 
 
 def whole_batch_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.ndarray:
     """Computes ``ctr.objective.losses.normalizer`` for a batch that workers divide: float32 scalar."""
     weight = _own_weight(config, rows, source).sum(dtype=np.float64)
+    if config.labels and not weight > 0:
+        weight = sum(
+            np.nan_to_num(rows.joined[name]).sum(dtype=np.float64) for name in target_columns(config)
+        )
     constraints = config.bias_constraints
     if constraints is not None and constraints.logs and not weight > 0:
         weight = rows.train_weight.sum(dtype=np.float64)
@@ -107,6 +117,7 @@ def target_signature(
         signature["teacher_logit"] = vector
     if config.ranking is not None:
         signature |= {"pairs_clicked": indices, "pairs_other": indices, "pairs_weight": vector}
+    signature |= dict.fromkeys(target_columns(config), vector)
     if is_divided:
         signature["batch_weight"] = tf.TensorSpec([], tf.float32)
     if is_numbered:

@@ -108,6 +108,11 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
             "config: objective.ranking.setup multi_task is not allowed with method supernet: candidates are judged by "
             "the prediction, and no mask is on the head that ranks; allowed: multi_objective"
         )
+    if base.objective.labels:
+        raise InputError(
+            "config: objective.labels is not allowed with method supernet: no mask is on the outputs of labels; "
+            "allowed: method halving or random"
+        )
     given = optimizer.dense.shampoo
     initial = getattr(given.grafting, "initial_accumulator", 0.0)
     plain = DEFAULT_SHAMPOO.changed({"grafting": {"initial_accumulator": initial}})

@@ -27,7 +27,7 @@ from ctr.data.schema import MISSING_ID, Schema
 from ctr.io.blas import one_blas_thread
 from ctr.io.hashing import splitmix64
 from ctr.models.architecture import NETWORK as PLUGIN
-from ctr.models.architecture import Architecture, Factors
+from ctr.models.architecture import Architecture, Factors, label_weights
 from ctr.models.rows import Pooled
 from ctr.serving.metadata import NETWORK
 from ctr.serving.row_attention import attend
@@ -144,13 +144,18 @@ class RowTable:
 
 
 def _make_tower(tower: str, architecture: Architecture, weights: Weights, alpha2: np.float32) -> Elementwise:
-    """Makes the function from embeddings [B, m] to outputs of the head [B, units]; KeyError: a weight is missing."""
+    """Makes the function from embeddings [B, m] to outputs of the head [B, units]; KeyError: a weight is missing.
+
+    Behind those of the head are the outputs of further labels, without their biases.
+    """
     shape = architecture.towers[tower]
     crosses = [_layer(f"{tower}/cross_{number}", weights) for number in range(shape.crosses)]
     is_plugin = architecture.network is not None and tower == "quality"
     count = 0 if is_plugin else len(shape.units)
     deep = [_layer(f"{tower}/deep_{number}", weights) for number in range(count)]
     head, head_bias = weights[f"{tower}_head"], weights.get(f"{tower}_head_bias")
+    if architecture.labels:
+        head = np.column_stack([head, *(weights[label_weights(name)[0]] for name in architecture.labels)])
     activation = _make_activation(architecture.activation, architecture.smelu_beta)
     rounding = _round if architecture.compute_dtype != "float32" else lambda values: values
 
@@ -243,7 +248,12 @@ class RowModel:
         pooled = tuple(Pooled(**one) for one in given["pooled"])
         networks = read_plugins("ctr.models", given.get("network", {}))
         network = next(iter(networks.values()), None)
-        made = {"factors": factors, "pooled": pooled, "network": network}
+        made = {
+            "factors": factors,
+            "pooled": pooled,
+            "network": network,
+            "labels": tuple(given.get("labels", ())),
+        }
         self._architecture = shape = Architecture(**{**given, **made})
         alpha2 = np.float32(weights.get("alpha2", model["alpha2"]))
         dense = {
@@ -281,7 +291,7 @@ class RowModel:
             return {"Q" if name == "quality" else "U": self._factor(name, inputs)}
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Computes ``p`` and ``logit``, float32 [N], of a log's ids. Raises ValueError for one that is no feature's."""
+        """Computes what ``predict`` does of a log's ids. Raises ValueError for one that is no feature's."""
         matrix = np.asarray(packed["ids"])
         ids: dict[str, Ids] = dict(zip(self._single, matrix.T.tolist(), strict=True))
         for name in self._multivalent:
@@ -325,12 +335,16 @@ class RowModel:
         return both[:, 0], both[:, 1]
 
     def _score(self, ids: Mapping[str, Ids], rows: int) -> dict[str, np.ndarray]:
-        inputs = self._inputs(ids, rows)
+        inputs, labels = self._inputs(ids, rows), {}
         with one_blas_thread():
             if self._architecture.factors is None:
-                logits = [
+                found = [
                     self._plain_logit(number, inputs["quality"]) for number in range(len(self._components))
                 ]
+                logits = [logit for logit, _ in found]
+                for place, name in enumerate(self._architecture.labels):
+                    own = _mean_logit([of_labels[:, place] for _, of_labels in found])
+                    labels[f"p_{name}"] = sigmoid(own.astype(np.float32, copy=False))
                 if self._architecture.pairs:
                     (linear,) = (linear for _, linear in inputs["pairs"])
                     logits = [self._architecture.add_pairs(self._components[0], logits[0], linear)]
@@ -339,10 +353,10 @@ class RowModel:
                 products = zip(self._transfers, both.sum(axis=2).T, strict=True)
                 logits = [transfer(own) for transfer, own in products]
             logit = _mean_logit(logits).astype(np.float32, copy=False)
-        return {"p": sigmoid(logit), "logit": logit}
+        return {"p": sigmoid(logit), "logit": logit, **labels}
 
-    def _plain_logit(self, number: int, inputs: Inputs) -> np.ndarray:
-        """As ``ctr.models.click_model`` computes that of a component, float32 [B]."""
+    def _plain_logit(self, number: int, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+        """As ``ctr.models.click_model`` computes those of a component, float32 [B], and of L labels, [B, L]."""
         shape, weights, (e0, linear) = (
             self._architecture,
             self._components[number],
@@ -351,11 +365,14 @@ class RowModel:
         linear = linear + weights["output_bias"]
         logits: np.ndarray = linear + weights["offset"] if shape.experts else linear
         if not shape.has_network:
-            return logits
-        network = self._towers[number]["quality"](e0)[:, 0]
+            return logits, np.zeros((len(logits), 0), np.float32)
+        outputs = self._towers[number]["quality"](e0)
+        network, labels = outputs[:, 0], outputs[:, 1:]
+        if shape.labels:
+            labels = labels + np.array([weights[label_weights(name)[1]] for name in shape.labels])
         if not shape.experts:
-            return logits + network
-        return shape.combine_experts(weights, logits, {"linear": linear, "network": network})[0]
+            return logits + network, labels
+        return shape.combine_experts(weights, logits, {"linear": linear, "network": network})[0], labels
 
     def _factor(self, tower: str, inputs: Inputs) -> np.ndarray:
         """Computes Q or U of a factorized model, float32 [B, n, K + 2]."""

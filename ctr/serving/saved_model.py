@@ -174,6 +174,9 @@ def describe_network(snapshot: Snapshot, variables: Sequence[str]) -> dict[str, 
     readable = dict(zip(dense_weights(snapshot.weights), snapshot.weights, strict=True))
     architecture = dataclasses.asdict(dataclasses.replace(snapshot.architecture, network=None))
     del architecture["network"]
+    if not architecture["labels"]:
+        # The description of a model without them is what it is without the key.
+        del architecture["labels"]
     if snapshot.config.model.network:
         architecture["network"] = snapshot.config.model.model_dump(mode="json")["network"]
     return {

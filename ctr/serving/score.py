@@ -40,6 +40,11 @@ _LEARNED = pa.field(LEARNED, pa.bool_())
 _SCORES = [pa.field("logit", pa.float32()), pa.field("p", pa.float32())]
 
 
+def _scores(scorer: "Scorer") -> list[pa.Field]:
+    """The columns of a model's scores, those of the click last."""
+    return [*(pa.field(f"p_{name}", pa.float32()) for name in scorer.labels), *_SCORES]
+
+
 @dataclass(frozen=True)
 class ScoreResult:
     """Counts of a call."""
@@ -135,7 +140,7 @@ def score_log(
                 yield keys, scores, rejects
 
     fields = [pa.field(name, pa.int64()) for name in _LOG_KEYS]
-    schema_out = pa.schema([*fields, *_LOG_LABELS, _LEARNED, *_SCORES])
+    schema_out = pa.schema([*fields, *_LOG_LABELS, _LEARNED, *_scores(scorer)])
     return _write(out, schema_out, batches(), progress, until)
 
 
@@ -176,7 +181,7 @@ def score_tables(
                 yield key_table.slice(begin, _BATCH_ROWS), scorer.score(columns), []
 
     schema = _with_learned(keys.empty_table(), until).schema
-    return _write(out, pa.schema([*schema, *_SCORES]), batches(), progress, until)
+    return _write(out, pa.schema([*schema, *_scores(scorer)]), batches(), progress, until)
 
 
 def _with_learned(keys: pa.Table, until: tuple[int, int] | None) -> pa.Table:
@@ -217,7 +222,8 @@ def _write(
                     learned += pc.sum(keys.column(LEARNED)).as_py() or 0
                     untold += keys.column(LEARNED).null_count
                 if keys.num_rows:
-                    columns = [*keys.columns, *(pa.array(scores[field.name]) for field in _SCORES)]
+                    names = schema.names[keys.num_columns :]
+                    columns = [*keys.columns, *(pa.array(scores[name]) for name in names)]
                     waiting.append(pa.table(columns, schema=schema))
                 if sum(table.num_rows for table in waiting) >= _GROUP_ROWS:
                     writer.write_table(pa.concat_tables(waiting))

@@ -104,6 +104,11 @@ class Scorer:
             return self._loaded
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The further labels whose probabilities the model predicts, too."""
+        return tuple(self.metadata[NETWORK]["architecture"].get("labels", ()))
+
+    @property
     def signatures(self) -> tuple[str, ...]:
         return tuple(self.metadata["signatures"])
 
@@ -116,11 +121,11 @@ class Scorer:
         return self.score(features)["p"]
 
     def score(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Computes ``p`` and ``logit``, float32 [N], arguments as for ``predict``."""
+        """Computes ``p`` and ``logit``, and ``p_NAME`` of labels, float32 [N], arguments as for ``predict``."""
         return self._call("predict", *self._read("predict", features))
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Computes ``p`` and ``logit``, float32 [N], of ids as ``ctr.serving.signatures.packed_columns`` has them."""
+        """Computes what ``score`` does of ids as ``ctr.serving.signatures.packed_columns`` has them."""
         scoring = self._rows if self._are_few(len(packed["ids"])) else self._program
         return scoring.score_ids(packed)
 

@@ -1,13 +1,13 @@
 """Functions of an exported model: from raw strings and numbers, or from ids, to predictions.
 
 ``predict(features)``
-    raw columns -> ``p`` and ``logit``. Derived columns are made inside: of other columns, or of the time of the row,
-    ``time_us``.
+    raw columns -> ``p`` and ``logit``, and ``p_NAME`` for each further label. Derived columns are made inside: of other
+    columns, or of the time of the row, ``time_us``.
 ``quality(features)``, ``ui(features)``, ``combine(Q, U)``
     of a factorized model: ``Q`` and ``U``, [N, components, K], and of these ``p`` and ``logit``. A tower takes the
     columns that its own features need. One row of Q goes with any number of rows of U, and the other way round.
 ``predict_ids(ids)``
-    ids as a log holds them -> ``p`` and ``logit``; so that logs are scored, which have no raw columns.
+    ids as a log holds them -> the same; so that logs are scored, which have no raw columns.
 
 Where ids grow, an id is searched among the sorted keys of those that have a row of their own; others use shared rows,
 as in training. All are pure TensorFlow operations, so that any TensorFlow runtime serves them.
@@ -107,7 +107,9 @@ def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) ->
     names, kinds = input_names(schema.inputs), schema.inputs
 
     def scores(ids: Ids) -> dict[str, tf.Tensor]:
-        return _outputs(forward(*model, inputs_of(snapshot, ids), alpha2).logits)
+        found = forward(*model, inputs_of(snapshot, ids), alpha2)
+        labels = {f"p_{name}": tf.sigmoid(ensemble_logit(own)) for name, own in found.labels.items()}
+        return _outputs(found.logits) | labels
 
     def only_q(ids: Ids) -> dict[str, tf.Tensor]:
         return {"Q": quality(*model, inputs_of(snapshot, ids, "quality")["quality"], alpha2)}

@@ -14,8 +14,10 @@ from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.part import Part
 from ctr.models.pooling import pool
 from ctr.objective.losses import loss_and_terms, normalizer, slices_of, without_ranking
+from ctr.optim.first_order.online_newton import CalibrationStep
 from ctr.training.config import TrainConfig
 from ctr.training.experts import Lesson, linear_curvature, own_lessons
+from ctr.training.label_lessons import LabelLesson, label_lesson, label_logits
 from ctr.training.state import TrainState
 
 _Tensors: TypeAlias = dict[str, tf.Tensor]
@@ -35,6 +37,8 @@ class BatchGradients(NamedTuple):
     row_gradients: list[tf.Tensor]
     dense_gradients: list[tf.Tensor]
     lesson: Lesson
+    label_logits: list[tf.Tensor]
+    label_steps: list[CalibrationStep]
     curvatures: list[Curvature] | None = None
 
 
@@ -114,6 +118,20 @@ class Differentiation:
                         logit,
                         list(scores.experts.values()),
                     )
+                labels = LabelLesson([], [])
+                if scores.labels:
+                    labels = label_lesson(
+                        objective,
+                        state.label_biases,
+                        self._workers,
+                        targets,
+                        scores.labels,
+                        ramps,
+                        normalizer(objective, targets),
+                    )
+                    added = tf.add_n(labels.terms)
+                    loss, terms = loss + added, tf.concat([terms, tf.stack(labels.terms)], axis=0)
+                    lesson = lesson._replace(loss=lesson.loss + added)
                 rest = without_ranking(objective, terms) if outside else None
         zero = tf.UnconnectedGradients.ZERO
         row_gradients, dense_gradients = tape.gradient(
@@ -138,7 +156,8 @@ class Differentiation:
         if self.config.optimizer.embeddings.gradient == "sum":
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
-        return BatchGradients(logit, slices, loss, terms, row_gradients, dense_gradients, lesson)
+        of_labels = label_logits(scores.labels), labels.steps
+        return BatchGradients(logit, slices, loss, terms, row_gradients, dense_gradients, lesson, *of_labels)
 
     def curvatures(
         self,

@@ -77,11 +77,11 @@ class TrainStep:
         feed = feed.with_rows(self.state.tables, learning=True)
         return *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
 
-    def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``."""
+    def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Scores a batch alone: logits of the click and of each label, float32 [B], and slices as in ``StepResult``."""
         feed = feed.with_rows(self.state.tables)
-        logit, slices = self._compiled_score(*_tensors(feed, self._scored_targets), _scalars(ramps))
-        return logit, slices
+        logits, slices = self._compiled_score(*_tensors(feed, self._scored_targets), _scalars(ramps))
+        return logits, slices
 
     def gradients(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Computes what ``learn`` would learn by: gradients of each table's distinct rows and of each dense weight."""

@@ -32,8 +32,8 @@ from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.joint_feeds import join_feeds
+from ctr.training.label_rows import ReturningRows, learned_rows, sidecar_columns
 from ctr.training.logs import Log, Logs, open_logs
-from ctr.training.retrain import learned_batch
 from ctr.training.run.rollback import Position
 from ctr.training.shapes import FewShapes, few_shapes, is_fused_from
 from ctr.workers.collectives import ALONE, Workers
@@ -141,7 +141,8 @@ def _agree(inputs: Inputs, workers: Workers) -> None:
 def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
     """Raises InputError where sidecars say nothing of a row from ``start`` on; returns False where it was stopped."""
     selection = selection_of(inputs, start)
-    if selection.sample is not None or (selection.teacher is not None and selection.every_row_taught):
+    needs_all = selection.sample is not None or selection.labels is not None
+    if needs_all or (selection.teacher is not None and selection.every_row_taught):
         return check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start, stop)
     return True
 
@@ -151,17 +152,18 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
     config, distillation = inputs.config, inputs.config.objective.distillation
     begin = inputs.log.start_at(start)
 
-    def opened(role: str, column: str) -> JoinedSidecar | None:
+    def opened(role: str, *columns: str) -> JoinedSidecar | None:
         if role not in inputs.sidecars:
             return None
         log, name = inputs.sidecars[role]
-        return JoinedSidecar(log.path, name, [column], log.manifests, begin)
+        return JoinedSidecar(log.path, name, columns, log.manifests, begin)
 
     return Selection(
         time_range=config.time_range,
         sample=opened("sample", "weight"),
         only_kept=config.sampling is not None and config.sampling.score == "kept",
         teacher=opened("teacher", "logit"),
+        labels=opened("labels", *sidecar_columns(config)),
         every_row_taught=distillation is not None and distillation.missing == "refuse",
     )
 
@@ -175,25 +177,28 @@ def read_turns(
     seat: Seat | None = None,
     fused: FewShapes = (),
     beside: Beside | None = None,
+    set_aside: Sequence[tuple[int, int]] = (),
 ) -> Generator[tuple[Feed, bool, bool], None, None]:
     """Yields the batches of the log from a position on, in the order in which a run scores and learns from them.
 
     Without a label delay every batch is new and has its labels. With one, a batch comes once when it is new, and again
     before the first batch whose queries are so much later that its labels are known by then. Yields with each feed
-    whether it is new (its scores are the predictions of record), and whether its labels are known.
+    whether it is new (its scores are the predictions of record), and whether its labels are known. From ``set_aside``,
+    ranges of rows, nothing is learned later.
     """
     if not inputs.has_rows_after(position.examples):
         return
     delay = round(inputs.config.label_delay * 1_000_000)
-    starts = position.learned, position.constraint_logs
+    starts = position.learned, {**position.constraint_logs, **position.returned}
     if not delay:
-        with closing(read_feeds(inputs, layouts, *starts, partial, hold, seat, fused, beside)) as feeds:
+        given = inputs, layouts, *starts, partial, hold, seat, fused, beside, set_aside
+        with closing(read_feeds(*given)) as feeds:
             for feed in feeds:
                 yield feed, True, True
         return
     with (
         # A stream of its own, so that the batches in between need not be kept.
-        closing(read_feeds(inputs, layouts, *starts, partial, seat=seat)) as labeled,
+        closing(read_feeds(inputs, layouts, *starts, partial, seat=seat, set_aside=set_aside)) as labeled,
         closing(read_feeds(inputs, layouts, position.examples, None, partial, hold, seat)) as new,
     ):
         waiting = next(labeled, None)
@@ -216,21 +221,22 @@ def read_feeds(
     inputs: Inputs,
     layouts: tuple[TableLayout, ...],
     start: int,
-    constraint_starts: Mapping[str, int] | None = None,
+    other_starts: Mapping[str, int] | None = None,
     partial: bool = True,
     hold: Callable[[int], None] = lambda position: None,
     seat: Seat | None = None,
     fused: FewShapes = (),
     beside: Beside | None = None,
+    set_aside: Sequence[tuple[int, int]] = (),
 ) -> Generator[Feed, None, None]:
     """Yields the run's feeds from a position on, made by a thread that reads ahead.
 
-    Without ``constraint_starts`` they are only scored. ``beside`` makes the feeds beside them. Unless ``partial``,
-    batches that would not be the same if the logs went on are left out, and ``hold`` is called with the position of the
-    first.
+    Without ``other_starts``, the positions in constraint logs and of the rows that come again for labels, they are only
+    scored. ``set_aside``: see ``read_turns``. ``beside`` makes the feeds beside them. Unless ``partial``, batches that
+    would not be the same if the logs went on are left out, and ``hold`` is called with the position of the first.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
-    objective = config.objective if constraint_starts is not None else config.objective.scored_part
+    objective = config.objective if other_starts is not None else config.objective.scored_part
     shapes = None
     if has_few_shapes(config):
         shapes = few_shapes(config, inputs.schema, layouts, 1 if seat is None else seat.size)
@@ -239,10 +245,11 @@ def read_feeds(
 
     def feeds() -> Iterator[Feed]:
         selection = selection_of(inputs, start)
-        if constraint_starts is None:
+        if other_starts is None:
             selection = replace(selection, teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, start)
-        streams = [] if constraint_starts is None else _open_streams(inputs, constraint_starts)
+        streams = [] if other_starts is None else _open_streams(inputs, other_starts)
+        returning = [] if other_starts is None else _open_returns(inputs, other_starts, set_aside)
         size = batch_size(inputs)
         if batch.within_partitions:
             ends = np.cumsum([manifest.rows for manifest in log.manifests], dtype=np.int64)
@@ -254,11 +261,11 @@ def read_feeds(
             # batch may have rows to predict, and a constraint log may hold the same examples with their labels.
             until = [stream.until(one.times[1] - 1) for stream in streams]
             due = [None if rows is None else set_rejects_apart(rows) for rows in until]
+            due += [rows.until(one.times[1]) for rows in returning]
             usual = size.at(one.begin)
             own = fused if is_fused_from(size, one.begin) else ()
-            taken = learned_batch(one, config.retrain)
             feed = make_feed(
-                taken,
+                learned_rows(config, one),
                 layouts,
                 usual,
                 objective,
@@ -319,6 +326,18 @@ def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved
         )
         for name, other in inputs.constraint_logs.items()
     ]
+
+
+def _open_returns(
+    inputs: Inputs, starts: Mapping[str, int], set_aside: Sequence[tuple[int, int]]
+) -> list[ReturningRows]:
+    """Opens the log once more for each time at which rows come again for a label."""
+    found, log = [], inputs.log
+    for name, at in inputs.config.label_returns.items():
+        selection = replace(selection_of(inputs, starts[name]), teacher=None)
+        blocks = read_selection(log.path, inputs.schema, log.manifests, selection, starts[name])
+        found.append(ReturningRows(inputs.config, at, blocks, set_aside, str(log.path)))
+    return found
 
 
 class PublishedInputs:

@@ -71,6 +71,11 @@ class Logs:
             read["sample"] = self.log, sampling.name
         if distillation is not None:
             read["teacher"] = self.teacher_log or self.log, distillation.teacher
+        if self.config.objective.labels:
+            # Loaded here: without Arrow, a finished run's summary is shown sooner.
+            from ctr.data.labels import SIDECAR
+
+            read["labels"] = self.log, SIDECAR
         return read
 
 

@@ -123,6 +123,7 @@ def one_pass(
         state.seat,
         trainer.fused_shapes,
         trainer.beside,
+        [one.rows for one in run.rollbacks],
     )
     with closing(turns), trainer.throughput.running():
         # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.

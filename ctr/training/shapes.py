@@ -13,7 +13,7 @@ Where chips divide a table, each has its share of the ids, in ``full`` a quarter
 Which one a batch takes is the first that holds it: a function of the batch alone, so that a run that is resumed takes
 the same. What rows can have at most follows from the features (``max_values``) and from ``ranking.max_pairs``: of n
 rows, queries of s rows have up to s^2 / 4 pairs, but K at most, so that n sqrt(K) / 2 is the most that all have. With
-constraint logs, which add rows to a batch, there is room for those.
+constraint logs, and labels for which rows come again, which add rows to a batch, there is room for those.
 """
 
 import math
@@ -129,7 +129,7 @@ def few_shapes(
 ) -> FewShapes:
     """Makes the shapes of a run, each batch of which is divided into ``parts``."""
     batch, constraints = config.batch, config.objective.bias_constraints
-    logs = 0 if constraints is None else len(constraints.logs)
+    logs = (0 if constraints is None else len(constraints.logs)) + len(config.label_returns)
     # A constraint log gives a batch at most as many rows as it has itself; most give few.
     usual = batch.rows * min(2, 1 + logs)
     most = max(batch.rows, batch.max_query_rows) * (1 + logs)

@@ -18,6 +18,7 @@ from ctr.optim.kfac.output_losses import gradient_by_outputs
 from ctr.training.batch_gradients import BatchGradients, Differentiation, mean_of_parts
 from ctr.training.config import TrainConfig
 from ctr.training.gradient_noise import squared_norms
+from ctr.training.label_lessons import label_logits
 from ctr.training.product_factors import click_likelihood, product_factors, record_network
 from ctr.training.state import TrainState
 from ctr.training.tables.tables import Gathered
@@ -35,6 +36,7 @@ class StepResult(NamedTuple):
         applied: bool scalar; False when loss or a gradient was not finite and nothing was changed.
         slices: for each family of constraints the rows' slices, int32 [B], -1 for none.
         terms: float32 [T], what each of ``ctr.objective.losses.loss_terms`` contributes to the loss.
+        labels: for each further label its logits, float32 [B], from before the update as well.
     """
 
     logit: tf.Tensor
@@ -42,6 +44,7 @@ class StepResult(NamedTuple):
     applied: tf.Tensor
     slices: list[tf.Tensor]
     terms: tf.Tensor
+    labels: Sequence[tf.Tensor] = ()
 
 
 class Step:
@@ -98,7 +101,8 @@ class Step:
         )
         changed = [tensor for pair in moved for tensor in pair]
         applied = all_finite([batch.loss, *batch.row_gradients, *batch.dense_gradients, *changed])
-        applied, logit, slices = gather_scores(self._workers, applied, batch.logit, batch.slices)
+        scores = [batch.logit, *batch.label_logits]
+        applied, (logit, *labels), slices = gather_scores(self._workers, applied, scores, batch.slices)
 
         def update() -> tf.Tensor:
             curvatures = batch.curvatures
@@ -115,6 +119,8 @@ class Step:
             self._update_dense(batch.dense_gradients, rates["dense"])
             for calibrator, step in zip(state.calibrators, batch.lesson.steps, strict=True):
                 calibrator.apply(step)
+            for bias, step in zip(state.label_biases, batch.label_steps, strict=True):
+                bias.apply(step)
             for dual, weights, (next_dual, next_seen) in zip(
                 state.duals, state.slices_seen, moved, strict=True
             ):
@@ -123,17 +129,18 @@ class Step:
             return tf.constant(True)
 
         applied = tf.cond(applied, update, lambda: tf.constant(False))
-        return StepResult(logit, batch.loss, applied, slices, batch.terms)
+        return StepResult(logit, batch.loss, applied, slices, batch.terms, labels)
 
     def score(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``."""
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Scores a batch alone: logits of the click and of each label, float32 [B], and slices as in ``StepResult``."""
         gathered = self.state.tables.gather(plans)
         scores = self._model.scores(gathered.rows, gathered.views, ramps["alpha2"], self.parts[0])
         logit = ensemble_logit(scores.logits)
         slices = slices_of(self.state.families, targets, logit)
-        return gather_scores(self._workers, tf.constant(True), logit, slices)[1:]
+        found = [logit, *label_logits(scores.labels)]
+        return gather_scores(self._workers, tf.constant(True), found, slices)[1:]
 
     def gradients(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
@@ -221,16 +228,17 @@ class Step:
 
 
 def gather_scores(
-    group: Workers, holds: tf.Tensor, logit: tf.Tensor, slices: Sequence[tf.Tensor]
-) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    group: Workers, holds: tf.Tensor, logits: Sequence[tf.Tensor], slices: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
     """Gathers whether something holds in all members, and the scores of their rows: [B] of each become [W * B]."""
     if group.size == 1:
-        return holds, logit, list(slices)
+        return holds, list(logits), list(slices)
     # Slices are far fewer than float32 counts without gaps.
-    columns = [logit, *(tf.cast(numbers, tf.float32) for numbers in slices)]
+    columns = [*logits, *(tf.cast(numbers, tf.float32) for numbers in slices)]
     flag = tf.fill([1, len(columns)], tf.cast(holds, tf.float32))
     with tf.name_scope("gather_scores"):
         message = tf.concat([tf.stack(columns, axis=1), flag], axis=0)
         gathered = tf.reshape(group.all_gather(message), [-1, tf.shape(message)[0], len(columns)])
     holds, rows = tf.reduce_all(gathered[:, -1] > 0), tf.reshape(gathered[:, :-1], [-1, len(columns)])
-    return holds, rows[:, 0], [tf.cast(rows[:, column], tf.int32) for column in range(1, len(columns))]
+    found = tf.unstack(rows, len(columns), axis=1)
+    return holds, found[: len(logits)], [tf.cast(one, tf.int32) for one in found[len(logits) :]]

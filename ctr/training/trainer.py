@@ -40,6 +40,7 @@ class Scores(NamedTuple):
     slices: list[np.ndarray]  # for each family of constraints, int32 [N]
     applied: bool | None = None  # whether the step changed the weights; None: there was no step
     terms: np.ndarray | None = None  # float32 [T], what each term contributed to the step's loss
+    labels: Sequence[np.ndarray] = ()  # for each further label its logits, float32 [N]
 
 
 class Trainer:
@@ -91,7 +92,7 @@ class Trainer:
         self._step_seconds.add(time.perf_counter() - begun)
         if applied:
             self.last_applied = feed
-        return Scores(logit, slices, applied, terms)
+        return Scores(logit, slices, applied, terms, [feed.in_order(one.numpy()) for one in result.labels])
 
     def learn_fused(
         self, feeds: Sequence[Feed], ramps: Sequence[Ramps], rates: Sequence[Rates]
@@ -122,11 +123,15 @@ class Trainer:
             return self._no_scores()
         feed = self._with_rows("score", feed)
         with self._calling("score", feed):
-            logit, slices = self._step.score(feed, ramps)
-        return Scores(feed.in_order(logit.numpy()), [feed.in_order(index.numpy()) for index in slices])
+            found = self._step.score(feed, ramps)
+        (logit, *labels), slices = ([feed.in_order(one.numpy()) for one in part] for part in found)
+        return Scores(logit, slices, labels=labels)
 
     def _no_scores(self) -> Scores:
-        return Scores(np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in self.state.families])
+        none = [np.zeros(0, np.float32) for _ in self.state.architecture.labels]
+        return Scores(
+            np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in self.state.families], labels=none
+        )
 
     def score_rows(self, rows: Rows | pa.Table, schema: Schema, ramps: Ramps) -> np.ndarray:
         """Returns the logits, float32 [N], of good rows, or of the columns of a shard, also those that are not finite.

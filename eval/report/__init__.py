@@ -153,12 +153,33 @@ def _results(runs: Sequence[ShownRun]) -> page.Section:
     blocks: list[page.Block] = [
         page.Cards(cards),
         page.Table(("run", *heads), values, "Over all examples, with 95% intervals over queries"),
+        *_labels(runs),
         page.Table(("run", *COSTS.values()), costs, "Cost"),
         page.Details(
             "What the numbers mean", [page.Definitions([(term, (text,)) for term, text in _MEANINGS.items()])]
         ),
     ]
     return page.Section("results", "Results", "Results", blocks)
+
+
+def _labels(runs: Sequence[ShownRun]) -> list[page.Block]:
+    """Metrics of further labels; nothing where no run has any."""
+    rows: list[page.Row] = []
+    for shown in runs:
+        labels = shown.run.summary.get("labels", {})
+        if not isinstance(labels, dict) or not all(isinstance(one, dict) for one in labels.values()):
+            raise InputError(f"{shown.run.folder / 'summary.json'}: labels must be a JSON object of objects")
+        for name, label in labels.items():
+            numbers = [
+                display.Number(label.get(metric), *(label.get(f"{metric}_ci95") or (None, None)))
+                for metric in COMPARED
+            ]
+            cells = [page.Cell(one.text(), (one.bounds(),)) for one in numbers]
+            rows.append([(shown.mark, " ", page.code(name)), *cells, display.amount(label.get("examples"))])
+    if not rows:
+        return []
+    heads = ("run and label", *(display.METRIC_TITLES[metric] for metric in COMPARED), "examples")
+    return [page.Table(heads, rows, "Further labels, over the rows of which they are known")]
 
 
 def _time(runs: Sequence[ShownRun]) -> page.Section:

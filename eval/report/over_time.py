@@ -13,7 +13,7 @@ from ctr.eval.arrays import FloatArray, ratio
 from ctr.eval.intervals import difference
 from ctr.eval.report import page
 from ctr.eval.report.shown_run import ShownRun
-from ctr.eval.run_files import EXTRA_TERM, LOSS_TERMS, METRICS
+from ctr.eval.run_files import ADDED_TERMS, LOSS_TERMS, METRICS
 from ctr.eval.timeline import Timeline
 
 Course = tuple[FloatArray, FloatArray, FloatArray]
@@ -351,8 +351,8 @@ def loss_figures(runs: Sequence[ShownRun]) -> list[page.Figure]:
     """What each term contributed to the loss of the steps in each window, for each run whose loss has several."""
     figures = []
     for shown in runs:
-        extra = [name for name in map(str, shown.windows) if name.startswith(EXTRA_TERM)]
-        titles = LOSS_TERMS | {name: name.removeprefix(EXTRA_TERM) for name in extra}
+        extra = [name for name in map(str, shown.windows) if name.startswith(ADDED_TERMS)]
+        titles = LOSS_TERMS | {name: name.split("_", 2)[2] for name in extra}
         terms = {name: title for name, title in titles.items() if shown.windows[name].notna().any()}
         if len(terms) > 1:
             ends = ", ".join(

@@ -46,6 +46,8 @@ def evaluate_text(result: dict[str, Any]) -> str:
     """Format the result of `run_evaluate` as tables for a terminal."""
     if "prediction_difference" not in result:
         lines = [_traffic(result), *_metric_lines(result), *_training_lines(result)]
+        for name, label in result.get("labels", {}).items():
+            lines += [f"{name}: {_traffic(label)}", *_metric_lines(label)]
         if new := result.get("new"):
             lines += [_traffic(new), *_metric_lines(new)]
         if days := result.get("days"):

@@ -55,6 +55,8 @@ class RowGroup:
     rows: int
     labeled: bool  # whether the file has labels and metric weights
     marked: bool = False  # whether the file has a column `LEARNED`
+    outcomes: tuple[str, ...] = ()  # the further labels that the file has
+    outcome: str = ""  # the one that rows are taken of, where it is known; empty: the click
     new: bool = False  # whether only the rows are taken that the model has not learned from
     day: int | None = None  # days since 1970, UTC, of the queries whose rows are taken; None: of all
 
@@ -69,11 +71,14 @@ def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
         seen.add(path.resolve())
         with faults_named(path), pq.ParquetFile(path) as file:
             labeled = check_columns(str(path), file.schema_arrow)
-            marked = LEARNED in file.schema_arrow.names
+            names = file.schema_arrow.names
+            marked = LEARNED in names
+            given = (name.removeprefix("logit_") for name in names if name.startswith("logit_"))
+            outcomes = tuple(name for name in given if f"label_{name}" in names)
             first_row = 1
             for number in range(file.num_row_groups):
                 rows = file.metadata.row_group(number).num_rows
-                groups.append(RowGroup(str(path), number, first_row, rows, labeled, marked))
+                groups.append(RowGroup(str(path), number, first_row, rows, labeled, marked, outcomes))
                 first_row += rows
     return groups
 
@@ -139,12 +144,22 @@ _ALLOWED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 def read_row_group(group: RowGroup) -> Iterator[Piece]:
     """Yields a row group's checked rows, at most `BATCH_ROWS` at a time; InputError names file and row of a fault."""
     wanted = [*_KEYS, *(_LABELS if group.labeled else ()), *([LEARNED] if group.new else [])]
+    of_outcome = {f"{name}_{group.outcome}": name for name in ("logit", "label") if group.outcome}
+    wanted = [*(name for name in wanted if name not in of_outcome.values()), *of_outcome]
     wanted += [] if group.day is None else [_TIME]
     path, first_row = group.path, group.first_row
     with faults_named(Path(path)), pq.ParquetFile(path, page_checksum_verification=True) as file:
         batches = file.iter_batches(BATCH_ROWS, row_groups=[group.number], columns=wanted, use_threads=False)
         for batch in batches:
+            batch = batch.rename_columns([of_outcome.get(name, name) for name in batch.schema.names])
+            known = None
+            if group.outcome:
+                place, column = batch.schema.get_field_index("label"), batch.column("label")
+                known = pc.invert(pc.is_null(column, nan_is_null=True))
+                batch = batch.set_column(place, "label", pc.if_else(known, column, 0))
             rows = checked_rows(path, pa.Table.from_batches([batch]), group.labeled, first_row)
+            if known is not None:
+                rows = rows[known.to_numpy(zero_copy_only=False)]
             if group.new:
                 new = pc.invert(batch.column(LEARNED)).fill_null(False)
                 rows = rows[new.to_numpy(zero_copy_only=False)]

@@ -50,10 +50,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure recorded predictions: Parquet files, folders of them, and run directories.
 
-    Returns `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. Where `ctr score`
-    has marked the rows that the model has learned from also ``training``, see `count_learned`, and, where there are
-    both kinds, ``new``: the summary of those that it has not learned from. With ``by_day`` also ``days``: the summary
-    of each day of query times, in UTC, by its date.
+    Returns `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. Where predictions
+    were made with further labels, ``labels`` has the same of each, over the rows of which it is known. Where `ctr
+    score` has marked the rows that the model has learned from also ``training``, see `count_learned`, and, where there
+    are both kinds, ``new``: the summary of those that it has not learned from. With ``by_day`` also ``days``: the
+    summary of each day of query times, in UTC, by its date.
 
     Files are read once for each pass over ``rows_per_pass`` rows: by default `ROWS_PER_PASS` for a runner that groups
     in memory, such as that inside this process, and all rows for any other. ``rows_per_key`` are to meet in memory.
@@ -68,6 +69,10 @@ def evaluate(
             day: _run({"a": own}, beam_options, rows_per_key, rows_per_pass)["a"].summary()
             for day, own in part_by_day(groups).items()
         }
+    for name in dict.fromkeys(name for group in groups for name in group.outcomes):
+        own = [replace(group, outcome=name) for group in groups if name in group.outcomes]
+        found = _run({"a": own}, beam_options, rows_per_key, rows_per_pass)
+        summary.setdefault("labels", {})[name] = found["a"].summary()
     training = count_learned(groups)
     if training is None:
         return summary

@@ -14,6 +14,7 @@ import pyarrow as pa
 from ctr.data.ids.arrow import string_ids
 from ctr.data.ids.tables import pack_table
 from ctr.data.kept_values import VALUE_PREFIX, value_columns
+from ctr.data.labels import label_columns
 from ctr.data.mapping import Mapping
 from ctr.data.shards import shard_schema
 from ctr.data.times import format_time
@@ -26,6 +27,7 @@ from ctr.pipelines.rows.raw_columns import (
     checked_columns,
     read_keys,
     read_labels,
+    read_later_labels,
     read_times,
     read_weights,
 )
@@ -47,11 +49,13 @@ Result = TypeVar("Result")
 
 
 def spill_schema(mapping: Mapping) -> pa.Schema:
-    """Returns the columns of a shard, kept raw values (null if held back without), and numbers of file and row."""
+    """Returns the columns of a shard, kept raw values and labels (null if held back without), and file and row."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.kept_values)
     kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]
-    return pa.schema([*shard_schema(schema), *kept, *_ORIGIN])
+    columns = [column for name in mapping.labels for column in label_columns(name)]
+    labels = [pa.field(f"@{column}", pa.int64()) for column in columns]
+    return pa.schema([*shard_schema(schema), *kept, *labels, *_ORIGIN])
 
 
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -81,6 +85,7 @@ def make_examples(
     times = read_times(mapping, columns, chunk, first, verdict)
     add_versions(columns, sides, times)
     labels = read_labels(mapping, columns, verdict)
+    later = read_later_labels(mapping, columns, times, verdict)
     weights = read_weights(mapping.weight, columns, verdict)
     ids, groups = read_keys(mapping, name_hash, columns, chunk, times, verdict)
     add_derived(mapping.derive, columns, times, verdict)
@@ -96,12 +101,13 @@ def make_examples(
     }
     raw = {name: columns[name] for name in schema.read_sources}
     origin = {FILE_COLUMN: np.full(len(times), chunk.file, np.int32), ROW_COLUMN: chunk.rows}
-    tables = [pa.table(keys), pa.table(raw), pa.table(origin)]
+    tables = [pa.table(keys), pa.table(raw), pa.table({**later, **origin})]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
     packed = pack_table(schema, tables[0], tables[1], tuple(value_columns(schema, mapping.kept_values)))
-    for number, column in enumerate(tables[2].columns):
-        packed = packed.append_column(_ORIGIN[number], column)
+    fields = spill_schema(mapping)
+    for name in tables[2].column_names:
+        packed = packed.append_column(fields.field(name), tables[2].column(name))
     return packed, verdict.rejects
 
 

@@ -88,8 +88,10 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
     grouped = "none" if query is None else "a column"
     if query is not None and query.session is not None:
         grouped = f"sessions of gap {query.session.gap_us / 1e6:.15g} s"
+    # Of a log without them the state is what it is without the key.
+    labels = {"labels": ", ".join(mapping.labels)} if mapping.labels else {}
     # Durations in seconds: 1d and 24h are the same.
-    return {
+    return labels | {
         "label": "0 or 1" if label.op is None else f"{label.op} {label.value}",
         "weight": "none" if mapping.weight is None else "a column",
         "query": grouped,
@@ -99,10 +101,11 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
 
 def check_rules(log: Path, state: IngestState, rules: dict[str, str]) -> None:
     """Raises InputError where the rows of a log were made by other rules."""
-    for key, before in state.rules.items():
-        if before != rules[key]:
+    for key in (state.rules | rules) if state.rules else ():
+        before, now = state.rules.get(key, "none"), rules.get(key, "none")
+        if before != now:
             raise InputError(
-                f"{log}: its rows were ingested with {key}: {before}, and the mapping now has {key}: {rules[key]}; "
+                f"{log}: its rows were ingested with {key}: {before}, and the mapping now has {key}: {now}; "
                 "allowed: the same, or another output directory"
             )
 

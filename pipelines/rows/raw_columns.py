@@ -11,14 +11,17 @@ import pyarrow.compute as pc
 from ctr.data.derived import Derived
 from ctr.data.ids import arrow
 from ctr.data.ids.rules import derived_column
+from ctr.data.labels import FOREVER, label_columns
 from ctr.data.mapping import FIRST_TIME, LAST_TIME, TIME_LIMIT_US, Mapping, Time
 from ctr.data.spelling import CAST_NAMES
 from ctr.data.time_formats import ZONES
+from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import (
     WEIGHT_ALLOWED,
     check_encoded,
     check_utf8,
+    is_text,
     is_text_or_number,
     mix_ids,
     parse_ids,
@@ -126,6 +129,56 @@ def read_labels(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndar
     labels, bad, allowed = parse_column(name, columns, parse_labels, mapping.label)
     verdict.refuse(bad, "label", "not a label", columns[name], allowed)
     return np.asarray(labels)
+
+
+def read_later_labels(
+    mapping: Mapping, columns: Columns, times: np.ndarray, verdict: Verdict
+) -> dict[str, pa.Array]:
+    """Reads the columns of ``ctr.data.labels.write_labels`` of N rows of these times, int64 in microseconds."""
+    found: dict[str, pa.Array] = {}
+    for name, label in mapping.labels.items():
+        key, (after, known) = f"labels.{name}", label_columns(name)
+        if label.time is not None:
+            observed, missing = _optional_times(label.time, key, columns, verdict)
+            early = ~missing & (observed < times)
+            column = columns[label.columns[0]]
+            verdict.refuse(early, key, "before the row's own time", column, "a time from the row's own on")
+            until, unknown = np.full(len(times), FOREVER), np.zeros(len(times), bool)
+            if label.until is not None:
+                watched = label.time.model_copy(update={"column": label.until})
+                until, unknown = _optional_times(watched, f"{key}.until", columns, verdict)
+        else:
+            assert label.value is not None and label.after is not None
+            column = columns[label.value.column]
+            labels, bad, allowed = parse_column(label.value.column, columns, parse_labels, label.value)
+            unknown = _is_missing(column)
+            verdict.refuse(bad & ~unknown, key, "not a label", column, allowed)
+            observed, missing = times + duration_us(label.after), labels == 0
+            until = np.full(len(times), FOREVER)
+        found[f"@{after}"] = pa.array(observed, pa.int64(), mask=missing)
+        found[f"@{known}"] = pa.array(until, pa.int64(), mask=unknown)
+    return found
+
+
+def _optional_times(
+    time: Time, key: str, columns: Columns, verdict: Verdict
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reads [N] int64 microseconds, and which are missing."""
+    assert time.column is not None
+    column = columns[time.column]
+    times, bad = parse_column(time.column, columns, parse_times, time)
+    missing = _is_missing(column)
+    verdict.refuse(
+        bad & ~missing, key, "unreadable or out of range", column, f"{time.form}, {time.range_text}"
+    )
+    return times, missing
+
+
+def _is_missing(column: pa.Array) -> np.ndarray:
+    missing: np.ndarray = column.is_null().to_numpy(zero_copy_only=False)
+    if is_text(column.type):
+        missing |= pc.fill_null(pc.equal(column, ""), True).to_numpy(zero_copy_only=False)
+    return missing
 
 
 def read_weights(name: str | None, columns: Columns, verdict: Verdict) -> np.ndarray:

@@ -170,15 +170,18 @@ def make_snapshot(
     return take_snapshot(run)
 
 
-def trainer_logit(state: TrainState, config: TrainConfig, rows: Rows) -> np.ndarray:
-    """What the trainer predicts for rows before it learns from them, float32 [N]."""
+def trainer_logits(state: TrainState, config: TrainConfig, rows: Rows) -> list[np.ndarray]:
+    """What the trainer predicts for rows before it learns from them, of the click and each label, float32 [N]."""
     feed = make_feed(set_rejects_apart(rows), state.layouts, BATCH_ROWS)
     if state.tables.id_maps:
         feed = feed.with_rows(state.tables)
-    logits: np.ndarray = (
-        TrainStep(state, config, jit=False).score(feed, config.ramps_at(TRAINED_EXAMPLES))[0].numpy()
-    )
-    return logits[: len(rows.example_id)]
+    logits, _ = TrainStep(state, config, jit=False).score(feed, config.ramps_at(TRAINED_EXAMPLES))
+    return [logit.numpy()[: len(rows.example_id)] for logit in logits]
+
+
+def trainer_logit(state: TrainState, config: TrainConfig, rows: Rows) -> np.ndarray:
+    """The first of ``trainer_logits``."""
+    return trainer_logits(state, config, rows)[0]
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,7 @@ class Case:
     snapshot: Snapshot
     state: TrainState
     table: pa.Table
+    labels: tuple[np.ndarray, ...] = ()
 
 
 def make_case(
@@ -200,18 +204,24 @@ def make_case(
     rows: int = 90,
     schema: Schema = SCHEMA,
     raw: dict[str, list[Any]] | None = None,
+    labels: dict[str, Any] | None = None,
 ) -> Case:
     # A second head, which ranks: no part of what is served.
     has_two = model["deep"]["units"] and model.get("network_loss") != "own"
     ranking = {"setup": "multi_task"} if has_two else {}
-    content = {"model": model, "compute_dtype": compute_dtype, "objective": {"ranking": ranking}}
+    content = {
+        "model": model,
+        "compute_dtype": compute_dtype,
+        "objective": {"ranking": ranking, "labels": labels or {}},
+    }
     config = parse_model(TrainConfig, {**content, "batch": {"rows": BATCH_ROWS}}, "test")
     raw = draw_raw(rows) if raw is None else raw
     table = packed_table(raw, schema)
     state = TrainState(config.table_layouts(schema), config, compute_dtype)
     randomize(state, examples)
-    logit = trainer_logit(state, config, rows_of_table(table, schema, 0))
-    return Case(raw, logit, make_snapshot(state, config, schema, folder, examples), state, table)
+    logit, *of_labels = trainer_logits(state, config, rows_of_table(table, schema, 0))
+    snapshot = make_snapshot(state, config, schema, folder, examples)
+    return Case(raw, logit, snapshot, state, table, tuple(of_labels))
 
 
 @dataclass

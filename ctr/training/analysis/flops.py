@@ -121,6 +121,7 @@ def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool
     heads = 2 if model.rank_head and training else 1
     if factors is None:
         count += 1 + (heads * 2 * hidden["quality"] + 1 if hidden else 0)
+        count += len(model.labels) * (2 * hidden.get("quality", 0) + 1)
     else:
         count += (heads * 2 * hidden["quality"] + 2 * hidden["ui"] + 1) * factors.width
         count += 2 * (factors.width + 2) + (heads - 1) * 2 * factors.width

@@ -101,7 +101,7 @@ class TimedModel:
     def scoring_seconds(self) -> float:
         begun = time.perf_counter()
         for feed in self.feeds:
-            self._steps.score(feed, self._ramps)[0].numpy()
+            self._steps.score(feed, self._ramps)[0][0].numpy()
         return (time.perf_counter() - begun) / len(self.feeds)
 
 

@@ -10,6 +10,7 @@ from ctr.data.reader import Rows
 from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import SLOT_COUNTS, Timeline
+from ctr.objective.labels import label_outcomes
 from ctr.objective.losses import loss_terms
 from ctr.objective.slice_names import slice_names
 from ctr.training.config import TrainConfig
@@ -44,6 +45,8 @@ class RunMetrics:
             name: ProgressiveMetrics(list(self._measured_families(source)))
             for source, name in enumerate(constraint_logs, 1)
         }
+        # Of rows whose label is known, and counts.
+        self.labels = {name: ProgressiveMetrics() for name in config.objective.labels}
         self.ids = IdCounts(state.layouts, schema, state.tables.id_maps)  # the ids that the pass has met
         # The sums of all windows, one by one.
         self.timeline = Timeline(self.ids.features, self.ids.slots.features)
@@ -84,6 +87,22 @@ class RunMetrics:
         metrics = list(self.constraint_logs.values())[source - 1]
         ids = {name: slices[number] for name, number in self._measured_families(source).items()}
         metrics.update(rows.label, logit, rows.metric_weight, rows.query_id, ids)
+
+    def update_labels(self, rows: Rows, logits: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Adds rows of the log to the labels' metrics: for each label finite logits, float32 [N].
+
+        Returns columns of predictions: by label its logits, and whether a row has it, NaN where that is not known.
+        """
+        columns: dict[str, np.ndarray] = {}
+        for (name, metrics), logit in zip(self.labels.items(), logits, strict=True):
+            label = self._config.objective.labels[name]
+            outcome = label_outcomes(label, name, rows.joined, rows.label > 0)
+            known = np.flatnonzero(np.isfinite(outcome))
+            if len(known):
+                own = rows.metric_weight[known], rows.query_id[known]
+                metrics.update(outcome[known], logit[known], *own)
+            columns |= {f"logit_{name}": logit, f"label_{name}": outcome.astype(np.float32)}
+        return columns
 
     def add_terms(self, terms: np.ndarray, rows: int) -> None:
         """Adds what each term of the loss, float32 [T], was in a step with so many rows."""
@@ -142,6 +161,7 @@ class RunMetrics:
             "terms": {"window": self._terms},
         }
         groups |= {f"other:{name}": metrics.to_arrays() for name, metrics in self.constraint_logs.items()}
+        groups |= {f"label:{name}": metrics.to_arrays() for name, metrics in self.labels.items()}
         return {f"{group}|{name}": array for group, part in groups.items() for name, array in part.items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray], window_times: Sequence[int]) -> None:
@@ -154,6 +174,8 @@ class RunMetrics:
         self.window = ProgressiveMetrics.from_arrays(groups["window"])
         for name in self.constraint_logs:
             self.constraint_logs[name] = ProgressiveMetrics.from_arrays(groups[f"other:{name}"])
+        for name in self.labels:
+            self.labels[name] = ProgressiveMetrics.from_arrays(groups[f"label:{name}"])
         self.timeline = Timeline.from_arrays(groups["timeline"])
         self.ids.restore(groups["ids"])
         self._terms[:] = groups["terms"]["window"]

@@ -49,9 +49,9 @@ class PredictionWriter:
             raise InputError(f"{self._folder / missing[0]}: missing, though the checkpoint names it")
         return self
 
-    def add(self, batch: Batch, logit: np.ndarray) -> None:
+    def add(self, batch: Batch, logit: np.ndarray, labels: Mapping[str, np.ndarray]) -> None:
         columns = {name: getattr(batch.rows, name) for name in PREDICTION_COLUMNS[:-1]}
-        self._pending.append({**columns, "logit": logit})
+        self._pending.append({**columns, "logit": logit, **labels})
         self._pending_rows += len(logit)
         if self._pending_rows >= self._part_rows:
             self.flush(batch.end)
@@ -67,7 +67,10 @@ class PredictionWriter:
 
 
 def _write_predictions(path: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
-    table = pa.table({name: np.concatenate([part[name] for part in parts]) for name in PREDICTION_COLUMNS})
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    # Of labels that are not known.
+    nulls = {name: np.isnan(column) for name, column in columns.items() if name.startswith("label_")}
+    table = pa.table({name: pa.array(column, mask=nulls.get(name)) for name, column in columns.items()})
     write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
 
 

@@ -149,6 +149,11 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         **slots_of_pass(metrics.timeline),
         "duals": duals_of(run.state),
         "constraint_logs": {name: one.summary() for name, one in metrics.constraint_logs.items()},
+        **(
+            {"labels": {name: one.summary() for name, one in metrics.labels.items()}}
+            if metrics.labels
+            else {}
+        ),
         "shampoo": run.state.optimizer_report(),
         "config_sha256": run.config.sha256(),
         "log_sha256": log_sha256(inputs.log.manifests),

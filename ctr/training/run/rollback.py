@@ -54,6 +54,8 @@ class Position:
     learned: int = 0  # the same as far as learning goes; less only under a label delay
     # Rows of each constraint log that are behind it.
     constraint_logs: dict[str, int] = field(default_factory=dict)
+    # Rows of the log that are behind it among those that come again for a label, by the return.
+    returned: dict[str, int] = field(default_factory=dict)
     batches: int = 0  # that were scored
     trained_examples: int = 0  # good rows in batches that were learned from, also those of weight 0
     trained_rows: int = 0  # those of them with a train weight above 0 whose step changed the weights
@@ -86,7 +88,11 @@ class Position:
         return cls(**content)
 
     def as_json(self) -> dict[str, Any]:
-        return copy.deepcopy(vars(self))
+        content = copy.deepcopy(vars(self))
+        if not self.returned:
+            # Without labels a checkpoint is what it is without the key.
+            del content["returned"]
+        return content
 
     @property
     def unlearned_rows(self) -> int:

@@ -70,6 +70,7 @@ class Run:
         self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
         self._log_paths = {name: one.path for name, one in inputs.row_logs.items()}
         self._constraint_names = tuple(inputs.constraint_logs)
+        self._return_names = tuple(inputs.config.label_returns)
         self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
         self._begin()
@@ -77,7 +78,10 @@ class Run:
     def _begin(self) -> None:
         none = dict.fromkeys(self._constraint_names, 0)
         self.position = Position(
-            constraint_logs=none, constraint_rejected=dict(none), constraint_read=dict(none)
+            constraint_logs=none,
+            constraint_rejected=dict(none),
+            constraint_read=dict(none),
+            returned=dict.fromkeys(self._return_names, 0),
         )
         self.saved_at, self._saved_when = 0, time.monotonic()
         self.metrics = RunMetrics(self.config, self.schema, self.state, self._constraint_names)
@@ -251,8 +255,9 @@ class Run:
             return
         logit = self._finite(scores.logit[: len(rows)])
         self.metrics.update(rows, logit, [index[: len(rows)] for index in scores.slices])
+        labels = self.metrics.update_labels(rows, [self._finite(one[: len(rows)]) for one in scores.labels])
         if self.files.predictions is not None:
-            self.files.predictions.add(batch, logit)
+            self.files.predictions.add(batch, logit, labels)
 
     def record_constraint_logs(self, feed: Feed, scores: Scores) -> None:
         position, begin = self.position, len(feed.batch.rows)
@@ -271,6 +276,11 @@ class Run:
                 logit = self._finite(scores.logit[own])
                 self.metrics.update_constraint_log(source, rows, logit, [one[own] for one in scores.slices])
             begin += len(rows)
+        # Of those that come again for a label all that counts was recorded when they came first.
+        returned = feed.constraint_batches[len(self._constraint_names) :]
+        for name, batch in zip(self._return_names, returned, strict=False):
+            if batch is not None:
+                position.returned[name] = batch.end
 
     def _record_rejects(self, batch: Batch, constraint_log: str | None = None) -> None:
         for reject in describe_rejects(batch, constraint_log):

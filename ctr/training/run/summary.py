@@ -28,6 +28,8 @@ TIMING = (
     "shampoo_seconds_computing",
 )
 
+LABEL_METRICS = ("per_query_auc", "auc", "logloss", "calibration_ratio")
+
 # A prior this many times the rate of clicks, or as many times below it, is named as a cause.
 _PRIOR_FACTOR = 1.5
 # The highest decile is named where it has at least this share of the predicted clicks in excess.
@@ -70,6 +72,9 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     lines = [f"{run}: {summary['examples']} examples, {summary['queries']} queries"]
     for name in ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias"):
         lines.append(f"  {name:<20}{interval(name)}")
+    for name, label in summary.get("labels", {}).items():
+        found = [f"{key} {_number(label[key])}" for key in LABEL_METRICS]
+        lines.append(f"  {name:<20}{', '.join(found)}; {label['examples']} rows with a known label")
     for name in ("trained_rows", "examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
         lines.append(f"  {name:<20}{summary[name]}")
     if summary.get("wall_seconds"):
@@ -179,6 +184,10 @@ def _causes(
 
 def _click_ratio(summary: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return summary["calibration_ratio"], *summary["calibration_ratio_ci95"]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.5f}"
 
 
 def _ratio_text(value: float | None, low: float | None, high: float | None) -> str:

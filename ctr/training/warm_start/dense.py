@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctr.models.architecture import NETWORK
+from ctr.models.architecture import LABELS, NETWORK
 from ctr.optim.contrib.schedule_free import DISTANCE, SQUARED_RATES, served_weights
 from ctr.optim.protocol import Saved
 from ctr.training.optimizers import dense_optimizer
@@ -129,6 +129,9 @@ def weight_axes(names: Sequence[str]) -> dict[str, tuple[Axis, ...]]:
         elif inner.endswith("_head"):
             tower = "ui" if inner == "ui_head" else "quality"
             axes[name] = inputs.get(f"{component}/{tower}", ("columns", tower)), ("size", "")
+        elif inner.startswith(LABELS):
+            if inner.endswith("/out"):
+                axes[name] = inputs.get(f"{component}/quality", ("columns", "quality")), ("size", "")
         elif f"{tower}/{layer}".startswith(NETWORK):
             # Of a network of another package the shapes alone are known; the head reads what comes of all of it.
             inputs[f"{component}/{tower}"] = ("units", name)

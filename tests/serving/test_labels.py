@@ -1,0 +1,50 @@
+"""Further labels of exported models: in the graph and in NumPy the probabilities of the trainer."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ctr.data.log import create_log
+from ctr.data.row_order import sort_rows
+from ctr.data.shards import publish_partition
+from ctr.eval.logistic import sigmoid
+from ctr.serving.export import publish
+from ctr.serving.score import score_log
+from ctr.serving.scorer import Scorer
+from model_cases import MODELS, SCHEMA, make_case
+
+LABELS = {name: {"delay": {"kind": "wait", "window": 60}} for name in ("sale", "u", "x_head")}
+
+
+@pytest.fixture(scope="module", params=["gated", "ensemble", "attention"])
+def model(request, tmp_path_factory):
+    """A model and its export; names of labels that end as those of layers do."""
+    folder = tmp_path_factory.mktemp("labels")
+    case = make_case(MODELS[request.param], "float32", folder / "run", labels=LABELS)
+    return case, publish(case.snapshot, folder / "models").path
+
+
+def test_graph_and_rows_predict_what_the_trainer_does(model):
+    case, path = model
+    scorer = Scorer(path)
+    assert scorer.labels == tuple(LABELS)
+    graph = scorer.score(case.raw)
+    few = [scorer.score({name: values[row : row + 5] for name, values in case.raw.items()}) for row in (0, 5)]
+    for name, logit in zip(LABELS, case.labels, strict=True):
+        assert np.ptp(logit) > 0.1
+        np.testing.assert_allclose(graph[f"p_{name}"], sigmoid(logit), rtol=2e-5, atol=1e-6)
+        rows = np.concatenate([one[f"p_{name}"] for one in few])
+        np.testing.assert_allclose(rows, graph[f"p_{name}"][:10], rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(graph["logit"], case.logit, rtol=2e-5, atol=1e-5)
+    assert {*graph} == {"p", "logit", *(f"p_{name}" for name in LABELS)}
+
+
+def test_scores_of_a_log_have_a_column_for_each(model, tmp_path):
+    case, path = model
+    create_log(tmp_path / "log", SCHEMA)
+    publish_partition(tmp_path / "log", SCHEMA, 0, 10**9, sort_rows(case.table))
+    score_log(Scorer(path), tmp_path / "log", tmp_path / "scores.parquet")
+    scores = pd.read_parquet(tmp_path / "scores.parquet").sort_values("example_id")
+    np.testing.assert_allclose(scores["p_sale"], sigmoid(case.labels[0]), rtol=2e-5, atol=1e-6)
+    # The command writes over its own files alone, which it knows by their last columns.
+    score_log(Scorer(path), tmp_path / "log", tmp_path / "scores.parquet")
