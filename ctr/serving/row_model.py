@@ -311,7 +311,7 @@ class RowModel:
         for name, (_, product) in pooled.items():
             of = table_of[name].tower if self._architecture.factors is not None else "quality"
             found[of].append([(product, np.zeros(rows, np.float32))])
-        for one in (one for table in tables for one in table.numbers):
+        for one in sorted((one for table in tables for one in table.numbers), key=lambda one: one.first):
             of = one.tower if self._architecture.factors is not None else "quality"
             made = number_inputs(one, self._statistics, ids[one.name])
             found[of].append([(made, np.zeros(rows, np.float32))] * len(found[of][0]))

@@ -169,7 +169,7 @@ def _values(one: Numbers, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
     rows = tf.reshape(graph.numbers_of_bits(ids.values), [-1, one.size])
     place = tf.cast(ids.row_splits[:-1], tf.int32) // one.size
     there = tf.equal(tf.cast(ids.row_lengths(), tf.int32), one.size)
-    padded = tf.pad(rows, [[0, 1], [0, 0]], constant_values=np.nan)
+    padded = tf.concat([rows, tf.fill([1, one.size], np.float32(np.nan))], axis=0)
     return tf.gather(padded, tf.where(there, place, tf.shape(rows)[0]))
 
 
