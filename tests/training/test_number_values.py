@@ -16,7 +16,7 @@ from ctr.training.compiled_step import TrainStep
 from ctr.training.feed import make_feed
 from ctr.training.loop import train
 from ctr.training.state import TrainState
-from growing_logs import assert_same, lines_of, whole_and_in_parts
+from growing_logs import STANDS, assert_same, train_part
 from killed_run import run_killed
 from small_runs import NUMBERS, SCHEMA, draw_examples, make_config, publish, with_numbers
 
@@ -109,8 +109,10 @@ def log(tmp_path_factory):
 def test_a_run_in_parts_has_the_bits_of_a_whole_one(log, tmp_path, jit):
     """One by one, and in compiled calls of several batches."""
     config = make_config({**NETWORK, "jit": jit, "batch": {"rows": 20, "growth": 0.01, "least": 4}})
-    whole_and_in_parts(log, config, tmp_path)
-    assert lines_of(tmp_path / "whole")
+    summary = train(log, config, tmp_path / "whole")
+    assert 0 < train_part(log, config, tmp_path / "parts", 600) < summary["examples"]
+    train(log, config, tmp_path / "parts")
+    assert_same(tmp_path / "parts", tmp_path / "whole", *STANDS)
 
 
 @pytest.mark.slow
