@@ -18,6 +18,7 @@ from ctr.config import parse_model
 from ctr.data.ids.graph import transform_tensors
 from ctr.data.ids.values import RowIds
 from ctr.data.inspection import inspect_log
+from ctr.data.inspection_text import inspection_text
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import Mapping
 from ctr.data.number_bits import numbers_of_ids
@@ -111,7 +112,9 @@ def test_numbers_are_those_of_the_rows_and_faulty_vectors_are_rejected(tmp_path,
     assert RowIds(schema)(odd)["image"] == [[], [], []]
     graph = transform_tensors(schema, {name: tf.constant(column) for name, column in odd.items()})
     assert graph["image"].to_list() == [[], [], []]
-    shown = {feature.name: feature for feature in inspect_log(log).features}
+    summary = inspect_log(log)
+    shown = {feature.name: feature for feature in summary.features}
+    assert "  image  " in inspection_text(summary)
     assert (shown["price"].missing, shown["image"].missing) == (1 / 6, 2 / 6)
     assert {top.value for top in shown["price"].top} >= {"1.5", "0", "-7"}
 
