@@ -437,11 +437,11 @@ class Schema(StrictModel):
             else:
                 # The exported model gets one tensor for each source: of numbers, or of strings.
                 other = kinds.setdefault(feature.source, feature)
-                if _way_of_reading(other) != _way_of_reading(feature):
+                if len(ways := {_way_of_reading(one) for one in (other, feature)}) > 1:
+                    shown = " and as ".join(way for way, *_ in sorted(ways))
                     raise ValueError(
-                        f"features {other.name} and {name} read the column {feature.source} in two ways, as "
-                        f"{_way_of_reading(other)[0]} and as {_way_of_reading(feature)[0]}: give the column twice, "
-                        "under two names"
+                        f"features {other.name} and {name} read the column {feature.source} as {shown}: give the "
+                        "column twice, under two names"
                     )
             if isinstance(feature, Category) and feature.history is not None:
                 _check_history(feature, feature.history, known)
@@ -637,10 +637,9 @@ def has_no_ids(feature: AnyFeature) -> bool:
     return feature.buckets == 0
 
 
-def _way_of_reading(feature: Category | Number | Vector | Text) -> tuple[object, ...]:
+def _way_of_reading(feature: Category | Number | Vector | Text) -> tuple[str, ...]:
     if isinstance(feature, Vector):
-        text = feature.separator, feature.strip
-        return f"a vector of {feature.size} numbers", *text
+        return f"a vector of {feature.size} numbers", feature.separator, feature.strip
     return ("a number" if isinstance(feature, Number) else "a string",)
 
 

@@ -170,8 +170,14 @@ FEATURES = [
             {"kind": "category", "history": {"by": "user", "of": "price", "after": "0s"}},
             "history.of names price; allowed: single-valued categories before it",
         ),
-        ({"kind": "category", "source": "image"}, "features image and x read the column image in two ways"),
-        ({"kind": "vector", "source": "image", "size": 4}, "read the column image in two ways"),
+        (
+            {"kind": "category", "source": "image"},
+            "features image and x read the column image as a string and as a vector of 3 numbers",
+        ),
+        (
+            {"kind": "vector", "source": "image", "size": 4},
+            "read the column image as a vector of 3 numbers and as a vector of 4 numbers",
+        ),
         (
             {"kind": "number", "source": "p", "as": "value", "step": {"low": 0, "high": 1, "size": 1}},
             "exactly one",
