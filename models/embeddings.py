@@ -10,7 +10,7 @@ from ctr.models.click_model import TowerInput
 from ctr.models.dcn import stack
 from ctr.models.own_gradient import own_gradient
 from ctr.models.row_values import initial_rows
-from ctr.models.rows import TableLayout, with_products
+from ctr.models.rows import TableLayout, with_numbers, with_products
 
 Plan = Mapping[str, tf.Tensor]
 
@@ -266,7 +266,7 @@ def _concat_columns(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 def tower_widths(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, int]:
     """Returns the width of each tower's concatenated embeddings, as ``tower_inputs`` makes them."""
     widths: dict[str, int] = {}
-    for layout in with_products(layouts):
+    for layout in with_numbers(with_products(layouts)):
         tower = _tower(layout, factorized)
         widths[tower] = widths.get(tower, 0) + layout.width * len(layout.features)
     return widths
@@ -275,7 +275,7 @@ def tower_widths(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, 
 def tower_columns(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, dict[str, slice]]:
     """Returns the columns of each feature's embedding in the input of its tower, as ``tower_inputs`` makes it."""
     by_tower: dict[str, dict[str, slice]] = {}
-    for layout in with_products(layouts):
+    for layout in with_numbers(with_products(layouts)):
         own = by_tower.setdefault(_tower(layout, factorized), {})
         for feature in layout.features:
             begin = max((columns.stop for columns in own.values()), default=0)

@@ -14,10 +14,16 @@ which one (``ctr.training.ids``).
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+
+STATISTICS = "numbers"
+"""The name of the statistics of numbers among the variables of a run, and of an export."""
+
+CLIP = 10.0
+"""Beyond which normalized numbers are clipped."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,32 @@ class Pooled:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """A feature without rows: numbers that stand behind the embeddings in its tower's input (``ctr.models.numbers``).
+
+    Attributes:
+        size: how many numbers a row has.
+        single: the column in the id matrix where their bits are, None of a vector.
+        first: its first column among those of all such features.
+        log: whether sign(x) log(1 + |x|) takes their place.
+        normalize: whether they are normalized.
+    """
+
+    name: str
+    tower: str
+    size: int
+    single: int | None
+    first: int
+    log: bool = False
+    normalize: bool = True
+
+    @property
+    def width(self) -> int:
+        """Columns of the tower's input: the numbers, and whether they are missing."""
+        return self.size + 1
+
+
+@dataclass(frozen=True)
 class FeatureRows:
     """A feature as the tables see it.
 
@@ -102,13 +134,15 @@ class FeatureRows:
 class TableLayout:
     """One table: its features in order, single-valued before multivalent, and each one's first row.
 
-    ``copies`` is the number of components with embeddings of their own, 1 if they share them.
+    ``copies`` is the number of components with embeddings of their own, 1 if they share them. ``numbers`` are features
+    without rows, in the input of this tower; the first table of a tower lists them.
     """
 
     tower: str
     width: int
     features: tuple[FeatureRows, ...]
     copies: int = 1
+    numbers: tuple[Numbers, ...] = ()
 
     @property
     def name(self) -> str:
@@ -152,8 +186,10 @@ class TableLayout:
         return {feature.name: int(start) for feature, start in zip(self.features, starts, strict=False)}
 
 
-def lay_out_tables(features: Sequence[FeatureRows], copies: int = 1) -> tuple[TableLayout, ...]:
-    """Groups features by tower and width, in a fixed order.
+def lay_out_tables(
+    features: Sequence[FeatureRows], copies: int = 1, numbers: Sequence[Numbers] = ()
+) -> tuple[TableLayout, ...]:
+    """Groups features by tower and width, in a fixed order; the first table of a tower lists its numbers.
 
     Raises:
         ValueError: a table would have more rows than int32 can number.
@@ -167,7 +203,26 @@ def lay_out_tables(features: Sequence[FeatureRows], copies: int = 1) -> tuple[Ta
         if layout.rows > np.iinfo(np.int32).max:
             raise ValueError(f"table {layout.name}: {layout.rows} rows are too many (at most 2^31 - 1)")
         layouts.append(layout)
+    for one in numbers:
+        place = next((place for place, layout in enumerate(layouts) if layout.tower == one.tower), 0)
+        layouts[place] = replace(layouts[place], numbers=(*layouts[place].numbers, one))
     return tuple(layouts)
+
+
+def number_count(layouts: Sequence[TableLayout]) -> int:
+    """Counts the numbers that each row of a batch has, K."""
+    return sum(one.size for one in all_numbers(layouts))
+
+
+def all_numbers(layouts: Sequence[TableLayout]) -> tuple[Numbers, ...]:
+    """Lists the features without rows, in the order of their columns."""
+    return tuple(sorted((one for layout in layouts for one in layout.numbers), key=lambda one: one.first))
+
+
+def feature_names(layouts: Sequence[TableLayout]) -> list[str]:
+    """Lists the features of a log that a model has; pairs are made of these."""
+    names = [one.name for layout in layouts for one in layout.features if one.of is None]
+    return names + [one.name for one in all_numbers(layouts)]
 
 
 def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
@@ -181,6 +236,15 @@ def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
         if one is not None
     ]
     return (*layouts, *products)
+
+
+def with_numbers(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
+    """Adds for each feature without rows a layout of its own, as for products."""
+    numbers = [
+        TableLayout(one.tower, one.width, (FeatureRows(one.name, 0, one.width, one.tower, None),))
+        for one in all_numbers(layouts)
+    ]
+    return (*layouts, *numbers)
 
 
 def check_table(table: np.ndarray, layout: TableLayout) -> None:

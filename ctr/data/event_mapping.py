@@ -10,7 +10,7 @@ from ctr.data.derived import Column, Derived
 from ctr.data.kept_values import KeepValues, check_kept, kept_features
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
 from ctr.data.sampling import SamplingConfig
-from ctr.data.schema import Feature, Number, Schema, make_schema
+from ctr.data.schema import Feature, Number, Schema, Vector, has_no_ids, make_schema
 from ctr.data.times import Duration, duration_us
 
 _MOST_PARTITIONS = 1000
@@ -164,6 +164,11 @@ class EventMapping(StrictModel):
             raise ValueError("impressions.hashed: ids as a log packs them require Parquet files")
         if impressions.hashed and impressions.derive:
             raise ValueError("impressions.derive: hashed impressions have no raw columns to derive from")
+        for feature in self.features if impressions.hashed else ():
+            if has_no_ids(feature):
+                raise ValueError(
+                    f"feature {feature.name}: hashed impressions have ids, and no numbers as values"
+                )
         for name, derived in impressions.derive.items():
             if derived.source in impressions.derive:
                 raise ValueError(f"impressions.derive.{name}: {derived.source} is itself derived")
@@ -256,6 +261,12 @@ class EventMapping(StrictModel):
         if self.impressions.hashed:
             return ()
         return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Number)))
+
+    @property
+    def vector_sources(self) -> dict[str, Vector]:
+        return (
+            {} if self.impressions.hashed else {f.source: f for f in self.features if isinstance(f, Vector)}
+        )
 
     @property
     def list_sources(self) -> dict[str, str | None]:

@@ -18,9 +18,10 @@ import pyarrow as pa
 from ctr.data.id_counts import IdCounts, make_counts
 from ctr.data.kept_values import has_raw_values, read_all_values
 from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
+from ctr.data.number_bits import numbers_of_ids
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.sample_log import RECORD, applied_samplings
-from ctr.data.schema import MISSING_ID, AnyFeature, Category, Number, Schema, id_bounds
+from ctr.data.schema import MISSING_ID, AnyFeature, Category, Number, Schema, has_no_ids, id_bounds
 from ctr.data.shards import unpack_ids
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
 from ctr.io.errors import InputError
@@ -227,7 +228,7 @@ class _Pass:
         self._query: tuple[int, int, int, int] | None = None  # time, id, rows, clicks of the last query
 
     def _are_ids(self, name: str, values: np.ndarray) -> np.ndarray:
-        buckets = self._schema.by_name[name].buckets
+        (buckets,) = id_bounds(self._schema, [name])
         return np.ones(len(values), bool) if buckets is None else (values >= 0) & (values < buckets)
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -355,6 +356,8 @@ def _lists(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _value_of(feature: AnyFeature, number: int) -> str | None:
+    if has_no_ids(feature):
+        return f"{numbers_of_ids(np.array(number)):g}"
     if isinstance(feature, Number):
         edges = feature.edges()
         low = f"{edges[number - 2]:g}" if number >= 2 else "-inf"

@@ -193,7 +193,7 @@ def _feature_cells(feature: FeatureSummary) -> tuple[str, ...]:
         feature.kind,
         feature.tower,
         "auto" if feature.width is None else str(feature.width),
-        "growing" if feature.buckets is None else f"{feature.buckets:,}",
+        "growing" if feature.buckets is None else f"{feature.buckets:,}" if feature.buckets else "",
         f"{'' if feature.exact else '~'}{feature.ids:,}",
         _share(feature.missing),
         "" if feature.values_per_row is None else f"{feature.values_per_row:.1f}",

@@ -20,8 +20,19 @@ import pyarrow.compute as pc
 from pydantic import BeforeValidator
 
 from ctr.data.log import Manifest, manifest_bytes, read_manifests, read_schema
+from ctr.data.number_bits import numbers_of_ids
 from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_columns
-from ctr.data.schema import MISSING_ID, AnyFeature, Category, Cross, Number, Schema, Text, is_multivalent
+from ctr.data.schema import (
+    MISSING_ID,
+    AnyFeature,
+    Category,
+    Cross,
+    Number,
+    Schema,
+    Text,
+    has_no_ids,
+    is_multivalent,
+)
 from ctr.data.shards import unpack_ids
 from ctr.io.files import write_atomic_bytes
 
@@ -49,7 +60,7 @@ def has_raw_values(feature: AnyFeature) -> bool:
     """Tells a feature whose ids do not say by themselves what they stand for."""
     # What a history lists is kept with the feature that it lists.
     is_history = isinstance(feature, Category) and feature.history is not None
-    return not (isinstance(feature, Number) or _vocabulary(feature) or is_history)
+    return not (isinstance(feature, Number) or has_no_ids(feature) or _vocabulary(feature) or is_history)
 
 
 def value_of_id(feature: AnyFeature, number: int) -> str | None:
@@ -59,6 +70,8 @@ def value_of_id(feature: AnyFeature, number: int) -> str | None:
     vocabulary = _vocabulary(feature)
     if vocabulary:
         return vocabulary[number - 1] if number <= len(vocabulary) else "other"
+    if has_no_ids(feature):
+        return f"{numbers_of_ids(np.array(number)):.6g}"
     if not isinstance(feature, Number):
         return None
     edges = [f"{edge:.6g}" for edge in feature.edges()]

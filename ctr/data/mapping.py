@@ -18,7 +18,7 @@ from pydantic import (
 from ctr.config import LocalName, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
 from ctr.data.kept_values import KeepValues, check_kept, kept_features
-from ctr.data.schema import Category, Feature, LabelName, Number, Schema, Text, make_schema
+from ctr.data.schema import Category, Feature, LabelName, Number, Schema, Text, Vector, make_schema
 from ctr.data.time_formats import check_format
 from ctr.data.times import DAY_US, Duration, duration_us
 from ctr.io.errors import InputError
@@ -401,7 +401,7 @@ class Mapping(StrictModel):
         shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
         keep_values: features whose raw values are kept beside the log, or ``all``: reports and ``ctr vocabulary`` then
-            show the values behind ids. Only hashed features have any: no numbers, and no vocabularies.
+            show the values behind ids. Only hashed features have any: no numbers, vectors and vocabularies.
     """
 
     input: Input
@@ -489,6 +489,10 @@ class Mapping(StrictModel):
         return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Number)))
 
     @property
+    def vector_sources(self) -> dict[str, Vector]:
+        return {f.source: f for f in self.features if isinstance(f, Vector)}
+
+    @property
     def text_sources(self) -> tuple[str, ...]:
         texts = dict.fromkeys(f.source for f in self.features if isinstance(f, Category | Text))
         return tuple(name for name in texts if name not in self.feature_schema.histories)
@@ -499,6 +503,7 @@ class Mapping(StrictModel):
         others = {
             *self.key_columns,
             *self.number_sources,
+            *self.vector_sources,
             *(join.key for join in self.joins),
             *(derived.source for derived in self.derive.values()),
         }

@@ -143,8 +143,8 @@ def _stratum_column(log: Path, schema: Schema, config: SamplingConfig) -> int | 
     name = config.stratify_by
     if name is None:
         return None
-    if name not in schema.single_valued:
-        allowed = ", ".join(schema.single_valued) or "none, the log has no single-valued feature"
+    if name not in schema.single_ids:
+        allowed = ", ".join(schema.single_ids) or "none, the log has no single-valued feature"
         raise InputError(f"stratify_by: {name} is not a single-valued feature of {log}; allowed: {allowed}")
     return schema.single_valued.index(name)
 

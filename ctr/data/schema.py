@@ -1,9 +1,11 @@
 """Features of an example: their kinds, sources, buckets, widths and towers.
 
-The schema is fixed when a log is written: its hash is the log's schema version. All features are categorical (FF
-section 2): whatever comes in leaves as an id. Of a feature with ``buckets`` it is a number in ``[0, buckets)``; where
-none are given ids grow: each value has its own, its 64-bit fingerprint. Id 0 is kept for "missing". The schema has all
-that it takes to make these ids of raw values: also the rules of derived columns, and how categories spell numbers.
+The schema is fixed when a log is written: its hash is the log's schema version. Features are categorical (FF section
+2): what comes in leaves as an id. Of a feature with ``buckets`` it is a number in ``[0, buckets)``; where none are
+given ids grow: each value has its own, its 64-bit fingerprint. Id 0 is kept for "missing". Numbers with ``as: value``
+and vectors reach the network as they are: they have 0 buckets, and in the place of ids the bits of float32
+(``ctr.data.number_bits``). The schema has all that it takes to make these ids of raw values: also the rules of derived
+columns, and how categories spell numbers.
 """
 
 import hashlib
@@ -15,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import (
+    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     field_validator,
@@ -196,10 +199,10 @@ class StepBuckets(StrictModel):
 
 
 class Number(FeatureBase):
-    """A number put into buckets, by exactly one of ``boundaries``, ``log`` and ``step``.
+    """A number, put into buckets by one of ``boundaries``, ``log`` and ``step``, or given to the network ``as: value``.
 
-    Id 0 is missing (empty, null or NaN); id ``1 + k`` is a number with ``k`` boundaries at or below it. Boundaries and
-    values are compared as float32.
+    Of buckets, id 0 is missing (empty, null or NaN); id ``1 + k`` is a number with ``k`` boundaries at or below it.
+    Boundaries and values are compared as float32.
 
     Attributes:
         kind: the kind of the feature.
@@ -207,18 +210,38 @@ class Number(FeatureBase):
         boundaries: increasing boundaries between buckets.
         log: boundaries that grow geometrically, from 1 on.
         step: evenly spaced boundaries.
+        as_value: ``value``: the network reads the number itself, less the mean and over the standard deviation of the
+            rows learned so far, between -10 and 10, and whether it is missing.
+        scale: of a value, ``log``: sign(x) log(1 + |x|) takes its place, which suits amounts of any size.
     """
+
+    model_config = ConfigDict(serialize_by_alias=True)
 
     kind: Literal["number"] = "number"
     source: str
     boundaries: tuple[float, ...] | None = None
     log: LogBuckets | None = None
     step: StepBuckets | None = None
+    as_value: Literal["value"] | None = Field(default=None, alias="as")
+    scale: Literal["linear", "log"] = "linear"
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Of numbers in buckets the text, and with it the version, is the same as without the keys.
+        content: dict[str, Any] = handler(self)
+        if self.as_value is None:
+            content = {key: value for key, value in content.items() if key not in ("as", "as_value", "scale")}
+        return content
 
     @model_validator(mode="after")
     def _one_bucketing(self) -> Self:
-        if sum(way is not None for way in (self.boundaries, self.log, self.step)) != 1:
-            raise ValueError("exactly one of boundaries, log and step is required")
+        if sum(way is not None for way in (self.boundaries, self.log, self.step, self.as_value)) != 1:
+            raise ValueError("exactly one of boundaries, log, step and as is required")
+        if self.as_value is not None:
+            _refuse_width(self)
+            return self
+        if self.scale != "linear":
+            raise ValueError("scale is allowed only with as: value")
         if self.boundaries is not None:
             if not self.boundaries:
                 raise ValueError("boundaries is empty")
@@ -244,8 +267,48 @@ class Number(FeatureBase):
 
     @property
     def buckets(self) -> int:
-        """Number of ids: missing, and one more than there are boundaries."""
-        return len(self.edges()) + 2
+        """Number of ids: missing, and one more than there are boundaries; 0 of a value."""
+        return 0 if self.as_value is not None else len(self.edges()) + 2
+
+
+def _refuse_width(feature: FeatureBase) -> None:
+    if feature.width is not None:
+        raise ValueError("width is not allowed: the network reads numbers themselves, not embeddings")
+
+
+class Vector(FeatureBase):
+    """A list of numbers of one length, such as an embedding that another model has made; the network reads the numbers.
+
+    A list of another length, or with anything but finite numbers, is a reason to reject its row. An empty list or text
+    is missing.
+
+    Attributes:
+        kind: the kind of the feature.
+        source: the column that is read: lists of numbers, or text.
+        size: the number of numbers.
+        separator: the text between numbers that are given as text.
+        strip: ASCII characters that are taken off both ends of each number that is given as text: with ``,`` as
+            separator and ``[]`` here, ``[0.5, 1]`` is read.
+        normalize: of each element, whether the network reads it less the mean and over the standard deviation of the
+            rows learned so far, between -10 and 10; else it reads the element itself.
+    """
+
+    kind: Literal["vector"] = "vector"
+    source: str
+    size: int = Field(ge=1, le=4096)
+    separator: str = Field(default=" ", min_length=1)
+    strip: str = Field(default="", pattern=r"^[\x20-\x7e]*$", title="printable ASCII characters")
+    normalize: bool = True
+
+    @model_validator(mode="after")
+    def _no_embedding(self) -> Self:
+        _refuse_width(self)
+        return self
+
+    @property
+    def buckets(self) -> int:
+        """Number of ids: none."""
+        return 0
 
 
 class Text(FeatureBase):
@@ -295,7 +358,7 @@ class Cross(FeatureBase):
     buckets: Buckets | None = None
 
 
-AnyFeature = Category | Number | Text | Cross
+AnyFeature = Category | Number | Vector | Text | Cross
 Feature = Annotated[AnyFeature, Field(discriminator="kind")]
 
 
@@ -352,7 +415,7 @@ class Schema(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         known: dict[str, AnyFeature] = {}
-        kinds: dict[str, Category | Number | Text] = {}
+        kinds: dict[str, Category | Number | Vector | Text] = {}
         for feature in self.features:
             name = feature.name
             if name in known:
@@ -369,6 +432,11 @@ class Schema(StrictModel):
                         raise ValueError(
                             f"feature {name} crosses {part}, itself a cross: name its parts instead"
                         )
+                    if has_no_ids(known[part]):
+                        raise ValueError(
+                            f"feature {name} crosses {part}, whose numbers the network reads; allowed: features with "
+                            "ids"
+                        )
                 if len(set(feature.of)) != len(feature.of):
                     raise ValueError(f"feature {name} crosses a feature with itself")
                 if sum(is_multivalent(known[part], known) for part in feature.of) > 1:
@@ -376,10 +444,11 @@ class Schema(StrictModel):
             else:
                 # The exported model gets one tensor for each source: of numbers, or of strings.
                 other = kinds.setdefault(feature.source, feature)
-                if isinstance(other, Number) != isinstance(feature, Number):
+                if len(ways := {_way_of_reading(one) for one in (other, feature)}) > 1:
+                    shown = " and as ".join(way for way, *_ in sorted(ways))
                     raise ValueError(
-                        f"features {other.name} and {name} read the column {feature.source} as a number and as "
-                        "a string: give the column twice, under two names"
+                        f"features {other.name} and {name} read the column {feature.source} as {shown}: give the "
+                        "column twice, under two names"
                     )
             if isinstance(feature, Category) and feature.history is not None:
                 _check_history(feature, feature.history, known)
@@ -392,9 +461,14 @@ class Schema(StrictModel):
 
     @property
     def single_valued(self) -> tuple[str, ...]:
-        """Names of the features with exactly one id a row: the columns of the packed id matrix."""
+        """Names of the features with exactly one id, or value, a row: the columns of the packed id matrix."""
         known = self.by_name
         return tuple(f.name for f in self.features if not is_multivalent(f, known))
+
+    @property
+    def single_ids(self) -> tuple[str, ...]:
+        """Names of the features with exactly one id a row: those of ``single_valued`` that are no values."""
+        return tuple(name for name in self.single_valued if not has_no_ids(self.by_name[name]))
 
     @property
     def multivalent(self) -> tuple[str, ...]:
@@ -452,7 +526,7 @@ class Schema(StrictModel):
         """Raw columns that may hold lists, with the separator that joins them; None where features read several."""
         found: dict[str, set[str]] = {}
         for feature in self.features:
-            if isinstance(feature, Category) and feature.multivalent:
+            if isinstance(feature, Vector) or (isinstance(feature, Category) and feature.multivalent):
                 rule = self.derive.get(feature.source)
                 if rule is None or rule.is_copy or rule.cast == "text":
                     found.setdefault(self.column_of(feature.source), set()).add(feature.separator)
@@ -576,9 +650,20 @@ def is_multivalent(feature: AnyFeature, known: dict[str, AnyFeature]) -> bool:
     """Tells whether a row can have any number of ids; ``known`` resolves the parts of crosses."""
     if isinstance(feature, Cross):
         return any(is_multivalent(known[part], known) for part in feature.of)
-    return isinstance(feature, Text) or (isinstance(feature, Category) and feature.multivalent)
+    return isinstance(feature, Text | Vector) or (isinstance(feature, Category) and feature.multivalent)
+
+
+def has_no_ids(feature: AnyFeature) -> bool:
+    """Tells a value or a vector, whose numbers the network reads."""
+    return feature.buckets == 0
+
+
+def _way_of_reading(feature: Category | Number | Vector | Text) -> tuple[str, ...]:
+    if isinstance(feature, Vector):
+        return f"a vector of {feature.size} numbers", feature.separator, feature.strip
+    return ("a number" if isinstance(feature, Number) else "a string",)
 
 
 def id_bounds(schema: Schema, names: Sequence[str]) -> list[int | None]:
-    """Returns the numbers below which the ids of the named features lie, from 0 on; None where ids grow."""
-    return [schema.by_name[name].buckets for name in names]
+    """Returns the numbers below which the ids of the named features lie; None where ids grow or are none."""
+    return [schema.by_name[name].buckets or None for name in names]

@@ -15,7 +15,13 @@ import numpy as np
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
-_DATA_TYPES = {1: np.dtype("<f4"), 3: np.dtype("<i4"), 9: np.dtype("<i8"), 14: np.dtype(ml_dtypes.bfloat16)}
+_DATA_TYPES = {
+    1: np.dtype("<f4"),
+    2: np.dtype("<f8"),
+    3: np.dtype("<i4"),
+    9: np.dtype("<i8"),
+    14: np.dtype(ml_dtypes.bfloat16),
+}
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 
 

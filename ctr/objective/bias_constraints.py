@@ -68,10 +68,11 @@ def _resolve(config: BiasConstraintsConfig, family: SliceConfig, index: int, sch
     where = f"config: objective.bias_constraints.families.{index}"
     axes = []
     for name, values in sorted(family.features.items()):
-        if name not in schema.single_valued:
-            problem = "is multivalent" if name in schema.by_name else "is not a feature of the log"
+        if name not in schema.single_ids:
+            problem = "is multivalent" if name in schema.multivalent else "is not a feature of the log"
+            problem = "has no ids" if name in schema.single_valued else problem
             raise InputError(
-                f"{where}.features.{name}: {name} {problem}; allowed: {listed(schema.single_valued, name)}"
+                f"{where}.features.{name}: {name} {problem}; allowed: {listed(schema.single_ids, name)}"
             )
         column = schema.single_valued.index(name)
         if values == "all":

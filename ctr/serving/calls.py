@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ctr.data.schema import QUERY_SIZE, Category, Number, Schema, Text
+from ctr.data.schema import QUERY_SIZE, Category, Number, Schema, Text, Vector, has_no_ids
 
 FILE = "CALLS.md"
 _ROWS = 2
@@ -132,6 +132,8 @@ def _examples(described: Mapping[str, Any], schema: Schema) -> list[str | int | 
         for feature in features:
             if isinstance(feature, Text):
                 return ["red shoes", "garden chair"]
+            if isinstance(feature, Vector):
+                return [feature.separator.join(["0.5"] * feature.size), ""]
             if isinstance(feature, Category):
                 known = feature.vocabulary or ("value-1", "value-2")
                 first, second = known[0], known[-1]
@@ -143,7 +145,7 @@ def _examples(described: Mapping[str, Any], schema: Schema) -> list[str | int | 
         # The time of a row, in microseconds.
         return [_TIME + row * 1_000_000 for row in range(_ROWS)]
     for feature in features:
-        if isinstance(feature, Number):
+        if isinstance(feature, Number) and not has_no_ids(feature):
             edges = feature.edges()
             return [float(edges[len(edges) // 2]), float(edges[-1])]
     return [0.5, 1.5]

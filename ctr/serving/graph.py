@@ -18,15 +18,15 @@ from ctr.serving.raw_values import FunctionInputs
 from ctr.serving.weights import OBJECT_GRAPH, Weights
 
 OPERATIONS = frozenset((
-    "Abs", "AddN", "AddV2", "All", "AsString", "Assert", "AssignVariableOp", "BatchMatMulV2", "BiasAdd",
+    "Abs", "AddN", "AddV2", "All", "Any", "AsString", "Assert", "AssignVariableOp", "BatchMatMulV2", "BiasAdd",
     "Bitcast", "BitwiseXor", "BroadcastTo", "Cast", "ConcatV2", "Const", "Cumsum", "DenseBincount",
     "DisableCopyOnRead", "Elu", "Equal", "Erfc", "Exp", "ExpandDims", "Fill", "Fingerprint", "FloorDiv",
     "FloorMod", "GatherV2", "Greater", "GreaterEqual", "Identity", "IdentityN", "If", "IsFinite", "IsNan",
-    "Less", "LessEqual", "Log", "LogicalAnd", "LowerBound", "MatMul", "Max", "Maximum", "Mean", "Minimum",
-    "Mul", "Neg", "NoOp", "NotEqual", "OnesLike", "Pack", "Pad", "Placeholder", "Prod", "RaggedGather",
+    "Less", "LessEqual", "Log", "Log1p", "LogicalAnd", "LowerBound", "MatMul", "Max", "Maximum", "Mean",
+    "Minimum", "Mul", "Neg", "NoOp", "NotEqual", "OnesLike", "Pack", "Pad", "Placeholder", "Prod", "RaggedGather",
     "RaggedRange", "Range", "ReadVariableOp", "RealDiv", "ReduceJoin", "Relu", "Reshape", "ResourceGather",
-    "RightShift", "Rsqrt", "Select", "SelectV2", "Shape", "Sigmoid", "Size", "Softplus", "Split", "Square",
-    "Squeeze", "StatefulPartitionedCall", "StaticRegexFullMatch", "StaticRegexReplace", "StopGradient",
+    "RightShift", "Rsqrt", "Select", "SelectV2", "Shape", "Sigmoid", "Sign", "Size", "Softplus", "Split", "Sqrt",
+    "Square", "Squeeze", "StatefulPartitionedCall", "StaticRegexFullMatch", "StaticRegexReplace", "StopGradient",
     "StridedSlice", "StringJoin", "StringLower", "StringNGrams", "StringSplitV2", "StringToHashBucketFast",
     "StringToNumber", "Sub", "Substr", "Sum", "Tanh", "Tile", "Transpose", "UnicodeDecode", "UnicodeEncode",
     "Unpack", "UnsortedSegmentMax", "UnsortedSegmentSum", "UpperBound", "VarHandleOp", "Where", "ZerosLike",

@@ -36,6 +36,7 @@ from ctr.io.errors import InputError
 from ctr.models.activations import make_activation
 from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import fitted_names
+from ctr.models.rows import all_numbers
 from ctr.serving.signatures import Ids, inputs_of
 from ctr.training.run.snapshot import Snapshot, read_snapshot
 
@@ -91,6 +92,7 @@ class RecommendersModel(tfrs.Model):
             "a network of another package (model.network)": shape.network is not None,
             "one with an expert for pairs (model.pairs)": shape.pairs,
             "one that pools by attention (model.pooling)": bool(shape.pooled),
+            "one that reads numbers as values": bool(all_numbers(snapshot.layouts)),
         }
         for what, is_so in refused.items():
             if is_so:

@@ -28,9 +28,10 @@ from ctr.io.blas import one_blas_thread
 from ctr.io.hashing import splitmix64
 from ctr.models.architecture import NETWORK as PLUGIN
 from ctr.models.architecture import Architecture, Factors, label_weights
-from ctr.models.rows import Pooled
+from ctr.models.rows import STATISTICS, Numbers, Pooled
 from ctr.serving.metadata import NETWORK
 from ctr.serving.row_attention import attend
+from ctr.serving.row_numbers import number_inputs
 
 Elementwise = Callable[[np.ndarray], np.ndarray]
 Weights = Mapping[str, np.ndarray]
@@ -63,7 +64,9 @@ class RowTable:
         self._rows, self._keys = rows, keys
         self._width, self._copies = described["width"], described["copies"]
         given: list[dict[str, Any]] = described["features"]
+        self.numbers = [Numbers(**one) for one in described.get("numbers", [])]
         self.features = [feature["name"] for feature in given if feature["of"] is None]
+        self.features += [one.name for one in self.numbers]
         sizes = np.array([feature["buckets"] for feature in given], np.int64)
         growing = np.array([feature["growing"] for feature in given], np.bool_)
         salts = np.array([feature["salt"] for feature in given], np.int64)
@@ -259,9 +262,10 @@ class RowModel:
         dense = {
             name: np.asarray(value, np.float32)
             for name, value in weights.items()
-            if not name.startswith(("rows/", "keys/"))
+            if not name.startswith(("rows/", "keys/", STATISTICS))
         }
         self._components = shape.by_component(dense)
+        self._statistics = weights.get(STATISTICS, np.zeros((3, 0)))
         self._towers = [
             {tower: _make_tower(tower, shape, own, alpha2) for tower in shape.towers}
             for own in self._components
@@ -320,6 +324,10 @@ class RowModel:
         for name, (_, product) in pooled.items():
             of = table_of[name].tower if self._architecture.factors is not None else "quality"
             found[of].append([(product, np.zeros(rows, np.float32))])
+        for one in sorted((one for table in tables for one in table.numbers), key=lambda one: one.first):
+            of = one.tower if self._architecture.factors is not None else "quality"
+            made = number_inputs(one, self._statistics, ids[one.name])
+            found[of].append([(made, np.zeros(rows, np.float32))] * len(found[of][0]))
         return {of: [_joined(copy) for copy in zip(*own, strict=True)] for of, own in found.items()}
 
     def _pooled(

@@ -199,4 +199,6 @@ def _describe_table(layout: TableLayout) -> Mapping[str, Any]:
         }
         for feature in layout.features
     ]
+    if layout.numbers:
+        described["numbers"] = [dataclasses.asdict(one) for one in layout.numbers]
     return described

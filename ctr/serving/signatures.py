@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctr.data.derived import Derived
@@ -28,8 +29,17 @@ from ctr.data.ids.rules import pair_ids
 from ctr.data.schema import MISSING_ID, QUERY_SIZE, Category, Cross, InputKind, Schema
 from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, ui
 from ctr.models.embeddings import look_up, tower_inputs
+from ctr.models.numbers import look_up_numbers
 from ctr.models.pooling import pool
-from ctr.models.rows import FeatureRows, TableLayout
+from ctr.models.rows import (
+    STATISTICS,
+    FeatureRows,
+    Numbers,
+    TableLayout,
+    all_numbers,
+    feature_names,
+    with_numbers,
+)
 from ctr.training.run.snapshot import LAST_KEY, Snapshot
 
 Ids = Mapping[str, tf.Tensor | tf.RaggedTensor]
@@ -51,7 +61,7 @@ NOT_IN_THE_MODEL = (
     "readers: a column that the reader of a format made (mind: history, category and the like) is an input: make it",
     "parsing: the mapping's time format is not in the model: give the time as the int64 above",
     "nulls: strings that the mapping's input.nulls lists must be given as missing",
-    "lists: a multivalent category is one string, its values joined with the separator",
+    "lists: a multivalent category or a vector is one string, its values joined with the separator",
     "filters: a row that ingestion rejects is still scored: the value that it is rejected for counts as missing",
     "sessions, queries, labels, weights and sampling: they make and order the log and are not part of a prediction; "
     "where the model takes query_size, count the rows of the query",
@@ -127,7 +137,7 @@ def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) ->
     if (factors := snapshot.config.model.factorized) is not None:
         for tower, function in (("quality", only_q), ("ui", only_u)):
             own = [layout for layout in snapshot.layouts if layout.tower == tower]
-            needed = schema.only(feature.name for layout in own for feature in layout.features)
+            needed = schema.only(feature_names(own))
             signatures[tower] = _raw_signature(needed, names, kinds, function)
         shape = [None, snapshot.architecture.components, factors.width + 2]
         specs = {name: tf.TensorSpec(shape, name=name) for name in ("Q", "U")}
@@ -146,13 +156,28 @@ def inputs_of(snapshot: Snapshot, ids: Ids, tower: str | None = None) -> dict[st
         looked_up.append(look_up(layout, table, plans[-1]))
     if snapshot.architecture.pooled:
         looked_up, own = pool(snapshot.served_weights, own, looked_up, tables, plans)
+    if numbers := all_numbers(own):
+        values = {one: _values(one, ids[one.name]) for one in numbers}
+        looked_up += look_up_numbers(values, snapshot.served_weights[STATISTICS], own[0].copies)
+        own = with_numbers(own)
     return tower_inputs(looked_up, own, snapshot.architecture.factors is not None)
+
+
+def _values(one: Numbers, ids: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+    """The numbers of N rows, float32 [N, size], NaN where they are missing or more or fewer."""
+    if one.single is not None:
+        return graph.numbers_of_bits(ids)[:, tf.newaxis]
+    ids = graph.whole(ids.values, ids, one.size)[1]
+    rows = tf.reshape(graph.numbers_of_bits(ids.values), [-1, one.size])
+    place = tf.cast(ids.row_splits[:-1], tf.int32) // one.size
+    there = tf.equal(tf.cast(ids.row_lengths(), tf.int32), one.size)
+    padded = tf.concat([rows, tf.fill([1, one.size], np.float32(np.nan))], axis=0)
+    return tf.gather(padded, tf.where(there, place, tf.shape(rows)[0]))
 
 
 def served_schema(snapshot: Snapshot) -> Schema:
     """Selects the features that a model has, of those of its log, and the parts of crosses among them."""
-    features = [feature for layout in snapshot.layouts for feature in layout.features]
-    return snapshot.schema.only(feature.name for feature in features if feature.of is None)
+    return snapshot.schema.only(feature_names(snapshot.layouts))
 
 
 def _outputs(logits: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -11,8 +11,10 @@ import tensorflow as tf
 from ctr.models.click_model import Scores, TowerInput, ensemble_logit, forward
 from ctr.models.crosses import Multiply
 from ctr.models.embeddings import look_up, tower_inputs
+from ctr.models.numbers import look_up_numbers, split_values
 from ctr.models.part import Part
 from ctr.models.pooling import pool
+from ctr.models.rows import STATISTICS, with_numbers
 from ctr.objective.losses import loss_and_terms, normalizer, slices_of, without_ranking
 from ctr.optim.first_order.online_newton import CalibrationStep
 from ctr.training.config import TrainConfig
@@ -60,8 +62,9 @@ class Differentiation:
         part: Part,
         chosen: tf.Tensor | None = None,
         multiply: Multiply | None = None,
+        values: tf.Tensor | None = None,
     ) -> Scores:
-        """Scores the batch, or the rows of these numbers alone."""
+        """Scores the batch, or the rows of these numbers alone; ``values``: see ``ctr.models.numbers``."""
         model, layouts = self.state.architecture, self.state.layouts
         with tf.name_scope("look_up"):
             looked_up = [
@@ -72,6 +75,10 @@ class Differentiation:
             ]
             if model.pooled:
                 looked_up, layouts = pool(part.weights(self.state.weights), layouts, looked_up, rows, plans)
+            if values is not None and self.state.statistics is not None:
+                own = split_values(self.state.layouts, values), self.state.statistics.read_value()
+                looked_up += look_up_numbers(*own, layouts[0].copies, model.input_dtype)
+                layouts = with_numbers(layouts)
             inputs = tower_inputs(looked_up, layouts, model.factors is not None)
         if chosen is not None:
             inputs = {
@@ -96,7 +103,7 @@ class Differentiation:
         with tf.GradientTape(persistent=outside, watch_accessed_variables=False) as tape:
             tape.watch(rows)
             tape.watch(state.dense)
-            scores = self.scores(rows, plans, ramps["alpha2"], part)
+            scores = self.scores(rows, plans, ramps["alpha2"], part, values=targets.get(STATISTICS))
             logit = ensemble_logit(scores.logits)
             slices = slices_of(state.families, targets, logit)
 

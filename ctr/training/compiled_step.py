@@ -11,6 +11,7 @@ from ctr.models.part import WHOLE, Part
 from ctr.objective.targets import target_signature
 from ctr.training.config import TrainConfig
 from ctr.training.feed import OF_ALL_CHIPS, Feed
+from ctr.training.number_values import number_signature
 from ctr.training.state import TrainState
 from ctr.training.step import Step, StepResult
 
@@ -35,6 +36,8 @@ class TrainStep:
         )
         # What is scored may also be a feed to learn from, which has more.
         self._scored_targets = target_signature(config.objective.scored_part, state.families)
+        self._scored_targets |= number_signature(state.layouts)
+        self._learned_targets |= number_signature(state.layouts)
         scalar, plans = tf.TensorSpec([], tf.float32), state.tables.signature()
         ramps, rates = (
             dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))

@@ -32,6 +32,7 @@ from ctr.eval.logistic import row_logloss
 from ctr.eval.rows import scored_rows
 from ctr.eval.states import BUCKETS
 from ctr.io.arrays import read_arrays
+from ctr.models.rows import feature_names
 from ctr.training.inputs import Inputs, selection_of
 from ctr.training.run.directory import write_archive
 from ctr.training.run.run import Run
@@ -140,7 +141,7 @@ def _measure(session: Scoring, most: int) -> Arrays:
     """Measures here: arrays of ``ctr.eval.importance``, of one position."""
     run, inputs = session.run, session.inputs
     position = run.position.examples
-    used = {feature.name for layout in run.state.layouts for feature in layout.features}
+    used = feature_names(run.state.layouts)
     names = [feature.name for feature in inputs.schema.features if feature.name in used]
     rows = _next_rows(inputs, position, most)
     scored = scored_rows(rows.label, session.score(rows), rows.metric_weight, rows.query_id)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ctr.data.log import Manifest, log_sha256, read_manifests, read_schema
 from ctr.data.query_size import pages_differ
-from ctr.data.schema import QUERY_SIZE, Schema
+from ctr.data.schema import QUERY_SIZE, Schema, has_no_ids
 from ctr.data.time_range import TimeRange
 from ctr.io.documents import json_bytes
 from ctr.io.errors import InputError
@@ -87,10 +87,10 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
     config = resolve(config, schema, log.manifests)
     schema = config.model.features(schema)
     for name in config.metrics.slices:
-        if name not in schema.single_valued:
+        if name not in schema.single_ids:
             raise InputError(
                 f"config: metrics.slices names {name}, which is not a single-valued feature of the log; "
-                f"allowed: {listed(schema.single_valued, name)}"
+                f"allowed: {listed(schema.single_ids, name)}"
             )
     config.table_layouts(schema)
     constraints = config.objective.bias_constraints
@@ -137,11 +137,13 @@ def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) 
         is_useful = pages_differ(first.rows, first.queries, first.pages)
         model = model.model_copy(update={"query_size": is_free and is_useful})
     if model.pairs == "auto":
-        singles = len(model.features(schema).single_valued)
+        singles = len(model.features(schema).single_ids)
         is_possible = config.pair_obstacle is None and 2 <= singles <= _MOST_PAIRED
         model = model.model_copy(update={"pairs": is_possible})
     features = model.features(schema).features
-    open_widths = [f for f in features if f.width is None and f.name not in model.widths]
+    open_widths = [
+        f for f in features if f.width is None and f.name not in model.widths and not has_no_ids(f)
+    ]
     if open_widths:
         distinct = _first_with_rows(manifests).distinct
         widths = {f.name: fitting_width(distinct.get(f.name, f.buckets)) for f in open_widths}

@@ -14,10 +14,20 @@ from pydantic import (
 from ctr.config import StrictModel
 from ctr.config.plugins import NetworkPlugins
 from ctr.data.query_size import with_query_size
-from ctr.data.schema import QUERY_SIZE, Category, Feature, Name, Schema, Tower
+from ctr.data.schema import (
+    QUERY_SIZE,
+    Category,
+    Feature,
+    Name,
+    Number,
+    Schema,
+    Tower,
+    Vector,
+    has_no_ids,
+)
 from ctr.io.errors import InputError
 from ctr.io.words import listed
-from ctr.models.rows import FeatureRows, Pooled, TableLayout, lay_out_tables
+from ctr.models.rows import FeatureRows, Numbers, Pooled, TableLayout, lay_out_tables
 from ctr.objective.ramps import Ramp, RampKey
 
 _MOST_LAYERS = 64
@@ -283,9 +293,14 @@ class ModelConfig(StrictModel):
         """
         schema = self.features(schema)
         _check_features("model.without", self.without, schema)
-        features = [feature for feature in schema.features if feature.name not in self.without]
-        if not features:
+        present = [feature for feature in schema.features if feature.name not in self.without]
+        features = [feature for feature in present if not has_no_ids(feature)]
+        if not present:
             raise InputError("config: model.without names all features, so the model would have no input")
+        if not features:
+            raise InputError(
+                "config: all features of the model are numbers; at least one with ids is required"
+            )
         widths = self._feature_widths(schema)
         towers = self._feature_towers(schema)
         if self.factorized is not None:
@@ -312,9 +327,10 @@ class ModelConfig(StrictModel):
             )
             for f in features
         ]
+        numbers = self._numbers(schema, present, towers)
         copies = self.ensemble.components if self.ensemble.embeddings == "separate" else 1
         try:
-            layouts = lay_out_tables(rows, copies)
+            layouts = lay_out_tables(rows, copies, numbers)
         except ValueError as error:
             raise InputError(f"config: {error}; change model.widths") from None
         weights = sum(layout.rows * layout.columns for layout in layouts)
@@ -325,6 +341,24 @@ class ModelConfig(StrictModel):
             )
         return layouts
 
+    def _numbers(
+        self, schema: Schema, features: Sequence[Feature], towers: Mapping[str, Tower]
+    ) -> list[Numbers]:
+        found: list[Numbers] = []
+        for f in filter(has_no_ids, features):
+            if not self.has_network:
+                raise InputError(
+                    f"config: the network alone reads the numbers of {f.name}: crosses or deep layers are required, or "
+                    "model.without names it"
+                )
+            first = sum(one.size for one in found)
+            if isinstance(f, Vector):
+                found.append(Numbers(f.name, towers[f.name], f.size, None, first, normalize=f.normalize))
+            elif isinstance(f, Number):
+                column = schema.single_valued.index(f.name)
+                found.append(Numbers(f.name, towers[f.name], 1, column, first, log=f.scale == "log"))
+        return found
+
     def _pooled(
         self,
         schema: Schema,
@@ -333,7 +367,7 @@ class ModelConfig(StrictModel):
         towers: Mapping[str, Tower],
     ) -> dict[str, Pooled]:
         _check_features("model.pooling", self.pooling, schema)
-        targets = {f.name for f in features if f.name in schema.single_valued and widths[f.name]}
+        targets = {f.name for f in features if f.name in schema.single_ids and widths[f.name]}
         found = {}
         for name, pooling in self.pooling.items():
             if pooling.kind == "mean" or name in self.without:
@@ -367,6 +401,8 @@ class ModelConfig(StrictModel):
 
     def _feature_widths(self, schema: Schema) -> dict[str, int]:
         _check_features("model.widths", self.widths, schema)
+        if numbers := [name for name in self.widths if has_no_ids(schema.by_name[name])]:
+            raise InputError(f"config: model.widths names {numbers[0]}, whose numbers have no embedding")
         if not self.has_network:
             return dict.fromkeys(schema.by_name, 0)
         widths = {
@@ -374,9 +410,10 @@ class ModelConfig(StrictModel):
             if feature.width is None
             else self.widths.get(feature.name, feature.width)
             for feature in schema.features
+            if not has_no_ids(feature)
         }
         # What is counted is no network of its own.
-        if not any(widths[name] for name in schema.stored.by_name if name not in self.without):
+        if not any(widths.get(name) for name in schema.stored.by_name if name not in self.without):
             raise InputError("config: all features have width 0, so the network would have no input")
         return widths
 

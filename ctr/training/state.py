@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import fitted_names, init_weights, weight_shapes
-from ctr.models.rows import TableLayout
+from ctr.models.rows import STATISTICS, TableLayout, number_count
 from ctr.objective.bias_constraints import Family
 from ctr.optim.first_order.online_bias import OnlineBias, all_variables
 from ctr.optim.kfac.core import Layer
@@ -115,6 +115,9 @@ class TrainState:
         with self.group.holding():
             self.tables = EmbeddingTables(layouts, config, self.group, in_lines or chips is not None)
             self._create_dense(config, compute_dtype, sources)
+            # Of the numbers that the network reads, float64 [3, K] (``ctr.models.numbers``).
+            count = number_count(layouts)
+            self.statistics = _unlearned([3, count], tf.float64) if count else None
             # By family of constrained slices lambda_k, float32 [slices] (FF 7.1).
             self.duals = [_unlearned([family.slices]) for family in families]
             # For ``dual_step``, float32 [2, slices].
@@ -146,6 +149,8 @@ class TrainState:
         if self.averaging is not None:
             named |= self.averaging.variables
         named |= all_variables((*self.calibrators, *self.label_biases))
+        if self.statistics is not None:
+            named[STATISTICS] = self.statistics
         for family, variable, seen in zip(self.families, self.duals, self.slices_seen, strict=True):
             named[f"duals/{family.name}"] = variable
             named[f"slices_seen/{family.name}"] = seen
@@ -241,8 +246,8 @@ class TrainState:
         }
 
 
-def _unlearned(shape: Sequence[int]) -> tf.Variable:
-    return tf.Variable(tf.zeros(shape), trainable=False)
+def _unlearned(shape: Sequence[int], dtype: tf.DType = tf.float32) -> tf.Variable:
+    return tf.Variable(tf.zeros(shape, dtype), trainable=False)
 
 
 def _value(leaf: Rows | np.ndarray) -> np.ndarray:

@@ -10,7 +10,9 @@ from typing import NamedTuple, TypeAlias
 import tensorflow as tf
 
 from ctr.models.click_model import ensemble_logit
+from ctr.models.numbers import next_statistics
 from ctr.models.part import Part
+from ctr.models.rows import STATISTICS
 from ctr.objective.losses import next_duals, slices_of
 from ctr.optim.gradients import all_finite, clip_by_global_norm
 from ctr.optim.kfac.dense import DenseKfac
@@ -100,6 +102,7 @@ class Step:
             self._workers,
         )
         changed = [tensor for pair in moved for tensor in pair]
+        statistics = self._next_statistics(targets)
         applied = all_finite([batch.loss, *batch.row_gradients, *batch.dense_gradients, *changed])
         scores = [batch.logit, *batch.label_logits]
         applied, (logit, *labels), slices = gather_scores(self._workers, applied, scores, batch.slices)
@@ -113,7 +116,10 @@ class Step:
             )
             if isinstance(state.dense_optimizer, DenseKfac):
                 rows, views = gathered.rows, gathered.views
-                forward = partial(self._model.scores, rows, views, ramps["alpha2"], self.parts[0])
+                values = targets.get(STATISTICS)
+                forward = partial(
+                    self._model.scores, rows, views, ramps["alpha2"], self.parts[0], values=values
+                )
                 given = state.dense_optimizer, forward, state.layers, targets, self._workers
                 state.dense_optimizer.observe(partial(product_factors, *given))
             self._update_dense(batch.dense_gradients, rates["dense"])
@@ -121,6 +127,8 @@ class Step:
                 calibrator.apply(step)
             for bias, step in zip(state.label_biases, batch.label_steps, strict=True):
                 bias.apply(step)
+            if state.statistics is not None:
+                state.statistics.assign(statistics)
             for dual, weights, (next_dual, next_seen) in zip(
                 state.duals, state.slices_seen, moved, strict=True
             ):
@@ -136,7 +144,8 @@ class Step:
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Scores a batch alone: logits of the click and of each label, float32 [B], and slices as in ``StepResult``."""
         gathered = self.state.tables.gather(plans)
-        scores = self._model.scores(gathered.rows, gathered.views, ramps["alpha2"], self.parts[0])
+        given = gathered.rows, gathered.views, ramps["alpha2"], self.parts[0]
+        scores = self._model.scores(*given, values=targets.get(STATISTICS))
         logit = ensemble_logit(scores.logits)
         slices = slices_of(self.state.families, targets, logit)
         found = [logit, *label_logits(scores.labels)]
@@ -154,11 +163,19 @@ class Step:
         """Computes the squared norms of ``ctr.training.gradient_noise`` for each product of the network."""
         gathered = self.state.tables.gather(plans)
         given = gathered.rows, gathered.views, ramps["alpha2"], self.parts[0]
-        run = record_network(partial(self._model.scores, *given))
+        run = record_network(partial(self._model.scores, *given, values=targets.get(STATISTICS)))
         _, by_logits = gradient_by_outputs(partial(click_likelihood, None, targets, None), run.outputs)
         present = tf.cast(targets["own_weight"] > 0, tf.float32)
         inputs = [product.inputs for product in run.products]
         return [squared_norms(inputs, run.gradients(by_logits), present)]
+
+    def _next_statistics(self, targets: _Tensors) -> tf.Tensor | None:
+        """Computes the statistics of numbers after the batch, by the rows of the log that are learned from."""
+        if self.state.statistics is None:
+            return None
+        given = self.state.statistics.read_value(), targets[STATISTICS], targets["own_weight"] > 0
+        with tf.name_scope("statistics"):
+            return next_statistics(self.state.layouts, *given, self._workers.all_gather)
 
     def _differentiate(
         self,

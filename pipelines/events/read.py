@@ -151,10 +151,9 @@ def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
     texts = {source.impression_id}
     lists: dict[str, str | None] = {}
     if kind == "impressions":
-        numbers |= {*mapping.number_sources, *filter(None, [mapping.impressions.weight])}
-        texts |= {mapping.impressions.query_id, *mapping.feature_schema.read_sources} - set(
-            mapping.number_sources
-        )
+        given = {*mapping.number_sources, *mapping.vector_sources}
+        numbers |= {*given, *filter(None, [mapping.impressions.weight])}
+        texts |= {mapping.impressions.query_id, *mapping.feature_schema.read_sources} - given
         texts |= {derived.source for derived in mapping.impressions.derive.values()}
         lists = mapping.list_sources
     return JsonlReader(wanted_columns(mapping, kind), sorted(numbers - texts), lists, all_needed=False)

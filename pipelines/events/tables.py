@@ -144,7 +144,7 @@ def _pack_raw(
 ) -> pa.Table:
     schema = mapping.feature_schema
     add_derived(mapping.impressions.derive, columns, keys["query_time"], verdict)
-    check_numbers(mapping.number_sources, columns, verdict)
+    check_numbers(mapping.number_sources, mapping.vector_sources, columns, verdict)
     tables = [pa.table(keys), pa.table({name: columns[name] for name in schema.read_sources})]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]

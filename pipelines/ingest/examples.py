@@ -89,7 +89,7 @@ def make_examples(
     weights = read_weights(mapping.weight, columns, verdict)
     ids, groups = read_keys(mapping, name_hash, columns, chunk, times, verdict)
     add_derived(mapping.derive, columns, times, verdict)
-    check_numbers(mapping.number_sources, columns, verdict)
+    check_numbers(mapping.number_sources, mapping.vector_sources, columns, verdict)
     keys = {
         "query_time": times,
         "timestamp": times,

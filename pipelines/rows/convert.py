@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from ctr.data.ids.arrow import spell_array, string_ids
 from ctr.data.mapping import TIME_LIMIT_US, Label, Time
 from ctr.data.reader import LARGEST_WEIGHT
+from ctr.data.schema import Vector
 from ctr.data.time_formats import TimeFormat, time_format
 from ctr.io.errors import InputError
 from ctr.io.hashing import mix64
@@ -155,6 +156,29 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
     if pa.types.is_integer(kind) and not whole:
         return column.cast(target, safe=False), np.zeros(len(column), bool)
     return convert_checked(column, lambda values: values.cast(target))
+
+
+def parse_vectors(column: pa.Array, vector: Vector) -> tuple[pa.Array, Bad]:
+    """Reads lists of numbers, or text, as lists of float32, empty where missing or bad; InputError for other types."""
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), pa.list_(pa.float32())), np.zeros(len(column), bool)
+    if is_text(column.type):
+        column = pc.utf8_trim_whitespace(column)
+        column = pc.split_pattern(pc.if_else(pc.equal(column, ""), None, column), vector.separator)
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        raise InputError(f"of type {column.type}, where lists of numbers or text are required")
+    items = column.flatten()
+    if vector.strip and is_text(items.type):
+        items = pc.ascii_trim(items, vector.strip)
+    numbers, bad_items = parse_numbers(items)
+    with np.errstate(over="ignore"):
+        values = pc.fill_null(numbers, np.nan).to_numpy().astype(np.float32)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    bad = (lengths > 0) & (lengths != vector.size)
+    bad[np.repeat(np.arange(len(column)), lengths)[bad_items | ~np.isfinite(values)]] = True
+    kept = (lengths > 0) & ~bad
+    offsets = np.concatenate([[0], np.cumsum(np.where(kept, vector.size, 0))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[np.repeat(kept, lengths)])), bad
 
 
 def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:

@@ -31,9 +31,9 @@ _INT64 = range(-(2**63), 2**63)
 class JsonlReader:
     """Reader of the wanted columns of JSON lines; a key that an object lacks is null.
 
-    Columns among ``numbers`` are only read as numbers, where 5 and 5.0 mean the same. Those of ``lists`` may hold
-    lists, and have the separator of those that are text instead; None where there is not one alone. With ``all_needed``
-    some line of a file must have each wanted column but the ``optional`` ones.
+    Columns among ``numbers`` are only read as numbers, where 5 and 5.0 mean the same, also in lists. Those of ``lists``
+    may hold lists, and have the separator of those that are text instead; None where there is not one alone. With
+    ``all_needed`` some line of a file must have each wanted column but the ``optional`` ones.
     """
 
     wanted: Sequence[str]
@@ -106,7 +106,8 @@ class JsonlReader:
         kind = field.type
         if pa.types.is_list(kind):
             is_plain = pa.types.is_string(kind.value_type) or pa.types.is_int64(kind.value_type)
-            return field.name in self.lists and is_plain
+            is_vector = field.name in self.numbers and pa.types.is_floating(kind.value_type)
+            return field.name in self.lists and (is_plain or is_vector)
         if pa.types.is_floating(kind):
             return field.name in self.numbers
         return not pa.types.is_nested(kind)

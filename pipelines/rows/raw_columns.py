@@ -13,6 +13,7 @@ from ctr.data.ids import arrow
 from ctr.data.ids.rules import derived_column
 from ctr.data.labels import FOREVER, label_columns
 from ctr.data.mapping import FIRST_TIME, LAST_TIME, TIME_LIMIT_US, Mapping, Time
+from ctr.data.schema import Vector
 from ctr.data.spelling import CAST_NAMES
 from ctr.data.time_formats import ZONES
 from ctr.data.times import duration_us
@@ -28,6 +29,7 @@ from ctr.pipelines.rows.convert import (
     parse_labels,
     parse_numbers,
     parse_times,
+    parse_vectors,
     parse_weights,
     show_bytes,
 )
@@ -238,12 +240,19 @@ def _as_text(name: str, rule: Derived, source: pa.Array) -> pa.Array:
     return arrow.text_array(source)
 
 
-def check_numbers(names: Sequence[str], columns: Columns, verdict: Verdict) -> None:
-    """Makes the sources of numbers numeric."""
+def check_numbers(
+    names: Sequence[str], vectors: Table[str, Vector], columns: Columns, verdict: Verdict
+) -> None:
+    """Makes the sources of numbers numeric, and those of vectors lists of numbers."""
     for name in names:
         numbers, bad = parse_column(name, columns, parse_numbers)
         verdict.refuse(bad, name, "not a number", columns[name], "a number, or empty")
         columns[name] = numbers
+    for name, vector in vectors.items():
+        lists, bad = parse_column(name, columns, parse_vectors, vector)
+        allowed = f"{vector.size} finite numbers, or empty"
+        verdict.refuse(bad, name, "not a vector of its size", columns[name], allowed)
+        columns[name] = lists
 
 
 def parse_column(name: str, columns: Columns, parse: Callable[..., Any], *arguments: object) -> Any:

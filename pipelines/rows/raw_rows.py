@@ -205,7 +205,7 @@ def _make_rows(
     # Only to find the rows that an ingest would reject.
     made = dict(columns)
     add_derived(schema.derive, made, times, verdict)
-    check_numbers(mapping.number_sources, made, verdict)
+    check_numbers(mapping.number_sources, mapping.vector_sources, made, verdict)
     raw = {}
     for name, kind in schema.inputs.items():
         if kind == "time":

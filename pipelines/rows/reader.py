@@ -106,7 +106,7 @@ class _Reader:
         texts |= {derived.source for derived in mapping.derive.values()}
         if mapping.query is not None:
             texts.add(mapping.query.group_column)
-        given = (*mapping.number_sources, *keys)
+        given = (*mapping.number_sources, *mapping.vector_sources, *keys)
         numbers = [name for name in given if name is not None and name not in texts]
         return JsonlReader(wanted, numbers, mapping.list_sources, optional=optional)
 

@@ -33,7 +33,7 @@ def make(*features: dict[str, Any]) -> Schema:
     [
         ([], "features: [] is not allowed: Tuple should have at least 1 item"),
         ([{**CATEGORY, "bucket": 5}], "features.0.category.bucket: unknown key"),
-        ([{**CATEGORY, "kind": "image"}], "'category', 'number', 'text', 'cross'"),
+        ([{**CATEGORY, "kind": "image"}], "'category', 'number', 'vector', 'text', 'cross'"),
         ([{**CATEGORY, "name": "a b"}], "features.0.category.name: 'a b' is not allowed"),
         ([{**CATEGORY, "name": "ids"}], "feature ids has the name of a column of the log"),
         ([{**CATEGORY, "buckets": 2**31}], "features.0.category.buckets: 2147483648 is not allowed"),
@@ -44,8 +44,11 @@ def make(*features: dict[str, Any]) -> Schema:
         ([{**LIST, "strip": "«"}], "features.0.category.strip: '«' is not allowed"),
         ([{**CATEGORY, "strip": "[]"}], "strip is allowed only with multivalent: true"),
         ([CATEGORY, CATEGORY], "feature a is defined twice"),
-        ([NUMBER], "exactly one of boundaries, log and step is required"),
-        ([{**NUMBER, "boundaries": [1], "log": {}}], "exactly one of boundaries, log and step is required"),
+        ([NUMBER], "exactly one of boundaries, log, step and as is required"),
+        (
+            [{**NUMBER, "boundaries": [1], "log": {}}],
+            "exactly one of boundaries, log, step and as is required",
+        ),
         ([{**NUMBER, "boundaries": []}], "boundaries is empty"),
         ([{**NUMBER, "boundaries": [1, 1]}], "boundaries must be strictly increasing"),
         ([{**NUMBER, "boundaries": [math.nan]}], "nan is not allowed"),

@@ -53,6 +53,31 @@ GROWING = parse_model(
     "test",
 )
 
+# Numbers that the network reads as they are, in both towers.
+NUMBERS = parse_model(
+    Schema,
+    {
+        "features": [
+            *FEATURES,
+            {"name": "dwell", "kind": "number", "source": "dwell", "as": "value", "scale": "log"},
+            {"name": "age", "kind": "number", "source": "age", "as": "value", "tower": "ui"},
+            {
+                "name": "image",
+                "kind": "vector",
+                "source": "image",
+                "size": 3,
+                "separator": ", ",
+                "strip": "[]",
+            },
+            {
+                **{"name": "query", "kind": "vector", "source": "query", "size": 2},
+                **{"normalize": False, "tower": "ui"},
+            },
+        ]
+    },
+    "test",
+)
+
 NETWORK: dict[str, Any] = {
     "crosses": {"layers": 2, "rank": 3, "ramp": [10, 110]},
     "deep": {"units": [16, 8], "activation": "smelu"},
@@ -79,6 +104,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "ensemble": {"components": 2, "embeddings": "separate"},
     },
 }
+MODELS |= {"numbers": MODELS["gated"], "numbers by tower": MODELS["factorized ensemble"]}
+SCHEMAS = {name: NUMBERS if name.startswith("numbers") else SCHEMA for name in MODELS}
 TRAINED_EXAMPLES = 60
 BATCH_ROWS = 64
 
@@ -110,6 +137,23 @@ def draw_raw(count: int, seed: int = 0, unknown: bool = False) -> dict[str, list
             raw["tags"][row] = [f"new tag {row}", *raw["tags"][row]]
             raw["title"][row] = f"new{row} {raw['title'][row]}"
     return raw
+
+
+def draw_numbers(count: int, seed: int = 0) -> dict[str, list[Any]]:
+    """Raw columns of what ``NUMBERS`` has more, with missing and extreme values."""
+    rng = np.random.default_rng(seed)
+
+    def some(values: list[Any], missing: Any) -> list[Any]:
+        return [missing if rng.random() < 0.15 else one for one in values]
+
+    vectors = np.round(rng.normal(3, 2, (count, 5)), 3)
+    dwell = np.where(rng.random(count) < 0.1, np.inf, rng.normal(0, 1e6, count)).tolist()
+    return {
+        "dwell": some(dwell, None),
+        "age": some(rng.choice([0.0, 1.5, -7.0, 1e30], count).tolist(), float("nan")),
+        "image": some(vectors[:, :3].tolist(), []),
+        "query": some(vectors[:, 3:].tolist(), None),
+    }
 
 
 def packed_table(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> pa.Table:
@@ -154,6 +198,8 @@ def randomize(state: TrainState, seed: int) -> None:
         table.assign(rng.normal(0, 0.4, table.shape))
     for weight in state.dense:
         weight.assign(weight.numpy() + rng.normal(0, 0.2, weight.shape))
+    if state.statistics is not None:
+        state.statistics.assign(np.abs(rng.normal(3, 2, state.statistics.shape)))
 
 
 def make_snapshot(

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from ctr.config import parse_model
 from ctr.data.log import create_log, read_manifests, read_schema
-from ctr.data.schema import Category, Schema
-from ctr.data.shards import pack_ids, publish_partition, read_shard
+from ctr.data.number_bits import ids_of_numbers
+from ctr.data.schema import Category, Number, Schema, Vector
+from ctr.data.shards import pack_ids, publish_partition, read_shard, unpack_ids
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.training.config import TrainConfig
 
@@ -21,6 +22,14 @@ SCHEMA = Schema(
         Category(name="item", source="item", buckets=50, width=4),
         Category(name="tags", source="tags", buckets=40, width=4, multivalent=True),
         Category(name="position", source="position", buckets=8, width=2, tower="ui"),
+    )
+)
+# With numbers that the network reads.
+NUMBERS = Schema(
+    features=(
+        *SCHEMA.features,
+        Number.model_validate({"name": "price", "source": "price", "as": "value", "scale": "log"}),
+        Vector(name="image", source="image", size=3),
     )
 )
 # The log's intervals of query time, in microseconds: three, each in two shards or more.
@@ -77,6 +86,18 @@ def draw_examples(queries: int = 240, seed: int = 0) -> Examples:
         ids=ids,
         tags=[rng.integers(0, 40, size).tolist() for size in rng.integers(0, 4, count)],
     )
+
+
+def with_numbers(table: pa.Table, seed: int = 0) -> pa.Table:
+    """Adds the columns that rows of ``NUMBERS`` have more than those of ``SCHEMA``; clicked rows have other prices."""
+    rng, count = np.random.default_rng(seed), table.num_rows
+    price = rng.lognormal(3, 2, count) + 50 * table.column("label").to_numpy() * np.arange(count)
+    price[rng.random(count) < 0.1] = np.nan
+    ids = unpack_ids(table.column("ids").combine_chunks(), SCHEMA)
+    packed = np.column_stack([ids, ids_of_numbers(price.astype(np.float32))])
+    lists = [[] if rng.random() < 0.1 else ids_of_numbers(rng.normal(5, 2, 3)).tolist() for _ in range(count)]
+    table = table.set_column(table.column_names.index("ids"), "ids", pack_ids(packed))
+    return table.append_column("image", pa.array(lists, pa.list_(pa.int32())))
 
 
 def publish(

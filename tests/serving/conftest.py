@@ -13,7 +13,17 @@ from ctr.data.log import create_log
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
-from model_cases import MODELS, SCHEMA, Case, draw_raw, make_case, make_growing_run, packed_table
+from model_cases import (
+    MODELS,
+    SCHEMA,
+    SCHEMAS,
+    Case,
+    draw_numbers,
+    draw_raw,
+    make_case,
+    make_growing_run,
+    packed_table,
+)
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +34,9 @@ def case(tmp_path_factory):
     def find(model: str = "plain", compute_dtype: str = "float32") -> Case:
         key = (model, compute_dtype)
         if key not in made:
-            made[key] = make_case(MODELS[model], compute_dtype, tmp_path_factory.mktemp("run"))
+            raw = draw_raw(90) | (draw_numbers(90) if SCHEMAS[model] is not SCHEMA else {})
+            folder = tmp_path_factory.mktemp("run")
+            made[key] = make_case(MODELS[model], compute_dtype, folder, schema=SCHEMAS[model], raw=raw)
         return made[key]
 
     return find

@@ -34,6 +34,8 @@ AGREEING = [
     pytest.param("factorized", "float32", id="two towers and a sigmoid"),
     pytest.param("plain", "float32", id="one network"),
     pytest.param("attention", "float32", id="a list that is pooled by attention"),
+    pytest.param("numbers", "float32", id="numbers as values, and vectors"),
+    pytest.param("numbers by tower", "float32", id="numbers in both towers", marks=SLOW),
     pytest.param("factorized ensemble", "bfloat16", id="tables and slopes by component, rounded", marks=SLOW),
     pytest.param("ensemble", "float32", id="whole and divided matrices over one embedding", marks=SLOW),
     pytest.param("gated", "bfloat16", id="a rounded network and a gate that is not", marks=SLOW),
@@ -51,7 +53,13 @@ def chosen(raw: dict, rows: list[int]) -> dict:
 
 def texts(raw: dict) -> dict:
     """Lists as servers get them."""
-    return {**raw, "tags": ["|".join(tags) for tags in raw["tags"]]}
+    joined = {"tags": "|", "image": ", ", "query": " "}
+    lists = {
+        name: [joined[name].join(map(str, items or ())) for items in raw[name]]
+        for name in joined
+        if name in raw
+    }
+    return {**raw, **lists}
 
 
 def tensors(function, described: dict, raw: dict) -> dict:

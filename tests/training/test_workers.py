@@ -19,7 +19,7 @@ from ctr.data.sampling import SamplingConfig
 from ctr.io.arrays import read_arrays
 from ctr.training.ids.id_map import DIVIDED_ARRAYS
 from ctr.training.run import checkpoint
-from small_runs import SMALL, draw_examples, merged, publish, write_teacher
+from small_runs import NUMBERS, SMALL, draw_examples, merged, publish, with_numbers, write_teacher
 from worker_group import run_group, train_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -29,7 +29,7 @@ TOGETHER = ("objective", "growing")
 # In CI the first ones, the others in the soak.
 RUNS = [
     *((name, 3) for name in TOGETHER),
-    *((name, 2) for name in (*TOGETHER, "mirrored", "factorized", "kfac")),
+    *((name, 2) for name in (*TOGETHER, "mirrored", "factorized", "kfac", "numbers")),
 ]
 RAMP = [100, 500]
 # Without kinks, and without sums of squares that begin at 0: there the sign of what is but rounding makes a whole step.
@@ -110,6 +110,8 @@ class World:
         intervals = ((0, 200_000), (200_000, 400_000), (400_000, 10**9))
         self.log = publish(folder / "log", draw_examples(QUERIES).table(), intervals)
         exposure = publish(folder / "exposure", draw_examples(QUERIES, seed=9).table(), intervals)
+        numbers = with_numbers(draw_examples(240).table())
+        self.numbers = publish(folder / "numbers", numbers, schema=NUMBERS)
         self.growing = fingerprint_logs.publish_growing(folder / "growing", draw_examples(240))
         sampling = parse_model(SamplingConfig, {"non_click_rate": 0.6, "salt": "workers"}, "test")
         write_decisions(self.log, "part", sampling)
@@ -123,6 +125,7 @@ class World:
             "objective": (self.log, merged(base, objective(exposure), DIVIDED)),
             "growing": (self.growing, merged(base, TWO_MODELS, CROWDED, DIVIDED)),
             "kfac": (self.log, merged(base, KFAC, DIVIDED)),
+            "numbers": (self.numbers, merged(base, TWO_MODELS, DIVIDED)),
             "mirrored": (
                 self.growing,
                 merged(base, TWO_MODELS, CROWDED, adagrad, MIRRORED),

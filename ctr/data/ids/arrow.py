@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from ctr.data.derived import ColumnRule
 from ctr.data.ids.rules import SMALLEST_NORMAL, apply_rule
+from ctr.data.number_bits import ids_of_numbers, numbers_of_ids
 from ctr.data.schema import MISSING_ID
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast, float_text
 from ctr.io.errors import InputError
@@ -183,6 +184,17 @@ def rank(numbers: np.ndarray, edges: Sequence[float]) -> np.ndarray:
     ids = np.searchsorted(np.asarray(edges, np.float32), numbers, side="right").astype(np.int32)
     ids += 1
     return ids
+
+
+def bits(numbers: np.ndarray) -> np.ndarray:
+    return ids_of_numbers(numbers)
+
+
+def whole(bits: np.ndarray, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    finite = np.isfinite(numbers_of_ids(bits))
+    found = np.bincount(np.repeat(np.arange(len(rows)), rows)[finite], minlength=len(rows))
+    kept = (rows == size) & (found == size)
+    return bits[np.repeat(kept, rows)], np.where(kept, rows, 0).astype(np.int32)
 
 
 def mix(parts: Sequence[np.ndarray]) -> np.ndarray:

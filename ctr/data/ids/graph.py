@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ctr.data.derived import ColumnRule
 from ctr.data.ids.rules import SMALLEST_NORMAL, FeatureIds, apply_rule
+from ctr.data.number_bits import NAN_BITS
 from ctr.data.schema import Schema
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast
 from ctr.io.errors import InputError
@@ -220,6 +221,26 @@ def look_up(prints: tf.Tensor, places: Mapping[int, int]) -> tf.Tensor:
 def rank(numbers: tf.Tensor, edges: Sequence[float]) -> tf.Tensor:
     numbers = tf.where(tf.abs(numbers) < SMALLEST_NORMAL, tf.zeros_like(numbers), numbers)
     return 1 + tf.searchsorted(tf.constant(edges, tf.float32), numbers, side="right")
+
+
+def bits(numbers: tf.Tensor) -> tf.Tensor:
+    plain = tf.where(tf.math.is_nan(numbers), tf.constant(np.nan, tf.float32), numbers)
+    return tf.bitwise.bitwise_xor(tf.bitcast(plain, tf.int32), NAN_BITS)
+
+
+def numbers_of_bits(bits: tf.Tensor) -> tf.Tensor:
+    return tf.bitcast(tf.bitwise.bitwise_xor(tf.cast(bits, tf.int32), NAN_BITS), tf.float32)
+
+
+def whole(bits: tf.Tensor, rows: tf.RaggedTensor, size: int) -> tuple[tf.Tensor, tf.RaggedTensor]:
+    items, numbers = rows.with_values(bits), row_numbers(rows)
+    finite = tf.cast(tf.math.is_finite(numbers_of_bits(bits)), tf.int32)
+    count = rows.nrows(tf.int32)
+    found = tf.math.unsorted_segment_sum(finite, numbers, count)
+    given = tf.math.unsorted_segment_sum(tf.ones_like(finite), numbers, count)
+    kept = tf.equal(found, size) & tf.equal(given, size)
+    items = tf.ragged.boolean_mask(items, items.with_values(tf.gather(kept, numbers)))
+    return items.values, items
 
 
 def mix(parts: Sequence[tf.Tensor]) -> tf.Tensor:

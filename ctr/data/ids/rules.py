@@ -2,7 +2,8 @@
 
 Strings are hashed with FarmHash Fingerprint64: missing is 0, everything else ``1 + fingerprint mod (buckets - 1)``, or,
 where ids grow, the fingerprint itself, its 64 bits read as signed; a vocabulary gives ``1..n``, and ``n + 1`` to other
-values. A number gives 0 when missing, else ``1 + count(edges <= x)`` in float32. A cross mixes the full 64-bit
+values. A number gives 0 when missing, else ``1 + count(edges <= x)`` in float32, or as a value its bits
+(``ctr.data.number_bits``); so do the numbers of a vector. A cross mixes the full 64-bit
 fingerprints of its parts (not their ids, which collide), for numbers their ids, in the order in which they are named; a
 missing part counts as a value of its own, and if all are missing the id is 0: ``h = mix((h * 0x9E3779B97F4A7C15) ^
 part)`` modulo 2^64 for each part, h = 1 at the start; ``mix`` is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93;
@@ -15,7 +16,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from ctr.data.derived import ColumnRule, Derived
-from ctr.data.schema import MISSING_ID, AnyFeature, Category, Cross, Number, Schema, Text
+from ctr.data.schema import MISSING_ID, AnyFeature, Category, Cross, Number, Schema, Text, has_no_ids
+from ctr.data.schema import Vector as VectorFeature
 from ctr.data.spelling import CASTS, Cast
 from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprint64
@@ -50,6 +52,9 @@ class Operations(Protocol):
     def look_up(self, prints: Vector, places: Mapping[int, int]) -> Vector: ...
     # 1 + how many edges are at or below.
     def rank(self, numbers: Vector, edges: Sequence[float]) -> Vector: ...
+    def bits(self, numbers: Vector) -> Vector: ...  # as ``ctr.data.number_bits`` has them
+    # Of rows without exactly so many bits of finite numbers, none.
+    def whole(self, bits: Vector, rows: Rows, size: int) -> tuple[Vector, Rows]: ...
     def mix(self, parts: Sequence[Vector]) -> Vector: ...
     def spread(self, vector: Vector, rows: Rows) -> Vector: ...  # a row's value for each of its items
     def is_empty(self, strings: Vector) -> Vector: ...
@@ -83,7 +88,11 @@ class FeatureIds:
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
-        self._edges = {one.name: number_edges(one) for one in schema.features if isinstance(one, Number)}
+        self._edges = {
+            one.name: number_edges(one)
+            for one in schema.features
+            if isinstance(one, Number) and not has_no_ids(one)
+        }
         self._places = {
             one.name: {fingerprint64(value.encode()): place for place, value in enumerate(one.vocabulary, 1)}
             for one in schema.features
@@ -134,13 +143,25 @@ class FeatureIds:
         return xp.where(missing, "", xp.decimals(derived))
 
     def of_values(
-        self, xp: Operations, feature: Category | Number | Text, values: Vector, rows: Rows = None
+        self,
+        xp: Operations,
+        feature: Category | Number | VectorFeature | Text,
+        values: Vector,
+        rows: Rows = None,
     ) -> Made:
         """Makes the ids of the values of a feature's source, of lists that are cut already with their rows."""
         if isinstance(feature, Number):
             values = xp.numbers(values)
+            if has_no_ids(feature):
+                return Made(bits := xp.bits(values), bits)
             ids = xp.where(xp.is_nan(values), MISSING_ID, xp.rank(values, self._edges[feature.name]))
             return Made(ids, ids)
+        if isinstance(feature, VectorFeature):
+            if rows is None:
+                values, rows = xp.split(values, feature.separator)
+                values = xp.strip(values, feature.strip) if feature.strip else values
+            bits, rows = xp.whole(xp.bits(xp.numbers(values)), rows, feature.size)
+            return Made(bits, bits, rows=rows)
         if isinstance(feature, Text):
             values, rows = xp.ngrams(values, feature.words, feature.subwords, feature.max_values)
         elif feature.multivalent:
@@ -217,7 +238,9 @@ def number_edges(feature: Number) -> list[float]:
     return found
 
 
-def column_of(columns: Mapping[str, Vector], feature: Category | Number | Text, name: str) -> Vector:
+def column_of(
+    columns: Mapping[str, Vector], feature: Category | Number | VectorFeature | Text, name: str
+) -> Vector:
     """Returns the column that a feature reads. Raises InputError: it is absent."""
     if name not in columns:
         known = listed(list(columns), name)

@@ -17,7 +17,7 @@ from ctr.data.ids.rules import FeatureIds, Made, column_of, cross_ids
 from ctr.data.kept_values import VALUE_PREFIX
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
-from ctr.data.schema import Category, Cross, Number, Schema, Text
+from ctr.data.schema import Category, Cross, Number, Schema, Text, Vector
 from ctr.data.shards import pack_ids, shard_schema
 from ctr.io.errors import InputError
 from ctr.io.words import listed
@@ -39,7 +39,7 @@ class _Encoded:
 def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
     lengths = None
     kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if _is_list(kind):
         if not (isinstance(feature, Category) and feature.multivalent):
             raise InputError(
                 f"feature {feature.name}: its source column {feature.source} holds lists ({kind}), "
@@ -74,6 +74,10 @@ def _has_usable_dictionaries(column: pa.ChunkedArray) -> bool:
         return False
     # Arrow joins no dictionaries with nulls.
     return column.num_chunks <= 1 or not any(chunk.dictionary.null_count for chunk in column.chunks)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -148,6 +152,20 @@ def _number_column(ids: FeatureIds, feature: Number, values: np.ndarray) -> _Col
     return _Column(ids.of_values(arrow, feature, np.append(distinct, np.float32(np.nan))), codes)
 
 
+def _vector_column(ids: FeatureIds, feature: Vector, column: pa.ChunkedArray) -> _Column:
+    kind = column.type
+    if pa.types.is_null(kind):
+        column = column.cast(pa.list_(pa.float32()))
+    elif not (_is_list(kind) and _is_number(kind.value_type)):
+        raise InputError(
+            f"feature {feature.name}: its source column {feature.source} is of type {kind}; lists of numbers are "
+            "required"
+        )
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int32)
+    numbers = pc.list_flatten(column).cast(pa.float32(), safe=False)
+    return _Column(ids.of_values(arrow, feature, pc.fill_null(numbers, np.nan).to_numpy(), lengths))
+
+
 def _string_column(ids: FeatureIds, feature: Category | Text, source: _Encoded) -> _Column:
     if source.lengths is not None:
         items = pa.DictionaryArray.from_arrays(pa.array(source.codes), source.texts)
@@ -167,10 +185,10 @@ def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[s
     """Makes the ids of all features of a table's N rows, equal to those of ``transform_tensors``.
 
     Categories and text are made of strings, numbers and booleans (which become text as ``ctr.data.spelling`` says), or
-    dictionaries of them; multivalent categories also of lists of these; numbers of any numeric type. Null, NaN and the
-    empty string are missing. Returns [N, F], the single-valued ids in the schema's order (C-contiguous), and for each
-    multivalent feature its ids (flat) and lengths (int32 [N]). Raises InputError: a source column is absent or of a
-    type that its feature cannot read.
+    dictionaries of them; multivalent categories also of lists of these; numbers of any numeric type, and vectors of
+    lists of such. Null, NaN and the empty string are missing. Returns [N, F], the single-valued ids in the schema's
+    order (C-contiguous), and for each multivalent feature its ids (flat) and lengths (int32 [N]). Raises InputError: a
+    source column is absent or of a type that its feature cannot read.
     """
     return _packed(schema, _transformed(schema, table), table.num_rows)
 
@@ -192,6 +210,8 @@ def _transformed(schema: Schema, table: pa.Table) -> dict[str, _Column]:
         column = column_of(sources, feature, feature.source)
         if isinstance(feature, Number):
             columns[feature.name] = _number_column(ids, feature, _float_column(feature, column))
+        elif isinstance(feature, Vector):
+            columns[feature.name] = _vector_column(ids, feature, column)
         else:
             if feature.source not in encoded:
                 encoded[feature.source] = _encode(feature, column)

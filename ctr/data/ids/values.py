@@ -17,7 +17,8 @@ import numpy as np
 
 from ctr.data.derived import ColumnRule
 from ctr.data.ids.rules import SMALLEST_NORMAL, FeatureIds, apply_rule
-from ctr.data.schema import Category, Cross, Number, Schema, Text
+from ctr.data.number_bits import ids_of_numbers, numbers_of_ids
+from ctr.data.schema import Category, Number, Schema
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast, float_text, spell
 from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprint64
@@ -98,10 +99,12 @@ def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.nda
     feature = schema.by_name.get(name)
     if feature is None:
         raise InputError(f"{name} is not a feature of the log; allowed: {listed(list(schema.by_name), name)}")
-    if isinstance(feature, Text | Cross) or name not in schema.single_valued:
-        kind = feature.kind if isinstance(feature, Text | Cross) else f"multivalent {feature.kind}"
+    if not isinstance(feature, Category | Number) or name not in schema.single_ids:
+        of_lists = isinstance(feature, Category) and feature.multivalent
+        kind = f"multivalent {feature.kind}" if of_lists else feature.kind
+        kind = "number as a value" if isinstance(feature, Number) else kind
         raise InputError(
-            f"feature {name} is a {kind}; only single-valued categories and numbers have values to name"
+            f"feature {name} is a {kind}; only single-valued categories and numbers in buckets have values to name"
         )
     if isinstance(feature, Category):
         given: Any = _category_texts(feature, values, schema.spells_numbers(feature.source))
@@ -264,6 +267,17 @@ class Operations:
             1 + bisect_right(edges, 0.0 if -SMALLEST_NORMAL < number < SMALLEST_NORMAL else number)
             for number in numbers
         ]
+
+    def bits(self, numbers: list[float]) -> list[int]:
+        found: list[int] = ids_of_numbers(np.array(numbers, np.float32)).tolist()
+        return found
+
+    def whole(self, bits: list[int], rows: list[int], size: int) -> tuple[list[int], list[int]]:
+        kept = [
+            row if len(row) == size and np.isfinite(numbers_of_ids(np.array(row, np.int64))).all() else []
+            for row in _lists(bits, rows)
+        ]
+        return _flat(kept)
 
     def mix(self, parts: Sequence[list[int]]) -> list[int]:
         mixed = []

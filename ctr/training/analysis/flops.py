@@ -11,6 +11,7 @@ inputs, batches of B rows and |W| the number of elements of W:
     Q . U, tau                      2 (K + 2);  2 for the sigmoid, 8 a piece for a piecewise linear one  FF 6
     mean of probabilities           8 a component
     look-up of v ids, C columns     v C;  of a multivalent feature 2 v C + C, as it is averaged;  1 a linear weight
+    a number that is no id          4 to normalize it, 9 more for its mean and deviation
 
     backward                        twice the dense part's forward: for each product the gradient of its input (the
                                     first one's goes to the embeddings) and that of its matrix; the look-up once more
@@ -32,13 +33,15 @@ from dataclasses import dataclass
 
 from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
-from ctr.models.rows import TableLayout
+from ctr.models.rows import TableLayout, number_count
 from ctr.training.config import TrainConfig
 from ctr.training.optimizers import dense_optimizer, table_optimizer
 from ctr.training.state import architecture, dense_shapes
 
 _CLIPPING = 3
 """Operations for each element of a gradient whose norm is limited."""
+_NORMALIZING, _COUNTING = 4, 9
+"""Operations for each number that the network reads, to score and to learn (``ctr.models.numbers``)."""
 _AVERAGING = 9
 """Operations for each element of a weight with a schedule-free average."""
 
@@ -79,6 +82,8 @@ def count_flops(
     model = architecture(config, "float32", layouts=layouts)
     widths = tower_widths(layouts, config.model.factorized is not None)
     looked_up = sum(_look_up(layout, touched[layout.name]) for layout in layouts)
+    numbers = number_count(layouts)
+    normalizing = _NORMALIZING * numbers
     scored, learned = (dense_forward(model, widths, training) for training in (False, True))
     shapes, optimizer = list(dense_shapes(config, layouts).values()), config.optimizer
     dense = dense_optimizer(optimizer.dense).cost(shapes)
@@ -90,12 +95,12 @@ def count_flops(
     # By the inputs of layers alone, not by their weights.
     second = looked_up + learned if config.objective.ranks_outside_embeddings else 0
     return Flops(
-        inference=looked_up + scored,
-        forward=looked_up + learned,
+        inference=looked_up + scored + normalizing,
+        forward=looked_up + learned + normalizing,
         backward=looked_up + 2 * learned + second,
         rows=rows.update / batch_rows,
         dense=(dense.update + clipping + averaging) / batch_rows,
-        statistics=(rows.statistics + dense.statistics) / batch_rows,
+        statistics=(rows.statistics + dense.statistics) / batch_rows + _COUNTING * numbers,
         preconditioning=(rows.preconditioning + dense.preconditioning) / batch_rows,
         roots=(rows.roots + dense.roots) / batch_rows,
     )

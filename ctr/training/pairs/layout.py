@@ -62,7 +62,7 @@ def with_pairs(rows: Rows, config: TrainConfig, schema: Schema) -> Rows:
 
 
 def _paired(config: TrainConfig, schema: Schema) -> list[str]:
-    return [name for name in schema.single_valued if name not in config.model.without]
+    return [name for name in schema.single_ids if name not in config.model.without]
 
 
 @cache

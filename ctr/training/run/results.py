@@ -191,7 +191,7 @@ def default_slices(
     """
     rows = sum(manifest.rows for manifest in manifests)
     parts = prediction_parts(run_dir)
-    if not parts or not schema.single_valued or rows > LARGEST_PASS:
+    if not parts or not schema.single_ids or rows > LARGEST_PASS:
         return {}
     try:
         tables = [read_predictions(part, _PREDICTIONS) for part in parts]
@@ -203,7 +203,7 @@ def default_slices(
     scored = scored_rows(*(columns[name][found] for name in ("label", "logit", "metric_weight", "query_id")))
     states = {}
     for place, name in enumerate(schema.single_valued):
-        if 2 <= len(np.unique(ids[:, place])) <= _MOST_VALUES:
+        if name in schema.single_ids and 2 <= len(np.unique(ids[:, place])) <= _MOST_VALUES:
             state = SliceCalibration()
             state.update(scored, ids[:, place].astype(np.int64))
             states[name] = state

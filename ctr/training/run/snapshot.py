@@ -21,7 +21,7 @@ from ctr.models.architecture import Architecture
 from ctr.models.click_model import rounded_weights
 from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import weight_shapes
-from ctr.models.rows import TableLayout, check_table
+from ctr.models.rows import STATISTICS, TableLayout, check_table, number_count
 from ctr.optim.contrib.schedule_free import served_weights
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
@@ -128,6 +128,8 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
 def _parts_of(state: TrainState, config: TrainConfig, compute_dtype: str) -> _Parts:
     """Returns the weights of a state; in the first worker all rows."""
     kept = dense_weights(state.weights) | ({} if state.averaging is None else state.averaging.variables)
+    if state.statistics is not None:
+        kept[STATISTICS] = state.statistics
     weights = {name: variable.numpy() for name, variable in kept.items()}
     network = _network(state.layouts, config, compute_dtype, weights)
     whole = state.tables.whole()
@@ -233,4 +235,8 @@ def _network(
             raise ValueError(f"{name} has the shape {list(arrays[key].shape)}, not {list(shapes[name])}")
         if not name.endswith("rank_head"):
             served[name] = tf.Variable(arrays[key], name=name)
+    if count := number_count(layouts):
+        if arrays[STATISTICS].shape != (3, count):
+            raise ValueError(f"{STATISTICS} has the shape {list(arrays[STATISTICS].shape)}")
+        served[STATISTICS] = tf.Variable(arrays[STATISTICS], trainable=False, name=STATISTICS)
     return shape, served

@@ -44,6 +44,7 @@ from ctr.training.warm_start.weights import (
     Side,
     Slots,
     take_ids,
+    take_numbers,
     take_ramps,
     take_rows,
     take_schedules,
@@ -207,8 +208,9 @@ def _take(
             + "), so nothing could be taken over",
             "start without --init-from",
         )
+    numbers, read = take_numbers(arrays, old.arrays, *sides)
     take_fitted(arrays, old.arrays)
-    weights = take_dense(arrays, old.arrays, *sides, kept)
+    weights = take_dense(arrays, old.arrays, *sides, kept | read)
     slices = take_slices(arrays, old.arrays, *sides)
     position = old.position
     ramps, before = take_ramps(
@@ -217,7 +219,7 @@ def _take(
     schedules, examples = take_schedules(
         *sides, position.trained_examples, position.trained_before, [*features, *weights, *slices]
     )
-    return [*features, *weights, *slices, *ramps, *schedules], before | examples
+    return [*features, *numbers, *weights, *slices, *ramps, *schedules], before | examples
 
 
 def table_text(content: Mapping[str, Any]) -> str:

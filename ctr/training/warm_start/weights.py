@@ -11,7 +11,7 @@ from ctr.config import differing_keys
 from ctr.data.schema import Schema, feature_meanings
 from ctr.models.architecture import NETWORK
 from ctr.models.embeddings import tower_columns
-from ctr.models.rows import FeatureRows, TableLayout
+from ctr.models.rows import STATISTICS, FeatureRows, TableLayout, all_numbers
 from ctr.objective.config import SliceConfig
 from ctr.training.config import TrainConfig
 from ctr.training.ids.id_map import live_ids, restored_maps
@@ -131,6 +131,26 @@ def take_rows(
             why += [f"optimizer.embeddings.{key} differs" for key in differs]
         entries.append(Entry("feature", name, status, status if scaled else "fresh", "; ".join(why)))
     gone = [name for name in places if name not in meanings]
+    entries += [Entry("feature", name, "left", None, "the new run has none") for name in gone]
+    return entries, frozenset(kept)
+
+
+def take_numbers(
+    arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side
+) -> tuple[list[Entry], frozenset[str]]:
+    """Puts in the statistics of numbers that both runs read alike; returns lines, and the features that these are."""
+    before, entries, kept = {one.name: one for one in all_numbers(old.layouts)}, [], set()
+    meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
+    for one in all_numbers(new.layouts):
+        changed = ["the old run has none"]
+        if one.name in before:
+            changed = differing_keys(old_meanings[one.name], meanings[one.name])
+        if not changed:
+            own, theirs = (slice(each.first, each.first + one.size) for each in (one, before[one.name]))
+            arrays[STATISTICS][:, own] = old_arrays[STATISTICS][:, theirs]
+            kept.add(one.name)
+        entries.append(Entry("feature", one.name, "fresh" if changed else "taken", None, "; ".join(changed)))
+    gone = [name for name in before if name not in meanings]
     entries += [Entry("feature", name, "left", None, "the new run has none") for name in gone]
     return entries, frozenset(kept)
 

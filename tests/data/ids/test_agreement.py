@@ -73,7 +73,7 @@ def check_ingestion(schema: Schema, columns: Mapping[str, Any], expected: Ids) -
     for name, one in schema.by_name.items():
         if not isinstance(one, Cross) and one.source in schema.derive:
             verdict = Verdict(chunk)
-            check_numbers([one.source] if isinstance(one, Number) else [], made, verdict)
+            check_numbers([one.source] if isinstance(one, Number) else [], {}, made, verdict)
             past = schema.derive[one.source].of_time & (times < 0)
             compared[name] = np.flatnonzero(verdict.good & ~past)
     for name, ids in from_table(schema, made).items():

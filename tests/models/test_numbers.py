@@ -1,0 +1,87 @@
+"""Numbers as the network reads them: statistics as of a stream, in float64, whatever it is like."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.models.numbers import look_up_numbers, next_statistics, split_values
+from ctr.models.rows import FeatureRows, Numbers, lay_out_tables
+
+NAN = np.float32(np.nan)
+PLAIN = Numbers("plain", "quality", 1, 1, 0)
+AMOUNT = Numbers("amount", "quality", 1, 2, 1, log=True)
+VECTOR = Numbers("vector", "quality", 2, None, 2)
+RAW = Numbers("raw", "quality", 2, None, 4, normalize=False)
+LAYOUTS = lay_out_tables([FeatureRows("user", 9, 4, "quality", 0)], numbers=[PLAIN, AMOUNT, VECTOR, RAW])
+STREAMS = {
+    "drifting": lambda rng, step: rng.normal(step * 3, 1 + step / 50, 6),
+    "far from 0": lambda rng, step: 1.7e9 + rng.normal(0, 1e4, 6),
+    "huge": lambda rng, step: rng.normal(0, 1, 6) * 1e37,
+    "tiny": lambda rng, step: rng.normal(0, 1, 6) * 1e-30,
+    "constant": lambda rng, step: np.full(6, 0.1),
+}
+
+
+def passed(stream, workers: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """All rows of a hundred batches that were learned from, and the statistics after these."""
+    rng, statistics, seen = np.random.default_rng(3), tf.zeros([3, 6], tf.float64), []
+    for step in range(100):
+        values = np.stack([stream(rng, step) for _ in range(rng.integers(1, 40))]).astype(np.float32)
+        values[rng.random(values.shape) < 0.2] = NAN
+        values[rng.random(values.shape) < 0.02] = np.inf
+        learned = rng.random(len(values)) < 0.8
+        seen.append(np.where(learned[:, np.newaxis], values, NAN))
+        parts: list[tf.Tensor] = []
+
+        def gather(own: tf.Tensor, parts: list[tf.Tensor] = parts) -> tf.Tensor:
+            parts.append(own)
+            return tf.concat(parts, axis=0)
+
+        # The last worker has heard of what the others found.
+        found = [
+            next_statistics(LAYOUTS, statistics, tf.constant(values[cut]), tf.constant(learned[cut]), gather)
+            for cut in np.array_split(np.arange(len(values)), workers)
+        ]
+        statistics = found[-1]
+    return np.concatenate(seen).astype(np.float64), statistics.numpy()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_statistics_are_those_of_all_rows_so_far(stream, workers):
+    rows, (count, mean, squares) = passed(STREAMS[stream], workers)
+    rows[:, 1] = np.sign(rows[:, 1]) * np.log1p(np.abs(rows[:, 1]))
+    rows[~np.isfinite(rows)] = np.nan
+    np.testing.assert_array_equal(count, np.isfinite(rows).sum(axis=0))
+    scale = np.nanstd(rows, axis=0)
+    np.testing.assert_allclose(mean, np.nanmean(rows, axis=0), rtol=1e-12, atol=1e-12 * scale.max())
+    if stream == "constant":
+        # Exactly, so that no later number is a deviation of rounding away.
+        assert squares.tolist()[0] == 0 and squares.tolist()[2:] == [0] * 4
+    else:
+        np.testing.assert_allclose(np.sqrt(squares / count), scale, rtol=1e-9)
+
+
+def inputs_of(statistics: np.ndarray, values: list[list[float]]) -> list[list[list[float]]]:
+    given = split_values(LAYOUTS, tf.constant(values, tf.float32))
+    found = look_up_numbers(given, tf.constant(statistics, tf.float64))
+    assert all(np.array_equal(one.linear[0], np.zeros([len(values), 1, 1])) for one in found)
+    return [one.embeddings[0].numpy()[:, 0].tolist() for one in found]
+
+
+def test_the_network_reads_numbers_normalized_and_clipped_and_whether_they_are_missing():
+    statistics = np.array([[4.0] * 6, [2.0, 0.0, 1.0, 1.0, 50.0, 50.0], [16.0, 4.0, 16.0, 0.0, 1.0, 1.0]])
+    rows = [
+        [6, np.e - 1, 5, 1.5, -3, 4],
+        [1e30, 1 - np.e, 1, 1, 0, 0],
+        [-np.inf, NAN, NAN, 1, 7, NAN],
+        [NAN, np.inf, 1e9, -1e9, NAN, NAN],
+    ]
+    plain, amount, vector, raw = inputs_of(statistics, rows)
+    assert plain == [[2, 0], [10, 0], [-10, 0], [0, 1]]
+    np.testing.assert_allclose(amount, [[1, 0], [-1, 0], [0, 1], [10, 0]], rtol=1e-6)
+    # Of the second element all numbers were 1: its deviation is 1.
+    assert vector == [[2, 0.5, 0], [0, 0, 0], [0, 0, 1], [10, -10, 0]]
+    assert raw == [[-3, 4, 0], [0, 0, 0], [0, 0, 1], [0, 0, 1]]
+    # Before the first row.
+    assert inputs_of(np.zeros([3, 6]), rows)[0] == [[6, 0], [10, 0], [-10, 0], [0, 1]]

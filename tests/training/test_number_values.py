@@ -1,0 +1,194 @@
+"""Numbers that the network reads: normalized by the rows learned before, the same after a resume, and refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.config import parse_model
+from ctr.data.batches import set_rejects_apart
+from ctr.data.number_bits import ids_of_numbers, numbers_of_ids
+from ctr.data.reader import Rows, rows_of_table
+from ctr.data.schema import Schema
+from ctr.io.errors import InputError
+from ctr.training.compiled_step import TrainStep
+from ctr.training.feed import make_feed
+from ctr.training.loop import train
+from ctr.training.state import TrainState
+from growing_logs import STANDS, assert_same, train_part
+from killed_run import run_killed
+from small_runs import NUMBERS, SCHEMA, draw_examples, make_config, publish, with_numbers
+
+NETWORK = {"model": {"network_loss": "own"}, "optimizer": {"dense": {"shampoo": {"momentum": 0}}}}
+
+
+def rows_of(queries: int, seed: int = 0) -> Rows:
+    return rows_of_table(with_numbers(draw_examples(queries, seed).table(), seed), NUMBERS, 0)
+
+
+@pytest.fixture
+def run():
+    """A state, and functions that score rows and learn from them; the latter returns also whether it did."""
+    config = make_config(NETWORK)
+    state = TrainState(config.table_layouts(NUMBERS), config, "float32")
+    step = TrainStep(state, config, jit=False)
+
+    def feed(rows: Rows):
+        return make_feed(set_rejects_apart(rows), state.layouts, 64)
+
+    def score(rows: Rows) -> np.ndarray:
+        return step.score(feed(rows), config.ramps_at(0))[0].numpy()[: len(rows)]
+
+    def learn(rows: Rows) -> tuple[np.ndarray, bool]:
+        result = step.learn(feed(rows), config.ramps_at(0), config.rates_at(0))
+        return result.logit.numpy()[: len(rows)], bool(result.applied)
+
+    return state, score, learn
+
+
+def test_the_bits_of_numbers_are_ids():
+    numbers = np.array([0, -0.0, 1.5, -7e30, np.inf, -np.inf, 1e-40, np.nan, -np.nan], np.float32)
+    ids = ids_of_numbers(numbers)
+    assert ids.dtype == np.int32 and ids.tolist()[-2:] == [0, 0] and np.count_nonzero(ids) == 7
+    for kind in (np.int32, np.int64):
+        found = numbers_of_ids(ids.astype(kind))
+        np.testing.assert_array_equal(found, numbers)
+        np.testing.assert_array_equal(np.signbit(found[:2]), [False, True])
+
+
+def test_a_batch_is_scored_by_the_rows_before_and_a_step_that_is_skipped_learns_nothing(run):
+    state, score, learn = run
+    seen = []
+    for seed in range(3):
+        rows = rows_of(8, seed)
+        expected = score(rows)
+        logit, applied = learn(rows)
+        assert applied
+        np.testing.assert_allclose(logit, expected, rtol=0, atol=1e-6)
+        seen.append(rows)
+        prices = np.concatenate(
+            [numbers_of_ids(one.ids[:, 3])[one.train_weight > 0].astype(np.float64) for one in seen]
+        )
+        prices = np.log1p(prices[~np.isnan(prices)])
+        count, mean, squares = state.statistics.numpy()[:, 0]
+        assert count == len(prices)
+        np.testing.assert_allclose([mean, squares / count], [prices.mean(), prices.var()], rtol=1e-12)
+    # Statistics decide what is predicted.
+    before, statistics = score(rows), state.statistics.numpy()
+    state.statistics.assign(statistics * [[1], [3], [1]])
+    assert np.abs(score(rows) - before).max() > 1e-4
+    state.statistics.assign(statistics)
+    weight = state.dense[0].numpy()
+    state.dense[0].assign(np.full_like(weight, np.nan))
+    assert learn(rows)[1] is False
+    np.testing.assert_array_equal(state.statistics.numpy(), statistics)
+
+
+def test_what_a_price_says_is_learned(run):
+    """Prices of clicks are higher, and nothing else of the rows says which were clicked."""
+    _, score, learn = run
+    blank = rows_of(1)
+    for seed in range(150):
+        rows = rows_of(10, seed)
+        ids = np.zeros_like(rows.ids)
+        ids[:, 3] = ids_of_numbers(np.where(rows.label > 0, 3000, 30).astype(np.float32))
+        blank = replace(rows, ids=ids, train_weight=np.ones_like(rows.train_weight))
+        learn(blank)
+    logit = score(blank)
+    assert logit[blank.label > 0].min() > logit[blank.label == 0].max() + 0.3
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return publish(tmp_path_factory.mktemp("log"), with_numbers(draw_examples().table()), schema=NUMBERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit", [False, "auto"])
+def test_a_run_in_parts_has_the_bits_of_a_whole_one(log, tmp_path, jit):
+    """One by one, and in compiled calls of several batches."""
+    config = make_config({**NETWORK, "jit": jit, "batch": {"rows": 20, "growth": 0.01, "least": 4}})
+    summary = train(log, config, tmp_path / "whole")
+    assert 0 < train_part(log, config, tmp_path / "parts", 600) < summary["examples"]
+    train(log, config, tmp_path / "parts")
+    assert_same(tmp_path / "parts", tmp_path / "whole", *STANDS)
+
+
+@pytest.mark.slow
+def test_a_killed_run_has_the_bits_of_another(log, tmp_path):
+    config = make_config(NETWORK)
+    assert run_killed(log, config, tmp_path / "a") == 0
+    assert run_killed(log, config, tmp_path / "b", kill_at=("learn.after", 9)) == -9
+    assert run_killed(log, config, tmp_path / "b") == 0
+    assert_same(tmp_path / "b", tmp_path / "a")
+
+
+REFUSED = [
+    ({"crosses": {"layers": 0}, "deep": {"units": []}}, "the network alone reads the numbers of price"),
+    ({"widths": {"image": 8}}, "model.widths names image, whose numbers have no embedding"),
+    ({"without": ["user", "item", "tags", "position"]}, "all features of the model are numbers"),
+]
+
+
+@pytest.mark.parametrize(("model", "line"), REFUSED)
+def test_models_that_cannot_read_numbers_are_refused(model, line):
+    with pytest.raises(InputError, match=line):
+        make_config({"model": model}).table_layouts(NUMBERS)
+
+
+def test_slices_are_of_features_with_ids(log, tmp_path):
+    config = make_config({"metrics": {"slices": ["price"]}})
+    with pytest.raises(
+        InputError, match=r"metrics\.slices names price, which is not a single-valued feature"
+    ):
+        train(log, config, tmp_path / "run")
+
+
+def test_without_numbers_nothing_is_added():
+    config = make_config(NETWORK)
+    state = TrainState(config.table_layouts(SCHEMA), config, "float32")
+    assert state.statistics is None and not any("numbers" in name for name in state.variables())
+    feed = make_feed(set_rejects_apart(rows_of_table(draw_examples(5).table(), SCHEMA, 0)), state.layouts, 64)
+    assert "numbers" not in feed.targets
+    assert isinstance(state.dense[0], tf.Variable)
+
+
+FEATURES = [
+    {"name": "price", "kind": "number", "source": "price", "as": "value"},
+    {"name": "image", "kind": "vector", "source": "image", "size": 3},
+    {"name": "user", "kind": "category", "source": "user"},
+]
+
+
+@pytest.mark.parametrize(
+    ("added", "line"),
+    [
+        ({"kind": "cross", "of": ["price", "user"]}, "x crosses price, whose numbers the network reads"),
+        ({"kind": "cross", "of": ["user", "image"]}, "x crosses image, whose numbers the network reads"),
+        (
+            {"kind": "category", "history": {"by": "user", "of": "price", "after": "0s"}},
+            "history.of names price; allowed: single-valued categories before it",
+        ),
+        (
+            {"kind": "category", "source": "image"},
+            "features image and x read the column image as a string and as a vector of 3 numbers",
+        ),
+        (
+            {"kind": "vector", "source": "image", "size": 4},
+            "read the column image as a vector of 3 numbers and as a vector of 4 numbers",
+        ),
+        (
+            {"kind": "number", "source": "p", "as": "value", "step": {"low": 0, "high": 1, "size": 1}},
+            "exactly one",
+        ),
+        ({"kind": "number", "source": "p", "as": "value", "width": 4}, "width is not allowed"),
+        (
+            {"kind": "number", "source": "p", "scale": "log", "boundaries": [1.0]},
+            "scale is allowed only with as",
+        ),
+    ],
+)
+def test_schemas_that_cannot_be_are_refused(added, line):
+    with pytest.raises(InputError, match=line):
+        parse_model(Schema, {"features": [*FEATURES, {"name": "x", **added}]}, "test")
