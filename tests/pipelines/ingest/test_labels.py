@@ -134,9 +134,11 @@ def test_the_labels_of_a_killed_ingest_make_way_for_those_of_other_rows(tmp_path
 
     with (
         pytest.raises(SystemExit),
-        fault_points.watching(fault_points.Counting("rename.after", 3, die, str(log)), training=False),
+        fault_points.watching(fault_points.Counting("link.after", 4, die, str(log)), training=False),
     ):
         ingest(mapping_of(), paths, log, now_us=NOW)
+    # Of all four partitions there are labels, and nothing is published.
+    assert len(list((log / "sidecars" / SIDECAR).glob("*.json"))) == 4 and not read_manifests(log)
     text = paths[0].read_text()
     paths[0].write_text("\n".join(text.splitlines()[:-3]) + "\n")
     ingest(mapping_of(), paths, log, now_us=NOW)
