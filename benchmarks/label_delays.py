@@ -63,10 +63,9 @@ def make_log(folder: Path, days: int, queries: int, window: float) -> tuple[Path
 
 def arms(window: float) -> dict[str, tuple[str, dict[str, Any]]]:
     """By arm the label and how it is learned; ``naive`` takes what has not come after an hour for a negative."""
-    hours = [3600.0 * hour for hour in (6, 24)]
     return {
         "oracle": ("oracle", {"kind": "wait", "window": 0}),
-        "correct": ("sale", {"kind": "correct", "window": window, "at": hours}),
+        "correct": ("sale", {"kind": "correct", "window": window, "at": [86_400.0]}),
         "correct once": ("sale", {"kind": "correct", "window": window}),
         "wait": ("sale", {"kind": "wait", "window": window}),
         "naive": ("sale", {"kind": "wait", "window": 3600}),
