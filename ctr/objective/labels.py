@@ -14,7 +14,8 @@ delayed feedback in display advertising")::
 
 Here p is sigmoid(z), the model's own prediction, through which no gradient goes. Then the gradients that an impression
 of true probability q brings add up to (1 - p^2) (p - q): 0 where p is q, of the sign of those of known labels, and
-nearly as large where labels are rare.
+nearly as large where labels are rare. Weights that are scaled to bring p - q, 1 / (1 - p) and 1, make the loss of
+positives linear, which nothing limits: where many come and few negatives do, logits run away (tried).
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,12 +11,12 @@ from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import fitted_names, init_weights, weight_shapes
 from ctr.models.rows import STATISTICS, TableLayout, number_count
 from ctr.objective.bias_constraints import Family
-from ctr.optim.first_order.online_bias import OnlineBias, all_variables
+from ctr.optim.first_order.online_bias import all_variables
 from ctr.optim.kfac.core import Layer
 from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
 from ctr.training.division import Seat, seat_in
-from ctr.training.label_lessons import label_bias_names
+from ctr.training.label_lessons import label_bias_names, label_biases
 from ctr.training.optimizers import dense_optimizer, make_averaging, make_calibrators, samples_labels
 from ctr.training.retrain import initial_weights
 from ctr.training.tables.tables import EmbeddingTables
@@ -132,9 +132,8 @@ class TrainState:
         self.weights = {name: tf.Variable(value, name=name) for name, value in initial.items()}
         # What combines experts.
         self.fitted = {name: self.weights[name] for name in fitted_names(self.architecture)}
-        own = {name: self.weights[name] for name in label_bias_names(self.architecture)}
-        self.fitted |= own
-        self.label_biases = [OnlineBias(name, bias) for name, bias in own.items()]
+        self.fitted |= {name: self.weights[name] for name in label_bias_names(self.architecture)}
+        self.label_biases = label_biases(config.objective, self.architecture, self.weights)
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
         self.layers = linear_layers(self.architecture, self.weights)  # the linear products among the weights
         self.dense_optimizer = dense_optimizer(optimizer, self.workers, self.layers)

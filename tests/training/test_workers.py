@@ -19,6 +19,7 @@ from ctr.data.sampling import SamplingConfig
 from ctr.io.arrays import read_arrays
 from ctr.training.ids.id_map import DIVIDED_ARRAYS
 from ctr.training.run import checkpoint
+from labeled_logs import write_labels
 from small_runs import NUMBERS, SMALL, draw_examples, merged, publish, with_numbers, write_teacher
 from worker_group import run_group, train_group
 
@@ -81,7 +82,7 @@ QUERIES = 560
 
 
 def objective(exposure: Path) -> dict[str, Any]:
-    """All terms, a sample, and components with embeddings of their own."""
+    """All terms and labels, a sample, and components with embeddings of their own."""
     return {
         "model": {"ensemble": {"components": 2, "embeddings": "separate"}},
         "sampling": {"name": "part", "score": "all"},
@@ -98,8 +99,18 @@ def objective(exposure: Path) -> dict[str, Any]:
                 "logs": [{"name": "exposure", "path": str(exposure), "own_loss": True}],
                 "ramp": RAMP,
             },
+            "labels": {
+                "sale": {"delay": {"kind": "correct", "window": 0.05, "at": [0.01]}, "given": "all"},
+                "lead": {"delay": {"kind": "wait", "window": 0.03}},
+            },
         },
     }
+
+
+def delays(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """When labels of rows come, in seconds; for half of them never."""
+    after = np.random.default_rng(len(ids)).exponential(0.02, len(ids))
+    return np.where(ids % 2, np.round(after, 4), np.nan), np.full(len(ids), np.inf)
 
 
 class World:
@@ -119,6 +130,7 @@ class World:
         write_teacher(
             self.log, "teacher", lambda ids: np.random.default_rng(len(ids)).normal(-1, 1, len(ids))
         )
+        write_labels(self.log, sale=delays, lead=delays)
         adagrad = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}}}}
         self.configs = {
             "factorized": (self.log, merged(base, FACTORIZED, DIVIDED)),
@@ -192,7 +204,8 @@ def test_several_workers_compute_what_one_process_does(world, name, size):
     alone, together = (world.run(name, number) for number in (1, size))
     expected, found = predictions(alone), predictions(together)
     assert expected["example_id"].tolist() == found["example_id"].tolist()
-    np.testing.assert_allclose(found["logit"], expected["logit"], atol=1e-5, rtol=0)
+    for column in (key for key in expected if key.startswith("logit")):
+        np.testing.assert_allclose(found[column], expected[column], atol=1e-5, rtol=0, err_msg=column)
     one, other = (json.loads((run / "summary.json").read_text()) for run in (alone, together))
     assert one["batches"] > (200 if name == "objective" else 60)
     assert_close({key: other[key] for key in METRICS.split()}, {key: one[key] for key in METRICS.split()})

@@ -1,6 +1,7 @@
 """Further labels of a table: a sidecar of the log, published with each partition."""
 
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -127,20 +128,25 @@ def test_day_by_day_in_several_processes_or_killed_anywhere_the_same_bytes(tmp_p
 
 
 def test_the_labels_of_a_killed_ingest_make_way_for_those_of_other_rows(tmp_path):
-    paths, log = write_days(tmp_path / "in", days=1), tmp_path / "log"
+    paths, log, killed = write_days(tmp_path / "in", days=1), tmp_path / "log", tmp_path / "killed"
 
     def die():
+        # An ingest that only fails tidies up.
+        shutil.copytree(log, killed)
         raise SystemExit
 
     with (
         pytest.raises(SystemExit),
-        fault_points.watching(fault_points.Counting("rename.after", 3, die, str(log)), training=False),
+        fault_points.watching(fault_points.Counting("link.after", 5, die, str(log)), training=False),
     ):
         ingest(mapping_of(), paths, log, now_us=NOW)
+    # Of all four partitions there are labels, and nothing is published.
+    assert len(list((killed / "sidecars" / SIDECAR).glob("*.json"))) == 4 and not read_manifests(killed)
+    assert not list((log / "sidecars" / SIDECAR).iterdir())
     text = paths[0].read_text()
     paths[0].write_text("\n".join(text.splitlines()[:-3]) + "\n")
-    ingest(mapping_of(), paths, log, now_us=NOW)
-    assert len(read_labels(log)) == 37
+    ingest(mapping_of(), paths, killed, now_us=NOW)
+    assert len(read_labels(killed)) == 37
 
 
 @pytest.mark.parametrize(
