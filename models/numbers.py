@@ -24,6 +24,7 @@ def next_statistics(
     statistics: tf.Tensor,
     values: tf.Tensor,
     learned: tf.Tensor,
+    workers: int = 1,
     gather: Callable[[tf.Tensor], tf.Tensor] = lambda own: own,
 ) -> tf.Tensor:
     """Computes the statistics after a batch, float64 [3, K].
@@ -32,7 +33,8 @@ def next_statistics(
         statistics: those before it.
         values: float32 [B, K], NaN where missing.
         learned: bool [B], the rows that count.
-        gather: concatenates what W workers have of the batch: [3, K] of each becomes [3 W, K].
+        workers: W, that divide the batch.
+        gather: concatenates what they have: [3, K] of each becomes [3 W, K].
     """
     parts = [_scaled(one, own) for one, own in split_values(layouts, values).items()]
     scaled = tf.concat(parts, axis=1)
@@ -40,8 +42,8 @@ def next_statistics(
     count = tf.reduce_sum(tf.cast(counted, tf.float64), axis=0)
     mean = tf.reduce_sum(tf.where(counted, scaled, 0.0), axis=0) / tf.maximum(count, 1.0)
     squares = tf.reduce_sum(tf.where(counted, tf.square(scaled - mean), 0.0), axis=0)
-    gathered = tf.reshape(gather(tf.stack([count, mean, squares])), [-1, 3, scaled.shape[1]])
-    for part in tf.unstack(gathered):
+    gathered = gather(tf.stack([count, mean, squares]))
+    for part in tf.unstack(tf.reshape(gathered, [workers, 3, scaled.shape[1]])):
         statistics = _merged(statistics, part)
     return statistics
 

@@ -25,10 +25,16 @@ from ctr.data.log import (
     read_schema,
     shard_file,
 )
-from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
+from ctr.data.parquet_files import (
+    IDS_COLUMN,
+    MOST_VALUES,
+    cast_table,
+    parquet_bytes,
+    read_verified_parquet,
+)
 from ctr.data.query_size import find_pages
 from ctr.data.row_order import check_order, key_at
-from ctr.data.schema import MISSING_ID, Schema
+from ctr.data.schema import MISSING_ID, Schema, Vector
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, write_atomic_bytes
 
@@ -96,7 +102,8 @@ def stage_partition(
     Args:
         rows: under ``shard_schema(schema)``, sorted as ``sort_rows`` does, no (query, example_id) twice.
         counters: the partition's input, counted by its outcome; kept in the manifest.
-        shard_rows: a new shard starts at the first query boundary after this many rows.
+        shard_rows: a new shard starts at the first query boundary after this many rows; after fewer where vectors are
+            so long that these would have more than half of ``MOST_VALUES`` numbers.
         write: False only makes the manifest, which publishes the partition.
         counts_pages: False: the rows of a query are not those that were shown, or how many these are is not known
             before they are scored.
@@ -121,6 +128,9 @@ def stage_partition(
     if len(times) and not start <= times[0] <= times[-1] < end:
         raise InputError(f"{name}: holds query times from {times[0]} to {times[-1]}")
     stem = partition_name(start, end)
+    for one in schema.features:
+        if isinstance(one, Vector):
+            shard_rows = min(shard_rows, max(1, MOST_VALUES // (2 * one.size)))
     # Both take about as long, most of it outside Python.
     with ThreadPoolExecutor(1, "count-ids") as counting:
         distinct = counting.submit(_distinct_ids, rows, schema)

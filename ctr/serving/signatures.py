@@ -61,7 +61,7 @@ NOT_IN_THE_MODEL = (
     "readers: a column that the reader of a format made (mind: history, category and the like) is an input: make it",
     "parsing: the mapping's time format is not in the model: give the time as the int64 above",
     "nulls: strings that the mapping's input.nulls lists must be given as missing",
-    "lists: a multivalent category or a vector is one string, its values joined with the separator",
+    "lists: a multivalent category is one string, its values joined with the separator",
     "filters: a row that ingestion rejects is still scored: the value that it is rejected for counts as missing",
     "sessions, queries, labels, weights and sampling: they make and order the log and are not part of a prediction; "
     "where the model takes query_size, count the rows of the query",

@@ -175,7 +175,7 @@ class Step:
             return None
         given = self.state.statistics.read_value(), targets[STATISTICS], targets["own_weight"] > 0
         with tf.name_scope("statistics"):
-            return next_statistics(self.state.layouts, *given, self._workers.all_gather)
+            return next_statistics(self.state.layouts, *given, self._workers.size, self._workers.all_gather)
 
     def _differentiate(
         self,

@@ -35,11 +35,14 @@ def passed(stream, workers: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
         def gather(own: tf.Tensor, parts: list[tf.Tensor] = parts) -> tf.Tensor:
             parts.append(own)
-            return tf.concat(parts, axis=0)
+            # What has counted nothing changes nothing.
+            return tf.concat(parts + [tf.zeros_like(own)] * (workers - len(parts)), axis=0)
 
         # The last worker has heard of what the others found.
         found = [
-            next_statistics(LAYOUTS, statistics, tf.constant(values[cut]), tf.constant(learned[cut]), gather)
+            next_statistics(
+                *(LAYOUTS, statistics, tf.constant(values[cut]), tf.constant(learned[cut])), workers, gather
+            )
             for cut in np.array_split(np.arange(len(values)), workers)
         ]
         statistics = found[-1]

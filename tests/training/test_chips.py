@@ -21,7 +21,7 @@ from ctr.training.validate import check_possible
 from ctr.workers.chips import open_chips
 from fingerprint_logs import publish_growing
 from growing_logs import read_predictions
-from small_runs import SMALL, make_config
+from small_runs import NUMBERS, SMALL, draw_examples, make_config, publish, with_numbers
 
 # Trains on logical devices, which must be there before TensorFlow computes anything. Of several jobs one after the
 # other; with a number of examples it stops there, with a checkpoint.
@@ -63,6 +63,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
         ),
         4,
     ),
+    "numbers": (ADAGRAD, 2),
     "many": (
         merged(
             ADAGRAD,
@@ -95,6 +96,8 @@ def write_config(path: Path, content: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("case", CASES)
 def test_the_logits_are_those_of_one_chip(log, tmp_path, case):
     content, chips = CASES[case]
+    if case == "numbers":
+        log = publish(tmp_path / "log", with_numbers(draw_examples().table()), schema=NUMBERS)
     config, logits = write_config(tmp_path / "config.yaml", content), []
     for size in (1, chips):
         run = tmp_path / f"on-{size}"

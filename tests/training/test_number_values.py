@@ -1,5 +1,6 @@
 """Numbers that the network reads: normalized by the rows learned before, the same after a resume, and refused."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +16,12 @@ from ctr.io.errors import InputError
 from ctr.training.compiled_step import TrainStep
 from ctr.training.feed import make_feed
 from ctr.training.loop import train
+from ctr.training.run import checkpoint
 from ctr.training.state import TrainState
+from ctr.training.warm_start.start import InitFrom
 from growing_logs import STANDS, assert_same, train_part
 from killed_run import run_killed
-from small_runs import NUMBERS, SCHEMA, draw_examples, make_config, publish, with_numbers
+from small_runs import INTERVALS, NUMBERS, SCHEMA, draw_examples, make_config, publish, with_numbers
 
 NETWORK = {"model": {"network_loss": "own"}, "optimizer": {"dense": {"shampoo": {"momentum": 0}}}}
 
@@ -122,6 +125,21 @@ def test_a_killed_run_has_the_bits_of_another(log, tmp_path):
     assert run_killed(log, config, tmp_path / "b", kill_at=("learn.after", 9)) == -9
     assert run_killed(log, config, tmp_path / "b") == 0
     assert_same(tmp_path / "b", tmp_path / "a")
+
+
+@pytest.mark.slow
+def test_a_warm_start_goes_on_with_what_numbers_were_like(log, tmp_path):
+    table, config = with_numbers(draw_examples().table()), make_config(NETWORK)
+    early = publish(tmp_path / "early", table, INTERVALS[:2], NUMBERS)
+    train(early, config, tmp_path / "old")
+    train(log, config, tmp_path / "run", init_from=InitFrom(tmp_path / "old"))
+    lines = json.loads((tmp_path / "run" / "init_from.json").read_text())["table"]
+    assert {one["status"] for one in lines if one["name"] in ("price", "image")} == {"taken"}
+    train(log, config, tmp_path / "whole")
+    found, expected = (
+        checkpoint.read(tmp_path / name / "checkpoints")[0]["weights|numbers"] for name in ("run", "whole")
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 REFUSED = [

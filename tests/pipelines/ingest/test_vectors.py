@@ -15,6 +15,7 @@ import tensorflow as tf
 import event_files
 import raw_logs
 from ctr.config import parse_model
+from ctr.data import shards
 from ctr.data.ids.graph import transform_tensors
 from ctr.data.ids.values import RowIds
 from ctr.data.inspection import inspect_log
@@ -117,6 +118,15 @@ def test_numbers_are_those_of_the_rows_and_faulty_vectors_are_rejected(tmp_path,
     assert "  image  " in inspection_text(summary)
     assert (shown["price"].missing, shown["image"].missing) == (1 / 6, 2 / 6)
     assert {top.value for top in shown["price"].top} >= {"1.5", "0", "-7"}
+
+
+def test_shards_of_long_vectors_have_fewer_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "MOST_VALUES", 13)
+    ingest(
+        mapping_of("jsonl"), [write(tmp_path, "jsonl")], tmp_path / "log", max_reject_share=0.5, now_us=NOW
+    )
+    (manifest,) = read_manifests(tmp_path / "log")
+    assert [one.rows for one in manifest.shards] == [2, 2, 2]
 
 
 def test_events_have_them_too(tmp_path):
