@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import (
@@ -21,7 +21,9 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     PlainSerializer,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -129,6 +131,25 @@ class StrictModel(BaseModel):
         for name, meaning in field_meanings(cls).items():
             group["properties"][cls.model_fields[name].alias or name]["description"] = meaning
         return written
+
+
+class ShortModel(StrictModel):
+    """Leaves keys out of its text where they have their defaults: without them, hashes stay as they are.
+
+    ``left_out`` names these keys.
+    """
+
+    left_out: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = handler(self)
+        for name in self.left_out:
+            field = type(self).model_fields[name]
+            if getattr(self, name) == field.default:
+                content.pop(name, None)
+                content.pop(field.alias or name, None)
+        return content
 
 
 ModelT = TypeVar("ModelT", bound=StrictModel)

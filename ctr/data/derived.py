@@ -6,12 +6,10 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
-from ctr.config import StrictModel
+from ctr.config import ShortModel, StrictModel
 from ctr.config.plugins import RulePlugins
 from ctr.data.spelling import Cast
 from ctr.data.times import Duration, duration_us
@@ -53,7 +51,7 @@ def _one_rule(rules: dict[str, StrictModel]) -> dict[str, StrictModel]:
     return rules
 
 
-class Derived(StrictModel):
+class Derived(ShortModel):
     """A new raw column, made of the time of the row or of another column.
 
     Without ``part``, ``every``, ``prefix``, ``cast`` and ``plugin`` it is a copy.
@@ -68,6 +66,7 @@ class Derived(StrictModel):
         plugin: a rule of another package (entry points ``ctr.features``) by its name, with its keys. Empty: none.
     """
 
+    left_out = ("plugin",)
     model_config = ConfigDict(serialize_by_alias=True)
 
     source: Column = Field(alias="from")
@@ -76,14 +75,6 @@ class Derived(StrictModel):
     prefix: int | None = Field(default=None, ge=1)
     cast: Cast | None = None
     plugin: Annotated[RulePlugins, AfterValidator(_one_rule)] = {}
-
-    @model_serializer(mode="wrap")
-    def _without_no_plugin(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Of rules without it the text, and with it the schema's version, is the same as without the key.
-        content: dict[str, Any] = handler(self)
-        if not self.plugin:
-            content.pop("plugin", None)
-        return content
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

@@ -18,11 +18,11 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from ctr.config import StrictModel, parse_model
+from ctr.config import ShortModel, StrictModel, parse_model
 from ctr.data.query_size import Pages
 from ctr.data.schema import Schema, differing_features
 from ctr.io.documents import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
@@ -50,13 +50,14 @@ class ShardEntry(StrictModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class Manifest(StrictModel):
+class Manifest(ShortModel):
     """One published partition [start, end) of query time, in microseconds, and the ``distinct`` ids that grow in it.
 
     ``pages``: its queries of several rows, as ``ctr.data.query_size.find_pages`` counts them; empty where they are not
     counted (``ctr.data.shards.stage_partition``).
     """
 
+    left_out = ("distinct", "pages")
     format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
     start: int = Field(ge=0, lt=MAX_TIME_US)
     end: int = Field(gt=0, le=MAX_TIME_US)
@@ -68,14 +69,6 @@ class Manifest(StrictModel):
     counters: dict[str, int] = {}
     distinct: dict[str, int] = {}
     pages: Pages = {}
-
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = handler(self)
-        for key in ("distinct", "pages"):
-            if not content[key]:
-                del content[key]
-        return content
 
     @property
     def name(self) -> str:

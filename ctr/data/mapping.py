@@ -9,13 +9,11 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import (
     AfterValidator,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
-from ctr.config import LocalName, StrictModel, parse_model, read_yaml
+from ctr.config import LocalName, ShortModel, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
 from ctr.data.kept_values import KeepValues, check_kept, kept_features
 from ctr.data.schema import Category, Feature, LabelName, Number, Schema, Text, Vector, make_schema
@@ -381,7 +379,7 @@ def _or_text(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"type": "string"}]
 
 
-class Mapping(StrictModel):
+class Mapping(ShortModel):
     """The mapping file: how raw files become examples.
 
     Attributes:
@@ -404,6 +402,7 @@ class Mapping(StrictModel):
             show the values behind ids. Only hashed features have any: no numbers, vectors and vocabularies.
     """
 
+    left_out = ("labels",)
     input: Input
     joins: tuple[Join, ...] = ()
     time: Time = Field(examples=[{"column": "shown_at", "format": "iso8601"}])
@@ -439,14 +438,6 @@ class Mapping(StrictModel):
             )
         check_kept(self.keep_values, self.features)
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_no_labels(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Without labels the text is what it is without the key.
-        content: dict[str, Any] = handler(self)
-        if not self.labels:
-            content.pop("labels", None)
-        return content
 
     @property
     def kept_values(self) -> tuple[str, ...]:

@@ -19,13 +19,11 @@ import numpy as np
 from pydantic import (
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
-from ctr.config import StrictModel, differing_keys
+from ctr.config import ShortModel, StrictModel, differing_keys
 from ctr.data.derived import TIME_COLUMN, Column, Derived
 from ctr.data.history import AGES, History
 from ctr.data.spelling import spell
@@ -57,7 +55,7 @@ RESERVED_NAMES = frozenset(
 )
 
 
-class FeatureBase(StrictModel):
+class FeatureBase(ShortModel):
     """What all features share.
 
     Attributes:
@@ -94,6 +92,7 @@ class Category(FeatureBase):
             the values under the feature's name, the latest one last.
     """
 
+    left_out = ("strip", "history")
     kind: Literal["category"] = "category"
     source: str = Field(default="", examples=["SOURCE"])
     buckets: Buckets | None = None
@@ -104,16 +103,6 @@ class Category(FeatureBase):
     max_values: int = Field(default=100, ge=1)
     keep: Literal["first", "last"] = "first"
     history: History | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Of features without them the text, and with it the version, is the same as without the keys.
-        content: dict[str, Any] = handler(self)
-        if not self.strip:
-            content.pop("strip", None)
-        if self.history is None:
-            content.pop("history", None)
-        return content
 
     @model_validator(mode="before")
     @classmethod
@@ -215,6 +204,7 @@ class Number(FeatureBase):
         scale: of a value, ``log``: sign(x) log(1 + |x|) takes its place, which suits amounts of any size.
     """
 
+    left_out = ("as_value", "scale")
     model_config = ConfigDict(serialize_by_alias=True)
 
     kind: Literal["number"] = "number"
@@ -224,14 +214,6 @@ class Number(FeatureBase):
     step: StepBuckets | None = None
     as_value: Literal["value"] | None = Field(default=None, alias="as")
     scale: Literal["linear", "log"] = "linear"
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Of numbers in buckets the text, and with it the version, is the same as without the keys.
-        content: dict[str, Any] = handler(self)
-        if self.as_value is None:
-            content = {key: value for key, value in content.items() if key not in ("as", "as_value", "scale")}
-        return content
 
     @model_validator(mode="after")
     def _one_bucketing(self) -> Self:
@@ -362,25 +344,18 @@ AnyFeature = Category | Number | Vector | Text | Cross
 Feature = Annotated[AnyFeature, Field(discriminator="kind")]
 
 
-class Schema(StrictModel):
+class Schema(ShortModel):
     """Features of a log, in their stored order, with the rules of sources made of other columns or of the time.
 
     ``counts_rows``: the last feature is ``QUERY_SIZE``, which is in no shard but counted when one is read
     (``ctr.data.query_size``).
     """
 
+    left_out = ("counts_rows",)
     features: tuple[Feature, ...] = Field(min_length=1)
     derive: dict[Column, Derived] = {}
     spelling: Literal["number"] = "number"
     counts_rows: bool = False
-
-    @model_serializer(mode="wrap")
-    def _without_no_count(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Of logs the text, and with it the version, is the same as without the key.
-        content: dict[str, Any] = handler(self)
-        if not self.counts_rows:
-            del content["counts_rows"]
-        return content
 
     @model_validator(mode="after")
     def _counts_last(self) -> Self:

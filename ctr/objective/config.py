@@ -1,18 +1,16 @@
 """The configuration of everything in the objective besides the logistic loss. All of it is off by default."""
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, Self
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
-from ctr.config import AnyPath, StrictModel
+from ctr.config import AnyPath, ShortModel, StrictModel
 from ctr.config.plugins import LossPlugins
 from ctr.data.schema import LabelName, Name
 from ctr.objective.ramps import Ramp, RampKey
@@ -308,7 +306,7 @@ def _all_losses(losses: dict[str, StrictModel]) -> dict[str, StrictModel]:
     return losses
 
 
-class ObjectiveConfig(StrictModel):
+class ObjectiveConfig(ShortModel):
     """What is minimized besides the logistic loss.
 
     Attributes:
@@ -319,6 +317,7 @@ class ObjectiveConfig(StrictModel):
         anti_distillation: pushes the components of an ensemble apart (FF 5). Null: not used.
     """
 
+    left_out = ("extra", "labels")
     ranking: RankingConfig | None = None
     distillation: DistillationConfig | None = None
     extra: Annotated[LossPlugins, AfterValidator(_all_losses)] = {}
@@ -330,15 +329,6 @@ class ObjectiveConfig(StrictModel):
     def ranks_outside_embeddings(self) -> bool:
         """Tells whether embeddings learn as without the rank loss that the other weights learn by."""
         return self.ranking is not None and self.ranking.trains == "outside_embeddings"
-
-    @model_serializer(mode="wrap")
-    def _without_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Without plug-ins, or labels, the hash of a configuration is what it is without the key.
-        content: dict[str, Any] = handler(self)
-        for name in ("extra", "labels"):
-            if not getattr(self, name):
-                content.pop(name, None)
-        return content
 
     @property
     def extra_terms(self) -> dict[str, ExtraLoss]:

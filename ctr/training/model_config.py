@@ -6,12 +6,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
-from ctr.config import StrictModel
+from ctr.config import ShortModel, StrictModel
 from ctr.config.plugins import NetworkPlugins
 from ctr.data.query_size import with_query_size
 from ctr.data.schema import (
@@ -177,7 +175,7 @@ def _one_network(networks: dict[str, StrictModel]) -> dict[str, StrictModel]:
     return networks
 
 
-class ModelConfig(StrictModel):
+class ModelConfig(ShortModel):
     """DCNv2; without crosses and deep layers a logistic regression.
 
     Attributes:
@@ -208,6 +206,7 @@ class ModelConfig(StrictModel):
             place of crosses and deep layers, of whose keys ``crosses.ramp`` alone still counts. Empty: none.
     """
 
+    left_out = ("network",)
     crosses: CrossConfig = CrossConfig()
     deep: DeepConfig = DeepConfig()
     factorized: FactorizedConfig | None = None
@@ -222,14 +221,6 @@ class ModelConfig(StrictModel):
     pairs: Literal["auto", True, False] = "auto"
     without: tuple[Name, ...] = ()
     network: Annotated[NetworkPlugins, AfterValidator(_one_network)] = {}
-
-    @model_serializer(mode="wrap")
-    def _without_no_network(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Without plug-ins the hash of a configuration is what it is without the key.
-        content: dict[str, Any] = handler(self)
-        if not self.network:
-            content.pop("network", None)
-        return content
 
     @property
     def plugin(self) -> NetworkPlugin | None:

@@ -98,6 +98,7 @@ def test_all_schemas_are_written_for_editors_and_pages(tmp_path, root, capfd):
         "examples/replay/interests.yaml": "simulator",
         "examples/search": "search",
         "examples/events": "events",
+        "examples/histories": "mapping",
         "ctr/data/formats": "mapping",
     }
     files = {name: content for name, content in documents(root).items() if "/docs/" not in name}
