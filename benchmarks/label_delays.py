@@ -65,7 +65,7 @@ def arms(window: float) -> dict[str, tuple[str, dict[str, Any]]]:
     """By arm the label and how it is learned; ``naive`` takes what has not come after an hour for a negative."""
     return {
         "oracle": ("oracle", {"kind": "wait", "window": 0}),
-        "correct": ("sale", {"kind": "correct", "window": window, "at": [86_400.0]}),
+        "correct": ("sale", {"kind": "correct", "window": window, "at": [6 * 3600.0, 86_400.0]}),
         "correct once": ("sale", {"kind": "correct", "window": window}),
         "wait": ("sale", {"kind": "wait", "window": window}),
         "naive": ("sale", {"kind": "wait", "window": 3600}),
