@@ -144,8 +144,8 @@ def test_an_interrupted_quickstart_goes_on_with_the_edited_mapping(place, capfd,
         status, out, _ = run(capfd, "hotel.csv", "--label", "click_bool", "--out", "o")
         assert status == 130 and "o/mapping.yaml is there already and is used as it is" in out
         assert mapping.read_text() == edited
-        mapping.write_text(edited.replace("label:", "labels:"))
-        assert "labels: unknown key" in refusal(capfd, "hotel.csv", "--label", "click_bool", "--out", "o")
+        mapping.write_text(edited.replace("label:", "click:"))
+        assert "click: unknown key" in refusal(capfd, "hotel.csv", "--label", "click_bool", "--out", "o")
 
 
 def test_tables_that_are_refused(place, capfd, root, fresh_python):

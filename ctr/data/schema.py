@@ -530,7 +530,7 @@ class Schema(ShortModel):
             if isinstance(feature, Cross):
                 wanted.update(feature.of)
         kept = [feature for feature in self.features if feature.name in wanted]
-        return make_schema(kept, self.derive, self.counts_rows and QUERY_SIZE in wanted)
+        return make_schema(_as_lists(kept), self.derive, self.counts_rows and QUERY_SIZE in wanted)
 
     def made_of(self, columns: Container[str]) -> "Schema":
         known = self.by_name
@@ -541,7 +541,7 @@ class Schema(ShortModel):
             return self.column_of(feature.source) in columns
 
         counts_rows = self.counts_rows and QUERY_SIZE in columns
-        return make_schema(list(filter(is_made, self.features)), self.derive, counts_rows)
+        return make_schema(_as_lists(list(filter(is_made, self.features))), self.derive, counts_rows)
 
     def canonical_json(self) -> str:
         """Writes the schema as text that depends on nothing but its meaning."""
@@ -573,20 +573,21 @@ def _check_history(feature: Category, history: History, known: Mapping[str, AnyF
             raise ValueError(f"feature {feature.name}: buckets and vocabulary must be those of {name}")
 
 
-def make_schema(
-    features: Sequence[Feature], derive: Mapping[str, Derived], counts_rows: bool = False
-) -> Schema:
-    """Makes a schema of some features and of those rules of derived columns that they read.
-
-    A history without the features that it names is a list that the server sends, as all are to an exported model.
-    """
+def _as_lists(features: Sequence[Feature]) -> list[Feature]:
+    """Makes lists, such as a server sends, of the histories without the features that they name."""
     names = {feature.name for feature in features}
-    features = [
+    return [
         feature.model_copy(update={"history": None})
         if isinstance(feature, Category) and feature.history and not {*feature.history.names} <= names
         else feature
         for feature in features
     ]
+
+
+def make_schema(
+    features: Sequence[Feature], derive: Mapping[str, Derived], counts_rows: bool = False
+) -> Schema:
+    """Makes a schema of some features and of those rules of derived columns that they read."""
     sources = {feature.source for feature in features if not isinstance(feature, Cross)}
     read = {name: derive[name] for name in sorted(derive) if name in sources}
     return Schema(features=tuple(features), derive=read, counts_rows=counts_rows)

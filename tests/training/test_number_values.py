@@ -41,7 +41,7 @@ def run():
         return make_feed(set_rejects_apart(rows), state.layouts, 64)
 
     def score(rows: Rows) -> np.ndarray:
-        return step.score(feed(rows), config.ramps_at(0))[0].numpy()[: len(rows)]
+        return step.score(feed(rows), config.ramps_at(0))[0][0].numpy()[: len(rows)]
 
     def learn(rows: Rows) -> tuple[np.ndarray, bool]:
         result = step.learn(feed(rows), config.ramps_at(0), config.rates_at(0))

@@ -126,11 +126,11 @@ def test_predictions_are_written_up_to_each_flush_and_from_so_many_rows_on(tmp_p
     batches = batches_of(log, schema)
     writer = PredictionWriter(tmp_path, []).open()
     for batch in batches[:4]:
-        writer.add(batch, logits(batch))
+        writer.add(batch, logits(batch), {})
     writer.flush(batches[3].end)
     writer.flush(batches[3].end)
     for batch in batches[4:6]:
-        writer.add(batch, logits(batch))
+        writer.add(batch, logits(batch), {})
     writer.flush(batches[5].end)
     assert writer.parts == [f"{batches[place].end:020d}.parquet" for place in (3, 5)]
     tables = [pq.read_table(tmp_path / part) for part in writer.parts]
@@ -146,7 +146,7 @@ def test_predictions_are_written_up_to_each_flush_and_from_so_many_rows_on(tmp_p
     # They do not wait for a checkpoint without end.
     writer = PredictionWriter(tmp_path / "large", [], part_rows=120).open()
     for batch in batches:
-        writer.add(batch, logits(batch))
+        writer.add(batch, logits(batch), {})
     written = [pq.read_metadata(tmp_path / "large" / part).num_rows for part in writer.parts]
     assert len(written) == len(list((tmp_path / "large").iterdir())) > 5
     assert all(120 <= rows < 120 + 50 for rows in written)
@@ -156,7 +156,7 @@ def test_a_resume_keeps_the_files_of_the_checkpoint_only(tmp_path, log, schema):
     batches = batches_of(log, schema)
     writer = PredictionWriter(tmp_path, []).open()
     for batch in batches[:3]:
-        writer.add(batch, logits(batch))
+        writer.add(batch, logits(batch), {})
         writer.flush(batch.end)
     (tmp_path / f"{writer.parts[0]}.partial-0123456789abcdef").touch()
     again = PredictionWriter(tmp_path, writer.parts[:2]).open()
