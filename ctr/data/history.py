@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from ctr.config import StrictModel
 from ctr.data.times import Duration, duration_us, read_duration
 
-# Ages are numbered by half octaves of seconds, floor(2 log2(seconds)), from 0: at most a second or so, to 60: 34 years.
+# Ages by half octaves of seconds, floor(2 log2(seconds)): from 0, below 1.42 seconds, to 60, from 34 years on.
 AGES = tuple(map(str, range(61)))
 _AGE_BOUNDARIES_US = np.array([math.isqrt(10**12 << number) for number in range(1, len(AGES))])
 
@@ -30,8 +30,7 @@ class History(StrictModel):
         last: at most so many values, the latest ones; the latest is the last.
         after: how long after its query a row is known. ``0s``: at once, to later queries.
         within: rows that are older are forgotten, which bounds what is kept.
-        lists: ``ages`` lists in place of each value how long before the query it was, by half octaves of seconds: 0, 1,
-            2, 3 is the floor of 2 log2 of the seconds.
+        lists: the values, or their ages: the seconds from each to the query, as the whole part of 2 log2, 0 to 60.
     """
 
     by: str
@@ -47,6 +46,11 @@ class History(StrictModel):
         if self.after_us >= self.within_us:
             raise ValueError("within must be longer than after")
         return self
+
+    @property
+    def rows_text(self) -> str:
+        """The same of histories that list the same rows, whatever they list of these."""
+        return self.model_dump_json(exclude={"lists"})
 
     @property
     def names(self) -> tuple[str, str]:

@@ -51,12 +51,7 @@ def evaluate_text(result: dict[str, Any]) -> str:
         if new := result.get("new"):
             lines += [_traffic(new), *_metric_lines(new)]
         if days := result.get("days"):
-            lines += [
-                "",
-                *aligned(
-                    [["day", "examples", *(METRIC_TITLES[name] for name in COMPARED)], *_day_rows(days)]
-                ),
-            ]
+            lines += ["", *aligned(_day_rows(days))]
         return "\n".join(lines)
     difference = result["prediction_difference"]
     low, high = difference["ci95"]
@@ -120,7 +115,7 @@ def _metric_rows(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def _day_rows(days: dict[str, Any]) -> list[list[str]]:
-    rows = []
+    rows = [["day", "examples", *(METRIC_TITLES[name] for name in COMPARED)]]
     for day, summary in days.items():
         cells = [fixed(summary[name], decimals_for(*summary[f"{name}_ci95"])) for name in COMPARED]
         rows.append([day, f"{summary['examples']:,}", *cells])
