@@ -5,6 +5,7 @@ import functools
 import shutil
 import sys
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -206,12 +207,10 @@ def beam_options(more: str = "") -> Takes:
 
 
 def _ingest(arguments: argparse.Namespace) -> None:
-    from ctr.data.log import check_log
     from ctr.data.mapping import keeping_values, load_format, load_mapping
     from ctr.data.times import read_duration
-    from ctr.pipelines.ingest.state import check_anything_to_do
+    from ctr.pipelines.ingest.state import input_files
     from ctr.pipelines.rows.rejects import check_reject_share
-    from ctr.pipelines.rows.sources import mapped_files
 
     if arguments.allowed_lateness is not None and not arguments.append:
         raise InputError("--allowed-lateness goes with --append")
@@ -222,10 +221,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
     if arguments.keep_values is not None:
         mapping = keeping_values(mapping, arguments.keep_values)
     check_reject_share(arguments.max_reject_share)
-    check_log(arguments.out, mapping.feature_schema)
-    check_anything_to_do(arguments.out, bool(arguments.input), arguments.append)
-    if arguments.input:
-        mapped_files(mapping, arguments.input)
+    input_files(arguments.out, mapping, arguments.input, arguments.append)
     # Only n-grams are made by it.
     if any(feature.kind == "text" for feature in mapping.features):
         load_tensorflow()
@@ -326,4 +322,28 @@ def _sample(arguments: argparse.Namespace) -> None:
     print_result(arguments, result.as_dict(), result.as_text())
 
 
-COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample)
+@command(
+    "label",
+    "give the rows of a log further labels, from events such as sales",
+    {
+        **LOG,
+        "INPUT ...": "files or directories of events",
+        **_MAPPING,
+        "--until TIME": "the inputs hold all events before this time (an ISO date, or date and time, in UTC): "
+        "partitions whose windows have passed by then are labeled, once",
+        "[--max-reject-share SHARE]": "stop when more than this share of the events is malformed (0.01)",
+    },
+    **_DEFAULTS,
+)
+def _label(arguments: argparse.Namespace) -> None:
+    from ctr.pipelines.labels import check_labels, label_log
+
+    mapping, until_us = check_labels(arguments)
+    with closing(Bar(None, "rows")) as bar:
+        result = label_log(
+            arguments.log, arguments.input, mapping, until_us, arguments.max_reject_share, bar.advance
+        )
+    print_result(arguments, asdict(result), f"{arguments.log}: {result.as_text()}")
+
+
+COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample, _label)

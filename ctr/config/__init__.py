@@ -162,7 +162,7 @@ def describe_validation_error(
 
     ``prefix`` stands before each path: where in a larger file the keys lie.
     """
-    faults = []
+    faults, listed = [], set()
     found = error.errors(include_url=False)
     for fault in found:
         deeper = [other["loc"] for other in found if len(other["loc"]) > len(fault["loc"])]
@@ -176,7 +176,9 @@ def describe_validation_error(
             continue
         path = f"{prefix}{path}" if path else prefix.rstrip(".") or "(top level)"
         if fault["type"] == "extra_forbidden":
-            allowed = keys_at(key_tree(model), fault["loc"][:-1])
+            # Of several unknown keys of one part, the first says which there are.
+            allowed = [] if fault["loc"][:-1] in listed else keys_at(key_tree(model), fault["loc"][:-1])
+            listed.add(fault["loc"][:-1])
             meant = did_you_mean(path.removeprefix(prefix), settable_keys(model))
             message = "unknown key" + (f"; allowed: {', '.join(allowed)}" if allowed else "") + meant
         elif fault["type"] == "missing":

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.history_state import Histories
-from ctr.data.log import Manifest, check_log, check_no_overlap, create_log, list_partitions
+from ctr.data.log import Manifest, check_no_overlap, create_log, list_partitions
 from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
@@ -69,13 +69,13 @@ from ctr.pipelines.ingest.state import (
     HeldRows,
     IngestState,
     InputFile,
-    check_anything_to_do,
     check_rules,
     commit,
     compare_inputs,
     digest_of,
     finish_publishing,
     ingest_lock,
+    input_files,
     label_text,
     last_time,
     manifest_sha256,
@@ -87,7 +87,7 @@ from ctr.pipelines.ingest.state import (
     write_held,
 )
 from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE, Reject, RejectLog, check_reject_share, reject_reasons
-from ctr.pipelines.rows.sources import SourceFile, mapped_files
+from ctr.pipelines.rows.sources import SourceFile
 from ctr.pipelines.spill import PartitionSpill, spill_folder
 
 BLOCK_BYTES = 16 << 20  # of an input file that are read, checked and transformed at a time
@@ -124,9 +124,7 @@ def ingest(
     started = time.perf_counter()
     check_reject_share(max_reject_share)
     check_workers(mapping, workers)
-    sources = mapped_files(mapping, inputs) if inputs else []
-    check_log(out, mapping.feature_schema)
-    check_anything_to_do(out, bool(sources), append)
+    sources = input_files(out, mapping, inputs, append)
     with spill_folder(out) as folder:
         work = _Ingest(mapping, sources, out, append, allowed_lateness_us, max_reject_share, now_us)
         try:

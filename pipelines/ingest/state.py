@@ -21,14 +21,21 @@ import pyarrow as pa
 from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.log import Manifest, list_partitions, manifest_bytes, parse_manifest, publish_manifest
+from ctr.data.log import (
+    Manifest,
+    check_log,
+    list_partitions,
+    manifest_bytes,
+    parse_manifest,
+    publish_manifest,
+)
 from ctr.data.mapping import Mapping
 from ctr.io.documents import read_sealed, sealed_bytes
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, make_folder, write_atomic, write_atomic_bytes
 from ctr.io.locks import hold
 from ctr.io.stores import remove
-from ctr.pipelines.rows.sources import SourceFile
+from ctr.pipelines.rows.sources import SourceFile, mapped_files
 
 FOLDER = ".ingest"
 _STATE = "state.json"
@@ -126,15 +133,20 @@ def read_state(log: Path) -> IngestState:
     return parse_model(IngestState, read_sealed(path, f"{path}: no such file"), str(path))
 
 
-def check_anything_to_do(log: Path, has_input: bool, append: bool) -> None:
-    """Raises InputError for an ingest without input, unless it publishes what is held back or was left unfinished."""
-    if has_input:
-        return
+def input_files(log: Path, mapping: Mapping, inputs: Sequence[Path], append: bool) -> list[SourceFile]:
+    """Finds the files of an ingest; none are needed where rows are held back or were left unfinished.
+
+    Raises InputError: no files, or a log of other features.
+    """
+    check_log(log, mapping.feature_schema)
+    if inputs:
+        return mapped_files(mapping, inputs)
     state = read_state(log)
     if append or (state.held is None and not state.publishing):
         raise InputError(
             f"no input is given, files or directories are required: {log} holds no rows back that could be published"
         )
+    return []
 
 
 def finish_publishing(log: Path, state: IngestState) -> IngestState:
