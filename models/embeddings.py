@@ -1,6 +1,7 @@
 """The embedding tables and the embeddings of a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -130,10 +131,13 @@ def look_up(
         # Columns are split where each row occurs once, not after the gather, where it may occur thousands of times.
         parts = tf.split(rows, widths, axis=1)
         entries = {name: _entries(tf.reshape(plan[name], [-1])) for name in ("single", "values")}
-        expanded = [
-            _expand_with_gradient(layout, part, plan, entries, dtype)
-            for part, dtype in zip(parts, dtypes, strict=True)
-        ]
+        expanded = []
+        for number, (part, dtype) in enumerate(zip(parts, dtypes, strict=True)):
+            # Attention takes the place of means, and of their gradient's sums, unless the weights are linear.
+            attends = number % 2 == 0 and layout.single and all(one.pooled for one in layout.multivalent)
+            own = replace(layout, features=layout.single) if attends else layout
+            found = _expand_with_gradient(own, part, plan, entries, dtype)
+            expanded.append(tf.pad(found, [[0, 0], [0, len(layout.features) - len(own.features)], [0, 0]]))
     else:
         # An exported model looks up in the whole table, which must not be copied.
         looked_up = _expand(layout, rows, plan, "float32")
@@ -218,6 +222,20 @@ def _sums(values: tf.Tensor, entries: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 def sum_by_position(values: tf.Tensor, positions: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Sums ``values``, float32 [N, C], by position, int32 [N], in their order: float32 [count, C]. Not under XLA."""
     return _sums(values, _entries(positions), count)
+
+
+def gather_rows(rows: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """Gathers ``rows``, float32 [U, C], whose gradient is summed ``sum_by_position``: [..., C] for int32 [...]."""
+
+    @own_gradient
+    def gather(rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            values = tf.reshape(upstream, [-1, rows.shape[1]])
+            return sum_by_position(values, tf.reshape(places, [-1]), tf.shape(rows)[0])
+
+        return tf.gather(rows, places), gradient
+
+    return gather(rows)
 
 
 def tower_inputs(

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from ctr.models.dcn import Weights
-from ctr.models.embeddings import LookedUp, Plan
+from ctr.models.embeddings import LookedUp, Plan, gather_rows
 from ctr.models.rows import Pooled, TableLayout, with_products
 
 _EPSILON = 1e-6
@@ -41,6 +41,7 @@ def pool(
     looked_up: Sequence[LookedUp],
     rows: Sequence[tf.Tensor],
     plans: Sequence[Plan],
+    gradient_by_products: bool = False,
 ) -> tuple[list[LookedUp], tuple[TableLayout, ...]]:
     """Replaces the mean embeddings of the features that are pooled by attention, and adds their products.
 
@@ -48,20 +49,20 @@ def pool(
         weights: those of ``ctr.models.initial_weights``.
         layouts: of the tables.
         looked_up: what ``ctr.models.embeddings.look_up`` gives of each of them, of one copy.
-        rows, plans: what it was given.
+        rows, plans, gradient_by_products: what it was given.
 
     Returns:
         What ``ctr.models.embeddings.tower_inputs`` takes, with the layouts ``with_products``.
     """
     # Linear weights beside the model have tables of their own, of width 0.
     singles = {
-        feature.name: (layout, own, plan["single"][:, place])
+        feature.name: (layout, own, plan["single"][:, place], gradient_by_products)
         for layout, own, plan in zip(layouts, rows, plans, strict=True)
         for place, feature in enumerate(layout.single)
         if layout.width
     }
     lists_of = {
-        feature.name: (layout, number, own, plan)
+        feature.name: (layout, number, own, plan, gradient_by_products)
         for layout, own, plan in zip(layouts, rows, plans, strict=True)
         for number, feature in enumerate(layout.multivalent)
         if layout.width
@@ -86,13 +87,15 @@ def pool(
     return [*made, *products], with_products(layouts)
 
 
-def _embeddings(layout: TableLayout, rows: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+def _embeddings(layout: TableLayout, rows: tf.Tensor, places: tf.Tensor, by_products: bool) -> tf.Tensor:
+    if by_products:
+        return gather_rows(rows[:, : layout.width], places)
     # An exported model looks up in the whole table, which must not be copied.
     return tf.gather(rows, places)[..., : layout.width]
 
 
 def _lists(
-    layout: TableLayout, number: int, rows: tf.Tensor, plan: Plan, most: int
+    layout: TableLayout, number: int, rows: tf.Tensor, plan: Plan, by_products: bool, most: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers the lists of a multivalent feature, each at the end of L places: float32 [B, L, w], bool [B, L]."""
     count = len(layout.multivalent)
@@ -107,7 +110,7 @@ def _lists(
     places = tf.where(there, ends[:, tf.newaxis] - from_end, 0)
     # A batch without any value has none to gather.
     values = tf.pad(plan["values"], [[0, 1]])
-    embeddings = _embeddings(layout, rows, tf.gather(values, places))
+    embeddings = _embeddings(layout, rows, tf.gather(values, places), by_products)
     return tf.where(there[:, :, tf.newaxis], embeddings, 0.0), there
 
 
@@ -138,12 +141,13 @@ def _attend(
 
 def _block(own: Mapping[str, tf.Tensor], inputs: tf.Tensor, there: tf.Tensor, scale: float) -> tf.Tensor:
     most = inputs.shape[1]
-    u, v, q, k = tf.split(tf.nn.silu(inputs @ own["block"]), 4, axis=2)
+    # Splitting the products instead would copy them, and their gradients.
+    u, v, q, k = (tf.nn.silu(inputs @ part) for part in tf.split(own["block"], 4, axis=1))
     # By how far one place is behind another, [L, L]; of a place that comes later SiLU makes 0. What has a row for each
     # pair of places takes most of the time: all that can be is done to what has one for each place.
     distance = tf.range(most)[:, tf.newaxis] - tf.range(most)
     bias = tf.where(distance >= 0, tf.gather(own["distances"], tf.maximum(distance, 0)), _NEVER)
-    v = tf.where(there[:, :, tf.newaxis], v / most, 0.0)
+    v *= tf.cast(there, tf.float32)[:, :, tf.newaxis] / most
     mixed = tf.nn.silu(tf.matmul(scale * q, k, transpose_b=True) + bias) @ v
     mean = tf.reduce_mean(mixed, axis=2, keepdims=True)
     variance = tf.reduce_mean(tf.square(mixed - mean), axis=2, keepdims=True)

@@ -74,7 +74,8 @@ class Differentiation:
                 for layout, own, plan in zip(layouts, rows, plans, strict=True)
             ]
             if model.pooled:
-                looked_up, layouts = pool(part.weights(self.state.weights), layouts, looked_up, rows, plans)
+                given = looked_up, rows, plans, self.by_products
+                looked_up, layouts = pool(part.weights(self.state.weights), layouts, *given)
             if values is not None and self.state.statistics is not None:
                 own = split_values(self.state.layouts, values), self.state.statistics.read_value()
                 looked_up += look_up_numbers(*own, layouts[0].copies, model.input_dtype)
