@@ -45,8 +45,8 @@ class TrainStep:
         self._learning = self._compile(step.learn, [self._learned_targets, plans, ramps, rates])
         score = self._compile(step.score, [self._scored_targets, plans, ramps])
         self._compiled_learn, self._compiled_score = (
-            _timed("learns", self._learning, jit),
-            _timed("scores", score, jit),
+            timed("learns", self._learning, jit),
+            timed("scores", score, jit),
         )
         self._compiled_gradients = self._compile(step.gradients, [self._learned_targets, plans, ramps])
         self._compiled_norms = self._compile(step.gradient_norms, [self._learned_targets, plans, ramps])
@@ -110,8 +110,11 @@ def _scalars(numbers: Mapping[str, float]) -> dict[str, tf.Tensor]:
     return {name: tf.constant(number, tf.float32) for name, number in numbers.items()}
 
 
-def _timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., Any]:
-    """Logs the first call of a function with its time; under ``jit`` each first one with new shapes."""
+def timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., Any]:
+    """Logs the first call of a step's function, with its time; under ``jit`` each first one with new shapes.
+
+    ``function`` takes targets, plans and more.
+    """
     seen: set[tuple[Any, ...]] = set()
 
     def call(*arguments: Any) -> Any:
@@ -128,7 +131,7 @@ def _timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., 
             "the step that %s: first run for %d rows and %d distinct ids, compilation included, %.1f s",
             what,
             plans[0]["single"].shape[-2],
-            sum(plan["distinct"].shape[0] for plan in plans),
+            sum(plan["distinct"].shape[-1] for plan in plans),
             time.perf_counter() - begin,
         )
         return result

@@ -24,6 +24,7 @@ from ctr.models.part import WHOLE
 from ctr.objective.losses import loss_terms
 from ctr.objective.targets import target_signature
 from ctr.optim.protocol import RowGradient
+from ctr.training.compiled_step import timed
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
 from ctr.training.number_values import number_signature
@@ -66,7 +67,8 @@ class FusedSteps:
             # On a CPU, XLA computes with bfloat16 as with float32 and rounds.
             own.architecture = replace(state.architecture, compute_dtype="float32")
         self._step = Step(own, config, (WHOLE,), by_products=False, exchanges=True)
-        self._loop = tf.function(self._learn_all, jit_compile=True, autograph=False)
+        loop = tf.function(self._learn_all, jit_compile=True, autograph=False)
+        self._loop = timed("learns", loop, jit=True)
         used = [[tf.TensorSpec([None], tf.int32) for _ in state.layouts]]
         self._load, self._store = (
             tf.function(copies, used, autograph=False) for copies in (scratch.load, scratch.store)
@@ -133,7 +135,7 @@ class FusedSteps:
             for each in (ramps, rates)
         ]
         self._load(used)
-        found = self._loop(tf.constant(len(feeds)), targets, plans, *numbers)
+        found = self._loop(targets, plans, *numbers, tf.constant(len(feeds)))
         self._store(used)
         logit, applied, terms, *slices = (part.numpy()[: len(feeds)] for part in found)
         return [
@@ -151,7 +153,7 @@ class FusedSteps:
         return stacked
 
     def _learn_all(
-        self, count: tf.Tensor, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors, rates: _Tensors
+        self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors, rates: _Tensors, count: tf.Tensor
     ) -> list[tf.Tensor]:
         batches = targets["label"].shape
         results = [tf.zeros(batches), tf.zeros(batches[:1], tf.bool), tf.zeros([batches[0], self._terms])]
