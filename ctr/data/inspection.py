@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.features import AnyFeature, Category, Number
 from ctr.data.id_counts import IdCounts, make_counts
 from ctr.data.kept_values import has_raw_values, read_all_values
 from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
 from ctr.data.number_bits import numbers_of_ids
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.sample_log import RECORD, applied_samplings
-from ctr.data.schema import MISSING_ID, AnyFeature, Category, Number, Schema, has_no_ids, id_bounds
+from ctr.data.schema import MISSING_ID, Schema, id_bounds
 from ctr.data.shards import unpack_ids
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
 from ctr.io.errors import InputError
@@ -356,7 +357,7 @@ def _lists(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _value_of(feature: AnyFeature, number: int) -> str | None:
-    if has_no_ids(feature):
+    if not feature.has_ids:
         return f"{numbers_of_ids(np.array(number)):g}"
     if isinstance(feature, Number):
         edges = feature.edges()

@@ -19,20 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator
 
+from ctr.data.features import AnyFeature, Category, Cross, Number, Text, is_multivalent
 from ctr.data.log import Manifest, manifest_bytes, read_manifests, read_schema
 from ctr.data.number_bits import numbers_of_ids
 from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_columns
-from ctr.data.schema import (
-    MISSING_ID,
-    AnyFeature,
-    Category,
-    Cross,
-    Number,
-    Schema,
-    Text,
-    has_no_ids,
-    is_multivalent,
-)
+from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.shards import unpack_ids
 from ctr.io.files import write_atomic_bytes
 
@@ -60,7 +51,7 @@ def has_raw_values(feature: AnyFeature) -> bool:
     """Tells a feature whose ids do not say by themselves what they stand for."""
     # What a history lists is kept with the feature that it lists.
     is_history = isinstance(feature, Category) and feature.history is not None
-    return not (isinstance(feature, Number) or has_no_ids(feature) or _vocabulary(feature) or is_history)
+    return feature.has_ids and not (isinstance(feature, Number) or _vocabulary(feature) or is_history)
 
 
 def value_of_id(feature: AnyFeature, number: int) -> str | None:
@@ -70,7 +61,7 @@ def value_of_id(feature: AnyFeature, number: int) -> str | None:
     vocabulary = _vocabulary(feature)
     if vocabulary:
         return vocabulary[number - 1] if number <= len(vocabulary) else "other"
-    if has_no_ids(feature):
+    if not feature.has_ids:
         return f"{numbers_of_ids(np.array(number)):.6g}"
     if not isinstance(feature, Number):
         return None

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.features import Vector
 from ctr.data.log import (
     MAX_TIME_US,
     Manifest,
@@ -34,7 +35,7 @@ from ctr.data.parquet_files import (
 )
 from ctr.data.query_size import find_pages
 from ctr.data.row_order import check_order, key_at
-from ctr.data.schema import MISSING_ID, Schema, Vector
+from ctr.data.schema import MISSING_ID, Schema
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, write_atomic_bytes
 

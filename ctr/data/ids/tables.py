@@ -11,13 +11,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.data.features import Category, Cross, Number, Text, Vector
 from ctr.data.ids import arrow
 from ctr.data.ids.arrow import text_array
 from ctr.data.ids.rules import FeatureIds, Made, column_of, cross_ids
 from ctr.data.kept_values import VALUE_PREFIX
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
-from ctr.data.schema import Category, Cross, Number, Schema, Text, Vector
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, shard_schema
 from ctr.io.errors import InputError
 from ctr.io.words import listed
