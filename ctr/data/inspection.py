@@ -23,7 +23,7 @@ from ctr.data.number_bits import numbers_of_ids
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.sample_log import RECORD, applied_samplings
 from ctr.data.schema import MISSING_ID, Schema, id_bounds
-from ctr.data.shards import unpack_ids
+from ctr.data.shards import id_matrix
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
 from ctr.io.errors import InputError
 
@@ -234,9 +234,7 @@ class _Pass:
 
     def add(self, batch: pa.RecordBatch) -> None:
         label = batch.column("label").to_numpy()
-        matrix = np.zeros((len(label), 0), self._schema.id_type)
-        if self._schema.single_valued:
-            matrix = unpack_ids(batch.column(IDS_COLUMN), self._schema)
+        matrix = id_matrix(batch, self._schema)
         lists = {name: _lists(batch.column(name)) for name in self._schema.multivalent}
         good = (label == 0) | (label == 1)
         for column, name in enumerate(self._schema.single_valued):

@@ -22,9 +22,9 @@ from pydantic import BeforeValidator
 from ctr.data.features import AnyFeature, Category, Cross, Number, Text, is_multivalent
 from ctr.data.log import Manifest, manifest_bytes, read_manifests, read_schema
 from ctr.data.number_bits import numbers_of_ids
-from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_columns
+from ctr.data.parquet_files import parquet_bytes, read_columns
 from ctr.data.schema import MISSING_ID, Schema
-from ctr.data.shards import unpack_ids
+from ctr.data.shards import id_matrix
 from ctr.io.files import write_atomic_bytes
 
 FOLDER = "values"
@@ -136,12 +136,7 @@ def partition_values(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.
 
 class _IdsOfRows:
     def __init__(self, schema: Schema, rows: pa.Table) -> None:
-        self._schema, self._rows = schema, rows
-        self._matrix = np.zeros((rows.num_rows, 0), schema.id_type)
-        if schema.single_valued:
-            chunks = rows.column(IDS_COLUMN).chunks
-            parts = [unpack_ids(chunk, schema) for chunk in chunks]
-            self._matrix = np.concatenate(parts) if parts else self._matrix
+        self._schema, self._rows, self._matrix = schema, rows, id_matrix(rows, schema)
 
     def of(self, name: str) -> np.ndarray:
         if name in self._schema.single_valued:

@@ -82,24 +82,7 @@ class Schema(ShortModel):
             if name in RESERVED_NAMES:
                 raise ValueError(f"feature {name} has the name of a column of the log: choose another name")
             if isinstance(feature, Cross):
-                for part in feature.of:
-                    if part not in known:
-                        raise ValueError(
-                            f"feature {name} crosses {part}, which is not a feature defined before it"
-                        )
-                    if isinstance(known[part], Cross):
-                        raise ValueError(
-                            f"feature {name} crosses {part}, itself a cross: name its parts instead"
-                        )
-                    if not known[part].has_ids:
-                        raise ValueError(
-                            f"feature {name} crosses {part}, whose numbers the network reads; allowed: features with "
-                            "ids"
-                        )
-                if len(set(feature.of)) != len(feature.of):
-                    raise ValueError(f"feature {name} crosses a feature with itself")
-                if sum(is_multivalent(known[part], known) for part in feature.of) > 1:
-                    raise ValueError(f"feature {name} crosses more than one multivalent feature")
+                _check_cross(feature, known)
             else:
                 # The exported model gets one tensor for each source: of numbers, or of strings.
                 other = kinds.setdefault(feature.source, feature)
@@ -247,6 +230,21 @@ class Schema(ShortModel):
     def version(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of the canonical text."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
+
+
+def _check_cross(feature: Cross, known: Mapping[str, AnyFeature]) -> None:
+    for part in feature.of:
+        crosses, one = f"feature {feature.name} crosses {part}", known.get(part)
+        if one is None:
+            raise ValueError(f"{crosses}, which is not a feature defined before it")
+        if isinstance(one, Cross):
+            raise ValueError(f"{crosses}, itself a cross: name its parts instead")
+        if not one.has_ids:
+            raise ValueError(f"{crosses}, whose numbers the network reads; allowed: features with ids")
+    if len(set(feature.of)) != len(feature.of):
+        raise ValueError(f"feature {feature.name} crosses a feature with itself")
+    if sum(is_multivalent(known[part], known) for part in feature.of) > 1:
+        raise ValueError(f"feature {feature.name} crosses more than one multivalent feature")
 
 
 def _check_history(feature: Category, history: History, known: Mapping[str, AnyFeature]) -> None:

@@ -70,6 +70,19 @@ def unpack_ids(column: pa.FixedSizeBinaryArray, schema: Schema) -> np.ndarray:
     return flat[column.offset * features : (column.offset + len(column)) * features].reshape(-1, features)
 
 
+def id_matrix(rows: pa.Table | pa.RecordBatch, schema: Schema) -> np.ndarray:
+    """Returns the ids of the single-valued features of a shard's rows, [N, F], where possible without a copy."""
+    if not schema.stored.single_valued:
+        return np.zeros((rows.num_rows, 0), schema.id_type)
+    column = rows.column(IDS_COLUMN)
+    return unpack_ids(single_array(column) if isinstance(column, pa.ChunkedArray) else column, schema)
+
+
+def single_array(column: pa.ChunkedArray) -> pa.Array:
+    """Joins the chunks of a column; a single one is not copied."""
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
 def publish_partition(
     folder: Path,
     schema: Schema,
@@ -183,12 +196,10 @@ def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
 
     if not schema.growing or not rows.num_rows:
         return dict.fromkeys(schema.growing, 0)
-    single = schema.single_valued
-    matrix = unpack_ids(rows.column(IDS_COLUMN).combine_chunks(), schema) if single else None
+    single, matrix = schema.single_valued, id_matrix(rows, schema)
     counts = {}
     for name in schema.growing:
         if name in single:
-            assert matrix is not None
             ids = matrix[:, single.index(name)]
         else:
             ids = rows.column(name).combine_chunks().flatten().to_numpy()

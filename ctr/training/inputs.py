@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from ctr.data.batches import (
     whole_query_batches,
 )
 from ctr.data.joined_sidecar import JoinedSidecar
+from ctr.data.labels import label_columns
 from ctr.data.log import MAX_TIME_US, Manifest, PublishedPartitions, log_sha256
 from ctr.data.reader import read_rows
 from ctr.data.sidecar import SidecarHash, sidecar_folder
@@ -32,7 +34,7 @@ from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.joint_feeds import join_feeds
-from ctr.training.label_rows import ReturningRows, learned_rows, sidecar_columns
+from ctr.training.label_rows import ReturningRows, learned_rows
 from ctr.training.logs import Log, Logs, open_logs
 from ctr.training.run.rollback import Position
 from ctr.training.shapes import FewShapes, few_shapes, is_fused_from
@@ -163,7 +165,7 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
         sample=opened("sample", "weight"),
         only_kept=config.sampling is not None and config.sampling.score == "kept",
         teacher=opened("teacher", "logit"),
-        labels=opened("labels", *sidecar_columns(config)),
+        labels=opened("labels", *chain(*map(label_columns, config.objective.labels))),
         every_row_taught=distillation is not None and distillation.missing == "refuse",
     )
 

@@ -10,16 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from ctr.data.batches import Batch, Interleaved, set_rejects_apart
-from ctr.data.labels import label_columns
 from ctr.data.reader import Rows
 from ctr.objective.labels import KINDS, label_targets, target_column, target_columns
 from ctr.training.config import TrainConfig
 from ctr.training.retrain import learned_batch
-
-
-def sidecar_columns(config: TrainConfig) -> list[str]:
-    """Names the columns of the sidecar of labels that a run needs."""
-    return [column for name in config.objective.labels for column in label_columns(name)]
 
 
 def learned_rows(config: TrainConfig, batch: Batch) -> Batch:
@@ -34,10 +28,10 @@ def _with_label_targets(config: TrainConfig, rows: Rows, at: float) -> Rows:
     """Adds to N rows the columns that the labels' losses need, float32 [N], when they come at some time."""
     columns = {}
     for name, label in config.objective.labels.items():
-        earlier = [one for one in (config.label_delay, *label.delay.returns) if one < at]
+        times = config.label_delay, *label.delay.returns
         found = (np.zeros(len(rows), bool),) * 2
-        if at in (config.label_delay, *label.delay.returns):
-            since = max(earlier, default=None)
+        if at in times:
+            since = max((one for one in times if one < at), default=None)
             found = label_targets(label, name, rows.joined, rows.label > 0, at, since)
         for kind, come in zip(KINDS, found, strict=True):
             columns[target_column(name, kind)] = np.where(come, rows.train_weight, np.float32(0))
@@ -55,14 +49,10 @@ class ReturningRows:
         set_aside: Sequence[tuple[int, int]],
         where: str,
     ) -> None:
-        """Begins at the first of ``blocks``.
+        """Begins at the first of ``blocks``, which have the columns of the log's labels; ``where`` names it in errors.
 
-        Args:
-            config: of the run.
-            at: seconds after the query's time, one of ``TrainConfig.label_returns``.
-            blocks: of the log, with the columns of its labels.
-            set_aside: ranges of rows, [begin, end), that nothing is learned from.
-            where: names the log in an error.
+        ``at``: seconds after the query's time, one of ``TrainConfig.label_returns``. ``set_aside``: ranges of rows,
+        [begin, end), that nothing is learned from.
         """
         batch = config.batch
         self._config, self._at, self._set_aside = config, at, set_aside

@@ -388,11 +388,9 @@ class ModelConfig(ShortModel):
         if not self.has_network:
             return dict.fromkeys(schema.by_name, 0)
         widths = {
-            feature.name: self.widths.get(feature.name, fitting_width(feature.buckets))
-            if feature.width is None
-            else self.widths.get(feature.name, feature.width)
-            for feature in schema.features
-            if feature.has_ids
+            f.name: self.widths.get(f.name, fitting_width(f.buckets) if f.width is None else f.width)
+            for f in schema.features
+            if f.has_ids
         }
         # What is counted is no network of its own.
         if not any(widths.get(name) for name in schema.stored.by_name if name not in self.without):
