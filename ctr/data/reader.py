@@ -111,8 +111,8 @@ def add_query_size(rows: Rows, schema: Schema) -> Rows:
     return replace(rows, ids=np.column_stack([rows.ids, ids]))
 
 
-def _rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
-    """Rows of which an id ([N, F]) is negative or not below its feature's bound, which ids that grow do not have."""
+def rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
+    """Finds the rows of which an id ([N, F]) is negative or not below its feature's bound; None: it has none."""
     outside = np.zeros(len(ids), bool)
     unsigned = np.dtype(f"u{ids.itemsize}")
     buckets = np.array([np.iinfo(unsigned).max if bound is None else bound for bound in bounds], unsigned)
@@ -141,13 +141,13 @@ def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
         columns[name] = table.column(name).to_numpy().astype(np.float32, copy=False)
     names = schema.single_valued
     ids, multivalent = id_matrix(table, schema), {}
-    outside = _rows_beyond(ids, id_bounds(schema, names))
+    outside = rows_beyond(ids, id_bounds(schema, names))
     for name in schema.multivalent:
         array = single_array(table.column(name))
         offsets = array.offsets.to_numpy().astype(np.int64)
         values = array.flatten().to_numpy()
         offsets = offsets - offsets[0]
-        wrong = np.flatnonzero(_rows_beyond(values[:, np.newaxis], id_bounds(schema, [name])))
+        wrong = np.flatnonzero(rows_beyond(values[:, np.newaxis], id_bounds(schema, [name])))
         outside[np.searchsorted(offsets, wrong, side="right") - 1] = True
         multivalent[name] = (values, offsets)
     fault = np.zeros(count, np.int8)

@@ -42,14 +42,10 @@ class Schema(ShortModel):
     counts_rows: bool = False
 
     @model_validator(mode="after")
-    def _counts_last(self) -> Self:
+    def _rules(self) -> Self:
         last = self.features[-1]
         if self.counts_rows and not (isinstance(last, Number) and last.name == last.source == QUERY_SIZE):
             raise ValueError(f"counts_rows: the last feature must be {QUERY_SIZE}")
-        return self
-
-    @model_validator(mode="after")
-    def _rules(self) -> Self:
         for name, rule in self.derive.items():
             if name not in self.sources:
                 raise ValueError(f"derive.{name}: no feature reads it")

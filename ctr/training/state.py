@@ -58,9 +58,7 @@ def architecture(
         factors=factors,
         gated=model.network_loss == "own",
         sources=sources or {},
-        pooled=tuple(one.pooled for layout in layouts for one in layout.features if one.pooled is not None)
-        if model.has_network
-        else (),
+        pooled=tuple(one.pooled for layout in layouts for one in layout.features if one.pooled is not None),
         network=network,
         labels=tuple(config.objective.labels),
     )

@@ -28,7 +28,6 @@ from typing import Any
 import apache_beam as beam
 
 from ctr.data.event_mapping import EventMapping
-from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
@@ -53,6 +52,7 @@ from ctr.pipelines.events.publish import (
     LATE_EVENTS,
     UNMATCHED,
     begin_log,
+    histories_of,
     last_published,
     publish_staged,
 )
@@ -169,7 +169,7 @@ def ingest_events(
     else:
         outcome = run_elsewhere(mapping, log, units, runner)
         accept(outcome.reports)
-        published = list(publish_staged(log, mapping, Histories(log, mapping.feature_schema), outcome.staged))
+        published = list(publish_staged(log, mapping, histories_of(log, mapping), outcome.staged))
         collisions = outcome.met
     seconds["join"] = time.perf_counter() - begun - seconds["spool"]
     seconds["total"] = time.perf_counter() - begun
@@ -239,7 +239,7 @@ class _Job:
         self.rules = partition_rules(mapping)
         self.progress = Progress()
         self.last_published = -1  # the start of that partition
-        self._histories = Histories(log, mapping.feature_schema)
+        self._histories = histories_of(log, mapping)
 
     def read(self, units: Sequence[Unit], keep_going: bool) -> list[UnitReport]:
         """Stores the events of units in the spool; returns their reports. Raises InputError for a runner elsewhere.
