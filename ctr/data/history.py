@@ -94,10 +94,8 @@ def add_known(known: Known, later: Known) -> Known:
 def split_known(known: Known, keys: np.ndarray) -> tuple[Known, Known]:
     """Splits off the rows of some keys, int64 [K], which are sorted and distinct: those, and the others."""
     begins, ends = (np.searchsorted(known.keys, keys, side) for side in ("left", "right"))
-    steps = np.zeros(len(known.keys) + 1, np.int64)
-    np.add.at(steps, begins, 1)
-    np.add.at(steps, ends, -1)
-    chosen = np.cumsum(steps[:-1]) > 0
+    chosen = np.zeros(len(known.keys), bool)
+    chosen[places_of(begins, ends - begins)] = True
     return known.at(chosen), known.at(~chosen)
 
 

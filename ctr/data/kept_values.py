@@ -231,13 +231,12 @@ def read_all_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dic
 def _read_kept(log: Path, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
     ids = {name: pa.array(sorted(numbers), pa.int64()) for name, numbers in wanted.items()}
     found: dict[str, dict[int, list[str]]] = {name: {} for name in wanted}
-    if any(map(len, ids.values())):
-        for manifest in read_manifests(log):
-            path = values_path(log, manifest)
-            # Partitions from before ``keep_values`` have none.
-            if path.exists():
-                for batch in read_columns(path, _COLUMNS):
-                    _collect(batch, ids, found)
+    for manifest in read_manifests(log):
+        path = values_path(log, manifest)
+        # Partitions from before ``keep_values`` have none.
+        if path.exists():
+            for batch in read_columns(path, _COLUMNS):
+                _collect(batch, ids, found)
     return {name: {one: _shown(texts) for one, texts in own.items()} for name, own in found.items()}
 
 

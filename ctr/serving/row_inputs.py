@@ -66,7 +66,13 @@ def _silu(values: np.ndarray) -> np.ndarray:
 
 def number_inputs(one: Numbers, statistics: np.ndarray, ids: Ids) -> np.ndarray:
     """Makes the inputs of a feature of N rows, float32 [N, size + 1], of what rows have in the place of ids."""
-    values = _values(one, ids)
+    lists: Sequence[Any] = ids
+    rows = (
+        [row if len(row) == one.size else [MISSING_ID] * one.size for row in lists]
+        if one.single is None
+        else ids
+    )
+    values = numbers_of_ids(np.array(rows, np.int64).reshape(-1, one.size))
     missing = np.isnan(values).any(axis=1, keepdims=True)
     inputs = values
     if one.normalize:
@@ -77,12 +83,3 @@ def number_inputs(one: Numbers, statistics: np.ndarray, ids: Ids) -> np.ndarray:
         scaled = np.sign(scaled) * np.log1p(np.abs(scaled)) if one.log else scaled
         inputs = np.clip((scaled - mean) / deviation, -CLIP, CLIP).astype(np.float32)
     return np.concatenate([np.where(missing, np.float32(0), inputs), missing.astype(np.float32)], axis=1)
-
-
-def _values(one: Numbers, ids: Ids) -> np.ndarray:
-    """Finds the numbers of N rows, float32 [N, size], NaN where they are missing."""
-    if one.single is not None:
-        return numbers_of_ids(np.array(ids, np.int64))[:, np.newaxis]
-    lists: Sequence[Any] = ids
-    rows = [row if len(row) == one.size else [MISSING_ID] * one.size for row in lists]
-    return numbers_of_ids(np.array(rows, np.int64).reshape(-1, one.size))

@@ -57,8 +57,6 @@ def own_lessons(
     Args:
         loss_of: the objective of logits [1, B], with those that the logistic loss is to see in their place.
         calibrators: of each model's bias, and of what combines the models.
-        workers: who divide the batch.
-        targets: of the batch.
         logit: float32 [B], the prediction.
         models: float32 [1, B] each, the experts' logits, those of the linear weights first.
     """
@@ -79,11 +77,7 @@ def linear_curvature(
     weight: tf.Tensor,
     lesson: Lesson,
 ) -> RowCurvature:
-    """Computes what ``ctr.models.row_curvature`` does of the linear weights of a table.
-
-    Args:
-        weight: float32 [B], of the rows.
-    """
+    """Computes what ``ctr.models.row_curvature`` does of the linear weights of a table; ``weight``: float32 [B]."""
     left = _query_effect(targets, lesson.logit)[1] if lesson.left is None else lesson.left
     curvature = weight * _logit_curvature(lesson.logit)
     return row_curvature(layout, plan, curvature, targets["query"], left)

@@ -48,10 +48,6 @@ def label_lesson(
 ) -> tuple[list[tf.Tensor], list[CalibrationStep]]:
     """Computes what the labels learn by from the logits of components, [n, B] by label.
 
-    Args:
-        biases: those of ``label_biases``.
-        workers: who divide the batch.
-
     Returns:
         Of each label the term of the loss, scalars, and the steps of the biases.
     """

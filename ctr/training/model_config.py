@@ -266,12 +266,8 @@ class ModelConfig(ShortModel):
     def table_layouts(self, schema: Schema, shared_rows: int) -> tuple[TableLayout, ...]:
         """The embedding tables for a log's features; see ``TrainConfig.table_layouts``.
 
-        Args:
-            schema: the features.
-            shared_rows: for each feature whose ids grow, rows that ids without a slot share.
-
-        Raises:
-            InputError: the configuration does not fit the features, or the features no table.
+        Of each feature whose ids grow, those without a slot share ``shared_rows``. Raises InputError: the configuration
+        does not fit the features, or the features no table.
         """
         schema = self.features(schema)
         _check_features("model.without", self.without, schema)
