@@ -24,8 +24,9 @@ from reference import publish_rows
 from runner import main, resident_bytes
 
 from ctr.config import parse_model
+from ctr.data.features import Category
 from ctr.data.log import create_log, read_manifests
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.io.documents import read_json_object
 from ctr.io.hashing import splitmix64
 from ctr.simulator.config import SimulatorConfig

@@ -24,8 +24,9 @@ from reference import MODEL, ZIPF, Size, publish_rows, zipf_ids
 from runner import compare, main, repeat
 
 from ctr.config import dump_yaml, parse_model
+from ctr.data.features import Category
 from ctr.data.log import create_log
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 

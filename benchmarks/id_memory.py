@@ -24,8 +24,9 @@ from reference import INTERVAL_ROWS, publish_rows
 from runner import kept, main
 
 from ctr.config import parse_model
+from ctr.data.features import Category
 from ctr.data.log import create_log
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.eval.compare import compare
 from ctr.eval.run_files import read_run
 from ctr.io.hashing import splitmix64

@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.batches import Batch, set_rejects_apart
+from ctr.data.features import Category
 from ctr.data.log import create_log
 from ctr.data.reader import Rows
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.experiments.config import merged
 from ctr.io.hashing import splitmix64

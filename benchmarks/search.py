@@ -31,8 +31,9 @@ from runner import kept, main
 from scipy.stats import kendalltau
 
 from ctr.config import apply_settings, parse_model
+from ctr.data.features import Category
 from ctr.data.log import create_log
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.models.initial_weights import init_weights
 from ctr.search.config import SearchConfig
 from ctr.search.controller import Policy

@@ -23,8 +23,9 @@ from reference import publish_rows
 from runner import kept, main
 
 from ctr.config import apply_settings, parse_model
+from ctr.data.features import Category
 from ctr.data.log import create_log
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.search.config import SearchConfig
 from ctr.search.cost import cost_of, counted
 from ctr.search.space import Choice, Space, space_of

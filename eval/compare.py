@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from ctr.eval.click_ratio import distance
 from ctr.eval.display import verdict
 from ctr.eval.intervals import Estimate, difference
 from ctr.eval.progressive import ProgressiveMetrics
+from ctr.io.documents import json_number
 
 _ROUNDING = 1e-12  # a smaller difference is rounding: equal runs may have summed in different orders
 
@@ -62,6 +64,21 @@ def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows).set_index("metric")
+
+
+def compared_records(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Makes JSON of rows of ``compare``, by metric."""
+    return {
+        str(metric): {
+            **{key: json_number(row[key]) for key in ("a", "b", "difference")},
+            "ci95": [json_number(row["ci95_low"]), json_number(row["ci95_high"])],
+            "relative_percent": json_number(row["relative_percent"]),
+            "significant": None if row["no_interval"] else bool(row["significant"]),
+            "no_interval": row["no_interval"] or None,
+            "verdict": row["verdict"],
+        }
+        for metric, row in table.iterrows()
+    }
 
 
 def _closer(a: Estimate, b: Estimate) -> str:

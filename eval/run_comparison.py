@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 
 from ctr.eval import display
-from ctr.eval.compare import compare, same_examples
+from ctr.eval.compare import compare, compared_records, same_examples
 from ctr.eval.intervals import Estimate
 from ctr.eval.prediction_difference import PairedPredictions, pair_predictions
 from ctr.eval.run_files import COMPARED, Run, prediction_parts, read_environment, read_run, read_windows
-from ctr.io.documents import json_number
 from ctr.io.errors import InputError
 
 COSTS = {
@@ -118,19 +117,7 @@ class RunComparison:
             "log_sha256": self.run_a.log_sha256,
             "examples": int(self.run_a.metrics.traffic.examples),
             "queries": int(self.run_a.metrics.traffic.queries),
-            "metrics": {
-                str(metric): {
-                    "a": json_number(row["a"]),
-                    "b": json_number(row["b"]),
-                    "difference": json_number(row["difference"]),
-                    "ci95": [json_number(row["ci95_low"]), json_number(row["ci95_high"])],
-                    "relative_percent": json_number(row["relative_percent"]),
-                    "significant": None if row["no_interval"] else bool(row["significant"]),
-                    "no_interval": row["no_interval"] or None,
-                    "verdict": row["verdict"],
-                }
-                for metric, row in self.metrics.iterrows()
-            },
+            "metrics": compared_records(self.metrics),
             "prediction_difference": difference,
             "cost": {
                 key: {

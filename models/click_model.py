@@ -50,6 +50,11 @@ class Scores(NamedTuple):
     experts: Mapping[str, tf.Tensor] = MappingProxyType({})
     labels: Mapping[str, tf.Tensor] = MappingProxyType({})
 
+    @property
+    def predictions(self) -> list[tf.Tensor]:
+        """The logits of the whole ensemble, float32 [B]: of the click, and of each of the labels."""
+        return [ensemble_logit(own) for own in (self.logits, *self.labels.values())]
+
 
 def forward(
     architecture: Architecture,

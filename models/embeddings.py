@@ -44,22 +44,21 @@ def first_rows(
         return _part_of_rows(layout, init_scale, seed, rank, size)
     columns = []
     for copy in range(layout.copies):
-        # The name is in the seed, so that adding a table or a copy does not change another one's start.
-        name = f"{layout.name}/{copy}" if copy else layout.name
-        name_seed = int(tf.strings.to_hash_bucket_fast(name, 2**31 - 1))
-        columns.append(
-            init_scale * tf.random.stateless_normal([layout.rows, layout.width], [seed, name_seed])
-        )
-        columns.append(tf.zeros([layout.rows, 1]))
+        drawn = tf.random.stateless_normal([layout.rows, layout.width], _seeds(layout, copy, seed))
+        columns += [init_scale * drawn, tf.zeros([layout.rows, 1])]
     return tf.concat(columns, axis=1)
+
+
+def _seeds(layout: TableLayout, copy: int, seed: int) -> list[int]:
+    # The name is in the seed, so that adding a table or a copy does not change another one's start.
+    name = f"{layout.name}/{copy}" if copy else layout.name
+    return [seed, int(tf.strings.to_hash_bucket_fast(name, 2**31 - 1))]
 
 
 def _part_of_rows(layout: TableLayout, init_scale: float, seed: int, rank: int, size: int) -> np.ndarray:
     value = np.zeros((len(range(rank, layout.rows, size)), layout.copies, layout.width + 1), np.float32)
     for copy in range(layout.copies if layout.width else 0):
-        name = f"{layout.name}/{copy}" if copy else layout.name
-        name_seed = int(tf.strings.to_hash_bucket_fast(name, 2**31 - 1))
-        key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=[seed, name_seed])
+        key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=_seeds(layout, copy, seed))
         for begin in range(0, layout.rows, _PIECE):
             rows = min(_PIECE, layout.rows - begin)
             # What ``tf.random.stateless_normal`` draws: each count of Philox gives four numbers.
@@ -283,11 +282,10 @@ def _concat_columns(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 def tower_widths(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, int]:
     """Returns the width of each tower's concatenated embeddings, as ``tower_inputs`` makes them."""
-    widths: dict[str, int] = {}
-    for layout in with_numbers(with_products(layouts)):
-        tower = _tower(layout, factorized)
-        widths[tower] = widths.get(tower, 0) + layout.width * len(layout.features)
-    return widths
+    return {
+        tower: max(one.stop for one in own.values())
+        for tower, own in tower_columns(layouts, factorized).items()
+    }
 
 
 def tower_columns(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, dict[str, slice]]:

@@ -73,11 +73,8 @@ def look_up_numbers(
 ) -> list[LookedUp]:
     """Makes the inputs of features without rows, for ``ctr.models.embeddings.tower_inputs``: [B, 1, size + 1] of each.
 
-    Args:
-        values: float32 [B, size] of each feature, NaN where missing; a vector with one is missing.
-        statistics: see above.
-        copies: of the tables.
-        dtype: returns the dtype of a tower's input.
+    ``values`` are float32 [B, size] of each feature, NaN where missing; a vector with one is missing. ``copies`` is the
+    number of those of the tables; ``dtype`` returns that of a tower's input.
     """
     made = []
     for one, own in values.items():

@@ -45,14 +45,8 @@ def pool(
 ) -> tuple[list[LookedUp], tuple[TableLayout, ...]]:
     """Replaces the mean embeddings of the features that are pooled by attention, and adds their products.
 
-    Args:
-        weights: those of ``ctr.models.initial_weights``.
-        layouts: of the tables.
-        looked_up: what ``ctr.models.embeddings.look_up`` gives of each of them, of one copy.
-        rows, plans, gradient_by_products: what it was given.
-
-    Returns:
-        What ``ctr.models.embeddings.tower_inputs`` takes, with the layouts ``with_products``.
+    ``looked_up`` is what ``ctr.models.embeddings.look_up`` gives of each table, of one copy, by ``rows``, ``plans`` and
+    ``gradient_by_products``. Returns what ``tower_inputs`` takes there, with the layouts ``with_products``.
     """
     # Linear weights beside the model have tables of their own, of width 0.
     singles = {

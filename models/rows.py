@@ -228,9 +228,7 @@ def feature_names(layouts: Sequence[TableLayout]) -> list[str]:
 def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
     """Adds for each feature that is pooled by attention a layout without rows: of its product with the target."""
     products = [
-        TableLayout(
-            layout.tower, one.width, (FeatureRows(f"{one.name}*{one.of}", 0, one.width, layout.tower, None),)
-        )
+        _without_rows(f"{one.name}*{one.of}", layout.tower, one.width)
         for layout in layouts
         for one in (feature.pooled for feature in layout.features)
         if one is not None
@@ -240,11 +238,11 @@ def with_products(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
 
 def with_numbers(layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
     """Adds for each feature without rows a layout of its own, as for products."""
-    numbers = [
-        TableLayout(one.tower, one.width, (FeatureRows(one.name, 0, one.width, one.tower, None),))
-        for one in all_numbers(layouts)
-    ]
-    return (*layouts, *numbers)
+    return (*layouts, *(_without_rows(one.name, one.tower, one.width) for one in all_numbers(layouts)))
+
+
+def _without_rows(name: str, tower: str, width: int) -> TableLayout:
+    return TableLayout(tower, width, (FeatureRows(name, 0, width, tower, None),))
 
 
 def check_table(table: np.ndarray, layout: TableLayout) -> None:

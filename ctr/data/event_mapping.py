@@ -7,10 +7,11 @@ from pydantic import Field, model_validator
 
 from ctr.config import AnyPath, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
+from ctr.data.features import Feature, Number, Vector
 from ctr.data.kept_values import KeepValues, check_kept, kept_features
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
 from ctr.data.sampling import SamplingConfig
-from ctr.data.schema import Feature, Number, Schema, Vector, has_no_ids, make_schema
+from ctr.data.schema import Schema, make_schema
 from ctr.data.times import Duration, duration_us
 
 _MOST_PARTITIONS = 1000
@@ -165,7 +166,7 @@ class EventMapping(StrictModel):
         if impressions.hashed and impressions.derive:
             raise ValueError("impressions.derive: hashed impressions have no raw columns to derive from")
         for feature in self.features if impressions.hashed else ():
-            if has_no_ids(feature):
+            if not feature.has_ids:
                 raise ValueError(
                     f"feature {feature.name}: hashed impressions have ids, and no numbers as values"
                 )

@@ -6,13 +6,13 @@ nor the future, whatever later rows hold.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from ctr.config import StrictModel
+from ctr.data.lists import places_of
 from ctr.data.times import Duration, duration_us, read_duration
 
 # Ages by half octaves of seconds, floor(2 log2(seconds)): from 0, below 1.42 seconds, to 60, from 34 years on.
@@ -70,102 +70,75 @@ class History(StrictModel):
         return max(self.after_us, 1)
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(NamedTuple):
     """Rows that count, in order of key, of one key in order of time: int64 [E] each."""
 
     keys: np.ndarray
     times: np.ndarray
     values: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.keys)
-
     def at(self, places: np.ndarray) -> "Known":
         """Selects rows by place, or by a mask."""
-        return Known(self.keys[places], self.times[places], self.values[places])
+        return Known(*(column[places] for column in self))
 
 
-NOTHING = Known(*(np.zeros(0, np.int64) for _ in range(3)))
+NOTHING = Known(*np.zeros((3, 0), np.int64))
 
 
 def add_known(known: Known, later: Known) -> Known:
     """Adds rows, of each key in order of time; of equal times they come after the known ones."""
-    both = Known(*(np.concatenate([getattr(one, name) for one in (known, later)]) for name in _NAMES))
+    both = Known(*map(np.concatenate, zip(known, later, strict=True)))
     return both.at(np.lexsort((both.times, both.keys)))
-
-
-_NAMES = ("keys", "times", "values")
 
 
 def split_known(known: Known, keys: np.ndarray) -> tuple[Known, Known]:
     """Splits off the rows of some keys, int64 [K], which are sorted and distinct: those, and the others."""
     begins, ends = (np.searchsorted(known.keys, keys, side) for side in ("left", "right"))
-    steps = np.zeros(len(known) + 1, np.int64)
-    np.add.at(steps, begins, 1)
-    np.add.at(steps, ends, -1)
-    chosen = np.cumsum(steps[:-1]) > 0
+    chosen = np.zeros(len(known.keys), bool)
+    chosen[places_of(begins, ends - begins)] = True
     return known.at(chosen), known.at(~chosen)
 
 
 def join_known(first: Known, second: Known) -> Known:
     """Joins rows of different keys."""
     places = np.searchsorted(first.keys, second.keys)
-    return Known(*(np.insert(getattr(first, name), places, getattr(second, name)) for name in _NAMES))
+    return Known(*(np.insert(own, places, other) for own, other in zip(first, second, strict=True)))
 
 
 def look_up_history(
     history: History, known: Known, keys: np.ndarray, times: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Looks up what queries see, of N keys, int64 [N], at their times: values int64 [V], and lengths int32 [N]."""
-    count = len(keys)
-    if not len(known):
-        return np.zeros(0, np.int64), np.zeros(count, np.int32)
-    pairs, of_row = _distinct_pairs(keys, times)
-    ends = _rank(known, pairs[0], pairs[1] - history.hidden_us)
-    begins = np.maximum(ends - history.last, _rank(known, pairs[0], pairs[1] - history.within_us - 1))
-    begins, lengths = begins[of_row], (ends - begins)[of_row]
-    shifts = begins - (np.cumsum(lengths) - lengths)
-    places = np.arange(int(lengths.sum())) + np.repeat(shifts, lengths)
+    ends, oldest = _ranks(known, keys, times - history.hidden_us, times - history.within_us - 1)
+    begins = np.maximum(ends - history.last, oldest)
+    lengths = (ends - begins).astype(np.int32)
+    places = places_of(begins, lengths)
     if history.lists == "ages":
         ages = np.repeat(times, lengths) - known.times[places]
-        return np.searchsorted(_AGE_BOUNDARIES_US, ages, "right") + 1, lengths.astype(np.int32)
-    return known.values[places], lengths.astype(np.int32)
+        return np.searchsorted(_AGE_BOUNDARIES_US, ages, "right") + 1, lengths
+    return known.values[places], lengths
 
 
-def _distinct_pairs(keys: np.ndarray, times: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    order = np.lexsort((times, keys))
-    keys, times = keys[order], times[order]
-    is_new = np.append(True, (keys[1:] != keys[:-1]) | (times[1:] != times[:-1]))
-    of_row = np.empty(len(order), np.int64)
-    of_row[order] = np.cumsum(is_new) - 1
-    return (keys[is_new], times[is_new]), of_row
-
-
-def _rank(known: Known, keys: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Counts the known rows of smaller keys, and of the same key up to a time: int64 [N]."""
-    total = len(known)
+def _ranks(known: Known, keys: np.ndarray, *times: np.ndarray) -> np.ndarray:
+    """Counts the known rows of smaller keys, and of the same key up to each of T times: int64 [T, N]."""
+    total, count = len(known.keys), len(times)
     # Queries come after the rows of the same time.
     order = np.lexsort(
         (
-            np.repeat([0, 1], [total, len(keys)]),
-            np.concatenate([known.times, times]),
-            np.concatenate([known.keys, keys]),
+            np.repeat([0, 1], [total, count * len(keys)]),
+            np.concatenate([known.times, *times]),
+            np.concatenate([known.keys, *[keys] * count]),
         )
     )
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.cumsum(order < total)
-    return ranks[total:]
+    return ranks[total:].reshape(count, -1)
 
 
 def forget(history: History, known: Known, now_us: int) -> Known:
     """Drops what no query from ``now_us`` on can see: rows too old, and those with enough later visible ones."""
-    recent = known.times >= now_us - history.within_us
-    known = known if recent.all() else known.at(recent)
-    if not len(known):
-        return NOTHING
+    known = known.at(known.times >= now_us - history.within_us)
     ends = np.searchsorted(known.keys, known.keys, "right")
     # How many rows of the key will come after this one and are visible already.
     visible: np.ndarray = np.cumsum(known.times <= now_us - history.hidden_us)
-    later: np.ndarray = visible[ends - 1] - visible
-    return known.at(later < history.last)
+    return known.at(visible[ends - 1] - visible < history.last)

@@ -27,11 +27,12 @@ from ctr.data.history import (
     look_up_history,
     split_known,
 )
-from ctr.data.kept_values import read_all_values, value_of_id
+from ctr.data.kept_values import name_ids
+from ctr.data.lists import list_column
 from ctr.data.log import Manifest, list_partitions, manifest_bytes, read_manifests, read_schema
-from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes
+from ctr.data.parquet_files import parquet_bytes
 from ctr.data.schema import MISSING_ID, Schema
-from ctr.data.shards import read_shard, unpack_ids
+from ctr.data.shards import id_matrix, read_shard
 from ctr.io.errors import InputError
 from ctr.io.files import check_output_file, names_in, write_atomic_bytes
 from ctr.io.stores import fetch, remove
@@ -50,11 +51,7 @@ class Histories:
         self._histories = schema.histories
         self._longest = max((history.within_us for history in self._histories.values()), default=0)
         # Values and their ages are of the same rows, which are kept once.
-        first: dict[str, str] = {}
-        self._kept_of = {
-            name: first.setdefault(history.rows_text, name) for name, history in self._histories.items()
-        }
-        self._kept = {name: self._histories[name] for name in first.values()}
+        self._kept = {history.rows_text: history for history in self._histories.values()}
         self._known = dict.fromkeys(self._kept, NOTHING)
         # What is known is that of the partitions that end by then; what was forgotten is as old as then.
         self._at = self._forgot = -1
@@ -68,43 +65,35 @@ class Histories:
         if not self._histories:
             return rows
         self._move_to(start)
-        if not rows.num_rows:
-            return rows
         ids, times = self._ids(rows), rows.column("query_time").to_numpy()
         for name, history in self._histories.items():
-            before, _ = split_known(self._known[self._kept_of[name]], np.unique(ids[history.by]))
+            before, _ = split_known(self._known[history.rows_text], np.unique(ids[history.by]))
             # The partition's own rows are known to its later queries.
             known = add_known(before, _counting(history, rows, ids))
             values, lengths = look_up_history(history, known, ids[history.by], times)
             place = rows.schema.get_field_index(name)
             field = rows.schema.field(place)
-            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-            if offsets[-1] >= 2**31:
-                raise InputError(
-                    f"feature {name}: {offsets[-1]} values in one partition; at most 2^31 - 1 fit"
-                )
-            items = pa.array(values.astype(self._schema.id_type))
-            column = pa.ListArray.from_arrays(offsets.astype(np.int32), items, type=field.type)
+            column = list_column(name, values.astype(self._schema.id_type), lengths, field.type)
             rows = rows.set_column(place, field, column)
         return rows
 
     def add(self, end: int, rows: pa.Table) -> None:
         """Adds the rows of a partition that was filled, and ends at ``end``."""
         self._at = end
-        if not self._histories or not rows.num_rows:
+        if not self._histories:
             return
         ids = self._ids(rows)
-        for name, history in self._kept.items():
+        for rows_text, history in self._kept.items():
             later = _counting(history, rows, ids)
-            own, others = split_known(self._known[name], np.unique(later.keys))
-            self._known[name] = join_known(others, forget(history, add_known(own, later), end))
+            own, others = split_known(self._known[rows_text], np.unique(later.keys))
+            self._known[rows_text] = join_known(others, forget(history, add_known(own, later), end))
 
     def known(self) -> dict[str, Known]:
         """Returns what is known at the end of the log, by feature."""
         ends = [end for _, end in list_partitions(self._log)] if self._histories else []
         if ends:
             self._move_to(ends[-1])
-        return {name: self._known[kept] for name, kept in self._kept_of.items()}
+        return {name: self._known[history.rows_text] for name, history in self._histories.items()}
 
     def save(self) -> None:
         """Stores what is known at the end of the log, once in a thirtieth of the time that is remembered."""
@@ -118,9 +107,7 @@ class Histories:
         self._forget()
         path = self._path(self._read_manifests())
         tables = [
-            pa.table(
-                [np.full(len(known), number, np.int32), known.keys, known.times, known.values], names=_COLUMNS
-            )
+            pa.table([np.full(len(known.keys), number, np.int32), *known], names=_COLUMNS)
             for number, known in enumerate(self._known.values())
         ]
         write_atomic_bytes(path, parquet_bytes(pa.concat_tables(tables)))
@@ -143,8 +130,8 @@ class Histories:
             self._forget()
 
     def _forget(self) -> None:
-        for name, history in self._kept.items():
-            self._known[name] = forget(history, self._known[name], self._at)
+        for rows_text, history in self._kept.items():
+            self._known[rows_text] = forget(history, self._known[rows_text], self._at)
         self._forgot = self._at
 
     def _load(self, manifests: Sequence[Manifest], start: int) -> None:
@@ -156,8 +143,8 @@ class Histories:
             if f"{manifests[count - 1].end:019d}" in stored and fetch(path := self._path(manifests[:count])):
                 table = pq.read_table(path)
                 features, *columns = (table.column(name).to_numpy() for name in _COLUMNS)
-                for number, name in enumerate(self._kept):
-                    self._known[name] = Known(*columns).at(features == number)
+                for number, rows_text in enumerate(self._kept):
+                    self._known[rows_text] = Known(*columns).at(features == number)
                 self._at = manifests[count - 1].end
                 return
 
@@ -175,9 +162,8 @@ class Histories:
 
     def _ids(self, rows: pa.Table) -> dict[str, np.ndarray]:
         """Returns the ids of the features that histories name, int64 [N] each."""
-        matrix = unpack_ids(rows.column(IDS_COLUMN).combine_chunks(), self._schema)
-        names = {name for history in self._histories.values() for name in (history.by, history.of)}
-        single = self._schema.single_valued
+        matrix, single = id_matrix(rows, self._schema), self._schema.single_valued
+        names = {name for history in self._histories.values() for name in history.names}
         return {name: matrix[:, single.index(name)].astype(np.int64) for name in names}
 
 
@@ -224,25 +210,20 @@ def known_table(log: Path, name: str | None) -> pa.Table:
             f"{log}: --feature {name}: allowed: {', '.join(names) or 'none, the log has no histories of values'}"
         )
     history, known = schema.histories[name], Histories(log, schema).known()[name]
-    texts = read_all_values(
-        log, {history.by: np.unique(known.keys).tolist(), history.of: np.unique(known.values).tolist()}
-    )
-    for feature, ids in ((history.by, known.keys), (history.of, known.values)):
-        one = schema.by_name[feature]
-        texts[feature] |= {
-            int(i): text for i in np.unique(ids) if (text := value_of_id(one, int(i))) is not None
-        }
-        lacking = len(np.setdiff1d(ids, [*texts[feature]]))
-        if lacking:
+    wanted = {history.by: np.unique(known.keys).tolist(), history.of: np.unique(known.values).tolist()}
+    name_id = name_ids(schema, log, wanted)
+    texts = {feature: {one: name_id(feature, one) for one in ids} for feature, ids in wanted.items()}
+    for feature, own in texts.items():
+        if lacking := sum(text is None for text in own.values()):
             raise InputError(
                 f"{log}: keeps no raw values of {lacking} values of {feature}; allowed: a log with keep_values of "
                 f"{history.by} and {history.of} (ctr ingest ... --keep-values {history.by},{history.of})"
             )
-    begins = np.flatnonzero(np.append(len(known) > 0, known.keys[1:] != known.keys[:-1])[: len(known)])
-    offsets = np.append(begins, len(known)).astype(np.int32)
+    keys, begins = np.unique(known.keys, return_index=True)
+    offsets = np.append(begins, len(known.keys)).astype(np.int32)
     values = pa.array([texts[history.of][one] for one in known.values.tolist()], pa.string())
     columns = (
-        pa.array([texts[history.by][one] for one in known.keys[begins].tolist()], pa.string()),
+        pa.array([texts[history.by][one] for one in keys.tolist()], pa.string()),
         pa.ListArray.from_arrays(offsets, values),
         pa.ListArray.from_arrays(offsets, pa.array(known.times, pa.timestamp("us", "UTC"))),
     )

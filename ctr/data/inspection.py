@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.features import AnyFeature, Category, Number
 from ctr.data.id_counts import IdCounts, make_counts
 from ctr.data.kept_values import has_raw_values, read_all_values
 from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
 from ctr.data.number_bits import numbers_of_ids
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
+from ctr.data.reader import rows_beyond
 from ctr.data.sample_log import RECORD, applied_samplings
-from ctr.data.schema import MISSING_ID, AnyFeature, Category, Number, Schema, has_no_ids, id_bounds
-from ctr.data.shards import unpack_ids
+from ctr.data.schema import MISSING_ID, Schema, id_bounds
+from ctr.data.shards import id_matrix
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
 from ctr.io.errors import InputError
 
@@ -227,23 +229,15 @@ class _Pass:
         self._pauses: list[tuple[int, int]] = []  # (start, end)
         self._query: tuple[int, int, int, int] | None = None  # time, id, rows, clicks of the last query
 
-    def _are_ids(self, name: str, values: np.ndarray) -> np.ndarray:
-        (buckets,) = id_bounds(self._schema, [name])
-        return np.ones(len(values), bool) if buckets is None else (values >= 0) & (values < buckets)
-
     def add(self, batch: pa.RecordBatch) -> None:
         label = batch.column("label").to_numpy()
-        matrix = np.zeros((len(label), 0), self._schema.id_type)
-        if self._schema.single_valued:
-            matrix = unpack_ids(batch.column(IDS_COLUMN), self._schema)
+        matrix = id_matrix(batch, self._schema)
         lists = {name: _lists(batch.column(name)) for name in self._schema.multivalent}
         good = (label == 0) | (label == 1)
-        for column, name in enumerate(self._schema.single_valued):
-            good &= self._are_ids(name, matrix[:, column])
+        good &= ~rows_beyond(matrix, id_bounds(self._schema, self._schema.single_valued))
         for name, (values, lengths) in lists.items():
-            wrong = ~self._are_ids(name, values)
-            if wrong.any():
-                good[np.repeat(np.arange(len(label)), lengths)[wrong]] = False
+            wrong = rows_beyond(values[:, np.newaxis], id_bounds(self._schema, [name]))
+            good[np.repeat(np.arange(len(label)), lengths)[wrong]] = False
         time = batch.column("query_time").to_numpy()
         query = batch.column("query_id").to_numpy()
         weight = batch.column("metric_weight").to_numpy().astype(np.float64)
@@ -356,7 +350,7 @@ def _lists(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _value_of(feature: AnyFeature, number: int) -> str | None:
-    if has_no_ids(feature):
+    if not feature.has_ids:
         return f"{numbers_of_ids(np.array(number)):g}"
     if isinstance(feature, Number):
         edges = feature.edges()

@@ -19,21 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator
 
+from ctr.data.features import AnyFeature, Category, Cross, Number, Text, is_multivalent
 from ctr.data.log import Manifest, manifest_bytes, read_manifests, read_schema
 from ctr.data.number_bits import numbers_of_ids
-from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_columns
-from ctr.data.schema import (
-    MISSING_ID,
-    AnyFeature,
-    Category,
-    Cross,
-    Number,
-    Schema,
-    Text,
-    has_no_ids,
-    is_multivalent,
-)
-from ctr.data.shards import unpack_ids
+from ctr.data.parquet_files import parquet_bytes, read_columns
+from ctr.data.schema import MISSING_ID, Schema
+from ctr.data.shards import id_matrix
 from ctr.io.files import write_atomic_bytes
 
 FOLDER = "values"
@@ -60,7 +51,7 @@ def has_raw_values(feature: AnyFeature) -> bool:
     """Tells a feature whose ids do not say by themselves what they stand for."""
     # What a history lists is kept with the feature that it lists.
     is_history = isinstance(feature, Category) and feature.history is not None
-    return not (isinstance(feature, Number) or has_no_ids(feature) or _vocabulary(feature) or is_history)
+    return feature.has_ids and not (isinstance(feature, Number) or _vocabulary(feature) or is_history)
 
 
 def value_of_id(feature: AnyFeature, number: int) -> str | None:
@@ -70,7 +61,7 @@ def value_of_id(feature: AnyFeature, number: int) -> str | None:
     vocabulary = _vocabulary(feature)
     if vocabulary:
         return vocabulary[number - 1] if number <= len(vocabulary) else "other"
-    if has_no_ids(feature):
+    if not feature.has_ids:
         return f"{numbers_of_ids(np.array(number)):.6g}"
     if not isinstance(feature, Number):
         return None
@@ -145,12 +136,7 @@ def partition_values(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.
 
 class _IdsOfRows:
     def __init__(self, schema: Schema, rows: pa.Table) -> None:
-        self._schema, self._rows = schema, rows
-        self._matrix = np.zeros((rows.num_rows, 0), schema.id_type)
-        if schema.single_valued:
-            chunks = rows.column(IDS_COLUMN).chunks
-            parts = [unpack_ids(chunk, schema) for chunk in chunks]
-            self._matrix = np.concatenate(parts) if parts else self._matrix
+        self._schema, self._rows, self._matrix = schema, rows, id_matrix(rows, schema)
 
     def of(self, name: str) -> np.ndarray:
         if name in self._schema.single_valued:
@@ -245,13 +231,12 @@ def read_all_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dic
 def _read_kept(log: Path, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
     ids = {name: pa.array(sorted(numbers), pa.int64()) for name, numbers in wanted.items()}
     found: dict[str, dict[int, list[str]]] = {name: {} for name in wanted}
-    if any(map(len, ids.values())):
-        for manifest in read_manifests(log):
-            path = values_path(log, manifest)
-            # Partitions from before ``keep_values`` have none.
-            if path.exists():
-                for batch in read_columns(path, _COLUMNS):
-                    _collect(batch, ids, found)
+    for manifest in read_manifests(log):
+        path = values_path(log, manifest)
+        # Partitions from before ``keep_values`` have none.
+        if path.exists():
+            for batch in read_columns(path, _COLUMNS):
+                _collect(batch, ids, found)
     return {name: {one: _shown(texts) for one, texts in own.items()} for name, own in found.items()}
 
 

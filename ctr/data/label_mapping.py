@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column
+from ctr.data.features import LabelName
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
-from ctr.data.schema import LabelName
 from ctr.data.times import Duration, duration_us
 
 

@@ -15,8 +15,9 @@ from pydantic import (
 
 from ctr.config import LocalName, ShortModel, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
+from ctr.data.features import Category, Feature, LabelName, Number, Text, Vector
 from ctr.data.kept_values import KeepValues, check_kept, kept_features
-from ctr.data.schema import Category, Feature, LabelName, Number, Schema, Text, Vector, make_schema
+from ctr.data.schema import Schema, make_schema
 from ctr.data.time_formats import check_format
 from ctr.data.times import DAY_US, Duration, duration_us
 from ctr.io.errors import InputError

@@ -8,7 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from ctr.data.schema import MISSING_ID, QUERY_SIZE, Number, Schema
+from ctr.data.features import Number
+from ctr.data.schema import MISSING_ID, QUERY_SIZE, Schema
 
 _BOUNDARIES = (2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512)
 """Up to 5 rows each number has an id of its own; from there on they grow by the square root of 2."""

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.lists import offsets_of, places_of
 from ctr.data.log import MAX_TIME_US, Manifest
-from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.query_size import query_size_ids
 from ctr.data.row_order import Key, check_goes_on, key_at
 from ctr.data.schema import Schema, id_bounds
-from ctr.data.shards import read_shard, unpack_ids
+from ctr.data.shards import id_matrix, read_shard, single_array
 
 # Gradients grow with the weights, and their squares, summed over a pass, must stay within float32.
 LARGEST_WEIGHT = 1e9
@@ -75,9 +75,7 @@ class Rows:
         multivalent = {}
         for name, (values, offsets) in self.multivalent.items():
             lengths = np.diff(offsets)[order]
-            begins = np.concatenate([[0], np.cumsum(lengths)])
-            places = np.repeat(offsets[:-1][order] - begins[:-1], lengths) + np.arange(begins[-1])
-            multivalent[name] = (values[places], begins)
+            multivalent[name] = (values[places_of(offsets[:-1][order], lengths)], offsets_of(lengths))
         return Rows(**columns, multivalent=multivalent, joined=joined)
 
     def query_begins(self) -> np.ndarray:
@@ -97,7 +95,7 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
     for name in parts[0].multivalent:
         values = np.concatenate([part.multivalent[name][0] for part in parts])
         lengths = np.concatenate([np.diff(part.multivalent[name][1]) for part in parts])
-        multivalent[name] = (values, np.concatenate([[0], np.cumsum(lengths)]))
+        multivalent[name] = (values, offsets_of(lengths))
     joined = {name: np.concatenate([part.joined[name] for part in parts]) for name in parts[0].joined}
     return Rows(**columns, multivalent=multivalent, joined=joined)
 
@@ -113,12 +111,8 @@ def add_query_size(rows: Rows, schema: Schema) -> Rows:
     return replace(rows, ids=np.column_stack([rows.ids, ids]))
 
 
-def _single_array(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-
-
-def _rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
-    """Rows of which an id ([N, F]) is negative or not below its feature's bound, which ids that grow do not have."""
+def rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
+    """Finds the rows of which an id ([N, F]) is negative or not below its feature's bound; None: it has none."""
     outside = np.zeros(len(ids), bool)
     unsigned = np.dtype(f"u{ids.itemsize}")
     buckets = np.array([np.iinfo(unsigned).max if bound is None else bound for bound in bounds], unsigned)
@@ -146,17 +140,14 @@ def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
     for name in ("label", "train_weight", "metric_weight"):
         columns[name] = table.column(name).to_numpy().astype(np.float32, copy=False)
     names = schema.single_valued
-    ids = np.zeros((count, 0), schema.id_type)
-    if names:
-        ids = unpack_ids(_single_array(table.column(IDS_COLUMN)), schema)
-    multivalent = {}
-    outside = _rows_beyond(ids, id_bounds(schema, names))
+    ids, multivalent = id_matrix(table, schema), {}
+    outside = rows_beyond(ids, id_bounds(schema, names))
     for name in schema.multivalent:
-        array = _single_array(table.column(name))
+        array = single_array(table.column(name))
         offsets = array.offsets.to_numpy().astype(np.int64)
         values = array.flatten().to_numpy()
         offsets = offsets - offsets[0]
-        wrong = np.flatnonzero(_rows_beyond(values[:, np.newaxis], id_bounds(schema, [name])))
+        wrong = np.flatnonzero(rows_beyond(values[:, np.newaxis], id_bounds(schema, [name])))
         outside[np.searchsorted(offsets, wrong, side="right") - 1] = True
         multivalent[name] = (values, offsets)
     fault = np.zeros(count, np.int8)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.features import Vector
 from ctr.data.log import (
     MAX_TIME_US,
     Manifest,
@@ -34,7 +35,7 @@ from ctr.data.parquet_files import (
 )
 from ctr.data.query_size import find_pages
 from ctr.data.row_order import check_order, key_at
-from ctr.data.schema import MISSING_ID, Schema, Vector
+from ctr.data.schema import MISSING_ID, Schema
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, write_atomic_bytes
 
@@ -67,6 +68,19 @@ def unpack_ids(column: pa.FixedSizeBinaryArray, schema: Schema) -> np.ndarray:
     features = len(schema.stored.single_valued)
     flat = np.frombuffer(column.buffers()[1], dtype=schema.id_type.newbyteorder("<"))
     return flat[column.offset * features : (column.offset + len(column)) * features].reshape(-1, features)
+
+
+def id_matrix(rows: pa.Table | pa.RecordBatch, schema: Schema) -> np.ndarray:
+    """Returns the ids of the single-valued features of a shard's rows, [N, F], where possible without a copy."""
+    if not schema.stored.single_valued:
+        return np.zeros((rows.num_rows, 0), schema.id_type)
+    column = rows.column(IDS_COLUMN)
+    return unpack_ids(single_array(column) if isinstance(column, pa.ChunkedArray) else column, schema)
+
+
+def single_array(column: pa.ChunkedArray) -> pa.Array:
+    """Joins the chunks of a column; a single one is not copied."""
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
 def publish_partition(
@@ -182,12 +196,10 @@ def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
 
     if not schema.growing or not rows.num_rows:
         return dict.fromkeys(schema.growing, 0)
-    single = schema.single_valued
-    matrix = unpack_ids(rows.column(IDS_COLUMN).combine_chunks(), schema) if single else None
+    single, matrix = schema.single_valued, id_matrix(rows, schema)
     counts = {}
     for name in schema.growing:
         if name in single:
-            assert matrix is not None
             ids = matrix[:, single.index(name)]
         else:
             ids = rows.column(name).combine_chunks().flatten().to_numpy()

@@ -12,7 +12,7 @@ from pydantic import (
 
 from ctr.config import AnyPath, ShortModel, StrictModel
 from ctr.config.plugins import LossPlugins
-from ctr.data.schema import LabelName, Name
+from ctr.data.features import LabelName, Name
 from ctr.objective.ramps import Ramp, RampKey
 from ctr.objective.rate_schedule import ScheduleKey
 

@@ -44,9 +44,7 @@ def label_outcomes(
 ) -> np.ndarray:
     """Returns whether N rows have a label: float64 [N], 1 or 0; NaN where it is not known, or not asked for.
 
-    Args:
-        joined: the columns of ``ctr.data.labels``.
-        clicked: bool [N].
+    ``joined`` has the columns of ``ctr.data.labels``; ``clicked`` is bool [N].
     """
     after, known = (joined[column] for column in label_columns(name))
     asked = known >= label.delay.window
@@ -65,9 +63,7 @@ def label_targets(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns which of N rows come as positives and as negatives ``at`` some seconds after the query's time: bool [N].
 
-    Args:
-        joined, clicked: see ``label_outcomes``.
-        since: when they came before; None: they come for the first time.
+    ``joined`` and ``clicked``: see ``label_outcomes``; ``since``: when they came before, None: they come first now.
     """
     asked, delay = ~np.isnan(label_outcomes(label, name, joined, clicked)), joined[label_columns(name)[0]]
     if isinstance(label.delay, CorrectLabel):
@@ -86,8 +82,7 @@ def label_losses(
 ) -> list[tf.Tensor]:
     """Computes what each label adds to the loss, scalars; its sum over rows is divided by ``total_weight``.
 
-    Args:
-        logits: float32 [n, B] by label, of n components, each of which learns by itself.
+    ``logits`` are float32 [n, B] by label, of n components, each of which learns by itself.
     """
     terms = []
     for (term, label), (name, logit) in zip(config.label_terms.items(), logits.items(), strict=True):

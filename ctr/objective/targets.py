@@ -1,12 +1,17 @@
-"""Targets of a batch: what its losses need of its rows, in arrays of a few sizes. NumPy, in the reading thread."""
+"""Targets of a batch: what a step needs of its rows beside their ids, in arrays of a few sizes.
+
+NumPy, in the reading thread.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from ctr.data.number_bits import numbers_of_ids
 from ctr.data.reader import Rows
 from ctr.data.stream import TEACHER_LOGIT
+from ctr.models.rows import STATISTICS, TableLayout, all_numbers, number_count
 from ctr.objective.bias_constraints import Family, feature_slices
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.labels import target_columns
@@ -22,6 +27,7 @@ def make_targets(
     source: np.ndarray,
     capacity: int,
     pairs: Pairs | None = None,
+    layouts: Sequence[TableLayout] = (),
 ) -> Targets:
     """Makes the targets of N rows, whole queries, padded to ``capacity`` B with weight 0.
 
@@ -29,7 +35,7 @@ def make_targets(
     of each row's query, ``label``, ``weight`` (train weights) and ``own_weight`` (those of the rows whose own losses
     count), [B]; with distillation ``teacher_logit``, [B], NaN for none; with ranking ``pairs_clicked``,
     ``pairs_other`` and ``pairs_weight``, [P]; for each further label ``target_columns``, [B]; for each family
-    ``slice/NAME``, [B].
+    ``slice/NAME``, [B]; of ``layouts`` with numbers that the network reads these, [B, K], NaN where missing.
     """
 
     def padded(values: np.ndarray, filling: float, dtype: type) -> np.ndarray:
@@ -55,6 +61,17 @@ def make_targets(
         targets[name] = padded(np.nan_to_num(rows.joined[name]), 0, np.float32)
     for family in families:
         targets[f"slice/{family.name}"] = padded(feature_slices(family, rows.ids, source), -1, np.int32)
+    if count := number_count(layouts):
+        targets[STATISTICS] = np.full((capacity, count), np.nan, np.float32)
+    for one in all_numbers(layouts):
+        own = targets[STATISTICS][: len(rows), one.first : one.first + one.size]
+        if one.single is not None:
+            own[:, 0] = numbers_of_ids(rows.ids[:, one.single])
+        else:
+            ids, offsets = rows.multivalent[one.name]
+            sizes = np.diff(offsets)
+            whole = numbers_of_ids(ids)[np.repeat(sizes == one.size, sizes)]
+            own[sizes == one.size] = whole.reshape(-1, one.size)
     return targets
 
 
@@ -104,7 +121,11 @@ def query_numbers(begins: np.ndarray, rows: int) -> np.ndarray:
 
 
 def target_signature(
-    config: ObjectiveConfig, families: Sequence[Family], is_divided: bool = False, is_numbered: bool = False
+    config: ObjectiveConfig,
+    families: Sequence[Family],
+    layouts: Sequence[TableLayout] = (),
+    is_divided: bool = False,
+    is_numbered: bool = False,
 ) -> dict[str, tf.TensorSpec]:
     """Returns the names and types of what ``make_targets`` returns.
 
@@ -122,4 +143,7 @@ def target_signature(
         signature["batch_weight"] = tf.TensorSpec([], tf.float32)
     if is_numbered:
         signature |= {"number": indices, "batch_capacity": tf.TensorSpec([], tf.int32)}
-    return signature | {f"slice/{family.name}": indices for family in families}
+    signature |= {f"slice/{family.name}": indices for family in families}
+    if count := number_count(layouts):
+        signature[STATISTICS] = tf.TensorSpec([None, count], tf.float32)
+    return signature

@@ -10,7 +10,7 @@ from typing import Any
 
 from ctr.config import parse_model
 from ctr.data.log import Manifest
-from ctr.data.schema import Schema, has_no_ids
+from ctr.data.schema import Schema
 from ctr.experiments.config import Changes, changed, merged
 from ctr.io.errors import InputError
 from ctr.io.words import listed
@@ -227,7 +227,7 @@ def _problem(decision: Decision, schema: Schema) -> str:
         return f"{wrong[0]!r} is not allowed: {allowed}"
     known = list(schema.by_name)
     unknown = [name for name in part.features if name not in known]
-    numbers = [name for name in part.features if name in known and has_no_ids(schema.by_name[name])]
+    numbers = [name for name in part.features if name in known and not schema.by_name[name].has_ids]
     if numbers:
         return f"{numbers[0]} is a feature whose numbers the network reads: no candidate differs in it"
     return (

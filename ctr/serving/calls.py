@@ -5,7 +5,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ctr.data.schema import QUERY_SIZE, Category, Number, Schema, Text, Vector, has_no_ids
+from ctr.data.features import Category, Number, Text, Vector
+from ctr.data.schema import QUERY_SIZE, Schema
 
 FILE = "CALLS.md"
 _ROWS = 2
@@ -145,7 +146,7 @@ def _examples(described: Mapping[str, Any], schema: Schema) -> list[str | int | 
         # The time of a row, in microseconds.
         return [_TIME + row * 1_000_000 for row in range(_ROWS)]
     for feature in features:
-        if isinstance(feature, Number) and not has_no_ids(feature):
+        if isinstance(feature, Number) and feature.has_ids:
             edges = feature.edges()
             return [float(edges[len(edges) // 2]), float(edges[-1])]
     return [0.5, 1.5]

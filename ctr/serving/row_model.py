@@ -30,8 +30,7 @@ from ctr.models.architecture import NETWORK as PLUGIN
 from ctr.models.architecture import Architecture, Factors, label_weights
 from ctr.models.rows import STATISTICS, Numbers, Pooled
 from ctr.serving.metadata import NETWORK
-from ctr.serving.row_attention import attend
-from ctr.serving.row_numbers import number_inputs
+from ctr.serving.row_inputs import attend, number_inputs
 
 Elementwise = Callable[[np.ndarray], np.ndarray]
 Weights = Mapping[str, np.ndarray]
@@ -304,6 +303,9 @@ class RowModel:
         return self._score(ids, len(matrix))
 
     def _inputs(self, ids: Mapping[str, Ids], rows: int, tower: str | None = None) -> dict[str, Inputs]:
+        def input_of(tower: str) -> str:
+            return tower if tower == "pairs" or self._architecture.factors is not None else "quality"
+
         found: dict[str, list[Inputs]] = {}
         tables = [table for table in self._tables if tower is None or table.tower == tower]
         # Linear weights beside the model are in a table of their own.
@@ -314,20 +316,14 @@ class RowModel:
             if one.name in table_of
         }
         for table in tables:
-            is_apart = table.tower == "pairs" or self._architecture.factors is not None
-            of = table.tower if is_apart else "quality"
-            found.setdefault(of, []).append(
-                table.look_up(
-                    ids, rows, {name: one[0] for name, one in pooled.items() if table_of[name] is table}
-                )
-            )
+            own = {name: one[0] for name, one in pooled.items() if table_of[name] is table}
+            found.setdefault(input_of(table.tower), []).append(table.look_up(ids, rows, own))
         for name, (_, product) in pooled.items():
-            of = table_of[name].tower if self._architecture.factors is not None else "quality"
-            found[of].append([(product, np.zeros(rows, np.float32))])
+            found[input_of(table_of[name].tower)].append([(product, np.zeros(rows, np.float32))])
         for one in sorted((one for table in tables for one in table.numbers), key=lambda one: one.first):
-            of = one.tower if self._architecture.factors is not None else "quality"
             made = number_inputs(one, self._statistics, ids[one.name])
-            found[of].append([(made, np.zeros(rows, np.float32))] * len(found[of][0]))
+            own_inputs = found[input_of(one.tower)]
+            own_inputs.append([(made, np.zeros(rows, np.float32))] * len(own_inputs[0]))
         return {of: [_joined(copy) for copy in zip(*own, strict=True)] for of, own in found.items()}
 
     def _pooled(

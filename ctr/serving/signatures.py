@@ -23,10 +23,11 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.data.derived import Derived
+from ctr.data.features import Category, Cross
 from ctr.data.ids import graph
 from ctr.data.ids.graph import row_numbers, transform_tensors
 from ctr.data.ids.rules import pair_ids
-from ctr.data.schema import MISSING_ID, QUERY_SIZE, Category, Cross, InputKind, Schema
+from ctr.data.schema import MISSING_ID, QUERY_SIZE, InputKind, Schema
 from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, ui
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.numbers import look_up_numbers

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.features import Category, Cross, LogBuckets, Number, Text
 from ctr.data.ids.tables import transform_table
 from ctr.data.kept_values import has_raw_values
+from ctr.data.lists import offsets_of
 from ctr.data.parquet_files import IDS_COLUMN
-from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, shard_schema
 from ctr.simulator.auction import Placed, ad_age_days
 from ctr.simulator.config import MAX_SLOTS, WorldConfig
@@ -97,11 +99,11 @@ def _ids_of(whole: Schema, columns: dict[str, Any], names: tuple[str, ...]) -> _
     schema, table = whole.only(names), pa.table(columns)
     matrix, lists = transform_table(schema, table)
     single = tuple(name for name in names if name in schema.single_valued)
-    arrays = {}
-    for name in [name for name in names if name in lists]:
-        values, lengths = lists[name]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        arrays[name] = pa.ListArray.from_arrays(offsets, values)
+    arrays = {
+        name: pa.ListArray.from_arrays(offsets_of(lengths).astype(np.int32), values)
+        for name, (values, lengths) in lists.items()
+        if name in names
+    }
     return _Ids(table, single, matrix[:, [schema.single_valued.index(name) for name in single]], arrays)
 
 

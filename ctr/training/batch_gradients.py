@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from ctr.models.click_model import Scores, TowerInput, ensemble_logit, forward
+from ctr.models.click_model import Scores, TowerInput, forward
 from ctr.models.crosses import Multiply
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.numbers import look_up_numbers, split_values
@@ -16,10 +16,9 @@ from ctr.models.part import Part
 from ctr.models.pooling import pool
 from ctr.models.rows import STATISTICS, with_numbers
 from ctr.objective.losses import loss_and_terms, normalizer, slices_of, without_ranking
-from ctr.optim.first_order.online_newton import CalibrationStep
 from ctr.training.config import TrainConfig
 from ctr.training.experts import Lesson, linear_curvature, own_lessons
-from ctr.training.label_lessons import LabelLesson, label_lesson, label_logits
+from ctr.training.label_lessons import label_lesson
 from ctr.training.state import TrainState
 
 _Tensors: TypeAlias = dict[str, tf.Tensor]
@@ -29,18 +28,17 @@ Curvature: TypeAlias = tuple[tf.Tensor, ...]
 class BatchGradients(NamedTuple):
     """A batch's scores as in ``StepResult``, the gradients of rows and of dense weights, and what they are of.
 
-    ``curvatures`` are for each table the last fields of a ``RowGradient``; None: not computed yet.
+    ``logits`` are those of the click and of each further label, float32 [B]; ``curvatures`` for each table the last
+    fields of a ``RowGradient``, None: not computed yet.
     """
 
-    logit: tf.Tensor
+    logits: list[tf.Tensor]
     slices: list[tf.Tensor]
     loss: tf.Tensor
     terms: tf.Tensor
     row_gradients: list[tf.Tensor]
     dense_gradients: list[tf.Tensor]
     lesson: Lesson
-    label_logits: list[tf.Tensor]
-    label_steps: list[CalibrationStep]
     curvatures: list[Curvature] | None = None
 
 
@@ -56,16 +54,20 @@ class Differentiation:
 
     def scores(
         self,
+        targets: _Tensors,
         rows: Sequence[tf.Tensor],
         plans: Sequence[_Tensors],
         alpha2: tf.Tensor,
         part: Part,
         chosen: tf.Tensor | None = None,
         multiply: Multiply | None = None,
-        values: tf.Tensor | None = None,
     ) -> Scores:
-        """Scores the batch, or the rows of these numbers alone; ``values``: see ``ctr.models.numbers``."""
-        model, layouts = self.state.architecture, self.state.layouts
+        """Scores the batch, or the rows of these numbers alone."""
+        model, layouts, weights = (
+            self.state.architecture,
+            self.state.layouts,
+            part.weights(self.state.weights),
+        )
         with tf.name_scope("look_up"):
             looked_up = [
                 part.looked_up(
@@ -74,10 +76,9 @@ class Differentiation:
                 for layout, own, plan in zip(layouts, rows, plans, strict=True)
             ]
             if model.pooled:
-                given = looked_up, rows, plans, self.by_products
-                looked_up, layouts = pool(part.weights(self.state.weights), layouts, *given)
-            if values is not None and self.state.statistics is not None:
-                own = split_values(self.state.layouts, values), self.state.statistics.read_value()
+                looked_up, layouts = pool(weights, layouts, looked_up, rows, plans, self.by_products)
+            if self.state.statistics is not None:
+                own = split_values(layouts, targets[STATISTICS]), self.state.statistics.read_value()
                 looked_up += look_up_numbers(*own, layouts[0].copies, model.input_dtype)
                 layouts = with_numbers(layouts)
             inputs = tower_inputs(looked_up, layouts, model.factors is not None)
@@ -86,7 +87,6 @@ class Differentiation:
                 name: TowerInput(*(tf.gather(value, chosen, axis=1) for value in own))
                 for name, own in inputs.items()
             }
-        weights = part.weights(self.state.weights)
         return forward(model, weights, inputs, alpha2, compiled=True, multiply=multiply)
 
     def differentiate(
@@ -104,8 +104,8 @@ class Differentiation:
         with tf.GradientTape(persistent=outside, watch_accessed_variables=False) as tape:
             tape.watch(rows)
             tape.watch(state.dense)
-            scores = self.scores(rows, plans, ramps["alpha2"], part, values=targets.get(STATISTICS))
-            logit = ensemble_logit(scores.logits)
+            scores = self.scores(targets, rows, plans, ramps["alpha2"], part)
+            logit, *label_logits = scores.predictions
             slices = slices_of(state.families, targets, logit)
 
             def loss_of(
@@ -126,20 +126,18 @@ class Differentiation:
                         logit,
                         list(scores.experts.values()),
                     )
-                labels = LabelLesson([], [])
                 if scores.labels:
-                    labels = label_lesson(
+                    label_terms, label_steps = label_lesson(
                         objective,
                         state.label_biases,
                         self._workers,
                         targets,
                         scores.labels,
                         ramps,
-                        normalizer(objective, targets),
                     )
-                    added = tf.add_n(labels.terms)
-                    loss, terms = loss + added, tf.concat([terms, tf.stack(labels.terms)], axis=0)
-                    lesson = lesson._replace(loss=lesson.loss + added)
+                    added = tf.add_n(label_terms)
+                    loss, terms = loss + added, tf.concat([terms, tf.stack(label_terms)], axis=0)
+                    lesson = lesson._replace(loss=lesson.loss + added, steps=[*lesson.steps, *label_steps])
                 rest = without_ranking(objective, terms) if outside else None
         zero = tf.UnconnectedGradients.ZERO
         row_gradients, dense_gradients = tape.gradient(
@@ -164,8 +162,8 @@ class Differentiation:
         if self.config.optimizer.embeddings.gradient == "sum":
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
-        of_labels = label_logits(scores.labels), labels.steps
-        return BatchGradients(logit, slices, loss, terms, row_gradients, dense_gradients, lesson, *of_labels)
+        logits = [logit, *label_logits]
+        return BatchGradients(logits, slices, loss, terms, row_gradients, dense_gradients, lesson)
 
     def curvatures(
         self,

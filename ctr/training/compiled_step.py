@@ -11,7 +11,6 @@ from ctr.models.part import WHOLE, Part
 from ctr.objective.targets import target_signature
 from ctr.training.config import TrainConfig
 from ctr.training.feed import OF_ALL_CHIPS, Feed
-from ctr.training.number_values import number_signature
 from ctr.training.state import TrainState
 from ctr.training.step import Step, StepResult
 
@@ -32,12 +31,11 @@ class TrainStep:
         step = Step(state, config, parts, by_products, self.exchanges)
         is_divided = chips is not None or state.group.size > 1
         self._learned_targets = target_signature(
-            config.objective, state.families, is_divided, state.samples_labels and is_divided
+            config.objective, state.families, state.layouts, is_divided, state.samples_labels and is_divided
         )
         # What is scored may also be a feed to learn from, which has more.
-        self._scored_targets = target_signature(config.objective.scored_part, state.families)
-        self._scored_targets |= number_signature(state.layouts)
-        self._learned_targets |= number_signature(state.layouts)
+        scored = config.objective.scored_part
+        self._scored_targets = target_signature(scored, state.families, state.layouts)
         scalar, plans = tf.TensorSpec([], tf.float32), state.tables.signature()
         ramps, rates = (
             dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))

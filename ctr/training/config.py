@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ctr.config import StrictModel
 from ctr.config.options import OptionsKey
-from ctr.data.schema import Schema, Tower
+from ctr.data.features import Tower
+from ctr.data.schema import Schema
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 from ctr.io.words import listed

@@ -57,12 +57,10 @@ def own_lessons(
     Args:
         loss_of: the objective of logits [1, B], with those that the logistic loss is to see in their place.
         calibrators: of each model's bias, and of what combines the models.
-        workers: who divide the batch.
-        targets: of the batch.
         logit: float32 [B], the prediction.
         models: float32 [1, B] each, the experts' logits, those of the linear weights first.
     """
-    steps = _calibration_steps(calibrators, workers, targets, logit, models)
+    steps = _own_steps(calibrators, workers, targets, logit, models)
     # What the whole batch shares is the bias's, what a query shares is nobody's.
     moved = [model + step.move for model, step in zip(models, steps[:-1], strict=True)]
     effects = [_query_effect(targets, one[0]) for one in moved]
@@ -79,11 +77,7 @@ def linear_curvature(
     weight: tf.Tensor,
     lesson: Lesson,
 ) -> RowCurvature:
-    """Computes what ``ctr.models.row_curvature`` does of the linear weights of a table.
-
-    Args:
-        weight: float32 [B], of the rows.
-    """
+    """Computes what ``ctr.models.row_curvature`` does of the linear weights of a table; ``weight``: float32 [B]."""
     left = _query_effect(targets, lesson.logit)[1] if lesson.left is None else lesson.left
     curvature = weight * _logit_curvature(lesson.logit)
     return row_curvature(layout, plan, curvature, targets["query"], left)
@@ -95,7 +89,7 @@ def _query_effect(targets: Mapping[str, tf.Tensor], logit: tf.Tensor) -> tuple[t
     return query_effect(targets["query"], probability, targets["label"], targets["own_weight"])
 
 
-def _calibration_steps(
+def _own_steps(
     calibrators: Sequence[Calibrator],
     workers: Workers,
     targets: Mapping[str, tf.Tensor],
@@ -109,6 +103,13 @@ def _calibration_steps(
         for calibrator, model in zip(biases, models, strict=True)
     ]
     sums.append(_sums(combiner, targets, logit, [model[0] - models[0][0] for model in models[1:]]))
+    return calibration_steps(calibrators, workers, sums)
+
+
+def calibration_steps(
+    calibrators: Sequence[Calibrator], workers: Workers, sums: Sequence[BatchSums]
+) -> list[CalibrationStep]:
+    """Computes the steps of calibrators by the sums of each over the rows of this worker."""
     # In one message: each has its latency.
     total = iter(workers.all_reduce([part for one in sums for part in one]))
     return [calibrator.step(BatchSums(next(total), next(total), next(total))) for calibrator in calibrators]

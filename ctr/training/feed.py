@@ -24,7 +24,6 @@ from ctr.training.division import (
 )
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
-from ctr.training.number_values import number_targets
 from ctr.training.shapes import FewShapes, Shape, TableSizes, require_shape, shape_of_batch
 from ctr.training.tables.joint_plan import join_plan, own_ids
 from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
@@ -175,8 +174,7 @@ def make_feed(
 
     # What is padded.
     targets = [
-        make_targets(objective, families, own, logs, capacity, pairs.padded(most_pairs))
-        | number_targets(layouts, own, capacity)
+        make_targets(objective, families, own, logs, capacity, pairs.padded(most_pairs), layouts)
         for own, logs, pairs in parts
     ]
     if division is None:

@@ -27,7 +27,6 @@ from ctr.optim.protocol import RowGradient
 from ctr.training.compiled_step import timed
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
-from ctr.training.number_values import number_signature
 from ctr.training.shapes import Shape
 from ctr.training.state import TrainState
 from ctr.training.step import Step
@@ -57,7 +56,7 @@ class FusedSteps:
     def __init__(self, state: TrainState, config: TrainConfig, shapes: Sequence[Shape]) -> None:
         self.limit = config.batch.steps_per_execution
         self._terms, self._families = len(loss_terms(config.objective)), len(state.families)
-        signature = target_signature(config.objective, state.families) | number_signature(state.layouts)
+        signature = target_signature(config.objective, state.families, state.layouts)
         self._targets = list(signature)
         self._tables = state.tables
         scratch = self._scratch = ScratchTables(state.tables, shapes)

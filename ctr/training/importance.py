@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ctr.data.batches import whole_query_batches
+from ctr.data.lists import offsets_of, places_of
 from ctr.data.reader import Rows, rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema
@@ -182,9 +183,7 @@ def without_feature(rows: Rows, schema: Schema, name: str) -> tuple[str, Rows]:
             changed = np.full_like(values, _UNKNOWN_ID), offsets
         else:
             lengths = np.diff(offsets)[order]
-            ends = np.cumsum(lengths)
-            taken = np.repeat(offsets[:-1][order] - (ends - lengths), lengths) + np.arange(len(values))
-            changed = values[taken], np.concatenate([[0], ends])
+            changed = values[places_of(offsets[:-1][order], lengths)], offsets_of(lengths)
         without = replace(rows, multivalent={**rows.multivalent, name: changed})
     else:
         ids, column = rows.ids.copy(), schema.single_valued.index(name)

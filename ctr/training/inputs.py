@@ -32,7 +32,7 @@ from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.joint_feeds import join_feeds
-from ctr.training.label_rows import ReturningRows, learned_rows, sidecar_columns
+from ctr.training.label_rows import learned_rows, returning_rows, sidecar_columns
 from ctr.training.logs import Log, Logs, open_logs
 from ctr.training.run.rollback import Position
 from ctr.training.shapes import FewShapes, few_shapes, is_fused_from
@@ -261,7 +261,7 @@ def read_feeds(
             # batch may have rows to predict, and a constraint log may hold the same examples with their labels.
             until = [stream.until(one.times[1] - 1) for stream in streams]
             due = [None if rows is None else set_rejects_apart(rows) for rows in until]
-            due += [rows.until(one.times[1]) for rows in returning]
+            due += [until_known(one.times[1]) for until_known in returning]
             usual = size.at(one.begin)
             own = fused if is_fused_from(size, one.begin) else ()
             feed = make_feed(
@@ -330,13 +330,13 @@ def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved
 
 def _open_returns(
     inputs: Inputs, starts: Mapping[str, int], set_aside: Sequence[tuple[int, int]]
-) -> list[ReturningRows]:
+) -> list[Callable[[int], Batch | None]]:
     """Opens the log once more for each time at which rows come again for a label."""
     found, log = [], inputs.log
     for name, at in inputs.config.label_returns.items():
         selection = replace(selection_of(inputs, starts[name]), teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, starts[name])
-        found.append(ReturningRows(inputs.config, at, blocks, set_aside, str(log.path)))
+        found.append(returning_rows(inputs.config, at, blocks, set_aside, str(log.path)))
     return found
 
 

@@ -4,7 +4,7 @@ Nothing of the click is learned from them again: for all but the labels they hav
 the first batch whose last query is later than the row's label is known, beside those of constraint logs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,55 +34,44 @@ def _with_label_targets(config: TrainConfig, rows: Rows, at: float) -> Rows:
     """Adds to N rows the columns that the labels' losses need, float32 [N], when they come at some time."""
     columns = {}
     for name, label in config.objective.labels.items():
-        earlier = [one for one in (config.label_delay, *label.delay.returns) if one < at]
+        times = config.label_delay, *label.delay.returns
         found = (np.zeros(len(rows), bool),) * 2
-        if at in (config.label_delay, *label.delay.returns):
-            since = max(earlier, default=None)
+        if at in times:
+            since = max((one for one in times if one < at), default=None)
             found = label_targets(label, name, rows.joined, rows.label > 0, at, since)
         for kind, come in zip(KINDS, found, strict=True):
             columns[target_column(name, kind)] = np.where(come, rows.train_weight, np.float32(0))
     return replace(rows, joined={**rows.joined, **columns})
 
 
-class ReturningRows:
-    """Rows of a log that come again a fixed time after their query, in the order of the log."""
+def returning_rows(
+    config: TrainConfig, at: float, blocks: Iterable[Rows], set_aside: Sequence[tuple[int, int]], where: str
+) -> Callable[[int], Batch | None]:
+    """Makes rows of a log come again, in the order of the log, as a function of time.
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        at: float,
-        blocks: Iterable[Rows],
-        set_aside: Sequence[tuple[int, int]],
-        where: str,
-    ) -> None:
-        """Begins at the first of ``blocks``.
+    Of a query time in microseconds, whose rows are learned from, it returns the next ones whose label is known by then.
 
-        Args:
-            config: of the run.
-            at: seconds after the query's time, one of ``TrainConfig.label_returns``.
-            blocks: of the log, with the columns of its labels.
-            set_aside: ranges of rows, [begin, end), that nothing is learned from.
-            where: names the log in an error.
-        """
-        batch = config.batch
-        self._config, self._at, self._set_aside = config, at, set_aside
-        self._later_us = round((at - config.label_delay) * 1_000_000)
-        # As many as a batch has, for the rows come again as fast as others come.
-        self._rows = Interleaved(blocks, batch.rows, batch.max_query_rows, where)
+    Args:
+        at: seconds after the query's time, one of ``TrainConfig.label_returns``.
+        blocks: of the log, with the columns of its labels, from the first row that comes.
+        set_aside: ranges of rows, [begin, end), that nothing is learned from.
+        where: names the log in an error.
+    """
+    later_us = round((at - config.label_delay) * 1_000_000)
+    # As many as a batch has, for the rows come again as fast as others come.
+    interleaved = Interleaved(blocks, config.batch.rows, config.batch.max_query_rows, where)
 
-    def until(self, time: int) -> Batch | None:
-        """Returns those whose label is known when rows of a query time are learned from, in microseconds, or None."""
-        given = self._rows.until(time - self._later_us - 1)
+    def until(time: int) -> Batch | None:
+        given = interleaved.until(time - later_us - 1)
         if given is None:
             return None
         whole = set_rejects_apart(given)
-        taken = learned_batch(whole, self._config.retrain)
-        rows = _with_label_targets(self._config, taken.rows, self._at)
-        come = np.zeros(len(rows), bool)
-        for column in target_columns(self._config.objective):
-            come |= rows.joined[column] > 0
-        for begin, end in self._set_aside:
+        rows = _with_label_targets(config, learned_batch(whole, config.retrain).rows, at)
+        come = np.logical_or.reduce([rows.joined[column] > 0 for column in target_columns(config.objective)])
+        for begin, end in set_aside:
             come &= (rows.position < begin) | (rows.position >= end)
         rows = rows.keep(come)
         silent = replace(rows, train_weight=np.zeros_like(rows.train_weight))
         return Batch(silent, whole.rejects.slice(0, 0), whole.end)
+
+    return until

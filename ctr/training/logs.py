@@ -14,7 +14,7 @@ import numpy as np
 
 from ctr.data.log import Manifest, log_sha256, read_manifests, read_schema
 from ctr.data.query_size import pages_differ
-from ctr.data.schema import QUERY_SIZE, Schema, has_no_ids
+from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.data.time_range import TimeRange
 from ctr.io.documents import json_bytes
 from ctr.io.errors import InputError
@@ -141,9 +141,7 @@ def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) 
         is_possible = config.pair_obstacle is None and 2 <= singles <= _MOST_PAIRED
         model = model.model_copy(update={"pairs": is_possible})
     features = model.features(schema).features
-    open_widths = [
-        f for f in features if f.width is None and f.name not in model.widths and not has_no_ids(f)
-    ]
+    open_widths = [f for f in features if f.width is None and f.name not in model.widths and f.has_ids]
     if open_widths:
         distinct = _first_with_rows(manifests).distinct
         widths = {f.name: fitting_width(distinct.get(f.name, f.buckets)) for f in open_widths}

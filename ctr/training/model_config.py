@@ -11,18 +11,9 @@ from pydantic import (
 
 from ctr.config import ShortModel, StrictModel
 from ctr.config.plugins import NetworkPlugins
+from ctr.data.features import Category, Feature, Name, Number, Tower, Vector
 from ctr.data.query_size import with_query_size
-from ctr.data.schema import (
-    QUERY_SIZE,
-    Category,
-    Feature,
-    Name,
-    Number,
-    Schema,
-    Tower,
-    Vector,
-    has_no_ids,
-)
+from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.io.errors import InputError
 from ctr.io.words import listed
 from ctr.models.rows import FeatureRows, Numbers, Pooled, TableLayout, lay_out_tables
@@ -275,17 +266,13 @@ class ModelConfig(ShortModel):
     def table_layouts(self, schema: Schema, shared_rows: int) -> tuple[TableLayout, ...]:
         """The embedding tables for a log's features; see ``TrainConfig.table_layouts``.
 
-        Args:
-            schema: the features.
-            shared_rows: for each feature whose ids grow, rows that ids without a slot share.
-
-        Raises:
-            InputError: the configuration does not fit the features, or the features no table.
+        Of each feature whose ids grow, those without a slot share ``shared_rows``. Raises InputError: the configuration
+        does not fit the features, or the features no table.
         """
         schema = self.features(schema)
         _check_features("model.without", self.without, schema)
         present = [feature for feature in schema.features if feature.name not in self.without]
-        features = [feature for feature in present if not has_no_ids(feature)]
+        features = [feature for feature in present if feature.has_ids]
         if not present:
             raise InputError("config: model.without names all features, so the model would have no input")
         if not features:
@@ -336,7 +323,7 @@ class ModelConfig(ShortModel):
         self, schema: Schema, features: Sequence[Feature], towers: Mapping[str, Tower]
     ) -> list[Numbers]:
         found: list[Numbers] = []
-        for f in filter(has_no_ids, features):
+        for f in (one for one in features if not one.has_ids):
             if not self.has_network:
                 raise InputError(
                     f"config: the network alone reads the numbers of {f.name}: crosses or deep layers are required, or "
@@ -392,16 +379,14 @@ class ModelConfig(ShortModel):
 
     def _feature_widths(self, schema: Schema) -> dict[str, int]:
         _check_features("model.widths", self.widths, schema)
-        if numbers := [name for name in self.widths if has_no_ids(schema.by_name[name])]:
+        if numbers := [name for name in self.widths if not schema.by_name[name].has_ids]:
             raise InputError(f"config: model.widths names {numbers[0]}, whose numbers have no embedding")
         if not self.has_network:
             return dict.fromkeys(schema.by_name, 0)
         widths = {
-            feature.name: self.widths.get(feature.name, fitting_width(feature.buckets))
-            if feature.width is None
-            else self.widths.get(feature.name, feature.width)
-            for feature in schema.features
-            if not has_no_ids(feature)
+            f.name: self.widths.get(f.name, fitting_width(f.buckets) if f.width is None else f.width)
+            for f in schema.features
+            if f.has_ids
         }
         # What is counted is no network of its own.
         if not any(widths.get(name) for name in schema.stored.by_name if name not in self.without):

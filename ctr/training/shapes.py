@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ctr.data.batches import BatchSize
-from ctr.data.schema import Category, Cross, Feature, Schema, Text
+from ctr.data.features import Category, Cross, Feature, Text
+from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig

@@ -16,7 +16,7 @@ from ctr.optim.kfac.core import Layer
 from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
 from ctr.training.division import Seat, seat_in
-from ctr.training.label_lessons import label_bias_names, label_biases
+from ctr.training.label_lessons import label_biases
 from ctr.training.optimizers import dense_optimizer, make_averaging, make_calibrators, samples_labels
 from ctr.training.retrain import initial_weights
 from ctr.training.tables.tables import EmbeddingTables
@@ -58,9 +58,7 @@ def architecture(
         factors=factors,
         gated=model.network_loss == "own",
         sources=sources or {},
-        pooled=tuple(one.pooled for layout in layouts for one in layout.features if one.pooled is not None)
-        if model.has_network
-        else (),
+        pooled=tuple(one.pooled for layout in layouts for one in layout.features if one.pooled is not None),
         network=network,
         labels=tuple(config.objective.labels),
     )
@@ -130,10 +128,9 @@ class TrainState:
         initial = initial_weights(init_weights(self.architecture, widths, config.seed), config.retrain)
         # By the names of ``ctr.models.initial_weights``.
         self.weights = {name: tf.Variable(value, name=name) for name, value in initial.items()}
-        # What combines experts.
-        self.fitted = {name: self.weights[name] for name in fitted_names(self.architecture)}
-        self.fitted |= {name: self.weights[name] for name in label_bias_names(self.architecture)}
         self.label_biases = label_biases(config.objective, self.architecture, self.weights)
+        # What combines experts, and the biases of labels.
+        self.fitted = {*fitted_names(self.architecture), *(bias.name for bias in self.label_biases)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
         self.layers = linear_layers(self.architecture, self.weights)  # the linear products among the weights
         self.dense_optimizer = dense_optimizer(optimizer, self.workers, self.layers)

@@ -3,13 +3,13 @@
 Functions of tensors alone; ``ctr.training.compiled_step`` compiles them and feeds them with batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from ctr.models.click_model import ensemble_logit
+from ctr.models.click_model import Scores
 from ctr.models.numbers import next_statistics
 from ctr.models.part import Part
 from ctr.models.rows import STATISTICS
@@ -20,7 +20,6 @@ from ctr.optim.kfac.output_losses import gradient_by_outputs
 from ctr.training.batch_gradients import BatchGradients, Differentiation, mean_of_parts
 from ctr.training.config import TrainConfig
 from ctr.training.gradient_noise import squared_norms
-from ctr.training.label_lessons import label_logits
 from ctr.training.product_factors import click_likelihood, product_factors, record_network
 from ctr.training.state import TrainState
 from ctr.training.tables.tables import Gathered
@@ -60,6 +59,8 @@ class Step:
         config: of the run.
         parts: of the model; it learns by the mean of their gradients, and the first one scores.
         exchanges: whether statistics go to the host, and roots from it, between two steps, and not in them.
+
+    ``by_products``: whether multivalent embeddings are averaged by products with sparse matrices.
     """
 
     def __init__(
@@ -70,12 +71,6 @@ class Step:
         by_products: bool,
         exchanges: bool,
     ) -> None:
-        """Makes the functions.
-
-        Args:
-            state, config, parts, exchanges: the attributes.
-            by_products: whether multivalent embeddings are averaged by products with sparse matrices.
-        """
         self.state, self.config, self.parts, self.exchanges = state, config, parts, exchanges
         self._workers = state.group
         self._model = Differentiation(state, config, by_products)
@@ -94,7 +89,7 @@ class Step:
             self.config.objective,
             state.families,
             targets,
-            batch.logit,
+            batch.logits[0],
             rates["duals"],
             duals,
             seen,
@@ -104,8 +99,7 @@ class Step:
         changed = [tensor for pair in moved for tensor in pair]
         statistics = self._next_statistics(targets)
         applied = all_finite([batch.loss, *batch.row_gradients, *batch.dense_gradients, *changed])
-        scores = [batch.logit, *batch.label_logits]
-        applied, (logit, *labels), slices = gather_scores(self._workers, applied, scores, batch.slices)
+        applied, (logit, *labels), slices = gather_scores(self._workers, applied, batch.logits, batch.slices)
 
         def update() -> tf.Tensor:
             curvatures = batch.curvatures
@@ -115,18 +109,13 @@ class Step:
                 gathered, batch.row_gradients, curvatures, rates["embeddings"], self.exchanges
             )
             if isinstance(state.dense_optimizer, DenseKfac):
-                rows, views = gathered.rows, gathered.views
-                values = targets.get(STATISTICS)
-                forward = partial(
-                    self._model.scores, rows, views, ramps["alpha2"], self.parts[0], values=values
-                )
+                forward = self._scores(targets, gathered, ramps)
                 given = state.dense_optimizer, forward, state.layers, targets, self._workers
                 state.dense_optimizer.observe(partial(product_factors, *given))
             self._update_dense(batch.dense_gradients, rates["dense"])
-            for calibrator, step in zip(state.calibrators, batch.lesson.steps, strict=True):
+            calibrators = *state.calibrators, *state.label_biases
+            for calibrator, step in zip(calibrators, batch.lesson.steps, strict=True):
                 calibrator.apply(step)
-            for bias, step in zip(state.label_biases, batch.label_steps, strict=True):
-                bias.apply(step)
             if state.statistics is not None:
                 state.statistics.assign(statistics)
             for dual, weights, (next_dual, next_seen) in zip(
@@ -143,12 +132,8 @@ class Step:
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Scores a batch alone: logits of the click and of each label, float32 [B], and slices as in ``StepResult``."""
-        gathered = self.state.tables.gather(plans)
-        given = gathered.rows, gathered.views, ramps["alpha2"], self.parts[0]
-        scores = self._model.scores(*given, values=targets.get(STATISTICS))
-        logit = ensemble_logit(scores.logits)
-        slices = slices_of(self.state.families, targets, logit)
-        found = [logit, *label_logits(scores.labels)]
+        found = self._scores(targets, self.state.tables.gather(plans), ramps)().predictions
+        slices = slices_of(self.state.families, targets, found[0])
         return gather_scores(self._workers, tf.constant(True), found, slices)[1:]
 
     def gradients(
@@ -161,13 +146,16 @@ class Step:
 
     def gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> list[tf.Tensor]:
         """Computes the squared norms of ``ctr.training.gradient_noise`` for each product of the network."""
-        gathered = self.state.tables.gather(plans)
-        given = gathered.rows, gathered.views, ramps["alpha2"], self.parts[0]
-        run = record_network(partial(self._model.scores, *given, values=targets.get(STATISTICS)))
+        run = record_network(self._scores(targets, self.state.tables.gather(plans), ramps))
         _, by_logits = gradient_by_outputs(partial(click_likelihood, None, targets, None), run.outputs)
         present = tf.cast(targets["own_weight"] > 0, tf.float32)
         inputs = [product.inputs for product in run.products]
         return [squared_norms(inputs, run.gradients(by_logits), present)]
+
+    def _scores(self, targets: _Tensors, gathered: Gathered, ramps: _Tensors) -> Callable[..., Scores]:
+        """Returns what scores a batch by the rows that are gathered."""
+        given = gathered.rows, gathered.views, ramps["alpha2"], self.parts[0]
+        return partial(self._model.scores, targets, *given)
 
     def _next_statistics(self, targets: _Tensors) -> tf.Tensor | None:
         """Computes the statistics of numbers after the batch, by the rows of the log that are learned from."""

@@ -152,20 +152,18 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
         batches = file.iter_batches(BATCH_ROWS, row_groups=[group.number], columns=wanted, use_threads=False)
         for batch in batches:
             batch = batch.rename_columns([of_outcome.get(name, name) for name in batch.schema.names])
-            known = None
+            taken = np.ones(batch.num_rows, bool)
             if group.outcome:
                 place, column = batch.schema.get_field_index("label"), batch.column("label")
                 known = pc.invert(pc.is_null(column, nan_is_null=True))
                 batch = batch.set_column(place, "label", pc.if_else(known, column, 0))
-            rows = checked_rows(path, pa.Table.from_batches([batch]), group.labeled, first_row)
-            if known is not None:
-                rows = rows[known.to_numpy(zero_copy_only=False)]
+                taken &= known.to_numpy(zero_copy_only=False)
             if group.new:
                 new = pc.invert(batch.column(LEARNED)).fill_null(False)
-                rows = rows[new.to_numpy(zero_copy_only=False)]
+                taken &= new.to_numpy(zero_copy_only=False)
             if group.day is not None:
-                rows = rows[_days(batch.column(_TIME)) == group.day]
-            yield path, rows
+                taken &= _days(batch.column(_TIME)) == group.day
+            yield path, checked_rows(path, pa.Table.from_batches([batch]), group.labeled, first_row)[taken]
             first_row += batch.num_rows
 
 

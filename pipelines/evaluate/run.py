@@ -62,24 +62,23 @@ def evaluate(
     """
     groups = find_row_groups(inputs)
     _require_labels(groups)
-    found = _run({"a": groups}, beam_options, rows_per_key, rows_per_pass)
-    summary: dict[str, Any] = found["a"].summary()
+
+    def summary_of(own: Sequence[RowGroup]) -> dict[str, Any]:
+        found: dict[str, Any] = _run({"a": own}, beam_options, rows_per_key, rows_per_pass)["a"].summary()
+        return found
+
+    summary = summary_of(groups)
     if by_day:
-        summary["days"] = {
-            day: _run({"a": own}, beam_options, rows_per_key, rows_per_pass)["a"].summary()
-            for day, own in part_by_day(groups).items()
-        }
+        summary["days"] = {day: summary_of(own) for day, own in part_by_day(groups).items()}
     for name in dict.fromkeys(name for group in groups for name in group.outcomes):
         own = [replace(group, outcome=name) for group in groups if name in group.outcomes]
-        found = _run({"a": own}, beam_options, rows_per_key, rows_per_pass)
-        summary.setdefault("labels", {})[name] = found["a"].summary()
+        summary.setdefault("labels", {})[name] = summary_of(own)
     training = count_learned(groups)
     if training is None:
         return summary
     summary["training"] = training
     if training["learned_rows"] and training["new_rows"]:
-        new = [replace(group, new=True) for group in groups if group.marked]
-        summary["new"] = _run({"a": new}, beam_options, rows_per_key, rows_per_pass)["a"].summary()
+        summary["new"] = summary_of([replace(group, new=True) for group in groups if group.marked])
     return summary
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.eval.arrays import IntArray
-from ctr.eval.compare import compare, same_examples
+from ctr.eval.compare import compare, compared_records, same_examples
 from ctr.eval.prediction_difference import JoinedPredictions, PredictionDifference
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.run_files import COMPARED
@@ -180,6 +180,9 @@ def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
     a, b, joined = states["a"], states["b"], states["difference"]
     estimate = joined.estimate()
     same = not joined.only_a and not joined.only_b and same_examples(a, b)
+    metrics = None
+    if same and a.logloss.class_weight.any():
+        metrics = compared_records(compare(a, b).loc[list(COMPARED)])
     return {
         "a": a.summary(),
         "b": b.summary(),
@@ -190,22 +193,7 @@ def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
             "only_a": int(joined.only_a),
             "only_b": int(joined.only_b),
         },
-        "metrics": _paired(a, b) if same and a.logloss.class_weight.any() else None,
-    }
-
-
-def _paired(a: ProgressiveMetrics, b: ProgressiveMetrics) -> dict[str, Any]:
-    table = compare(a, b).loc[list(COMPARED)]
-    return {
-        str(metric): {
-            **{key: json_number(row[key]) for key in ("a", "b", "difference")},
-            "ci95": [json_number(row["ci95_low"]), json_number(row["ci95_high"])],
-            "relative_percent": json_number(row["relative_percent"]),
-            "significant": None if row["no_interval"] else bool(row["significant"]),
-            "no_interval": row["no_interval"] or None,
-            "verdict": row["verdict"],
-        }
-        for metric, row in table.iterrows()
+        "metrics": metrics,
     }
 
 

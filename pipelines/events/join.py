@@ -11,12 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.kept_values import VALUE_PREFIX, without_values
-from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.row_order import sort_rows
 from ctr.data.sample_log import low_visibility_ids
 from ctr.data.sampling import SamplingConfig, decide
 from ctr.data.schema import Schema
-from ctr.data.shards import shard_schema, unpack_ids
+from ctr.data.shards import id_matrix, shard_schema
 from ctr.pipelines.events.rules import PartitionRules, known_from
 from ctr.pipelines.events.tables import ARRIVAL, CLICK_SCHEMA, EARLIER_SCHEMA
 
@@ -98,7 +97,7 @@ def sample_joined(
     seldom_seen = None if rule.uninformative is None else rule.uninformative.low_visibility
     if seldom_seen is not None:
         wanted = low_visibility_ids(schema, seldom_seen)
-        ids = unpack_ids(rows.column(IDS_COLUMN).combine_chunks(), schema)
+        ids = id_matrix(rows, schema)
         low_visibility = np.isin(ids[:, schema.single_valued.index(seldom_seen.feature)], wanted)
     ids, times, label = (rows.column(name).to_numpy() for name in ("example_id", "query_time", "label"))
     decisions = decide(rule, ids, times, label, joined.teacher_logit, low_visibility)

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.mapping import Mapping
-from ctr.data.parquet_files import IDS_COLUMN
-from ctr.data.shards import unpack_ids
+from ctr.data.shards import id_matrix
 from ctr.io.hashing import mix64
 
 _SHORTEST, _LONGEST = 64, 8192
@@ -39,8 +38,7 @@ def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
         state = mix64(state * np.uint64(_GOLDEN) + bits)
     schema = mapping.feature_schema
     if schema.single_valued:
-        chunks = [unpack_ids(chunk, schema) for chunk in table.column(IDS_COLUMN).chunks]
-        ids = np.concatenate(chunks or [np.zeros((0, 1))])
+        ids = id_matrix(table, schema)
         # Products of 32 bits that wrap, to avoid a copy of all ids in 64 bits.
         parts = schema.id_type.itemsize // 4 * len(schema.single_valued)
         factors = np.random.default_rng(1).integers(1, np.iinfo(np.uint32).max, parts, np.uint32) | np.uint32(

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.data.features import Vector
 from ctr.data.ids.arrow import spell_array, string_ids
 from ctr.data.mapping import TIME_LIMIT_US, Label, Time
 from ctr.data.reader import LARGEST_WEIGHT
-from ctr.data.schema import Vector
 from ctr.data.time_formats import TimeFormat, time_format
 from ctr.io.errors import InputError
 from ctr.io.hashing import mix64

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.derived import Derived
+from ctr.data.features import Vector
 from ctr.data.ids import arrow
 from ctr.data.ids.rules import derived_column
 from ctr.data.labels import FOREVER, label_columns
 from ctr.data.mapping import FIRST_TIME, LAST_TIME, TIME_LIMIT_US, Mapping, Time
-from ctr.data.schema import Vector
 from ctr.data.spelling import CAST_NAMES
 from ctr.data.time_formats import ZONES
 from ctr.data.times import duration_us

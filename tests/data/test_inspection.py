@@ -10,13 +10,14 @@ import pyarrow as pa
 import pytest
 
 from ctr.cli import main
+from ctr.data.features import Category, Cross, LogBuckets, Number, Text
 from ctr.data.id_counts import BoundedCounts, DenseCounts, make_counts
 from ctr.data.inspection import Period, Span, inspect_log, shared_buckets
 from ctr.data.inspection_text import inspection_text, log_warnings
 from ctr.data.log import create_log, read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition, unpack_ids
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError

@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctr.data.features import Category, Number, StepBuckets
 from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.reader import Rows, read_rows
-from ctr.data.schema import Category, Number, Schema, StepBuckets
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.data.stream import Selection, check_selection, read_selection

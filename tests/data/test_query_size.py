@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
+from ctr.data.features import Category
 from ctr.data.log import create_log, read_manifests
 from ctr.data.query_size import FEATURE, with_query_size
 from ctr.data.reader import join_rows, read_rows, rows_of_table
 from ctr.data.sample_log import write_decisions, write_sampled_log
 from ctr.data.sampling import SamplingConfig
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctr.data.features import Category
 from ctr.data.log import create_log, read_manifests
 from ctr.data.reader import FAULTS, Rows, join_rows, read_rows, rows_of_table
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
 from hashed_rows import hashed_rows

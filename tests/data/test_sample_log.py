@@ -12,13 +12,14 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.data import sample_log
+from ctr.data.features import Category, Text
 from ctr.data.ids.values import feature_ids
 from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows
 from ctr.data.sample_log import applied_samplings, write_decisions, write_sampled_log
 from ctr.data.sampling import SamplingConfig
-from ctr.data.schema import Category, Schema, Text
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.data.sidecar import list_sidecars, read_sidecar_partition, write_sidecar_partition
 from ctr.eval.logistic import row_logloss

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
-from ctr.data.schema import LogBuckets, Number, Schema, differing_features, feature_meanings, id_bounds
+from ctr.data.features import LogBuckets, Number
+from ctr.data.schema import Schema, differing_features, feature_meanings, id_bounds
 from ctr.io.errors import InputError
 
 CATEGORY = {"kind": "category", "name": "a", "source": "s"}

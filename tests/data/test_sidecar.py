@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from ctr.config import parse_model
 from ctr.data import joined_sidecar
+from ctr.data.features import Category
 from ctr.data.joined_sidecar import JoinedSidecar, count_missing
 from ctr.data.log import Manifest, create_log, read_manifests
 from ctr.data.parquet_files import parquet_bytes
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.data.shards import publish_partition
 from ctr.data.sidecar import (
     SidecarHash,

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ctr.data.schema import Number, Schema
+from ctr.data.features import Number
+from ctr.data.schema import Schema
 
 ROOT = Path(__file__).resolve().parents[2]
 FEATURES: list[dict[str, Any]] = [

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.features import Category
 from ctr.data.kept_values import write_values
 from ctr.data.log import read_manifests
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids
 from ctr.io.hashing import splitmix64
 from small_runs import Examples, publish

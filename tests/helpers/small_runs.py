@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.config import parse_model
+from ctr.data.features import Category, Number, Vector
 from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.number_bits import ids_of_numbers
-from ctr.data.schema import Category, Number, Schema, Vector
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition, read_shard, unpack_ids
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.training.config import TrainConfig

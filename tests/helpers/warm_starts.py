@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 import small_runs
-from ctr.data.schema import Category, Schema
+from ctr.data.features import Category
+from ctr.data.schema import Schema
 from ctr.models.embeddings import tower_columns
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint

@@ -11,7 +11,7 @@ from ctr.models.embeddings import look_up
 from ctr.models.initial_weights import init_weights
 from ctr.models.pooling import pool
 from ctr.models.rows import FeatureRows, Pooled, lay_out_tables
-from ctr.serving.row_attention import attend
+from ctr.serving.row_inputs import attend
 from ctr.training.tables.plan import pad_plan, plan_table
 
 MOST, WIDTH, TARGET, AGES, SCALE = 4, 3, 2, 5, 1.5

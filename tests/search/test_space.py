@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
-from ctr.data.schema import Category, Schema
+from ctr.data.features import Category
+from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.search.config import SearchConfig
 from ctr.search.space import Decision, Space, make_space

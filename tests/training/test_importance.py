@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 import growing_logs
+from ctr.data.features import Category
 from ctr.data.log import create_log, read_manifests
 from ctr.data.query_size import with_query_size
 from ctr.data.reader import join_rows, read_rows
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.eval.importance import importance_of
 from ctr.eval.states import query_bucket

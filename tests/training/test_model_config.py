@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
+from ctr.data.features import Category, Number
 from ctr.data.log import create_log, read_manifests
-from ctr.data.schema import Category, Number, Schema
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig

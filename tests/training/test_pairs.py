@@ -9,9 +9,10 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.data.batches import whole_query_batches
+from ctr.data.features import Category
 from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids
 from ctr.io.errors import InputError
 from ctr.serving.export import export_run

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from ctr.config import parse_model
 from ctr.data.batches import Batch
+from ctr.data.features import Category, Cross, Text
 from ctr.data.reader import Rows
-from ctr.data.schema import Category, Cross, Schema, Text
+from ctr.data.schema import Schema
 from ctr.experiments.config import merged
 from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from ctr.config import parse_model
 from ctr.data.batches import Batch
+from ctr.data.features import Category
 from ctr.data.reader import Rows
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
 from ctr.objective.config import TERMS

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from ctr.data.derived import ColumnRule
 from ctr.data.ids.rules import SMALLEST_NORMAL, apply_rule
+from ctr.data.lists import places_of
 from ctr.data.number_bits import ids_of_numbers, numbers_of_ids
 from ctr.data.schema import MISSING_ID
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast, float_text
@@ -133,7 +134,7 @@ def keep(strings: pa.Array, rows: np.ndarray, most: int, which: str) -> tuple[pa
     begins = np.cumsum(lengths) - lengths + (lengths - kept if which == "last" else 0)
     places = np.flatnonzero(present)
     if (kept < lengths).any():
-        places = places[np.repeat(begins - (np.cumsum(kept) - kept), kept) + np.arange(kept.sum())]
+        places = places[places_of(begins, kept)]
     return strings.take(pa.array(places)), kept.astype(np.int32)
 
 

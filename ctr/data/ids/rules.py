@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from ctr.data.derived import ColumnRule, Derived
-from ctr.data.schema import MISSING_ID, AnyFeature, Category, Cross, Number, Schema, Text, has_no_ids
-from ctr.data.schema import Vector as VectorFeature
+from ctr.data.features import AnyFeature, Category, Cross, Number, Text
+from ctr.data.features import Vector as VectorFeature
+from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.spelling import CASTS, Cast
 from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprint64
@@ -89,9 +90,7 @@ class FeatureIds:
         self._schema = schema
         self._numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
         self._edges = {
-            one.name: number_edges(one)
-            for one in schema.features
-            if isinstance(one, Number) and not has_no_ids(one)
+            one.name: number_edges(one) for one in schema.features if isinstance(one, Number) and one.has_ids
         }
         self._places = {
             one.name: {fingerprint64(value.encode()): place for place, value in enumerate(one.vocabulary, 1)}
@@ -152,7 +151,7 @@ class FeatureIds:
         """Makes the ids of the values of a feature's source, of lists that are cut already with their rows."""
         if isinstance(feature, Number):
             values = xp.numbers(values)
-            if has_no_ids(feature):
+            if not feature.has_ids:
                 return Made(bits := xp.bits(values), bits)
             ids = xp.where(xp.is_nan(values), MISSING_ID, xp.rank(values, self._edges[feature.name]))
             return Made(ids, ids)

@@ -11,13 +11,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.data.features import Category, Cross, Number, Text, Vector
 from ctr.data.ids import arrow
 from ctr.data.ids.arrow import text_array
 from ctr.data.ids.rules import FeatureIds, Made, column_of, cross_ids
 from ctr.data.kept_values import VALUE_PREFIX
+from ctr.data.lists import list_column, offsets_of, places_of
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
-from ctr.data.schema import Category, Cross, Number, Schema, Text, Vector
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, shard_schema
 from ctr.io.errors import InputError
 from ctr.io.words import listed
@@ -138,8 +140,9 @@ class _Column:
             values = values.take(pa.array(self.places))
         if self.made.rows is None:
             return values
-        offsets = np.concatenate([[0], np.cumsum(self.made.rows, dtype=np.int64)])
-        return pa.LargeListArray.from_arrays(pa.array(offsets), values.cast(pa.large_string()))
+        return pa.LargeListArray.from_arrays(
+            pa.array(offsets_of(self.made.rows)), values.cast(pa.large_string())
+        )
 
 
 def _number_column(ids: FeatureIds, feature: Number, values: np.ndarray) -> _Column:
@@ -174,11 +177,8 @@ def _string_column(ids: FeatureIds, feature: Category | Text, source: _Encoded) 
     if made.rows is None:
         return _Column(made, source.codes)
     # The lists of the rows, one after the other.
-    begins = (np.cumsum(made.rows, dtype=np.int64) - made.rows)[source.codes]
     chosen = made.rows[source.codes]
-    shifts = begins - (np.cumsum(chosen, dtype=np.int64) - chosen)
-    places = np.arange(int(chosen.sum(dtype=np.int64))) + np.repeat(shifts, chosen)
-    return _Column(made._replace(rows=chosen), places)
+    return _Column(made._replace(rows=chosen), places_of(offsets_of(made.rows)[source.codes], chosen))
 
 
 def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[str, Lists]]:
@@ -242,11 +242,7 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str
         if field.name == IDS_COLUMN:
             columns.append(pack_ids(matrix))
         elif (name := field.name) in lists:
-            values, lengths = lists[name]
-            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-            if offsets[-1] >= 2**31:
-                raise InputError(f"feature {name}: {offsets[-1]} values in one table; at most 2^31 - 1 fit")
-            columns.append(pa.ListArray.from_arrays(offsets.astype(np.int32), values, type=field.type))
+            columns.append(list_column(name, *lists[name], field.type))
         else:
             columns.append(_key_column(keys, field))
     packed = pa.table(columns, schema=target)

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from ctr.data.derived import ColumnRule
+from ctr.data.features import Category, Number
 from ctr.data.ids.rules import SMALLEST_NORMAL, FeatureIds, apply_rule
 from ctr.data.number_bits import ids_of_numbers, numbers_of_ids
-from ctr.data.schema import Category, Number, Schema
+from ctr.data.schema import Schema
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast, float_text, spell
 from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprint64

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ctr.config import StrictModel
-from ctr.data.schema import Name
+from ctr.data.features import Name
 
 Capacity = Annotated[int, Field(ge=1, le=2**30)]
 Seconds = Annotated[float, Field(ge=1, le=100 * 365 * 24 * 3600)]

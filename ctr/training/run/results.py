@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.log import Manifest, log_sha256
-from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.sample_log import applied_samplings
 from ctr.data.schema import Schema
-from ctr.data.shards import read_shard, unpack_ids
+from ctr.data.shards import id_matrix, read_shard
 from ctr.eval.calibration import SliceCalibration
 from ctr.eval.intervals import student_t_quantile
 from ctr.eval.progressive import SLICES_SHOWN
@@ -233,7 +232,7 @@ def _ids_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns ids [M, F] of the examples that the shards hold, and which of the examples [N] these are, bool [N]."""
     known = np.concatenate([table["example_id"].to_numpy() for table in shards])
-    ids = np.concatenate([unpack_ids(table[IDS_COLUMN].combine_chunks(), schema) for table in shards])
+    ids = np.concatenate([id_matrix(table, schema) for table in shards])
     order = np.argsort(known, kind="stable")
     place = np.minimum(np.searchsorted(known[order], examples), len(known) - 1)
     found = known[order][place] == examples

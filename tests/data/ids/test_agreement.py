@@ -18,13 +18,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
+from ctr.data.features import Cross, Number
 from ctr.data.ids import arrow, graph
 from ctr.data.ids.arrow import string_ids
 from ctr.data.ids.graph import fingerprint, transform_tensors
 from ctr.data.ids.rules import ids_of_prints
 from ctr.data.ids.tables import pack_table, transform_table
 from ctr.data.ids.values import Operations, RowIds
-from ctr.data.schema import Cross, Number, Schema
+from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema, unpack_ids
 from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprint64, fingerprints_of

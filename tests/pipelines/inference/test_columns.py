@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.data.schema import Number
+from ctr.data.features import Number
 from ctr.pipelines.inference.columns import find_nulls
 from ctr.pipelines.inference.features import decide_feature
 from made_tables import facts_of

@@ -7,8 +7,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from ctr.data.features import Category, Number
 from ctr.data.log import create_log, read_manifests
-from ctr.data.schema import Category, Number, Schema
+from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.eval.report.shown_run import show_runs
 from ctr.eval.run_files import read_default_slices

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from ctr.data.batches import whole_query_batches
+from ctr.data.features import Category, Number
 from ctr.data.kept_values import value_of_id
 from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
-from ctr.data.schema import Category, Number, Schema
+from ctr.data.schema import Schema
 from ctr.eval.run_files import read_timeline, read_windows
 from ctr.training.feed import make_feed
 from ctr.training.loop import train

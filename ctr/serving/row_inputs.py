@@ -1,10 +1,17 @@
-"""Pooling by attention of one row's list, as ``ctr.models.pooling`` computes it for batches, in NumPy."""
+"""Inputs of the network that are no embeddings, in NumPy: lists that are pooled by attention, numbers as values.
 
-from collections.abc import Mapping
+As ``ctr.models.pooling`` and ``ctr.models.numbers`` compute them for batches.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from ctr.models.rows import Pooled
+from ctr.data.ids.values import Ids
+from ctr.data.number_bits import numbers_of_ids
+from ctr.data.schema import MISSING_ID
+from ctr.models.rows import CLIP, Numbers, Pooled
 
 _EPSILON = np.float32(1e-6)
 
@@ -55,3 +62,24 @@ def _block(own: Mapping[str, np.ndarray], inputs: np.ndarray, most: int, scale: 
 
 def _silu(values: np.ndarray) -> np.ndarray:
     return values / (1 + np.exp(-values))
+
+
+def number_inputs(one: Numbers, statistics: np.ndarray, ids: Ids) -> np.ndarray:
+    """Makes the inputs of a feature of N rows, float32 [N, size + 1], of what rows have in the place of ids."""
+    lists: Sequence[Any] = ids
+    rows = (
+        [row if len(row) == one.size else [MISSING_ID] * one.size for row in lists]
+        if one.single is None
+        else ids
+    )
+    values = numbers_of_ids(np.array(rows, np.int64).reshape(-1, one.size))
+    missing = np.isnan(values).any(axis=1, keepdims=True)
+    inputs = values
+    if one.normalize:
+        count, mean, squares = statistics[:, one.first : one.first + one.size]
+        variance = squares / np.maximum(count, 1.0)
+        deviation = np.sqrt(np.where(variance > 0, variance, 1.0))
+        scaled = values.astype(np.float64)
+        scaled = np.sign(scaled) * np.log1p(np.abs(scaled)) if one.log else scaled
+        inputs = np.clip((scaled - mean) / deviation, -CLIP, CLIP).astype(np.float32)
+    return np.concatenate([np.where(missing, np.float32(0), inputs), missing.astype(np.float32)], axis=1)
