@@ -17,11 +17,15 @@ from ctr.io.errors import InputError
 
 @dataclass(frozen=True)
 class Batch:
-    """Whole queries: good rows, the faulty ones that lay among them, and the position in the log after all these."""
+    """Whole queries: good rows, the faulty ones that lay among them, and the position in the log after all these.
+
+    ``last`` is the last query, where its rows may be left out.
+    """
 
     rows: Rows
     rejects: Rows
     end: int
+    last: tuple[int, int] | None = None
 
     @property
     def _parts(self) -> list[Rows]:
@@ -34,6 +38,8 @@ class Batch:
     @property
     def last_query(self) -> list[int]:
         """Query time, in microseconds, and query id of the last of them."""
+        if self.last is not None:
+            return list(self.last)
         last = max(self._parts, key=lambda part: part.position[-1])
         return [int(last.query_time[-1]), int(last.query_id[-1])]
 

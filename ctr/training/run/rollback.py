@@ -79,6 +79,7 @@ class Position:
     # Time and query id of the last row that was scored, rejects included.
     scored_until: list[int] | None = None
     learned_until: list[int] | None = None  # the same of the last row that was learned from, or quarantined
+    # The same of constraint logs, and of rows that come again.
     constraint_until: dict[str, list[int]] = field(default_factory=dict)
     # By ramp, examples that counted before a warm start.
     trained_before: dict[str, int] = field(default_factory=dict)

@@ -280,7 +280,7 @@ class Run:
         returned = feed.constraint_batches[len(self._constraint_names) :]
         for name, batch in zip(self._return_names, returned, strict=False):
             if batch is not None:
-                position.returned[name] = batch.end
+                position.returned[name], position.constraint_until[name] = batch.end, batch.last_query
 
     def _record_rejects(self, batch: Batch, constraint_log: str | None = None) -> None:
         for reject in describe_rejects(batch, constraint_log):

@@ -275,7 +275,7 @@ def begin_position(
         position.constraint_until = {
             name: copy.copy(until)
             for name, until in old.constraint_until.items()
-            if name in inputs.constraint_logs
+            if name in (*inputs.constraint_logs, *inputs.config.label_returns)
         }
     if not inputs.config.label_delay:
         position.examples = position.learned
@@ -314,9 +314,10 @@ def _returned(inputs: Inputs, old: Position, learned: int, source: Path) -> dict
     assert old.learned_until is not None
     config, found = inputs.config, {}
     for name, seconds in config.label_returns.items():
-        # Those before have come again to the old run.
-        until = old.learned_until[0] - 1 - round((seconds - config.label_delay) * 1_000_000)
-        given = inputs.log, inputs.schema, [until, _LAST_ID], source, ""
+        # What was due by then would have come: where nothing has, there is none.
+        due = old.learned_until[0] - 1 - round((seconds - config.label_delay) * 1_000_000)
+        until = old.constraint_until.get(name, [due, _LAST_ID])
+        given = inputs.log, inputs.schema, until, source, ""
         found[name] = _rows_reached(*given) if name in old.returned else learned
     return found
 

@@ -20,6 +20,7 @@ from ctr.training.state import dense_weights
 from ctr.training.warm_start.start import InitFrom, warm_start
 from growing_logs import read_predictions
 from killed_run import run_killed
+from labeled_logs import write_labels
 from small_runs import draw_examples
 from warm_starts import (
     ADAFACTOR,
@@ -200,6 +201,25 @@ def test_what_waits_for_its_label_is_learned_by_the_new_run(half, whole, tmp_pat
     warm_start(whole, config_of(), tmp_path / "prompt", InitFrom(tmp_path / "old"))
     prompt = read_warm_start(tmp_path / "prompt")["begins_at"]
     assert prompt["log"] == prompt["learned"] == begins["learned"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label_delay", [0.0, 0.01])
+def test_rows_come_again_to_the_new_run_for_labels_that_the_old_one_has_not_seen(
+    half, whole, tmp_path, label_delay
+):
+    def delays(ids):
+        drawn = np.random.default_rng(5).random((100_000, 2))[ids % 100_000]
+        return np.where(drawn[:, 0] < 0.3, 0.04 * drawn[:, 1], np.nan), np.full(len(ids), np.inf)
+
+    logs = [Path(shutil.copytree(log, tmp_path / name)) for name, log in (("first", half), ("all", whole))]
+    for log in logs:
+        write_labels(log, sale=delays, lead=delays)
+    correct = {"kind": "correct", "window": 0.04, "at": [0.015]}
+    labels = {"sale": {"delay": {"kind": "wait", "window": 0.03}}, "lead": {"delay": correct, "given": "all"}}
+    halves(*logs, tmp_path, {"label_delay": label_delay, "objective": {"labels": labels}})
+    changed = read_predictions(tmp_path / "uninterrupted")["logit_sale"]
+    assert changed.nunique() > 100
 
 
 @pytest.mark.soak
