@@ -130,13 +130,17 @@ def look_up(
         # Columns are split where each row occurs once, not after the gather, where it may occur thousands of times.
         parts = tf.split(rows, widths, axis=1)
         entries = {name: _entries(tf.reshape(plan[name], [-1])) for name in ("single", "values")}
+        lists = layout.multivalent
+        # Attention takes the place of the means of embeddings, and of their gradient's sums; not of linear weights.
+        singles = replace(layout, features=layout.single)
+        attends = bool(lists and singles.features) and all(one.pooled for one in lists)
         expanded = []
         for number, (part, dtype) in enumerate(zip(parts, dtypes, strict=True)):
-            # Attention takes the place of means, and of their gradient's sums, unless the weights are linear.
-            attends = number % 2 == 0 and layout.single and all(one.pooled for one in layout.multivalent)
-            own = replace(layout, features=layout.single) if attends else layout
-            found = _expand_with_gradient(own, part, plan, entries, dtype)
-            expanded.append(tf.pad(found, [[0, 0], [0, len(layout.features) - len(own.features)], [0, 0]]))
+            if attends and number % 2 == 0:
+                found = _expand_with_gradient(singles, part, plan, entries, dtype)
+                expanded.append(tf.pad(found, [[0, 0], [0, len(lists)], [0, 0]]))
+            else:
+                expanded.append(_expand_with_gradient(layout, part, plan, entries, dtype))
     else:
         # An exported model looks up in the whole table, which must not be copied.
         looked_up = _expand(layout, rows, plan, "float32")
