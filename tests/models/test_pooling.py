@@ -26,19 +26,21 @@ KINDS = ["target", "sequence", "target ages", "sequence ages"]
 PADDED_ROWS = 7
 
 
-def make(kind):
+def make(kind, averages=True):
     kind, _, ages = kind.partition(" ")
     pooled = Pooled("h", "a", kind, MOST, WIDTH, TARGET, SCALE, ("g", AGES) if ages else None)
     features = (
         FeatureRows("a", 4, TARGET, "quality", 0),
         FeatureRows("b", 4, WIDTH, "quality", 1),
-        FeatureRows("m", 6, WIDTH, "quality", None),
+        *([FeatureRows("m", 6, WIDTH, "quality", None)] if averages else []),
         FeatureRows("h", 6, WIDTH, "quality", None, pooled=pooled),
         *([FeatureRows("g", 4, AGES, "quality", None)] if ages else []),
     )
     layouts = lay_out_tables(features)
     architecture = Architecture(cross_layers=1, cross_rank=2, deep_units=(), pooled=(pooled,))
-    weights = init_weights(architecture, {"quality": TARGET + 4 * WIDTH + (AGES if ages else 0)}, seed=1)
+    weights = init_weights(
+        architecture, {"quality": TARGET + (3 + averages) * WIDTH + (AGES if ages else 0)}, seed=1
+    )
     rng = np.random.default_rng(3)
     own = {
         name: tf.constant(rng.normal(size=weight.shape), tf.float32)
@@ -59,10 +61,10 @@ def tensors(plan):
     return {name: tf.constant(getattr(plan, name)) for name in ("single", "values", "segments")}
 
 
-def pooled_of(layouts, rows, plans, own, dtype="float32"):
+def pooled_of(layouts, rows, plans, own, dtype="float32", by_products=False):
     given = [tensors(plan) for plan in plans]
-    looked_up = [look_up(*one, dtype) for one in zip(layouts, rows, given, strict=True)]
-    found, all_layouts = pool(own, layouts, looked_up, rows, given)
+    looked_up = [look_up(*one, dtype, by_products) for one in zip(layouts, rows, given, strict=True)]
+    found, all_layouts = pool(own, layouts, looked_up, rows, given, by_products)
     assert [layout.features[0].name for layout in all_layouts[len(layouts) :]] == ["h*a"]
     return found
 
@@ -183,6 +185,24 @@ def test_gradients_are_those_of_differences(kind):
         assert float((dense * direction[own_rows]).sum()) == pytest.approx(
             (sides[0] - sides[1]) / 2e-3, rel=2e-2, abs=1e-3
         )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("averages", [True, False])
+def test_gradients_by_products_are_the_same(kind, averages):
+    layouts, _, rows, plans, own = make(kind, averages)
+    results = []
+    for by_products in (False, True):
+        with tf.GradientTape() as tape:
+            tape.watch([rows, own])
+            found = pooled_of(layouts, rows, plans, own, by_products=by_products)
+            parts = [part for one in found for part in (*one.embeddings, *one.linear)]
+            shares = np.random.default_rng(1)
+            total = tf.add_n([tf.reduce_sum(part * shares.normal(size=part.shape)) for part in parts])
+        gradients = map(tf.convert_to_tensor, tf.nest.flatten(tape.gradient(total, (rows, own))))
+        results.append([*parts, *gradients])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_a_batch_without_any_value_pools_nothing():
