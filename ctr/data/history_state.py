@@ -28,11 +28,10 @@ from ctr.data.history import (
     split_known,
 )
 from ctr.data.kept_values import name_ids
-from ctr.data.lists import list_column
 from ctr.data.log import Manifest, list_partitions, manifest_bytes, read_manifests, read_schema
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.schema import MISSING_ID, Schema
-from ctr.data.shards import id_matrix, read_shard
+from ctr.data.shards import id_matrix, list_column, read_shard
 from ctr.io.errors import InputError
 from ctr.io.files import check_output_file, names_in, write_atomic_bytes
 from ctr.io.stores import fetch, remove

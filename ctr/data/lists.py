@@ -1,9 +1,6 @@
 """Lists of rows as arrays: the values of all rows one after the other, and how many each row has."""
 
 import numpy as np
-import pyarrow as pa
-
-from ctr.io.errors import InputError
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
@@ -15,11 +12,3 @@ def places_of(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Returns the places of values of lists that begin anywhere, list after list: int64 [V]."""
     offsets = offsets_of(lengths)
     return np.repeat(begins - offsets[:-1], lengths) + np.arange(offsets[-1])
-
-
-def list_column(name: str, values: np.ndarray, lengths: np.ndarray, kind: pa.DataType) -> pa.ListArray:
-    """Makes the column of a multivalent feature. Raises InputError: it would have 2^31 values or more."""
-    offsets = offsets_of(lengths)
-    if offsets[-1] >= 2**31:
-        raise InputError(f"feature {name}: {offsets[-1]} values in one table; at most 2^31 - 1 fit")
-    return pa.ListArray.from_arrays(offsets.astype(np.int32), values, type=kind)

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.features import Vector
+from ctr.data.lists import offsets_of
 from ctr.data.log import (
     MAX_TIME_US,
     Manifest,
@@ -61,6 +62,14 @@ def pack_ids(ids: np.ndarray) -> pa.Array:
     content = np.ascontiguousarray(ids, dtype=ids.dtype.newbyteorder("<"))
     width = ids.itemsize * features
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), rows, [None, pa.py_buffer(content)])
+
+
+def list_column(name: str, values: np.ndarray, lengths: np.ndarray, kind: pa.DataType) -> pa.ListArray:
+    """Makes the column of a multivalent feature. Raises InputError: it would have 2^31 values or more."""
+    offsets = offsets_of(lengths)
+    if offsets[-1] >= 2**31:
+        raise InputError(f"feature {name}: {offsets[-1]} values in one table; at most 2^31 - 1 fit")
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), values, type=kind)
 
 
 def unpack_ids(column: pa.FixedSizeBinaryArray, schema: Schema) -> np.ndarray:

@@ -16,11 +16,11 @@ from ctr.data.ids import arrow
 from ctr.data.ids.arrow import text_array
 from ctr.data.ids.rules import FeatureIds, Made, column_of, cross_ids
 from ctr.data.kept_values import VALUE_PREFIX
-from ctr.data.lists import list_column, offsets_of, places_of
+from ctr.data.lists import offsets_of, places_of
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.schema import Schema
-from ctr.data.shards import pack_ids, shard_schema
+from ctr.data.shards import list_column, pack_ids, shard_schema
 from ctr.io.errors import InputError
 from ctr.io.words import listed
 
