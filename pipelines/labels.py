@@ -45,7 +45,7 @@ class LabelCounts:
 
 @dataclass
 class LabelResult:
-    """What was labeled: partitions and rows; and counts by label."""
+    """Partitions and rows that were labeled, and counts by label."""
 
     partitions: int
     rows: int
@@ -92,7 +92,9 @@ def label_log(
         for one in read_manifests(log)
         if one.rows and one.end + mapping.window_us <= until_us and not (done / f"{one.name}.json").exists()
     ]
-    first = min((manifest.start for manifest in due), default=until_us)
+    if not due:
+        return LabelResult(0, 0, {})
+    first = due[0].start
     counts, events = {}, {}
     for name, label in mapping.labels.items():
         counts[name], events[name] = _read_events(log, name, label, inputs, first, max_reject_share)

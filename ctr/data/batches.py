@@ -25,7 +25,7 @@ class Batch:
     rows: Rows
     rejects: Rows
     end: int
-    last: tuple[int, int] | None = None
+    last: Sequence[int] | None = None
 
     @property
     def _parts(self) -> list[Rows]:

@@ -13,7 +13,7 @@ from ctr.data.times import Duration, duration_us
 
 
 class LabelEvents(StrictModel):
-    """How the events of one label are read.
+    """Events of one label: their files and columns.
 
     Attributes:
         input: how the files are read. In a folder they lie in a folder with the label's name, or match the pattern.

@@ -72,7 +72,6 @@ def returning_rows(
             come &= (rows.position < begin) | (rows.position >= end)
         rows = rows.keep(come)
         silent = replace(rows, train_weight=np.zeros_like(rows.train_weight))
-        time, query = whole.last_query
-        return Batch(silent, whole.rejects.slice(0, 0), whole.end, (time, query))
+        return Batch(silent, whole.rejects.slice(0, 0), whole.end, whole.last_query)
 
     return until
