@@ -20,22 +20,6 @@ SEARCH_FILE = "search.yaml"  # in the output directory: the search with its whol
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class CostConfig(StrictModel):
-    """What a candidate costs, in units of the cost of the training configuration without changes.
-
-    Attributes:
-        purpose: of learning from an example, or of scoring it alone.
-        measure: ``flops``: operations for an example, counted from shapes. ``times``: the sum of measured times of
-            its layers.
-        times: the file of these times, relative to the search's file: of another machine, or of this one where the
-            file is not there yet and is written. Null: times.json in the output directory.
-    """
-
-    purpose: Literal["training", "serving"] = "training"
-    measure: Literal["flops", "times"] = "flops"
-    times: AnyPath | None = None
-
-
 class ControllerConfig(StrictModel):
     """The controller of the supernet: a softmax for each decision, which learns by REINFORCE (FF 3.2).
 
@@ -70,31 +54,6 @@ class ControllerConfig(StrictModel):
     passes: float = Field(default=1, gt=0, le=100)
 
 
-class HalvingConfig(StrictModel):
-    """Successive halving: candidates are trained on longer and longer prefixes, on which ever fewer of them go on.
-
-    Attributes:
-        candidates: how many are drawn for the first rung; a smaller space is tried whole.
-        rungs: the number of prefixes. The last one is the search's ``prefix``, each other one the next one's part
-            1 / eta.
-        eta: the best 1 / eta of a rung's candidates go on to the next.
-    """
-
-    candidates: int = Field(default=27, ge=1, le=10_000)
-    rungs: int = Field(default=3, ge=1, le=16)
-    eta: int = Field(default=3, ge=2, le=64)
-
-
-class RandomConfig(StrictModel):
-    """Candidates drawn at random, each trained alone: what every other search is compared with.
-
-    Attributes:
-        candidates: how many are drawn; a smaller space is tried whole.
-    """
-
-    candidates: int = Field(default=9, ge=1, le=10_000)
-
-
 class SearchConfig(StrictModel):
     """A search for the configuration that is most accurate at a cost.
 
@@ -106,41 +65,34 @@ class SearchConfig(StrictModel):
         config: changes of the training configuration as nested keys; without ``base``, the complete configuration.
             What results is the baseline.
         method: ``supernet``: one network holds all candidates and is trained once, while a controller learns which to
-            prefer. ``halving``: successive halving. ``random``: candidates drawn at random.
+            prefer. ``random``: candidates drawn at random, each trained alone: the baseline of other searches.
         space: for each decision its choices; see ``ctr.search.architecture`` for their names.
         target: the cost that the result may have, as a share of the baseline's.
         prefix: the share of the log's rows that the search reads; the result is evaluated on the held-out rest.
         seed: of everything that is drawn, and of the runs of the search.
         seeds: the result and the baseline are trained with each of these in the end.
-        cost: what a candidate costs.
+        cost: the operations of a candidate that count, of learning from an example (``training``) or of scoring it
+            (``serving``).
         controller: of the supernet.
-        halving: of the method halving.
-        random: of the method random.
+        candidates: how many the method random draws; a smaller space is tried whole.
     """
 
     title: str = "Search"
     note: str = ""
     base: AnyPath | None = None
     config: dict[str, Any] = {}
-    method: Literal["supernet", "halving", "random"] = "supernet"
+    method: Literal["supernet", "random"] = "supernet"
     space: dict[str, tuple[Any, ...]] = Field(min_length=1, examples=[{"model.deep.units.0": [32, 64]}])
     target: float = Field(default=1.0, gt=0, le=1000)
     prefix: Share = 0.5
     seed: Seed = 1
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
-    cost: CostConfig = CostConfig()
+    cost: Literal["training", "serving"] = "training"
     controller: ControllerConfig = ControllerConfig()
-    halving: HalvingConfig = HalvingConfig()
-    random: RandomConfig = RandomConfig()
+    candidates: int = Field(default=9, ge=1, le=10_000)
 
     @model_validator(mode="after")
-    def _reduces(self) -> Self:
-        first = self.halving.eta ** (self.halving.rungs - 1)
-        if self.method == "halving" and self.halving.candidates < first:
-            raise ValueError(
-                f"halving.candidates: {self.halving.candidates} cannot be reduced by {self.halving.eta} in "
-                f"{self.halving.rungs} rungs; allowed: {first} or more"
-            )
+    def _has_seeds_once(self) -> Self:
         check_once("seeds", self.seeds)
         return self
 

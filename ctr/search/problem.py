@@ -39,32 +39,27 @@ class Prefix:
         return (_EPOCH + timedelta(microseconds=self.end_us)).isoformat()
 
 
-def find_prefixes(log: Path, time_range: TimeRange, shares: list[float]) -> list[Prefix]:
-    """Finds prefixes with given shares of a log's rows, each up to a query time: no query is divided.
+def find_prefix(log: Path, time_range: TimeRange, share: float) -> tuple[Prefix, int]:
+    """Finds the prefix with a share of a log's rows, up to a query time: no query is divided.
 
-    ``shares``: above 0 and at most 1. Raises InputError: the log is damaged, has no row in the time range,
-    or a prefix would have none.
+    Returns it and the number of all rows. ``share``: above 0 and at most 1. Raises InputError: the log is damaged, has
+    no row in the time range, or the prefix would have none.
     """
     manifests = read_manifests(log)
     blocks = read_selection(log, read_schema(log), manifests, Selection(time_range=time_range))
     times = np.concatenate([block.query_time for block in blocks] or [np.zeros(0, np.int64)])
     if not len(times):
         raise InputError(f"{log}: the log has no rows in the time range of the configuration")
-    found = []
-    for share in shares:
-        place = int(share * len(times))
-        if place >= len(times):
-            found.append(Prefix(None, len(times)))
-            continue
-        end_us = int(times[place])
-        rows = int(np.searchsorted(times, end_us))
-        if not rows:
-            raise InputError(
-                f"{log}: no query ends within the first {share:.3g} of the {len(times)} rows; "
-                "a larger prefix is required"
-            )
-        found.append(Prefix(end_us, rows))
-    return found
+    index = int(share * len(times))
+    if index >= len(times):
+        return Prefix(None, len(times)), len(times)
+    end_us = int(times[index])
+    rows = int(np.searchsorted(times, end_us))
+    if not rows:
+        raise InputError(
+            f"{log}: no query ends within the first {share:.3g} of the {len(times)} rows; a larger prefix is required"
+        )
+    return Prefix(end_us, rows), len(times)
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ class Problem:
     content: dict[str, Any]  # the baseline's configuration, as nested keys
     space: Space
     cost: Cost
-    prefixes: list[Prefix]  # of the rungs; the last is what the search reads
+    prefix: Prefix  # what the search reads
     rows: int  # of the log, in the configuration's time range
     log: Path
     out: Path
@@ -94,9 +89,9 @@ class Problem:
         changes = self.space.changes(self.content, candidate.values)
         return ArmConfig(title=title, note=note, set=changes)
 
-    def on_prefix(self, prefix: Prefix) -> dict[str, Any]:
-        """Configuration of the baseline that reads a prefix alone, and keeps no predictions."""
-        ended = {} if prefix.end is None else {"time_range.end": prefix.end}
+    def on_prefix(self) -> dict[str, Any]:
+        """Configuration of the baseline that reads the prefix alone, and keeps no predictions."""
+        ended = {} if self.prefix.end is None else {"time_range.end": self.prefix.end}
         return changed(self.content, {**ended, "record_predictions": False})
 
     def replay(self, name: str, experiment: ExperimentConfig, costs: bool) -> dict[str, str]:
@@ -108,7 +103,7 @@ class Problem:
 
     def record(self, chosen: Tried, found: dict[str, Any]) -> SearchRecord:
         """Record of the search and its result; ``found``: what its method adds to that."""
-        search, space, prefix = self.search, self.space, self.prefixes[-1]
+        search, space, prefix = self.search, self.space, self.prefix
         baseline = space.baseline(self.content)
         return SearchRecord(
             title=search.title,
@@ -120,8 +115,7 @@ class Problem:
             log_sha256=log_sha256(read_manifests(self.log)),
             seed=search.seed,
             target=search.target,
-            purpose=search.cost.purpose,
-            measure=search.cost.measure,
+            purpose=search.cost,
             space={decision.name: list(decision.choices) for decision in space.decisions},
             size=space.size,
             baseline=None if baseline is None else space.values(baseline),

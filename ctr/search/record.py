@@ -10,6 +10,7 @@ from ctr.io.errors import InputError
 
 RECORD_FILE = "search.json"
 BASELINE = "baseline"  # name of the configuration that candidates change
+TRIALS = "trials"  # folder of the experiment of the method random
 SEARCHED = "searched"  # name of the result among the arms of the last replay
 CONTROLLER_FILE = "controller.jsonl"
 
@@ -25,16 +26,6 @@ class Tried(Record):
     low: float | None = None  # of the 95% interval, paired by query; None where undefined
     high: float | None = None
     failure: str = ""  # why its run failed; else empty
-
-
-class Rung(Record):
-    """Candidates that learned from the same prefix."""
-
-    folder: str  # of their experiment, relative to that of the search
-    end: str | None  # the first query time after the prefix, ISO 8601; None: it is the whole log
-    rows: int  # of the prefix
-    tried: list[Tried]  # the best first; those that failed last
-    kept: list[str]  # names of those that went on
 
 
 class JudgedMetric(Record):
@@ -64,7 +55,7 @@ class SearchRecord(Record):
 
     title: str
     note: str
-    method: str  # supernet, halving or random
+    method: str  # supernet or random
     command: str  # that repeats it
     ctr_version: str
     log: str  # its folder
@@ -72,14 +63,13 @@ class SearchRecord(Record):
     seed: int
     target: float  # the cost that the result may have
     purpose: str
-    measure: str
     space: dict[str, list[Any]]  # choices by decision
     size: int  # number of candidates
     baseline: dict[str, Any] | None  # its choices; None where the space does not have it
     rows: int  # of the log, in the configuration's time range
     prefix_rows: int  # those that the search reads
     prefix_end: str | None  # the first query time that it does not read; None: it reads all
-    rungs: list[Rung] = []  # of the methods halving and random
+    tried: list[Tried] = []  # by the method random, the best first; those that failed last
     examples: int | None = None  # that a supernet learned from
     passes: float = 0.0  # computed by the search, in passes of the baseline over all rows
     chosen: str = ""  # ``baseline`` or ``cN``; empty until it is known

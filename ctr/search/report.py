@@ -23,8 +23,7 @@ from ctr.search.record import (
     read_course,
 )
 
-_SHOWN = 10  # candidates of a rung that the text shows
-_MEASURES = {"flops": "operations", "times": "measured times"}
+_SHOWN = 10  # candidates that the text shows
 _PARTS = {"rest": "the held-out rest, which the search has not read", "whole": "the whole log"}
 _SIZE = (4.9, 3.2)
 
@@ -85,7 +84,7 @@ def _as_text(record: SearchRecord) -> str:
 
 
 def _sentences(record: SearchRecord) -> list[str]:
-    unit = f"the baseline's {record.purpose} cost by {_MEASURES[record.measure]}"
+    unit = f"the baseline's {record.purpose} cost by operations"
     lines = [
         f"Method {record.method}, {record.size:,} candidates, target {record.target:g} of {unit}, seed {record.seed}."
     ]
@@ -109,16 +108,10 @@ def _sentences(record: SearchRecord) -> list[str]:
 
 
 def _tables(record: SearchRecord, most: int | None = None) -> list[_Titled]:
-    rungs = len(record.rungs)
     return [
         _result_table(record),
         *map(_judgement_table, record.judged),
-        *(
-            _rung_table(
-                rung.tried, f", rung {number} of {rungs}" if rungs > 1 else "", rung.rows, rung.kept, most
-            )
-            for number, rung in reversed([*enumerate(record.rungs, 1)])
-        ),
+        *([_trials_table(record, most)] if record.tried else []),
     ]
 
 
@@ -153,23 +146,21 @@ def _judgement_table(judged: Judgement) -> _Titled:
     return _Titled(title, page.Table(columns, rows), judged.missing and f"Not known: {judged.missing}.")
 
 
-def _rung_table(
-    tried: Sequence[Tried], which: str, rows: int, kept: Sequence[str], most: int | None
-) -> _Titled:
+def _trials_table(record: SearchRecord, most: int | None) -> _Titled:
     cells = [
         [
-            f"{one.name} *" if one.name in kept else one.name,
+            f"{one.name} *" if one.name == record.chosen else one.name,
             display.fixed(one.cost, 3),
             display.fixed(one.logloss),
             one.failure or display.with_margin(one.difference, one.low, one.high, signed=True),
             _choices(one),
         ]
-        for one in tried[:most]
+        for one in record.tried[:most]
     ]
-    left = len(tried) - len(cells)
-    note = "* went on; the last one is the result." + (f" {left} more are in report.html." if left else "")
+    left = len(record.tried) - len(cells)
+    note = "* the result." + (f" {left} more are in report.html." if left else "")
     table = page.Table(("candidate", "cost", "logloss", "change [95%]", "choices"), cells)
-    return _Titled(f"Tried on the first {rows:,} rows{which}", table, note)
+    return _Titled(f"Tried on the first {record.prefix_rows:,} rows", table, note)
 
 
 def _choices(one: Tried) -> str:
@@ -179,7 +170,7 @@ def _choices(one: Tried) -> str:
 def search_page(record: SearchRecord, course: Sequence[ControllerRecord]) -> page.Page:
     """The report of a search; ``course``: that of its controller, if it has one."""
     sections = []
-    if record.rungs or record.judged:
+    if record.tried or record.judged:
         about = (
             "Bars are 95% intervals of the difference to the baseline, paired by query. The cross is the baseline; the "
             "dotted line is the target. Lines join the configurations that none beats in both cost and logloss."
@@ -224,14 +215,12 @@ def search_page(record: SearchRecord, course: Sequence[ControllerRecord]) -> pag
 
 def _frontier_figure(record: SearchRecord) -> page.Figure:
     groups: dict[str, list[Point]] = {}
-    for number, rung in reversed([*enumerate(record.rungs, 1)]):
-        base = next((one.logloss for one in rung.tried if one.name == BASELINE), None)
-        shown = [one for one in rung.tried if one.difference is not None]
-        if base and shown:
-            title = f"rung {number}, first {rung.rows:,} rows" if len(record.rungs) > 1 else "tried"
-            groups[title] = [
-                Point(one.name, one.cost, _percent(one, base), _choices(one) or BASELINE) for one in shown
-            ]
+    base = next((one.logloss for one in record.tried if one.name == BASELINE), None)
+    shown = [one for one in record.tried if one.difference is not None]
+    if base and shown:
+        groups["tried"] = [
+            Point(one.name, one.cost, _percent(one, base), _choices(one) or BASELINE) for one in shown
+        ]
     for judged in record.judged:
         metric = judged.metrics.get("logloss")
         if metric is None or not metric.baseline or metric.difference is None or record.cost is None:

@@ -3,9 +3,8 @@
 ::
 
     OUT/search.yaml      the search with its whole training configuration
-    OUT/rungs/N          experiments of the methods halving and random
+    OUT/trials           the experiment of the method random
     OUT/supernet         the supernet's run
-    OUT/times.json       times of layers, where costs are measured times
     OUT/best.yaml        the configuration of the result
     OUT/replay.yaml      the experiment that compares it with the baseline
     OUT/replay           that experiment
@@ -27,12 +26,12 @@ from ctr.experiments.tasks import read_object
 from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, write_atomic_bytes
 from ctr.search.config import SEARCH_FILE, SearchConfig, check_search_folder, read_search
-from ctr.search.cost import counted, make_cost
+from ctr.search.cost import cost_of, counted
 from ctr.search.judge import judge
-from ctr.search.problem import Problem, find_prefixes
-from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, SearchRecord, Tried
+from ctr.search.problem import Problem, find_prefix
+from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, TRIALS, SearchRecord, Tried
 from ctr.search.space import described, make_space, with_widths
-from ctr.search.trials import draw_candidates, halve, run_rung
+from ctr.search.trials import draw_candidates, run_trials
 from ctr.training.config import TrainConfig
 from ctr.training.logs import resolve
 from ctr.training.run.directory import only_process, write_json
@@ -62,11 +61,10 @@ def run_search(
     make_folder(out)
     with only_process(out):
         _adopt(out, search, content, log_sha256(manifests))
-        times = out / "times.json" if search.cost.times is None else file.parent / search.cost.times
         time_range = parse_model(TrainConfig, content, "config").time_range
-        *prefixes, whole = find_prefixes(log, time_range, [*_shares(search), 1.0])
-        cost = make_cost(search.cost, space, content, log, times, options.progress)
-        problem = Problem(search, content, space, cost, prefixes, whole.rows, log, out.resolve(), options)
+        prefix, rows = find_prefix(log, time_range, search.prefix)
+        cost = cost_of(space, content, counted(log, search.cost))
+        problem = Problem(search, content, space, cost, prefix, rows, log, out.resolve(), options)
         chosen, found = _METHODS[search.method](problem)
         best = space.apply_values(content, chosen.values)
         write_atomic_bytes(out / "best.yaml", dump_yaml(best).encode())
@@ -74,7 +72,7 @@ def run_search(
         if is_judged and chosen.name != BASELINE:
             failures = _replay(problem, chosen)
             write_experiment(out / "replay")
-            found["judged"] = judge(out / "replay", prefixes[-1].end_us)
+            found["judged"] = judge(out / "replay", prefix.end_us)
         record = problem.record(chosen, found)
         write_json(out / RECORD_FILE, record.model_dump())
     return record, failures
@@ -84,7 +82,7 @@ def _adopt(out: Path, search: SearchConfig, content: dict[str, Any], sha256: str
     """Writes the search beside what comes of it; raises InputError where another one has trained."""
     whole = search.model_copy(update={"base": None, "config": content})
     path, seen = out / SEARCH_FILE, out / "log.json"
-    if any((out / name).exists() for name in ("rungs", "supernet")):
+    if any((out / name).exists() for name in (TRIALS, "supernet")):
         # Words and the seeds of the judgement change nothing of what was searched.
         words = {key: getattr(whole, key) for key in ("title", "note", "seeds")}
         before = load_model(SearchConfig, path, "search").model_copy(update=words)
@@ -105,56 +103,45 @@ def _comparable(search: SearchConfig, where: str) -> dict[str, Any]:
     return {**search.model_dump(mode="json"), "config": config.model_dump(mode="json")}
 
 
-def _shares(search: SearchConfig) -> list[float]:
-    """Shares of the log that the rungs read."""
-    if search.method != "halving":
-        return [search.prefix]
-    rungs, eta = search.halving.rungs, search.halving.eta
-    return [search.prefix / eta ** (rungs - 1 - number) for number in range(rungs)]
-
-
 def _by_trials(problem: Problem) -> tuple[Tried, dict[str, Any]]:
-    """Successive halving; random search has one rung. Returns the result, and what else the record has of it."""
+    """Random search. Returns the result, and what else the record has of it."""
     search, space, content = problem.search, problem.space, problem.content
-    count = (search.halving if search.method == "halving" else search.random).candidates
-    drawn = draw_candidates(space, content, problem.cost, search.target, count, search.seed)
+    drawn = draw_candidates(space, content, problem.cost, search.target, search.candidates, search.seed)
     candidates = [problem.candidate(choice) for choice in drawn]
     if search.target >= 1:
         candidates.insert(0, problem.candidate(None))
-    rungs = halve(
-        candidates,
-        len(problem.prefixes),
-        search.halving.eta,
-        lambda number, tried: run_rung(problem, number, tried),
-    )
-    chosen = next(one for one in candidates if one.name == rungs[-1].kept[0])
+    names = {candidate.name for candidate in candidates}
+    tried = run_trials(problem, candidates)
+    chosen = next((one for one in tried if one.name in names and one.logloss is not None), None)
+    if chosen is None:
+        failures = joined([f"{one.name}: {one.failure}" for one in tried if one.failure])
+        raise InputError(f"{problem.out / TRIALS}: no candidate of the search could be trained: {failures}")
     # Operations of all trainings, in passes of the baseline over all rows.
     operations = counted(problem.log, "training")
     whole = operations(space.apply_values(content, {}))
-    shares = {one.name: operations(space.apply_values(content, one.values)) / whole for one in candidates}
-    passes = sum(shares.get(one.name, 1.0) * rung.rows for rung in rungs for one in rung.tried) / problem.rows
-    return chosen, {"rungs": rungs, "passes": passes}
+    shares = sum(operations(space.apply_values(content, one.values)) / whole for one in tried)
+    return chosen, {"tried": tried, "passes": shares * problem.prefix.rows / problem.rows}
 
 
 def _by_supernet(problem: Problem) -> tuple[Tried, dict[str, Any]]:
     from ctr.search.supernet import search_supernet
 
     search, space = problem.search, problem.space
-    content = {**problem.on_prefix(problem.prefixes[-1]), "seed": search.seed}
+    content = {**problem.on_prefix(), "seed": search.seed}
     base = parse_model(TrainConfig, content, "base")
     progress = problem.options.progress or (lambda _: None)
     out = problem.out / "supernet"
     found = search_supernet(search, space, problem.cost, base, problem.log, out, progress)
-    passes = found.passes * problem.prefixes[-1].rows / problem.rows
+    passes = found.passes * problem.prefix.rows / problem.rows
     return problem.candidate(found.choice), {"examples": found.examples, "passes": passes}
 
 
-_METHODS = {"halving": _by_trials, "random": _by_trials, "supernet": _by_supernet}
+_METHODS = {"random": _by_trials, "supernet": _by_supernet}
 
 
 def _replay(problem: Problem, chosen: Tried) -> dict[str, str]:
     """Trains the result and the baseline from the log's beginning, by a replay; returns what failed."""
-    end = problem.prefixes[-1].end
+    end = problem.prefix.end
     read = "all rows" if end is None else f"the rows before {end}"
     experiment = ExperimentConfig(
         title=problem.search.title,

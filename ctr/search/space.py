@@ -188,7 +188,7 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
     for decision in space.decisions:
         problem = _problem(decision, schema)
         if not problem and search.method == "supernet" and decision.unmaskable:
-            problem = f"{decision.unmaskable}; allowed with method halving or random"
+            problem = f"{decision.unmaskable}; allowed with method random"
         if problem:
             raise InputError(f"{where}: space.{decision.name}: {problem}")
     _check_once(space, where)
@@ -197,7 +197,7 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
     if base.model.network and (about_layers or search.method == "supernet"):
         raise InputError(
             f"{where}: with model.network there are no crosses and deep layers to decide on; "
-            "allowed: other decisions, with method halving or random"
+            "allowed: other decisions, with method random"
         )
     _check_layers(space, base, where)
     smallest = _check_choices(space, content, schema, where)

@@ -100,7 +100,7 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
     if attention:
         raise InputError(
             f"config: model.pooling.{attention[0]} is not allowed with method supernet: no mask is on attention; "
-            "allowed: mean, or method halving or random"
+            "allowed: mean, or method random"
         )
     ranking = base.objective.ranking
     if ranking is not None and ranking.setup == "multi_task":
@@ -111,7 +111,7 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
     if base.objective.labels:
         raise InputError(
             "config: objective.labels is not allowed with method supernet: no mask is on the outputs of labels; "
-            "allowed: method halving or random"
+            "allowed: method random"
         )
     given = optimizer.dense.shampoo
     initial = getattr(given.grafting, "initial_accumulator", 0.0)

@@ -1,17 +1,11 @@
-"""Candidates trained by themselves: which are drawn, and who goes on (FF 3.2).
+"""Random search: candidates drawn at random, each trained alone and ranked by its progressive logloss (FF 3.2).
 
-Successive halving trains candidates on longer and longer prefixes, and the best by progressive logloss go on
-to the next, where they learn from the log's beginning: the result is the same as if they had gone on, to the
-same bits. Random search is its one rung. A rung is an experiment of ``ctr replay`` over a prefix of the log:
-its runs go side by side or on a cluster, and what is there already is not made again.
-
-Everything is drawn by hashes of the seed and compared after the whole rung, so that neither a kill nor the order in
-which runs end changes a decision. (Optuna's halving decides as reports arrive, and its random sampler begins anew.)
-
-    Jamieson, Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016
+All are trained by one experiment of ``ctr replay`` over a prefix of the log: its runs go side by side or on a cluster,
+and those that exist are not repeated. Everything is drawn by hashes of the seed and compared after the last run, so
+that neither a kill nor the order in which runs end changes the result.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +16,11 @@ from ctr.eval.run_files import read_run
 from ctr.experiments.config import ExperimentConfig
 from ctr.experiments.plan import read_plan
 from ctr.io.documents import json_number
-from ctr.io.errors import InputError, joined
+from ctr.io.errors import InputError
 from ctr.io.hashing import uniform_hash
 from ctr.search.cost import Cost
 from ctr.search.problem import Problem
-from ctr.search.record import BASELINE, Rung, Tried
+from ctr.search.record import BASELINE, TRIALS, Tried
 from ctr.search.space import Choice, Content, Space, described
 
 _LISTED = 2**20  # largest space whose candidates are put in an order; of larger ones places are drawn
@@ -75,54 +69,32 @@ def _in_drawn_order(space: Space, seed: int) -> Iterator[Choice]:
         yield tuple(int(part * size) for part, size in zip(parts, sizes, strict=True))
 
 
-def halve(
-    candidates: Sequence[Tried], rungs: int, eta: int, run: Callable[[int, Sequence[Tried]], Rung]
-) -> list[Rung]:
-    """Successive halving: the best 1 / eta of each rung go on; the last one keeps the result.
+def run_trials(problem: Problem, candidates: Sequence[Tried]) -> list[Tried]:
+    """Trains candidates, and the baseline, on the prefix; returns them by progressive logloss, the best first.
 
-    ``run`` runs candidates on a rung, from 0, and ranks them. Raises InputError where all candidates of a
-    rung failed.
+    Losses of two runs over the same rows are paired, query by query. Candidates whose run failed come last. Raises
+    InputError: a configuration is not possible, or the baseline failed.
     """
-    found = []
-    for number in range(rungs):
-        rung = run(number, candidates)
-        names = {candidate.name for candidate in candidates}
-        ranked = [one.name for one in rung.tried if one.logloss is not None and one.name in names]
-        if not ranked:
-            failures = joined([f"{one.name}: {one.failure}" for one in rung.tried if one.failure])
-            raise InputError(f"{rung.folder}: no candidate of the search could be trained: {failures}")
-        kept = ranked[: 1 if number == rungs - 1 else max(1, len(candidates) // eta)]
-        candidates = [candidate for candidate in candidates if candidate.name in kept]
-        found.append(rung.model_copy(update={"kept": kept}))
-    return found
-
-
-def run_rung(problem: Problem, number: int, candidates: Sequence[Tried]) -> Rung:
-    """Trains candidates, and the baseline, on a prefix of the log, and ranks them by progressive logloss.
-
-    Losses of two runs over the same rows are paired, query by query. Raises InputError: a configuration is
-    not possible, or the baseline failed.
-    """
-    folder, prefix, seed = f"rungs/{number + 1}", problem.prefixes[number], problem.search.seed
-    others = [one for one in candidates if one.name != BASELINE]
+    seed, folder = problem.search.seed, problem.out / TRIALS
+    others = [candidate for candidate in candidates if candidate.name != BASELINE]
     experiment = ExperimentConfig(
-        title=folder,
-        config=problem.on_prefix(prefix),
+        title=TRIALS,
+        config=problem.on_prefix(),
         seeds=(seed,),
-        arms={one.name: problem.arm(one, described(one.values)) for one in others},
+        arms={candidate.name: problem.arm(candidate, described(candidate.values)) for candidate in others},
     )
-    failures = problem.replay(folder, experiment, costs=False)
-    if failed := failures.get(f"{BASELINE} seed {seed}"):
-        raise InputError(f"{problem.out / folder}: the baseline could not be trained: {failed}")
-    arms = read_plan(problem.out / folder).arms
-    runs = {arm.name: problem.out / folder / arm.runs[0].folder for arm in arms}
+    failures = problem.replay(TRIALS, experiment, costs=False)
+    if failure := failures.get(f"{BASELINE} seed {seed}"):
+        raise InputError(f"{folder}: the baseline could not be trained: {failure}")
+    runs = {arm.name: folder / arm.runs[0].folder for arm in read_plan(folder).arms}
     tried = []
-    for one in [problem.candidate(None), *others]:
-        failure = failures.get(f"{one.name} seed {seed}")
-        found = {"failure": failure} if failure else _compared(runs[BASELINE], runs[one.name])
-        tried.append(one.model_copy(update=found))
-    tried.sort(key=lambda one: (float("inf") if one.difference is None else one.difference, one.cost))
-    return Rung(folder=folder, end=prefix.end, rows=prefix.rows, tried=tried, kept=[])
+    for candidate in [problem.candidate(None), *others]:
+        failure = failures.get(f"{candidate.name} seed {seed}")
+        result = {"failure": failure} if failure else _compared(runs[BASELINE], runs[candidate.name])
+        tried.append(candidate.model_copy(update=result))
+    return sorted(
+        tried, key=lambda one: (float("inf") if one.difference is None else one.difference, one.cost)
+    )
 
 
 def _compared(baseline: Path, run: Path) -> dict[str, Any]:

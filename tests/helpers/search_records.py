@@ -2,21 +2,20 @@
 
 from typing import Any
 
-from ctr.search.record import ControllerRecord, JudgedMetric, Judgement, Rung, SearchRecord, Tried
+from ctr.search.record import ControllerRecord, JudgedMetric, Judgement, SearchRecord, Tried
 
 
 def record(**entries: Any) -> SearchRecord:
-    """A search by halving over two rungs, with one candidate that failed; ``entries`` replace its own."""
-    rungs = [_rung(1, "2026-01-01", ["c1", "c3"]), _rung(2, None, ["c3"])]
+    """A random search with one candidate that failed; ``entries`` replace its own."""
     metrics = {"per_query_auc": _judged(0.01, True), "logloss": _judged(-0.004, False)}
     judged = [Judgement(part="rest", rows=2500, metrics=metrics)]
     judged.append(Judgement(part="whole", rows=5000, missing="no <run>"))
     given = {
-        "title": "A <search>", "note": "note & more", "method": "halving", "command": "ctr search search.yaml",
+        "title": "A <search>", "note": "note & more", "method": "random", "command": "ctr search search.yaml",
         "ctr_version": "0.1.0", "log": "logs/clicks", "log_sha256": "a" * 64, "seed": 3, "target": 0.8,
-        "purpose": "training", "measure": "flops", "space": {"rank": [0, 1, 2, 3], "layers": [1, 2]}, "size": 8,
+        "purpose": "training", "space": {"rank": [0, 1, 2, 3], "layers": [1, 2]}, "size": 8,
         "baseline": {"rank": 3, "layers": 2}, "rows": 5000, "prefix_rows": 2500, "prefix_end": "2026-01-01T00:00:00Z",
-        "rungs": rungs, "passes": 2.345, "chosen": "c3", "values": {"rank": 3}, "cost": 0.9, "judged": judged,
+        "tried": _trials(), "passes": 2.345, "chosen": "c3", "values": {"rank": 3}, "cost": 0.9, "judged": judged,
     }  # fmt: skip
     return SearchRecord(**(given | entries))
 
@@ -32,11 +31,11 @@ def course() -> list[ControllerRecord]:
     ]
 
 
-def _rung(number: int, end: str | None, kept: list[str]) -> Rung:
-    tried = [_tried("c1", 0.6, -0.01), _tried("c3", 0.9, -0.02), _tried("baseline", 1.0, 0.0)]
+def _trials() -> list[Tried]:
+    tried = [_tried("c3", 0.9, -0.02), _tried("c1", 0.6, -0.01), _tried("baseline", 1.0, 0.0)]
     tried += [_tried(f"c{place}", 0.5 + place / 20, 0.01 * place) for place in range(4, 16)]
     tried.append(Tried(name="c99", values={"rank": 1, "layers": 1}, cost=2.0, failure="out of <memory>"))
-    return Rung(folder=f"rung{number}", end=end, rows=1000 * number, tried=tried, kept=kept)
+    return tried
 
 
 def _tried(name: str, cost: float, difference: float) -> Tried:

@@ -38,17 +38,17 @@ def test_the_page_has_every_candidate_and_the_text_the_best(tmp_path: Path):
     page = search_page(record(), course())
     check_page(page)
     assert [section.name for section in page.sections] == ["frontier", "controller", "tables", "repeat"]
-    _, judged, _, last, first = tables_of(page)
+    _, judged, _, trials = tables_of(page)
     assert judged.texts()[1] == [
         *("PerQueryAUC", "0.50000", "0.51000", "+0.01000 ± 0.00100", "+2.000"),
         *("+0.01000 +0.01100", "better"),
     ]
-    assert len(first.rows) == len(last.rows) == 16 and last.texts()[2][0] == "c3 *"
+    assert len(trials.rows) == 16 and trials.texts()[1][0] == "c3 *"
     assert "Not known: no <run>." in words_of(page) and "out of <memory>" in words_of(page)
     assert len(figures_of(page)) == 1 + 2 + 3
     frontier = figures_of(page)[0].panels[0].series
     assert [one.label for one in frontier if one.label] == [
-        *("rung 2, first 2,000 rows", "rung 1, first 1,000 rows", "result, rest of the log", "baseline"),
+        *("tried", "result, rest of the log", "baseline"),
     ]
     (tmp_path / "search.json").write_text(record().model_dump_json())
     text = write_search(tmp_path)
@@ -57,7 +57,7 @@ def test_the_page_has_every_candidate_and_the_text_the_best(tmp_path: Path):
 
 
 def test_a_search_that_chose_the_baseline_without_held_out_rows():
-    found = record(rungs=[], judged=[], prefix_end=None, chosen="baseline", note="")
+    found = record(tried=[], judged=[], prefix_end=None, chosen="baseline", note="")
     page = search_page(found, [])
     check_page(page)
     assert [section.name for section in page.sections] == ["tables", "repeat"]

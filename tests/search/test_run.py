@@ -28,11 +28,11 @@ RATES = [0.001, 0.05, 0.1, 0.8]
 SEARCH: dict[str, Any] = {
     "title": "Rates & <b>",
     "config": merged(LOGISTIC, {"optimizer": {"embeddings": {"linear_learning_rate": 0.05}}}),
-    "method": "halving",
+    "method": "random",
     "space": {"optimizer.embeddings.linear_learning_rate": RATES},
     "prefix": 0.6,
     "seeds": [1, 2],
-    "halving": {"candidates": 4, "rungs": 2, "eta": 2},
+    "candidates": 4,
 }
 
 
@@ -108,23 +108,18 @@ def result_files(out: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.soak
-def test_halving_finds_what_trying_everything_finds(searched, place):
+def test_a_search_finds_the_best_of_all_candidates(searched, place):
     folder, record = searched
-    # By hand: all rates on the first prefix, the better half of them on the second one.
-    first, second = (rung.end for rung in record.rungs)
-    losses = {rate: logloss(rate, first) for rate in RATES}
-    better = sorted(RATES, key=losses.get)[:2]
-    best = min(better, key=lambda rate: logloss(rate, second))
-    tried = record.rungs[0].tried
-    shown = {one.values.get(*record.space) if one.values else 0.05: one.logloss for one in tried}
+    losses = {rate: logloss(rate, record.prefix_end) for rate in RATES}
+    best = min(RATES, key=losses.get)
+    shown = {one.values.get(*record.space) if one.values else 0.05: one.logloss for one in record.tried}
     assert shown == pytest.approx(losses, rel=1e-6)
     assert record.values == ({} if best == 0.05 else {"optimizer.embeddings.linear_learning_rate": best})
     result = load_model(TrainConfig, folder / "out" / "best.yaml", "config")
     assert result.optimizer.embeddings.linear_learning_rate == best
     assert result.time_range.end is None and result.record_predictions
     # A step of each rate takes as many operations, so that these are the rows that were read.
-    rows = [len(rung.tried) * rung.rows for rung in record.rungs]
-    assert record.passes == pytest.approx(sum(rows) / record.rows)
+    assert record.passes == pytest.approx(len(RATES) * record.prefix_rows / record.rows)
     rest, whole = record.judged
     assert (rest.part, rest.rows) == ("rest", record.rows - record.prefix_rows)
     assert (whole.part, whole.rows) == ("whole", record.rows)
@@ -195,12 +190,11 @@ def test_a_random_search_leaves_out_what_fails_and_has_a_report(place, monkeypat
                 run_here([job], *rest)
 
     monkeypatch.setattr("ctr.experiments.run.run_jobs", failing)
-    write({**SEARCH, "method": "random", "random": {"candidates": 2}, "prefix": 1.0, "note": "<script>"})
+    write({**SEARCH, "candidates": 2, "prefix": 1.0, "note": "<script>"})
     record, _ = search(replay=False)
-    (rung,) = record.rungs
-    *tried, failed = rung.tried
+    *tried, failed = record.tried
     assert ([failed.name], failed.failure) == (broken, "it broke") and record.chosen != failed.name
-    assert len(tried) == 2 and rung.end is None and record.judged == []
+    assert len(tried) == 2 and record.prefix_end is None and record.judged == []
     assert [one.logloss for one in tried] == sorted(one.logloss for one in tried)
     assert main(["search", "--report", "--out", "out"]) == 0
     text = capsys.readouterr().out
@@ -241,12 +235,9 @@ def test_a_supernet_and_its_report(place, capsys):
 
 def test_bad_searches_end_in_one_line(place, capsys):
     for content, message in (
-        ({"method": "guess"}, "method: 'guess' is not allowed: Input should be 'supernet', 'halving' or "),
+        ({"method": "guess"}, "method: 'guess' is not allowed: Input should be 'supernet' or 'random'"),
         ({"config": {"batch": {"row": 3}}}, "config.batch.row: unknown key"),
-        (
-            {"halving": {"candidates": 3, "rungs": 3, "eta": 2}},
-            "3 cannot be reduced by 2 in 3 rungs; allowed: 4",
-        ),
+        ({"candidates": 0}, "candidates: 0 is not allowed"),
         ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
         ({"target": 1e-9}, "space: none of 4 candidates costs at most 1e-09 of the baseline's"),
         ({"prefix": 1e-9}, "rows; a larger prefix is required"),

@@ -70,7 +70,7 @@ def expected_model(values: dict[str, Any]) -> dict[str, Any]:
 @given(st.data())
 def test_every_candidate_is_the_configuration_that_its_choices_say(data):
     names = data.draw(st.permutations(sorted(WHOLE)))
-    space = space_of({name: WHOLE[name] for name in names}, method="halving")
+    space = space_of({name: WHOLE[name] for name in names}, method="random")
     number = data.draw(st.integers(0, space.size - 1))
     choice = space.number(number)
     values = space.values(choice)
@@ -141,7 +141,7 @@ def test_the_largest_holds_all_others():
 
 
 def test_absent_layers_keep_their_places_in_the_shape():
-    space = space_of(WHOLE, method="halving")
+    space = space_of(WHOLE, method="random")
     values = {**{name: choices[0] for name, choices in WHOLE.items()}, "model.deep.layers": 3}
     choice = tuple(d.choices.index(values[d.name]) for d in space.decisions)
     shape = space.shape(TrainConfig.model_validate(BASE), choice)
@@ -176,12 +176,12 @@ REFUSED = [
     ({"model.widths.user,item": (4,), "model.widths.item": (8,)}, "about widths of the feature item"),
     (
         {"batch.rows": (512, 1024)},
-        "batch.rows: is a setting of training; allowed with method halving or random",
+        "batch.rows: is a setting of training; allowed with method random",
     ),
     (
         {"model.deep.ranks.0": (0, 4)},
         "space.model.deep.ranks.0: has rank 0 beside others: a full matrix and a bottleneck are different weights; "
-        "allowed with method halving or random",
+        "allowed with method random",
     ),
     (
         {"model.crosses.layers": (0, 1), "model.deep.layers": (0, 1)},
