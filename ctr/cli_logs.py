@@ -129,17 +129,12 @@ def ask(doubt: Any, refused: str = "") -> str:
         "[--randomized LOG]": "also write the randomized traffic to a log of its own",
         "[--events DIR]": "also write the same traffic as raw impressions and clicks",
         "[--events-format NAME]": "format of --events: parquet (default), jsonl or csv",
-        "[--policy RUN]": "let the model of this run choose the ads of the days after its log, and train on them",
-        "[--log LOG]": "with --policy: the simulated log that the run was trained on",
         **settings("events.format=csv"),
     },
 )
 def _simulate(arguments: argparse.Namespace) -> None:
     if arguments.events_format and not arguments.events:
         raise InputError("--events-format needs --events, the output directory of the events")
-    if arguments.policy is not None or arguments.log is not None:
-        _serve(arguments)
-        return
     from ctr.config import load_model
     from ctr.simulator.config import SimulatorConfig, check_simulation
 
@@ -155,28 +150,6 @@ def _simulate(arguments: argparse.Namespace) -> None:
     with closing(Bar(config.examples, "examples")) as bar:
         result = simulate(config, arguments.out, bar, arguments.randomized, arguments.events)
     print_result(arguments, result, "  ".join(f"{key}: {value}" for key, value in result.items()))
-
-
-def _serve(arguments: argparse.Namespace) -> None:
-    if None in (arguments.policy, arguments.log, arguments.days):
-        raise InputError("--policy RUN, --log LOG and --days N go together")
-    # The world is that of the log.
-    for name in ("config", "set", "randomized", "events"):
-        if vars(arguments).get(name):
-            raise InputError(
-                f"--{name} does not go with --policy: the world and the logs are those of the run"
-            )
-    from ctr.simulator.config import check_days, check_loop_folders
-
-    check_days(arguments.days)
-    check_loop_folders(arguments.policy, arguments.log, arguments.out)
-    load_tensorflow()
-    from ctr.simulator.closed_loop import run_closed_loop
-
-    with closing(Bar(arguments.days, "days")) as bar:
-        result = run_closed_loop(arguments.policy, arguments.log, arguments.days, arguments.out, bar)
-    days = ["  ".join(f"{key}: {value}" for key, value in day.items()) for day in result["days"]]
-    print_result(arguments, result, "\n".join(days))
 
 
 _ROWS = {

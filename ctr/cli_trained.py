@@ -198,18 +198,14 @@ def _print_runs(arguments: argparse.Namespace, text: str, file: str, failures: M
     "compare",
     "compare two runs metric by metric, with paired 95% intervals",
     {
-        "RUN_A": "run directory, or what ctr simulate --policy wrote",
-        "RUN_B": "second run directory, of the same kind; differences are RUN_B - RUN_A",
+        "RUN_A": "run directory",
+        "RUN_B": "second run directory; differences are RUN_B - RUN_A",
     },
 )
 def _compare(arguments: argparse.Namespace) -> None:
-    from ctr.eval.ads_churn import SHOWN_FILE, LoopComparison, compare_loops
-    from ctr.eval.run_comparison import RunComparison, compare_runs
+    from ctr.eval.run_comparison import compare_runs
 
-    given = arguments.run_a, arguments.run_b
-    comparison: LoopComparison | RunComparison
-    is_loop = any((folder / SHOWN_FILE).is_file() for folder in given)
-    comparison = compare_loops(*given) if is_loop else compare_runs(*given)
+    comparison = compare_runs(arguments.run_a, arguments.run_b)
     print_result(arguments, comparison.as_dict(), comparison.as_text())
 
 

@@ -245,7 +245,6 @@ def test_what_is_wrong_at_once_is_told_at_once(place, root, fresh_python):
         "ingest table nowhere --mapping no.yaml --out new": "mapping no.yaml: no such file",
         "ingest table nowhere --mapping table.yaml --out log": "features cannot change inside a log",
         "simulate --examples 10 --set seed=x --out new": "seed: 'x' is not allowed",
-        "simulate --days 1 --policy run --log log --out new": "run: no summary.json",
         "export norun --out new": "norun: no such run directory",
         "compare norun log": "norun: no such run directory",
         "report norun": "norun: no such run directory",

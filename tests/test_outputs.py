@@ -26,7 +26,6 @@ FOLDERS = {
     "simulate": "simulate --examples 10 --out",
     "simulate the randomized traffic": "simulate --examples 10 --out free --randomized",
     "simulate events": "simulate --examples 10 --out free --events",
-    "simulate a policy": "simulate --days 1 --policy run --log log --out",
     "ingest a format": "ingest mind MINDsmall --out",
     "ingest a table": "ingest table rows.csv --mapping table.yaml --out",
     "ingest events": "ingest events events --mapping events.yaml --out",

@@ -94,18 +94,6 @@ class SweepConfig(StrictModel):
     seeds: tuple[Seed, ...] = Field(default=(1,), min_length=1)
 
 
-class LoopConfig(StrictModel):
-    """Runs that serve the days after the log and train on (FF 7.3, table 3), in the simulated world of the log.
-
-    Attributes:
-        days: the number of days to serve.
-        arms: the arms whose runs serve. Null: all of them.
-    """
-
-    days: int = Field(ge=1, le=10_000)
-    arms: tuple[str, ...] | None = Field(default=None, min_length=1)
-
-
 class ShownSliceConfig(StrictModel):
     """A slice of ``objective.bias_constraints`` that the tables show (FF table 3, S_1 bias).
 
@@ -139,7 +127,6 @@ class ExperimentConfig(StrictModel):
         baseline: the arm that the others change.
         arms: arms by name.
         sweep: some of the arms at several sizes.
-        loop: runs also serve the days after the log. Null: they do not.
         slices: slices that the tables show, each by a short name.
         scored: the query times whose predictions count in the tables. With a start, arms whose own ``time_range``
             begins later or earlier than others' are compared on the same examples (FF 3.3).
@@ -156,7 +143,6 @@ class ExperimentConfig(StrictModel):
     baseline: BaselineConfig = BaselineConfig()
     arms: dict[Name, ArmConfig] = {}
     sweep: SweepConfig | None = None
-    loop: LoopConfig | None = None
     slices: dict[Name, ShownSliceConfig] = {}
     scored: TimeRange = TimeRange()
 
@@ -187,8 +173,6 @@ class ExperimentConfig(StrictModel):
                 raise ValueError(
                     f"sweep.seeds: {beyond[0]} is not allowed: it is not one of seeds {[*self.seeds]}"
                 )
-        for name in (self.loop.arms or ()) if self.loop is not None else ():
-            _check_name("loop.arms", name, arms)
         return self
 
 

@@ -36,11 +36,10 @@ Inside = Annotated[str, AfterValidator(_check_inside)]  # path that cannot lead 
 
 
 class PlannedRun(Record):
-    """Run of an arm; ``folder`` and that of its ``loop``, if any, are relative to the experiment's."""
+    """Run of an arm; ``folder`` is relative to the experiment's."""
 
     seed: int
     folder: Inside
-    loop: Inside | None = None
 
 
 class PlannedFamily(Record):
@@ -114,7 +113,6 @@ class Plan(Record):
     teachers: list[PlannedTeacher] = []
     samplings: list[PlannedSampling] = []
     slices: list[ShownSlice] = []
-    loop_days: int | None = None  # served after the log; None: runs end with the log
     scored_us: tuple[int, int] | None = None  # first query time, first behind; open: 0, MAX_TIME_US
 
     def arm(self, name: str) -> PlannedArm:

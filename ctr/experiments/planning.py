@@ -32,7 +32,6 @@ from ctr.experiments.plan import (
 from ctr.experiments.tasks import Sampling, Task, Tasks, Training, settings_key
 from ctr.io.errors import InputError
 from ctr.objective.slice_names import slice_names
-from ctr.simulator.closed_loop import check_loop
 from ctr.training.config import TrainConfig
 from ctr.training.inputs import Inputs, open_inputs
 from ctr.training.run.metrics import SLICES_MEASURED
@@ -61,25 +60,18 @@ def make_plan(
     planned: list[PlannedArm] = []
     trainings: dict[str, list[Training]] = {}
     retrainings: list[Training] = []
-    loop = experiment.loop
     for variant in _variants(experiment):
         own, needs = variant.content(baseline, teachers, samplings)
-        days = loop.days if loop is not None and variant.serves(loop.arms) else None
         checked = {seed: checker.check(own, seed, variant.key, variant.owner) for seed in variant.seeds}
-        runs = [
-            Training(variant.name, seed, config, needs, loop_days=days)
-            for seed, (config, _) in checked.items()
-        ]
+        runs = [Training(variant.name, seed, config, needs) for seed, (config, _) in checked.items()]
         retrains: dict[str, list[Training]] = {kind: [] for kind in experiment.retrain if variant.has(kind)}
         for kind, trainings_again in retrains.items():
             again = changed(own, experiment.retrain[kind])
             for seed in variant.seeds:
                 config, _ = checker.check(again, seed, f"retrain.{kind}", variant.name)
                 name = f"{variant.name}~{kind}"
-                trainings_again.append(Training(name, seed, config, needs, loop_days=days))
+                trainings_again.append(Training(name, seed, config, needs))
         config, families = checked[variant.seeds[0]]
-        if days is not None:
-            checker.check_loop(config, variant.name)
         _check_scored(experiment.scored, config, manifests, f"{where}: {variant.name}")
         planned.append(variant.planned(runs, retrains, families))
         trainings[variant.name] = runs
@@ -103,7 +95,6 @@ def make_plan(
             for name, one in samplings.items()
         ],
         slices=[ShownSlice(name=name, **one.model_dump()) for name, one in experiment.slices.items()],
-        loop_days=loop.days if loop is not None else None,
         scored_us=None
         if experiment.scored == TimeRange()
         else (experiment.scored.start_us, experiment.scored.end_us),
@@ -137,12 +128,6 @@ class _Checker:
         inputs = self._inputs[given]
         return config.model_copy(update={"model": inputs.config.model}), _measured_families(inputs)
 
-    def check_loop(self, config: TrainConfig, arm: str) -> None:
-        try:
-            check_loop(config, self._log)
-        except InputError as error:
-            raise InputError(f"{self._where}: loop: {arm}: {str(error).removeprefix('config: ')}") from None
-
 
 def _measured_families(inputs: Inputs) -> list[PlannedFamily]:
     constraints = inputs.config.objective.bias_constraints
@@ -170,10 +155,6 @@ class _Variant:
     @property
     def owner(self) -> str:
         return self.name if self.point else ""
-
-    def serves(self, arms: Sequence[str] | None) -> bool:
-        """Tells whether its runs serve the days after the log; ``arms`` None: all arms do."""
-        return self.point is None and (arms is None or self.name in arms)
 
     def has(self, retrain: str) -> bool:
         """Tells whether its runs are trained once more in that way."""
@@ -220,10 +201,7 @@ class _Variant:
 
 
 def _planned_runs(runs: Sequence[Training]) -> list[PlannedRun]:
-    return [
-        PlannedRun(seed=run.seed, folder=run.folder, loop=run.loop.folder if run.loop else None)
-        for run in runs
-    ]
+    return [PlannedRun(seed=run.seed, folder=run.folder) for run in runs]
 
 
 def _variants(experiment: ExperimentConfig) -> Iterator[_Variant]:

@@ -1,8 +1,7 @@
 """Trains every arm of an experiment on one log, side by side, and measures what each costs (FF 3, figure 1).
 
-Teachers first, then samplings, which may need a teacher's predictions, then arms, then the loops in which their runs
-serve. What is there already is not made again, so the same command goes on after an interruption, tries what failed,
-and trains what was added to the file.
+Teachers first, then samplings, which may need a teacher's predictions, then arms. What is there already is not made
+again, so the same command goes on after an interruption, tries what failed, and trains what was added to the file.
 """
 
 import os
@@ -96,11 +95,7 @@ class _Runner:
 
     def run(self, tasks: Tasks) -> dict[str, str]:
         """Runs stage after stage; returns one line for each task that failed, by its label."""
-        *_, loops = stages = tasks.stages()
-        for loop in loops:
-            if not loop.is_made(self._place):
-                loop.make_ready(self._place)
-        unmade = [[task for task in stage if not self._is_finished(task)] for stage in stages]
+        unmade = [[task for task in stage if not self._is_finished(task)] for stage in tasks.stages()]
         self._total = sum(map(len, unmade))
         for stage in unmade:
             self._run_stage(stage)

@@ -1,10 +1,9 @@
-"""Tasks of an experiment: trainings, samplings of its log, and loops in which runs serve (FF 7.3, table 3).
+"""Tasks of an experiment: trainings, and samplings of its log.
 
 ::
 
     OUT/configs/NAME-seed-S-HASH.yaml   the configuration of a training, or of a sampling
-    OUT/runs/NAME-seed-S-HASH/          a run directory, without checkpoints once nothing goes on from there
-    OUT/loops/NAME-seed-S-HASH/         what ``ctr simulate --policy`` writes, without checkpoints once it is finished
+    OUT/runs/NAME-seed-S-HASH/          a run directory, without checkpoints once it is finished
     OUT/failures/NAME-seed-S.txt        the last lines of the errors of a task that failed
 
 The hash is of what is not a default in the configuration: an arm that is changed gets another folder. A
@@ -26,8 +25,6 @@ from ctr.data.log import Manifest, log_sha256, read_manifests
 from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import sidecar_folder
 from ctr.io.files import write_atomic_bytes
-from ctr.simulator.closed_loop import LOOP_FILE
-from ctr.simulator.config import ORIGIN_FILE
 from ctr.training.config import TrainConfig
 
 THREADS = "TF_NUM_INTRAOP_THREADS"
@@ -110,7 +107,6 @@ class Training(Task):
     config: TrainConfig
     needs: Sequence[Task] = ()  # the teacher and the sampling that it learns from
     record: str | None = None  # the sidecar that its predictions become
-    loop_days: int | None = None  # that it serves after the log; None: it ends with the log
 
     @property
     def label(self) -> str:
@@ -124,10 +120,6 @@ class Training(Task):
     def folder(self) -> str:
         """Run directory, relative to the folder of the experiment."""
         return f"runs/{self.name}"
-
-    @property
-    def loop(self) -> "Loop | None":
-        return None if self.loop_days is None else Loop(self, self.loop_days)
 
     def is_made(self, place: Place) -> bool:
         """Tells whether it has learned from the whole log as configured, and recorded what it is to record."""
@@ -174,9 +166,8 @@ class Training(Task):
         return f"PerQueryAUC {'none' if accuracy is None else f'{accuracy:.4f}'}"
 
     def clean_up(self, place: Place) -> None:
-        """Removes the checkpoints, which are most of its bytes, unless its loop still has to begin with one."""
-        if self.loop is None or self.loop.is_made(place):
-            shutil.rmtree(place.out / self.folder / "checkpoints", ignore_errors=True)
+        """Removes the checkpoints, which are most of its bytes."""
+        shutil.rmtree(place.out / self.folder / "checkpoints", ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -203,64 +194,6 @@ class Sampling(Task):
         return ["sample", str(place.log), "--name", self.sidecar, "--config", config]
 
 
-class Loop(Task):
-    """A run that serves ``days`` after the log and learns on, from its last checkpoint.
-
-    One that has served another number of days, or after another log, begins anew, as does its run where the
-    checkpoint is gone by then.
-    """
-
-    def __init__(self, run: Training, days: int) -> None:
-        self.needs = (run,)
-        self.folder = f"loops/{run.name}"
-        self._run = run
-        self._days = days
-
-    @property
-    def label(self) -> str:
-        return f"{self._run.label} loop"
-
-    def is_made(self, place: Place) -> bool:
-        served = len(self._served(place)) == self._days and self._is_after_log(place)
-        return served and self._run.is_made(place)
-
-    def make_ready(self, place: Place) -> None:
-        """Removes what keeps it from running: another loop, or the summary of a run without checkpoints.
-
-        A loop is another one when it is of another log, of more days, or ended with fewer. Without its
-        summary a run is trained again, to the same bits, and not taken for finished before it is.
-        """
-        folder, run_dir = place.out / self.folder, place.out / self._run.folder
-        goes_on = _has_checkpoint(folder / "run") and len(self._served(place)) <= self._days
-        if folder.exists() and not (goes_on and self._is_after_log(place)):
-            shutil.rmtree(folder)
-        if not folder.exists() and not _has_checkpoint(run_dir):
-            (run_dir / "summary.json").unlink(missing_ok=True)
-
-    def command(self, place: Place) -> list[str]:
-        arguments = ["simulate", "--policy", str(place.out / self._run.folder), "--log", str(place.log)]
-        return [*arguments, "--days", str(self._days), "--out", str(place.out / self.folder)]
-
-    def threads(self, place: Place) -> str | None:
-        return self._run.threads(place)
-
-    def result_text(self, place: Place) -> str:
-        days = self._served(place)
-        ads, queries = (sum(day[key] for day in days) for key in ("examples", "queries"))
-        return f"{ads / queries:.3f} ads per query" if queries else "no query"
-
-    def clean_up(self, place: Place) -> None:
-        shutil.rmtree(place.out / self.folder / "run" / "checkpoints", ignore_errors=True)
-        self._run.clean_up(place)
-
-    def _served(self, place: Place) -> list[dict[str, Any]]:
-        days: list[dict[str, Any]] = place.read(self.folder, LOOP_FILE).get("days", [])
-        return days
-
-    def _is_after_log(self, place: Place) -> bool:
-        return place.read(self.folder, ORIGIN_FILE).get("log_sha256") == place.log_sha256
-
-
 @dataclass(frozen=True)
 class Tasks:
     """All tasks of an experiment that an arm needs, by name."""
@@ -270,8 +203,8 @@ class Tasks:
     samplings: Mapping[str, Sampling]
     retrains: Sequence[Training] = ()
 
-    def stages(self) -> tuple[Sequence[Task], Sequence[Task], Sequence[Task], Sequence[Loop]]:
-        """All tasks in four stages, of which each needs only those before it.
+    def stages(self) -> tuple[Sequence[Task], Sequence[Task], Sequence[Task]]:
+        """All tasks in three stages, of which each needs only those before it.
 
         The first seeds of all arms come before the next ones.
         """
@@ -279,8 +212,7 @@ class Tasks:
         seeds = [run.seed for run in next(iter(self.arms.values()))]
         runs = [run for trainings in self.arms.values() for run in trainings] + [*self.retrains]
         runs.sort(key=lambda run: seeds.index(run.seed))
-        loops = [loop for run in runs if (loop := run.loop) is not None]
-        return [*teachers.values()], [*self.samplings.values()], runs, loops
+        return [*teachers.values()], [*self.samplings.values()], runs
 
 
 def settings_key(config: StrictModel) -> str:
@@ -296,7 +228,3 @@ def read_object(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _has_checkpoint(run_dir: Path) -> bool:
-    return next((run_dir / "checkpoints").glob("*/state.json"), None) is not None

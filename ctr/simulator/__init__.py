@@ -2,6 +2,5 @@
 
 ``world.py`` draws the world, its queries and ads; ``interests.py`` the interests of users that move; ``auction.py``
 serves a day of them by a policy; ``features.py`` has what is logged of it. ``simulate.py`` writes logs and
-``events.py`` raw events; in ``closed_loop.py`` the policy is a trained run that learns from its own log. ``config.py``
-has the settings.
+``events.py`` raw events. ``config.py`` has the settings.
 """

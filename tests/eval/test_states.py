@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from ctr.eval.ads_churn import AdsChurn
 from ctr.eval.auc import StreamingAUC
 from ctr.eval.calibration import Calibration, KeyedSums, SliceCalibration
 from ctr.eval.intervals import Estimate
@@ -41,11 +40,6 @@ def feed_pairs(state: Any, log: Any) -> None:
     state.update(sigmoid(log.logit), sigmoid(log.logit + log.label), log.query_id)
 
 
-def feed_ads(state: Any, log: Any) -> None:
-    ads = np.abs(log.logit * 10).astype(np.int64)
-    state.update(ads, ads // 2 + 3 * log.label, log.query_id)
-
-
 def feed_all(state: Any, log: Any) -> None:
     state.update(*log.columns(), {"position": slices_of(log), "ad/id": log.query_id % 50})
 
@@ -58,7 +52,6 @@ STATES: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], None]]] = {
     "calibration": (Calibration, feed_rows),
     "slices": (SliceCalibration, feed_slices),
     "prediction_difference": (PredictionDifference, feed_pairs),
-    "ads_churn": (AdsChurn, feed_ads),
     "progressive": (lambda: ProgressiveMetrics(["position", "ad/id"]), feed_all),
 }
 EACH = pytest.mark.parametrize("name", STATES)
@@ -156,8 +149,6 @@ def estimates(name: str, state: Any) -> dict[str, tuple[float, Estimate]]:
     if name == "calibration":
         ratio = state.prediction_ratio(), state.ratio_estimate()
         return {"bias": (state.result(), state.estimate()), "ratio": ratio}
-    if name == "ads_churn":
-        return {measure: (float(one.point), one) for measure, one in state.estimates().items()}
     return {"it": (state.result(), state.estimate())}
 
 
@@ -176,7 +167,7 @@ def test_a_replicate_is_the_metric_without_a_bucket_of_queries(make_log, name):
             expected = pytest.approx(without[metric][0], rel=1e-12, abs=1e-12, nan_ok=True)
             assert estimate.replicates[left_out] == expected, metric
             assert float(estimate.point) == point
-    counts = (log.weight > 0) | (name in ("prediction_difference", "ads_churn"))
+    counts = (log.weight > 0) | (name == "prediction_difference")
     for _, estimate in whole.values():
         if name == "per_query_auc":
             assert estimate.occupied.sum() < len(np.unique(bucket))

@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from target import Target, in_place, put, require_finite
 
 import experiment_folders
 import model_cases
 import run_directories
 from ctr.eval import run_files
-from ctr.eval.ads_churn import compare_loops
 from ctr.eval.prediction_difference import pair_predictions
 from ctr.eval.report import render_report
 from ctr.eval.report.data_health import read_data_health
@@ -245,21 +242,6 @@ def _parse_evaluate(folder: Path, content: bytes) -> None:
         assert np.isfinite(rows["logit"]).all() and np.isfinite(rows["weight"]).all()
 
 
-def _loop_seeds(folder: Path) -> list[bytes]:
-    number = np.arange(40)
-    columns = {"day": number // 20, "query_id": number, "randomized": number % 5 == 0, "ads": number % 4}
-    (folder / "base").mkdir()
-    pq.write_table(pa.table(columns), folder / "base/shown.parquet")
-    return [(folder / "base/shown.parquet").read_bytes()]
-
-
-def _parse_loop(folder: Path, content: bytes) -> None:
-    put(folder / "loop/shown.parquet", content)
-    compared = compare_loops(folder / "base", folder / "loop")
-    json.dumps(compared.as_dict(), allow_nan=False)
-    compared.as_text()
-
-
 # ---------------------------------------------------------------- exported models
 
 
@@ -299,7 +281,6 @@ TARGETS = {
         for name in ("plan.json", "costs.json")
     },
     "evaluated predictions": Target("parquet", _evaluate_seeds, _parse_evaluate),
-    "loop": Target("parquet", _loop_seeds, _parse_loop),
     **{
         f"export {name}": Target(form, *in_place(_export, name, _read_export, _seal_export), slow=True)
         for name, form in (

@@ -230,8 +230,6 @@ def test_the_command_writes_events(tmp_path, capsys):
     assert main([*command, *options]) == 1
     assert "--events-format needs --events" in capsys.readouterr().err
     options += ["--events", str(tmp_path / "events")]
-    assert main([*command, *options, "--policy", str(tmp_path / "run")]) == 1
-    capsys.readouterr()
     assert main([*command, *options]) == 0
     assert json.loads(capsys.readouterr().out)["delivered_impressions"] == 300
     tables = [pa_csv.read_csv(path) for path in (tmp_path / "events" / "impressions").glob("*.csv")]

@@ -74,7 +74,7 @@ class MetricChange:
 
 @dataclass(frozen=True)
 class PairChange:
-    """Difference of the pairs of an arm's seeds, PD for one, against its reference's, over the pairs of both."""
+    """PD of the pairs of an arm's seeds against its reference's, over the pairs of both."""
 
     ratio: Estimate  # of the means over the pairs
     by_pair: Mapping[tuple[int, int], float]
@@ -125,13 +125,7 @@ def prediction_difference_of(arm: MeasuredArm, part: str) -> Estimate | None:
 
 def prediction_change(arm: MeasuredArm, reference: MeasuredArm, part: str) -> PairChange | None:
     """PD of an arm over its reference's, over one of `PARTS`; None without a common pair of seeds."""
-    return pair_change(arm.prediction_pairs.pairs[part], reference.prediction_pairs.pairs[part])
-
-
-def pair_change(
-    ours: Mapping[tuple[int, int], Estimate], theirs: Mapping[tuple[int, int], Estimate]
-) -> PairChange | None:
-    """Compares what pairs of an arm's seeds differ by with its reference's; None without a common pair."""
+    ours, theirs = arm.prediction_pairs.pairs[part], reference.prediction_pairs.pairs[part]
     common = [pair for pair in ours if pair in theirs]
     if not common:
         return None

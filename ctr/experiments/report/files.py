@@ -1,4 +1,4 @@
-"""Files of an experiment beside its plan: the costs, and how each run and each loop ended.
+"""Files of an experiment beside its plan: the costs, and how each run ended.
 
 Every fault of a file becomes an `InputError` that names the file and the key.
 """
@@ -43,27 +43,12 @@ class Costs(Record):
 
 @dataclass(frozen=True)
 class Ending:
-    """Ending of a planned run, or of its loop."""
+    """Ending of a planned run."""
 
     seed: int
     folder: str  # relative to the experiment's
     state: str  # finished, failed, missing, or unreadable
     reason: str = ""  # why it is not finished; else empty
-
-
-class LoopDay(Record):
-    """Counts of a day of a loop: ``examples`` are ads; ``revenue`` is in the bids' currency."""
-
-    queries: int
-    examples: int
-    clicks: int
-    revenue: Amount
-
-
-class Loop(Record):
-    """Counts of a loop, day by day."""
-
-    days: list[LoopDay]
 
 
 def read_costs(folder: Path) -> Costs:
@@ -84,29 +69,12 @@ def open_run(folder: Path, owner: str, planned: PlannedRun) -> tuple[Run | None,
         if cause is None:
             return run, Ending(planned.seed, planned.folder, "finished")
         return None, Ending(planned.seed, planned.folder, "failed", str(cause))
-    return None, _unfinished(folder, f"{owner}-seed-{planned.seed}.txt", planned.seed, planned.folder)
-
-
-def open_loop(
-    folder: Path, owner: str, seed: int, loop_folder: str, days: int | None
-) -> tuple[Loop | None, Ending]:
-    """Reads what the loop of a run showed; nothing unless it has served its days."""
-    path = folder / loop_folder / "loop.json"
-    if path.exists():
-        try:
-            loop = read_record(path, Loop)
-        except InputError as error:
-            return None, Ending(seed, loop_folder, "unreadable", str(error))
-        if days is None or len(loop.days) == days:
-            return loop, Ending(seed, loop_folder, "finished")
-    return None, _unfinished(folder, f"{owner}-seed-{seed}-loop.txt", seed, loop_folder)
-
-
-def _unfinished(folder: Path, failure: str, seed: int, own_folder: str) -> Ending:
-    path = folder / "failures" / failure
-    if path.exists():
-        return Ending(seed, own_folder, "failed", _last_line(path))
-    return Ending(seed, own_folder, "missing", f"{own_folder}: not run, or not finished")
+    failure = folder / "failures" / f"{owner}-seed-{planned.seed}.txt"
+    if failure.exists():
+        return None, Ending(planned.seed, planned.folder, "failed", _last_line(failure))
+    return None, Ending(
+        planned.seed, planned.folder, "missing", f"{planned.folder}: not run, or not finished"
+    )
 
 
 def shared_failures(folder: Path, plan: Plan) -> dict[str, str]:

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ctr.eval.ads_churn import MEASURES
 from ctr.eval.display import Number
 from ctr.eval.intervals import Estimate
 from ctr.experiments.report.arms import CHANGED, MetricChange, PairChange, prediction_difference_of
 from ctr.experiments.report.costs import CostChange
 from ctr.experiments.report.files import ArmCosts, Ending
-from ctr.experiments.report.loops import SHOWN, LoopResult
 from ctr.experiments.report.results import CURVE_COSTS, ArmResult, Experiment
 from ctr.experiments.report.retrains import PairDifference
 from ctr.experiments.report.slices import SliceChange
@@ -86,17 +84,10 @@ def _arm(result: ArmResult) -> dict[str, Any]:
             for part, change in result.prediction_changes.items()
         },
         "prediction_difference_unavailable": pairs.unavailable or None,
-        "retrains": {
-            name: {kind: _retrained(one) for kind, one in found.items()}
-            for name, found in (
-                ("prediction_difference", result.retrains),
-                ("mean_churn", result.loop_retrains),
-            )
-        },
+        "retrains": {kind: _retrained(one) for kind, one in result.retrains.items()},
         "costs": None if result.costs is None else result.costs.model_dump(),
         "cost_ratio": _costs(result.cost_change),
         "cost_ratio_to_baseline": _costs(result.cost_from_baseline),
-        "loops": None if result.loops is None else _loops(result.loops),
         "slices": [_slice(change) for change in result.slices],
         "slice_variances": _plain(result.variances),
         "tuning": {
@@ -148,26 +139,6 @@ def _ratio(change: PairChange | None) -> dict[str, Any]:
     return {"ratio": _plain(change.ratio), "ratio_by_pair": _plain(change.by_pair)}
 
 
-def _loops(result: LoopResult) -> dict[str, Any]:
-    loops = result.loops
-    return {
-        "runs": [
-            {**_ending(outcome), **_plain(loops.shown.get(outcome.seed, {}))} for outcome in loops.outcomes
-        ],
-        **{name: _plain(loops.mean_shown(name)) for name in SHOWN},
-        "churn": {
-            measure: {
-                "mean": _plain(loops.mean_churn(measure)),
-                "by_pair": _plain(pairs),
-                **_ratio(result.changes[measure]),
-            }
-            for measure, pairs in loops.churn.items()
-        },
-        "signed_by_pair": _plain(loops.signed),
-        "churn_unavailable": loops.unavailable or None,
-    }
-
-
 def _slice(change: SliceChange) -> dict[str, Any]:
     entries, shown = _plain(change), change.shown
     del entries["shown"]
@@ -202,9 +173,8 @@ def as_csv(experiment: Experiment) -> str:
     spreadsheet would run as a formula has an apostrophe before it, which spreadsheets take to mean text.
     """
     papers = dict.fromkeys(key for result in experiment.arms for key in result.arm.plan.paper)
-    has_loops = any(result.loops is not None for result in experiment.arms)
     slices = [one.name for one in experiment.plan.slices]
-    rows = [_row(_arm(result), has_loops, slices, list(papers)) for result in experiment.arms]
+    rows = [_row(_arm(result), slices, list(papers)) for result in experiment.arms]
     plain = [{_escaped(name): _escaped(value) for name, value in row.items()} for row in rows]
     return pd.DataFrame(plain).to_csv(index=False, lineterminator="\n")
 
@@ -216,7 +186,7 @@ def _escaped(value: object) -> object:
     return f"'{value}" if value.lstrip(" ").startswith(_FORMULA_STARTS) else value
 
 
-def _row(arm: Record, has_loops: bool, slices: list[str], papers: list[str]) -> dict[str, object]:
+def _row(arm: Record, slices: list[str], papers: list[str]) -> dict[str, object]:
     """Columns of an arm, from its part of the JSON."""
     row: dict[str, object] = {
         "arm": arm["name"],
@@ -240,9 +210,9 @@ def _row(arm: Record, has_loops: bool, slices: list[str], papers: list[str]) -> 
         row[f"{name}_significant"] = change.get("significant")
     for part, column in _PARTS.items():
         row |= _pairs(column, arm["prediction_difference"][part])
-    for name, kinds in arm["retrains"].items():
-        for kind, found in kinds.items():
-            row |= _number(f"{name}_{kind}", found["mean"]) | _number(f"{name}_{kind}_ratio", found["ratio"])
+    for kind, found in arm["retrains"].items():
+        row |= _number(f"prediction_difference_{kind}", found["mean"])
+        row |= _number(f"prediction_difference_{kind}_ratio", found["ratio"])
     costs = arm["costs"] or ArmCosts().model_dump()
     row |= {name: value for name, value in costs.items() if name not in ("step_ratio", "inference_ratio")}
     for name, cost in arm["cost_ratio"].items():
@@ -259,12 +229,6 @@ def _row(arm: Record, has_loops: bool, slices: list[str], papers: list[str]) -> 
             low, high = point.get("ci95", (None, None))
             row |= {column: point.get("relative"), f"{column}_bound": point.get("bound")}
             row |= {f"{column}_low": low, f"{column}_high": high}
-    if has_loops:
-        loops = arm["loops"] or {}
-        row |= {name: loops.get(name) for name in SHOWN}
-        row["loops_finished"] = sum(one["state"] == "finished" for one in loops["runs"]) if loops else None
-        for measure in MEASURES:
-            row |= _pairs(measure, loops["churn"][measure] if loops else {})
     for name in slices:
         shown: Record = next((one for one in arm["slices"] if one["name"] == name), {})
         row[f"slice_{name}_weight"] = shown.get("weight")

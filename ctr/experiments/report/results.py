@@ -19,8 +19,7 @@ from ctr.experiments.report.arms import (
 )
 from ctr.experiments.report.costs import UNKNOWN, CostChange, cost_change, pass_flops, train_time
 from ctr.experiments.report.files import ArmCosts, Costs, read_costs, shared_failures
-from ctr.experiments.report.loops import LoopResult, loop_results
-from ctr.experiments.report.retrains import PairDifference, loop_retrains, prediction_retrains
+from ctr.experiments.report.retrains import PairDifference, prediction_retrains
 from ctr.experiments.report.slices import (
     SliceChange,
     VarianceChange,
@@ -67,10 +66,8 @@ class ArmResult:
     tuning: Mapping[str, Tuning]  # for arms with a sweep, by kind of cost
     slices: Sequence[SliceChange] = ()  # those that the tables show first
     variances: Sequence[VarianceChange] = ()
-    loops: LoopResult | None = None  # None when its runs were not to serve
-    # By what pairs of runs differ in, of arms with retrains: PD, and churn of the mean.
+    # PD by what pairs of runs differ in, of arms with retrains.
     retrains: Mapping[str, PairDifference] = field(default_factory=dict)
-    loop_retrains: Mapping[str, PairDifference] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,16 +90,9 @@ def read_experiment(folder: Path) -> Experiment:
     plan, costs = read_plan(folder), read_costs(folder)
     measured, late_from = measure_arms(folder, plan)
     by_name = {arm.plan.name: arm for arm in measured}
-    loops = loop_results(folder, plan)
     retrains = prediction_retrains(folder, plan, by_name, late_from)
-    of_loops = loop_retrains(folder, plan, loops)
     results = [
-        replace(
-            _result(plan, costs, by_name, arm),
-            loops=loops.get(arm.plan.name),
-            retrains=retrains.get(arm.plan.name, {}),
-            loop_retrains=of_loops.get(arm.plan.name, {}),
-        )
+        replace(_result(plan, costs, by_name, arm), retrains=retrains.get(arm.plan.name, {}))
         for arm in measured
     ]
     return Experiment(folder, plan, results, costs, late_from, shared_failures(folder, plan))

@@ -7,22 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctr.eval.ads_churn import compare_loops
 from ctr.eval.arrays import ratio
 from ctr.eval.intervals import Estimate
 from ctr.eval.prediction_difference import ALWAYS, pair_predictions
 from ctr.eval.run_files import prediction_parts
-from ctr.experiments.plan import SEED, Plan, PlannedArm, PlannedRun
+from ctr.experiments.plan import SEED, Plan, PlannedArm
 from ctr.experiments.report.arms import MeasuredArm
-from ctr.experiments.report.files import Ending, open_loop, open_run
-from ctr.experiments.report.loops import LoopResult
+from ctr.experiments.report.files import Ending, open_run
 from ctr.io.errors import InputError
 
 Pairs = Mapping[tuple[int, ...], float]
 """Differences of pairs of runs, by their seeds: one where both have it, or two."""
-
-MEASURE = "mean_churn"
-"""Measure of churn whose retrains are compared (``ctr.eval.ads_churn``)."""
 
 
 class _Own(NamedTuple):
@@ -64,33 +59,13 @@ def prediction_retrains(
             raise InputError(f"{first.name} and {second.name} have no example in common")
         return float(found.late.point)
 
-    def ended(owner: str, run: PlannedRun) -> Ending:
-        return open_run(folder, owner, run)[1]
-
     own = {
         name: _Own(
             {*arm.estimates}, _points(arm.prediction_pairs.pairs["late"]), arm.prediction_pairs.unavailable
         )
         for name, arm in arms.items()
     }
-    return _results(folder, plan, own, ended, measured)
-
-
-def loop_retrains(folder: Path, plan: Plan, loops: Mapping[str, LoopResult]) -> RetrainResults:
-    """Measures how the mean number of ads per query differs over the served days, of arms with retrains and loops."""
-
-    def measured(first: Path, second: Path) -> float:
-        return float(compare_loops(first, second).whole.estimates()[MEASURE].point)
-
-    def ended(owner: str, run: PlannedRun) -> Ending:
-        assert run.loop is not None
-        return open_loop(folder, owner, run.seed, run.loop, plan.loop_days)[1]
-
-    own = {
-        name: _Own({*result.loops.shown}, _points(result.loops.churn[MEASURE]), result.loops.unavailable)
-        for name, result in loops.items()
-    }
-    return _results(folder, plan, own, ended, measured)
+    return _results(folder, plan, own, measured)
 
 
 def _points(pairs: Mapping[tuple[int, int], Estimate]) -> Pairs:
@@ -122,14 +97,13 @@ def _results(
     folder: Path,
     plan: Plan,
     own: Mapping[str, _Own],
-    ended: Callable[[str, PlannedRun], Ending],
     measured: Callable[[Path, Path], float],
 ) -> RetrainResults:
-    """Measures the arms of ``own``; ``ended`` says how a run, or its loop, ended, and where it lies."""
+    """Measures the arms of ``own``."""
     results: dict[str, dict[str, PairDifference]] = {}
     # What an arm is compared with may come after it.
     arms = [arm for arm in plan.arms if arm.retrains and arm.name in own]
-    found = {arm.name: _of_arm(folder, arm, own[arm.name], ended, measured) for arm in arms}
+    found = {arm.name: _of_arm(folder, arm, own[arm.name], measured) for arm in arms}
     for arm in arms:
         reference = plan.reference(arm)
         others = {} if reference is None else found.get(reference.name, {})
@@ -146,19 +120,17 @@ def _of_arm(
     folder: Path,
     arm: PlannedArm,
     own: _Own,
-    ended: Callable[[str, PlannedRun], Ending],
     measured: Callable[[Path, Path], float],
 ) -> dict[str, PairDifference]:
-    originals = {run.seed: ended(arm.name, run) for run in arm.runs}
+    originals = {run.seed: run.folder for run in arm.runs}
     found = {}
     for kind, runs in arm.retrains.items():
-        again = [ended(f"{arm.name}~{kind}", run) for run in runs]
+        again = [open_run(folder, f"{arm.name}~{kind}", run)[1] for run in runs]
         finished = [one for one in again if one.state == "finished" and one.seed in own.seeds]
         reason = ""
         try:
             pairs: Pairs = {
-                (one.seed,): measured(folder / originals[one.seed].folder, folder / one.folder)
-                for one in finished
+                (one.seed,): measured(folder / originals[one.seed], folder / one.folder) for one in finished
             }
         except (InputError, ValueError) as error:
             pairs, reason = {}, f"the runs cannot be compared: {error}"

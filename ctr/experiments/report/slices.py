@@ -128,7 +128,7 @@ def variance_changes(common: Sequence[CommonFamily]) -> list[VarianceChange]:
             continue
         own, reference = ([_variance(found.relative, both) for found in side] for side in (ours, theirs))
         change, by_seed, significant = _compared(
-            lambda one, other: percent_change(quotient(one, other)), seeds, own, reference
+            lambda one, other: _percent_change(quotient(one, other)), seeds, own, reference
         )
         changes.append(
             VarianceChange(
@@ -191,10 +191,10 @@ def _estimate_at(estimate: Estimate, index: int) -> Estimate:
 
 
 def _size_change(bias: Estimate, reference: Estimate) -> Estimate:
-    return percent_change(quotient(_absolute(bias), _absolute(reference)))
+    return _percent_change(quotient(_absolute(bias), _absolute(reference)))
 
 
-def percent_change(share: Estimate) -> Estimate:
+def _percent_change(share: Estimate) -> Estimate:
     """Change in percent of a whole, from a share of it."""
     return Estimate(100 * (share.point - 1), 100 * (share.replicates - 1), share.occupied)
 

@@ -12,13 +12,12 @@ from ctr.eval import display
 from ctr.eval.display import Number
 from ctr.eval.intervals import Estimate
 from ctr.eval.report import page
-from ctr.experiments.report.arms import MetricChange, PairChange, prediction_difference_of
+from ctr.experiments.report.arms import MetricChange, prediction_difference_of
 from ctr.experiments.report.files import ArmCosts
-from ctr.experiments.report.loops import SHOWN, LoopResult
 from ctr.experiments.report.numbers import spread
 from ctr.experiments.report.results import ACCURACY, ArmResult, Experiment
 from ctr.experiments.report.retrains import PairDifference
-from ctr.experiments.report.slices import SliceChange, percent_change
+from ctr.experiments.report.slices import SliceChange
 from ctr.experiments.report.tuning_points import TuningPoint
 
 PAPER = "paper"  # column of what a publication reports
@@ -49,7 +48,7 @@ def arm_marks(experiment: Experiment) -> dict[str, page.Mark]:
 
 
 def experiment_tables(experiment: Experiment, *, every: bool = False) -> list[ArmTable]:
-    """Tables of accuracy, and of costs, PD, tuning points, loops and slices where anything is known.
+    """Tables of accuracy, and of costs, PD, tuning points and slices where anything is known.
 
     ``every``: also those that would be too long for a terminal.
     """
@@ -60,22 +59,8 @@ def experiment_tables(experiment: Experiment, *, every: bool = False) -> list[Ar
     if any(prediction_difference_of(result.arm, "whole") is not None for result in arms):
         tables.append(_prediction_table(arms))
     tables += [
-        _retrain_table(
-            "retrains",
-            "Prediction difference of retrains, by what they differ in, in percent of a probability",
-            [(result, result.retrains) for result in arms],
-            "pd",
-        ),
-        _retrain_table(
-            "retrain-churn",
-            "Serving: churn of retrains, by what they differ in, in percent",
-            [(result, result.loop_retrains) for result in arms],
-            "ads_churn",
-        ),
+        _retrain_table(arms),
         _tuning_table(arms),
-        _loop_table(arms, experiment.plan.loop_days),
-    ]
-    tables += [
         _slice_table(arms),
         _variance_table(arms),
         *([_slice_table(arms, every=True)] if every else []),
@@ -219,18 +204,19 @@ def _prediction_table(arms: Sequence[ArmResult]) -> ArmTable:
     )
 
 
-def _retrain_table(
-    name: str, title: str, found: Sequence[tuple[ArmResult, Mapping[str, PairDifference]]], paper: str
-) -> ArmTable:
-    kinds = list(dict.fromkeys(kind for _, pairs in found for kind in pairs))
+def _retrain_table(arms: Sequence[ArmResult]) -> ArmTable:
+    kinds = list(dict.fromkeys(kind for result in arms for kind in result.retrains))
     return _table(
-        name,
-        title,
+        "retrains",
+        "Prediction difference of retrains, by what they differ in, in percent of a probability",
         (*(f"{kind}, % [95%]" for kind in kinds), PAPER),
         [
-            (result, [*(_retrain_cell(pairs.get(kind)) for kind in kinds), _paper_cell(result, paper)])
-            for result, pairs in found
-            if pairs
+            (
+                result,
+                [*(_retrain_cell(result.retrains.get(kind)) for kind in kinds), _paper_cell(result, "pd")],
+            )
+            for result in arms
+            if result.retrains
         ],
         (
             "A run and its retrain with the same seed that differs in this alone; seed: pairs of the arm's runs.",
@@ -277,24 +263,6 @@ def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
             "What an arm gains at the reference's cost, and saves at the reference's accuracy. Linear between points",
             "in the logarithm of cost, at the sweep's seeds; < and > are bounds where the answer lies beyond the",
             "sweep, if accuracy does not fall as cost grows. [95%] over queries.",
-        ),
-    )
-
-
-def _loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable:
-    length = "" if days is None else f" {days} day{'' if days == 1 else 's'}"
-    return _table(
-        "serving",
-        f"Serving{length}: ads shown, and how runs differ in them, in percent",
-        ("ads/query", "revenue", "churn", "pairs", "change, % [95%]", "by query", "change, %", PAPER),
-        [
-            (result, _loop_cells(result, result.loops))
-            for result in arms
-            if result.loops is not None and result.loops.loops.shown
-        ],
-        (
-            "revenue: per 1000 queries. churn: difference of two runs' ads per query over their mean, averaged over",
-            "pairs of seeds; pairs: smallest to largest; by query: each query counts. Changes: of the churn.",
         ),
     )
 
@@ -415,41 +383,6 @@ def _tuned(point: TuningPoint | None, decimals: int) -> str:
         return display.ABSENT
     text = Number(point.value, point.low, point.high).times(100).whole(decimals, signed=True)
     return f"{point.bound} {text}, beyond the sweep" if point.bound else text
-
-
-def _loop_cells(result: ArmResult, own: LoopResult) -> list[page.Cell]:
-    loops, changes = own.loops, own.changes
-    ads, clicks, revenue = (loops.mean_shown(name) for name in SHOWN)
-    signed = ", ".join(
-        f"{one}-{other}: {display.fixed(100 * value, 2, signed=True)}"
-        for (one, other), value in loops.signed.items()
-    )
-    return [
-        _cell(display.fixed(ads, 3), f"{display.fixed(clicks, 1)} clicks per 1000 queries"),
-        page.Cell(display.fixed(revenue, 1)),
-        _churn_cell(loops.mean_churn("mean_churn"), loops.unavailable),
-        _cell(_span([100 * float(pair.point) for pair in loops.churn["mean_churn"].values()], 2), signed),
-        _churn_change_cell(changes["mean_churn"], with_interval=True),
-        _churn_cell(loops.mean_churn("query_churn"), loops.unavailable),
-        _churn_change_cell(changes["query_churn"], with_interval=False),
-        _paper_cell(result, "ads_churn"),
-    ]
-
-
-def _churn_cell(churn: Estimate | None, unavailable: str) -> page.Cell:
-    if churn is None:
-        return _cell(display.ABSENT, unavailable)
-    return _number_cell(_percent(churn), 2)
-
-
-def _churn_change_cell(change: PairChange | None, *, with_interval: bool) -> page.Cell:
-    if change is None:
-        return _NOTHING
-    number = percent_change(change.ratio).number()
-    verdict = _less_verdict(number)
-    if with_interval:
-        return _cell(number.whole(1, signed=True), "", verdict)
-    return _cell(number.text(1, signed=True), number.bounds(1, signed=True), verdict)
 
 
 def _less_verdict(change: Number) -> str:

@@ -11,7 +11,6 @@ from ctr.eval.report.html import render_page, write_page
 from ctr.eval.report.shown_run import flat_environment
 from ctr.experiments.report.arms import RunOutcome
 from ctr.experiments.report.figures import bias_figures, frontier_figure, prediction_figure
-from ctr.experiments.report.files import Ending
 from ctr.experiments.report.numbers import as_csv, as_json
 from ctr.experiments.report.results import ArmResult, Experiment, read_experiment
 from ctr.experiments.report.tables import PAPER, ArmTable, arm_marks, experiment_tables
@@ -42,23 +41,18 @@ def write_experiment(folder: Path) -> str:
 
 
 def _missing_lines(experiment: Experiment) -> list[str]:
-    """Runs and loops that are not finished and arms that are not compared, each with its reason."""
+    """Runs that are not finished and arms that are not compared, each with its reason."""
     lines = [f"{name} failed: {reason}" for name, reason in experiment.failures.items()]
-    outcomes: list[tuple[ArmResult, Sequence[Ending], str]] = [
-        (one, one.arm.outcomes, "") for one in experiment.arms
-    ]
-    outcomes += [(one, one.loops.loops.outcomes, " loop") for one in experiment.arms if one.loops is not None]
     lines += [
-        f"{result.arm.plan.name}~{kind} seed {ending.seed}{what} {ending.state}: {ending.reason}"
+        f"{result.arm.plan.name}~{kind} seed {ending.seed} {ending.state}: {ending.reason}"
         for result in experiment.arms
-        for what, retrains in (("", result.retrains), (" loop", result.loop_retrains))
-        for kind, found in retrains.items()
-        for ending in found.unfinished
+        for kind, retrains in result.retrains.items()
+        for ending in retrains.unfinished
     ]
     lines += [
-        f"{result.arm.plan.name} seed {outcome.seed}{what} {outcome.state}: {outcome.reason}"
-        for result, endings, what in outcomes
-        for outcome in endings
+        f"{result.arm.plan.name} seed {outcome.seed} {outcome.state}: {outcome.reason}"
+        for result in experiment.arms
+        for outcome in result.arm.outcomes
         if outcome.state != "finished"
     ]
     return lines + [

@@ -1,8 +1,7 @@
-"""Constrained slices and loops of an experiment, reported from folders made by hand."""
+"""Constrained slices of an experiment, reported from folders made by hand."""
 
 import json
 import shutil
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,6 @@ SHOWN = [
     {"name": "S2", "title": None, "family": "apart", "index": 1},
     {"name": "S1", "title": "at the top, or just below the top", "family": "low", "index": 1},
 ]
-QUERIES, DAYS = 400, 2
 
 
 def logits(rows: pd.DataFrame, name: str, seed: int) -> np.ndarray:
@@ -32,44 +30,9 @@ def logits(rows: pd.DataFrame, name: str, seed: int) -> np.ndarray:
     return (noise / 4 - 0.85 + SHIFT[name] * (1 + seed / 10)).astype(np.float32)
 
 
-def loop_folder(name: str, seed: int) -> str:
-    return run_folder(name, seed).replace("runs/", "loops/")
-
-
-def ads(name: str, seed: int) -> np.ndarray:
-    rng = np.random.default_rng(seed + 10 * len(name))
-    # All serve the same traffic; retrains of one arm differ more than those of the other.
-    shown = np.random.default_rng(5).integers(0, 7, QUERIES)
-    moved = rng.random(QUERIES) < (0.3 if name == "base" else 0.1)
-    return np.maximum(shown + moved * rng.choice([-1, 1, 1], QUERIES), 0)
-
-
-def shown_table(name: str, seed: int) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "day": np.repeat(np.arange(DAYS, dtype=np.int32), QUERIES // DAYS),
-            "query_id": np.arange(QUERIES, dtype=np.int64) * 13,
-            "randomized": np.arange(QUERIES) % 20 == 0,
-            "ads": ads(name, seed).astype(np.int16),
-        }
-    )
-
-
-def write_loop(folder: Path, name: str, seed: int) -> None:
-    table = shown_table(name, seed)
-    folder.mkdir(parents=True)
-    table.to_parquet(folder / "shown.parquet", index=False)
-    same = {"clicks": 10 * seed, "revenue": 5.5 * seed, "more": 1}
-    days = [
-        {"day": int(day), "queries": len(part), "examples": int(part["ads"].sum()), **same}
-        for day, part in table.groupby("day")
-    ]
-    (folder / "loop.json").write_text(json.dumps({"first_day": 7, "days": days}))
-
-
 def plan_arm(name: str, **entries: object) -> dict[str, object]:
-    runs = [{"seed": s, "folder": run_folder(name, s), "loop": loop_folder(name, s)} for s in SEEDS]
-    paper = {"S1": "-15%", "ads_churn": "-85%"} if name == "bound" else {}
+    runs = [{"seed": s, "folder": run_folder(name, s)} for s in SEEDS]
+    paper = {"S1": "-15%"} if name == "bound" else {}
     return {"seeds": [*SEEDS], "runs": runs, "families": [LOW, APART], "paper": paper, **entries}
 
 
@@ -83,7 +46,7 @@ def drawn(rows):
 def system(rows, drawn, tmp_path_factory):
     folder = tmp_path_factory.mktemp("system") / "out"
     arms = {name: plan_arm(name) for name in SHIFT}
-    write_plan(folder, arms, slices=SHOWN, loop_days=DAYS)
+    write_plan(folder, arms, slices=SHOWN)
     sliced = rows.assign(**{"constraint:low": rows["position"].where(rows["metric_weight"] != 2.5, -1)})
     for name in SHIFT:
         for seed in SEEDS:
@@ -97,7 +60,6 @@ def system(rows, drawn, tmp_path_factory):
             np.savez_compressed(run / "constraint_states" / "drawn.npz", **metrics.to_arrays())
             reported = {"drawn": metrics.summary()}
             edit(run / "summary.json", lambda content, own=reported: content.update(constraint_logs=own))
-            write_loop(folder / loop_folder(name, seed), name, seed)
     write_experiment(folder)
     return folder
 
@@ -164,39 +126,10 @@ def test_bias_and_variance_of_slices_are_those_of_their_rows(system, rows, drawn
         assert low_end < change < high_end
 
 
-def test_churn_is_that_of_the_ads_that_were_shown(system):
-    arms = result_of(system)
-    kept = np.arange(QUERIES) % 20 != 0
-    means = {}
-    for name in SHIFT:
-        loops = arms[name]["loops"]
-        assert loops["ads_per_query"] == pytest.approx(np.mean([ads(name, seed).mean() for seed in SEEDS]))
-        assert loops["clicks_per_1000_queries"] == pytest.approx(1000 * 10 * 2 * DAYS / QUERIES)
-        assert loops["revenue_per_1000_queries"] == pytest.approx(1000 * 5.5 * 2 * DAYS / QUERIES)
-        for measure in ("mean_churn", "query_churn"):
-            pairs = {}
-            for one, other in combinations(SEEDS, 2):
-                a, b = ads(name, one)[kept], ads(name, other)[kept]
-                gap = np.abs(a - b).sum() if measure == "query_churn" else abs(a.sum() - b.sum())
-                pairs[f"{one}-{other}"] = 2 * gap / (a.sum() + b.sum())
-                signed = 2 * (a.sum() - b.sum()) / (a.sum() + b.sum())
-                assert loops["signed_by_pair"][f"{one}-{other}"] == pytest.approx(signed)
-            reported = loops["churn"][measure]
-            assert {pair: one["value"] for pair, one in reported["by_pair"].items()} == pytest.approx(pairs)
-            means[name, measure] = np.mean(list(pairs.values()))
-            assert reported["mean"]["value"] == pytest.approx(means[name, measure])
-    assert arms["base"]["loops"]["churn"]["query_churn"]["ratio"] is None
-    for measure in ("mean_churn", "query_churn"):
-        ratio = arms["bound"]["loops"]["churn"][measure]["ratio"]
-        assert ratio["value"] == pytest.approx(means["bound", measure] / means["base", measure])
-    low, high = arms["bound"]["loops"]["churn"]["query_churn"]["ratio"]["ci95"]
-    assert low < ratio["value"] < high < 1
-
-
 def test_what_is_told(system):
     text = (system / "table.txt").read_text()
     assert max(map(len, text.splitlines())) <= TABLE_WIDTH
-    for reported in ("S2: position >= 6", "-15%", "-85%", "Serving 2 days", "How differently the slices"):
+    for reported in ("S2: position >= 6", "-15%", "How differently the slices"):
         assert reported in text
     # What the experiment names comes first, in its order; the rest is in the report alone.
     assert text.index("S2: ") < text.index("S1: ") and "position 3" not in text
@@ -204,8 +137,6 @@ def test_what_is_told(system):
     assert "position 3" in words and "S1: at the top, or just below the top" in words
     row, arm = table_of(system)["bound"], result_of(system)["bound"]
     assert float(row["slice_S1_bias"]) == slices_of(system)["low", 1]["bias"]["value"]
-    assert float(row["query_churn_ratio"]) == arm["loops"]["churn"]["query_churn"]["ratio"]["value"]
-    assert float(row["ads_per_query"]) == arm["loops"]["ads_per_query"] and row["loops_finished"] == "3"
     assert [one["name"] for one in arm["slices"][:3]] == ["S2", "S1", None]
 
 
@@ -223,59 +154,8 @@ def test_runs_without_states_of_constraint_logs_are_told_by_their_summaries(syst
         write_experiment(copy)
 
 
-def test_churn_of_retrains_is_that_of_loops_of_the_same_seed(copy):
-    def add(plan) -> None:
-        for arm in plan["arms"]:
-            name = f"{arm['name']}~order"
-            arm["retrains"] = {
-                "order": [
-                    {"seed": seed, "folder": run_folder(name, seed), "loop": loop_folder(name, seed)}
-                    for seed in SEEDS
-                ]
-            }
-
-    edit(copy / "plan.json", add)
-    for seed in SEEDS[1:]:
-        write_loop(copy / loop_folder("bound~order", seed), "bound~order", seed)
-    text, result = told(copy)
-    found = result["bound"]["retrains"]["mean_churn"]["order"]
-    counts = shown_table("bound", 1)["randomized"].to_numpy()
-    expected = {}
-    for seed in SEEDS[1:]:
-        one, other = (ads(name, seed)[~counts].mean() for name in ("bound", "bound~order"))
-        expected[str(seed)] = abs(one - other) / ((one + other) / 2)
-    assert found["by_pair"] == pytest.approx(expected) and found["pairs_planned"] == 3
-    assert result["base"]["retrains"]["mean_churn"]["order"]["unavailable"] == "no pair of runs is finished"
-    assert "bound~order seed 1 loop missing" in text and "churn of retrains" in text
-    seeds = result["bound"]["retrains"]["mean_churn"]["seed"]["by_pair"]
-    reported = result["bound"]["loops"]["churn"]["mean_churn"]["by_pair"]
-    assert seeds == pytest.approx({pair: one["value"] for pair, one in reported.items()})
-
-
-def test_slices_and_loops_that_cannot_be_compared_are_told(copy):
+def test_families_with_other_slices_are_not_compared(copy):
     plan = json.loads((copy / "plan.json").read_text())
     plan["arms"][1]["families"][0]["slices"][3] = "position 3 or 4"
     (copy / "plan.json").write_text(json.dumps(plan))
-    shown = copy / loop_folder("bound", 3) / "shown.parquet"
-    pd.read_parquet(shown).iloc[:-1].to_parquet(shown, index=False)
-    result = told(copy)[1]["bound"]
-    assert {one["family"] for one in result["slices"]} == {"apart"}
-    assert "served different queries" in result["loops"]["churn_unavailable"]
-    assert result["loops"]["churn"]["query_churn"]["mean"] is None
-    assert result["loops"]["ads_per_query"] is not None
-    (copy / "failures").mkdir()
-    (copy / "failures" / "bound-seed-1-loop.txt").write_text("Traceback\nerror: it was tired\n")
-    for seed in (1, 2):
-        (copy / loop_folder("bound", seed) / "loop.json").unlink()
-    edit(copy / loop_folder("base", 2) / "loop.json", lambda content: content["days"].pop())
-    wrong = copy / loop_folder("base", 1) / "loop.json"
-    edit(wrong, lambda content: content["days"][0].update(clicks="many"))
-    text, result = told(copy)
-    for reported in ("bound seed 1 loop failed: it was tired", "base seed 2 loop missing"):
-        assert reported in text
-    assert f"bound seed 2 loop missing: {loop_folder('bound', 2)}: not run, or not finished" in text
-    assert "base seed 1 loop unreadable" in text
-    loops = result["bound"]["loops"]
-    assert loops["churn_unavailable"] == "two finished loops are required"
-    assert loops["churn"]["mean_churn"] == {"mean": None, "by_pair": {}, "ratio": None, "ratio_by_pair": {}}
-    assert [one["state"] for one in loops["runs"]] == ["failed", "missing", "finished"]
+    assert {slice["family"] for slice in told(copy)[1]["bound"]["slices"]} == {"apart"}

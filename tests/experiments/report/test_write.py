@@ -131,7 +131,7 @@ def test_retrains_differ_by_kind_with_intervals_over_seeds(copy, rows):
             expected[name][str(seed)] = float(np.mean(np.abs(p - q) / ((p + q) / 2)))
     text, result = told(copy)
     for name in noise:
-        found = result[name]["retrains"]["prediction_difference"]
+        found = result[name]["retrains"]
         assert list(found) == ["rounding", "order", "seed"]
         assert found["rounding"]["by_pair"] == pytest.approx(expected[name], rel=1e-6)
         values = np.array([*expected[name].values()])
@@ -146,17 +146,17 @@ def test_retrains_differ_by_kind_with_intervals_over_seeds(copy, rows):
         low, high = found["seed"]["mean"]["ci95"]
         spread = np.sqrt(2 / 3 * np.square(np.array(without) - np.mean(without)).sum())
         assert (high - low) / 2 >= 4.302653 * spread * (1 - 1e-6)
-    ratio = result["dcn"]["retrains"]["prediction_difference"]["rounding"]["ratio"]
+    ratio = result["dcn"]["retrains"]["rounding"]["ratio"]
     means = [np.mean([*expected[name].values()]) for name in ("dcn", "base")]
     assert ratio["value"] == pytest.approx(means[0] / means[1], rel=1e-6)
-    assert result["optimizer"]["retrains"] == {"prediction_difference": {}, "mean_churn": {}}
+    assert result["optimizer"]["retrains"] == {}
     assert "rounding, % [95%]" in text
     row = {one["arm"]: one for one in csv.DictReader(io.StringIO(as_csv(read_experiment(copy))))}["dcn"]
     assert float(row["prediction_difference_rounding"]) == pytest.approx(means[0], rel=1e-6)
     # One that did not finish is left out, and counted.
     (copy / run_folder("dcn~rounding", 2) / "summary.json").unlink()
     text, result = told(copy)
-    found = result["dcn"]["retrains"]["prediction_difference"]["rounding"]
+    found = result["dcn"]["retrains"]["rounding"]
     assert "- dcn~rounding seed 2 missing: runs/dcn~rounding-seed-2-0a1b2c: not run, or not finished" in text
     assert (list(found["by_pair"]), found["pairs_planned"]) == (["1", "3"], 3)
 
