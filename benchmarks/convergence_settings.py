@@ -59,7 +59,6 @@ OPTIMIZERS = {
     "shampoo_nesterov": Optimizer("Shampoo + Nesterov", True, True),
     "shampoo_one_sided": Optimizer("Shampoo, one-sided for tables", True, False, rows="one_sided"),
     "adam": Optimizer("Adam", False, False, options=_ADAM, accumulator=False, start=-6),
-    "muon": Optimizer("Muon", False, False, "muon", accumulator=False, start=-6),
     "shampoo_quarter": Optimizer("Shampoo, exponents 1/4", True, False, options={"exponent_override": None}),
     "soap": Optimizer("SOAP", True, False, options=_SOAP, accumulator=False, start=-4),
     "eigenvalue_corrected": Optimizer(
@@ -194,9 +193,12 @@ def dense_settings(
         values: ``rate`` and ``accumulator``.
         changes: of Shampoo's options; they count where it preconditions.
     """
-    if optimizer.rule in ("adafactor", "muon"):
-        rule = optimizer.rule
-        return {"rule": rule, "learning_rate": values["rate"], rule: dict(optimizer.options)}
+    if optimizer.rule == "adafactor":
+        return {
+            "rule": "adafactor",
+            "learning_rate": values["rate"],
+            "adafactor": dict(optimizer.options),
+        }
     options: dict[str, Any] = {
         "momentum": MOMENTUM if optimizer.nesterov else 0.0,
         "nesterov": optimizer.nesterov,

@@ -19,7 +19,6 @@ from ctr.models.rows import TableLayout
 from ctr.objective.config import MOST_SECONDS, TERMS, LabelConfig, ObjectiveConfig
 from ctr.objective.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
-from ctr.optim.contrib.muon_options import MuonOptions
 from ctr.optim.contrib.presets import PRESETS
 from ctr.optim.first_order.options import AdaGrad
 from ctr.optim.kfac.options import KfacOptions
@@ -32,7 +31,6 @@ from ctr.training.retrain import RetrainConfig
 ROW_ADAFACTOR = OptionsKey(RowAdafactorOptions(), frozenset({"epsilon1", "inverse_sqrt", "factored"}))
 ADAFACTOR = OptionsKey(AdafactorOptions(), ROW_ADAFACTOR.without)
 KFAC = OptionsKey(KfacOptions(), frozenset({"relative_damping", "seed"}))
-MUON = OptionsKey(MuonOptions(), frozenset({"nesterov", "iterations", "beta1", "beta2", "epsilon"}))
 ONE_SIDED = OptionsKey(
     OneSidedOptions(),
     frozenset(
@@ -155,7 +153,7 @@ class DenseOptimizerConfig(StrictModel):
 
     Attributes:
         rule: ``shampoo``, with its relatives, ``adafactor``, for which ``learning_rate`` is the largest relative step
-            size, ``kfac``, without ``model.factorized``, or ``muon``.
+            size, or ``kfac``, without ``model.factorized``.
         learning_rate: the learning rate of dense weights.
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
@@ -164,25 +162,19 @@ class DenseOptimizerConfig(StrictModel):
             a paper: ``ff`` (FF 4.2), ``pso`` (PSO algorithm II) or ``pt`` (PT algorithm 2).
         adafactor: options of Adafactor, for ``rule`` adafactor.
         kfac: options of K-FAC, for ``rule`` kfac. Its Fisher information is that of the network's click probability.
-        muon: options of Muon, for ``rule`` muon; what is no matrix, and heads, learn by Adam at the same rate.
         schedule: how the learning rate changes with the examples trained on: ``constant``, or as ``warmup 10000, cosine
             1000000 to 0.1``: it grows linearly from 0 over 10,000 examples, then falls over 1,000,000 to a tenth. Each
             half may stand alone. ``warmup 10000 power 2`` grows quadratically. Other decays are ``polynomial EXAMPLES
             power P to SHARE`` and ``inverse_sqrt EXAMPLES``: the root of EXAMPLES over the examples trained on so far.
-        schedule_free: ``beta`` of schedule-free averaging (Defazio et al., 2024): the rule moves a sequence of weights,
-            gradients and progressive predictions are those of weights between it and its average, and exports have
-            the average. Set momentum to 0 with it; 0.9 takes its place. Null: no averaging.
     """
 
-    rule: Literal["shampoo", "adafactor", "kfac", "muon"] = "shampoo"
+    rule: Literal["shampoo", "adafactor", "kfac"] = "shampoo"
     learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     shampoo: Annotated[ShampooOptions, SHAMPOO, BeforeValidator(_without_momentum)] = DEFAULT_SHAMPOO
     adafactor: Annotated[AdafactorOptions, ADAFACTOR] = AdafactorOptions()
     kfac: Annotated[KfacOptions, KFAC] = KfacOptions()
-    muon: Annotated[MuonOptions, MUON] = MuonOptions()
     schedule: ScheduleKey = "constant"
-    schedule_free: float | None = Field(default=None, gt=0, lt=1)
 
 
 class OptimizerConfig(StrictModel):

@@ -8,8 +8,6 @@ import tensorflow as tf
 from ctr.models.architecture import Expert
 from ctr.models.rows import TableLayout
 from ctr.optim.adafactor.dense import DenseAdafactor
-from ctr.optim.contrib.muon import DenseMuon
-from ctr.optim.contrib.schedule_free import ScheduleFree
 from ctr.optim.first_order.online_bias import Calibrator, OnlineBias
 from ctr.optim.first_order.online_newton import OnlineNewton
 from ctr.optim.kfac.core import Layer
@@ -44,8 +42,6 @@ def dense_optimizer(
         return DenseKfac(config.kfac, layers, workers)
     if config.rule == "adafactor":
         return DenseAdafactor(config.adafactor, workers)
-    if config.rule == "muon":
-        return DenseMuon(config.muon, workers)
     if config.rule == "shampoo":
         return DenseShampoo(config.shampoo, workers)
     assert_never(config.rule)
@@ -89,11 +85,6 @@ def table_optimizer(
 def samples_labels(optimizer: DenseOptimizer) -> bool:
     """Returns whether it learns from labels that are sampled from the model."""
     return isinstance(optimizer, DenseKfac) and optimizer.seed is not None
-
-
-def make_averaging(config: DenseOptimizerConfig, weights: Mapping[str, tf.Variable]) -> ScheduleFree | None:
-    """What averages dense weights, by their names in checkpoints; None where the configuration asks for nothing."""
-    return None if config.schedule_free is None else ScheduleFree(config.schedule_free, weights)
 
 
 def make_calibrators(weights: Mapping[str, tf.Variable], experts: Sequence[Expert]) -> tuple[Calibrator, ...]:

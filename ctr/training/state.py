@@ -17,7 +17,7 @@ from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
 from ctr.training.division import Seat, seat_in
 from ctr.training.label_lessons import label_biases
-from ctr.training.optimizers import dense_optimizer, make_averaging, make_calibrators, samples_labels
+from ctr.training.optimizers import dense_optimizer, make_calibrators, samples_labels
 from ctr.training.retrain import initial_weights
 from ctr.training.tables.tables import EmbeddingTables
 from ctr.workers.chips import Chips
@@ -135,15 +135,10 @@ class TrainState:
         self.layers = linear_layers(self.architecture, self.weights)  # the linear products among the weights
         self.dense_optimizer = dense_optimizer(optimizer, self.workers, self.layers)
         self.dense_optimizer.build(weights)
-        names = zip(weights, self.weights, strict=True)
-        learned = {name: weights[name] for name, own in names if own not in self.fitted}
-        self.averaging = make_averaging(optimizer, learned)
         self.calibrators = make_calibrators(self.weights, self.architecture.experts)
 
     def variables(self) -> dict[str, Rows]:
         named = self.tables.variables | dense_weights(self.weights) | self.dense_optimizer.variables
-        if self.averaging is not None:
-            named |= self.averaging.variables
         named |= all_variables((*self.calibrators, *self.label_biases))
         if self.statistics is not None:
             named[STATISTICS] = self.statistics

@@ -224,12 +224,7 @@ class Step:
                 for gradient in clip_by_global_norm(gradients[begin : begin + size], norm)
             ]
         with tf.name_scope("dense_update"):
-            if self.state.averaging is None:
-                self.state.dense_optimizer.update(gradients, rate, self.exchanges)
-            else:
-                self.state.averaging.step(
-                    rate, lambda: self.state.dense_optimizer.update(gradients, rate, self.exchanges)
-                )
+            self.state.dense_optimizer.update(gradients, rate, self.exchanges)
 
 
 def gather_scores(

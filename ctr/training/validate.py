@@ -107,7 +107,7 @@ def _check_chips(config: TrainConfig, device: str) -> None:
             raise InputError(f"config: tensorboard.{name}: true is {where}, where no chip has all rows")
     dense, embeddings = config.optimizer.dense, config.optimizer.embeddings
     if dense.rule == "kfac":
-        raise InputError(f"config: optimizer.dense.rule: kfac is {where}; allowed: shampoo, adafactor, muon")
+        raise InputError(f"config: optimizer.dense.rule: kfac is {where}; allowed: shampoo, adafactor")
     if dense.shampoo.corrects:
         raise InputError(f"config: optimizer.dense.shampoo.method: eigenvalue_corrected is {where}")
     if embeddings.rule == "one_sided":

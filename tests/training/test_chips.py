@@ -71,7 +71,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
                 "model": {"factorized": {"width": 4, "ui_units": [4]}, "ensemble": {"components": 2}},
                 "optimizer": {
                     "embeddings": {"rule": "adafactor", "update_limit_absolute": 0.05},
-                    "dense": {"rule": "muon", "schedule_free": 0.9},
+                    "dense": {"rule": "adafactor"},
                 },
                 "label_delay": 0.03,
             },

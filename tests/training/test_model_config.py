@@ -53,7 +53,7 @@ def test_what_does_not_go_together_or_with_the_log_is_refused(model, words):
             {"tensorboard": {"gradient_noise": True}, "model": {"factorized": {}}},
             "tensorboard.gradient_noise is not possible with model.factorized",
         ),
-        ({"optimizer": {"dense": {"rule": "adam"}}}, "'shampoo', 'adafactor', 'kfac' or 'muon'"),
+        ({"optimizer": {"dense": {"rule": "adam"}}}, "'shampoo', 'adafactor' or 'kfac'"),
         ({"optimizer": {"dense": {"adafactor": {"clipping": -1}}}}, "clipping is -1; allowed"),
     ],
 )

@@ -159,8 +159,6 @@ _CHECKED = (
     "shampoo/tensor",
     "adafactor/tensor",
     "kfac/tensor",
-    "muon/tensor",
-    "averaging/",
     "duals/",
     "slices_seen/",
 )
