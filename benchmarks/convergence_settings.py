@@ -64,7 +64,6 @@ OPTIMIZERS = {
     "eigenvalue_corrected": Optimizer(
         "Shampoo, eigenvalue-corrected", True, False, options={"method": "eigenvalue_corrected"}
     ),
-    "kl_shampoo": Optimizer("KL-Shampoo", True, False, options={"method": "kl", "beta2": 0.95}),
     "kfac": Optimizer("K-FAC", False, False, "kfac"),
     "kfac_all_rows": Optimizer(
         "K-FAC, factors of all rows", False, False, "kfac", options={"statistics_rows": 2**31 - 1}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ctr.optim.first_order.options import SGD, AdaGrad, Adam, AnyGraft, Momentum, RMSprop, Sign
-from ctr.optim.shampoo.methods import KL, EigenvalueCorrected, Method, Shampoo
+from ctr.optim.shampoo.methods import EigenvalueCorrected, Method, Shampoo
 from ctr.optim.shampoo.options import Blocking, GradientAverage, Roots, ShampooOptions, Statistics
 from ctr.optim.shampoo.soap import LEARNING_RATE
 from ctr.optim.shampoo.soap import soap as soap_options
@@ -374,13 +374,10 @@ def _preconditioner(config: Any, multiplier: float, highest: int) -> tuple[Metho
     """The method, and p of its exponents 1/p, or None."""
     name, fields = _named({"type": "ShampooPreconditionerConfig"} if config is None else config)
     shampoo = Shampoo(exponent_multiplier=multiplier)
-    kl = KL(divided=False, exponent_multiplier=multiplier)
     methods: dict[str, Method] = {
         "ShampooPreconditionerConfig": shampoo,
         "RootInvShampooPreconditionerConfig": shampoo,
         "EigendecomposedShampooPreconditionerConfig": shampoo,
-        "RootInvKLShampooPreconditionerConfig": kl,
-        "EigendecomposedKLShampooPreconditionerConfig": kl,
         "EigenvalueCorrectedShampooPreconditionerConfig": EigenvalueCorrected(basis_change="keep"),
     }
     _check_name("preconditioner_config", name, sorted(methods))

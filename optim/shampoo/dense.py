@@ -75,7 +75,7 @@ class DenseShampoo:
         roots = sum(factor.count * _ROOT * factor.size**3 for factor in layout.factors)
         return Cost(
             update=_elementwise_cost(options, layout),
-            statistics=options.collected_passes * products / options.statistics.frequency,
+            statistics=products / options.statistics.frequency,
             preconditioning=options.passes * products,
             roots=roots / options.precondition_frequency,
         )

@@ -3,7 +3,7 @@
 A step is a chain of stages, each with its own state and options:
 
     blocks          dimensions merged, split into blocks; blocks of one shape stacked       PSO 3.1, PT 4.2
-    statistics      L += G G^T, R += G^T G, every tau2 steps; KL-Shampoo's in kl.py         PSO 2, alg. II
+    statistics      L += G G^T, R += G^T G, every tau2 steps                                PSO 2, alg. II
     exchange        every tau1 steps roots, or eigenbases, of statistics come into use      PSO 4, FF fig. 3
     directions      L^(-1/4) G R^(-1/4), or second moments in the eigenbases                PSO 2, App. C
     grafting        Shampoo's direction, the first-order optimizer's norm, layer by layer   PSO App. G
@@ -29,7 +29,7 @@ from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.grafting import Grafting, blend_weight
 from ctr.optim.shampoo.host import COUNTERS, HostPipeline
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
-from ctr.optim.shampoo.methods import KL, EigenvalueCorrected
+from ctr.optim.shampoo.methods import EigenvalueCorrected
 from ctr.optim.shampoo.momentum import AveragedGradients, Decays, Momentum
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics
@@ -96,14 +96,14 @@ class ShampooCore(GradientSteps):
         blocks, grafting = self.blocks, self.grafting
         step, rate = self.step.assign_add(1, read_value=True), self._rate(learning_rate)
         present = present_among(dense.keys() | rows.keys(), len(self.weights))
-        if self.options.corrects or isinstance(self.options.method, KL):
+        if self.options.corrects:
             self.exchanged.set_identity()
         gradients = self._with_weights(blocks.take(dense), self.options.gradient.l2, decayed)
         stacked = blocks.stack(gradients, self.dtype)
         with tf.name_scope("statistics"):
             values = {index: slices.values for index, slices in rows.items()}
             last = self.exchanged.exchanged_at.read_value()
-            self.statistics.update(stacked, values, self.exchanged.roots, step, last, present)
+            self.statistics.update(stacked, values, step, last, present)
         if roots != "between_steps":
             self._exchange(present, roots == "device")
         share = grafting.share(self.exchanged.certified, step)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from ctr.optim.checked import Decay, Frequency, NotNegative, OneOf, Options, Real, Share, Size, Steps, Whole
 from ctr.optim.first_order.options import AdaGrad, AnyGraft
-from ctr.optim.shampoo.methods import KL, Diagonal, EigenvalueCorrected, Method, Shampoo
+from ctr.optim.shampoo.methods import Diagonal, EigenvalueCorrected, Method, Shampoo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +196,8 @@ class RootOptions(Options):
     Attributes:
         beta2: decay of the statistics per collection; 1: they are summed.
         epsilon: damping of roots, relative to the largest eigenvalue of each statistics matrix.
-        exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions, and
-            of KL-Shampoo 2, as in its paper. With eigenvalue correction that of the second moments; None: 2.
+        exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions. With
+            eigenvalue correction that of the second moments; None: 2.
         start_preconditioning_step: the first step that is preconditioned; training waits for its roots. None: never,
             only the first-order optimizer is used.
         precondition_frequency: ``tau1``: every this many steps, roots are taken into use and new statistics are sent.
@@ -316,8 +316,7 @@ class ShampooOptions(RootOptions):
     def exponent(self, preconditioned: int) -> float:
         """Returns e of the inverse roots A^(-e) of a tensor with so many preconditioned dimensions (PSO lemma 1)."""
         multiplier = getattr(self.method, "exponent_multiplier", 1.0)
-        is_kl = isinstance(self.method, KL) and self.method.divided
-        order = self.exponent_override or (2 if is_kl else 2 * preconditioned)
+        order = self.exponent_override or 2 * preconditioned
         if multiplier > order:
             raise ValueError(
                 f"method.exponent_multiplier is {multiplier!r} and exponent_override is {self.exponent_override!r}: "
@@ -354,8 +353,3 @@ class ShampooOptions(RootOptions):
         if not self.corrects:
             return 1
         return 3 if self.gradient.beta1 and not self.averages_in_bases else 2
-
-    @property
-    def collected_passes(self) -> int:
-        """The same for a collection; KL-Shampoo multiplies gradients by roots before their products."""
-        return 2 if isinstance(self.method, KL) else 1

@@ -1,7 +1,7 @@
 """The whole family of Shampoo in NumPy float64, from the papers' formulas, and gradients that are hard on it.
 
-``replay`` takes the steps of PSO alg. II with PT's heuristics, KL-Shampoo, SOAP and diagonals, block by block, and
-reads of the options nothing but what they are set to. The timing is that which the optimizer promises: exchanges begin
+``replay`` takes the steps of PSO alg. II with PT's heuristics, SOAP and diagonals, block by block, and reads of the
+options nothing but what they are set to. The timing is that which the optimizer promises: exchanges begin
 at ``roots.first`` or ``start_preconditioning_step``, between statistics and direction. The first one and early ones
 wait for their own roots, later ones bring those of the exchange before, unless all are synchronous. While exchanges
 are early, statistics are collected at every step, in sums at 1 / tau2 of a later one, which stands for tau2 steps.
@@ -135,8 +135,7 @@ class Layer:
         if full == [0, 1] and side != "both":
             full = [0] if side == "left" else [1]
         count = len(full) + len(diagonal)
-        usual = 2 if method.kind == "kl" and method.divided else 2 * count
-        exponent = getattr(method, "exponent_multiplier", 1.0) / (given.exponent_override or usual or 1)
+        exponent = getattr(method, "exponent_multiplier", 1.0) / (given.exponent_override or 2 * count or 1)
         self.exponents = dict.fromkeys(range(order), exponent)
         if order == count == 2:
             left = getattr(method, "left_share", 0.5)
@@ -194,7 +193,7 @@ def replay(given, weights, history, rate, between_steps=False):
             weight = 1 / given.statistics.frequency if early else 1.0
             for layer, gradient in present:
                 for block, part in layer.each(gradient):
-                    _collect(given, block, part, (given.beta2, 1 - given.beta2) if decays else (1.0, weight))
+                    _collect(block, part, (given.beta2, 1 - given.beta2) if decays else (1.0, weight))
         corrects = decays and given.statistics.bias_correction
         correction = 1 - given.beta2**collections if corrects else 1.0
         corrections = correction, 1 - given.beta2**t if corrects else 1.0
@@ -215,20 +214,10 @@ def replay(given, weights, history, rate, between_steps=False):
     return trajectory, layers, skipped
 
 
-def _collect(given, block, gradient, weights):
+def _collect(block, gradient, weights):
     old, new = weights
-    gains, kl = {}, given.method if given.method.kind == "kl" else None
-    sizes = {axis: np.mean(np.linalg.eigvalsh(side.root) ** 2) for axis, side in block.sides.items()}
-    for axis in block.sides:
-        scaled = gradient
-        for other, side in block.sides.items() if kl else ():
-            scaled = multiplied(scaled, other, side.root) if other != axis else scaled
-        gains[axis] = unfolded(scaled, axis) @ unfolded(scaled, axis).T
-        if kl and kl.divided:
-            balance = sizes[axis] / np.prod(list(sizes.values())) ** (1 / len(sizes))
-            gains[axis] *= balance / unfolded(scaled, axis).shape[1]
     for axis, side in block.sides.items():
-        side.sum = old * side.sum + new * gains[axis]
+        side.sum = old * side.sum + new * unfolded(gradient, axis) @ unfolded(gradient, axis).T
     for axis, squares in block.diagonals.items():
         block.diagonals[axis] = old * squares + new * np.sum(unfolded(gradient, axis) ** 2, axis=1)
 

@@ -32,7 +32,6 @@ RULES: dict[str, dict[str, Any]] = {
         }
     },
     "K-FAC": {"dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "momentum": 0.9}}},
-    "KL-Shampoo": {"dense": {"shampoo": QUICK | {"method": "kl", "beta2": 0.95}}},
     "one-sided tables": {
         "embeddings": {"rule": "one_sided", "one_sided": ROWS},
         "dense": {"shampoo": QUICK},

@@ -51,11 +51,7 @@ class Torch:
             g = g + c["weight_decay"] * w
         w1, w2 = (1.0, 1.0) if beta2 == 1 else (beta2, 1 - beta2)
         for k in range(order):
-            outer = g
-            if c["method"] == "kl":
-                for other in set(range(order)) - {k}:
-                    outer = reference.multiplied(outer, other, self.roots[other])
-            outer = np.moveaxis(outer, k, 0).reshape(g.shape[k], -1)
+            outer = np.moveaxis(g, k, 0).reshape(g.shape[k], -1)
             self.factors[k] = w1 * self.factors[k] + w2 * outer @ outer.T
         correction = 1 - beta2**t if beta2 < 1 and c["use_bias_correction"] else 1.0
         if t == start or (t > start and t % c["precondition_frequency"] == 0):
@@ -107,7 +103,7 @@ def config(kind, **fields):
     return {"type": kind, **fields}
 
 
-ROOTS, KL = "RootInvShampooPreconditionerConfig", "RootInvKLShampooPreconditionerConfig"
+ROOTS = "RootInvShampooPreconditionerConfig"
 CORRECTED = "EigenvalueCorrectedShampooPreconditionerConfig"
 ADAGRAD = config("AdaGradGraftingConfig", epsilon=1e-3)
 RMSPROP = type("RMSpropPreconditionerConfig", (types.SimpleNamespace,), {})(beta2=0.9, epsilon=1e-3)
@@ -161,11 +157,6 @@ TORCH = {
             CORRECTED, factor_matrix_dtype="float64", amortized_computation_config=EIGH
         ),
     },
-    "KL-Shampoo": {
-        "betas": (0.0, 0.9),
-        "preconditioner_config": config(KL, inverse_exponent_override={order: 0.5 for order in (2, 3, 4)}),
-        "grafting_config": config("SGDGraftingConfig"),
-    },
     "merging from the right, a sum as graft, newest names": {
         "max_preconditioner_dim": 8,
         "betas": (0.0, 0.9),
@@ -193,7 +184,7 @@ def read_torch(given):
         # Decay times the rate is what is given.
         c["weight_decay"] /= c["lr"]
     of_roots = c.get("preconditioner_config", config(ROOTS))
-    c["method"] = {CORRECTED: "soap", KL: "kl", ROOTS: "roots"}[of_roots["type"]]
+    c["method"] = {CORRECTED: "soap", ROOTS: "roots"}[of_roots["type"]]
     override = c.get("inv_root_override")
     c["exponent"] = 1 / override if override else of_roots.get("inverse_exponent_override", {}).get(2)
     graft = c.get("grafting_config", {})
@@ -348,7 +339,6 @@ CHANGES = {
     "adam, averages, two betas": with_gaps,
     "rmsprop by an object, momentum, nesterov": with_gaps,
     "SOAP": with_gaps,
-    "KL-Shampoo": with_gaps,
     "gradient descent's graft": without_some,
 }
 """Missing gradients are masked as PyTorch masks them; blocks without one have the roots of their damping."""

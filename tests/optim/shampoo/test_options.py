@@ -49,7 +49,7 @@ def test_numbers_of_numpy_become_those_of_python():
 # Groups.
 
 
-METHODS = "shampoo, diagonal, one_sided, kl, eigenvalue_corrected"
+METHODS = "shampoo, diagonal, one_sided, eigenvalue_corrected"
 GRAFTS = "adagrad, sgd, rmsprop, adam, sign, lars, lamb"
 
 
@@ -159,7 +159,7 @@ def test_keys_that_are_left_out_are_unknown():
                 {"left_share": 0.25},
                 {"kind": "diagonal", "left_share": 0.25},
                 {"exponent_multiplier": 1.82},
-                {"kind": "kl", "exponent_multiplier": 0.5},
+                {"kind": "one_sided", "exponent_multiplier": 0.5},
             )
         ),
     ],
