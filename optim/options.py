@@ -4,7 +4,7 @@ from ctr.optim import Shampoo, options
 Shampoo(0.02, method=options.Diagonal(), grafting=options.Adam(beta2=0.99), roots=options.Roots(asynchronous=False))
 """
 
-from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop, Sign
+from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop
 from ctr.optim.shampoo.methods import Diagonal, EigenvalueCorrected, OneSided, Shampoo
 from ctr.optim.shampoo.options import (
     Blocking,
@@ -37,6 +37,5 @@ __all__ = [
     "Rows",
     "Shampoo",
     "ShampooOptions",
-    "Sign",
     "Statistics",
 ]

@@ -58,7 +58,7 @@ def _elements(options: ShampooOptions, layout: ShampooLayout, index: int) -> int
         has_accumulator(options.grafting),
         options.gradient.beta1 > 0,
         options.momentum > 0,
-        tensor.is_preconditioned and options.grafting.momentum != "after",
+        tensor.is_preconditioned and options.grafting.momentum == "before",
         tensor.is_preconditioned and options.corrects,
     ]
     return size * sum(kept)

@@ -26,7 +26,7 @@ from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.describe import describe
 from ctr.optim.shampoo.directions import Eigenbases, InverseRoots
 from ctr.optim.shampoo.exchange import RootExchange
-from ctr.optim.shampoo.grafting import Grafting, blend_weight
+from ctr.optim.shampoo.grafting import Grafting
 from ctr.optim.shampoo.host import COUNTERS, HostPipeline
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
 from ctr.optim.shampoo.methods import EigenvalueCorrected
@@ -78,7 +78,7 @@ class ShampooCore(GradientSteps):
         self.grafting = Grafting(options, blocks, dense, self.weights, self.exchanged.counters, variables)
         self.momentum = Momentum(options, "momentum", blocks, dense, variables)
         self.rows = Tables(options, self.layout, self.weights, variables)
-        own = preconditioned if options.grafting.momentum != "after" else []
+        own = preconditioned if options.grafting.momentum == "before" else []
         self.graft_momentum = Momentum(options, "graft_momentum", blocks, own, variables)
         follows = options.momentum_follows_rate
         self.largest_rate = variables.make("largest_rate", []) if follows else None
@@ -152,21 +152,12 @@ class ShampooCore(GradientSteps):
             found = self._moved_grafts(grafts, decays)
         decay = self.options.weight_decay
         found = self._with_weights(self._clipped(found), decay, decayed)
-        if order == "before":
-            return found
-        moved = self.momentum.update(found, decays)
-        if order == "separate":
-            grafts = self._with_weights(self._clipped(grafts), decay, decayed)
-            grafts = self._moved_grafts(grafts, decays, rest=False)
-            blend = blend_weight(self.options, self.options.grafting.blend_steps, step, self.dtype)
-            for index, graft in grafts.items():
-                moved[index] = blend * moved[index] + (1.0 - blend) * graft
-        return moved
+        return found if order == "before" else self.momentum.update(found, decays)
 
-    def _moved_grafts(self, grafts: Tensors, decays: Decays, rest: bool = True) -> Tensors:
-        """First-order steps along momenta of their own; the ``rest`` of the tensors have that of all directions."""
+    def _moved_grafts(self, grafts: Tensors, decays: Decays) -> Tensors:
+        """First-order steps along momenta of their own; the other tensors have that of all directions."""
         own = {index: one for index, one in grafts.items() if index in self.graft_momentum.averages}
-        others = {index: one for index, one in grafts.items() if rest and index not in own}
+        others = {index: one for index, one in grafts.items() if index not in own}
         return {**self.momentum.update(others, decays), **self.graft_momentum.update(own, decays)}
 
     def _decays(self, rate: tf.Tensor) -> Decays:

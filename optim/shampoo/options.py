@@ -22,7 +22,6 @@ class Blocking(Options):
             over is a smaller one.
         max_dimension: a longer dimension gets no preconditioner, and the other dimensions of its tensor get stronger
             exponents (PSO lemma 1). If no dimension is left, the tensor takes the first-order step.
-        skip_larger: a tensor with a longer dimension takes the first-order step as a whole (PT 4.2.2).
         vectors: vectors get a full matrix, too, with the exponent 1/2; else they take the first-order step.
         merge: neighboring dimensions are merged while their product is at most this; None: never.
         merge_from: whether neighbors are merged from the left or, as in newer versions for PyTorch, from the right.
@@ -33,7 +32,6 @@ class Blocking(Options):
 
     split: Literal["balanced", "full"] = "balanced"
     max_dimension: Size = 8192
-    skip_larger: bool = False
     vectors: bool = False
     merge: Annotated[int, Whole(1, 2**31)] | None = None
     merge_from: Literal["left", "right"] = "left"
@@ -276,7 +274,7 @@ class ShampooOptions(RootOptions):
         refused = {
             "nesterov": self.nesterov,
             "momentum_follows_rate": self.momentum_follows_rate,
-            f"grafting.momentum {self.grafting.momentum}": self.grafting.momentum != "after",
+            "grafting.momentum before": self.grafting.momentum == "before",
         }
         for name, given in refused.items():
             if given and not self.momentum:
@@ -344,7 +342,7 @@ class ShampooOptions(RootOptions):
     @property
     def averages_in_bases(self) -> bool:
         """True where averages of gradients are kept in the eigenbases: nothing needs them in their own coordinates."""
-        needs_grafts = self.grafting.norm != "none" or self.grafting.momentum != "after"
+        needs_grafts = self.grafting.norm != "none" or self.grafting.momentum == "before"
         return self.corrects and self.gradient.beta1 > 0 and not needs_grafts
 
     @property

@@ -127,9 +127,8 @@ class Layer:
         order, limit = len(self.merged), blocking.max_dimension
         full = [axis for axis, size in enumerate(self.merged) if size <= limit]
         diagonal = [axis for axis in range(order) if axis not in full] if method.kind == "diagonal" else []
-        is_skipped = blocking.skip_larger and max(weight.shape, default=1) > limit
         least = 1 if blocking.vectors else 2
-        if order < least or is_skipped or given.start_preconditioning_step is None:
+        if order < least or given.start_preconditioning_step is None:
             full = diagonal = []
         side = getattr(method, "side", getattr(method, "sides", "both"))
         if full == [0, 1] and side != "both":
@@ -273,26 +272,20 @@ def _update(given, layer, gradient, t, corrections):
         layer.average = new
         moving = moving / (1 - left) if average.bias_correction else moving
     graft = _graft(given, layer, gradient, moving, t)
-    start = given.start_preconditioning_step
-    passed = 0 if start is None else max(t - start + 1, 0)
-    blend = min(passed / (grafting.blend_steps + 1), 1.0)
     own = _directions(given, layer, gradient, moving, graft, corrections) if layer.blocks else graft
-    share = (blend if grafting.momentum != "separate" else 1.0) if layer.ready else 0.0
+    start = given.start_preconditioning_step
+    is_on = layer.ready and start is not None and t >= start
     before = grafting.momentum == "before"
     if before:
-        if share:
+        if is_on:
             own, layer.momentum = _moved(given, layer.momentum, own)
         graft, layer.graft_momentum = _moved(given, layer.graft_momentum, graft)
     if grafting.norm == "tensor":
         own = norm_of(own, np.linalg.norm(graft))
-    own = share * own + (1 - share) * graft if own.any() else graft
-    own, graft = (_limited(given, layer, one) for one in (own, graft))
+    own = _limited(given, layer, own if is_on and own.any() else graft)
     if before:
         return own
     own, layer.momentum = _moved(given, layer.momentum, own)
-    graft, layer.graft_momentum = _moved(given, layer.graft_momentum, graft)
-    if grafting.momentum == "separate" and layer.blocks:
-        own = blend * own + (1 - blend) * graft
     return own
 
 
@@ -327,7 +320,7 @@ def _direction(given, layer, block, gradient, moving, corrections):
 def _graft(given, layer, gradient, moving, t):
     """The direction of the first-order optimizer."""
     grafting, kind = given.grafting, given.grafting.kind
-    found = np.sign(moving) if kind == "sign" else moving
+    found = moving
     if kind in ("adagrad", "rmsprop", "adam", "lamb"):
         learned = norm_of(gradient, 1.0) if grafting.normalized else gradient
         if grafting.normalized and grafting.norm == "block" and layer.blocks:

@@ -32,7 +32,7 @@ EVERYTHING = {
     "momentum": 0.8,
     "nesterov": True,
     "weight_decay": 0.05,
-    "grafting": {"kind": "adam", "beta2": 0.9, "epsilon": 1e-3, "blend_steps": 6},
+    "grafting": {"kind": "adam", "beta2": 0.9, "epsilon": 1e-3},
     "blocking": {"max_dimension": 6},
     "method": {"exponent_multiplier": 1.2},
 }
@@ -79,8 +79,7 @@ FAST = {
         "grafting": {"norm": "block", "normalized": True, "initial_accumulator": 0.01, "epsilon": 1e-3},
         "roots": SYNCHRONOUS,
     },
-    "separate momenta, decay, nesterov": {
-        "grafting": {"momentum": "separate", "blend_steps": 5},
+    "momentum, decay, nesterov, first roots before the first step": {
         "momentum": 0.8,
         "nesterov": True,
         "weight_decay": 0.1,
@@ -93,7 +92,7 @@ FAST = {
         "gradient": {"beta1": 0.7, "l2": 0.1},
         "momentum": 0.9,
     },
-    "sign and heavy ball": {"grafting": {"kind": "sign"}, "momentum": 0.9},
+    "heavy ball": {"momentum": 0.9},
     "LARS": {"grafting": {"kind": "lars"}},
     "SGD, clipped and decayed": {"grafting": "sgd", "limits": {"rms": 0.1}, "weight_decay": 0.1},
     "RMSprop": {"grafting": {"kind": "rmsprop", "beta2": 0.9, "epsilon": 1e-3, "normalized": True}},
@@ -133,9 +132,8 @@ MORE = {
     "left side alone": {"method": {"kind": "one_sided", "side": "left"}},
     "right side alone": {"method": {"kind": "one_sided"}, "exponent_override": 3},
     "full blocks, vectors": {"blocking": {"split": "full", "vectors": True}},
-    "long tensors take the first-order step": {"blocking": {"max_dimension": 6, "skip_larger": True}},
     "momenta before the norm": {
-        "grafting": {"kind": "adam", "momentum": "before", "blend_steps": 4},
+        "grafting": {"kind": "adam", "momentum": "before"},
         "momentum": 0.8,
         "nesterov": True,
     },

@@ -33,7 +33,7 @@ CASES = {
     | {"momentum_follows_rate": True},
     "warm starts": {"roots": {"solver": "coupled"}},
     "diagonals, vectors": {"method": "diagonal", "beta2": 0.9, "blocking": {"max_dimension": 4}},
-    "two momenta, LAMB": {"momentum": 0.8, "grafting": {"kind": "lamb", "momentum": "separate"}},
+    "two momenta, LAMB": {"momentum": 0.8, "grafting": {"kind": "lamb", "momentum": "before"}},
     "synchronous": {"roots": {"asynchronous": False}, "blocking": {"vectors": True}},
 }
 SLOW = list(CASES)[3:]
