@@ -64,10 +64,6 @@ OPTIMIZERS = {
     "eigenvalue_corrected": Optimizer(
         "Shampoo, eigenvalue-corrected", True, False, options={"method": "eigenvalue_corrected"}
     ),
-    "kfac": Optimizer("K-FAC", False, False, "kfac"),
-    "kfac_all_rows": Optimizer(
-        "K-FAC, factors of all rows", False, False, "kfac", options={"statistics_rows": 2**31 - 1}
-    ),
     "adafactor": Optimizer("Adafactor", False, False, "adafactor", accumulator=False, start=0),
 }
 BASELINES = ("adagrad", "adagrad_nesterov")
@@ -202,12 +198,6 @@ def dense_settings(
         "momentum": MOMENTUM if optimizer.nesterov else 0.0,
         "nesterov": optimizer.nesterov,
     }
-    if optimizer.rule == "kfac":
-        return {
-            "rule": optimizer.rule,
-            "learning_rate": values["rate"],
-            "kfac": {"initial_accumulator": values["accumulator"], **options, **optimizer.options},
-        }
     if optimizer.accumulator:
         options["grafting"] = {"initial_accumulator": values["accumulator"]}
     options["statistics"] = {"frequency": _STATISTICS_FREQUENCY}

@@ -205,10 +205,6 @@ def write_times(path: Path, log: Path, space: Space, base: Content, progress: Pr
     """
     schema, manifests = read_schema(log), read_manifests(log)
     config = with_late_roots(resolve(space.apply_values(base, {}), schema, manifests))
-    if config.optimizer.dense.rule == "kfac":
-        raise InputError(
-            "search: cost.measure times needs optimizer.dense.rule shampoo or adafactor; allowed with kfac: flops"
-        )
     layers = layers_to_measure(space, base, schema, manifests)
     if progress is not None:
         progress(f"measuring the times of {len(layers)} layers")

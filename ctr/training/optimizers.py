@@ -10,8 +10,6 @@ from ctr.models.rows import TableLayout
 from ctr.optim.adafactor.dense import DenseAdafactor
 from ctr.optim.first_order.online_bias import Calibrator, OnlineBias
 from ctr.optim.first_order.online_newton import OnlineNewton
-from ctr.optim.kfac.core import Layer
-from ctr.optim.kfac.dense import DenseKfac
 from ctr.optim.protocol import DenseOptimizer
 from ctr.optim.rows.adafactor import RowAdafactor
 from ctr.optim.rows.adagrad import RowAdaGrad
@@ -28,18 +26,13 @@ _OFFSETS, _GATES = (-20.0, 20.0), (0.0, 1.0)
 """Their ranges: a gate alone never leaves the range between the first expert and its own."""
 
 
-def dense_optimizer(
-    config: DenseOptimizerConfig, workers: Workers = ALONE, layers: Sequence[Layer] = ()
-) -> DenseOptimizer:
+def dense_optimizer(config: DenseOptimizerConfig, workers: Workers = ALONE) -> DenseOptimizer:
     """The optimizer of dense weights, without its weights yet.
 
     Args:
         config: which one.
         workers: who divide its state.
-        layers: the linear products among the weights, which K-FAC needs to train.
     """
-    if config.rule == "kfac":
-        return DenseKfac(config.kfac, layers, workers)
     if config.rule == "adafactor":
         return DenseAdafactor(config.adafactor, workers)
     if config.rule == "shampoo":
@@ -80,11 +73,6 @@ def table_optimizer(
     if config.rule == "adagrad":
         return RowAdaGrad(setup)
     assert_never(config.rule)
-
-
-def samples_labels(optimizer: DenseOptimizer) -> bool:
-    """Returns whether it learns from labels that are sampled from the model."""
-    return isinstance(optimizer, DenseKfac) and optimizer.seed is not None
 
 
 def make_calibrators(weights: Mapping[str, tf.Variable], experts: Sequence[Expert]) -> tuple[Calibrator, ...]:

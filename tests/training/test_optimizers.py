@@ -22,7 +22,7 @@ QUICK = {
     "roots": {"early_growth": 0, "drift_bound": 0},
 }
 ROWS = {"precondition_frequency": 3, "start_preconditioning_step": 2, "graft_rows": True}
-# The first two in CI: statistics that a file holds in parts, and labels that are drawn anew in each step.
+# The first one in CI: statistics that a file holds in parts.
 RULES: dict[str, dict[str, Any]] = {
     "SOAP": {
         "dense": {
@@ -31,13 +31,9 @@ RULES: dict[str, dict[str, Any]] = {
             | {"grafting": {"kind": "adam", "beta2": 0.95, "norm": "none"}}
         }
     },
-    "K-FAC": {"dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "momentum": 0.9}}},
     "one-sided tables": {
         "embeddings": {"rule": "one_sided", "one_sided": ROWS},
         "dense": {"shampoo": QUICK},
-    },
-    "K-FAC by eigenvectors": {
-        "dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "form": "eigen", "fisher": "empirical"}}
     },
     "Adafactor": {
         "dense": {"rule": "adafactor", "adafactor": {"clipping": 0.5}},

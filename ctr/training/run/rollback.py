@@ -158,7 +158,6 @@ _CHECKED = (
     "newton/",
     "shampoo/tensor",
     "adafactor/tensor",
-    "kfac/tensor",
     "duals/",
     "slices_seen/",
 )
