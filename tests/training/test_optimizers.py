@@ -13,7 +13,7 @@ from ctr.training.loop import train
 from ctr.training.run.checkpoint import read as read_checkpoint
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
-from growing_logs import read_predictions, train_part, whole_and_in_parts
+from growing_logs import lines_of, read_predictions, train_part, whole_and_in_parts
 from small_runs import make_config
 
 QUICK = {
@@ -73,6 +73,21 @@ def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, tmp_path
     else:
         assert any(name.startswith(f"weights|{own}") for name in found)
         assert not any("shampoo" in name for name in found)
+
+
+@pytest.mark.slow
+def test_windows_say_the_condition_of_shampoos_statistics_by_weight(log, tmp_path):
+    train(log, make_config(), tmp_path)
+    line = lines_of(tmp_path)[-1]
+    spectra = line["shampoo_spectra"]
+    assert {"quality/cross_0/u", "quality/cross_0/v"} < spectra.keys()
+    for end, choose, total in (("smallest", min, "min"), ("largest", max, "max")):
+        value = choose(spectrum[end] for spectrum in spectra.values())
+        assert value == line[f"shampoo_singular_value_{total}"]
+    conditions = [spectrum["condition"] for spectrum in spectra.values()]
+    assert max(conditions) == line["shampoo_condition_max"] and min(conditions) >= 1
+    # Relative damping of 1e-6.
+    assert all(1 <= spectrum["damped"] <= 1e6 + 1 for spectrum in spectra.values())
 
 
 @pytest.mark.slow
