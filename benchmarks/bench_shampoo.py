@@ -38,8 +38,6 @@ FAMILY: dict[str, dict[str, Any]] = {
     "shampoo": {},
     "eigenvalue_corrected": {"shampoo": {"method": "eigenvalue_corrected"}},
     "soap": {"shampoo": {"momentum": 0.0, "nesterov": False, **OPTIMIZERS["soap"].options}},
-    "kl_shampoo": {"shampoo": {"method": "kl", "beta2": 0.95}},
-    "kfac": {"rule": "kfac"},
     "adafactor": {"rule": "adafactor"},
 }
 

@@ -59,16 +59,10 @@ OPTIMIZERS = {
     "shampoo_nesterov": Optimizer("Shampoo + Nesterov", True, True),
     "shampoo_one_sided": Optimizer("Shampoo, one-sided for tables", True, False, rows="one_sided"),
     "adam": Optimizer("Adam", False, False, options=_ADAM, accumulator=False, start=-6),
-    "muon": Optimizer("Muon", False, False, "muon", accumulator=False, start=-6),
     "shampoo_quarter": Optimizer("Shampoo, exponents 1/4", True, False, options={"exponent_override": None}),
     "soap": Optimizer("SOAP", True, False, options=_SOAP, accumulator=False, start=-4),
     "eigenvalue_corrected": Optimizer(
         "Shampoo, eigenvalue-corrected", True, False, options={"method": "eigenvalue_corrected"}
-    ),
-    "kl_shampoo": Optimizer("KL-Shampoo", True, False, options={"method": "kl", "beta2": 0.95}),
-    "kfac": Optimizer("K-FAC", False, False, "kfac"),
-    "kfac_all_rows": Optimizer(
-        "K-FAC, factors of all rows", False, False, "kfac", options={"statistics_rows": 2**31 - 1}
     ),
     "adafactor": Optimizer("Adafactor", False, False, "adafactor", accumulator=False, start=0),
 }
@@ -194,19 +188,16 @@ def dense_settings(
         values: ``rate`` and ``accumulator``.
         changes: of Shampoo's options; they count where it preconditions.
     """
-    if optimizer.rule in ("adafactor", "muon"):
-        rule = optimizer.rule
-        return {"rule": rule, "learning_rate": values["rate"], rule: dict(optimizer.options)}
+    if optimizer.rule == "adafactor":
+        return {
+            "rule": "adafactor",
+            "learning_rate": values["rate"],
+            "adafactor": dict(optimizer.options),
+        }
     options: dict[str, Any] = {
         "momentum": MOMENTUM if optimizer.nesterov else 0.0,
         "nesterov": optimizer.nesterov,
     }
-    if optimizer.rule == "kfac":
-        return {
-            "rule": optimizer.rule,
-            "learning_rate": values["rate"],
-            "kfac": {"initial_accumulator": values["accumulator"], **options, **optimizer.options},
-        }
     if optimizer.accumulator:
         options["grafting"] = {"initial_accumulator": values["accumulator"]}
     options["statistics"] = {"frequency": _STATISTICS_FREQUENCY}

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,13 +12,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.eval.arrays import FloatArray
 from ctr.eval.calibration import SliceCalibration
 from ctr.eval.importance import Importance, importance_of
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import Arrays
 from ctr.eval.timeline import Timeline
-from ctr.eval.weight_spectra import WeightSpectrum
 from ctr.io.arrays import read_arrays
 from ctr.io.documents import parse_json_object, parse_yaml
 from ctr.io.errors import InputError, one_line
@@ -41,7 +39,6 @@ LOSS_TERMS = {
 ADDED_TERMS = ("loss_extra_", "loss_label_")
 """What the entries of losses of other packages, and of further labels, begin with; their names follow."""
 
-_SPECTRUM = ("smallest", "largest", "condition", "damped")
 _MOST_STATE_BYTES = 2**30
 StateT = TypeVar("StateT")
 _INTERVAL_ENDS = tuple(f"{metric}_{end}" for metric in METRICS for end in ("low", "high"))
@@ -132,30 +129,6 @@ def read_windows(folder: Path) -> pd.DataFrame:
     )
 
 
-def read_statistics_spectra(folder: Path) -> dict[str, FloatArray]:
-    """Spectra of Shampoo's statistics over the pass, by weight: [windows, 4]; empty where metrics.jsonl has none.
-
-    Columns are smallest and largest singular value, condition, and condition after damping; NaN where they are null
-    or absent.
-    """
-    lines = list(_json_lines(folder / "metrics.jsonl"))
-    found: dict[str, FloatArray] = {}
-    for place, (where, line) in enumerate(lines):
-        spectra = line.get("shampoo_spectra", {})
-        if not isinstance(spectra, dict):
-            raise InputError(f"{where}: shampoo_spectra must be a JSON object, got {spectra!r:.80}")
-        for name, entry in spectra.items():
-            values = [entry.get(key) for key in _SPECTRUM] if isinstance(entry, dict) else [entry]
-            if len(values) == 1 or not all(value is None or _is_number(value) for value in values):
-                raise InputError(
-                    f"{where}: shampoo_spectra of {name:.80} must be a JSON object of numbers "
-                    f"{', '.join(_SPECTRUM)}, got {entry!r:.80}"
-                )
-            course = found.setdefault(name, np.full((len(lines), len(_SPECTRUM)), np.nan))
-            course[place] = np.array(values, np.float64)
-    return found
-
-
 def read_timeline(folder: Path) -> Timeline:
     """Reads the sums of the pass over time."""
     return _read_state(folder / "timeline.npz", Timeline.from_arrays)
@@ -188,17 +161,6 @@ def count_rejects(folder: Path) -> dict[str, int]:
         return {}
     counts = Counter(str(line.get("reason")) for _, line in _json_lines(path))
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def read_weight_spectra(folder: Path) -> list[WeightSpectrum] | None:
-    """Spectra of the weight matrices at the end of the pass; None without a weight_spectra.json."""
-    path = folder / "weight_spectra.json"
-    if not path.exists():
-        return None
-    weights = parse_json_object(_text(path), str(path)).get("weights")
-    if not isinstance(weights, list):
-        raise InputError(f"{path}: weights must be a list, got {weights!r:.80}")
-    return [_weight_spectrum(f"{path} weight {number}", entry) for number, entry in enumerate(weights, 1)]
 
 
 def prediction_parts(folder: Path) -> list[Path]:
@@ -324,34 +286,6 @@ def _window(where: str, line: dict[str, Any]) -> dict[str, float | None]:
         if value is not None and not _is_number(value):
             raise InputError(f"{where}: {key} must be a number, got {value!r:.80}")
     return row
-
-
-def _weight_spectrum(where: str, entry: object) -> WeightSpectrum:
-    if not isinstance(entry, dict):
-        raise InputError(f"{where}: must be a JSON object, got {type(entry).__name__}")
-    name, shape, inner = entry.get("name"), entry.get("shape"), entry.get("inner_rank")
-    if not isinstance(name, str):
-        raise InputError(f"{where}: name must be a string, got {name!r:.80}")
-    if not (isinstance(shape, list) and len(shape) == 2 and all(map(_is_size, shape))):
-        raise InputError(f"{where}: shape must hold two whole numbers above 0, got {shape!r:.80}")
-    if not (inner is None or _is_size(inner)):
-        raise InputError(f"{where}: inner_rank must be a whole number above 0, got {inner!r:.80}")
-    spectrum = WeightSpectrum(name, (shape[0], shape[1]), inner)
-    if "omitted" in entry:
-        return replace(spectrum, omitted=str(entry["omitted"]))
-    values, count = entry.get("singular_values"), spectrum.full_rank
-    if not (isinstance(values, list) and len(values) == count and all(map(_is_number, values))):
-        raise InputError(f"{where}: singular_values must be a list of {count} numbers, got {values!r:.80}")
-    array = np.array(values, np.float64)
-    if not (np.isfinite(array).all() and (array >= 0).all() and (np.diff(array) <= 0).all()):
-        raise InputError(
-            f"{where}: singular_values must be finite, descending and not below 0, got {values!r:.80}"
-        )
-    return replace(spectrum, singular_values=array)
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and _is_number(value) and value > 0
 
 
 def _is_number(value: object) -> bool:

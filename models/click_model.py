@@ -18,7 +18,6 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ctr.models.architecture import Architecture
-from ctr.models.crosses import Multiply
 from ctr.models.dcn import Weights, stacked, tower_outputs
 from ctr.models.transfer import Pieces, transfer, transfer_pieces
 
@@ -62,7 +61,6 @@ def forward(
     inputs: Mapping[str, TowerInput],
     alpha2: tf.Tensor,
     compiled: bool = False,
-    multiply: Multiply | None = None,
 ) -> Scores:
     """Scores B rows.
 
@@ -70,18 +68,18 @@ def forward(
         weights: see ``ctr.models.initial_weights``; those of a rank head may be missing, which only training uses.
         inputs: of each tower of a factorized model, otherwise of ``quality`` alone.
         alpha2: float32 scalar in [0, 1].
-        compiled, multiply: see ``ctr.models.dcn.hidden_layers``.
+        compiled: see ``ctr.models.dcn.hidden_layers``.
     """
     a, own = architecture, architecture.by_component(weights)
     if a.factors is None:
-        scores = _plain_scores(a, own, inputs["quality"], alpha2, compiled, multiply)
+        scores = _plain_scores(a, own, inputs["quality"], alpha2, compiled)
         return (
             scores._replace(logits=a.add_pairs(weights, scores.logits, inputs["pairs"].linear))
             if a.pairs
             else scores
         )
-    q, *ranked = tower_outputs(a, own, "quality", inputs["quality"].e0, alpha2, compiled, multiply)
-    (u,) = tower_outputs(a, own, "ui", inputs["ui"].e0, alpha2, compiled, multiply)
+    q, *ranked = tower_outputs(a, own, "quality", inputs["quality"].e0, alpha2, compiled)
+    (u,) = tower_outputs(a, own, "ui", inputs["ui"].e0, alpha2, compiled)
     both = _with_linear(q, inputs["quality"].linear, True), _with_linear(u, inputs["ui"].linear, False)
     logits = _transfers(a, own, tf.reduce_sum(both[0] * both[1], axis=2))
     # The ranking has its own Q for the same U.
@@ -104,13 +102,12 @@ def _plain_scores(
     inputs: TowerInput,
     alpha2: tf.Tensor,
     compiled: bool,
-    multiply: Multiply | None,
 ) -> Scores:
     linear = inputs.linear + stacked(components, "output_bias")[:, tf.newaxis]
     logits = linear + components[0]["offset"] if a.experts else linear
     if not a.has_network:
         return Scores(logits, logits, {"linear": linear} if a.experts else {})
-    outputs = tower_outputs(a, components, "quality", inputs.e0, alpha2, compiled, multiply)
+    outputs = tower_outputs(a, components, "quality", inputs.e0, alpha2, compiled)
     network, *others = [tf.squeeze(output, axis=2) for output in outputs]
     ranked = others[: len(others) - len(a.labels)]
     labels = dict(zip(a.labels, others[len(ranked) :], strict=True))

@@ -17,27 +17,21 @@ from ctr.models.passes import one_pass, sum_of_rows
 Layer = tuple[Sequence[tf.Tensor], tf.Tensor]
 """The matrices of n layers of one shape, each [n, ., .], W alone or U and V, and their biases, [n, 1, units]."""
 
-Multiply = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""Multiplies inputs, [n, B, m], or [1, B, m] for all n layers, by a matrix of each, [n, m, units]."""
 
-
-def crosses(
-    e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Layer], multiply: Multiply = tf.matmul
-) -> tf.Tensor:
+def crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Layer]) -> tf.Tensor:
     """Computes the last e_i of n towers, products in the dtype of e_0 and everything else in float32.
 
     Args:
         e0: [n, B, m], or [1, B, m] for all towers.
         alpha2: float32 scalar.
         layers: the weights of each cross, of the dtype of e_0.
-        multiply: computes each product.
 
     Returns:
         [n, B, m] of the dtype of e_0.
     """
     e = e0
     for matrices, bias in layers:
-        inner = _float32(functools.reduce(multiply, matrices, e)) + _float32(bias)
+        inner = _float32(functools.reduce(tf.matmul, matrices, e)) + _float32(bias)
         e = tf.cast(alpha2 * _float32(e0) * inner + _float32(e), e0.dtype)
     return e
 

@@ -12,24 +12,10 @@ import tensorflow as tf
 
 from ctr.models.activations import biased_activation, make_activation
 from ctr.models.architecture import NETWORK, Architecture, Network, label_weights
-from ctr.models.crosses import Layer, Multiply, crosses, fused_crosses
+from ctr.models.crosses import Layer, crosses, fused_crosses
 
 Weights = Mapping[str, tf.Tensor]
 """By the names of ``ctr.models.initial_weights``; float32, or as ``rounded_weights`` makes them."""
-
-Products = list[tuple[tf.Tensor, tf.Tensor]]
-"""Inputs [n or 1, B, m] and outputs [n, B, units] of products with matrices, in the order of the work."""
-
-
-def recorded(products: Products) -> Multiply:
-    """Makes a product that records what it multiplies and returns."""
-
-    def multiply(inputs: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
-        outputs = tf.matmul(inputs, matrix)
-        products.append((inputs, outputs))
-        return outputs
-
-    return multiply
 
 
 def tower_outputs(
@@ -39,13 +25,12 @@ def tower_outputs(
     e0: tf.Tensor,
     alpha2: tf.Tensor,
     compiled: bool = False,
-    multiply: Multiply | None = None,
 ) -> list[tf.Tensor]:
     """Computes the outputs of the heads of n towers, float32 [n, B, units]: click's, ranking's, further labels'.
 
     For the arguments see ``hidden_layers``.
     """
-    hidden = hidden_layers(architecture, components, tower, e0, alpha2, compiled, multiply)
+    hidden = hidden_layers(architecture, components, tower, e0, alpha2, compiled)
     hidden[-1] = tf.cast(hidden[-1], tf.float32)
     heads = [f"{tower}_head", *(["rank_head"] if tower == "quality" else [])]
     outputs = []
@@ -57,10 +42,9 @@ def tower_outputs(
             -1: stacked(components, head),
             **_detours(architecture, components, tower, len(hidden) - 1),
         }
-        read = _read(hidden, matrices, multiply or tf.matmul)
+        read = _read(hidden, matrices)
         outputs.append(read if bias is None else read + tf.expand_dims(bias, 1))
     for matrix, bias in map(label_weights, architecture.labels if tower == "quality" else ()):
-        # Not by ``multiply``: what learns of the products of the prediction knows nothing of these.
         read = tf.matmul(hidden[-1], stacked(components, matrix))
         outputs.append(read + stacked(components, bias)[:, tf.newaxis, tf.newaxis])
     return outputs
@@ -73,7 +57,6 @@ def hidden_layers(
     e0: tf.Tensor,
     alpha2: tf.Tensor,
     compiled: bool = False,
-    multiply: Multiply | None = None,
 ) -> list[tf.Tensor]:
     """Computes what the deep layers and the head may read: e_0 or the last e_i, then each h_i, [n, B, h].
 
@@ -83,7 +66,6 @@ def hidden_layers(
         e0: [n, B, m], the concatenated embeddings, or [1, B, m], the same for all; float32 or the compute dtype.
         alpha2: float32 scalar in [0, 1].
         compiled: whether XLA compiles what lies between the products (``ctr.models.passes``).
-        multiply: computes each product, none of which is fused then.
     """
     shape, dtype, hidden = architecture.towers[tower], architecture.compute_dtype, [e0]
     if architecture.network is not None and tower == "quality":
@@ -92,10 +74,7 @@ def hidden_layers(
         with tf.name_scope("crosses"):
             layers = [_layer(components, f"{tower}/cross_{number}", dtype) for number in range(shape.crosses)]
             e0 = tf.cast(e0, dtype)
-            if compiled and multiply is None:
-                hidden = [fused_crosses(e0, alpha2, layers)]
-            else:
-                hidden = [crosses(e0, alpha2, layers, multiply or tf.matmul)]
+            hidden = [(fused_crosses if compiled else crosses)(e0, alpha2, layers)]
     if shape.units:
         with tf.name_scope("deep"):
             activation = make_activation(architecture.activation, architecture.smelu_beta)
@@ -104,8 +83,8 @@ def hidden_layers(
             layers = [_layer(components, f"{tower}/deep_{number}", dtype) for number in range(count)]
             for place, ((first, *rest), bias) in enumerate(layers):
                 matrices = {-1: first, **_detours(architecture, components, tower, place)}
-                read = _read(hidden, matrices, multiply or tf.matmul)
-                hidden.append(biased(functools.reduce(multiply or tf.matmul, rest, read), bias))
+                read = _read(hidden, matrices)
+                hidden.append(biased(functools.reduce(tf.matmul, rest, read), bias))
     return hidden
 
 
@@ -122,9 +101,9 @@ def _network(network: Network, components: Sequence[Weights], e0: tf.Tensor, alp
     return stack(outputs)
 
 
-def _read(hidden: Sequence[tf.Tensor], matrices: Mapping[int, tf.Tensor], multiply: Multiply) -> tf.Tensor:
+def _read(hidden: Sequence[tf.Tensor], matrices: Mapping[int, tf.Tensor]) -> tf.Tensor:
     """Adds up the products of layers' outputs with matrices."""
-    read = [multiply(tf.cast(hidden[source], own.dtype), own) for source, own in matrices.items()]
+    read = [tf.matmul(tf.cast(hidden[source], own.dtype), own) for source, own in matrices.items()]
     return read[0] if len(read) == 1 else tf.add_n(read)
 
 

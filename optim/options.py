@@ -1,11 +1,11 @@
 """Groups of options of ``Shampoo``, for code that makes them by their classes.
 
 from ctr.optim import Shampoo, options
-Shampoo(0.02, method=options.KL(), grafting=options.Adam(beta2=0.99), roots=options.Roots(asynchronous=False))
+Shampoo(0.02, method=options.Diagonal(), grafting=options.Adam(beta2=0.99), roots=options.Roots(asynchronous=False))
 """
 
-from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop, Sign
-from ctr.optim.shampoo.methods import KL, Diagonal, EigenvalueCorrected, OneSided, Shampoo
+from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop
+from ctr.optim.shampoo.methods import Diagonal, EigenvalueCorrected, OneSided, Shampoo
 from ctr.optim.shampoo.options import (
     Blocking,
     Coupled,
@@ -19,7 +19,6 @@ from ctr.optim.shampoo.options import (
 )
 
 __all__ = [
-    "KL",
     "LAMB",
     "LARS",
     "SGD",
@@ -38,6 +37,5 @@ __all__ = [
     "Rows",
     "Shampoo",
     "ShampooOptions",
-    "Sign",
     "Statistics",
 ]

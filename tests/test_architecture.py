@@ -30,7 +30,7 @@ CONTRACTS = {FLOORS, PIPELINES, EVAL, CONTRIB}
 FORBIDDEN = {
     "ctr/objective": "def late():\n    from ctr import training\n",
     "eval": "def late():\n    import tensorflow\n",
-    "optim/rows": "from ctr.optim.contrib import muon\n",
+    "optim/rows": "from ctr.optim.contrib import presets\n",
     "pipelines": "import ctr.models\n",
 }
 

@@ -54,7 +54,6 @@ RUNS: dict[str, tuple[str, ...]] = {
     "soap": (
         f"{SHAMPOO} optimizer.dense.shampoo.method=eigenvalue_corrected optimizer.dense.shampoo.grafting.norm=none",
     ),
-    "kfac": ("optimizer.dense.rule=kfac optimizer.dense.learning_rate=0.003",),
     "rows": (f"{SHAMPOO} optimizer.embeddings.rule=one_sided optimizer.embeddings.linear_rule=adagrad",),
     "objectives": (
         "objective.ranking={weight: 0.2, setup: multi_task} objective.distillation={teacher: default} "

@@ -125,12 +125,10 @@ def target_signature(
     families: Sequence[Family],
     layouts: Sequence[TableLayout] = (),
     is_divided: bool = False,
-    is_numbered: bool = False,
 ) -> dict[str, tf.TensorSpec]:
     """Returns the names and types of what ``make_targets`` returns.
 
-    A part of a batch has ``batch_weight``, too (``whole_batch_weight``); where rows are numbered also each row's
-    ``number`` in the whole batch, and the padded size of that, ``batch_capacity``.
+    A part of a batch has ``batch_weight``, too (``whole_batch_weight``).
     """
     vector, indices = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     signature = {"query": indices, "label": vector, "weight": vector, "own_weight": vector}
@@ -141,8 +139,6 @@ def target_signature(
     signature |= dict.fromkeys(target_columns(config), vector)
     if is_divided:
         signature["batch_weight"] = tf.TensorSpec([], tf.float32)
-    if is_numbered:
-        signature |= {"number": indices, "batch_capacity": tf.TensorSpec([], tf.int32)}
     signature |= {f"slice/{family.name}": indices for family in families}
     if count := number_count(layouts):
         signature[STATISTICS] = tf.TensorSpec([None, count], tf.float32)

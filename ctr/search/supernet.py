@@ -32,7 +32,7 @@ from ctr.search.controller import Policy, entropy, new_controller
 from ctr.search.cost import Cost
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress_of
 from ctr.search.space import Choice, Space, described
-from ctr.training.config import DEFAULT_SHAMPOO, TensorBoardConfig, TrainConfig
+from ctr.training.config import DEFAULT_SHAMPOO, TrainConfig
 from ctr.training.device import make_deterministic
 from ctr.training.loop import Learner, open_session
 from ctr.training.state import TrainState
@@ -118,7 +118,7 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
     plain = DEFAULT_SHAMPOO.changed({"grafting": {"initial_accumulator": initial}})
     if optimizer.dense.rule != "shampoo" or given != plain:
         raise InputError(
-            "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo, Adafactor or K-FAC, whose "
+            "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo or Adafactor, whose "
             "statistics are of all candidates and would move what is masked; allowed with method supernet: "
             "optimizer.dense.shampoo.grafting.initial_accumulator alone"
         )
@@ -126,7 +126,7 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
         raise InputError(
             f"config: optimizer.embeddings.rule is {optimizer.embeddings.rule}; allowed with method supernet: adagrad"
         )
-    quiet = {"record_predictions": False, "export": None, "tensorboard": TensorBoardConfig()}
+    quiet = {"record_predictions": False, "export": None}
     return space.apply(base, space.largest).model_copy(update=quiet)
 
 

@@ -8,8 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from ctr.models.click_model import Scores, TowerInput, forward
-from ctr.models.crosses import Multiply
+from ctr.models.click_model import Scores, forward
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.numbers import look_up_numbers, split_values
 from ctr.models.part import Part
@@ -59,10 +58,8 @@ class Differentiation:
         plans: Sequence[_Tensors],
         alpha2: tf.Tensor,
         part: Part,
-        chosen: tf.Tensor | None = None,
-        multiply: Multiply | None = None,
     ) -> Scores:
-        """Scores the batch, or the rows of these numbers alone."""
+        """Scores the batch."""
         model, layouts, weights = (
             self.state.architecture,
             self.state.layouts,
@@ -82,12 +79,7 @@ class Differentiation:
                 looked_up += look_up_numbers(*own, layouts[0].copies, model.input_dtype)
                 layouts = with_numbers(layouts)
             inputs = tower_inputs(looked_up, layouts, model.factors is not None)
-        if chosen is not None:
-            inputs = {
-                name: TowerInput(*(tf.gather(value, chosen, axis=1) for value in own))
-                for name, own in inputs.items()
-            }
-        return forward(model, weights, inputs, alpha2, compiled=True, multiply=multiply)
+        return forward(model, weights, inputs, alpha2, compiled=True)
 
     def differentiate(
         self,

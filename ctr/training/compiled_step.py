@@ -30,9 +30,7 @@ class TrainStep:
         by_products = not jit and not any(map(tf.config.list_physical_devices, ("GPU", "TPU")))
         step = Step(state, config, parts, by_products, self.exchanges)
         is_divided = chips is not None or state.group.size > 1
-        self._learned_targets = target_signature(
-            config.objective, state.families, state.layouts, is_divided, state.samples_labels and is_divided
-        )
+        self._learned_targets = target_signature(config.objective, state.families, state.layouts, is_divided)
         # What is scored may also be a feed to learn from, which has more.
         scored = config.objective.scored_part
         self._scored_targets = target_signature(scored, state.families, state.layouts)
@@ -46,8 +44,6 @@ class TrainStep:
             timed("learns", self._learning, jit),
             timed("scores", score, jit),
         )
-        self._compiled_gradients = self._compile(step.gradients, [self._learned_targets, plans, ramps])
-        self._compiled_norms = self._compile(step.gradient_norms, [self._learned_targets, plans, ramps])
 
     def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
         if self.state.chips is not None:
@@ -83,18 +79,6 @@ class TrainStep:
         feed = feed.with_rows(self.state.tables)
         logits, slices = self._compiled_score(*_tensors(feed, self._scored_targets), _scalars(ramps))
         return logits, slices
-
-    def gradients(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Computes what ``learn`` would learn by: gradients of each table's distinct rows and of each dense weight."""
-        feed = feed.with_rows(self.state.tables)
-        of_rows, of_dense = self._compiled_gradients(*_tensors(feed, self._learned_targets), _scalars(ramps))
-        return of_rows, of_dense
-
-    def gradient_norms(self, feed: Feed, ramps: Mapping[str, float]) -> tf.Tensor:
-        (norms,) = self._compiled_norms(
-            *_tensors(feed.with_rows(self.state.tables), self._learned_targets), _scalars(ramps)
-        )
-        return norms
 
 
 def _tensors(

@@ -19,10 +19,8 @@ from ctr.models.rows import TableLayout
 from ctr.objective.config import MOST_SECONDS, TERMS, LabelConfig, ObjectiveConfig
 from ctr.objective.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
-from ctr.optim.contrib.muon_options import MuonOptions
 from ctr.optim.contrib.presets import PRESETS
 from ctr.optim.first_order.options import AdaGrad
-from ctr.optim.kfac.options import KfacOptions
 from ctr.optim.shampoo.options import OneSidedOptions, ShampooOptions
 from ctr.training.batch_config import GROWTH, BatchConfig
 from ctr.training.ids.config import IdsConfig
@@ -31,8 +29,6 @@ from ctr.training.retrain import RetrainConfig
 
 ROW_ADAFACTOR = OptionsKey(RowAdafactorOptions(), frozenset({"epsilon1", "inverse_sqrt", "factored"}))
 ADAFACTOR = OptionsKey(AdafactorOptions(), ROW_ADAFACTOR.without)
-KFAC = OptionsKey(KfacOptions(), frozenset({"relative_damping", "seed"}))
-MUON = OptionsKey(MuonOptions(), frozenset({"nesterov", "iterations", "beta1", "beta2", "epsilon"}))
 ONE_SIDED = OptionsKey(
     OneSidedOptions(),
     frozenset(
@@ -155,7 +151,7 @@ class DenseOptimizerConfig(StrictModel):
 
     Attributes:
         rule: ``shampoo``, with its relatives, ``adafactor``, for which ``learning_rate`` is the largest relative step
-            size, ``kfac``, without ``model.factorized``, or ``muon``.
+            size.
         learning_rate: the learning rate of dense weights.
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
@@ -163,26 +159,18 @@ class DenseOptimizerConfig(StrictModel):
             AdaGrad with momentum; ``weight_decay`` applies to matrices, not to biases. ``preset`` begins with those of
             a paper: ``ff`` (FF 4.2), ``pso`` (PSO algorithm II) or ``pt`` (PT algorithm 2).
         adafactor: options of Adafactor, for ``rule`` adafactor.
-        kfac: options of K-FAC, for ``rule`` kfac. Its Fisher information is that of the network's click probability.
-        muon: options of Muon, for ``rule`` muon; what is no matrix, and heads, learn by Adam at the same rate.
         schedule: how the learning rate changes with the examples trained on: ``constant``, or as ``warmup 10000, cosine
             1000000 to 0.1``: it grows linearly from 0 over 10,000 examples, then falls over 1,000,000 to a tenth. Each
             half may stand alone. ``warmup 10000 power 2`` grows quadratically. Other decays are ``polynomial EXAMPLES
             power P to SHARE`` and ``inverse_sqrt EXAMPLES``: the root of EXAMPLES over the examples trained on so far.
-        schedule_free: ``beta`` of schedule-free averaging (Defazio et al., 2024): the rule moves a sequence of weights,
-            gradients and progressive predictions are those of weights between it and its average, and exports have
-            the average. Set momentum to 0 with it; 0.9 takes its place. Null: no averaging.
     """
 
-    rule: Literal["shampoo", "adafactor", "kfac", "muon"] = "shampoo"
+    rule: Literal["shampoo", "adafactor"] = "shampoo"
     learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     shampoo: Annotated[ShampooOptions, SHAMPOO, BeforeValidator(_without_momentum)] = DEFAULT_SHAMPOO
     adafactor: Annotated[AdafactorOptions, ADAFACTOR] = AdafactorOptions()
-    kfac: Annotated[KfacOptions, KFAC] = KfacOptions()
-    muon: Annotated[MuonOptions, MUON] = MuonOptions()
     schedule: ScheduleKey = "constant"
-    schedule_free: float | None = Field(default=None, gt=0, lt=1)
 
 
 class OptimizerConfig(StrictModel):
@@ -211,22 +199,6 @@ class MetricsConfig(StrictModel):
     window_examples: Annotated[int, Field(ge=1, lt=2**63)] | Literal["auto"] = "auto"
     slices: tuple[str, ...] = ()
     importance_rows: int = Field(default=20_000, ge=0, le=2**31)
-
-
-class TensorBoardConfig(StrictModel):
-    """What RUN/tensorboard has beside metrics, configuration and hyperparameters.
-
-    Attributes:
-        histograms: write histograms of all dense weights, of the embeddings of each window's last batch, and
-            of the gradients on that batch. They cost one more forward and backward pass per window, and
-            change no result.
-        gradient_noise: write the noise scale and the signal-to-noise ratio of the gradient of each matrix, on each
-            window's last batch, to metrics.jsonl and TensorBoard (``ctr.training.gradient_noise``). They cost one more
-            forward and backward pass per window, and change no result.
-    """
-
-    histograms: bool = False
-    gradient_noise: bool = False
 
 
 class CheckpointConfig(StrictModel):
@@ -341,7 +313,6 @@ class TrainConfig(StrictModel):
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     jit: Literal["auto", True, False] = "auto"
     metrics: MetricsConfig = MetricsConfig()
-    tensorboard: TensorBoardConfig = TensorBoardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     rollback: RollbackConfig = RollbackConfig()
     workers: WorkersConfig = WorkersConfig()
@@ -366,16 +337,6 @@ class TrainConfig(StrictModel):
     def _possible(self) -> Self:
         if self.model.factorized is not None and self.optimizer.embeddings.linear_rule == "newton":
             raise ValueError("optimizer.embeddings.linear_rule newton is not possible with model.factorized")
-        if self.model.factorized is not None and self.tensorboard.gradient_noise:
-            raise ValueError("tensorboard.gradient_noise is not possible with model.factorized")
-        by_products = self.tensorboard.gradient_noise or self.optimizer.dense.rule == "kfac"
-        if self.model.network and by_products:
-            raise ValueError(
-                "model.network is not possible with tensorboard.gradient_noise and optimizer.dense.rule kfac, "
-                "which need to know its products"
-            )
-        if self.model.factorized is not None and self.optimizer.dense.rule == "kfac":
-            raise ValueError("optimizer.dense.rule kfac is not possible with model.factorized")
         ranking = self.objective.ranking
         if ranking is not None and ranking.setup == "multi_task" and not self.model.has_network:
             raise ValueError(
@@ -421,9 +382,7 @@ class TrainConfig(StrictModel):
             objective.bias_constraints,
             dense.shampoo.start_preconditioning_step is not None,
         )
-        uses_host = (
-            dense.rule == "kfac" or (dense.rule == "shampoo" and has_roots) or embeddings.rule == "one_sided"
-        )
+        uses_host = (dense.rule == "shampoo" and has_roots) or embeddings.rule == "one_sided"
         has_more_rows = bool(self.label_delay or objective.labels) or (
             constraints is not None and bool(constraints.logs)
         )

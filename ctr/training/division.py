@@ -39,8 +39,6 @@ class Seat(NamedTuple):
     divided: tuple[bool, ...]  # for each table whether the workers have a part of it each
     # Whether the workers are the chips of this process, which has the parts of all of them.
     has_all: bool = False
-    # Whether targets have each row's number in the whole batch, by which labels are sampled.
-    numbered: bool = False
     by_chip: bool = False  # whether the workers are chips
     group: Workers | None = (
         None  # those with which plans are made together; None: this process makes whole ones
@@ -52,14 +50,14 @@ class Seat(NamedTuple):
         return tuple(range(self.size)) if self.has_all else (self.rank,)
 
 
-def seat_in(group: Workers, divided: tuple[bool, ...], numbered: bool) -> Seat | None:
+def seat_in(group: Workers, divided: tuple[bool, ...]) -> Seat | None:
     """Returns the seat of a member of a group; None: the process is alone."""
     if group.is_here:
         return Seat(0, group.size, divided, has_all=True, by_chip=True)
     if group.size == 1:
         return None
     makes_parts = group if group.size >= TOGETHER_FROM else None
-    return Seat(group.rank, group.size, divided, numbered=numbered, group=makes_parts)
+    return Seat(group.rank, group.size, divided, group=makes_parts)
 
 
 @dataclass(frozen=True)
@@ -141,11 +139,6 @@ def parts_of_batch(
 def join_targets(targets: list[Targets], division: Division, weight: np.ndarray) -> Targets:
     """Joins the targets of the parts that are made here, with the weight of the whole batch."""
     seat, joined = division.seat, targets[0]
-    if seat.numbered:
-        for own, rank in zip(targets, seat.ranks, strict=True):
-            numbers = np.flatnonzero(division.rows_of(rank))
-            own["number"] = np.zeros_like(own["query"])
-            own["number"][: len(numbers)] = numbers
     if seat.has_all:
         joined = {name: np.stack([own[name] for own in targets]) for name in joined}
     return joined | {"batch_weight": weight}

@@ -30,7 +30,7 @@ from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_tabl
 from ctr.training.tables.tables import EmbeddingTables
 
 _LOGISTIC = ObjectiveConfig()
-OF_ALL_CHIPS = frozenset({"distinct", "batch_weight", "batch_capacity"})
+OF_ALL_CHIPS = frozenset({"distinct", "batch_weight"})
 """What of a batch is the same for all chips of a process."""
 
 
@@ -188,8 +188,6 @@ def make_feed(
     if division is not None:
         division = division.with_capacity(capacity)
         of_batch = join_targets(targets, division, whole_batch_weight(objective, rows, source))
-        if division.seat.numbered:
-            of_batch["batch_capacity"] = np.array(padded_size(len(rows), batch_rows), np.int32)
     largest = None
     if shapes is not None:
         options = objective, families, constraint_batches, ids, seat, shapes[-1:]

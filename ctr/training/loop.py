@@ -141,7 +141,7 @@ def one_pass(
             run.check_faults()
             # Window.
             if is_window_end := run.metrics.window_is_full():
-                windows.append(_close_window(run, trainer, trainer.window_timing()))
+                windows.append(run.close_window(trainer.window_timing()))
             if progress is not None:
                 progress(run.position.examples, run.metrics.running(is_window_end))
             # Export, before the checkpoint: a run that is killed between the two makes the export again.
@@ -222,13 +222,6 @@ def _save_in_passing(run: Run, trainer: Trainer) -> None:
     """Writes a checkpoint that is not due, unless the weights are broken, which the next one that is due deals with."""
     if run.weight_fault(trainer.predicts_soundly(run.ramps())) is None:
         run.save(is_due=False)
-
-
-def _close_window(run: Run, trainer: Trainer, timing: dict[str, float]) -> dict[str, Any]:
-    is_shown = run.config.tensorboard.histograms
-    if run.config.tensorboard.gradient_noise:
-        timing = {**timing, **trainer.gradient_noise(run.ramps())}
-    return run.close_window(timing, trainer.weights_and_gradients(run.ramps()) if is_shown else {})
 
 
 @contextmanager
@@ -452,7 +445,7 @@ class Session:
                 self._roll_back(needed)
         failure = learning_failure(run, fault)
         if run.metrics.window.traffic.examples:
-            _close_window(run, trainer, {})
+            run.close_window({})
         if self._exporter is not None and failure is None:
             _export(run, self._exporter)
         if run.position.examples != run.position.due_from or run.position.examples != run.saved_at:

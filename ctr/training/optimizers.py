@@ -8,12 +8,8 @@ import tensorflow as tf
 from ctr.models.architecture import Expert
 from ctr.models.rows import TableLayout
 from ctr.optim.adafactor.dense import DenseAdafactor
-from ctr.optim.contrib.muon import DenseMuon
-from ctr.optim.contrib.schedule_free import ScheduleFree
 from ctr.optim.first_order.online_bias import Calibrator, OnlineBias
 from ctr.optim.first_order.online_newton import OnlineNewton
-from ctr.optim.kfac.core import Layer
-from ctr.optim.kfac.dense import DenseKfac
 from ctr.optim.protocol import DenseOptimizer
 from ctr.optim.rows.adafactor import RowAdafactor
 from ctr.optim.rows.adagrad import RowAdaGrad
@@ -30,22 +26,15 @@ _OFFSETS, _GATES = (-20.0, 20.0), (0.0, 1.0)
 """Their ranges: a gate alone never leaves the range between the first expert and its own."""
 
 
-def dense_optimizer(
-    config: DenseOptimizerConfig, workers: Workers = ALONE, layers: Sequence[Layer] = ()
-) -> DenseOptimizer:
+def dense_optimizer(config: DenseOptimizerConfig, workers: Workers = ALONE) -> DenseOptimizer:
     """The optimizer of dense weights, without its weights yet.
 
     Args:
         config: which one.
         workers: who divide its state.
-        layers: the linear products among the weights, which K-FAC needs to train.
     """
-    if config.rule == "kfac":
-        return DenseKfac(config.kfac, layers, workers)
     if config.rule == "adafactor":
         return DenseAdafactor(config.adafactor, workers)
-    if config.rule == "muon":
-        return DenseMuon(config.muon, workers)
     if config.rule == "shampoo":
         return DenseShampoo(config.shampoo, workers)
     assert_never(config.rule)
@@ -84,16 +73,6 @@ def table_optimizer(
     if config.rule == "adagrad":
         return RowAdaGrad(setup)
     assert_never(config.rule)
-
-
-def samples_labels(optimizer: DenseOptimizer) -> bool:
-    """Returns whether it learns from labels that are sampled from the model."""
-    return isinstance(optimizer, DenseKfac) and optimizer.seed is not None
-
-
-def make_averaging(config: DenseOptimizerConfig, weights: Mapping[str, tf.Variable]) -> ScheduleFree | None:
-    """What averages dense weights, by their names in checkpoints; None where the configuration asks for nothing."""
-    return None if config.schedule_free is None else ScheduleFree(config.schedule_free, weights)
 
 
 def make_calibrators(weights: Mapping[str, tf.Variable], experts: Sequence[Expert]) -> tuple[Calibrator, ...]:

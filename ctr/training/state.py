@@ -12,12 +12,11 @@ from ctr.models.initial_weights import fitted_names, init_weights, weight_shapes
 from ctr.models.rows import STATISTICS, TableLayout, number_count
 from ctr.objective.bias_constraints import Family
 from ctr.optim.first_order.online_bias import all_variables
-from ctr.optim.kfac.core import Layer
 from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
 from ctr.training.division import Seat, seat_in
 from ctr.training.label_lessons import label_biases
-from ctr.training.optimizers import dense_optimizer, make_averaging, make_calibrators, samples_labels
+from ctr.training.optimizers import dense_optimizer, make_calibrators
 from ctr.training.retrain import initial_weights
 from ctr.training.tables.tables import EmbeddingTables
 from ctr.workers.chips import Chips
@@ -75,19 +74,6 @@ def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return {f"dense/{index:03d}": weight for index, weight in enumerate(weights.values())}
 
 
-def linear_layers(shape: Architecture, weights: Mapping[str, tf.Tensor]) -> list[Layer]:
-    """Lists the linear products in the order of the work, each of all components, by the numbers of weights."""
-    numbers = {name: number for number, name in enumerate(weights)}
-    layers: dict[str, list[Layer]] = {}
-    for name, number in numbers.items():
-        last = name.rpartition("/")[2]
-        if last in ("w", "u", "v") or last.endswith("_head"):
-            # Of one component: products of all components are computed at once.
-            plain = name.partition("/")[2] if shape.components > 1 else name
-            layers.setdefault(plain, []).append(Layer(number, numbers.get(f"{name}_bias")))
-    return [layer for same in layers.values() for layer in same]
-
-
 class TrainState:
     """All variables that training changes, by name, and how they are divided over those that train together.
 
@@ -132,18 +118,12 @@ class TrainState:
         # What combines experts, and the biases of labels.
         self.fitted = {*fitted_names(self.architecture), *(bias.name for bias in self.label_biases)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
-        self.layers = linear_layers(self.architecture, self.weights)  # the linear products among the weights
-        self.dense_optimizer = dense_optimizer(optimizer, self.workers, self.layers)
+        self.dense_optimizer = dense_optimizer(optimizer, self.workers)
         self.dense_optimizer.build(weights)
-        names = zip(weights, self.weights, strict=True)
-        learned = {name: weights[name] for name, own in names if own not in self.fitted}
-        self.averaging = make_averaging(optimizer, learned)
         self.calibrators = make_calibrators(self.weights, self.architecture.experts)
 
     def variables(self) -> dict[str, Rows]:
         named = self.tables.variables | dense_weights(self.weights) | self.dense_optimizer.variables
-        if self.averaging is not None:
-            named |= self.averaging.variables
         named |= all_variables((*self.calibrators, *self.label_biases))
         if self.statistics is not None:
             named[STATISTICS] = self.statistics
@@ -153,13 +133,9 @@ class TrainState:
         return named
 
     @property
-    def samples_labels(self) -> bool:
-        return samples_labels(self.dense_optimizer)
-
-    @property
     def seat(self) -> Seat | None:
         """Returns which parts of each batch this process computes; None: all of it, as it is alone."""
-        return seat_in(self.group, self.tables.divided, self.samples_labels)
+        return seat_in(self.group, self.tables.divided)
 
     @property
     def sharding(self) -> Sharding:
@@ -224,7 +200,7 @@ class TrainState:
         return {**self.tables.optimizer.report(), **self.dense_optimizer.report()}
 
     def optimizer_spectra(self) -> dict[str, Spectrum]:
-        """Returns the spectra of statistics, by the names that histograms have."""
+        """Returns the spectra of statistics, by the names of weights."""
         names = dict(zip(dense_weights(self.weights), self.weights, strict=True))
         of_tables, of_dense = self.tables.optimizer.spectra(), self.dense_optimizer.spectra()
         return {

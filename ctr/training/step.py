@@ -3,24 +3,18 @@
 Functions of tensors alone; ``ctr.training.compiled_step`` compiles them and feeds them with batches.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from ctr.models.click_model import Scores
 from ctr.models.numbers import next_statistics
 from ctr.models.part import Part
 from ctr.models.rows import STATISTICS
 from ctr.objective.losses import next_duals, slices_of
 from ctr.optim.gradients import all_finite, clip_by_global_norm
-from ctr.optim.kfac.dense import DenseKfac
-from ctr.optim.kfac.output_losses import gradient_by_outputs
 from ctr.training.batch_gradients import BatchGradients, Differentiation, mean_of_parts
 from ctr.training.config import TrainConfig
-from ctr.training.gradient_noise import squared_norms
-from ctr.training.product_factors import click_likelihood, product_factors, record_network
 from ctr.training.state import TrainState
 from ctr.training.tables.tables import Gathered
 from ctr.workers.collectives import Workers
@@ -108,10 +102,6 @@ class Step:
             state.tables.update(
                 gathered, batch.row_gradients, curvatures, rates["embeddings"], self.exchanges
             )
-            if isinstance(state.dense_optimizer, DenseKfac):
-                forward = self._scores(targets, gathered, ramps)
-                given = state.dense_optimizer, forward, state.layers, targets, self._workers
-                state.dense_optimizer.observe(partial(product_factors, *given))
             self._update_dense(batch.dense_gradients, rates["dense"])
             calibrators = *state.calibrators, *state.label_biases
             for calibrator, step in zip(calibrators, batch.lesson.steps, strict=True):
@@ -132,30 +122,12 @@ class Step:
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Scores a batch alone: logits of the click and of each label, float32 [B], and slices as in ``StepResult``."""
-        found = self._scores(targets, self.state.tables.gather(plans), ramps)().predictions
+        gathered = self.state.tables.gather(plans)
+        found = self._model.scores(
+            targets, gathered.rows, gathered.views, ramps["alpha2"], self.parts[0]
+        ).predictions
         slices = slices_of(self.state.families, targets, found[0])
         return gather_scores(self._workers, tf.constant(True), found, slices)[1:]
-
-    def gradients(
-        self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Computes what ``learn`` would learn by: the gradients of the batch's rows and of the dense weights."""
-        gathered, duals = self.state.tables.gather(plans), [dual.read_value() for dual in self.state.duals]
-        batch = self._model.differentiate(targets, gathered.views, gathered.rows, ramps, duals, self.parts[0])
-        return batch.row_gradients, batch.dense_gradients
-
-    def gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> list[tf.Tensor]:
-        """Computes the squared norms of ``ctr.training.gradient_noise`` for each product of the network."""
-        run = record_network(self._scores(targets, self.state.tables.gather(plans), ramps))
-        _, by_logits = gradient_by_outputs(partial(click_likelihood, None, targets, None), run.outputs)
-        present = tf.cast(targets["own_weight"] > 0, tf.float32)
-        inputs = [product.inputs for product in run.products]
-        return [squared_norms(inputs, run.gradients(by_logits), present)]
-
-    def _scores(self, targets: _Tensors, gathered: Gathered, ramps: _Tensors) -> Callable[..., Scores]:
-        """Returns what scores a batch by the rows that are gathered."""
-        given = gathered.rows, gathered.views, ramps["alpha2"], self.parts[0]
-        return partial(self._model.scores, targets, *given)
 
     def _next_statistics(self, targets: _Tensors) -> tf.Tensor | None:
         """Computes the statistics of numbers after the batch, by the rows of the log that are learned from."""
@@ -224,12 +196,7 @@ class Step:
                 for gradient in clip_by_global_norm(gradients[begin : begin + size], norm)
             ]
         with tf.name_scope("dense_update"):
-            if self.state.averaging is None:
-                self.state.dense_optimizer.update(gradients, rate, self.exchanges)
-            else:
-                self.state.averaging.step(
-                    rate, lambda: self.state.dense_optimizer.update(gradients, rate, self.exchanges)
-                )
+            self.state.dense_optimizer.update(gradients, rate, self.exchanges)
 
 
 def gather_scores(

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import tensorflow as tf
 
 from ctr.data.batches import set_rejects_apart
 from ctr.data.reader import FAULTS, Rows, add_query_size, rows_of_table
@@ -21,7 +20,6 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes, resolve_jit
 from ctr.training.feed import Feed, make_feed
 from ctr.training.fused_steps import FusedSteps
-from ctr.training.gradient_noise import noise_numbers
 from ctr.training.run.rollback import predicts_soundly
 from ctr.training.shapes import FewShapes, few_shapes, fused_shapes
 from ctr.training.state import TrainState
@@ -166,38 +164,6 @@ class Trainer:
     def predicts_soundly(self, ramps: Ramps) -> bool:
         """Tells whether the weights, after its step, predict soundly for the last batch that they learned from."""
         return self.last_applied is None or predicts_soundly(self.score(self.last_applied, ramps).logit)
-
-    def weights_and_gradients(self, ramps: Ramps) -> dict[str, np.ndarray]:
-        """Returns the weights and the loss's gradients on the last batch that they learned from, by name.
-
-        Of an embedding table the rows that the batch has; without a batch only the dense weights.
-        """
-        state, feed = self.state, self.last_applied
-        dense = state.weights
-        out = {f"weights/{name}": weight.numpy() for name, weight in dense.items()}
-        if feed is None:
-            return out
-        with self._calling("gradients", feed):
-            of_rows, of_dense = self._step.gradients(feed, ramps)
-        out |= {f"gradients/{name}": part.numpy() for name, part in zip(dense, of_dense, strict=True)}
-        for layout, table, plan, gradient in zip(
-            state.layouts, state.tables.weights, feed.plans, of_rows, strict=True
-        ):
-            used = plan.distinct_count
-            out[f"weights/embeddings/{layout.name}"] = tf.gather(table, plan.distinct[:used]).numpy()
-            out[f"gradients/embeddings/{layout.name}"] = gradient[:used].numpy()
-        return out
-
-    def gradient_noise(self, ramps: Ramps) -> dict[str, float]:
-        state, feed = self.state, self.last_applied
-        if feed is None or not state.layers:
-            return {}
-        weights = list(state.weights)
-        # Products of all components are computed at once.
-        names = [weights[layer.weight] for layer in state.layers[:: state.architecture.components]]
-        norms = self._step.gradient_norms(feed, ramps).numpy()
-        rows = int(np.count_nonzero(feed.targets["own_weight"] > 0))
-        return noise_numbers(names, norms, rows)
 
     def timing(self) -> dict[str, float]:
         """Returns how fast this process was, as summary.json has it; empty before a batch.

@@ -91,23 +91,13 @@ def _check_workers(config: TrainConfig) -> None:
         raise InputError(
             "config: batch.shapes: few is not possible with several workers; allowed: auto, many"
         )
-    for name in ("histograms", "gradient_noise"):
-        if getattr(config.tensorboard, name):
-            raise InputError(
-                f"config: tensorboard.{name}: true is not possible with several workers, of which none has all rows"
-            )
 
 
 def _check_chips(config: TrainConfig, device: str) -> None:
     where = f"not possible with --device {device}"
     if device != "tpu" and config.jit is True:
         raise InputError(f"config: jit: true is {where}; allowed: auto, false")
-    for name in ("histograms", "gradient_noise"):
-        if getattr(config.tensorboard, name):
-            raise InputError(f"config: tensorboard.{name}: true is {where}, where no chip has all rows")
     dense, embeddings = config.optimizer.dense, config.optimizer.embeddings
-    if dense.rule == "kfac":
-        raise InputError(f"config: optimizer.dense.rule: kfac is {where}; allowed: shampoo, adafactor, muon")
     if dense.shampoo.corrects:
         raise InputError(f"config: optimizer.dense.shampoo.method: eigenvalue_corrected is {where}")
     if embeddings.rule == "one_sided":

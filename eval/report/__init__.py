@@ -2,9 +2,8 @@
 
 `page` is the vocabulary (`Table`, `Series`, `Figure`, `Page`, ...), `draw` makes images of figures and `html` the file
 of a page: begin there. The rest is the report of one or more runs, a function from what `shown_run` reads to a
-`Page`, here and section by section in `comparison`, `importance`, `over_time`, `groups`, `features`
-and `spectra`; the reports of
-experiments and of searches are in their rooms.
+`Page`, here and section by section in `comparison`, `importance`, `over_time`, `groups` and
+`features`; the reports of experiments and of searches are in their rooms.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from ctr.eval.report.html import check_page, render_page, write_page
 from ctr.eval.report.importance import importance_section
 from ctr.eval.report.over_time import loss_figures, metric_figures, traffic_figures, uses_event_time
 from ctr.eval.report.shown_run import COUNTS, ShownRun, show_runs
-from ctr.eval.report.spectra import statistics_blocks, weights_section
 from ctr.eval.run_comparison import COSTS
 from ctr.eval.run_files import COMPARED
 from ctr.io.errors import InputError
@@ -87,7 +85,6 @@ def run_page(runs: Sequence[ShownRun]) -> page.Page:
         query_size_section(runs),
         predictions_section(runs),
         health_section(runs),
-        weights_section(runs),
         _faults(runs),
         _configuration(runs),
     )
@@ -204,15 +201,6 @@ def _time(runs: Sequence[ShownRun]) -> page.Section:
             "loss."
         )
         blocks += [page.heading("Loss by term"), page.Words(terms, "quiet"), page.Figures(losses)]
-    if statistics := statistics_blocks(runs):
-        values = (
-            "Singular values of the statistics that Shampoo's roots in use are of, by examples trained on: the "
-            "smallest and the largest of all matrices of a weight, without damping, and the largest condition number "
-            "of one of them, without damping and with it, as the roots are computed. Relative damping adds epsilon "
-            "times the largest singular value to each, so that no root has a condition number above about 1 / epsilon. "
-            "Not drawn: values of 0, of statistics that are singular."
-        )
-        blocks += [page.heading("Shampoo's statistics"), page.Words(values, "quiet"), *statistics]
     return page.Section("time", "Over time", "Metrics over time", blocks)
 
 

@@ -20,7 +20,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure as Plot
-from matplotlib.ticker import FuncFormatter, LogFormatter
+from matplotlib.ticker import FuncFormatter
 
 from ctr.eval.arrays import FloatArray
 from ctr.eval.report.page import COLORS, INK, OTHER, QUIET, Axis, Figure, Panel, Series, color_of
@@ -270,10 +270,6 @@ def _dress(axes: Axes, axis: Axis, which: str) -> None:
                 locator, formats=_DATES, offset_formats=_DATES_BESIDE
             )
         )
-    elif axis.ticks == "log":
-        # Not the default, whose powers of 10 need typesetting.
-        own.set_major_formatter(LogFormatter())
-        own.set_minor_formatter(LogFormatter())
     elif axis.ticks:
         own.set_major_formatter(FuncFormatter(_FORMATS[axis.ticks]))
         own.set_minor_formatter("")

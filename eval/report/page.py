@@ -208,7 +208,7 @@ class Axis:
     """An axis of a plot."""
 
     label: str = ""
-    ticks: Literal["", "time", "thousands", "percent", "short", "log"] = ""
+    ticks: Literal["", "time", "thousands", "percent", "short"] = ""
     names: Sequence[str] = ()  # of groups, which lie at 0, 1, ...
     places: Sequence[tuple[float, str]] = ()  # ticks where they are not to be found
     limits: tuple[Any, Any] | None = None
@@ -321,7 +321,6 @@ class Figures:
     beside: "Block | None" = None  # beside the only figure
     wide: Literal["", "wide", "wide single"] = ""  # a figure that may be as wide as the page, or less
     share: int = 2  # halves, or (1) a third beside the rest
-    run: int | None = None
 
     @property
     def drawn(self) -> list[Figure]:

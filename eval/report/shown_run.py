@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ctr.eval import display, run_files
-from ctr.eval.arrays import FloatArray, IntArray, ratio
+from ctr.eval.arrays import IntArray, ratio
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.click_ratio import describe, judge
 from ctr.eval.importance import Importance
@@ -18,7 +18,6 @@ from ctr.eval.report.data_health import DataHealth, read_data_health
 from ctr.eval.report.faults import Fault, faults_of
 from ctr.eval.report.page import Mark
 from ctr.eval.timeline import Timeline, typical_size
-from ctr.eval.weight_spectra import WeightSpectrum
 
 COUNTS = {
     "log_rows": "rows of the log",
@@ -95,8 +94,6 @@ class ShownRun:
     config: str
     environment: dict[str, str]
     faults: list[Fault]
-    weights: list[WeightSpectrum] | None  # None when the run did not write them
-    spectra: dict[str, FloatArray]  # of Shampoo's statistics, at the ends of `windows`
 
     @property
     def name(self) -> str:
@@ -165,7 +162,6 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
     ):
         windows, timeline = run_files.read_windows(folder), run_files.read_timeline(folder)
         starts = point_starts(windows["window_examples"].to_numpy())
-        ends = np.append(starts[1:], len(windows)) - 1 if len(starts) else starts
         summary, default_slices = run.metrics.summary(), run_files.read_default_slices(folder)
         run.metrics.slices.update(default_slices)
         shown.append(
@@ -185,10 +181,6 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 config=run_files.config_text(folder),
                 environment=flat_environment(run_files.read_environment(folder)),
                 faults=faults_of(run, run_files.count_rejects(folder)),
-                weights=run_files.read_weight_spectra(folder),
-                spectra={
-                    name: course[ends] for name, course in run_files.read_statistics_spectra(folder).items()
-                },
             )
         )
     return shown

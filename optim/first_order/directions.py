@@ -4,7 +4,6 @@
     rmsprop   D = b D + (1 - b) G^2        P = G / (sqrt(D) + eps)
     adam      as rmsprop, D bias-corrected
     sgd                                    P = G
-    sign                                   P = sign(G)
     lars                                   P = |W| / |G| G                 layer by layer
     lamb      as adam, P'                  P = |W| / |P'| P'               layer by layer
 
@@ -14,7 +13,7 @@ takes that. The factor of LARS and LAMB is 1 where one of the norms is 0, so tha
 
 import tensorflow as tf
 
-from ctr.optim.first_order.options import LAMB, LARS, AdaGrad, Adam, Graft, SecondMoments, Sign
+from ctr.optim.first_order.options import LAMB, LARS, AdaGrad, Adam, Graft, SecondMoments
 
 
 def has_accumulator(options: Graft) -> bool:
@@ -53,7 +52,7 @@ def direction(
             base = tf.constant(options.beta2, gradient.dtype)
             accumulator = accumulator / (1.0 - tf.pow(base, tf.cast(step, gradient.dtype)))
         return tf.math.divide_no_nan(gradient, tf.sqrt(accumulator) + options.epsilon)
-    return tf.sign(gradient) if isinstance(options, Sign) else gradient
+    return gradient
 
 
 def layer_factor(weight_norm: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:

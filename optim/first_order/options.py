@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ctr.optim.checked import Decay, NotNegative, OneOf, Steps
-
-Momentum = Literal["after", "separate", "before"]
+from ctr.optim.checked import Decay, NotNegative, OneOf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,15 +13,12 @@ class Graft(OneOf):
     Attributes:
         norm: whether a whole ``tensor`` takes the norm of the first-order step, or each ``block``; ``none``: directions
             keep their own, as in SOAP, and this optimizer has only what is not preconditioned.
-        momentum: ``after``: it averages grafted directions (FF 4.2; PT). ``separate``: it averages grafted and
-            first-order directions each, and the step changes from the second to the first as ``blend_steps`` says
-            (Google's version for JAX). ``before``: it averages both before one takes the norm of the other (PSO II).
-        blend_steps: number of steps over which the direction changes linearly from the first-order one.
+        momentum: ``after``: it averages grafted directions (FF 4.2; PT). ``before``: it averages Shampoo's and
+            first-order directions each, before one takes the norm of the other (PSO II).
     """
 
     norm: Literal["tensor", "block", "none"] = "tensor"
-    momentum: Momentum = "after"
-    blend_steps: Steps = 0
+    momentum: Literal["after", "before"] = "after"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +26,6 @@ class SGD(Graft):
     """The gradient itself."""
 
     kind: Literal["sgd"] = "sgd"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sign(Graft):
-    """The signs of the gradient."""
-
-    kind: Literal["sign"] = "sign"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,4 +87,4 @@ class LAMB(SecondMoments):
     kind: Literal["lamb"] = "lamb"
 
 
-AnyGraft = AdaGrad | SGD | RMSprop | Adam | Sign | LARS | LAMB
+AnyGraft = AdaGrad | SGD | RMSprop | Adam | LARS | LAMB

@@ -2,5 +2,5 @@
 
 Begin with ``factors.py``, the formulas as pure functions, and ``core.py``, a step over variables.
 ``record.py`` records products in a forward pass, ``output_losses.py`` says what is sent back through them;
-``dense.py`` is what the trainer sees, ``trainer.py`` a training step for Keras models.
+``trainer.py`` is a training step for Keras models.
 """

@@ -7,23 +7,17 @@ and counted. Eigenvectors (``form="eigen"``) that XLA computes are less exact th
 1e-6.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from ctr.optim.balance import balanced
 from ctr.optim.first_order.momentum import add_weight_decay, momentum_step, update_momentum
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.factors import Factors
 from ctr.optim.kfac.options import KfacOptions
-from ctr.optim.shampoo.assignment import PRODUCT, ROOT
 from ctr.optim.shampoo.schedule import when
 from ctr.optim.variables import Variables, create_variable
-from ctr.workers.collectives import ALONE, Workers
-from ctr.workers.parts import Part
 
 
 class Layer(NamedTuple):
@@ -38,38 +32,21 @@ class Layer(NamedTuple):
 
 
 class KfacCore:
-    """K-FAC over variables, with the same weights, gradients and factors on all ``workers``, which divide the layers.
-
-    Each layer has one owner, which alone keeps its sums and inverses, and computes its direction; directions are
-    gathered at each step. Element-wise state is on every worker.
+    """K-FAC over variables.
 
     Attributes:
         sizes: the rows, with that of the bias, and columns of each layer.
-        owned: the numbers of the layers of each worker, by rank; ``own`` are those of this one.
         variables: all state by name: of layer i ``layer{i}/inputs``, ``/outputs`` (sums that decay, float64),
             ``/left``, ``/right`` (inverses or eigenvectors) and, for eigenvectors, ``/left_values``,
-            ``/right_values``, all without rows where the layer is not in ``own``; of weight i
-            ``tensor{i}/accumulator`` and ``/momentum``.
-        parts: by the names of variables of layers, the rows that are here; empty where one worker has all.
+            ``/right_values``; of weight i ``tensor{i}/accumulator`` and ``/momentum``.
     """
 
-    def __init__(
-        self,
-        options: KfacOptions,
-        weights: Sequence[tf.Variable],
-        layers: Sequence[Layer],
-        workers: Workers = ALONE,
-    ) -> None:
-        self.options, self.weights, self.layers, self.workers = options, list(weights), list(layers), workers
+    def __init__(self, options: KfacOptions, weights: Sequence[tf.Variable], layers: Sequence[Layer]) -> None:
+        self.options, self.weights, self.layers = options, list(weights), list(layers)
         self.sizes: list[tuple[int, int]] = []
         for layer in layers:
             rows, columns = map(int, weights[layer.weight].shape)
             self.sizes.append((rows + len(layer.weights) - 1, columns))
-        owners = _assign(options, self.sizes, workers.size)
-        self.owned = [
-            [number for number, owner in enumerate(owners) if owner == rank] for rank in range(workers.size)
-        ]
-        self.own = self.owned[workers.rank]
         self.dtype = tf.float64 if any(weight.dtype == tf.float64 for weight in weights) else tf.float32
         self.variables = made = Variables(create_variable, self.dtype)
         self.step, self.collections, self.failed, self.refreshed = (
@@ -78,19 +55,15 @@ class KfacCore:
         self._ready, self._damping = (made.make(name, [len(layers)]) for name in ("ready", "damping"))
         # By layer and kind.
         self._state: list[dict[str, tf.Variable]] = []
-        self.parts: dict[str, Part] = {}
         for number, (rows, columns) in enumerate(self.sizes):
             sides = {"inputs": rows, "outputs": columns, "left": rows, "right": columns}
             if options.form == "eigen":
                 sides |= {"left_values": rows, "right_values": columns}
             self._state.append({})
             for kind, size in sides.items():
-                name, here = f"layer{number}/{kind}", size if number in self.own else 0
-                shape = [here] if kind.endswith("_values") else [here, size]
+                shape = [size] if kind.endswith("_values") else [size, size]
                 dtype = tf.float64 if kind in Factors._fields else self.dtype
-                self._state[number][kind] = made.make(name, shape, dtype)
-                if workers.size > 1:
-                    self.parts[name] = Part(np.arange(here), size)
+                self._state[number][kind] = made.make(f"layer{number}/{kind}", shape, dtype)
         for index, weight in enumerate(weights):
             made.make(f"tensor{index}/accumulator", weight.shape, value=options.initial_accumulator)
             if options.momentum:
@@ -118,31 +91,14 @@ class KfacCore:
             sums = kept.assign_add(tf.square(one), read_value=True)
             grafts.append(tf.math.divide_no_nan(one, tf.sqrt(sums)))
         directions = list(grafts)
-        found = {number: self._precondition(number, gradients, grafts) for number in self.own}
-        for number, whole in self._gather(found).items():
-            layer, (rows, _) = self.layers[number], self.weights[self.layers[number].weight].shape
+        found = [self._precondition(number, gradients, grafts) for number in range(len(self.layers))]
+        for layer, whole in zip(self.layers, found, strict=True):
+            rows, _ = self.weights[layer.weight].shape
             directions[layer.weight] = whole[:rows]
             if layer.bias is not None:
                 directions[layer.bias] = tf.reshape(whole[rows:], self.weights[layer.bias].shape)
         for index, direction in enumerate(directions):
             self._move(index, direction, tf.cast(rate, self.dtype))
-
-    def _gather(self, own: Mapping[int, tf.Tensor]) -> Mapping[int, tf.Tensor]:
-        """The directions of all layers, by number, from those of the layers here."""
-        if self.workers.size == 1 or not self.layers:
-            return own
-        sizes = [[math.prod(self.sizes[number]) for number in numbers] for numbers in self.owned]
-        largest = max(map(sum, sizes))
-        flat = [tf.reshape(own[number], [-1]) for number in self.own]
-        padding = tf.zeros([largest - sum(sizes[self.workers.rank])], self.dtype)
-        received = self.workers.all_gather(tf.concat([*flat, padding], axis=0))
-        messages = tf.unstack(tf.reshape(received, [self.workers.size, largest]))
-        whole = {}
-        for numbers, each, message in zip(self.owned, sizes, messages, strict=True):
-            *parts, _ = tf.split(message, [*each, largest - sum(each)])
-            for number, part in zip(numbers, parts, strict=True):
-                whole[number] = tf.reshape(part, self.sizes[number])
-        return whole
 
     def _collect(self, found: Sequence[Factors]) -> None:
         if not found:
@@ -154,9 +110,9 @@ class KfacCore:
         self.failed.assign_add(tf.math.count_nonzero(~finite))
 
         def add() -> None:
-            for number in self.own:
-                for side, value in found[number]._asdict().items():
-                    kept = self._state[number][side]
+            for state, factors in zip(self._state, found, strict=True):
+                for side, value in factors._asdict().items():
+                    kept = state[side]
                     kept.assign(decay * kept + (1.0 - decay) * tf.cast(value, tf.float64))
             self.collections.assign_add(1)
 
@@ -167,21 +123,16 @@ class KfacCore:
             return
         decay = tf.constant(self.options.decay, tf.float64)
         correction = 1.0 - tf.pow(decay, tf.cast(self.collections, tf.float64))
-        nothing = tf.zeros([3], self.dtype)
-        rows = [
-            self._invert_layer(number, correction) if number in self.own else nothing
-            for number in range(len(self.layers))
-        ]
-        (flags,) = self.workers.all_reduce([tf.stack(rows)])
-        refreshed, damping, failed = tf.unstack(flags, axis=1)
+        rows = [self._invert_layer(state, correction) for state in self._state]
+        refreshed, damping, failed = tf.unstack(tf.stack(rows), axis=1)
         self._ready.assign(tf.where(refreshed > 0, tf.ones_like(self._ready), self._ready))
         self._damping.assign(tf.where(refreshed > 0, damping, self._damping))
         for counter, flags in ((self.refreshed, refreshed), (self.failed, failed)):
             counter.assign_add(tf.math.count_nonzero(flags))
 
-    def _invert_layer(self, number: int, correction: tf.Tensor) -> tf.Tensor:
+    def _invert_layer(self, state: Mapping[str, tf.Variable], correction: tf.Tensor) -> tf.Tensor:
         """Returns whether a layer's inverses are new, their damping, and whether they failed, [3]."""
-        options, state = self.options, self._state[number]
+        options = self.options
         sums = Factors(
             *(tf.math.divide_no_nan(state[side].read_value(), correction) for side in Factors._fields)
         )
@@ -243,19 +194,6 @@ class KfacCore:
             "refreshed": int(self.refreshed.numpy()),
             "failed": int(self.failed.numpy()),
         }
-
-
-def _assign(options: KfacOptions, sizes: Sequence[tuple[int, int]], workers: int) -> tuple[int, ...]:
-    """The owner of each layer: by the cost of the factors' inverses and of the products of a direction."""
-    costs = [
-        sum(
-            ROOT[0] * size**3 / options.inverse_frequency + PRODUCT[0] * math.prod(both) * size
-            for size in both
-        )
-        for both in sizes
-    ]
-    memory = [float(sum(size * (size + 1) // 2 for size in both)) for both in sizes]
-    return balanced(costs, [math.prod(both) for both in sizes], memory, workers)
 
 
 def _all_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:

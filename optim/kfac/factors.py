@@ -30,32 +30,27 @@ class Factors(NamedTuple):
     outputs: tf.Tensor
 
 
-def row_stride(rows: int | tf.Tensor, most: int) -> int | tf.Tensor:
-    """Returns n for taking every n-th row of a batch: about ``most`` rows, at least so many if there are."""
-    return max(rows // most, 1) if isinstance(rows, int) else tf.maximum(rows // most, 1)
-
-
 def chosen_rows(rows: int | tf.Tensor, most: int) -> tf.Tensor:
-    """Returns the numbers of the rows that factors are of (``row_stride``), int32, rising."""
-    return tf.range(0, rows, row_stride(rows, most))
+    """Returns the indices of every n-th of ``rows`` rows, int32, ascending: at least ``most`` of them if there are."""
+    stride = max(rows // most, 1) if isinstance(rows, int) else tf.maximum(rows // most, 1)
+    return tf.range(0, rows, stride)
 
 
-def factors(inputs: tf.Tensor, gradients: tf.Tensor, weight: tf.Tensor, has_bias: bool) -> Factors:
-    """Sums a' a'^T and g g^T over rows (eq. 3.5, but for their number); ``weight`` [B] is 0 for padding."""
+def factors(inputs: tf.Tensor, gradients: tf.Tensor, has_bias: bool) -> Factors:
+    """Sums a' a'^T and g g^T over rows (eq. 3.5, but for their number)."""
     extended = tf.concat([inputs, tf.ones_like(inputs[:, :1])], axis=1) if has_bias else inputs
-    return Factors(_weighted_gram(extended, weight), _weighted_gram(gradients, weight))
+    return Factors(_gram(extended), _gram(gradients))
 
 
-def _weighted_gram(rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """X^T diag(w) X of X [B, n] and w [B], [n, n]: of a wide one only what is right of the diagonal is computed."""
+def _gram(rows: tf.Tensor) -> tf.Tensor:
+    """X^T X of X [B, n], [n, n]: of a wide one only what is right of the diagonal is computed."""
     size = int(rows.shape[1])
-    scaled = weight[:, tf.newaxis] * rows
     if size < _WIDE:
-        return tf.matmul(scaled, rows, transpose_a=True)
+        return tf.matmul(rows, rows, transpose_a=True)
     begins = range(0, size, _STRIP)
     strips = [
         tf.pad(
-            tf.matmul(scaled[:, begin : begin + _STRIP], rows[:, begin:], transpose_a=True),
+            tf.matmul(rows[:, begin : begin + _STRIP], rows[:, begin:], transpose_a=True),
             [[0, 0], [begin, 0]],
         )
         for begin in begins

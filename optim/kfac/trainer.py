@@ -137,8 +137,7 @@ class KfacTrainer:
             values = partial(self.loss.values, tf.gather(labels, chosen))
             _, sent = gradient_by_outputs(values, run.outputs)
         count = tf.cast(tf.shape(run.outputs)[0], run.outputs.dtype)
-        ones = tf.ones_like(run.outputs[:, 0])
-        found = (kfac.factors(a, g, ones, has_bias) for _, a, g, has_bias in run.send(sent))
+        found = (kfac.factors(a, g, has_bias) for _, a, g, has_bias in run.send(sent))
         return [kfac.Factors(*(sums / count for sums in one)) for one in found]
 
 

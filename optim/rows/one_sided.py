@@ -14,12 +14,11 @@ from ctr.optim.protocol import Cost, RowGradient, Spectrum
 from ctr.optim.rows.adagrad import RowAdaGrad, graft_rows, row_direction
 from ctr.optim.rows.rule import RowSetup, State
 from ctr.optim.shampoo.exchange import RootExchange
-from ctr.optim.shampoo.grafting import blend_weight
 from ctr.optim.shampoo.layout import Blocks, lay_out
 from ctr.optim.shampoo.options import OneSidedOptions, RootOptions, ShampooOptions
 from ctr.optim.shampoo.options import Rows as RowOptions
 from ctr.optim.shampoo.products import gram
-from ctr.optim.shampoo.schedule import collection_due, collection_weight, when
+from ctr.optim.shampoo.schedule import collection_due, collection_weight, shampoo_share, when
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.variables import Variables, create_variable
 from ctr.workers.row_variables import Rows
@@ -56,7 +55,7 @@ class RowOneSided(RowAdaGrad):
         self._collect(gradients, step)
         if not compiled:
             self.exchange()
-        self._shares = blend_weight(self.options, 0, step, tf.float32) * self.exchanged.certified
+        self._shares = shampoo_share(self.options, step, tf.float32) * self.exchanged.certified
         super().update(gradients, rate, compiled)
 
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:

@@ -1,4 +1,4 @@
-"""Distributed Shampoo and its relatives: KL-Shampoo, SOAP, diagonals, one side.
+"""Distributed Shampoo and its relatives: SOAP, diagonals, one side.
 
 Begin with ``optimizer.py``, a step as a chain of stages, and ``options.py``, one group of options for each
 stage. Stages: ``blocks``, ``statistics``, ``exchange``, ``directions``, ``grafting``, ``momentum``.

@@ -134,18 +134,14 @@ def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayou
     """Returns the layout of a tensor of a static shape; vectors and scalars have no preconditioned dimension."""
     shape = tuple(int(size) for size in shape)
     how = options.blocking
-    skips, merges = how.skip_larger, how.merge is not None
+    merges = how.merge is not None
     merged = merge_dimensions(shape, how.merge, how.merge_from, how.merge_until)
     if how.ones == "keep" and not merges:
         merged = shape
-    # JAX's version judges by the tensor itself, before anything is merged.
-    vectors = how.vectors or (skips and merges and len(shape) > 1)
-    # Merging makes a vector of a scalar in PyTorch's version; in JAX's, which skips, a scalar is never preconditioned.
-    if vectors and not merged and (shape or (merges and not skips)):
+    # Merging makes a vector of a scalar in PyTorch's version.
+    if how.vectors and not merged and (shape or merges):
         merged = (1,)
-    axes, diagonal = _preconditioned(merged, options, vectors)
-    if skips and max(shape, default=1) > how.max_dimension:
-        axes = diagonal = ()
+    axes, diagonal = _preconditioned(merged, options)
     split = split_evenly if how.split == "balanced" else split_fully
     parts = tuple(
         split(size, options.block_size) if axis in axes else ((0, 1, size),)
@@ -154,15 +150,13 @@ def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayou
     return TensorLayout(shape, merged, axes, parts, diagonal)
 
 
-def _preconditioned(
-    merged: Shape, options: ShampooOptions, vectors: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dimensions that are preconditioned by matrices and by diagonals; ``vectors``: even where there is one."""
-    least = 1 if vectors else 2
+def _preconditioned(merged: Shape, options: ShampooOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions that are preconditioned by matrices and by diagonals."""
     how = options.blocking
+    least = 1 if how.vectors else 2
     if len(merged) < least or 0 in merged or options.start_preconditioning_step is None:
         return (), ()
-    axes = tuple(axis for axis, size in enumerate(merged) if how.skip_larger or size <= how.max_dimension)
+    axes = tuple(axis for axis, size in enumerate(merged) if size <= how.max_dimension)
     if axes == (0, 1) == tuple(range(len(merged))) and options.one_side is not None:
         return (options.one_side,), ()
     if not isinstance(options.method, Diagonal):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop, Sign
+from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Spectrum, TakenOver
 from ctr.optim.shampoo.division import divide
 from ctr.optim.shampoo.layout import ShampooLayout, lay_out
@@ -16,7 +16,7 @@ from ctr.optim.variables import create_variable
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
-_GRAFTING = {SGD: 0, AdaGrad: 4, RMSprop: 6, Adam: 8, Sign: 1, LARS: 3, LAMB: 13}
+_GRAFTING = {SGD: 0, AdaGrad: 4, RMSprop: 6, Adam: 8, LARS: 3, LAMB: 13}
 """Operations of the first-order optimizer for each weight."""
 _ROOT = 14
 """Operations of a root of a [d, d] matrix over d^3: 9 for eigenvectors, 1 for the root, 4 for its certificate."""
@@ -75,7 +75,7 @@ class DenseShampoo:
         roots = sum(factor.count * _ROOT * factor.size**3 for factor in layout.factors)
         return Cost(
             update=_elementwise_cost(options, layout),
-            statistics=options.collected_passes * products / options.statistics.frequency,
+            statistics=products / options.statistics.frequency,
             preconditioning=options.passes * products,
             roots=roots / options.precondition_frequency,
         )

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from ctr.optim.first_order.directions import has_accumulator
 from ctr.optim.shampoo.layout import ShampooLayout
-from ctr.optim.shampoo.methods import KL
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.triangles import packed_size
 
@@ -24,7 +23,7 @@ def describe(options: ShampooOptions, layout: ShampooLayout, dtype: tf.DType, na
     ]
     item = dtype.size
     statistics, roots = np.zeros([2, len(layout.tensors)])
-    flops = layout.products * (options.passes + options.collected_passes / options.statistics.frequency)
+    flops = layout.products * (options.passes + 1 / options.statistics.frequency)
     for factor in layout.factors:
         for owner in factor.owners:
             statistics[owner] += packed_size(factor.size) * (item + 8)
@@ -59,7 +58,7 @@ def _elements(options: ShampooOptions, layout: ShampooLayout, index: int) -> int
         has_accumulator(options.grafting),
         options.gradient.beta1 > 0,
         options.momentum > 0,
-        tensor.is_preconditioned and options.grafting.momentum != "after",
+        tensor.is_preconditioned and options.grafting.momentum == "before",
         tensor.is_preconditioned and options.corrects,
     ]
     return size * sum(kept)
@@ -86,9 +85,8 @@ def _treatment(options: ShampooOptions, layout: ShampooLayout, index: int) -> st
     counted = f"{blocks} block{'s' * (blocks > 1)} of {'x'.join(map(str, largest))}"
     if options.corrects:
         return f"eigenbases{sides}, {counted}, exponent -{options.correction_exponent:g}"
-    kind = "KL-Shampoo" if isinstance(options.method, KL) else "Shampoo"
     found = "/".join(f"-{value:g}" for value in dict.fromkeys(exponents))
-    return f"{kind}{sides}, {counted}, exponent {found}"
+    return f"Shampoo{sides}, {counted}, exponent {found}"
 
 
 def _bytes(count: float) -> str:

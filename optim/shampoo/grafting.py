@@ -7,18 +7,11 @@ import tensorflow as tf
 from ctr.optim.first_order import directions as first_order
 from ctr.optim.shampoo.host import COUNTERS
 from ctr.optim.shampoo.layout import Blocks
-from ctr.optim.shampoo.options import RootOptions, ShampooOptions
+from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.schedule import shampoo_share
 from ctr.optim.variables import Variables
 
 Tensors = Mapping[int, tf.Tensor]
-
-
-def blend_weight(options: RootOptions, blend_steps: int, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Computes Shampoo's share of the direction at a step, scalar: 0 before the start, 1 after the blend."""
-    if options.start_preconditioning_step is None:
-        return tf.zeros([], dtype)
-    passed = tf.cast(step - options.start_preconditioning_step + 1, dtype)
-    return tf.clip_by_value(passed / (blend_steps + 1.0), 0.0, 1.0)
 
 
 def squared_norm(tensor: tf.Tensor) -> tf.Tensor:
@@ -97,7 +90,7 @@ class Grafting:
     # What is grafted.
 
     def share(self, certified: tf.Tensor, step: tf.Tensor) -> tf.Tensor | None:
-        """Computes Shampoo's share of the direction of each tensor, 0 to 1; None where nothing is preconditioned.
+        """Computes Shampoo's share of the direction of each tensor, 0 or 1; None where nothing is preconditioned.
 
         ``certified`` is 1 for matrices that have a root, [M].
         """
@@ -108,11 +101,7 @@ class Grafting:
             tf.cast(certified, self.dtype), tf.constant(layout.owners, tf.int64), len(layout.tensors)
         )
         # Of a tensor without a matrix it is the largest number that there is.
-        ready = tf.minimum(ready, 1.0)
-        grafting = self.options.grafting
-        if grafting.momentum != "separate":
-            ready *= blend_weight(self.options, grafting.blend_steps, step, self.dtype)
-        return ready
+        return tf.minimum(ready, 1.0) * shampoo_share(self.options, step, self.dtype)
 
     def scale_blocks(self, blocks: Sequence[tf.Tensor], grafts: Tensors) -> list[tf.Tensor]:
         """Gives each block [N, ...] the norm of its graft, where grafts have the norms of blocks."""

@@ -57,19 +57,6 @@ class OneSided(RootMethod):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KL(RootMethod):
-    """KL-Shampoo: statistics of gradients that are preconditioned along all other dimensions (kl.py).
-
-    Attributes:
-        divided: divide these products by the size of the other dimensions. PyTorch's version does not: with ``beta2``
-            below 1 its statistics then grow and vanish without end wherever a block is not a square.
-    """
-
-    kind: Literal["kl"] = "kl"
-    divided: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
 class EigenvalueCorrected(OneOf):
     """Second moments in the eigenbases of the statistics in place of roots (PSO App. C; SOAP; eigenbasis.py).
 
@@ -84,4 +71,4 @@ class EigenvalueCorrected(OneOf):
     sides: Literal["both", "left", "right"] = "both"
 
 
-Method = Shampoo | Diagonal | OneSided | KL | EigenvalueCorrected
+Method = Shampoo | Diagonal | OneSided | EigenvalueCorrected

@@ -3,7 +3,7 @@
 A step is a chain of stages, each with its own state and options:
 
     blocks          dimensions merged, split into blocks; blocks of one shape stacked       PSO 3.1, PT 4.2
-    statistics      L += G G^T, R += G^T G, every tau2 steps; KL-Shampoo's in kl.py         PSO 2, alg. II
+    statistics      L += G G^T, R += G^T G, every tau2 steps                                PSO 2, alg. II
     exchange        every tau1 steps roots, or eigenbases, of statistics come into use      PSO 4, FF fig. 3
     directions      L^(-1/4) G R^(-1/4), or second moments in the eigenbases                PSO 2, App. C
     grafting        Shampoo's direction, the first-order optimizer's norm, layer by layer   PSO App. G
@@ -26,10 +26,10 @@ from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.describe import describe
 from ctr.optim.shampoo.directions import Eigenbases, InverseRoots
 from ctr.optim.shampoo.exchange import RootExchange
-from ctr.optim.shampoo.grafting import Grafting, blend_weight
+from ctr.optim.shampoo.grafting import Grafting
 from ctr.optim.shampoo.host import COUNTERS, HostPipeline
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
-from ctr.optim.shampoo.methods import KL, EigenvalueCorrected
+from ctr.optim.shampoo.methods import EigenvalueCorrected
 from ctr.optim.shampoo.momentum import AveragedGradients, Decays, Momentum
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics
@@ -78,7 +78,7 @@ class ShampooCore(GradientSteps):
         self.grafting = Grafting(options, blocks, dense, self.weights, self.exchanged.counters, variables)
         self.momentum = Momentum(options, "momentum", blocks, dense, variables)
         self.rows = Tables(options, self.layout, self.weights, variables)
-        own = preconditioned if options.grafting.momentum != "after" else []
+        own = preconditioned if options.grafting.momentum == "before" else []
         self.graft_momentum = Momentum(options, "graft_momentum", blocks, own, variables)
         follows = options.momentum_follows_rate
         self.largest_rate = variables.make("largest_rate", []) if follows else None
@@ -96,14 +96,14 @@ class ShampooCore(GradientSteps):
         blocks, grafting = self.blocks, self.grafting
         step, rate = self.step.assign_add(1, read_value=True), self._rate(learning_rate)
         present = present_among(dense.keys() | rows.keys(), len(self.weights))
-        if self.options.corrects or isinstance(self.options.method, KL):
+        if self.options.corrects:
             self.exchanged.set_identity()
         gradients = self._with_weights(blocks.take(dense), self.options.gradient.l2, decayed)
         stacked = blocks.stack(gradients, self.dtype)
         with tf.name_scope("statistics"):
             values = {index: slices.values for index, slices in rows.items()}
             last = self.exchanged.exchanged_at.read_value()
-            self.statistics.update(stacked, values, self.exchanged.roots, step, last, present)
+            self.statistics.update(stacked, values, step, last, present)
         if roots != "between_steps":
             self._exchange(present, roots == "device")
         share = grafting.share(self.exchanged.certified, step)
@@ -152,21 +152,12 @@ class ShampooCore(GradientSteps):
             found = self._moved_grafts(grafts, decays)
         decay = self.options.weight_decay
         found = self._with_weights(self._clipped(found), decay, decayed)
-        if order == "before":
-            return found
-        moved = self.momentum.update(found, decays)
-        if order == "separate":
-            grafts = self._with_weights(self._clipped(grafts), decay, decayed)
-            grafts = self._moved_grafts(grafts, decays, rest=False)
-            blend = blend_weight(self.options, self.options.grafting.blend_steps, step, self.dtype)
-            for index, graft in grafts.items():
-                moved[index] = blend * moved[index] + (1.0 - blend) * graft
-        return moved
+        return found if order == "before" else self.momentum.update(found, decays)
 
-    def _moved_grafts(self, grafts: Tensors, decays: Decays, rest: bool = True) -> Tensors:
-        """First-order steps along momenta of their own; the ``rest`` of the tensors have that of all directions."""
+    def _moved_grafts(self, grafts: Tensors, decays: Decays) -> Tensors:
+        """First-order steps along momenta of their own; the other tensors have that of all directions."""
         own = {index: one for index, one in grafts.items() if index in self.graft_momentum.averages}
-        others = {index: one for index, one in grafts.items() if rest and index not in own}
+        others = {index: one for index, one in grafts.items() if index not in own}
         return {**self.momentum.update(others, decays), **self.graft_momentum.update(own, decays)}
 
     def _decays(self, rate: tf.Tensor) -> Decays:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from ctr.optim.checked import Decay, Frequency, NotNegative, OneOf, Options, Real, Share, Size, Steps, Whole
 from ctr.optim.first_order.options import AdaGrad, AnyGraft
-from ctr.optim.shampoo.methods import KL, Diagonal, EigenvalueCorrected, Method, Shampoo
+from ctr.optim.shampoo.methods import Diagonal, EigenvalueCorrected, Method, Shampoo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,6 @@ class Blocking(Options):
             over is a smaller one.
         max_dimension: a longer dimension gets no preconditioner, and the other dimensions of its tensor get stronger
             exponents (PSO lemma 1). If no dimension is left, the tensor takes the first-order step.
-        skip_larger: a tensor with a longer dimension takes the first-order step as a whole (PT 4.2.2).
         vectors: vectors get a full matrix, too, with the exponent 1/2; else they take the first-order step.
         merge: neighboring dimensions are merged while their product is at most this; None: never.
         merge_from: whether neighbors are merged from the left or, as in newer versions for PyTorch, from the right.
@@ -33,7 +32,6 @@ class Blocking(Options):
 
     split: Literal["balanced", "full"] = "balanced"
     max_dimension: Size = 8192
-    skip_larger: bool = False
     vectors: bool = False
     merge: Annotated[int, Whole(1, 2**31)] | None = None
     merge_from: Literal["left", "right"] = "left"
@@ -196,8 +194,8 @@ class RootOptions(Options):
     Attributes:
         beta2: decay of the statistics per collection; 1: they are summed.
         epsilon: damping of roots, relative to the largest eigenvalue of each statistics matrix.
-        exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions, and
-            of KL-Shampoo 2, as in its paper. With eigenvalue correction that of the second moments; None: 2.
+        exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions. With
+            eigenvalue correction that of the second moments; None: 2.
         start_preconditioning_step: the first step that is preconditioned; training waits for its roots. None: never,
             only the first-order optimizer is used.
         precondition_frequency: ``tau1``: every this many steps, roots are taken into use and new statistics are sent.
@@ -276,7 +274,7 @@ class ShampooOptions(RootOptions):
         refused = {
             "nesterov": self.nesterov,
             "momentum_follows_rate": self.momentum_follows_rate,
-            f"grafting.momentum {self.grafting.momentum}": self.grafting.momentum != "after",
+            "grafting.momentum before": self.grafting.momentum == "before",
         }
         for name, given in refused.items():
             if given and not self.momentum:
@@ -316,8 +314,7 @@ class ShampooOptions(RootOptions):
     def exponent(self, preconditioned: int) -> float:
         """Returns e of the inverse roots A^(-e) of a tensor with so many preconditioned dimensions (PSO lemma 1)."""
         multiplier = getattr(self.method, "exponent_multiplier", 1.0)
-        is_kl = isinstance(self.method, KL) and self.method.divided
-        order = self.exponent_override or (2 if is_kl else 2 * preconditioned)
+        order = self.exponent_override or 2 * preconditioned
         if multiplier > order:
             raise ValueError(
                 f"method.exponent_multiplier is {multiplier!r} and exponent_override is {self.exponent_override!r}: "
@@ -345,7 +342,7 @@ class ShampooOptions(RootOptions):
     @property
     def averages_in_bases(self) -> bool:
         """True where averages of gradients are kept in the eigenbases: nothing needs them in their own coordinates."""
-        needs_grafts = self.grafting.norm != "none" or self.grafting.momentum != "after"
+        needs_grafts = self.grafting.norm != "none" or self.grafting.momentum == "before"
         return self.corrects and self.gradient.beta1 > 0 and not needs_grafts
 
     @property
@@ -354,8 +351,3 @@ class ShampooOptions(RootOptions):
         if not self.corrects:
             return 1
         return 3 if self.gradient.beta1 and not self.averages_in_bases else 2
-
-    @property
-    def collected_passes(self) -> int:
-        """The same for a collection; KL-Shampoo multiplies gradients by roots before their products."""
-        return 2 if isinstance(self.method, KL) else 1

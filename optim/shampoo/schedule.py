@@ -80,3 +80,10 @@ def collection_weight(options: RootOptions, step: tf.Tensor, dtype: tf.DType) ->
         return 1.0
     weight = tf.constant(1.0 / options.statistics.frequency, dtype)
     return tf.where(is_early(options, step), weight, tf.ones_like(weight))
+
+
+def shampoo_share(options: RootOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns 1 from the first step that is preconditioned on, 0 before it, scalar."""
+    if options.start_preconditioning_step is None:
+        return tf.zeros([], dtype)
+    return tf.cast(step >= options.start_preconditioning_step, dtype)

@@ -14,9 +14,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.gradients import Present, keep, of_owners, powers
-from ctr.optim.shampoo import kl
 from ctr.optim.shampoo.layout import ShampooLayout
-from ctr.optim.shampoo.methods import KL
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.products import gram
 from ctr.optim.shampoo.schedule import collection_due, collection_weight, when
@@ -60,17 +58,15 @@ class Statistics:
         self,
         stacked: Sequence[tf.Tensor],
         rows: Mapping[int, tf.Tensor],
-        roots: Sequence[tf.Variable],
         step: tf.Tensor,
         last: tf.Tensor,
         present: Present = None,
     ) -> None:
         """Collects the products of gradients, if that is due: of stacks [N, *block], and of tables' rows [U, C].
 
-        ``roots`` are the present ones, and ``last`` is the step of the last exchange. Tensors that are not ``present``
-        have no gradient.
+        ``last`` is the step of the last exchange. Tensors that are not ``present`` have no gradient.
         """
-        layout, method = self.layout, self.options.method
+        layout = self.layout
         if not layout.factors and not layout.stacks:
             return
         weight = collection_weight(self.options, step, self.dtype)
@@ -78,11 +74,7 @@ class Statistics:
         def collect() -> None:
             found: dict[int, tf.Tensor] = {}
             for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
-                if isinstance(method, KL):
-                    of_axes = {axis: roots[factor] for axis, factor in zip(stack.axes, factors, strict=True)}
-                    products = kl.products(stacked[number], stack.axes, of_axes, method.divided)
-                else:
-                    products = [gram(stacked[number], axis) for axis in stack.axes]
+                products = [gram(stacked[number], axis) for axis in stack.axes]
                 found |= dict(zip(factors, products, strict=True))
                 here = of_owners(present, stack.owners)
                 for axis, sums in self.diagonals[number].items():

@@ -183,10 +183,6 @@ def test_what_is_not_installed_is_named_in_one_line(plugin, log, tmp_path, monke
         ),
         ({"model": {"network": {"gated_layer": {}, "other": {}}}}, r"network other is a plug-in that no"),
         ({"model": {"network": {"gated_layer": 3}}}, r"gated_layer: a mapping of keys to values is expected"),
-        (
-            {"model": {"network": NETWORK}, "optimizer": {"dense": {"rule": "kfac"}}},
-            "model.network is not possible with .* optimizer.dense.rule kfac",
-        ),
     ],
 )
 def test_wrong_keys_of_plugins(plugin, content, message):

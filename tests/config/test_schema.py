@@ -215,7 +215,7 @@ def test_names_of_all_scripts_are_taken():
 
 def test_presets_and_kinds_of_groups_are_taken():
     for name in PRESETS:
-        given = {"preset": name, "method": "kl", "grafting": {"initial_accumulator": 0.5}}
+        given = {"preset": name, "method": "diagonal", "grafting": {"initial_accumulator": 0.5}}
         content = {"optimizer": {"dense": {"shampoo": {**given, "roots": {"solver": {"kind": "eigh"}}}}}}
         assert refused_by_schema("train", content) == [] and is_taken("train", content)
     start = TrainConfig.model_fields["optimizer"].default.dense.shampoo

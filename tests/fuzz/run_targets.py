@@ -124,17 +124,12 @@ FAULTS: dict[str, Any] = {
     "quarantined_rows": 20,
     "shampoo": {"failed": 1, "lost": 0},
 }
-SPECTRA = [
-    {"name": "deep/0", "shape": [3, 2], "singular_values": [2.0, 1.0]},
-    {"name": "deep/1", "shape": [9, 9], "omitted": "too large"},
-]
 RUN_FILES = {
     "summary.json": "json",
     "environment.json": "json",
     "metrics.jsonl": "jsonl",
     "config.yaml": "yaml",
     "rejects.jsonl": "jsonl",
-    "weight_spectra.json": "json",
     "data_health.json": "json",
     "timeline.npz": "npz",
     "metric_states.npz": "npz",
@@ -154,7 +149,6 @@ def _two_runs() -> Path:
         run_directories.write_run(
             folder / name, rows, logit, slices=("position",), rejects=("bad",), **FAULTS
         )
-        put(folder / name / "weight_spectra.json", json.dumps({"weights": SPECTRA}).encode())
     return folder
 
 
@@ -166,7 +160,7 @@ def run_folder(folder: Path) -> Path:
 
 def _read_run(run: Path, compares: bool, pairs: bool) -> None:
     found = run_files.read_run(run)
-    for read in ("environment", "windows", "weight_spectra", "timeline"):
+    for read in ("environment", "windows", "timeline"):
         getattr(run_files, f"read_{read}")(run)
     read_data_health(run)
     faults_of(found, run_files.count_rejects(run))

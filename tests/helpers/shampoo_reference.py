@@ -1,7 +1,7 @@
 """The whole family of Shampoo in NumPy float64, from the papers' formulas, and gradients that are hard on it.
 
-``replay`` takes the steps of PSO alg. II with PT's heuristics, KL-Shampoo, SOAP and diagonals, block by block, and
-reads of the options nothing but what they are set to. The timing is that which the optimizer promises: exchanges begin
+``replay`` takes the steps of PSO alg. II with PT's heuristics, SOAP and diagonals, block by block, and reads of the
+options nothing but what they are set to. The timing is that which the optimizer promises: exchanges begin
 at ``roots.first`` or ``start_preconditioning_step``, between statistics and direction. The first one and early ones
 wait for their own roots, later ones bring those of the exchange before, unless all are synchronous. While exchanges
 are early, statistics are collected at every step, in sums at 1 / tau2 of a later one, which stands for tau2 steps.
@@ -127,16 +127,14 @@ class Layer:
         order, limit = len(self.merged), blocking.max_dimension
         full = [axis for axis, size in enumerate(self.merged) if size <= limit]
         diagonal = [axis for axis in range(order) if axis not in full] if method.kind == "diagonal" else []
-        is_skipped = blocking.skip_larger and max(weight.shape, default=1) > limit
         least = 1 if blocking.vectors else 2
-        if order < least or is_skipped or given.start_preconditioning_step is None:
+        if order < least or given.start_preconditioning_step is None:
             full = diagonal = []
         side = getattr(method, "side", getattr(method, "sides", "both"))
         if full == [0, 1] and side != "both":
             full = [0] if side == "left" else [1]
         count = len(full) + len(diagonal)
-        usual = 2 if method.kind == "kl" and method.divided else 2 * count
-        exponent = getattr(method, "exponent_multiplier", 1.0) / (given.exponent_override or usual or 1)
+        exponent = getattr(method, "exponent_multiplier", 1.0) / (given.exponent_override or 2 * count or 1)
         self.exponents = dict.fromkeys(range(order), exponent)
         if order == count == 2:
             left = getattr(method, "left_share", 0.5)
@@ -194,7 +192,7 @@ def replay(given, weights, history, rate, between_steps=False):
             weight = 1 / given.statistics.frequency if early else 1.0
             for layer, gradient in present:
                 for block, part in layer.each(gradient):
-                    _collect(given, block, part, (given.beta2, 1 - given.beta2) if decays else (1.0, weight))
+                    _collect(block, part, (given.beta2, 1 - given.beta2) if decays else (1.0, weight))
         corrects = decays and given.statistics.bias_correction
         correction = 1 - given.beta2**collections if corrects else 1.0
         corrections = correction, 1 - given.beta2**t if corrects else 1.0
@@ -215,20 +213,10 @@ def replay(given, weights, history, rate, between_steps=False):
     return trajectory, layers, skipped
 
 
-def _collect(given, block, gradient, weights):
+def _collect(block, gradient, weights):
     old, new = weights
-    gains, kl = {}, given.method if given.method.kind == "kl" else None
-    sizes = {axis: np.mean(np.linalg.eigvalsh(side.root) ** 2) for axis, side in block.sides.items()}
-    for axis in block.sides:
-        scaled = gradient
-        for other, side in block.sides.items() if kl else ():
-            scaled = multiplied(scaled, other, side.root) if other != axis else scaled
-        gains[axis] = unfolded(scaled, axis) @ unfolded(scaled, axis).T
-        if kl and kl.divided:
-            balance = sizes[axis] / np.prod(list(sizes.values())) ** (1 / len(sizes))
-            gains[axis] *= balance / unfolded(scaled, axis).shape[1]
     for axis, side in block.sides.items():
-        side.sum = old * side.sum + new * gains[axis]
+        side.sum = old * side.sum + new * unfolded(gradient, axis) @ unfolded(gradient, axis).T
     for axis, squares in block.diagonals.items():
         block.diagonals[axis] = old * squares + new * np.sum(unfolded(gradient, axis) ** 2, axis=1)
 
@@ -284,26 +272,20 @@ def _update(given, layer, gradient, t, corrections):
         layer.average = new
         moving = moving / (1 - left) if average.bias_correction else moving
     graft = _graft(given, layer, gradient, moving, t)
-    start = given.start_preconditioning_step
-    passed = 0 if start is None else max(t - start + 1, 0)
-    blend = min(passed / (grafting.blend_steps + 1), 1.0)
     own = _directions(given, layer, gradient, moving, graft, corrections) if layer.blocks else graft
-    share = (blend if grafting.momentum != "separate" else 1.0) if layer.ready else 0.0
+    start = given.start_preconditioning_step
+    is_on = layer.ready and start is not None and t >= start
     before = grafting.momentum == "before"
     if before:
-        if share:
+        if is_on:
             own, layer.momentum = _moved(given, layer.momentum, own)
         graft, layer.graft_momentum = _moved(given, layer.graft_momentum, graft)
     if grafting.norm == "tensor":
         own = norm_of(own, np.linalg.norm(graft))
-    own = share * own + (1 - share) * graft if own.any() else graft
-    own, graft = (_limited(given, layer, one) for one in (own, graft))
+    own = _limited(given, layer, own if is_on and own.any() else graft)
     if before:
         return own
     own, layer.momentum = _moved(given, layer.momentum, own)
-    graft, layer.graft_momentum = _moved(given, layer.graft_momentum, graft)
-    if grafting.momentum == "separate" and layer.blocks:
-        own = blend * own + (1 - blend) * graft
     return own
 
 
@@ -338,7 +320,7 @@ def _direction(given, layer, block, gradient, moving, corrections):
 def _graft(given, layer, gradient, moving, t):
     """The direction of the first-order optimizer."""
     grafting, kind = given.grafting, given.grafting.kind
-    found = np.sign(moving) if kind == "sign" else moving
+    found = moving
     if kind in ("adagrad", "rmsprop", "adam", "lamb"):
         learned = norm_of(gradient, 1.0) if grafting.normalized else gradient
         if grafting.normalized and grafting.norm == "block" and layer.blocks:

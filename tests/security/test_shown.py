@@ -43,11 +43,6 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
         config_sha256=HOSTILE,
     )
     (run / "environment.json").write_text(json.dumps({HOSTILE: HOSTILE, "x": {HOSTILE: HOSTILE}}))
-    spectra = [
-        {"name": HOSTILE, "shape": [3, 2], "singular_values": [2.0, 1.0]},
-        {"name": "b", "shape": [3, 2], "omitted": HOSTILE},
-    ]
-    (run / "weight_spectra.json").write_text(json.dumps({"weights": spectra}))
     plain = run_directories.write_run(
         tmp_path / "_a & <b> $\\frac{", rows.assign(position=0), run_directories.predict(rows, 2, 1.0)
     )

@@ -13,17 +13,15 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 
-from ctr.config import parse_model
 from ctr.data.reader import rows_of_table
 from ctr.io.errors import InputError
 from ctr.io.locks import hold
 from ctr.serving import export
 from ctr.serving.metadata import find_model, read_metadata, versions
 from ctr.serving.scorer import Scorer
-from ctr.serving.weights import stored_weights
-from ctr.training.config import ExportConfig, TrainConfig
-from ctr.training.state import TrainState, dense_weights
-from model_cases import SCHEMA, Case, make_snapshot, packed_ids, randomize
+from ctr.training.config import ExportConfig
+from ctr.training.state import dense_weights
+from model_cases import Case, packed_ids
 
 # Of logits. The batches of trainer and server differ in size, so sums of products may be rounded otherwise; one
 # rounding of a logit of 1 to bfloat16 is 0.004.
@@ -202,31 +200,6 @@ def test_nothing_but_what_predicts_is_in_it(case, exported):
     content = saved_model_pb2.SavedModel.FromString((folder / "saved_model.pb").read_bytes())
     functions = content.meta_graphs[0].graph_def.library.function
     assert functions and not any(function.attr["_XlaMustCompile"].b for function in functions)
-
-
-def test_an_export_has_the_averages_of_the_weights_and_not_the_current_ones(tmp_path):
-    content = {
-        "model": {"crosses": {"layers": 0}, "deep": {"units": [4]}},
-        "optimizer": {"dense": {"schedule_free": 0.75, "shampoo": {"momentum": 0}}},
-        "compute_dtype": "float32",
-    }
-    config = parse_model(TrainConfig, content, "test")
-    state = TrainState(config.table_layouts(SCHEMA), config, "float32")
-    randomize(state, 1)
-    assert state.averaging is not None
-    current, averaged = dense_weights(state.weights), {}
-    for name, variable in state.averaging.variables.items():
-        if name.startswith("averaging/distance/"):
-            variable.assign(np.random.default_rng(len(averaged)).normal(size=variable.shape))
-            # Where the average x has the share beta and the sequence z the rest: y = x + distance * (1 - beta) / beta.
-            weight = name.removeprefix("averaging/distance/")
-            averaged[weight] = current[weight] - variable / 3
-    made = export.publish(make_snapshot(state, config, SCHEMA, tmp_path, 7), tmp_path / "models")
-    saved = stored_weights(made.path, made.metadata["network"]["variables"])
-    of = dict(zip(dense_weights({name: name for name in state.weights}), state.weights, strict=True))
-    assert len(averaged) == 3
-    for name, weight in averaged.items():
-        np.testing.assert_allclose(saved[of[name]], weight, rtol=1e-5, atol=1e-6)
 
 
 def test_metadata(case, exported):

@@ -30,7 +30,7 @@ TOGETHER = ("objective", "growing")
 # In CI the first ones, the others in the soak.
 RUNS = [
     *((name, 3) for name in TOGETHER),
-    *((name, 2) for name in (*TOGETHER, "mirrored", "factorized", "kfac", "numbers")),
+    *((name, 2) for name in (*TOGETHER, "mirrored", "factorized", "components", "numbers")),
 ]
 RAMP = [100, 500]
 # Without kinks, and without sums of squares that begin at 0: there the sign of what is but rounding makes a whole step.
@@ -65,17 +65,10 @@ FACTORIZED = {
     "label_delay": 0.01,
     "export": {"every_examples": 2000},
 }
-# Labels and the rows of statistics are those of one process; two components, whose products are computed at once.
-KFAC = {
+# Two components, whose products are computed at once.
+COMPONENTS = {
     "model": {"ensemble": {"components": 2}, "network_loss": "joint"},
-    "optimizer": {
-        "embeddings": {"learning_rate": 0.02},
-        "dense": {
-            "rule": "kfac",
-            "learning_rate": 0.005,
-            "kfac": {"inverse_frequency": 10, "damping": 0.01, "statistics_rows": 16},
-        },
-    },
+    "optimizer": {"embeddings": {"learning_rate": 0.02}, "dense": {"learning_rate": 0.005}},
     "batch": {"rows": 40},
 }
 QUERIES = 560
@@ -136,7 +129,7 @@ class World:
             "factorized": (self.log, merged(base, FACTORIZED, DIVIDED)),
             "objective": (self.log, merged(base, objective(exposure), DIVIDED)),
             "growing": (self.growing, merged(base, TWO_MODELS, CROWDED, DIVIDED)),
-            "kfac": (self.log, merged(base, KFAC, DIVIDED)),
+            "components": (self.log, merged(base, COMPONENTS, DIVIDED)),
             "numbers": (self.numbers, merged(base, TWO_MODELS, DIVIDED)),
             "mirrored": (
                 self.growing,
@@ -240,7 +233,7 @@ def test_what_all_workers_have_is_the_same_in_every_bit(world, name, size):
         for key in of_ranks[0].files:
             own = key.removeprefix("pairs|")
             is_part = (
-                own.startswith(("shampoo|", "kfac|layer"))
+                own.startswith("shampoo|")
                 or (own.startswith("rows") and name != "mirrored")
                 or (own.startswith("ids|") and own.split("|", 2)[2].replace("|", "/") in DIVIDED_ARRAYS)
             )

@@ -1,1 +1,1 @@
-"""What a configuration costs and what a run holds: operations, speed, vocabularies, spectra of weights."""
+"""What a configuration costs and what a run holds: operations, speed, vocabularies."""

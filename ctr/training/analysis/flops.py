@@ -42,8 +42,6 @@ _CLIPPING = 3
 """Operations for each element of a gradient whose norm is limited."""
 _NORMALIZING, _COUNTING = 4, 9
 """Operations for each number that the network reads, to score and to learn (``ctr.models.numbers``)."""
-_AVERAGING = 9
-"""Operations for each element of a weight with a schedule-free average."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,6 @@ def count_flops(
     scored, learned = (dense_forward(model, widths, training) for training in (False, True))
     shapes, optimizer = list(dense_shapes(config, layouts).values()), config.optimizer
     dense = dense_optimizer(optimizer.dense).cost(shapes)
-    averaging = 0 if optimizer.dense.schedule_free is None else _AVERAGING * sum(map(math.prod, shapes))
     clipping = 0 if optimizer.dense.clip_norm is None else _CLIPPING * sum(map(math.prod, shapes))
     rows = table_optimizer(optimizer.embeddings, layouts).cost(
         [(touched[layout.name].distinct * batch_rows, layout.columns) for layout in layouts]
@@ -99,7 +96,7 @@ def count_flops(
         forward=looked_up + learned + normalizing,
         backward=looked_up + 2 * learned + second,
         rows=rows.update / batch_rows,
-        dense=(dense.update + clipping + averaging) / batch_rows,
+        dense=(dense.update + clipping) / batch_rows,
         statistics=(rows.statistics + dense.statistics) / batch_rows + _COUNTING * numbers,
         preconditioning=(rows.preconditioning + dense.preconditioning) / batch_rows,
         roots=(rows.roots + dense.roots) / batch_rows,

@@ -1,12 +1,12 @@
-"""TensorBoard events of a run: metrics, configuration, hyperparameters, histograms.
+"""TensorBoard events of a run: metrics, configuration, hyperparameters.
 
 ::
 
-    RUN/tensorboard/            metrics of the pass so far, optimizer, throughput, configuration, histograms
+    RUN/tensorboard/            metrics of the pass so far, optimizer, throughput, configuration
     RUN/tensorboard/window/     the same metrics of each window alone: the same tags, so that they share a chart
 
-All of it is made from metrics.jsonl, but for histograms and the times of the wall clock, which a run that is resumed
-takes from the files that are there.
+All of it is made from metrics.jsonl, but for the times of the wall clock, which a run that is resumed takes from the
+files that are there.
 """
 
 import itertools
@@ -24,7 +24,6 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.summary import session_end_pb
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
@@ -68,8 +67,6 @@ _PREFIXES = {
     "dual_": "duals/",
     "shampoo_seconds_": "throughput/shampoo_seconds_",
     "shampoo_": "optimizer/shampoo_",
-    "noise_scale/": "gradient_noise_scale/",
-    "signal_to_noise/": "gradient_signal_to_noise/",
 }
 # Scalars are float32: whole numbers beyond are not what they are shown as.
 _LARGEST_COUNT = 2**24
@@ -95,14 +92,8 @@ class EventFiles:
             for path in sorted(part.glob("events.out.tfevents.*"))
         ]
         times: dict[int, float] = {}
-        histograms: dict[int, Event] = {}
         for event in itertools.chain.from_iterable(map(_read, old)):
             times.setdefault(event.step, event.wall_time)
-            if (
-                event.summary.value
-                and event.summary.value[0].metadata.plugin_data.plugin_name == "histograms"
-            ):
-                histograms[event.step] = event
         make_folder(folder / "window")
         with written_by_tensorflow(folder):
             events = cls(folder, _new_file(folder), _new_file(folder / "window"))
@@ -115,19 +106,13 @@ class EventFiles:
             events._write(events._totals, Event(wall_time=begun, step=0, summary=summary))
         for line in map(json.loads, lines.read_bytes().splitlines()):
             events._add(line, times.get(line["examples"], time.time()))
-            if line["examples"] in histograms:
-                events._write(events._totals, histograms[line["examples"]])
         events._flush()
         for path in old:
             path.unlink()
         return events
 
-    def append(self, line: dict[str, Any], histograms: Mapping[str, np.ndarray] | None = None) -> None:
-        now = time.time()
-        self._add(line, now)
-        parts = [histogram_pb(tag, array[np.isfinite(array)]) for tag, array in (histograms or {}).items()]
-        if parts:
-            self._write(self._totals, Event(wall_time=now, step=line["examples"], summary=_joined(parts)))
+    def append(self, line: dict[str, Any]) -> None:
+        self._add(line, time.time())
         self._flush()
 
     def end(self, learned: bool) -> None:

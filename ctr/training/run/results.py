@@ -19,7 +19,6 @@ from ctr.eval.rows import scored_rows
 from ctr.eval.run_files import prediction_parts, read_predictions
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
-from ctr.training.analysis.weight_spectra import write_weight_spectra
 from ctr.training.inputs import Inputs
 from ctr.training.run.directory import CONSTRAINT_STATES, write_archive, write_json
 from ctr.training.run.id_counts import UsedIds, refusal_text, slots_of_pass, write_data_health
@@ -106,7 +105,6 @@ def _write(
     write_archive(run_dir, "metric_states", metrics.total.to_arrays())
     for name, constraint_log in metrics.constraint_logs.items():
         write_archive(run_dir, f"{CONSTRAINT_STATES}/{name}", constraint_log.to_arrays())
-    write_weight_spectra(run_dir, run.state)
     write_archive(run_dir, "timeline", metrics.timeline.to_arrays())
     slices, families, log = summary["calibration_slices"], metrics.family_slices(), inputs.log.path
     if not run.config.metrics.slices:

@@ -158,9 +158,6 @@ _CHECKED = (
     "newton/",
     "shampoo/tensor",
     "adafactor/tensor",
-    "kfac/tensor",
-    "muon/tensor",
-    "averaging/",
     "duals/",
     "slices_seen/",
 )

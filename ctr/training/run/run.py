@@ -358,10 +358,8 @@ class Run:
         limit, every = self.config.rollback.after_skipped_steps, self.config.export.every_examples
         return rollback.is_export_due(limit, every, before, self.position)
 
-    def close_window(
-        self, timing: Mapping[str, float], histograms: Mapping[str, np.ndarray] | None = None
-    ) -> dict[str, Any]:
-        """Writes the line of the window that ends here, and histograms by their tags; begins the next one."""
+    def close_window(self, timing: Mapping[str, float]) -> dict[str, Any]:
+        """Writes the line of the window that ends here; begins the next one."""
         measured = self.metrics.close_window(self.position.examples)
         terms, cumulative = measured.pop("terms"), measured.pop("cumulative")
         ids = {name: measured.pop(name) for name in ("ids",) if name in measured}
@@ -383,5 +381,5 @@ class Run:
             "cumulative": cumulative,
         }
         self.files.metrics.append(line)
-        self.files.events.append(line, histograms)
+        self.files.events.append(line)
         return line

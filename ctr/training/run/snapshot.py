@@ -22,7 +22,6 @@ from ctr.models.click_model import rounded_weights
 from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import weight_shapes
 from ctr.models.rows import STATISTICS, TableLayout, check_table, number_count
-from ctr.optim.contrib.schedule_free import served_weights
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 from ctr.training.ids.id_map import IdMap, restored_maps
@@ -127,7 +126,7 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
 
 def _parts_of(state: TrainState, config: TrainConfig, compute_dtype: str) -> _Parts:
     """Returns the weights of a state; in the first worker all rows."""
-    kept = dense_weights(state.weights) | ({} if state.averaging is None else state.averaging.variables)
+    kept = dense_weights(state.weights)
     if state.statistics is not None:
         kept[STATISTICS] = state.statistics
     weights = {name: variable.numpy() for name, variable in kept.items()}
@@ -227,16 +226,14 @@ def _network(
     """Returns architecture and weights of a ``Snapshot``. Raises KeyError or ValueError where they do not fit."""
     shape = architecture(config, compute_dtype, layouts=layouts)
     shapes = weight_shapes(shape, tower_widths(layouts, config.model.factorized is not None))
-    beta = config.optimizer.dense.schedule_free
-    arrays = weights if beta is None else {**weights, **served_weights(weights, beta)}
     served = {}
     for key, name in dense_weights({name: name for name in shapes}).items():
-        if arrays[key].shape != shapes[name]:
-            raise ValueError(f"{name} has the shape {list(arrays[key].shape)}, not {list(shapes[name])}")
+        if weights[key].shape != shapes[name]:
+            raise ValueError(f"{name} has the shape {list(weights[key].shape)}, not {list(shapes[name])}")
         if not name.endswith("rank_head"):
-            served[name] = tf.Variable(arrays[key], name=name)
+            served[name] = tf.Variable(weights[key], name=name)
     if count := number_count(layouts):
-        if arrays[STATISTICS].shape != (3, count):
-            raise ValueError(f"{STATISTICS} has the shape {list(arrays[STATISTICS].shape)}")
-        served[STATISTICS] = tf.Variable(arrays[STATISTICS], trainable=False, name=STATISTICS)
+        if weights[STATISTICS].shape != (3, count):
+            raise ValueError(f"{STATISTICS} has the shape {list(weights[STATISTICS].shape)}")
+        served[STATISTICS] = tf.Variable(weights[STATISTICS], trainable=False, name=STATISTICS)
     return shape, served

@@ -30,7 +30,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ctr.models.architecture import LABELS, NETWORK
-from ctr.optim.contrib.schedule_free import DISTANCE, SQUARED_RATES, served_weights
 from ctr.optim.protocol import Saved
 from ctr.training.optimizers import dense_optimizer
 from ctr.training.warm_start.weights import Arrays, Entry, Side, Status
@@ -65,15 +64,7 @@ def take_dense(
 ) -> list[Entry]:
     """Puts in what both models have of the dense weights; arguments as for ``take_weights``, a line for each."""
     found, moves = take_weights(arrays, old_arrays, new, old, kept)
-    source, beta = old_arrays, old.config.optimizer.dense.schedule_free
-    if beta is not None:
-        if beta == new.config.optimizer.dense.schedule_free and {one.status for one in found} == {"taken"}:
-            _take_averages(arrays, old_arrays, moves)
-        else:
-            # The averages are what that run served; where it cannot go on with them, they are its weights.
-            source = {**old_arrays, **served_weights(old_arrays, beta)}
-            found, moves = take_weights(arrays, source, new, old, kept)
-    entries = deepen(arrays, source, new, old, kept, found)
+    entries = deepen(arrays, old_arrays, new, old, kept, found)
     statuses, why = take_optimizer(arrays, old_arrays, new, old, moves)
     numbers = {name: index for index, name in enumerate(new.shapes)}
 
@@ -85,18 +76,6 @@ def take_dense(
         return entry._replace(optimizer=optimizer, why="; ".join(filter(None, whys)))
 
     return [line(entry) for entry in entries]
-
-
-def _take_averages(
-    arrays: dict[str, np.ndarray], old_arrays: Arrays, moves: Mapping[int, tuple[int, Moved]]
-) -> None:
-    """Puts in the averages of weights that were all taken; features may be in another order."""
-    arrays[SQUARED_RATES] = old_arrays[SQUARED_RATES]
-    for index, (old_index, move) in moves.items():
-        name = f"{DISTANCE}{dense_key(index)}"
-        # What is fitted has no average.
-        if name in arrays:
-            move.move(arrays[name], old_arrays[f"{DISTANCE}{dense_key(old_index)}"])
 
 
 def take_optimizer(

@@ -119,13 +119,9 @@ def pages(tmp_path_factory):
         run_directories.write_run(
             folder / name, rows, run_directories.predict(rows, seed, 1.0 + seed), slices=("position",),
             rejects=("label",), rejected_rows=1, terms=("logistic", "ranking"), config={"seed": seed, "of": name},
-            spectra=[{"deep/0/w": {"smallest": 1e-6, "largest": 2.0, "condition": 9.0}}] * 3,
         )
         for seed, name in enumerate(("a-run-with-a-rather-long-name", "other"))
     ]  # fmt: skip
-    for run in runs:
-        weights = [{"name": "deep_0", "shape": [3, 40], "singular_values": [2.0, 1.0, 0.5]}]
-        (run / "weight_spectra.json").write_text(json.dumps({"weights": weights}))
     experiment = experiment_folders.write_whole(folder / "experiment", rows)
     write_experiment(experiment)
     search = folder / "search"

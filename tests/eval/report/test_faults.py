@@ -72,14 +72,8 @@ def test_each_fault_has_its_line(write_run):
     assert "faults" not in [section.name for section in run_page(show_runs([clean])).sections]
 
 
-def spectrum(**change) -> str:
-    entry = {"name": "w", "shape": [3, 2], "singular_values": [2.0, 1.0], **change}
-    return json.dumps({"weights": [entry]})
-
-
 LINES, SUMMARY = "metrics.jsonl", "summary.json"
-SPECTRA, HEALTH = "weight_spectra.json", "data_health.json"
-TWO = "singular_values must be a list of 2 numbers"
+HEALTH = "data_health.json"
 # A file, what happens to it, and what is said: a text is appended, of a pair the first is replaced, keys are set, None
 # deletes it.
 REFUSED = [
@@ -90,12 +84,6 @@ REFUSED = [
     (LINES, f'{{"examples": 1, "window_begin": {2**70}}}', "window_begin must be a whole number"),
     (LINES, ('"auc": 0', '"auc": "high", "auc_was": 0'), "line 1: auc must be a number, got 'high'"),
     (LINES, ('"auc_ci95": [', '"auc_ci95": [3, '), "line 1: auc_ci95 must hold two numbers"),
-    (LINES, ('"auc"', '"shampoo_spectra": 3, "auc"'), "line 1: shampoo_spectra must be a JSON object, got 3"),
-    (
-        LINES,
-        ('"auc"', '"shampoo_spectra": {"w": [1]}, "auc"'),
-        "shampoo_spectra of w must be a JSON object of num",
-    ),
     ("rejects.jsonl", "{", "rejects.jsonl line 2: not JSON"),
     (SUMMARY, ('"batches": 20', '"batches": [20]'), "batches must be a number"),
     (SUMMARY, ("[[512, 1024]]", "null"), "skipped_ranges must be a list"),
@@ -117,14 +105,6 @@ REFUSED = [
     ),
     (SUMMARY, {"shampoo": []}, "shampoo must be an object"),
     (SUMMARY, {"shampoo": {"failed": None}}, "shampoo.failed must be a number"),
-    (SPECTRA, '{"wei', "spectra.json: not JSON"),
-    (SPECTRA, "[]", "must be a JSON object"),
-    (SPECTRA, spectrum(name=3), "weight 1: name must be a string, got 3"),
-    (SPECTRA, spectrum(shape=[3, 0]), "shape must hold two whole numbers above 0"),
-    (SPECTRA, spectrum(inner_rank="2"), "inner_rank must be a whole number above 0"),
-    (SPECTRA, spectrum(singular_values=[2.0]), TWO),
-    (SPECTRA, spectrum(singular_values=[2, float("nan")]), "NaN is not a JSON number"),
-    (SPECTRA, spectrum(singular_values=[1, 2]), "must be finite, descending"),
     (HEALTH, "{", r"data_health\.json: damaged"),
     (HEALTH, ('"features"', '"others"'), r"data_health\.json: damaged, or of another version: no feat"),
     (HEALTH, ('"missing": ', '"missing": -'), "missing must be a whole number"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.optim import ShampooOptions, presets
+from ctr.optim import ShampooOptions
 from keras_models import (
     KERAS_3,
     ByHand,
@@ -173,11 +173,19 @@ def test_sparse_gradients_are_never_dropped(api, tables):
 
 
 @in_either
-def test_soap_has_the_options_of_its_preset(api):
-    for given in ({}, quick(learning_rate=0.02, beta1=0.5, beta2=0.9, epsilon=1e-4, block_size=3)):
-        preset, soap = presets.soap(**given), api.optim.Soap(**given)
-        assert soap.options == preset.options == api.optim.Shampoo(**preset.arguments).options
-        assert float(soap.learning_rate) == np.float32(preset.learning_rate)
+def test_soap_is_shampoo_with_options(api):
+    soap = api.optim.Soap(0.02, beta1=0.5, beta2=0.9, epsilon=1e-4, block_size=3)
+    same = api.optim.Shampoo(
+        method="eigenvalue_corrected",
+        grafting={"kind": "adam", "beta2": 0.9, "epsilon": 1e-4, "norm": "none"},
+        gradient={"beta1": 0.5},
+        roots={"damping": "absolute"},
+        beta2=0.9,
+        epsilon=1e-4,
+        block_size=3,
+    )
+    assert soap.options == same.options and float(soap.learning_rate) == np.float32(0.02)
+    assert float(api.optim.Soap().learning_rate) == np.float32(3e-3)
 
 
 # Options and configurations.

@@ -6,13 +6,8 @@ import tensorflow as tf
 
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.core import KfacCore, Layer
-from ctr.optim.kfac.dense import DenseKfac
 from ctr.optim.kfac.options import KfacOptions
 from ctr.optim.kfac.trainer import KfacTrainer
-from ctr.optim.protocol import Saved
-from ctr.workers.collectives import ALONE
-from thread_group import together
-from whole_moves import Whole
 
 keras = tf.keras
 pytestmark = pytest.mark.usefixtures("float64")
@@ -51,13 +46,13 @@ def test_the_inverse_form_is_the_product_of_two_damped_inverses():
 
 @pytest.mark.parametrize("units", [3, 800])
 def test_factors_are_sums_over_rows(units):
-    """Of narrow layers and of wide ones, which are computed by halves; rows of padding have no weight."""
+    """Of narrow layers and of wide ones, which are computed by halves."""
     rng = np.random.default_rng(2)
-    a, g, weight = rng.normal(size=(9, 5)), rng.normal(size=(9, units)), np.array([1.0] * 7 + [0.0] * 2)
-    found = kfac.factors(tf.constant(a), tf.constant(g), tf.constant(weight), True)
-    extended = np.hstack([a, np.ones((9, 1))])[:7]
+    a, g = rng.normal(size=(9, 5)), rng.normal(size=(9, units))
+    found = kfac.factors(tf.constant(a), tf.constant(g), True)
+    extended = np.hstack([a, np.ones((9, 1))])
     np.testing.assert_allclose(found.inputs, extended.T @ extended, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(found.outputs, g[:7].T @ g[:7], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found.outputs, g.T @ g, rtol=1e-12, atol=1e-12)
 
 
 def make():
@@ -233,83 +228,6 @@ def test_a_step_that_is_not_finite_is_skipped_and_frozen_layers_stay():
     assert (int(trainer.nonfinite_steps), int(trainer.core.step)) == (1, 1)
     trainer.step(inputs, labels)
     assert int(trainer.core.step) == 2
-
-
-def test_what_a_warm_start_takes():
-    def made():
-        optimizer = DenseKfac(KfacOptions(), [Layer(0, None)])
-        optimizer.build({"w": tf.Variable(tf.ones([3, 2]))})
-        return optimizer
-
-    old = made()
-    old.observe(lambda: [kfac.Factors(tf.eye(3), tf.eye(2))])
-    old.update([tf.ones([3, 2])], tf.constant(0.1), False)
-
-    new, before = (
-        Saved({name: np.array(v) for name, v in one.variables.items()}, [(3, 2)]) for one in (made(), old)
-    )
-    taken = made().take_over(new, old, before, {0: (0, Whole())})
-    assert taken.statuses == {0: "partly"}
-    assert "begin anew" in taken.why
-    np.testing.assert_array_equal(
-        new.arrays["kfac/tensor0/accumulator"], before.arrays["kfac/tensor0/accumulator"]
-    )
-    assert not new.arrays["kfac/layer0/inputs"].any()
-    assert made().cost([(3, 2)]).preconditioning == 60
-
-
-SHAPES = [(9, 6), (6,), (6, 7), (7,), (7, 2), (3, 4)]
-LAYERS = [Layer(0, 1), Layer(2, None), Layer(4, None)]
-
-
-def run(workers=ALONE, form="inverse"):
-    """Trains; factors that are not finite come at one step, and a layer that has none yet is switched on later."""
-    options = KfacOptions(form=form, inverse_frequency=6, momentum=0.5, weight_decay=0.01)
-    optimizer = DenseKfac(options, LAYERS, workers)
-    rng = np.random.default_rng(5)
-    weights = [tf.Variable(rng.normal(size=shape)) for shape in SHAPES]
-    optimizer.build({f"w{i}": weight for i, weight in enumerate(weights)})
-
-    found = {}
-    for number in range(26):
-        factors = []
-        for index, layer in enumerate(LAYERS):
-            rows, columns = SHAPES[layer.weight]
-            sides = [
-                rng.normal(size=(30, side)) * np.geomspace(1, 30, side)
-                for side in (rows + (layer.bias is not None), columns)
-            ]
-            off = 0.0 if index == 2 and number < 3 else np.nan if number == 4 and index == 0 else 1.0
-            factors.append(kfac.Factors(*(tf.constant(off * (side.T @ side) / 30) for side in sides)))
-        optimizer.observe(lambda factors=factors: factors)
-        gradients = [tf.constant(rng.normal(size=shape)) for shape in SHAPES]
-        optimizer.update(gradients, tf.constant(0.05, tf.float64), False)
-        found |= {f"weight|{number}|{i}": weight.numpy() for i, weight in enumerate(weights)}
-    found |= {f"report|{name}": np.array(value) for name, value in optimizer.report().items()}
-    found |= {f"state|{name}": variable.numpy() for name, variable in optimizer.variables.items()}
-    return found | {f"rows|{name}": part.rows for name, part in optimizer.parts().items()}
-
-
-@pytest.mark.parametrize(("size", "form"), [(2, "eigen"), (4, "inverse")])
-def test_workers_divide_the_layers_and_take_the_steps_of_one_process(size, form):
-    one = run(form=form)
-    assert one["report|failed"] == 1 and one["report|layers_ready"] == 3
-    found = together(size, lambda workers: run(workers, form))
-    for name, value in one.items():
-        kind, _, rest = name.partition("|")
-        if kind in ("weight", "report"):
-            for rank in found:
-                np.testing.assert_allclose(rank[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
-                assert rank[name].tobytes() == found[0][name].tobytes()
-        elif f"rows|{rest}" in found[0]:
-            (owner,) = (rank for rank in found if len(rank[name]))
-            np.testing.assert_allclose(owner[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
-            assert owner[f"rows|{rest}"].tolist() == list(range(len(value)))
-    divided = [name for name in one if name.startswith("state|") and f"rows|{name[6:]}" in found[0]]
-    assert len(divided) == 3 * (6 if form == "eigen" else 4)
-    held = [sum(rank[name].size for name in divided) for rank in found]
-    assert sum(held) == sum(one[name].size for name in divided)
-    assert sum(size > 0 for size in held) == min(size, 3)
 
 
 def test_the_learning_rate_can_be_changed_between_steps():

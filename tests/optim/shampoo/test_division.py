@@ -160,7 +160,7 @@ CASES = {
     "relatives": (
         [(13, 10), (7,), (5, 9)],
         {"method": "diagonal", "blocking": {"max_dimension": 9, "vectors": True}, "limits": {"rms": 0.1}}
-        | {"grafting": {"kind": "lamb", "momentum": "separate", "norm": "block", "normalized": True}}
+        | {"grafting": {"kind": "lamb", "momentum": "before", "norm": "block", "normalized": True}}
         | {"momentum": 0.5, "gradient": {"l2": 0.01}},
     ),
 }

@@ -52,7 +52,7 @@ def test_a_rate_of_zero_moves_nothing_and_harms_nothing():
     assert np.isfinite(found).all() and (found[1] != 1).all()
 
 
-@pytest.mark.parametrize("order", ["after", "separate", "before"])
+@pytest.mark.parametrize("order", ["after", "before"])
 def test_every_average_of_directions_follows(order):
     """Down to a rate of nearly zero: then nothing is left of earlier directions, and the step is (1 - mu) of one."""
     shapes = [(4, 3), (3,)]

@@ -32,9 +32,8 @@ CASES = {
     "early exchanges, a falling momentum": {"roots": {"early_growth": 0.3}, "momentum": 0.5}
     | {"momentum_follows_rate": True},
     "warm starts": {"roots": {"solver": "coupled"}},
-    "KL-Shampoo": {"method": "kl", "beta2": 0.9},
     "diagonals, vectors": {"method": "diagonal", "beta2": 0.9, "blocking": {"max_dimension": 4}},
-    "two momenta, LAMB": {"momentum": 0.8, "grafting": {"kind": "lamb", "momentum": "separate"}},
+    "two momenta, LAMB": {"momentum": 0.8, "grafting": {"kind": "lamb", "momentum": "before"}},
     "synchronous": {"roots": {"asynchronous": False}, "blocking": {"vectors": True}},
 }
 SLOW = list(CASES)[3:]

@@ -15,8 +15,6 @@ from ctr.config import dump_yaml
 from ctr.training.follow import Polling, follow
 from ctr.training.loop import train
 from ctr.training.run.directory import read_warm_start
-from ctr.training.run.snapshot import read_snapshot
-from ctr.training.state import dense_weights
 from ctr.training.warm_start.start import InitFrom, warm_start
 from growing_logs import read_predictions
 from killed_run import run_killed
@@ -167,7 +165,6 @@ def test_killed_at_any_moment_it_is_begun_or_not(old, whole, launched, tmp_path,
 # Each state that a run may have, once: a run of two halves is a run over the whole.
 
 PLAIN = {"start_preconditioning_step": None, "momentum": 0, "nesterov": False}
-AVERAGED = {"optimizer": {"dense": {"schedule_free": 0.75, "shampoo": PLAIN}}}
 
 
 def families(*given: dict[str, Any], **others: Any) -> dict[str, Any]:
@@ -181,16 +178,6 @@ def halves(half: Path, whole: Path, folder: Path, changes: dict[str, Any]) -> di
     train(whole, config_of(changes, HARMLESS), folder / "run", init_from=InitFrom(folder / "old"))
     assert_same(folder / "run", folder / "uninterrupted")
     return dict(read_warm_start(folder / "run")["begins_at"])
-
-
-@pytest.mark.soak
-def test_averages_of_weights_go_on_or_become_the_weights(half, whole, tmp_path):
-    halves(half, whole, tmp_path, AVERAGED)
-    served = dense_weights(read_snapshot(tmp_path / "old").weights)
-    found, before = begun(tmp_path / "old", whole, config_of(), tmp_path / "none"), weights(tmp_path / "old")
-    for name, weight in served.items():
-        np.testing.assert_array_equal(found[name], weight.numpy())
-    assert any(np.any(found[name] != before[name]) for name in served)
 
 
 @pytest.mark.soak

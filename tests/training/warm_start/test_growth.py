@@ -7,13 +7,12 @@ import pytest
 import tensorflow as tf
 
 from ctr.config import parse_model
-from ctr.data.schema import Schema
 from ctr.models.click_model import TowerInput, forward
 from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import init_weights
 from ctr.training.config import TrainConfig
-from ctr.training.state import TrainState, architecture, dense_weights
-from ctr.training.warm_start.dense import deepen, dense_key, take_dense, take_weights
+from ctr.training.state import architecture, dense_weights
+from ctr.training.warm_start.dense import deepen, dense_key, take_weights
 from ctr.training.warm_start.weights import Entry, Side
 from small_runs import SCHEMA
 
@@ -133,36 +132,6 @@ def test_what_cannot_be_carried_begins_fresh_and_says_so():
         found = {entry.name: entry for entry in entries}
         assert found["quality_head"].status == "fresh" and why in found["quality_head"].why
         assert found["quality/deep_2/w"].status == "fresh"
-
-
-def test_averages_go_with_the_weights_of_features_in_another_order():
-    shampoo = {"start_preconditioning_step": None, "momentum": 0, "nesterov": False}
-    content = {"model": NARROW, "optimizer": {"dense": {"schedule_free": 0.75, "shampoo": shampoo}}}
-    config = parse_model(TrainConfig, content, "test")
-    sides, found = [], []
-    for seed, features in ((1, SCHEMA.features), (2, SCHEMA.features[::-1])):
-        schema = Schema(features=features)
-        state = TrainState(config.table_layouts(schema), config, "float32")
-        rng = np.random.default_rng(seed)
-        found.append({name: rng.normal(size=np.shape(array)) for name, array in state.arrays().items()})
-        shapes = {name: tuple(weight.shape) for name, weight in state.weights.items()}
-        sides.append(Side(config, schema, state.layouts, shapes))
-    (old, new), (before, after) = sides, found
-    entries = take_dense(after, before, new, old, KEPT)
-    assert any(entry.why == "in another order" for entry in entries)
-    assert after["averaging/squared_rates"] == before["averaging/squared_rates"]
-    for index in range(len(new.shapes)):
-        pairs = [
-            set(
-                zip(
-                    one[dense_key(index)].ravel(),
-                    one[f"averaging/distance/{dense_key(index)}"].ravel(),
-                    strict=True,
-                )
-            )
-            for one in (before, after)
-        ]
-        assert pairs[0] == pairs[1]
 
 
 def test_new_units_and_layers_can_learn():

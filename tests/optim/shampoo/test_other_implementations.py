@@ -1,0 +1,290 @@
+"""Options take the steps of other implementations' settings, replayed in these' own order of work."""
+
+import numpy as np
+import pytest
+
+import shampoo_reference as reference
+from ctr.optim.shampoo.blocks import lay_out_tensor
+from ctr.optim.shampoo.options import ShampooOptions
+from other_shampoos import jax_replay, torch_replay
+
+SHAPES = [(7, 5), (6,), (3, 2, 4), (1,), (9, 1)]
+STEPS = 18
+RATE = 0.05
+
+SYNCHRONOUS = {"asynchronous": False, "early_growth": 0.0, "drift_bound": 0.0, "identity": True}
+"""Every root comes from the statistics of its own step, and is computed anew."""
+LIKE_TORCH = ShampooOptions(
+    epsilon=1e-3,
+    block_size=5,
+    blocking={"split": "full", "max_dimension": 65536, "ones": "keep", "vectors": True, "merge": 5},
+    precondition_frequency=4,
+    start_preconditioning_step=4,
+    statistics={"frequency": 1},
+    roots={"damping": "absolute", "phase": 0} | SYNCHRONOUS,
+)
+SINGLE = {"merge": None}
+"""PyTorch's arguments that all cases have."""
+TORCH_COMMON = {
+    "lr": RATE,
+    "betas": (0.0, 1.0),
+    "epsilon": 1e-3,
+    "max_preconditioner_dim": 5,
+    "precondition_frequency": 4,
+}
+ADAGRAD = {"norm": "block", "initial_accumulator": 0.0, "epsilon": 1e-3}
+SOAP = {
+    "method": {"kind": "eigenvalue_corrected", "basis_change": "keep"},
+    "beta2": 0.95,
+    "gradient": {"beta1": 0.9},
+    "blocking": SINGLE,
+}
+# PyTorch's arguments; the same here; the rate here over that there, as momentum there is a sum and here an average.
+TORCH = {
+    "adagrad": ({"graft": ("adagrad", 1.0, 1e-3)}, {"grafting": ADAGRAD}, 1),
+    "adam, averages, two betas": (
+        {"betas": (0.8, 0.9), "beta3": 0.5, "graft": ("adam", 0.9, 1e-4)},
+        {
+            "beta2": 0.9,
+            "gradient": {"beta1": 0.8, "beta3": 0.5},
+            "grafting": {"kind": "adam", "norm": "block", "beta2": 0.9, "epsilon": 1e-4},
+        },
+        1,
+    ),
+    "rmsprop, momentum, nesterov": (
+        {
+            "graft": ("rmsprop", 0.9, 1e-3),
+            "momentum": 0.8,
+            "use_nesterov": True,
+            "weight_decay": 0.1,
+            "betas": (0.0, 0.95),
+            "precondition_frequency": 1,
+        },
+        {
+            "grafting": {"kind": "rmsprop", "norm": "block", "beta2": 0.9, "epsilon": 1e-3},
+            "momentum": 0.8,
+            "nesterov": True,
+            "weight_decay": 0.1,
+            "beta2": 0.95,
+            "precondition_frequency": 1,
+            "start_preconditioning_step": 1,
+        },
+        1 / (1 - 0.8),
+    ),
+    "gradient descent's graft": (
+        {"betas": (0.0, 0.9), "graft": ("sgd", 0.0, 0.0)},
+        {"beta2": 0.9, "grafting": {"kind": "sgd", "norm": "block"}},
+        1,
+    ),
+    "no graft, coupled decay, dampened": (
+        {
+            "weight_decay": 0.1,
+            "use_decoupled_weight_decay": False,
+            "lr": 0.01,
+            "momentum": 0.5,
+            "dampening": 0.2,
+        },
+        {"grafting": {"kind": "sgd", "norm": "none"}, "gradient": {"l2": 0.1}, "momentum": 0.5},
+        (1 - 0.2) / (1 - 0.5),
+    ),
+    "no merging, no correction, another root": (
+        {
+            "merging": None,
+            "use_bias_correction": False,
+            "betas": (0.9, 0.9),
+            "exponent": 1 / 2,
+            "graft": ("adagrad", 1.0, 1e-3),
+            "start_preconditioning_step": 7,
+        },
+        {
+            "blocking": SINGLE,
+            "statistics": {"bias_correction": False},
+            "gradient": {"beta1": 0.9, "bias_correction": False},
+            "beta2": 0.9,
+            "exponent_override": 2,
+            "grafting": ADAGRAD,
+            "start_preconditioning_step": 7,
+        },
+        1,
+    ),
+    "SOAP": (
+        {"betas": (0.9, 0.95), "merging": None, "corrects": True},
+        SOAP | {"grafting": {"kind": "adam", "norm": "none", "beta2": 0.95, "epsilon": 1e-3}},
+        1,
+    ),
+    "SOAP without correction": (
+        {"betas": (0.9, 0.95), "merging": None, "corrects": True, "use_bias_correction": False},
+        SOAP
+        | {
+            "gradient": {"beta1": 0.9, "bias_correction": False},
+            "statistics": {"bias_correction": False},
+            "grafting": {"kind": "rmsprop", "norm": "none", "beta2": 0.95, "epsilon": 1e-3},
+        },
+        1,
+    ),
+    "merging from the right, a sum as graft": (
+        {
+            "max_preconditioner_dim": 8,
+            "merging": ("right", 1),
+            "betas": (0.0, 0.9),
+            "graft": ("adagrad", 1.0, 1e-3),
+            "momentum": 0.6,
+            "dampening": 0.1,
+            "weight_decay": 0.2,
+        },
+        {
+            "block_size": 8,
+            "blocking": {"merge": 8, "merge_from": "right"},
+            "beta2": 0.9,
+            "grafting": ADAGRAD,
+            "momentum": 0.6,
+            "weight_decay": 0.2,
+        },
+        (1 - 0.1) / (1 - 0.6),
+    ),
+    "matrices stay matrices": (
+        {"max_preconditioner_dim": 40, "merging": ("right", 2), "exponent": 1 / 2},
+        {
+            "block_size": 40,
+            "blocking": {"merge": 40, "merge_from": "right", "merge_until": 2},
+            "exponent_override": 2,
+            "grafting": {"kind": "sgd", "norm": "none"},
+        },
+        1,
+    ),
+}
+
+LIKE_JAX = ShampooOptions(
+    grafting="sgd",
+    momentum=0.9,
+    nesterov=True,
+    beta2=0.9,
+    epsilon=1e-2,
+    block_size=5,
+    blocking={"split": "full", "ones": "keep", "vectors": True},
+    precondition_frequency=3,
+    start_preconditioning_step=1,
+    statistics={"frequency": 1, "initial": 1e-2, "bias_correction": False},
+    roots={"phase": 1} | SYNCHRONOUS,
+    gradient={"bias_correction": False},
+)
+JAX_COMMON = {
+    "learning_rate": RATE,
+    "block_size": 5,
+    "beta2": 0.9,
+    "diagonal_epsilon": 1e-3,
+    "matrix_epsilon": 1e-2,
+    "preconditioning_compute_steps": 3,
+    # With momentum its first-order steps have another one, which has no equal here.
+    "start_preconditioning_step": 0,
+}
+JAX = {
+    "defaults": ({}, {}, 1 / (1 - 0.9)),
+    "adagrad, decay, averaged": (
+        {"graft_type": "ADAGRAD", "weight_decay": 0.1, "beta2": 1.0, "moving_average_for_momentum": True},
+        {"grafting": {"kind": "adagrad"} | ADAGRAD | {"norm": "tensor"}, "weight_decay": 0.1, "beta2": 1.0},
+        1,
+    ),
+    "rmsprop, heavy ball": (
+        {"graft_type": "RMSPROP", "nesterov": False, "beta1": 0.8},
+        {
+            "grafting": {"kind": "rmsprop", "beta2": 0.9, "epsilon": 1e-3},
+            "nesterov": False,
+            "momentum": 0.8,
+        },
+        1 / (1 - 0.8),
+    ),
+    "no graft, no momentum, a later start": (
+        {"graft_type": "NONE", "beta1": 0.0, "start_preconditioning_step": 5},
+        {
+            "grafting": {"norm": "none"},
+            "momentum": 0.0,
+            "nesterov": False,
+            "start_preconditioning_step": 6,
+            "roots": {"first": 1},
+        },
+        1,
+    ),
+    "absolute, another exponent": (
+        {"relative_matrix_epsilon": False, "exponent_override": 2},
+        {"roots": {"damping": "absolute"}, "exponent_override": 2},
+        1 / (1 - 0.9),
+    ),
+    "flat ones skipped": (
+        {"graft_type": "ADAGRAD", "skip_preconditioning_rank_lt": 2},
+        {"grafting": {"kind": "adagrad"} | ADAGRAD | {"norm": "tensor"}, "blocking": {"vectors": False}},
+        1 / (1 - 0.9),
+    ),
+}
+
+
+def with_gaps(history):
+    """Gradients that are missing in some steps: each at its first exchange, the last ones for long."""
+    return [
+        [
+            None if t % 7 == i or t in (3 + i, 16 - i) or (i == 4 and t < 9) else gradient
+            for i, gradient in enumerate(gradients)
+        ]
+        for t, gradients in enumerate(history, 1)
+    ]
+
+
+def without_some(history):
+    """Gradients that are zero at first, in some blocks of a matrix and in a vector."""
+    for gradients in history[:13]:
+        gradients[0][:5] = 0.0
+        gradients[1][:] = 0.0
+    return history
+
+
+def compare(options, rate, replay, given, change):
+    """Whether options take the steps of the implementation's settings."""
+    start, history = reference.initial(SHAPES), reference.drifting(SHAPES, STEPS, condition=10.0)
+    history = change(history)
+    core = reference.make_core(options, start)
+    found = reference.train(core, history, rate)
+    for weights, others in zip(found, replay(given, start, history), strict=True):
+        for weight, other in zip(weights, others, strict=True):
+            np.testing.assert_allclose(weight, other, rtol=1e-8, atol=1e-8)
+    assert not core.report()["failed"]
+
+
+CHANGES = {
+    "adam, averages, two betas": with_gaps,
+    "rmsprop, momentum, nesterov": with_gaps,
+    "SOAP": with_gaps,
+    "gradient descent's graft": without_some,
+}
+"""Missing gradients are masked as PyTorch masks them; blocks without one have the roots of their damping."""
+
+
+def fast(cases, *names):
+    """Some cases in the fast tests, the next three in the slow ones."""
+    rest = [pytest.param(case, marks=pytest.mark.slow(first=3)) for case in cases if case not in names]
+    return pytest.mark.parametrize("case", [*names, *rest])
+
+
+@fast(TORCH, "adam, averages, two betas", "no graft, coupled decay, dampened")
+def test_the_steps_are_those_of_pytorchs(case):
+    given, changed, scale = TORCH[case]
+    given = TORCH_COMMON | given
+    change = CHANGES.get(case, lambda history: history)
+    compare(LIKE_TORCH.changed(changed), given["lr"] * scale, torch_replay, given, change)
+
+
+@fast(JAX, "adagrad, decay, averaged")
+def test_the_steps_are_those_of_jax(case):
+    given, changed, scale = JAX[case]
+    compare(LIKE_JAX.changed(changed), RATE * scale, jax_replay, JAX_COMMON | given, without_some)
+
+
+def test_how_pytorchs_tensors_are_laid_out():
+    def axes(options, shape):
+        layout = lay_out_tensor(shape, options)
+        return layout.merged, layout.axes
+
+    merged = LIKE_TORCH.changed({"block_size": 8, "blocking": {"merge": 8}})
+    single = merged.changed({"blocking": SINGLE})
+    assert axes(merged, (4, 1, 2)) == ((8,), (0,)) and axes(merged, ()) == ((1,), (0,))
+    assert axes(single, (4, 1)) == ((4, 1), (0, 1)) and axes(single, ()) == ((), ())
+    assert axes(ShampooOptions(), (4, 1)) == ((4,), ())
