@@ -4,16 +4,13 @@ To add an optimizer, write a class with the methods of ``DenseOptimizer`` in a m
 configurations are mapped to optimizers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import tensorflow as tf
 
 from ctr.workers.parts import Part
-
-Status = Literal["taken", "partly", "fresh"]
 
 
 @dataclass(frozen=True)
@@ -58,44 +55,6 @@ class RowGradient(NamedTuple):
     groups: tf.Tensor | None = None
 
 
-class Move(Protocol):
-    """Elements of an old weight that become those of a new one."""
-
-    @property
-    def exact(self) -> bool:
-        """True where all of the weight is taken, in its own order."""
-
-    def fills(self, shape: Sequence[int]) -> bool:
-        """Tells whether all of a new weight of this shape comes from the old one."""
-
-    def move(self, target: np.ndarray, source: np.ndarray) -> None:
-        """Writes what is taken of ``source``, of the old weight's shape, into ``target``, of the new one's."""
-
-
-class Saved(NamedTuple):
-    """State of an optimizer in a checkpoint: arrays by name, and the weights' shapes in the order of ``build``."""
-
-    arrays: Mapping[str, np.ndarray]
-    shapes: Sequence[tuple[int, ...]]
-
-
-class TakenOver(NamedTuple):
-    """Result of taking over another optimizer's state: statuses of the weights of which something was taken, by index.
-
-    ``differing`` are the options whose change prevented more, each as ``name was old, is new``; ``why`` says what else
-    did.
-    """
-
-    statuses: dict[int, Status]
-    differing: tuple[str, ...] = ()
-    why: str = ""
-
-    @classmethod
-    def nothing(cls, moves: Iterable[int], why: str = "", differing: tuple[str, ...] = ()) -> Self:
-        """The result where the weights of these indices begin fresh, or in part."""
-        return cls(dict.fromkeys(moves, "fresh"), differing, why)
-
-
 class DenseOptimizer(Protocol):
     """Trains dense weights, whose gradients are of their own shape; ``name`` is that of its options."""
 
@@ -132,15 +91,6 @@ class DenseOptimizer(Protocol):
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         """Counts a late step's operations by shapes of weights."""
-
-    def take_over(
-        self, new: Saved, before: "DenseOptimizer", old: Saved, moves: Mapping[int, tuple[int, Move]]
-    ) -> TakenOver:
-        """Writes what an earlier optimizer knew of the weights that were taken into the arrays of ``new``.
-
-        ``moves`` has, by the index of each weight of which something was taken, the index of the old weight, and its
-        move.
-        """
 
 
 class WithoutHost:

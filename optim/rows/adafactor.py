@@ -21,7 +21,6 @@ class RowAdafactor(RowRule):
     """Adafactor for rows of ``copies`` embeddings with a linear weight each; embeddings' rates are rho."""
 
     row_state: tuple[str, ...] = ("rows_moment", "rows_touched", "rows_linear_accumulator")
-    embedding_state: tuple[str, ...] = ("rows_moment", "rows_touched")
     table_state: tuple[str, ...] = ("columns_moment", "table_steps")
 
     operations = 14

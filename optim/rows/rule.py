@@ -43,8 +43,7 @@ class RowRule(WithoutHost):
         row_state: names of the state ``STATE/TABLE`` with a row for each row of a table, that goes with it at a warm
             start.
         feature_state: names of the state that has a row for each feature of a table, likewise.
-        embedding_state: names of the row state that is about the embedding alone, and not about the linear weight.
-        table_state: names of the state that a table has by copy, without which ``embedding_state`` means nothing.
+        table_state: names of the state that a table has by copy, likewise.
         needs_curvature: whether ``update`` needs the curvature and the groups of ``RowGradient``.
         operations: of a step, for each element of a touched row.
     """
@@ -52,7 +51,6 @@ class RowRule(WithoutHost):
     name = "embeddings"
     row_state: tuple[str, ...] = ()
     feature_state: tuple[str, ...] = ()
-    embedding_state: tuple[str, ...] = ()
     table_state: tuple[str, ...] = ()
     needs_curvature = False
     operations = 7

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop
-from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Spectrum, TakenOver
+from ctr.optim.protocol import Cost, Spectrum
 from ctr.optim.shampoo.division import divide
 from ctr.optim.shampoo.layout import ShampooLayout, lay_out
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.warm_start import take_over
 from ctr.optim.variables import create_variable
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
@@ -79,13 +78,6 @@ class DenseShampoo:
             preconditioning=options.passes * products,
             roots=roots / options.precondition_frequency,
         )
-
-    def take_over(
-        self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
-    ) -> TakenOver:
-        if not isinstance(before, DenseShampoo):
-            return TakenOver.nothing(moves, f"the optimizer was {before.name}, is {self.name}")
-        return take_over((self.options, new), (before.options, old), moves)
 
 
 def _create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:

@@ -80,17 +80,13 @@ def begun(old: Path, log: Path, config: TrainConfig, run: Path) -> dict[str, np.
     return weights(run)
 
 
-def table_of(run: Path, part: str) -> dict[str, tuple[str, str | None, str]]:
+def table_of(run: Path, part: str) -> dict[str, tuple[str, str]]:
     content = read_warm_start(run)
     assert content is not None
-    return {
-        line["name"]: (line["status"], line["optimizer"], line["why"])
-        for line in content["table"]
-        if line["part"] == part
-    }
+    return {line["name"]: (line["status"], line["why"]) for line in content["table"] if line["part"] == part}
 
 
-TAKEN, FRESH = ("taken", "taken", ""), ("fresh", "fresh", "the old run has none")
+TAKEN, FRESH = ("taken", ""), ("fresh", "the old run has none")
 
 
 class Rows:

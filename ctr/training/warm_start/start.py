@@ -22,7 +22,7 @@ from ctr.models.rows import check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.inputs import Inputs, open_inputs
-from ctr.training.learner import fresh_state, pairs_to_keep
+from ctr.training.learner import fresh_state
 from ctr.training.logs import Log
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import (
@@ -38,28 +38,18 @@ from ctr.training.run.rollback import Position, first_broken
 from ctr.training.run.run import open_run
 from ctr.training.state import dense_shapes
 from ctr.training.validate import needs_warm_start
-from ctr.training.warm_start.dense import take_dense, take_fitted
-from ctr.training.warm_start.weights import (
-    Entry,
-    Side,
-    Slots,
-    take_ids,
-    take_numbers,
-    take_ramps,
-    take_rows,
-    take_schedules,
-    take_slices,
-)
+from ctr.training.warm_start.weights import Side, take_ramps, take_state
 from ctr.workers.chips import Chips
 
 _PARTS = {
     "feature": "features",
     "weight": "dense weights",
+    "optimizer": "optimizer state",
     "slices": "constrained slices",
     "ramp": "ramps",
     "schedule": "schedules",
 }
-_WORDS = {"taken": "taken", "partly": "partly", "fresh": "fresh", "left": "left behind"}
+_WORDS = {"taken": "taken", "fresh": "fresh", "left": "left behind"}
 
 
 class InitFrom(NamedTuple):
@@ -140,7 +130,7 @@ def _read_old(run_dir: Path) -> _Old:
         raise InputError(
             f"--init-from {run_dir}: the newest checkpoint, of row {position.examples}, is not sound: {broken}"
         )
-    return _Old(Side(config, schema, layouts, shapes), position, state, weights)
+    return _Old(Side(config, schema), position, state, weights)
 
 
 def _mismatch(run_dir: Path, error: Exception) -> InputError:
@@ -160,21 +150,26 @@ def _make(
 ) -> dict[str, Any]:
     """Writes all files of the new run; returns the content of init_from.json."""
     config, schema = inputs.config, inputs.schema
-    layouts = config.table_layouts(schema)
     adopt_config(folder, config)
     adopt_schema(folder, schema)
     adopt_environment(folder, environment)
     # What begins fresh begins as in a fresh run.
     state = fresh_state(config, schema, inputs.families)
-    shapes = {name: tuple(weight.shape) for name, weight in state.weights.items()}
-    side = Side(config, schema, layouts, shapes)
+    side = Side(config, schema)
     try:
-        slots = take_ids(state, side, old.side, old.arrays)
-        arrays = {name: np.array(array) for name, array in state.arrays().items()}
-        entries, before = _take(arrays, old, side, slots, source)
-        arrays |= pairs_to_keep(old.arrays, (old.side.config, old.side.schema), (config, schema))
+        arrays, lines = take_state(state, old.arrays, side, old.side)
     except (KeyError, ValueError) as error:
         raise _mismatch(source, error) from None
+    features = [line for line in lines if line.part == "feature"]
+    if not any(line.status == "taken" for line in features):
+        reasons = joined([f"{line.name}: {line.why}" for line in features if line.why])
+        raise InputError(
+            f"--init-from {source}: no feature of the log is the same as in this run ({reasons}), so nothing could be "
+            "taken over",
+            "start without --init-from",
+        )
+    examples = old.position.trained_examples, old.position.trained_before
+    ramps, before = take_ramps(side, old.side, *examples, lines)
     state.restore(arrays)
     with open_run(folder, inputs, state, lambda: arrays) as run:
         run.position = position
@@ -190,36 +185,10 @@ def _make(
             "learned": position.learned,
             "constraint_logs": position.constraint_logs,
         },
-        "table": [entry._asdict() for entry in entries],
+        "table": [line._asdict() for line in (*lines, *ramps)],
     }
     write_json(folder / INIT_FROM, content)
     return content
-
-
-def _take(
-    arrays: dict[str, np.ndarray], old: _Old, new: Side, slots: Slots, source: Path
-) -> tuple[list[Entry], dict[str, int]]:
-    sides = new, old.side
-    features, kept = take_rows(arrays, old.arrays, *sides, slots)
-    if not any(entry.status in ("taken", "partly") for entry in features):
-        raise InputError(
-            f"--init-from {source}: no feature of the log is the same as in this run ("
-            + joined([f"{entry.name}: {entry.why}" for entry in features])
-            + "), so nothing could be taken over",
-            "start without --init-from",
-        )
-    numbers, read = take_numbers(arrays, old.arrays, *sides)
-    take_fitted(arrays, old.arrays)
-    weights = take_dense(arrays, old.arrays, *sides, kept | read)
-    slices = take_slices(arrays, old.arrays, *sides)
-    position = old.position
-    ramps, before = take_ramps(
-        *sides, position.trained_examples, position.trained_before, [*weights, *slices]
-    )
-    schedules, examples = take_schedules(
-        *sides, position.trained_examples, position.trained_before, [*features, *weights, *slices]
-    )
-    return [*features, *numbers, *weights, *slices, *ramps, *schedules], before | examples
 
 
 def table_text(content: Mapping[str, Any]) -> str:
@@ -229,13 +198,9 @@ def table_text(content: Mapping[str, Any]) -> str:
         f"begins at row {begins} of the log, from checkpoint {content['checkpoint']} of {content['run']}"
     ]
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for entry in content["table"]:
-        what = entry["why"]
-        optimizer = entry["optimizer"]
-        if optimizer is not None and optimizer != entry["status"]:
-            what = f"optimizer state {optimizer}" + (f": {what}" if what else "")
-        key = _PARTS[entry["part"]], _WORDS[entry["status"]], what
-        groups.setdefault(key, []).append(entry["name"])
+    for line in content["table"]:
+        key = _PARTS[line["part"]], _WORDS[line["status"]], line["why"]
+        groups.setdefault(key, []).append(line["name"])
     for (part, status, why), names in groups.items():
         lines.append(f"  {part:<19}{status:<12} {', '.join(names)}" + (f"  ({why})" if why else ""))
     return "\n".join(lines)

@@ -1,7 +1,15 @@
-"""Weights of one run that another one begins with: rows of tables by feature, dense weights by name (``dense.py``)."""
+"""State of an earlier run that a new one begins with: by feature, and by name and equal shape.
 
-import itertools
-from collections.abc import Mapping, Sequence
+==================  ==================================================================================================
+rows of tables      of each feature that both runs define alike, wherever its rows lie; with their optimizer's state
+                    under the same rule
+dense weights       by name and shape, if the network reads the same embeddings in the same order
+dense optimizer     if all dense weights were taken and its options are the same but for rate and schedule
+all else            by name and shape, if it is defined alike
+==================  ==================================================================================================
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -9,174 +17,217 @@ import numpy as np
 
 from ctr.config import differing_keys
 from ctr.data.schema import Schema, feature_meanings
-from ctr.models.architecture import NETWORK
 from ctr.models.embeddings import tower_columns
 from ctr.models.rows import STATISTICS, FeatureRows, TableLayout, all_numbers
 from ctr.objective.config import SliceConfig
 from ctr.training.config import TrainConfig
 from ctr.training.ids.id_map import live_ids, restored_maps
+from ctr.training.learner import pairs_to_keep
 from ctr.training.optimizers import table_optimizer
-from ctr.training.state import TrainState
+from ctr.training.state import TrainState, dense_shapes
 
-Status = Literal["taken", "partly", "fresh", "left"]
 Arrays = Mapping[str, np.ndarray]
-Slots = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""By feature, int32 [N] each: rows in the new table, and the rows of the same ids in the old one."""
 
 
-class Entry(NamedTuple):
-    """A line of the table of what a run begins with."""
+class Line(NamedTuple):
+    """Fate of a part of the model."""
 
-    part: str  # ``feature``, ``weight``, ``slices``, ``ramp`` or ``schedule``
+    part: str  # ``feature``, ``weight``, ``optimizer``, ``slices``, ``ramp`` or ``schedule``
     name: str
-    status: Status  # ``left``: the old run has it and the new one has not
-    optimizer: Status | None  # the same of what the optimizer knew of it
-    why: str  # why it was not just taken; empty if it was
+    status: Literal["taken", "fresh", "left"]  # ``left``: the old run has it and the new one has not
+    why: str  # why it begins fresh, or where it goes on; else empty
 
 
 @dataclass(frozen=True)
 class Side:
-    """What the arrays of a run are of."""
+    """Configuration and features that the arrays of a run belong to."""
 
     config: TrainConfig
     schema: Schema
-    layouts: tuple[TableLayout, ...]
-    shapes: Mapping[str, tuple[int, ...]]  # of the dense weights by name, in the order of checkpoints
 
-    def places(self) -> dict[str, tuple[TableLayout, int, FeatureRows]]:
+    @property
+    def layouts(self) -> tuple[TableLayout, ...]:
+        return self.config.table_layouts(self.schema)
+
+    def features(self) -> dict[str, tuple[TableLayout, int, FeatureRows]]:
+        """Returns the table of each feature with ids, its first row there, and its rows."""
         return {
             feature.name: (layout, layout.offsets()[feature.name], feature)
             for layout in self.layouts
             for feature in layout.features
         }
 
-    def columns(self) -> dict[str, dict[str, slice]]:
-        return tower_columns(self.layouts, self.config.model.factorized is not None)
-
-    def keys(self) -> dict[str, int]:
-        """Numbers of the dense weights by name; the network of a plain model counts as an ensemble's first."""
-        prefix = "component_0/" if self.config.model.ensemble.components == 1 else ""
-        return {f"{prefix}{name}": index for index, name in enumerate(self.shapes)}
-
-
-# Rows of tables.
+    def network_inputs(self) -> dict[str, Any]:
+        """Returns what decides the meaning of dense weights, beside their names and shapes."""
+        model = self.config.model
+        return {
+            "embeddings": tower_columns(self.layouts, model.factorized is not None),
+            "model.network": model.network,
+            "model.factorized.knot_range": model.factorized and model.factorized.knot_range,
+        }
 
 
-def take_rows(
+def take_state(
+    state: TrainState, old_arrays: Arrays, new: Side, old: Side
+) -> tuple[dict[str, np.ndarray], list[Line]]:
+    """Returns the arrays that the new run begins with, and a line for each part of them.
+
+    ``state`` is the fresh one, whose maps get the ids of the old run. Raises KeyError or ValueError: ``old_arrays`` are
+    not of ``old``.
+    """
+    slots = _take_ids(state, new, old, old_arrays)
+    arrays = {name: np.array(array) for name, array in state.arrays().items()}
+    lines = [
+        *_take_rows(arrays, old_arrays, new, old, slots),
+        *_take_numbers(arrays, old_arrays, new, old),
+        *_take_dense(arrays, old_arrays, new, old, [*state.dense_optimizer.variables]),
+        *_take_slices(arrays, old_arrays, new, old),
+    ]
+    take_calibrators(arrays, old_arrays)
+    arrays |= pairs_to_keep(old_arrays, (old.config, old.schema), (new.config, new.schema))
+    return arrays, lines
+
+
+def _take_ids(
+    state: TrainState, new: Side, old: Side, old_arrays: Arrays
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Gives ids of features that both runs have slots in the new run's maps, with what is known of their use.
+
+    Returns by feature, int32 [N] each, rows in the new table, and the rows of the same ids in the old one.
+    """
+    old_ids = live_ids(old.layouts, restored_maps(old.layouts, old.config.ids, old_arrays))
+    meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
+    slots = {}
+    for number, layout in enumerate(new.layouts):
+        for index, feature in enumerate(layout.growing):
+            name = feature.name
+            if name in old_ids and meanings[name] == old_meanings[name]:
+                rows = state.tables.adopt(number, index, old_ids[name])
+                fits = rows >= 0
+                slots[name] = rows[fits], old_ids[name].rows[fits]
+    return slots
+
+
+def _take_rows(
     arrays: dict[str, np.ndarray],
     old_arrays: Arrays,
     new: Side,
     old: Side,
     slots: Mapping[str, tuple[np.ndarray, np.ndarray]],
-) -> tuple[list[Entry], frozenset[str]]:
-    """Puts the rows of the features that both runs have into the new run's tables.
-
-    Returns a line for each feature, and the features whose embeddings were taken.
-    """
-    places, meanings, old_meanings = old.places(), feature_meanings(new.schema), feature_meanings(old.schema)
+) -> list[Line]:
+    """Copies the rows of the features that both runs define alike."""
+    features, old_features = new.features(), old.features()
+    meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
     # The sum over a batch and its mean are gradients of different scales, and rules have state of their own.
-    mine, theirs = (side.config.optimizer.embeddings for side in (new, old))
-    differs = [
-        key for key in ("rule", "gradient", "linear_rule") if getattr(mine, key) != getattr(theirs, key)
+    rules, old_rules = (side.config.optimizer.embeddings for side in (new, old))
+    differing = [
+        f"optimizer.embeddings.{key} was {getattr(old_rules, key)}, is {getattr(rules, key)}"
+        for key in ("rule", "gradient", "linear_rule")
+        if getattr(rules, key) != getattr(old_rules, key)
     ]
-    scaled, optimizer = not differs, table_optimizer(mine, new.layouts)
-    row_state = optimizer.row_state if scaled else ()
-    feature_state = optimizer.feature_state if mine.linear_rule == theirs.linear_rule else ()
-    entries, kept = [], set()
-    for name, (layout, begin, feature) in new.places().items():
-        changed = (
-            differing_keys(old_meanings[name], meanings[name]) if name in places else ["the old run has none"]
-        )
-        if changed:
-            entries.append(Entry("feature", name, "fresh", "fresh", "; ".join(changed)))
+    optimizer = table_optimizer(rules, new.layouts)
+    lines = []
+    for name, (layout, begin, feature) in features.items():
+        why = ["the old run has none"]
+        if name in old_features:
+            old_layout, old_begin, old_feature = old_features[name]
+            why = differing_keys(
+                {**old_meanings[name], "width": old_feature.width, "components": old_layout.copies},
+                {**meanings[name], "width": feature.width, "components": layout.copies},
+            )
+        lines.append(Line("feature", name, "fresh" if why else "taken", "; ".join(why)))
+        if why:
             continue
-        old_layout, old_begin, old_feature = places[name]
-        same_width = feature.width == old_feature.width
-        columns = slice(None) if same_width else slice(-1, None)
-        # Components that shared their rows each go on with a copy of them.
-        sources = [0 if old_layout.copies == 1 else copy for copy in range(layout.copies)]
-        taken = [copy for copy in range(layout.copies) if sources[copy] < old_layout.copies]
-        moments = [
-            group
-            for group in optimizer.table_state
-            if same_width and scaled and f"{group}/{layout.name}" in arrays
-        ]
-        for group, copy in itertools.product(moments, taken):
-            source = old_arrays[f"{group}/{old_layout.name}"][sources[copy]]
-            arrays[f"{group}/{layout.name}"][copy] = source
-        for group in feature_state if layout.copies == old_layout.copies else ():
+        # Where ids grow: a missing value and, if there are as many, the rows that ids without a slot share.
+        count = feature.buckets if feature.buckets == old_feature.buckets else 1
+        pairs: list[tuple[Any, Any]] = [(slice(begin, begin + count), slice(old_begin, old_begin + count))]
+        pairs += [slots[name]] if name in slots else []
+        for group in ("rows", *(() if differing else optimizer.row_state)):
+            target, source = arrays[f"{group}/{layout.name}"], old_arrays[f"{group}/{old_layout.name}"]
+            for rows, old_rows in pairs:
+                target[rows] = source[old_rows]
+        for group in () if differing else optimizer.feature_state:
             number, old_number = layout.features.index(feature), old_layout.features.index(old_feature)
             arrays[f"{group}/{layout.name}"][number] = old_arrays[f"{group}/{old_layout.name}"][old_number]
-        for group in ("rows", *row_state):
-            if group in optimizer.embedding_state and not same_width:
-                # They are of embeddings, which begin fresh.
-                continue
-            target = _by_copy(arrays[f"{group}/{layout.name}"], layout)
-            source = _by_copy(old_arrays[f"{group}/{old_layout.name}"], old_layout)
-            # Where ids grow, a missing value and, if there are as many, the rows that ids without a slot share.
-            fixed = feature.buckets if feature.buckets == old_feature.buckets else 1
-            rows: list[tuple[Any, Any]] = [(slice(begin, begin + fixed), slice(old_begin, old_begin + fixed))]
-            for own, theirs in [*rows, slots[name]] if name in slots else rows:
-                for copy in taken:
-                    target[own, copy, columns] = source[theirs, sources[copy], columns]
-        why = []
-        if not same_width:
-            why.append(f"the linear weights alone: the width was {old_feature.width}, is {feature.width}")
-        if len(taken) < layout.copies:
-            why.append(f"of {len(taken)} of {layout.copies} components")
-        if same_width:
-            kept.add(name)
-        status: Status = "partly" if why else "taken"
-        if not scaled:
-            why += [f"optimizer.embeddings.{key} differs" for key in differs]
-        entries.append(Entry("feature", name, status, status if scaled else "fresh", "; ".join(why)))
-    gone = [name for name in places if name not in meanings]
-    entries += [Entry("feature", name, "left", None, "the new run has none") for name in gone]
-    return entries, frozenset(kept)
+        for group in () if differing else optimizer.table_state:
+            arrays[f"{group}/{layout.name}"][...] = old_arrays[f"{group}/{old_layout.name}"]
+    lines += [Line("feature", name, "left", "") for name in old_features if name not in features]
+    return [*lines, Line("optimizer", "embeddings", "fresh" if differing else "taken", "; ".join(differing))]
 
 
-def take_numbers(
-    arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side
-) -> tuple[list[Entry], frozenset[str]]:
-    """Puts in the statistics of numbers that both runs read alike; returns lines, and the features that these are."""
-    before, entries, kept = {one.name: one for one in all_numbers(old.layouts)}, [], set()
+def _take_numbers(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side) -> list[Line]:
+    """Copies the statistics of numbers that both runs read alike."""
+    before = {numbers.name: numbers for numbers in all_numbers(old.layouts)}
     meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
-    for one in all_numbers(new.layouts):
-        changed = ["the old run has none"]
-        if one.name in before:
-            changed = differing_keys(old_meanings[one.name], meanings[one.name])
-        if not changed:
-            own, theirs = (slice(each.first, each.first + one.size) for each in (one, before[one.name]))
-            arrays[STATISTICS][:, own] = old_arrays[STATISTICS][:, theirs]
-            kept.add(one.name)
-        entries.append(Entry("feature", one.name, "fresh" if changed else "taken", None, "; ".join(changed)))
-    gone = [name for name in before if name not in meanings]
-    entries += [Entry("feature", name, "left", None, "the new run has none") for name in gone]
-    return entries, frozenset(kept)
+    lines = []
+    for numbers in all_numbers(new.layouts):
+        name, why = numbers.name, ["the old run has none"]
+        if name in before:
+            why = differing_keys(old_meanings[name], meanings[name])
+        if not why:
+            columns, old_columns = (slice(one.first, one.first + one.size) for one in (numbers, before[name]))
+            arrays[STATISTICS][:, columns] = old_arrays[STATISTICS][:, old_columns]
+        lines.append(Line("feature", name, "fresh" if why else "taken", "; ".join(why)))
+    return lines + [Line("feature", name, "left", "") for name in before if name not in meanings]
 
 
-def _by_copy(table: np.ndarray, layout: TableLayout) -> np.ndarray:
-    return table.reshape(len(table), layout.copies, -1)
+def _take_dense(
+    arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side, optimizer_names: list[str]
+) -> list[Line]:
+    """Copies dense weights by name and shape, and the optimizer's state if it knows the same weights."""
+    names, old_names = ([*dense_shapes(side.config, side.layouts)] for side in (new, old))
+    inputs, old_inputs = new.network_inputs(), old.network_inputs()
+    changed = [f"other {key}" for key in inputs if inputs[key] != old_inputs[key]]
+    lines = []
+    for index, name in enumerate(names):
+        target, why = arrays[f"dense/{index:03d}"], "; ".join(changed)
+        if not why and name not in old_names:
+            why = "the old run has none"
+        elif not why:
+            source = old_arrays[f"dense/{old_names.index(name):03d}"]
+            if source.shape == target.shape:
+                target[...] = source
+            else:
+                why = f"its shape was {[*source.shape]}, is {[*target.shape]}"
+        lines.append(Line("weight", name, "fresh" if why else "taken", why))
+    lines += [Line("weight", name, "left", "") for name in old_names if name not in names]
+    options, old_options = (
+        side.config.optimizer.dense.model_dump(exclude={"learning_rate", "schedule"}) for side in (new, old)
+    )
+    whys = [f"optimizer.dense.{change}" for change in differing_keys(old_options, options)]
+    if any(line.status != "taken" for line in lines):
+        whys.append("it knows all weights, and some were not taken")
+    if not whys:
+        for name in optimizer_names:
+            arrays[name][...] = old_arrays[name]
+    return [*lines, Line("optimizer", "dense", "fresh" if whys else "taken", "; ".join(whys))]
 
 
-# Dual variables.
+def take_calibrators(arrays: dict[str, np.ndarray], old_arrays: Arrays) -> None:
+    """Copies the biases, the offset and the gate, each with the information that it was fitted with."""
+    by_calibrator: dict[str, list[str]] = {}
+    for name in arrays:
+        if name.startswith("newton/"):
+            by_calibrator.setdefault(name.rpartition("/")[0], []).append(name)
+    for names in by_calibrator.values():
+        if all(name in old_arrays and old_arrays[name].shape == arrays[name].shape for name in names):
+            for name in names:
+                arrays[name][...] = old_arrays[name]
 
 
-def take_slices(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side) -> list[Entry]:
-    """Puts in the dual variables, and what is remembered of the slices, of families that are defined as they were."""
+def _take_slices(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side) -> list[Line]:
+    """Copies the dual variables, and what is remembered of the slices, of families that are defined alike."""
     families, old_families = _families(new), _families(old)
-    entries = []
+    lines = []
     for name, family in families.items():
-        if name not in old_families:
-            entries.append(Entry("slices", name, "fresh", None, "the old run has none"))
-        elif changed := differing_keys(old_families[name], family):
-            entries.append(Entry("slices", name, "fresh", None, "; ".join(changed)))
-        else:
+        why = ["the old run has none"]
+        if name in old_families:
+            why = differing_keys(old_families[name], family)
+        if not why:
             for group in ("duals", "slices_seen"):
                 arrays[f"{group}/{name}"][...] = old_arrays[f"{group}/{name}"]
-            entries.append(Entry("slices", name, "taken", None, ""))
-    gone = [name for name in old_families if name not in families]
-    return entries + [Entry("slices", name, "left", None, "the new run has none") for name in gone]
+        lines.append(Line("slices", name, "fresh" if why else "taken", "; ".join(why)))
+    return lines + [Line("slices", name, "left", "") for name in old_families if name not in families]
 
 
 def _families(side: Side) -> dict[str, dict[str, Any]]:
@@ -197,69 +248,34 @@ def _families(side: Side) -> dict[str, dict[str, Any]]:
     }
 
 
-# Ramps.
-
-
 def take_ramps(
-    new: Side, old: Side, trained: int, before: Mapping[str, int], entries: Sequence[Entry]
-) -> tuple[list[Entry], dict[str, int]]:
-    """Decides which ramps go on where they stood; returns lines, and how many examples each has had that goes on.
+    new: Side, old: Side, trained: int, before: Mapping[str, int], lines: list[Line]
+) -> tuple[list[Line], dict[str, int]]:
+    """Lets ramps and schedules that both runs have go on where they stood, unless what they ramp begins fresh.
 
-    ``trained`` and ``before``: examples that the old run trained on, and before it for each ramp.
+    ``trained`` and ``before``: examples that the old run trained on, and before it for each ramp. Returns lines, and
+    how many examples each of those that go on has had.
     """
-    used = [entry for entry in entries if entry.status in ("taken", "partly")]
-    terms, old_terms = new.config.objective.terms, old.config.objective.terms
-    # For each that the new run has, whether it is what the old one had.
-    ramps = {name: name in old_terms for name in terms}
-    if new.config.model.crosses.layers or new.config.model.network:
-        crosses = any(
-            entry.part == "weight" and ("/cross_" in entry.name or NETWORK in entry.name) for entry in used
-        )
-        ramps = {"alpha2": crosses, **ramps}
-    ranking, old_ranking = new.config.objective.ranking, old.config.objective.ranking
-    if ranking is not None and old_ranking is not None:
-        ramps["ranking"] = ranking.setup == old_ranking.setup
+    taken = {line.part for line in lines if line.status == "taken"}
+    kernels = [line.name for line in lines if (line.part, line.status) == ("weight", "taken")]
+    has_crosses = any("/cross_" in name and not name.endswith("_bias") for name in kernels)
+    ramps = {name: name in old.config.objective.terms for name in new.config.objective.terms}
     if "bias_constraints" in ramps:
-        ramps["bias_constraints"] = any(entry.part == "slices" for entry in used)
-    return _continued("ramp", ramps, trained, before)
-
-
-def _continued(
-    part: str, goes_on: Mapping[str, bool], trained: int, before: Mapping[str, int]
-) -> tuple[list[Entry], dict[str, int]]:
-    offsets = {name: trained + before.get(name, 0) for name, continues in goes_on.items() if continues}
-    lines = [
-        Entry(part, name, "taken", None, f"continues at {offsets[name]} examples")
-        if name in offsets
-        else Entry(part, name, "fresh", None, "begins here")
-        for name in goes_on
-    ]
-    return lines, offsets
-
-
-def take_schedules(
-    new: Side, old: Side, trained: int, before: Mapping[str, int], entries: Sequence[Entry]
-) -> tuple[list[Entry], dict[str, int]]:
-    """Decides which schedules continue: those of the same variables, some of which were taken; see ``take_ramps``."""
-    used = {entry.part for entry in entries if entry.status in ("taken", "partly")}
+        ramps["bias_constraints"] &= "slices" in taken
+    if new.config.model.crosses.layers or new.config.model.network:
+        ramps = {"alpha2": has_crosses or bool(new.config.model.network and "weight" in taken), **ramps}
     parts = {"embeddings": "feature", "dense": "weight", "duals": "slices"}
-    goes_on = {
-        f"rate_{group}": group in old.config.schedules and parts[group] in used
+    schedules = {
+        f"rate_{group}": group in old.config.schedules and parts[group] in taken
         for group in new.config.schedules
     }
-    return _continued("schedule", goes_on, trained, before)
-
-
-def take_ids(state: TrainState, new: Side, old: Side, old_arrays: Arrays) -> Slots:
-    """Gives ids of the features that both runs have slots in the new run's maps, with what is known of their use."""
-    old_ids = live_ids(old.layouts, restored_maps(old.layouts, old.config.ids, old_arrays))
-    meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
-    slots = {}
-    for number, layout in enumerate(new.layouts):
-        for index, feature in enumerate(layout.growing):
-            name = feature.name
-            if name in old_ids and meanings[name] == old_meanings[name]:
-                rows = state.tables.adopt(number, index, old_ids[name])
-                fits = rows >= 0
-                slots[name] = rows[fits], old_ids[name].rows[fits]
-    return slots
+    continued = {
+        name: trained + before.get(name, 0) for name, goes_on in {**ramps, **schedules}.items() if goes_on
+    }
+    return [
+        Line(part, name, "taken", f"continues at {continued[name]} examples")
+        if goes_on
+        else Line(part, name, "fresh", "begins here")
+        for part, names in (("ramp", ramps), ("schedule", schedules))
+        for name, goes_on in names.items()
+    ], continued

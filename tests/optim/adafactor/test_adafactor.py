@@ -5,12 +5,10 @@ import pytest
 import tensorflow as tf
 
 from ctr.optim.adafactor.core import AdafactorCore
-from ctr.optim.adafactor.dense import DenseAdafactor
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
-from ctr.optim.protocol import RowGradient, Saved
+from ctr.optim.protocol import RowGradient
 from ctr.optim.rows.adafactor import RowAdafactor
 from ctr.optim.rows.rule import RowSetup
-from whole_moves import Whole
 
 SHAPES = [(6, 4), (5,), (2, 3, 4), (), (7, 1)]
 RATE = 0.05
@@ -201,37 +199,6 @@ def test_the_trainers_tables_learn_in_the_same_way_beside_their_linear_weights(c
     assert kept["rows_moment/user"].numpy()[1:3].tolist() == [[0, 0], [0, 0]]
     assert tf.shape(kept["rows_touched/user"])[0] == 12
     assert set(optimizer.row_state) == {name.partition("/")[0] for name in kept if name.startswith("rows_")}
-
-
-def test_a_warm_start_takes_the_moments_of_whole_weights():
-    def made(**changed):
-        optimizer = DenseAdafactor(AdafactorOptions(**changed))
-        optimizer.build({str(i): tf.Variable(w, dtype=tf.float32) for i, w in enumerate(weights())})
-        return optimizer
-
-    def saved(optimizer):
-        arrays = {name: variable.numpy() for name, variable in optimizer.variables.items()}
-        return Saved({name: np.array(array) for name, array in arrays.items()}, SHAPES)
-
-    old = made()
-    for found in gradients(3):
-        old.update([tf.constant(g, tf.float32) for g in found], tf.constant(RATE), False)
-    new, before = saved(made()), saved(old)
-    moves = {index: (index, Whole()) for index in range(len(SHAPES))}
-    taken = made().take_over(new, old, before, moves)
-    assert set(taken.statuses.values()) == {"taken"}
-    for name in new.arrays:
-        np.testing.assert_array_equal(new.arrays[name], before.arrays[name])
-    differing = made(factored=False).take_over(saved(made(factored=False)), old, before, moves)
-    assert set(differing.statuses.values()) == {"fresh"}
-    assert differing.differing == ("factored was True, is False",)
-    # A weight that begins fresh would begin with the decay of a late step.
-    begun = saved(made())
-    partly = made().take_over(begun, old, before, {index: moves[index] for index in range(1, len(SHAPES))})
-    assert set(partly.statuses.values()) == {"fresh"}
-    assert "some weights begin fresh" in partly.why
-    assert not any(array.any() for array in begun.arrays.values())
-    assert made().cost(SHAPES).update > 0
 
 
 def test_options_and_gradients_that_are_refused():

@@ -80,44 +80,19 @@ def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(old, uninterrupte
     assert (content["run"], content["begins_at"]["log"]) == (str(old.resolve()), begin)
     assert set(table_of(launched, "feature").values()) == {TAKEN}
     assert set(table_of(launched, "weight").values()) == {TAKEN}
-    assert table_of(launched, "ramp")["alpha2"][:2] == ("taken", None)
+    assert set(table_of(launched, "optimizer").values()) == {TAKEN}
+    assert table_of(launched, "ramp")["alpha2"][0] == "taken"
     trained = json.loads((old / "summary.json").read_text())["trained_examples"]
-    continued = ("taken", None, f"continues at {trained} examples")
+    continued = ("taken", f"continues at {trained} examples")
     assert table_of(launched, "schedule")["rate_embeddings"] == continued
     told = (launched.parent / "told").read_text()
     assert f"begins at row {begin} of the log" in told
     assert "features           taken        user, item, tags, position" in told
 
 
-@pytest.mark.slow(first=1)
-@pytest.mark.parametrize(
-    "model",
-    [{}, {"factorized": {"ui_units": [4]}}, {"ensemble": {"components": 2, "embeddings": "separate"}}],
-)
-def test_features_in_another_order_and_new_ones_predict_as_before(
-    old, half, whole, launched, tmp_path, model
-):
-    # What begins fresh begins at 0, and so says nothing yet: the first predictions have to be those of the old run.
-    source, same = old, launched
-    if model:
-        source, same = tmp_path / "old", tmp_path / "same"
-        train(half, config_of({"model": model}), source)
-        train(whole, config_of({"model": model}), same, init_from=InitFrom(source))
-    log = publish(tmp_path / "log", (POSITION, ITEM, changed(HOUR, buckets=24), TAGS, USER))
-    silent = config_of({"model": {**model, "init_scale": 0}})
-    train(log, silent, tmp_path / "new", init_from=InitFrom(source))
-    found, expected = (read_predictions(run)["logit"].to_numpy()[:40] for run in (tmp_path / "new", same))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert np.ptp(expected) > 0.1
-    kernels = {
-        name: line[0] for name, line in table_of(tmp_path / "new", "weight").items() if "cross" in name
-    }
-    assert set(kernels.values()) == {"partly"}
-
-
 @pytest.mark.slow
 def test_the_command_line(old, whole, tmp_path, capsys):
-    plain = config_of({"model": {"crosses": {"layers": 0}, "deep": {"units": []}}})
+    plain = config_of({"model": {"crosses": {"layers": 0}}})
     (tmp_path / "config.yaml").write_text(dump_yaml(plain))
     command = ["train", str(whole), "--config", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run")]
     assert main([*command, "--init-from", str(tmp_path / "none"), "--json"]) == 1
@@ -125,9 +100,10 @@ def test_the_command_line(old, whole, tmp_path, capsys):
     assert main([*command, "--init-from", str(old), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["init_from"] == read_warm_start(tmp_path / "run")
-    assert "dense weights      taken        output_bias\n" in captured.err
-    why = "(the linear weights alone: the width was 4, is 0)"
-    assert f"features           partly       user, item, tags  {why}" in captured.err
+    assert "features           taken        user, item, tags, position\n" in captured.err
+    assert "dense weights      left behind  quality/cross_0/u, " in captured.err
+    why = "(it knows all weights, and some were not taken)"
+    assert f"optimizer state    fresh        dense  {why}" in captured.err
 
 
 # Where, and whether the run is begun then.
@@ -236,32 +212,6 @@ def test_adafactors_moments_of_rows_go_with_those_of_their_columns(half, whole, 
         now, then = (np.sort(one[name], axis=0) if one[name].ndim else one[name] for one in (found, before))
         np.testing.assert_array_equal(now, then)
     assert table_of(tmp_path / "run", "feature")["user"] == TAKEN
-    log = publish(tmp_path / "wider-log", (USER, ITEM, TAGS, changed(POSITION, width=3)))
-    found = begun(tmp_path / "old", log, config, tmp_path / "wider")
-    assert found["rows_linear_accumulator/ui-3"].any()
-    for kind in ("rows_moment", "rows_touched", "columns_moment", "table_steps"):
-        assert before[f"{kind}/ui-2"].any() and not found[f"{kind}/ui-3"].any()
-
-
-@pytest.mark.soak
-def test_an_ensemble_goes_on_with_the_network_that_there_was(old, whole, tmp_path):
-    def statuses(run: Path) -> dict[str, str]:
-        return {name: line[0] for name, line in table_of(run, "weight").items()}
-
-    ensemble = config_of({"model": {"ensemble": {"components": 3, "embeddings": "separate"}}})
-    found, before = begun(old, whole, ensemble, tmp_path / "run"), weights(old)
-    lines = statuses(tmp_path / "run")
-    assert {line for name, line in lines.items() if name.startswith("component_0/")} == {"taken"}
-    assert {line for name, line in lines.items() if not name.startswith("component_0/")} == {"fresh"}
-    # All of them read what was shared.
-    np.testing.assert_array_equal(found["rows/ui-2"], np.tile(before["rows/ui-2"], 3))
-    two = config_of({"model": {"ensemble": {"components": 2}}})
-    again = begun(tmp_path / "run", whole, two, tmp_path / "two")
-    np.testing.assert_array_equal(again["rows/ui-2"], before["rows/ui-2"])
-    lines = statuses(tmp_path / "two")
-    assert lines["component_0/quality/deep_0/w"] == "taken"
-    # The second network learned to read embeddings of its own, which are gone.
-    assert lines["component_1/quality/deep_0/w"] == "fresh"
 
 
 @pytest.mark.soak
@@ -305,7 +255,7 @@ def test_a_run_begun_so_is_begun_from_again(old, whole, tmp_path):
     )
     again = config_of({"objective": {"ranking": {"weight": 0.2, "ramp": 1000}}, "seed": 3})
     warm_start(whole, again, tmp_path / "again", InitFrom(tmp_path / "ranked"), waits=True)
-    assert {name: line[2] for name, line in table_of(tmp_path / "again", "ramp").items()} == {
+    assert {name: why for name, (_, why) in table_of(tmp_path / "again", "ramp").items()} == {
         "alpha2": f"continues at {trained + own} examples",
         "ranking": f"continues at {own} examples",
     }

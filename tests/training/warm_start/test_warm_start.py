@@ -13,14 +13,13 @@ from ctr.data.log import create_log, read_manifests
 from ctr.data.row_order import sort_rows
 from ctr.data.shards import publish_partition
 from ctr.io.errors import InputError
-from ctr.models.embeddings import new_rows
 from ctr.training.config import TrainConfig
 from ctr.training.logs import Log
 from ctr.training.loop import open_session, train
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_warm_start
-from ctr.training.warm_start.dense import take_fitted
 from ctr.training.warm_start.start import InitFrom, rows_until, warm_start
+from ctr.training.warm_start.weights import take_calibrators
 from warm_starts import (
     ADAFACTOR,
     END,
@@ -47,79 +46,58 @@ from warm_starts import (
 # What is taken.
 
 
-def test_features_in_another_order_keep_all_that_was_learned_of_them(old, tmp_path):
-    before = Rows(weights(old))
-
-    def assert_moved(rows: Rows, name: str) -> None:
-        """Rows of the first cross's U, or what the optimizer knows of them, are those of the same features."""
-        for feature, columns in before.columns().items():
-            np.testing.assert_array_equal(
-                rows.arrays[name][rows.columns()[feature]], before.arrays[name][columns], err_msg=feature
-            )
-
+def test_features_that_came_went_or_moved_keep_their_rows(old, tmp_path):
+    before, other = Rows(weights(old)), ("fresh", "other embeddings")
+    # With features in another order, weights of the same shape would read other embeddings.
     features = (ITEM, TAGS, USER, POSITION)
     rows = Rows(begun(old, publish(tmp_path / "log", features), config_of(), tmp_path / "run"), features)
     rows.assert_equal(before, *SCHEMA.by_name)
     assert rows.columns()["user"] != before.columns()["user"]
-    for name in ("dense/000", "shampoo/tensor0/accumulator", "shampoo/tensor0/momentum"):
-        assert_moved(rows, name)
-    line = table_of(tmp_path / "run", "weight")["quality/cross_0/u"]
-    assert line == ("taken", "partly", "in another order")
-    # Statistics of blocks would be those of other columns.
-    assert not rows.arrays["shampoo/stack0/axis0/total"].any()
-    assert before.arrays["shampoo/stack0/axis0/total"].any()
-    # With a new feature, what reads it begins as in a fresh run.
-    features, seed = (POSITION, HOUR, TAGS, ITEM, USER), {"seed": 5}
+    assert rows.arrays["dense/000"].shape == before.arrays["dense/000"].shape
+    assert not np.array_equal(rows.arrays["dense/000"], before.arrays["dense/000"])
+    assert set(table_of(tmp_path / "run", "weight").values()) == {other}
+    assert table_of(tmp_path / "run", "ramp")["alpha2"] == ("fresh", "begins here")
+    features, seed = (POSITION, HOUR, TAGS, USER), {"seed": 5}
     log = publish(tmp_path / "more", features)
     rows = Rows(begun(old, log, config_of(seed), tmp_path / "new"), features, seed)
-    rows.assert_equal(before, *SCHEMA.by_name)
-    assert_moved(rows, "dense/000")
+    rows.assert_equal(before, "position", "tags", "user")
     assert rows.by_id("hour") == {}
-    assert table_of(tmp_path / "new", "feature") == {**dict.fromkeys(SCHEMA.by_name, TAKEN), "hour": FRESH}
+    kept = dict.fromkeys(("position", "tags", "user"), TAKEN)
+    assert table_of(tmp_path / "new", "feature") == {**kept, "hour": FRESH, "item": ("left", "")}
     with open_session(log, config_of(seed), tmp_path / "fresh") as session:
-        fresh = session.run.state.arrays()["dense/000"]
-    new = rows.columns()["hour"]
-    np.testing.assert_array_equal(rows.arrays["dense/000"][new], fresh[new])
+        fresh = session.run.state.arrays()
+    for name in ("dense/000", "shampoo/tensor0/accumulator"):
+        np.testing.assert_array_equal(rows.arrays[name], fresh[name])
 
 
-def test_a_feature_of_other_ids_begins_fresh_and_one_of_another_width_keeps_its_linear_weights(old, tmp_path):
-    wider = "the linear weights alone: the width was {}, is {}"
+def test_a_feature_of_other_ids_or_of_another_width_begins_fresh(old, tmp_path):
     before = Rows(weights(old))
     features = (changed(USER, source="person"), changed(ITEM, buckets=60), TAGS, changed(POSITION, width=3))
     found = begun(old, publish(tmp_path / "log", features), config_of(), tmp_path / "run")
     rows = Rows(found, features)
     assert table_of(tmp_path / "run", "feature") == {
-        "user": ("fresh", "fresh", "source was 'user', is 'person'"),
-        "item": ("fresh", "fresh", "buckets was 50, is 60"),
+        "user": ("fresh", "source was 'user', is 'person'"),
+        "item": ("fresh", "buckets was 50, is 60"),
         "tags": TAKEN,
-        "position": ("partly", "partly", wider.format(2, 3)),
+        "position": ("fresh", "width was 2, is 3"),
     }
     rows.assert_equal(before, "tags")
-    item, sums = rows.fixed("item")
-    assert not item[:, 4].any() and (sums[:, :4] == np.float32(0.01)).all()
-    np.testing.assert_array_equal(rows.fixed("position")[0][:, 3], before.fixed("position")[0][:, 2])
+    for name in ("item", "position"):
+        values, sums = rows.fixed(name)
+        assert not values[:, -1].any() and (sums[:, :-1] == np.float32(0.01)).all()
     assert rows.by_id("user") == {}
     # Ids that grow are none of a feature that has buckets; and one that is gone leaves no slots behind.
-    features = (changed(USER, width=7), changed(ITEM, buckets=None), changed(TAGS, buckets=40))
-    found = begun(old, publish(tmp_path / "other-log", features), config_of(), tmp_path / "other")
-    rows = Rows(found, features)
+    features = (USER, changed(ITEM, buckets=None), changed(TAGS, buckets=40))
+    rows = Rows(
+        begun(old, publish(tmp_path / "other-log", features), config_of(), tmp_path / "other"), features
+    )
     assert table_of(tmp_path / "other", "feature") == {
-        "user": ("partly", "partly", wider.format(4, 7)),
-        "item": ("fresh", "fresh", "buckets was 50, is None"),
-        "tags": ("fresh", "fresh", "buckets was None, is 40"),
-        "position": ("left", None, "the new run has none"),
+        "user": TAKEN,
+        "item": ("fresh", "buckets was 50, is None"),
+        "tags": ("fresh", "buckets was None, is 40"),
+        "position": ("left", ""),
     }
-    assert rows.by_id("item") == {}
-    now, then = rows.by_id("user"), before.by_id("user")
-    assert now.keys() == then.keys() and len(now) == len(found["ids/quality-7/slots/fingerprint"])
-    # The embeddings are those of a run in which the ids are new.
-    prints, config = np.array(list(now), np.int64), rows.config
-    layout = rows.layouts["user"]
-    new = new_rows(layout, np.zeros(len(prints), np.int16), prints, config.model.init_scale, config.seed)
-    for (one, (row, sums, *uses)), fresh in zip(now.items(), new, strict=True):
-        assert (row[-1], sums[-1], *uses) == (then[one][0][-1], then[one][1][-1], *then[one][2:])
-        np.testing.assert_array_equal(np.float32(row[:-1]), fresh[:-1])
-        assert set(sums[:-1]) == {float(np.float32(0.01))}
+    assert rows.by_id("item") == {} and rows.by_id("user") == before.by_id("user") != {}
 
 
 @pytest.mark.parametrize("policy", ["score", pytest.param("none", marks=pytest.mark.soak)])
@@ -141,33 +119,28 @@ def test_as_many_ids_and_shared_rows_are_taken_as_there_are(old, whole, tmp_path
         assert not found[1:, -1].any() and (sums[1:, :-1] == np.float32(0.01)).all()
 
 
-ALL = {"step", "accumulator", "momentum"}
-
-
 @pytest.mark.parametrize(
-    ("shampoo", "status", "why", "kept", "embeddings", "rows_why"),
+    ("shampoo", "why", "embeddings", "rows_why"),
     [
-        ({"block_size": 5}, "partly", "block_size was 256, is 5", ALL, {"gradient": "mean"}, "gradient"),
-        ({"momentum": 0.5}, "partly", "momentum was 0.9, is 0.5", ALL - {"momentum"}, ADAFACTOR, "rule"),
-        ({"grafting": "rmsprop"}, "fresh", "grafting.kind was 'adagrad', is 'rmsprop'", set(), {}, ""),
-        ({"statistics": {"frequency": 3}}, "taken", "", ALL, {"learning_rate": 0.2}, ""),
+        ({"block_size": 5}, "block_size was 256, is 5", {"gradient": "mean"}, "gradient was sum, is mean"),
+        ({"momentum": 0.5}, "momentum was 0.9, is 0.5", ADAFACTOR, "rule was adagrad, is adafactor"),
+        ({}, "", {"learning_rate": 0.2}, ""),
     ],
 )
-def test_what_the_optimizer_knows_goes_with_its_options(
-    old, whole, tmp_path, shampoo, status, why, kept, embeddings, rows_why
-):
-    config = config_of({"optimizer": {"dense": {"shampoo": shampoo}, "embeddings": embeddings}})
-    found, before = begun(old, whole, config, tmp_path / "run"), weights(old)
-    found_why = table_of(tmp_path / "run", "weight")["quality/deep_0/w"]
-    assert found_why == ("taken", status, why and f"optimizer.dense.shampoo.{why}")
-    names = {"step": "shampoo/step"}
-    names |= {kind: f"shampoo/tensor0/{kind}" for kind in ("accumulator", "momentum")}
-    assert {kind for kind, name in names.items() if np.array_equal(found[name], before[name])} == kept
+def test_the_optimizers_state_goes_with_its_options(old, whole, tmp_path, shampoo, why, embeddings, rows_why):
+    changes = {"dense": {"shampoo": shampoo, "learning_rate": 0.003}, "embeddings": embeddings}
+    found, before = begun(old, whole, config_of({"optimizer": changes}), tmp_path / "run"), weights(old)
+    assert set(table_of(tmp_path / "run", "weight").values()) == {TAKEN}
+    lines = table_of(tmp_path / "run", "optimizer")
+    assert lines["dense"] == (("fresh", f"optimizer.dense.shampoo.{why}") if why else TAKEN)
+    names = [name for name in before if name.startswith("shampoo/")]
+    kept = [name for name in names if name in found and np.array_equal(found[name], before[name])]
+    assert "shampoo/stack0/axis0/total" in names and (kept == names) == (not why)
+    assert not {"shampoo/step", "shampoo/tensor0/accumulator"} & {*(kept if why else ())}
     np.testing.assert_array_equal(found["dense/000"], before["dense/000"])
     # Rows lose their sums where gradients are of another scale, and begin with those of another rule.
-    of_user = table_of(tmp_path / "run", "feature")["user"]
-    assert of_user[:2] == ("taken", "fresh" if rows_why else "taken")
-    assert (f"optimizer.embeddings.{rows_why} differs" in of_user[2]) == bool(rows_why)
+    assert table_of(tmp_path / "run", "feature")["user"] == TAKEN
+    assert rows_why in lines["embeddings"][1] and lines["embeddings"][0] == ("fresh" if rows_why else "taken")
     (rows, sums), (known, known_sums) = (
         (arrays["rows/ui-2"], arrays.get("rows_accumulator/ui-2")) for arrays in (found, before)
     )
@@ -181,25 +154,25 @@ def test_what_the_optimizer_knows_goes_with_its_options(
 
 
 @pytest.mark.slow
-def test_a_layer_begins_fresh_where_its_input_does(old, whole, tmp_path):
-    def statuses(part: str, **model: Any) -> dict[str, tuple[str, str | None]]:
+def test_a_layer_of_another_shape_begins_fresh_and_so_does_the_optimizer(old, whole, tmp_path):
+    def lines(part: str, **model: Any) -> dict[str, tuple[str, str]]:
         run = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         begun(old, whole, config_of({"model": model}), run)
-        return {name: line[:2] for name, line in table_of(run, part).items()}
+        return table_of(run, part)
 
-    taken = ("taken", "taken")
-    # The head has the shape that it had, and another input.
-    found = statuses("weight", deep={"units": [6, 8]})
+    found = lines("weight", deep={"units": [6, 8]})
     of_crosses = {f"quality/cross_{layer}/{part}" for layer in (0, 1) for part in ("u", "v", "v_bias")}
-    assert {name for name, line in found.items() if line == taken} == of_crosses | {"output_bias"}
-    assert {name for name, line in found.items() if line == ("fresh", "fresh")} == {
-        "quality/deep_0/w", "quality/deep_0/w_bias", "quality/deep_1/w", "quality/deep_1/w_bias", "quality_head",
-    }  # fmt: skip
-    assert statuses("weight", deep={"units": [8, 4]})["quality/deep_0/w"] == taken
-    assert statuses("weight", crosses={"layers": 0})["quality/cross_0/u"] == ("left", None)
+    assert {name for name, line in found.items() if line == TAKEN} == of_crosses | {
+        "output_bias",
+        "quality_head",
+    }
+    assert found["quality/deep_0/w"] == ("fresh", "its shape was [14, 8], is [14, 6]")
+    assert found["quality/deep_1/w"] == FRESH
+    assert lines("weight", crosses={"layers": 0})["quality/cross_0/u"] == ("left", "")
+    assert lines("optimizer", crosses={"layers": 0})["dense"][0] == "fresh"
     # Without crosses nothing ramps up, and other ones begin to.
-    assert statuses("ramp", crosses={"layers": 0}) == {}
-    assert statuses("ramp", crosses={"rank": 2}) == {"alpha2": ("fresh", None)}
+    assert lines("ramp", crosses={"layers": 0}) == {}
+    assert lines("ramp", crosses={"rank": 2}) == {"alpha2": ("fresh", "begins here")}
 
 
 def test_what_a_calibrator_has_seen_is_taken_with_its_information_or_not_at_all():
@@ -209,7 +182,7 @@ def test_what_a_calibrator_has_seen_is_taken_with_its_information_or_not_at_all(
         return {name: np.full(shape, value) for name, shape in shapes.items()}
 
     alone, both = known(1, 3.0), known(2, 0.0)
-    take_fitted(both, alone)
+    take_calibrators(both, alone)
     assert both["newton/bias/seen"] == both["newton/bias/information"] == 3
     assert both["newton/prediction/seen"] == 0 and not both["newton/prediction/information"].any()
 
