@@ -1,8 +1,8 @@
 """Feeds: from batches to the arrays that the step takes: first the sizes of all of them, then what they hold."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import tensorflow as tf
@@ -19,8 +19,8 @@ from ctr.training.division import (
     Seat,
     divide_plans,
     divide_rows,
-    join_targets,
-    parts_of_batch,
+    part_of_batch,
+    with_batch,
 )
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
@@ -30,16 +30,13 @@ from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_tabl
 from ctr.training.tables.tables import EmbeddingTables
 
 _LOGISTIC = ObjectiveConfig()
-OF_ALL_CHIPS = frozenset({"distinct", "batch_weight", "batch_capacity"})
-"""What of a batch is the same for all chips of a process."""
 
 
 @dataclass(frozen=True)
 class Feed:
     """A batch as the step takes it: B rows, the last of them padding of weight 0.
 
-    Where several workers divide it, the targets and what the step takes of plans are of this worker's rows; where they
-    are the chips of this process, of all of them, [W, B]: those of the first one first.
+    Where several workers divide it, the targets and what the step takes of plans are of this worker's rows.
     """
 
     batch: Batch
@@ -50,7 +47,6 @@ class Feed:
     division: Division | None = None
     shape: Shape | None = None  # the one of few that it is padded to; None: its sizes are some of many
     is_fused: bool = False  # ``ctr.training.fused_steps`` learns from it
-    largest: "Callable[[], Feed] | None" = None  # makes the same feed with the largest shape
     batch_rows: int = 0  # what batches are padded to where no shape says it
     beside: "Feed | None" = None  # of the same batch, of an expert beside the model
     is_part: bool = False  # until it is ``joined``: plans are of this worker's rows alone
@@ -65,7 +61,7 @@ class Feed:
 
     @cached_property
     def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
-        return plan_tensors(self.layouts, self.plans, self.division, self.shape)
+        return plan_tensors(self.layouts, self.plans, self.division)
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
         """Sorts what a step returned for the rows of all workers as the good rows of the batch are."""
@@ -105,13 +101,6 @@ class Feed:
         if not rows:
             return self
         tables.begin_rows(begun)
-        found = self._assigned(rows, tables)
-        # Which chips hold the rows is known only now.
-        if self.largest is None or found.fits():
-            return found
-        return self.largest()._assigned(rows, tables)
-
-    def _assigned(self, rows: Mapping[int, np.ndarray], tables: EmbeddingTables) -> "Feed":
         plans = [
             assign_rows(plan, rows[number], tables.count(number)) if number in rows else plan
             for number, plan in enumerate(self.plans)
@@ -122,13 +111,6 @@ class Feed:
         feed = replace(self, plans=tuple(plans), is_part=False)
         feed.__dict__["target_tensors"] = self.target_tensors
         return feed
-
-    def fits(self) -> bool:
-        """Tells whether its shape has room for the rows, which ids have by now, that each chip holds of them."""
-        if self.shape is None or self.division is None:
-            return True
-        held = map(self.division.most_held, self.plans)
-        return all(rows <= size.held for rows, size in zip(held, self.shape.tables, strict=True))
 
 
 def make_feed(
@@ -155,17 +137,17 @@ def make_feed(
     division = None
     if seat is not None:
         division = divide_rows(query_begins(rows, source), source, seat, batch_rows)
-    parts = parts_of_batch(objective, rows, source, division)
-    plans = _find_ids(layouts, parts[0][0] if is_part else rows, ids)
+    part, part_source, pairs = part_of_batch(objective, rows, source, division)
+    plans = _find_ids(layouts, part if is_part else rows, ids)
 
     # What everything is padded to.
-    most_pairs = max(len(pairs.weight) for _, _, pairs in parts)
+    most_pairs = len(pairs.weight)
     shape = None
     table_sizes: Sequence[TableSizes | None] = [None] * len(layouts)
     if shapes is not None:
-        shape = require_shape(shapes, batch.begin, len(rows), most_pairs, layouts, plans, division)
+        shape = require_shape(shapes, batch.begin, len(rows), most_pairs, plans)
     elif fused and len(batch.rows):
-        shape = shape_of_batch(fused, len(rows), most_pairs, layouts, plans, division)
+        shape = shape_of_batch(fused, len(rows), most_pairs, plans)
     if shape is not None:
         capacity, most_pairs, table_sizes = shape.rows, shape.pairs, shape.tables
     else:
@@ -173,10 +155,9 @@ def make_feed(
         most_pairs = padded_size(most_pairs)
 
     # What is padded.
-    targets = [
-        make_targets(objective, families, own, logs, capacity, pairs.padded(most_pairs), layouts)
-        for own, logs, pairs in parts
-    ]
+    targets = make_targets(
+        objective, families, part, part_source, capacity, pairs.padded(most_pairs), layouts
+    )
     if division is None:
         plans = [
             pad_plan(layout, plan, capacity, size and size.values, size and size.ids)
@@ -184,28 +165,22 @@ def make_feed(
         ]
     elif not is_part:
         plans = [_pad_divided(*each) for each in zip(layouts, plans, table_sizes, strict=True)]
-    of_batch = targets[0]
     if division is not None:
         division = division.with_capacity(capacity)
-        of_batch = join_targets(targets, division, whole_batch_weight(objective, rows, source))
+        targets = with_batch(targets, division, whole_batch_weight(objective, rows, source))
         if division.seat.numbered:
-            of_batch["batch_capacity"] = np.array(padded_size(len(rows), batch_rows), np.int32)
-    largest = None
-    if shapes is not None:
-        options = objective, families, constraint_batches, ids, seat, shapes[-1:]
-        largest = partial(make_feed, batch, layouts, batch_rows, *options)
+            targets["batch_capacity"] = np.array(padded_size(len(rows), batch_rows), np.int32)
     is_fused = shapes is None and shape is not None
     constraint_rows = tuple(constraint_batches)
     return Feed(
         batch,
         constraint_rows,
-        of_batch,
+        targets,
         tuple(plans),
         layouts,
         division,
         shape,
         is_fused,
-        largest,
         batch_rows,
         is_part=is_part,
     )
@@ -248,11 +223,9 @@ def plan_tensors(
     layouts: Sequence[TableLayout],
     plans: Sequence[TablePlan],
     division: Division | None = None,
-    shape: Shape | None = None,
 ) -> list[dict[str, tf.Tensor]]:
-    """Makes what the step takes of each plan, all of whose ids have rows; for chips see ``divide_plans``."""
+    """Makes what the step takes of each plan, all of whose ids have rows."""
     if division is None:
         return [{name: tf.constant(getattr(plan, name)) for name in PLAN} for plan in plans]
-    sizes = None if shape is None else [(table.held, table.values) for table in shape.tables]
-    arrays = divide_plans(layouts, plans, division, sizes)
+    arrays = divide_plans(layouts, plans, division)
     return [{name: tf.constant(value) for name, value in table.items()} for table in arrays]

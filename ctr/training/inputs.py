@@ -239,7 +239,7 @@ def read_feeds(
     objective = config.objective if other_starts is not None else config.objective.scored_part
     shapes = None
     if has_few_shapes(config):
-        shapes = few_shapes(config, inputs.schema, layouts, 1 if seat is None else seat.size)
+        shapes = few_shapes(config, inputs.schema, layouts)
 
     group = None if seat is None else seat.group
 

@@ -50,7 +50,6 @@ from ctr.training.warm_start.weights import (
     take_schedules,
     take_slices,
 )
-from ctr.workers.chips import Chips
 
 _PARTS = {
     "feature": "features",
@@ -84,7 +83,6 @@ def warm_start(
     source: InitFrom,
     waits: bool = False,
     workers: int = 1,
-    chips: Chips | None = None,
 ) -> None:
     """Makes ``run_dir`` a run directory that begins where another run stands, unless it is one already.
 
@@ -101,7 +99,7 @@ def warm_start(
     with only_process(folder):
         try:
             _clear(folder)
-            environment = describe_environment(config, workers, chips)
+            environment = describe_environment(config, workers)
             content = _make(folder, inputs, old, position, old_dir, environment)
             sync_folder(folder)
             try:
