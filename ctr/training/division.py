@@ -1,11 +1,11 @@
 """Division of a batch over workers. NumPy, in the reading thread.
 
-All workers have the rows of the whole batch, and each takes whole queries of it: a stretch of its rows, as long as that
-of any other. What each of them needs of a table they tell each other (``ctr.training.tables.joint_plan``).
+All workers have the rows of the whole batch and its plan, and each takes whole queries of it: a stretch of its rows, as
+long as that of any other.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -22,9 +22,6 @@ from ctr.workers.collectives import Workers
 PLAN = ("distinct", "single", "values", "segments")
 """What a step takes of the plan of a table."""
 
-TOGETHER_FROM = 3
-"""From so many workers on they make plans together; two find ids faster than they join them."""
-
 
 class Seat(NamedTuple):
     """Place among the workers that divide a batch."""
@@ -34,17 +31,13 @@ class Seat(NamedTuple):
     divided: tuple[bool, ...]  # for each table whether the workers have a part of it each
     # Whether targets have each row's number in the whole batch, by which labels are sampled.
     numbered: bool = False
-    group: Workers | None = (
-        None  # those with which plans are made together; None: this process makes whole ones
-    )
 
 
 def seat_in(group: Workers, divided: tuple[bool, ...], numbered: bool) -> Seat | None:
     """Returns the seat of a member of a group; None: the process is alone."""
     if group.size == 1:
         return None
-    makes_parts = group if group.size >= TOGETHER_FROM else None
-    return Seat(group.rank, group.size, divided, numbered=numbered, group=makes_parts)
+    return Seat(group.rank, group.size, divided, numbered=numbered)
 
 
 @dataclass(frozen=True)
@@ -58,9 +51,6 @@ class Division:
 
     def rows_of(self, rank: int) -> np.ndarray:
         return self.workers == rank
-
-    def with_capacity(self, capacity: int) -> "Division":
-        return replace(self, capacity=capacity, order=self.order + self.workers * (capacity - self.capacity))
 
 
 def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: int) -> Division:
@@ -127,10 +117,7 @@ def divide_plans(
 
 
 def share_of_table(
-    layout: TableLayout,
-    plan: TablePlan,
-    division: Division,
-    is_divided: bool,
+    layout: TableLayout, plan: TablePlan, division: Division, is_divided: bool
 ) -> dict[str, np.ndarray]:
     """Finds what a worker needs of a table for its B rows, and what others need of its part.
 
@@ -143,11 +130,8 @@ def share_of_table(
         the W * P rows that it has from all workers. And of a divided table ``asked``: int32 [W, P], for each worker,
         which of ``distinct`` it needs, with padding that it does not refer to.
     """
-    count, rank = len(layout.multivalent), division.seat.rank
-    if plan.needed is not None:
-        single, values, segments = plan.single, plan.values, plan.segments
-    else:
-        single, values, segments = _part_of_plan(layout, plan, division, rank)
+    count = len(layout.multivalent)
+    single, values, segments = _part_of_plan(layout, plan, division)
     padded_single = np.zeros((division.capacity, plan.single.shape[1]), np.int32)
     padded_single[: len(single)] = single
     capacity = padded_size(len(values)) if count else 0
@@ -158,17 +142,17 @@ def share_of_table(
     if not is_divided:
         mirrored = plan.distinct, padded_single, padded_values, padded_segments
         return dict(zip(PLAN, mirrored, strict=True))
-    needed = _needed(layout, plan, division) if plan.needed is None else plan.needed
-    distinct, asked, positions = _requests(plan.distinct[: plan.distinct_count], needed, rank)
+    needed = _needed(layout, plan, division)
+    distinct, asked, positions = _requests(plan.distinct[: plan.distinct_count], needed, division.seat.rank)
     arrays = distinct, positions[padded_single], positions[padded_values], padded_segments, asked
     return dict(zip((*PLAN, "asked"), arrays, strict=True))
 
 
 def _part_of_plan(
-    layout: TableLayout, plan: TablePlan, division: Division, rank: int
+    layout: TableLayout, plan: TablePlan, division: Division
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Selects ``single``, ``values`` and ``segments`` of a worker's rows from a plan of the whole batch."""
-    workers, count = division.workers, max(len(layout.multivalent), 1)
+    """Selects ``single``, ``values`` and ``segments`` of this worker's rows from a plan of the whole batch."""
+    workers, rank, count = division.workers, division.seat.rank, max(len(layout.multivalent), 1)
     used = value_count(layout, plan, len(workers))
     values, segments = plan.values[:used], plan.segments[:used]
     own = np.flatnonzero(workers[segments // count] == rank)
@@ -178,7 +162,7 @@ def _part_of_plan(
 
 
 def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[np.ndarray, ...]:
-    """Finds which distinct rows each worker needs, as ``TablePlan.needed``, in a plan of the whole batch."""
+    """Finds which distinct rows each worker needs in a plan of the whole batch: positions, rising."""
     workers, used = division.workers, value_count(layout, plan, len(division.workers))
     needed = np.zeros((division.seat.size, plan.distinct_count), np.bool_)
     needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
@@ -190,7 +174,7 @@ def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[n
 def _requests(
     distinct: np.ndarray, needed: Sequence[np.ndarray], rank: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds who needs which rows of whom; ``needed``: for each of W workers positions in ``distinct``, int32 [U].
+    """Finds who needs which rows of whom; ``needed``: for each of W workers positions in ``distinct``, int64 [U].
 
     Returns ``distinct`` and ``asked`` of ``share_of_table``; and for each of the U rows where this worker has it among
     the W * P that it is given, int32; 0 for those that it does not need.
@@ -201,12 +185,12 @@ def _requests(
     for theirs in needed:
         whose = owners[theirs]
         width = max(width, int(np.bincount(whose, minlength=size).max()))
-        of_own.append(np.sort(theirs[whose == rank]))
+        of_own.append(theirs[whose == rank])
     own, place = np.flatnonzero(is_own), np.cumsum(is_own) - 1
     asked = np.zeros((size, width), np.int32)
     for worker, theirs in enumerate(of_own):
         asked[worker, : len(theirs)] = place[theirs]
-    mine = np.sort(needed[rank])
+    mine = needed[rank]
     positions = np.zeros(max(1, len(distinct)), np.int32)
     positions[mine] = positions_by_worker(owners[mine], size, width)
     # An operation on no row at all would need a case of its own.

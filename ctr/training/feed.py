@@ -25,7 +25,6 @@ from ctr.training.division import (
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
 from ctr.training.shapes import FewShapes, Shape, TableSizes, require_shape, shape_of_batch
-from ctr.training.tables.joint_plan import join_plan, own_ids
 from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
 from ctr.training.tables.tables import EmbeddingTables
 
@@ -49,7 +48,6 @@ class Feed:
     is_fused: bool = False  # ``ctr.training.fused_steps`` learns from it
     batch_rows: int = 0  # what batches are padded to where no shape says it
     beside: "Feed | None" = None  # of the same batch, of an expert beside the model
-    is_part: bool = False  # until it is ``joined``: plans are of this worker's rows alone
 
     @property
     def rows(self) -> int:
@@ -67,33 +65,12 @@ class Feed:
         """Sorts what a step returned for the rows of all workers as the good rows of the batch are."""
         return values[: self.rows] if self.division is None else values[self.division.order]
 
-    @cached_property
-    def own_ids(self) -> list[np.ndarray]:
-        """By table what the other workers have to know of a part."""
-        assert self.division is not None
-        rows = np.flatnonzero(self.division.rows_of(self.division.seat.rank))
-        return [own_ids(*each, rows) for each in zip(self.layouts, self.plans, strict=True)]
-
     def prepare(self) -> None:
         if self.is_fused:
             return
         _ = self.target_tensors
-        if self.is_part:
-            _ = self.own_ids
-        elif all(plan.pending is None for plan in self.plans):
+        if all(plan.pending is None for plan in self.plans):
             _ = self.plan_tensors
-
-    def joined(self, found: Sequence[Sequence[np.ndarray]]) -> "Feed":
-        """Makes the plans those of the whole batch; ``found``: the ``own_ids`` of each worker."""
-        assert self.division is not None
-        seat, plans = self.division.seat, []
-        for number, (layout, part, *of_workers) in enumerate(
-            zip(self.layouts, self.plans, *found, strict=True)
-        ):
-            plan = join_plan(layout, part, of_workers, seat.rank)
-            # Rows of a divided table that nobody needs are not exchanged.
-            plans.append(plan if seat.divided[number] else _pad_divided(layout, plan))
-        return self._with_plans(plans)
 
     def with_rows(self, tables: EmbeddingTables, learning: bool = False) -> "Feed":
         """Gives ids that grow their rows (``EmbeddingTables.find_rows``); returns itself if they have them already."""
@@ -105,10 +82,7 @@ class Feed:
             assign_rows(plan, rows[number], tables.count(number)) if number in rows else plan
             for number, plan in enumerate(self.plans)
         ]
-        return self._with_plans(plans)
-
-    def _with_plans(self, plans: Sequence[TablePlan]) -> "Feed":
-        feed = replace(self, plans=tuple(plans), is_part=False)
+        feed = replace(self, plans=tuple(plans))
         feed.__dict__["target_tensors"] = self.target_tensors
         return feed
 
@@ -124,49 +98,46 @@ def make_feed(
     seat: Seat | None = None,
     shapes: FewShapes | None = None,
     fused: FewShapes = (),
-    is_part: bool = False,
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, decides what it is padded to, and fills the arrays.
 
     A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes`` each size is
-    one of a few by itself, but for batches that are ``fused``, where one of those shapes holds them. ``is_part``: only
-    the ids of this worker's rows are found, and the feed has to be ``joined``. Raises InputError: no shape holds the
-    batch.
+    one of a few by itself, but for batches that are ``fused``, where one of those shapes holds them. Raises InputError:
+    no shape holds the batch.
     """
     rows, source = _all_rows(batch, constraint_batches)
-    division = None
-    if seat is not None:
-        division = divide_rows(query_begins(rows, source), source, seat, batch_rows)
+    division = None if seat is None else divide_rows(query_begins(rows, source), source, seat, batch_rows)
     part, part_source, pairs = part_of_batch(objective, rows, source, division)
-    plans = _find_ids(layouts, part if is_part else rows, ids)
+    plans = _find_ids(layouts, rows, ids)
 
     # What everything is padded to.
-    most_pairs = len(pairs.weight)
     shape = None
-    table_sizes: Sequence[TableSizes | None] = [None] * len(layouts)
     if shapes is not None:
-        shape = require_shape(shapes, batch.begin, len(rows), most_pairs, plans)
+        shape = require_shape(shapes, batch.begin, len(rows), len(pairs.weight), plans)
     elif fused and len(batch.rows):
-        shape = shape_of_batch(fused, len(rows), most_pairs, plans)
+        shape = shape_of_batch(fused, len(rows), len(pairs.weight), plans)
     if shape is not None:
-        capacity, most_pairs, table_sizes = shape.rows, shape.pairs, shape.tables
+        capacity, most_pairs = shape.rows, shape.pairs
     else:
         capacity = padded_size(len(rows), batch_rows) if division is None else division.capacity
-        most_pairs = padded_size(most_pairs)
+        most_pairs = padded_size(len(pairs.weight))
 
     # What is padded.
     targets = make_targets(
         objective, families, part, part_source, capacity, pairs.padded(most_pairs), layouts
     )
     if division is None:
+        sizes: Sequence[TableSizes | None] = [None] * len(layouts) if shape is None else shape.tables
         plans = [
             pad_plan(layout, plan, capacity, size and size.values, size and size.ids)
-            for layout, plan, size in zip(layouts, plans, table_sizes, strict=True)
+            for layout, plan, size in zip(layouts, plans, sizes, strict=True)
         ]
-    elif not is_part:
-        plans = [_pad_divided(*each) for each in zip(layouts, plans, table_sizes, strict=True)]
-    if division is not None:
-        division = division.with_capacity(capacity)
+    else:
+        # The parts of the batch are padded by ``plan_tensors``.
+        plans = [
+            pad_plan(layout, plan, len(plan.single), len(plan.values))
+            for layout, plan in zip(layouts, plans, strict=True)
+        ]
         targets = with_batch(targets, division, whole_batch_weight(objective, rows, source))
         if division.seat.numbered:
             targets["batch_capacity"] = np.array(padded_size(len(rows), batch_rows), np.int32)
@@ -182,13 +153,7 @@ def make_feed(
         shape,
         is_fused,
         batch_rows,
-        is_part=is_part,
     )
-
-
-def _pad_divided(layout: TableLayout, plan: TablePlan, size: TableSizes | None = None) -> TablePlan:
-    # The parts of the batch are padded by ``plan_tensors``.
-    return pad_plan(layout, plan, len(plan.single), len(plan.values), size and size.ids)
 
 
 def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple[Rows, np.ndarray]:

@@ -31,7 +31,6 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
-from ctr.training.joint_feeds import join_feeds
 from ctr.training.label_rows import learned_rows, returning_rows, sidecar_columns
 from ctr.training.logs import Log, Logs, open_logs
 from ctr.training.run.rollback import Position
@@ -241,8 +240,6 @@ def read_feeds(
     if has_few_shapes(config):
         shapes = few_shapes(config, inputs.schema, layouts)
 
-    group = None if seat is None else seat.group
-
     def feeds() -> Iterator[Feed]:
         selection = selection_of(inputs, start)
         if other_starts is None:
@@ -275,7 +272,6 @@ def read_feeds(
                 seat,
                 shapes,
                 own,
-                is_part=group is not None,
             )
             if beside is not None:
                 feed = replace(feed, beside=beside(feed))
@@ -283,8 +279,7 @@ def read_feeds(
             feed.prepare()
             yield feed
 
-    made = read_ahead(feeds())
-    return made if group is None else join_feeds(made, group)
+    return read_ahead(feeds())
 
 
 def _final_batches(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]) -> Iterator[Batch]:
