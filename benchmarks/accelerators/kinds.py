@@ -46,7 +46,7 @@ SMALL_ROOTS = {"model": {"crosses": {"layers": 0}, "deep": {"units": [32]}}}
 DAMPED = {"optimizer": {"dense": {"shampoo": {"epsilon": 1e-2}}}}
 """With the default of 1e-6, a step of Shampoo makes differences of rounding a thousand times larger."""
 FACTORIZED = {"model": {"factorized": {"width": 16, "ui_units": [32], "ui_features": ["f0", "f1"]}}}
-ATTENTION = {"model": {"pooling": {"recent": {"kind": "sequence", "of": "f0"}}}}
+ATTENTION = {"model": {"pooling": {"recent": {"kind": "target", "of": "f0"}}}}
 ENSEMBLE = {"model": {"ensemble": {"components": 2}}}
 
 
