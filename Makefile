@@ -120,7 +120,6 @@ tpu: $(TPU_INSTALLED)
 
 tpu-small: $(TPU_INSTALLED)
 	$(TPU_BIN)/python benchmarks/tpu.py --small --chips v5e --json runs/tpu-small.json
-	$(TPU_BIN)/python benchmarks/logical_devices.py
 	$(TPU_BIN)/python benchmarks/accelerator.py --small --steps 12 --out runs/accelerator-small
 	$(TPU_BIN)/python runs/accelerator-small/run.py --seconds 0.1
 

@@ -26,7 +26,7 @@ from ctr.pipelines.ingest.run import ingest
 
 CATEGORIES = 12
 DAYS = 10
-POOLINGS = ("mean", "target", "sequence")
+POOLINGS = ("mean", "target")
 
 
 def write_table(path: Path, rows: int) -> None:

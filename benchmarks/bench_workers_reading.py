@@ -4,12 +4,7 @@
 
 Of the reference model with ids that grow (``--growing no``: with fixed ones): processor time of one thread, of the
 first of W workers, each of which takes ``--batch`` rows of a batch. All workers read all rows: they form the same
-batches, and refuse the same faulty rows. A batch is planned in two ways: by each worker as a whole, or by all together,
-each of which finds the distinct ids of its own rows, and joins those of all.
-
-What no worker needs of the ids of the others' rows is to decode and hash them. To leave that out, row groups would have
-to be as small as a worker's share of a batch, a shard be verified in parts, and the rows whose ids lie outside their
-features' buckets be known without the ids.
+batches, refuse the same faulty rows, and each plans whole batches.
 """
 
 import tempfile
@@ -24,12 +19,12 @@ from own import benchmark_config
 from reference import ADAGRAD, Size, make_log
 from runner import main
 
-from ctr.data.batches import set_rejects_apart, whole_query_batches
+from ctr.data.batches import Batch, set_rejects_apart, whole_query_batches
 from ctr.data.reader import read_rows
 from ctr.data.shards import read_shard
 from ctr.io.files import file_sha256
 from ctr.training.division import Seat
-from ctr.training.feed import Feed, make_feed
+from ctr.training.feed import make_feed
 from ctr.training.inputs import open_inputs
 
 IDS = "ids"
@@ -87,47 +82,23 @@ def measure(
         reading = {name: per_batch * ms for name, ms in reading.items()}
         rows = next(read_rows(log, inputs.schema, inputs.log.manifests))
 
-        def make(number: int, rank: int, is_part: bool) -> Feed:
-            seat = None if number == 1 else Seat(rank, number, (True,) * len(layouts))
+        table = {}
+        for number in workers:
+            seat = None if number == 1 else Seat(0, number, (True,) * len(layouts))
             whole = set_rejects_apart(rows.slice(0, min(number * batch, len(rows))))
-            options = {"ids": config.ids, "seat": seat, "is_part": is_part and number > 1}
-            return make_feed(whole, layouts, number * batch, config.objective, **options)
+            options = {"ids": config.ids, "seat": seat}
 
-        planning = {number: plan_ms(number, make) for number in workers}
-        table = {
-            f"{number} worker(s)": planned | speeds(number * reading[ALL], planned, number * batch)
-            for number, planned in planning.items()
-        }
+            def plan(whole: Batch = whole, number: int = number, options: Any = options) -> None:
+                make_feed(whole, layouts, number * batch, config.objective, **options).prepare()
+
+            ms = worked_ms(plan)
+            speed = 1000 * number * batch / (number * reading[ALL] + ms)
+            table[f"{number} worker(s)"] = {"ms": ms, "rows/s, with reading": speed}
         return {
             "bytes on the disk": {name: per_batch * size for name, size in column_bytes(files).items()},
             "ms to read": reading,
             "planning": table,
         }
-
-
-def plan_ms(number: int, make: Callable[[int, int, bool], Feed]) -> dict[str, float]:
-    """Milliseconds that the first of W workers plans a batch, and bytes that it sends to each other one."""
-
-    def whole() -> None:
-        make(number, 0, False).prepare()
-
-    found = {"whole, ms": worked_ms(whole)}
-    if number == 1:
-        return found | {"own rows, ms": found["whole, ms"], "join, ms": 0.0, "sent, bytes": 0.0}
-    sent = [make(number, rank, True).own_ids for rank in range(number)]
-    own = make(number, 0, True)
-    return found | {
-        "own rows, ms": worked_ms(lambda: make(number, 0, True).prepare()),
-        "join, ms": worked_ms(lambda: own.joined(sent).prepare()),
-        "sent, bytes": float(sum(ids.nbytes for ids in sent[0])),
-    }
-
-
-def speeds(reading_ms: float, planned: dict[str, float], rows: int) -> dict[str, float]:
-    """Rows of the log per second that a worker reads and plans, in both ways."""
-    whole = 1000 * rows / (reading_ms + planned["whole, ms"])
-    joint = 1000 * rows / (reading_ms + planned["own rows, ms"] + planned["join, ms"])
-    return {"whole, rows/s": whole, "together, rows/s": joint, "ratio": joint / whole}
 
 
 def column_bytes(files: list[Path]) -> dict[str, int]:

@@ -6,11 +6,9 @@ A step of a worker is the sum of its parts. Nothing but reading overlaps, so it 
     shampoo      the largest share of any owner, by the costs and the assignment of ctr/optim/shampoo/assignment.py
     dense        all gradients of the dense weights, float32, all-reduced
     rows         two all-to-alls: rows from their owners, and the gradients of rows back
-    ids          what each worker tells all others: how many distinct ids its rows have, and then these
     directions   the preconditioned directions, gathered from their owners (roots stay with them)
-    reading      the wait for what is made ahead: every worker reads all rows, finds the distinct ids of its own ones,
-                 and joins those of all workers (two plan whole batches); one thread does that, as fast as
-                 benchmarks/bench_workers_reading.py --growing no measured
+    reading      the wait for what is made ahead: every worker reads all rows and finds the distinct ids of whole
+                 batches; one thread does that, as fast as benchmarks/bench_workers_reading.py --growing no measured
 
 A message of n bytes takes alpha + n beta (Hockney). For W workers and n bytes (Thakur, Rabenseifner, Gropp 2005):
 
@@ -48,15 +46,12 @@ from ctr.optim.balance import loads
 from ctr.optim.shampoo.assignment import blocks_of, owners_of, step_cost
 from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.training.division import TOGETHER_FROM
 
 FLOAT = 4
 """Bytes of a float32."""
 WORKERS = tuple(2**power for power in range(11))
 BATCH = REFERENCE.batch
-PARTS = ("compute", "shampoo", "dense", "rows", "ids", "directions", "reading")
-ID = 8
-"""Bytes of a distinct id and its count."""
+PARTS = ("compute", "shampoo", "dense", "rows", "directions", "reading")
 
 
 @dataclass(frozen=True)
@@ -98,8 +93,7 @@ class Compute:
         cores: that share Shampoo's work.
         group: workers that divide the blocks among themselves; None: all.
         read: seconds to read a row of the log.
-        plan: seconds to plan a row of the worker's own.
-        join: seconds to join a distinct id of a worker's rows.
+        plan: seconds to plan a row.
     """
 
     fixed: float
@@ -108,7 +102,6 @@ class Compute:
     group: int | None = None
     read: float = 0.0
     plan: float = 0.0
-    join: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +112,6 @@ class Step:
     shampoo: float
     dense: float
     rows: float
-    ids: float
     directions: float
     reading: float = 0.0
 
@@ -129,7 +121,7 @@ class Step:
 
     @property
     def communication(self) -> float:
-        return self.dense + self.rows + self.ids + self.directions
+        return self.dense + self.rows + self.directions
 
 
 def flops_per_example(shapes: Sequence[tuple[int, ...]]) -> int:
@@ -191,22 +183,15 @@ def step(network: Network, compute: Compute, workers: int, batch: float) -> Step
     group = min(workers, compute.group or workers)
     work, gathered = shampoo_shares(group)
     # With a linear weight each.
-    row_bytes, together = FLOAT * (REFERENCE.width + 1) * rows, workers >= TOGETHER_FROM
+    row_bytes = FLOAT * (REFERENCE.width + 1) * rows
     found = Step(
         compute=compute.fixed + batch * flops_per_example(shapes) / compute.rate,
         shampoo=work / compute.cores,
         dense=all_reduce(network, workers, FLOAT * sum(map(math.prod, shapes))),
         rows=2 * all_to_all(network, workers, row_bytes),
-        ids=sum(all_gather(network, workers, ID * workers * count) for count in (1, rows))
-        if together
-        else 0.0,
         directions=all_gather(network, group, gathered),
     )
-    ahead = workers * batch * compute.read
-    if together:
-        ahead += batch * compute.plan + workers * rows * compute.join
-    else:
-        ahead += workers * batch * compute.plan
+    ahead = workers * batch * (compute.read + compute.plan)
     return replace(found, reading=max(0.0, ahead - found.seconds))
 
 
@@ -305,7 +290,6 @@ def measure(
     cores: int = 2,
     read_us: float = 0.29,
     plan_us: float = 1.54,
-    join_ns: float = 27.0,
     batch: int = BATCH,
     global_batch: int = 4 * BATCH,
     group: int | None = None,
@@ -318,8 +302,7 @@ def measure(
         step_ms: a measured step of ``BATCH`` examples, of which ``fixed_ms`` do not shrink with the batch.
         cores: of a worker, for Shampoo's work.
         read_us: microseconds to read a row of the log.
-        plan_us: to plan a row of the worker's own.
-        join_ns: nanoseconds to join a distinct id of a worker's rows.
+        plan_us: to plan a row.
         batch: examples for each worker.
         global_batch: examples for all workers together.
         group: workers that divide Shampoo's blocks; by default all.
@@ -328,7 +311,7 @@ def measure(
     """
     fixed = fixed_ms / 1e3
     rate = BATCH * flops_per_example(dense_shapes()) / (step_ms / 1e3 - fixed)
-    compute = Compute(fixed, rate, cores, group, read_us / 1e6, plan_us / 1e6, join_ns / 1e9)
+    compute = Compute(fixed, rate, cores, group, read_us / 1e6, plan_us / 1e6)
     networks = [replace(one, collectives=collectives or one.collectives) for one in NETWORKS]
     if plot is not None:
         draw(compute, batch, global_batch, networks, plot)

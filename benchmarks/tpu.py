@@ -22,41 +22,31 @@ from accelerators import tpu_compiler
 from accelerators.checks import (
     MAX_FLOPS_RATIO,
     MAX_SMALL_FLOPS_RATIO,
-    MAX_SMALL_SLICE_FLOPS_RATIO,
     in_place_faults,
     number_faults,
     program_faults,
 )
 from accelerators.kinds import KINDS, SMALL, SMALL_ROOTS, build
-from accelerators.lowering import all_reduced_bytes, output_aliases
-from accelerators.replicas import Replicas
+from accelerators.lowering import output_aliases
 from accelerators.roofline import roofline, touched_bytes
 from reference import REFERENCE, TINY
 from runner import main
 
 from ctr.experiments.config import merged
-from ctr.workers.collectives import ALONE
 
 CHIPS = ("v5e", "v6e")
-CHIPS_OF_SLICE = 4
-ON_SLICE = ", on a 2x2 slice"
-"""What names of kinds end with whose batches are divided over the chips of a slice."""
-NAMES = [*KINDS, *(kind + ON_SLICE for kind in ("AdaGrad, bfloat16", "Shampoo", "defaults"))]
 
 
 def compile_kind(
     name: str, small: bool, chips: Sequence[str], reports: Path | None
 ) -> dict[str, dict[str, Any]]:
     """Compiles a kind of step for chips: what it needs there, and what is wrong with it."""
-    size, changes = (TINY, SMALL) if small else (REFERENCE, {})
-    if changes and KINDS[name.removesuffix(ON_SLICE)].device_roots:
-        changes = merged(changes, SMALL_ROOTS)
-    chips_each = CHIPS_OF_SLICE if name.endswith(ON_SLICE) else 1
-    kind, max_ratio = KINDS[name.removesuffix(ON_SLICE)], MAX_FLOPS_RATIO
-    if changes:
-        max_ratio = MAX_SMALL_FLOPS_RATIO if chips_each == 1 else MAX_SMALL_SLICE_FLOPS_RATIO
-    workers = ALONE if chips_each == 1 else Replicas(chips_each)
-    built = build(kind, size, changes, workers, in_lines=True)
+    kind, size, changes, max_ratio = KINDS[name], REFERENCE, {}, MAX_FLOPS_RATIO
+    if small:
+        size, changes, max_ratio = TINY, SMALL, MAX_SMALL_FLOPS_RATIO
+        if kind.device_roots:
+            changes = merged(changes, SMALL_ROOTS)
+    built = build(kind, size, changes)
     lowered, flops = built.lowered(), built.flops()
     # Roots on the host are none of the step's operations; an iteration on the device has no fixed number of them.
     every = built.config.optimizer.dense.shampoo.statistics.frequency
@@ -65,7 +55,7 @@ def compile_kind(
     found: dict[str, dict[str, Any]] = {}
     for chip in chips:
         try:
-            compiled = tpu_compiler.compile_for(chip, lowered.hlo, chips_each)
+            compiled = tpu_compiler.compile_for(chip, lowered.hlo)
         except Exception as error:  # what it raises has no class of its own
             found[chip] = {"faults": f"does not compile: {str(error).partition(chr(10))[0]}"}
             continue
@@ -87,7 +77,6 @@ def compile_kind(
             "gflop": compiled.flops / 1e9,
             "of_the_models_own": ratio,
             "sent_a_step_kb": lowered.argument_bytes / 1e3,
-            "all_reduced_mb": all_reduced_bytes(compiled.text) / 1e6,
             "accessed_mb": compiled.accessed / 1e6,
             "float64": lowered.text.count("f64["),
             "compile_seconds": compiled.seconds,
@@ -100,12 +89,12 @@ def compile_kind(
 
 def measure(
     small: bool = False,
-    kinds: tuple[str, ...] = tuple(NAMES),
+    kinds: tuple[str, ...] = tuple(KINDS),
     chips: tuple[str, ...] = CHIPS,
     memory: Path | None = None,
 ) -> dict[str, Any]:
     """Compiles kinds of step, of a tiny model if it is to be ``small``; ``memory``: a folder for reports on memory."""
-    for what, given, allowed in (("kind", kinds, NAMES), ("chip", chips, CHIPS)):
+    for what, given, allowed in (("kind", kinds, tuple(KINDS)), ("chip", chips, CHIPS)):
         if unknown := [name for name in given if name not in allowed]:
             raise SystemExit(f"tpu.py: error: no {what} {unknown[0]!r}; there are {'; '.join(allowed)}")
     found: dict[str, Any] = {}

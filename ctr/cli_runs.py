@@ -78,15 +78,15 @@ def _verify(arguments: argparse.Namespace) -> None:
 
 
 def _environment(config: "TrainConfig", recorded: "Environment") -> dict[str, Any]:
-    from ctr.training.device import describe_environment
-    from ctr.workers.chips import open_chips
+    from ctr.training.device import describe_environment, use_device
     from ctr.workers.launch import threads_each
 
     if recorded.workers > 1:
         # As they will be set for each of them.
         os.environ.update(threads_each(recorded.workers, os.environ))
-    chips = None if recorded.device is None else open_chips(recorded.device)
-    return describe_environment(config, recorded.workers, chips)
+    if recorded.device is not None:
+        use_device(recorded.device)
+    return describe_environment(config, recorded.workers)
 
 
 def _train(

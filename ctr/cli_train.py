@@ -58,8 +58,8 @@ _has_joined = False
             "[--max-restarts N]": "how often --workers restarts all workers after one is lost, without a checkpoint "
             "between (3)",
         },
-        "[--device DEVICE]": "train on all chips of this host's TPU: tpu; or on N logical devices of its processor, to "
-        "try it: cpu:N",
+        "[--device DEVICE]": "compute on the processor, cpu; the first GPU, gpu; or one chip of this host's TPU, tpu "
+        "(a GPU if there is one, else the processor)",
         "[--metrics-port PORT]": "serve Prometheus metrics at /metrics and a liveness probe at /healthz, on all "
         "interfaces, without a password; of several workers the first one does (none)",
         "logs that grow": {
@@ -80,8 +80,8 @@ def train(arguments: argparse.Namespace) -> None:
     if place is not None and place.size == 1:
         place = None
     size = _check_workers(arguments, place)
-    _check_device(arguments, size)
     config = load_model(model, arguments.config, "config", arguments.set)
+    _check_device(arguments.device, size, config)
     if arguments.follow and arguments.record is not None:
         raise InputError(
             "--record does not go with --follow: rerun without --follow to finish the run and to record"
@@ -120,15 +120,21 @@ def _check_workers(arguments: argparse.Namespace, place: Seat | Cluster | None) 
     return size
 
 
-def _check_device(arguments: argparse.Namespace, size: int) -> None:
-    if arguments.device is None:
-        return
-    if size > 1:
-        raise InputError(
-            f"--device {arguments.device} does not go with {size} workers: one process has its chips"
-        )
-    if arguments.follow:
-        raise InputError(f"--device {arguments.device} does not go with --follow")
+def _check_device(device: str | None, size: int, config: Any) -> None:
+    if device not in (None, "cpu", "gpu", "tpu"):
+        raise InputError(f"--device {device}: allowed: cpu, gpu, tpu")
+    if device == "tpu" and size > 1:
+        raise InputError(f"--device tpu does not go with {size} workers: one process has the chip")
+    if device == "tpu" and config.jit is False:
+        raise InputError("config: jit: false is not possible with --device tpu; allowed: auto, true")
+
+
+def _load_tensorflow(device: str | None) -> None:
+    load_tensorflow()
+    if device is not None:
+        from ctr.training.device import use_device
+
+        use_device(device)
 
 
 def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | None) -> None:
@@ -139,10 +145,7 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
         if _is_finished(arguments, config, 1 if place is None else place.size, is_first):
             return
         watch = held.enter_context(monitored(arguments, is_first and not isinstance(place, Seat)))
-        load_tensorflow()
-        from ctr.workers.chips import open_chips
-
-        chips = None if arguments.device is None else open_chips(arguments.device)
+        _load_tensorflow(arguments.device)
         with importing():
             from ctr.serving.export import export_from_run
             from ctr.training.loop import train as train_run
@@ -153,7 +156,7 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
             shown = watch(bar, total)
             given = arguments.log, config, arguments.out, shown, arguments.record
             begins = _init_from(arguments)
-            summary = train_run(*given, export_from_run, begins, shown.phase, **joined, chips=chips)
+            summary = train_run(*given, export_from_run, begins, shown.phase, **joined)
         if is_first:
             print_result(arguments, summary, summary_text(arguments.out, summary))
 
@@ -171,7 +174,6 @@ def _is_finished(arguments: argparse.Namespace, config: Any, size: int, is_first
         record=arguments.record,
         source=arguments.init_from,
         workers=size,
-        device=arguments.device,
     )
     if finished is not None and is_first:
         summary = train_result(arguments.log, arguments.out, finished, arguments.record)
@@ -203,7 +205,7 @@ def _follow(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | 
         # Alone, a signal is noticed while TensorFlow loads.
         alone = held.enter_context(_joined(arguments, None)) if place is None else {}
         watch = held.enter_context(monitored(arguments, is_first and not isinstance(place, Seat)))
-        load_tensorflow()
+        _load_tensorflow(arguments.device)
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
 

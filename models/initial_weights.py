@@ -12,7 +12,6 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ctr.models.architecture import LABELS, NETWORK, Architecture, Tower, label_weights
-from ctr.models.rows import Pooled
 
 Initializer = Callable[[Sequence[int], int], tf.Tensor]
 """From the shape of a matrix, [inputs, units], and a seed to its initial values, float32."""
@@ -126,7 +125,9 @@ def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, 
     if a.factors is not None:
         found["transfer_bias"] = _Start((), prior)
     for pooled in a.pooled:
-        found |= _pooling(pooled)
+        for part, shape in pooled.shapes.items():
+            draw = glorot_uniform if part == "query" else 0.0
+            found[f"pooling/{pooled.name}/{part}"] = _Start(shape, draw)
     biases = {expert.bias for expert in a.experts}
     for matrix, bias in map(label_weights, a.labels):
         found |= {matrix: heads["quality"], bias: _Start((), prior)}
@@ -154,17 +155,6 @@ def _layer(name: str, sizes: Sequence[int], draws: Sequence[Initializer]) -> dic
     parts = zip(names, pairwise(sizes), draws, strict=True)
     found = {f"{name}/{part}": _Start(shape, draw) for part, shape, draw in parts}
     return found | {f"{name}/{names[-1]}_bias": _Start((sizes[-1],), 0.0)}
-
-
-def _pooling(pooled: Pooled) -> dict[str, _Start]:
-    # The block begins as if it were not there; so do places and distances.
-    draws: dict[str, Initializer] = {
-        "query": glorot_uniform,
-        "block": lecun_normal,
-        "age_inputs": glorot_uniform,
-    }
-    shapes = pooled.shapes.items()
-    return {f"pooling/{pooled.name}/{part}": _Start(shape, draws.get(part, 0.0)) for part, shape in shapes}
 
 
 def _detours(name: str, tower: Tower, width: int, outputs: int) -> dict[str, _Start]:

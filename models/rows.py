@@ -33,47 +33,28 @@ class Pooled:
     Attributes:
         name: of the feature.
         of: the single-valued feature from which the list is seen.
-        kind: ``target`` or ``sequence``.
         most: the largest number of values.
         width: of the feature's embeddings.
         target: the width of the other's.
         scale: of the products of both, so that they begin as large as embeddings.
-        ages: the feature that lists the values' ages, and the width of its embeddings; None: there is none.
     """
 
     name: str
     of: str
-    kind: str
     most: int
     width: int
     target: int
     scale: float
-    ages: tuple[str, int] | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of its weights."""
-        most, width = self.most, self.width
-        found: dict[str, tuple[int, ...]] = {"query": (self.target, width), "recency": (most,)}
-        if self.kind == "sequence":
-            found |= {"places": (most, width), "block": (width, 4 * width), "block_out": (width, width)}
-            found |= {"distances": (most,)}
-        if self.ages is not None:
-            found["age"] = (self.ages[1],)
-            if self.kind == "sequence":
-                found["age_inputs"] = (self.ages[1], width)
-        return found
+        return {"query": (self.target, self.width), "recency": (self.most,)}
 
     @property
     def operations(self) -> int:
         """The floating-point operations for a row, whose list is computed at full length."""
-        most, width = self.most, self.width
-        count = 2 * self.target * width + most * (4 * width + 6)
-        if self.kind == "sequence":
-            count += most * (2 * 5 * width * width + 36 * width) + most * most * (4 * width + 8)
-        if self.ages is not None:
-            count += 2 * most * self.ages[1] * (1 + (width if self.kind == "sequence" else 0))
-        return count
+        return 2 * self.target * self.width + self.most * (4 * self.width + 6)
 
 
 @dataclass(frozen=True)

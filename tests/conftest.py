@@ -39,7 +39,6 @@ LONG_FILES = (
     "training/test_workers.py",
     "pipelines/events/test_stream_kafka.py",
     "benchmarks/test_quick.py",
-    "training/test_chips.py",
     "search/test_run.py",
     "serving/test_continuous.py",
     "training/test_numerical_faults.py",

@@ -67,22 +67,16 @@ RUNS: dict[str, tuple[str, ...]] = {
     "delayed": ("label_delay=3600",),
     "sampled": ("sampling={name: halved} objective.distillation={teacher: default}",),
     "workers": (f"{SHAMPOO} workers.divided_from_mb=0", "--workers", "2"),
-    "chips": (
-        f"{SHAMPOO} compute_dtype=float32 workers.divided_from_mb=0 batch.rows=128",
-        "--device",
-        "cpu:4",
-    ),
     "followed": ("batch.within_partitions=true", "--follow", "--stop-when-idle", "1"),
     "warm": ("model.deep.units=[16,8,8] seed=2", "--init-from", "default"),
     "growing workers": (f"{GROWING} workers.divided_from_mb=0", "--workers", "2"),
-    "growing chips": (f"{GROWING} compute_dtype=float32 workers.divided_from_mb=0", "--device", "cpu:4"),
     "growing warm": (f"{GROWING} ids.capacity=50 seed=2", "--init-from", "growing"),
 }
 
 # By name: the log of a run, where it is not ``log``; its days beyond those of ``log``, and whether its ids grow.
 LOGS = {
     "warm": (2, True),
-    **dict.fromkeys(("growing", "growing workers", "growing chips"), (0, False)),
+    **dict.fromkeys(("growing", "growing workers"), (0, False)),
     "growing warm": (2, False),
 }
 

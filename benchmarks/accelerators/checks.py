@@ -13,10 +13,7 @@ LIST_TEMPORARY = 0.01 * GIGABYTE
 MAX_FLOPS_RATIO = 1.1
 """Operations of the program over those of the model's formulas."""
 MAX_SMALL_FLOPS_RATIO = 1.5
-"""The same of a tiny model, of whose operations those that are in no formula are a good part: losses, conversions, and
-rows that are taken out of lines of 128 and put into them."""
-MAX_SMALL_SLICE_FLOPS_RATIO = 1.6
-"""The same of a chip of a slice, which has a quarter of the batch, but computes the update of all of its rows."""
+"""The same of a tiny model, of whose operations those that are in no formula are a good part: losses, conversions."""
 
 COMPILERS_OWN = frozenset(
     {

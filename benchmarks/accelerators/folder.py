@@ -19,7 +19,7 @@ from reference import SCALE, SLATE, Size
 from accelerators.kinds import DAMPED, KINDS, Built, build
 from accelerators.lowering import Lowered, Spec
 from accelerators.run import first_value
-from accelerators.stablehlo import module_of, number_globally
+from accelerators.stablehlo import module_of
 from ctr.experiments.config import merged
 
 _HERE = Path(__file__).resolve().parent
@@ -82,7 +82,6 @@ def portable(lowered: Lowered) -> tuple[bytes, list[Spec]]:
         # Whose memory is used anew the runner says, and shapes are static.
         for name in [one for one in module.operation.attributes if one.startswith("mhlo.")]:
             del module.operation.attributes[name]
-        number_globally(module)
         return jax_export._module_to_bytecode(module), [_shape_of(result) for result in main.type.results]
 
 

@@ -29,10 +29,8 @@ from ctr.training.analysis.flops import Flops, Touched, count_flops
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic
-from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState, dense_weights
-from ctr.workers.collectives import ALONE, Workers
 
 OBJECTIVES = {
     "objective": {
@@ -41,17 +39,14 @@ OBJECTIVES = {
         "bias_constraints": {"families": [{"name": "ctr", "estimated_ctr": [0.01, 0.04, 0.16, 0.32]}]},
     }
 }
-SMALL = {
-    "model": {"crosses": {"layers": 2, "rank": 8}, "deep": {"units": [64, 32]}},
-    "workers": {"divided_from_mb": 0},
-}
-"""What the compiler takes seconds for, and not minutes; over several chips, small tables are divided, too."""
+SMALL = {"model": {"crosses": {"layers": 2, "rank": 8}, "deep": {"units": [64, 32]}}}
+"""What the compiler takes seconds for, and not minutes."""
 SMALL_ROOTS = {"model": {"crosses": {"layers": 0}, "deep": {"units": [32]}}}
 """The same of roots on the device, whose float64 becomes a very long program."""
 DAMPED = {"optimizer": {"dense": {"shampoo": {"epsilon": 1e-2}}}}
 """With the default of 1e-6, a step of Shampoo makes differences of rounding a thousand times larger."""
 FACTORIZED = {"model": {"factorized": {"width": 16, "ui_units": [32], "ui_features": ["f0", "f1"]}}}
-ATTENTION = {"model": {"pooling": {"recent": {"kind": "sequence", "of": "f0"}}}}
+ATTENTION = {"model": {"pooling": {"recent": {"kind": "target", "of": "f0"}}}}
 ENSEMBLE = {"model": {"ensemble": {"components": 2}}}
 
 
@@ -103,13 +98,12 @@ class DeviceShampoo(DenseShampoo):
 
 @dataclass(frozen=True)
 class Built:
-    """A model of a kind, fresh, with its compiled step and its feeds, those of the first chip and those of all."""
+    """A model of a kind, fresh, with its compiled step and its feeds."""
 
     config: TrainConfig
     state: TrainState
     step: TrainStep
     feeds: list[Feed]
-    feeds_of: list[list[Feed]]
 
     @property
     def ramps(self) -> dict[str, float]:
@@ -140,20 +134,8 @@ class Built:
         return count_flops(self.config, self.state.layouts, touched, rows)
 
 
-def build(
-    kind: Kind,
-    size: Size,
-    changes: Mapping[str, Any] = MappingProxyType({}),
-    workers: Workers = ALONE,
-    in_lines: bool = False,
-) -> Built:
-    """A model of a kind, for one chip or several.
-
-    Args:
-        changes: to its configuration.
-        in_lines: whether rows of tables lie in lines, as they do in the trainer's own step on chips; if there are
-            several, they have to.
-    """
+def build(kind: Kind, size: Size, changes: Mapping[str, Any] = MappingProxyType({})) -> Built:
+    """A model of a kind, with changes to its configuration."""
     content = merged(merged({"compute_dtype": kind.dtype}, kind.changes), changes)
     if kind.is_reference:
         content = reference_config(content, size.batch)
@@ -166,29 +148,15 @@ def build(
     )
     constraints = config.objective.bias_constraints
     families = () if constraints is None else resolve_families(constraints, schema)
-    state = TrainState(config.table_layouts(schema), config, kind.dtype, families, workers, in_lines=in_lines)
-    seats = (
-        [None]
-        if workers.size == 1
-        else [Seat(r, workers.size, state.tables.divided, by_chip=True) for r in range(workers.size)]
-    )
+    state = TrainState(config.table_layouts(schema), config, kind.dtype, families)
     feeds = [
-        [
-            make_feed(
-                _with_teacher(batch),
-                *(state.layouts, size.batch, config.objective, families),
-                ids=config.ids,
-                seat=seat,
-            )
-            for batch in batches
-        ]
-        for seat in seats
+        make_feed(_with_teacher(batch), state.layouts, size.batch, config.objective, families, ids=config.ids)
+        for batch in batches
     ]
-    if kind.device_roots or workers.size > 1:
-        shampoo = DeviceShampoo if kind.device_roots else DenseShampoo
-        state.dense_optimizer = shampoo(config.optimizer.dense.shampoo)
+    if kind.device_roots:
+        state.dense_optimizer = DeviceShampoo(config.optimizer.dense.shampoo)
         state.dense_optimizer.build(dense_weights(state.weights))
-    return Built(config, state, TrainStep(state, config, jit=True), feeds[0], feeds)
+    return Built(config, state, TrainStep(state, config, jit=True), feeds)
 
 
 def _with_teacher(batch: Batch) -> Batch:

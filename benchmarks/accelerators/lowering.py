@@ -12,18 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from accelerators.replicas import Replicas
 from ctr.training.compiled_step import TrainStep
 from ctr.training.feed import Feed
-from ctr.training.state import TrainState
-from ctr.workers.row_variables import on_devices
 
-CHIP = "chip"
-"""The name of the parameter that is the number of the chip, where rows are divided over several."""
 Spec = tuple[tuple[int, ...], str]
 """The shape, and NumPy's name of the type."""
 
-_TYPE = re.compile(r"\b([a-z]+[0-9]*)\[([\d,]*)\]")
 _ALIAS = re.compile(r"\{ ?(\d+) ?\}: \((\d+), \{\}, [a-z]+-alias\)")
 
 
@@ -35,8 +29,7 @@ class Lowered:
         hlo: XLA's ``HloModuleProto``, serialized.
         text: the same, to read.
         arguments: the names of what each step is given; its first parameters.
-        state: the names of the variables, as ``TrainState.variables`` has them; the other parameters. Rows in lines are
-            as they lie.
+        state: the names of the variables, as ``TrainState.variables`` has them; the other parameters.
         results: the names of what a step returns.
         changed: the names of the variables whose new values it returns after that.
         specs: of all parameters, by name.
@@ -69,11 +62,11 @@ def lower(step: TrainStep, feed: Feed, ramps: Mapping[str, float], rates: Mappin
     """The learning step of a compiled ``TrainStep`` for feeds of the size of this one."""
     function, arguments = step.learning(feed, ramps, rates)
     given = argument_values(arguments)
-    variables = all_variables(step.state)
+    variables = step.state.variables()
     state = _captured(function, variables)
     specs = {name: (value.shape, value.dtype.name) for name, value in given.items()}
     for name in state:
-        (variable,) = on_devices(variables[name])
+        variable = variables[name]
         specs[name] = tuple(variable.read_value().shape), variable.dtype.name
     compiler_ir = function.experimental_get_compiler_ir(*arguments)
     text = compiler_ir(stage="hlo")
@@ -104,27 +97,7 @@ def output_aliases(text: str) -> dict[int, int]:
     return {int(output): int(parameter) for output, parameter in _ALIAS.findall(head)}
 
 
-def all_reduced_bytes(text: str) -> int:
-    """The bytes that all-reduces of a program sum up over the chips."""
-    sizes = {"f32": 4, "s32": 4, "bf16": 2, "pred": 1, "u32": 4}
-    total = 0
-    for line in text.splitlines():
-        result, found, _ = line.partition(" all-reduce(")
-        if not found:
-            result, found, _ = line.partition(" all-reduce-start(")
-        for dtype, shape in _TYPE.findall(result.partition(" = ")[2]) if found else ():
-            total += sizes[dtype] * int(
-                np.prod([int(one) for one in shape.split(",") if one], dtype=np.int64)
-            )
-    return total
-
-
-def all_variables(state: TrainState) -> dict[str, Any]:
-    """The variables that a step may use, by name: those of the state, and of several chips the number of each."""
-    return state.variables() | ({CHIP: state.workers.chip} if isinstance(state.workers, Replicas) else {})
-
-
 def _captured(function: Any, variables: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the variables that a function uses, in the order of its parameters."""
-    names = {id(one.handle): name for name, rows in variables.items() for one in on_devices(rows)}
+    names = {id(variable.handle): name for name, variable in variables.items()}
     return tuple(names[id(handle)] for handle in function.get_concrete_function().captured_inputs)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from accelerators.kinds import Built
-from ctr.workers.row_variables import on_devices
 
 PEAK_FLOPS = {"v5e": 197e12, "v6e": 918e12}
 """Operations a second of a chip in bfloat16, as Google publishes them; float32 has no rate of its own there."""
@@ -24,11 +23,10 @@ def touched_bytes(built: Built) -> dict[str, float]:
     feed, state = built.feeds[0], built.state
     rows = len(feed.targets["label"])
     tables = 0.0
-    for layout, table, plan in zip(state.layouts, state.tables.weights, feed.plans, strict=True):
-        # The line of a row and of its sums are read twice and written, to be gathered and to be added to; a row and its
-        # gradient are read or written for each id.
-        ids, line = plan.single.size + plan.values.size, on_devices(table)[0].shape[1]
-        tables += FLOAT * (6 * line * len(plan.distinct) + 2 * layout.columns * ids)
+    for layout, plan in zip(state.layouts, feed.plans, strict=True):
+        # A row and its sums are read and written; a row and its gradient are read or written for each id.
+        ids = plan.single.size + plan.values.size
+        tables += FLOAT * layout.columns * (4 * len(plan.distinct) + 2 * ids)
     dense = sum(FLOAT * int(weight.shape.num_elements()) for weight in state.dense)
     state_bytes = sum(
         variable.dtype.size * int(variable.shape.num_elements())

@@ -16,17 +16,6 @@ def module_of(hlo: bytes) -> ir.Module:
         return module
 
 
-def number_globally(module: ir.Module) -> None:
-    """Lets all-reduces count devices, whether these are replicas or parts of one program, as jax has them."""
-
-    def visit(operation: Any) -> ir.WalkResult:
-        if operation.name == "stablehlo.all_reduce":
-            operation.attributes["use_global_device_ids"] = ir.UnitAttr.get()
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-
-
 def _drop_copies(module: ir.Module) -> None:
     """Puts what was copied for the copies: they are none of StableHLO's operations, and mean nothing in it."""
     copies = []

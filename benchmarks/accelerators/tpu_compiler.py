@@ -49,21 +49,20 @@ class Compiled:
     seconds: float
 
 
-def compile_for(chip: str, hlo: bytes, chips: int = 1) -> Compiled:
-    """Compiles a program for one chip or several, ``v5e`` or ``v6e``. Raises what the compiler raises if it cannot."""
+def compile_for(chip: str, hlo: bytes) -> Compiled:
+    """Compiles a program for one chip, ``v5e`` or ``v6e``. Raises what the compiler raises if it cannot."""
     module = module_of(hlo)
     topology = topologies.get_topology_desc(platform="tpu", topology_name=f"{chip}:{TOPOLOGY}")
-    devices = tuple(topology.devices[:chips])
+    device = topology.devices[0]
     options = xla_client.CompileOptions()
-    options.num_replicas = chips
-    assignment = xla_client.DeviceAssignment.create(np.array([[one.id] for one in devices], np.int32))
+    assignment = xla_client.DeviceAssignment.create(np.array([[device.id]], np.int32))
     options.device_assignment = options.executable_build_options.device_assignment = assignment
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, module.context:
         # jaxlib cannot read every program that libtpu makes; libtpu writes all of them.
         debug = options.executable_build_options.debug_options
         debug.xla_dump_to, debug.xla_dump_hlo_as_text = folder, True
-        executable = devices[0].client.compile(module, xla_client.DeviceList(devices), options)
+        executable = device.client.compile(module, xla_client.DeviceList((device,)), options)
         (text,) = [file.read_text() for file in Path(folder).glob("*.after_codegen.txt")]
         (report,) = [file.read_text() for file in Path(folder).glob("*-memory-usage-report.txt")]
     seconds = time.perf_counter() - begun

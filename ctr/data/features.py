@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ctr.config import ShortModel, StrictModel
-from ctr.data.history import AGES, History
+from ctr.data.history import History
 
 Tower = Literal["quality", "ui"]
 Name = Annotated[
@@ -110,8 +110,6 @@ class Category(FeatureBase):
         last = keys.get("last")
         most = last if isinstance(last, int) and last else History.model_fields["last"].default
         sets = {"source": content.get("name"), "multivalent": True, "max_values": most, "keep": "last"}
-        if keys.get("lists") == "ages":
-            sets |= {"vocabulary": AGES, "buckets": len(AGES) + 2}
         return _with(content, "history", sets)
 
     @model_validator(mode="after")

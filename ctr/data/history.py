@@ -5,7 +5,6 @@ server could have known when it answered the query, if it learns of a row ``afte
 nor the future, whatever later rows hold.
 """
 
-import math
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
@@ -14,10 +13,6 @@ from pydantic import Field, model_validator
 from ctr.config import StrictModel
 from ctr.data.lists import places_of
 from ctr.data.times import Duration, duration_us, read_duration
-
-# Ages by half octaves of seconds, floor(2 log2(seconds)): from 0, below 1.42 seconds, to 60, from 34 years on.
-AGES = tuple(map(str, range(61)))
-_AGE_BOUNDARIES_US = np.array([math.isqrt(10**12 << number) for number in range(1, len(AGES))])
 
 
 class History(StrictModel):
@@ -30,7 +25,6 @@ class History(StrictModel):
         last: at most so many values, the latest ones; the latest is the last.
         after: how long after its query a row is known. ``0s``: at once, to later queries.
         within: rows that are older are forgotten, which bounds what is kept.
-        lists: the values, or their ages: the seconds from each to the query, as the whole part of 2 log2, 0 to 60.
     """
 
     by: str
@@ -39,18 +33,12 @@ class History(StrictModel):
     last: int = Field(default=50, ge=1, le=10_000)
     after: Duration | Literal["0s"]
     within: Duration = "30d"
-    lists: Literal["values", "ages"] = "values"
 
     @model_validator(mode="after")
     def _sees_anything(self) -> Self:
         if self.after_us >= self.within_us:
             raise ValueError("within must be longer than after")
         return self
-
-    @property
-    def rows_text(self) -> str:
-        """The same of histories that list the same rows, whatever they list of these."""
-        return self.model_dump_json(exclude={"lists"})
 
     @property
     def names(self) -> tuple[str, str]:
@@ -113,9 +101,6 @@ def look_up_history(
     begins = np.maximum(ends - history.last, oldest)
     lengths = (ends - begins).astype(np.int32)
     places = places_of(begins, lengths)
-    if history.lists == "ages":
-        ages = np.repeat(times, lengths) - known.times[places]
-        return np.searchsorted(_AGE_BOUNDARIES_US, ages, "right") + 1, lengths
     return known.values[places], lengths
 
 

@@ -49,9 +49,7 @@ class Histories:
         self._log, self._schema = log, schema
         self._histories = schema.histories
         self._longest = max((history.within_us for history in self._histories.values()), default=0)
-        # Values and their ages are of the same rows, which are kept once.
-        self._kept = {history.rows_text: history for history in self._histories.values()}
-        self._known = dict.fromkeys(self._kept, NOTHING)
+        self._known = dict.fromkeys(self._histories, NOTHING)
         # What is known is that of the partitions that end by then; what was forgotten is as old as then.
         self._at = self._forgot = -1
         self._manifests: dict[tuple[int, int], Manifest] = {}
@@ -66,7 +64,7 @@ class Histories:
         self._move_to(start)
         ids, times = self._ids(rows), rows.column("query_time").to_numpy()
         for name, history in self._histories.items():
-            before, _ = split_known(self._known[history.rows_text], np.unique(ids[history.by]))
+            before, _ = split_known(self._known[name], np.unique(ids[history.by]))
             # The partition's own rows are known to its later queries.
             known = add_known(before, _counting(history, rows, ids))
             values, lengths = look_up_history(history, known, ids[history.by], times)
@@ -82,17 +80,17 @@ class Histories:
         if not self._histories:
             return
         ids = self._ids(rows)
-        for rows_text, history in self._kept.items():
+        for name, history in self._histories.items():
             later = _counting(history, rows, ids)
-            own, others = split_known(self._known[rows_text], np.unique(later.keys))
-            self._known[rows_text] = join_known(others, forget(history, add_known(own, later), end))
+            own, others = split_known(self._known[name], np.unique(later.keys))
+            self._known[name] = join_known(others, forget(history, add_known(own, later), end))
 
     def known(self) -> dict[str, Known]:
         """Returns what is known at the end of the log, by feature."""
         ends = [end for _, end in list_partitions(self._log)] if self._histories else []
         if ends:
             self._move_to(ends[-1])
-        return {name: self._known[history.rows_text] for name, history in self._histories.items()}
+        return dict(self._known)
 
     def save(self) -> None:
         """Stores what is known at the end of the log, once in a thirtieth of the time that is remembered."""
@@ -129,21 +127,21 @@ class Histories:
             self._forget()
 
     def _forget(self) -> None:
-        for rows_text, history in self._kept.items():
-            self._known[rows_text] = forget(history, self._known[rows_text], self._at)
+        for name, history in self._histories.items():
+            self._known[name] = forget(history, self._known[name], self._at)
         self._forgot = self._at
 
     def _load(self, manifests: Sequence[Manifest], start: int) -> None:
         """Begins with what is stored of the latest partition that has it, else with the first one that matters."""
-        self._known = dict.fromkeys(self._kept, NOTHING)
+        self._known = dict.fromkeys(self._histories, NOTHING)
         self._at = min((one.start for one in manifests if one.end > start - self._longest), default=start)
         stored = {name.partition("-")[0] for name in names_in(self._log / FOLDER, ".parquet")}
         for count in range(len(manifests), 0, -1):
             if f"{manifests[count - 1].end:019d}" in stored and fetch(path := self._path(manifests[:count])):
                 table = pq.read_table(path)
                 features, *columns = (table.column(name).to_numpy() for name in _COLUMNS)
-                for number, rows_text in enumerate(self._kept):
-                    self._known[rows_text] = Known(*columns).at(features == number)
+                for number, name in enumerate(self._histories):
+                    self._known[name] = Known(*columns).at(features == number)
                 self._at = manifests[count - 1].end
                 return
 
@@ -201,7 +199,7 @@ def known_table(log: Path, name: str | None) -> pa.Table:
     values of the features that it names.
     """
     schema = read_schema(log)
-    names = [feature for feature, history in schema.histories.items() if history.lists == "values"]
+    names = list(schema.histories)
     if name is None and len(names) == 1:
         (name,) = names
     if name not in names:

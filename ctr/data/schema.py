@@ -255,11 +255,7 @@ def _check_history(feature: Category, history: History, known: Mapping[str, AnyF
                 f"feature {feature.name}: history.by names {name}, where several values share a bucket; allowed: a "
                 "category without buckets and vocabulary"
             )
-        if (
-            key == "of"
-            and history.lists == "values"
-            and (other.buckets, other.vocabulary) != (feature.buckets, feature.vocabulary)
-        ):
+        if key == "of" and (other.buckets, other.vocabulary) != (feature.buckets, feature.vocabulary):
             raise ValueError(f"feature {feature.name}: buckets and vocabulary must be those of {name}")
 
 

@@ -329,12 +329,9 @@ class RowModel:
     def _pooled(
         self, one: Pooled, table_of: Mapping[str, RowTable], ids: Mapping[str, Ids]
     ) -> tuple[np.ndarray, np.ndarray]:
-        def embeddings(name: str) -> list[np.ndarray]:
-            return [table_of[name].embeddings(name, row) for row in ids[name]]
-
-        of = table_of[one.of].embeddings(one.of, ids[one.of])
-        given = [embeddings(one.name), of, *([embeddings(one.ages[0])] if one.ages else [])]
-        made = [attend(one, self._components[0], *row) for row in zip(*given, strict=True)]
+        lists = [table_of[one.name].embeddings(one.name, row) for row in ids[one.name]]
+        targets = table_of[one.of].embeddings(one.of, ids[one.of])
+        made = [attend(one, self._components[0], *row) for row in zip(lists, targets, strict=True)]
         both = np.array(made, np.float32).reshape(-1, 2, one.width)
         return both[:, 0], both[:, 1]
 

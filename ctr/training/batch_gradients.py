@@ -49,7 +49,7 @@ class Differentiation:
 
     def __init__(self, state: TrainState, config: TrainConfig, by_products: bool) -> None:
         self.state, self.config, self.by_products = state, config, by_products
-        self._workers = state.group
+        self._workers = state.workers
 
     def scores(
         self,

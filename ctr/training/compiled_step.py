@@ -10,7 +10,8 @@ import tensorflow as tf
 from ctr.models.part import WHOLE, Part
 from ctr.objective.targets import target_signature
 from ctr.training.config import TrainConfig
-from ctr.training.feed import OF_ALL_CHIPS, Feed
+from ctr.training.device import accelerator, on_step_device
+from ctr.training.feed import Feed
 from ctr.training.state import TrainState
 from ctr.training.step import Step, StepResult
 
@@ -24,12 +25,10 @@ class TrainStep:
         self, state: TrainState, config: TrainConfig, jit: bool, parts: Sequence[Part] = (WHOLE,)
     ) -> None:
         self.state, self.config, self.jit = state, config, jit
-        chips = state.chips
-        self.exchanges = jit or chips is not None
         # Products with sparse matrices, of which GPUs have no deterministic kernel.
-        by_products = not jit and not any(map(tf.config.list_physical_devices, ("GPU", "TPU")))
-        step = Step(state, config, parts, by_products, self.exchanges)
-        is_divided = chips is not None or state.group.size > 1
+        by_products = not jit and accelerator() is None
+        step = Step(state, config, parts, by_products, exchanges=jit)
+        is_divided = state.workers.size > 1
         self._learned_targets = target_signature(config.objective, state.families, state.layouts, is_divided)
         # What is scored may also be a feed to learn from, which has more.
         scored = config.objective.scored_part
@@ -41,13 +40,11 @@ class TrainStep:
         self._learning = self._compile(step.learn, [self._learned_targets, plans, ramps, rates])
         score = self._compile(step.score, [self._scored_targets, plans, ramps])
         self._compiled_learn, self._compiled_score = (
-            timed("learns", self._learning, jit),
-            timed("scores", score, jit),
+            timed("learns", on_step_device(self._learning), jit),
+            timed("scores", on_step_device(score), jit),
         )
 
     def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
-        if self.state.chips is not None:
-            return self.state.chips.running(function, OF_ALL_CHIPS, signature)
         # XLA compiles each of the few padded sizes by itself, from one trace.
         compiled: Callable[..., Any] = tf.function(
             function, input_signature=signature, jit_compile=self.jit or None, autograph=False
@@ -56,8 +53,8 @@ class TrainStep:
 
     def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
         result = self._compiled_learn(*self._learning_arguments(feed, ramps, rates))
-        if self.exchanges:
-            # XLA compiles no call to the host, and there is one host for all chips.
+        if self.jit:
+            # XLA compiles no call to the host.
             self.state.tables.optimizer.exchange()
             self.state.dense_optimizer.exchange()
         return StepResult(*result)

@@ -269,9 +269,9 @@ class WorkersConfig(StrictModel):
 
     Attributes:
         divided_from_mb: tables of embeddings of at least this many megabytes (10^6 bytes) are divided by rows, among
-            the workers or the chips of `--device`; of a smaller one, each of them has all rows. The size of a table
-            whose ids grow is that of all rows that it may get. A table that begins with fewer rows than there are
-            workers is not divided. Results change by rounding only, over chips not at all.
+            the workers; of a smaller one, each of them has all rows. The size of a table whose ids grow is that of all
+            rows that it may get. A table that begins with fewer rows than there are workers is not divided. Results
+            change by rounding only.
     """
 
     divided_from_mb: float = Field(default=32, ge=0)

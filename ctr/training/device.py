@@ -4,11 +4,13 @@ import logging
 import os
 import platform
 import random
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -16,8 +18,8 @@ import tensorflow as tf
 from ctr import __version__
 from ctr.config.plugins import Group, origin_of
 from ctr.data.schema import Schema
+from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.workers.chips import Chips
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,76 @@ _VARIABLES = (
     "TF_XLA_FLAGS",
     "XLA_FLAGS",
 )
+
+_device: str | None = None
+"""What ``use_device`` was last called with: TensorFlow's devices are those of the process, too."""
+_chip: str | None = None
+"""TensorFlow's name of the chip of a TPU that makes the steps; None: it places them by itself."""
+
+
+def use_device(device: str) -> None:
+    """Makes ``cpu``, the first ``gpu`` or one chip of this host's ``tpu`` compute all steps of this process.
+
+    To be called before TensorFlow computes anything. Raises InputError: there is no such device.
+    """
+    global _device, _chip
+    gpus = tf.config.list_physical_devices("GPU")
+    if device == "gpu" and not gpus:
+        raise InputError("--device gpu: TensorFlow finds no GPU here; allowed here: cpu")
+    _chip = _start_tpu() if device == "tpu" else None
+    tf.config.set_visible_devices(gpus[:1] if device == "gpu" else [], "GPU")
+    _device = device
+
+
+def _start_tpu() -> str:
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        # An error in a graph says where it was made, then what happened, then at which node.
+        said = re.search(r"(.+)\s+\[\[\{\{node", str(error))
+        reason = (said[1] if said else str(error)).strip().partition(". ")[0].splitlines()
+        raise InputError(
+            f"--device tpu: no TPU can be used here: {reason[0] if reason else type(error).__name__}; it takes a TPU's "
+            "host and a build of TensorFlow for it (tensorflow-tpu); allowed here: cpu"
+        ) from None
+    return str(tf.config.list_logical_devices("TPU")[0].name)
+
+
+def accelerator() -> Literal["GPU", "TPU"] | None:
+    """Returns what makes the steps of this process, None where the processor does."""
+    if _chip is not None:
+        return "TPU"
+    return "GPU" if tf.config.get_visible_devices("GPU") else None
+
+
+def on_step_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function run on the chip of a TPU, where TensorFlow places nothing by itself."""
+    if _chip is None:
+        return function
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        with tf.device(_chip):
+            return function(*arguments, **options)
+
+    return call
+
+
+@contextmanager
+def variables_beside_steps() -> Iterator[None]:
+    """Places variables where the steps run: their first values are computed here, and are the same on all devices.
+
+    Totals, which are in no step, stay on the host, since a TPU only emulates float64.
+    """
+
+    def create(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        is_total = (options.get("name") or "").endswith("/total")
+        variable: tf.Variable = (next_creator if is_total else on_step_device(next_creator))(**options)
+        return variable
+
+    with tf.variable_creator_scope(create):
+        yield
 
 
 def _cpu_info(name: str) -> str:
@@ -54,7 +126,7 @@ def resolve_compute_dtype(config: TrainConfig) -> str:
     """``float32`` or ``bfloat16``; ``auto`` is bfloat16 where the processor multiplies in it, or on a TPU."""
     if config.compute_dtype != "auto":
         return config.compute_dtype
-    accelerated = bool(tf.config.list_physical_devices("TPU")) or bool(cpu_flags() & _BFLOAT16_FLAGS)
+    accelerated = accelerator() == "TPU" or bool(cpu_flags() & _BFLOAT16_FLAGS)
     return "bfloat16" if accelerated else "float32"
 
 
@@ -64,14 +136,14 @@ def resolve_jit(config: TrainConfig, workers: int = 1) -> bool:
         return config.jit
     if workers > 1:
         return False  # XLA exchanges nothing between workers
-    return bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
+    return accelerator() is not None
 
 
 def has_few_shapes(config: TrainConfig) -> bool:
     """Tells whether batches are padded to few shapes (``ctr.training.shapes``)."""
     if config.batch.shapes != "auto":
         return config.batch.shapes == "few"
-    return bool(tf.config.list_physical_devices("TPU"))
+    return accelerator() == "TPU"
 
 
 def make_deterministic(seed: int) -> None:
@@ -88,7 +160,7 @@ def _threads(setting: int, variable: str) -> int:
 
 
 def describe_environment(
-    config: TrainConfig, workers: int = 1, chips: Chips | None = None, schema: Schema | None = None
+    config: TrainConfig, workers: int = 1, schema: Schema | None = None
 ) -> dict[str, Any]:
     """Describes everything outside the configuration that can change a bit of the result."""
     # TensorFlow speaks for itself: it may come from the package tensorflow-cpu.
@@ -112,7 +184,7 @@ def describe_environment(
         "processor": _cpu_info("model name"),
         "cpu_count": len(os.sched_getaffinity(0)),
         "bfloat16_units": sorted(cpu_flags() & _BFLOAT16_FLAGS),
-        "devices": [device.name for device in tf.config.list_physical_devices()],
+        "devices": [device.name for device in tf.config.get_visible_devices()],
         "compute_dtype": resolve_compute_dtype(config),
         "jit": resolve_jit(config, workers),
         "workers": workers,
@@ -124,8 +196,8 @@ def describe_environment(
         ),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
-    if chips is not None:
-        environment |= {"device": chips.device, "chips": chips.size}
+    if _device is not None:
+        environment["device"] = _device
     log.info(
         "devices: %s; matrix products in %s, XLA %s, %s threads",
         ", ".join(environment["devices"]),

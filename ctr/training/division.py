@@ -1,12 +1,11 @@
 """Division of a batch over workers. NumPy, in the reading thread.
 
-All workers have the rows of the whole batch, and each takes whole queries of it: a stretch of its rows, as long as that
-of any other. What each of them needs of a table they tell each other (``ctr.training.tables.joint_plan``), or find out
-of the whole batch, as chips do.
+All workers have the rows of the whole batch and its plan, and each takes whole queries of it: a stretch of its rows, as
+long as that of any other.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,48 +15,27 @@ from ctr.data.reader import Rows
 from ctr.models.rows import TableLayout, padded_size
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.pairs import Pairs
-from ctr.objective.targets import Targets, rank_pairs
-from ctr.training.tables.plan import TablePlan, row_capacity, value_count
+from ctr.objective.targets import rank_pairs
+from ctr.training.tables.plan import TablePlan, value_count
 from ctr.workers.collectives import Workers
 
 PLAN = ("distinct", "single", "values", "segments")
 """What a step takes of the plan of a table."""
 
-TOGETHER_FROM = 3
-"""From so many workers on they make plans together; two find ids faster than they join them."""
-
 
 class Seat(NamedTuple):
-    """Place among the workers that divide a batch.
-
-    Chips refer to the rows of all, which stand chip by chip (``arrange_by_chip``), those of a table that all have whole
-    as well, so that sums have the same order.
-    """
+    """Place among the workers that divide a batch."""
 
     rank: int
     size: int  # W, the number of workers
     divided: tuple[bool, ...]  # for each table whether the workers have a part of it each
-    # Whether the workers are the chips of this process, which has the parts of all of them.
-    has_all: bool = False
-    by_chip: bool = False  # whether the workers are chips
-    group: Workers | None = (
-        None  # those with which plans are made together; None: this process makes whole ones
-    )
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The numbers of the workers whose parts are made here."""
-        return tuple(range(self.size)) if self.has_all else (self.rank,)
 
 
 def seat_in(group: Workers, divided: tuple[bool, ...]) -> Seat | None:
     """Returns the seat of a member of a group; None: the process is alone."""
-    if group.is_here:
-        return Seat(0, group.size, divided, has_all=True, by_chip=True)
     if group.size == 1:
         return None
-    makes_parts = group if group.size >= TOGETHER_FROM else None
-    return Seat(group.rank, group.size, divided, group=makes_parts)
+    return Seat(group.rank, group.size, divided)
 
 
 @dataclass(frozen=True)
@@ -71,25 +49,6 @@ class Division:
 
     def rows_of(self, rank: int) -> np.ndarray:
         return self.workers == rank
-
-    def most_rows(self) -> int:
-        return int(np.bincount(self.workers, minlength=self.seat.size).max())
-
-    def most_values(self, layout: TableLayout, plan: TablePlan) -> int:
-        """Counts the multivalent ids of one table in the part that has most of them."""
-        count = len(layout.multivalent)
-        used = value_count(layout, plan, len(self.workers))
-        owners = self.workers[plan.segments[:used] // max(count, 1)]
-        return int(np.bincount(owners, minlength=self.seat.size).max())
-
-    def most_held(self, plan: TablePlan) -> int:
-        """Counts the rows of a plan that the chip holds that holds most of them; 0 where there are no chips."""
-        if not self.seat.by_chip:
-            return 0
-        return int(np.bincount(plan.distinct[: plan.distinct_count] % self.seat.size, minlength=1).max())
-
-    def with_capacity(self, capacity: int) -> "Division":
-        return replace(self, capacity=capacity, order=self.order + self.workers * (capacity - self.capacity))
 
 
 def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: int) -> Division:
@@ -125,67 +84,33 @@ def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.nda
     return positions
 
 
-def parts_of_batch(
+def part_of_batch(
     objective: ObjectiveConfig, rows: Rows, source: np.ndarray, division: Division | None
-) -> list[tuple[Rows, np.ndarray, Pairs]]:
-    """Returns those parts of a batch that are made here: rows, the log of each, and their pairs."""
-    if division is None:
-        return [(rows, source, rank_pairs(objective, rows, source))]
-    taken = [division.rows_of(rank) for rank in division.seat.ranks]
-    parts = [(rows.keep(own), source[own]) for own in taken]
-    return [(*part, rank_pairs(objective, *part)) for part in parts]
-
-
-def join_targets(targets: list[Targets], division: Division, weight: np.ndarray) -> Targets:
-    """Joins the targets of the parts that are made here, with the weight of the whole batch."""
-    seat, joined = division.seat, targets[0]
-    if seat.has_all:
-        joined = {name: np.stack([own[name] for own in targets]) for name in joined}
-    return joined | {"batch_weight": weight}
+) -> tuple[Rows, np.ndarray, Pairs]:
+    """Returns the part of a batch that is made here: rows, the log of each, and their pairs."""
+    if division is not None:
+        own = division.rows_of(division.seat.rank)
+        rows, source = rows.keep(own), source[own]
+    return rows, source, rank_pairs(objective, rows, source)
 
 
 # Tables.
 
 
 def divide_plans(
-    layouts: Sequence[TableLayout],
-    plans: Sequence[TablePlan],
-    division: Division,
-    sizes: Sequence[tuple[int, int]] | None = None,
+    layouts: Sequence[TableLayout], plans: Sequence[TablePlan], division: Division
 ) -> list[dict[str, np.ndarray]]:
-    """Finds what a worker takes of each plan: of chips arrays of all of them, [W, ...], but ``distinct``.
-
-    ``sizes``: for each table how many rows a chip has, and how many values a worker; None: as many as needed.
-    """
-    seat, tables = division.seat, []
-    for number, (layout, plan) in enumerate(zip(layouts, plans, strict=True)):
-        held, values = (None, None) if sizes is None else sizes[number]
-        if seat.by_chip:
-            held = row_capacity(division.most_held(plan)) if held is None else held
-            plan = arrange_by_chip(plan, seat.size, held)
-        if values is None and seat.has_all:
-            values = padded_size(division.most_values(layout, plan))
-        shares = [
-            share_of_table(layout, plan, division, rank, seat.divided[number], values) for rank in seat.ranks
-        ]
-        first, by_chip = shares[0], seat.has_all
-        names = [name for name in first if by_chip and name != "distinct"]
-        tables.append(first | {name: np.stack([share[name] for share in shares]) for name in names})
-    return tables
+    """Finds what this worker takes of each plan."""
+    parts = zip(layouts, plans, division.seat.divided, strict=True)
+    return [share_of_table(layout, plan, division, is_divided) for layout, plan, is_divided in parts]
 
 
 def share_of_table(
-    layout: TableLayout,
-    plan: TablePlan,
-    division: Division,
-    rank: int,
-    is_divided: bool,
-    values_capacity: int | None = None,
+    layout: TableLayout, plan: TablePlan, division: Division, is_divided: bool
 ) -> dict[str, np.ndarray]:
     """Finds what a worker needs of a table for its B rows, and what others need of its part.
 
     A table is held by all workers (mirrored), or divided: row r is held by worker r % W as the row r // W of its part.
-    Workers that are chips of a process refer to all rows of a batch, those that each of them holds one after the other.
 
     Returns:
         ``distinct``: int32 [Q], the rows of this worker's part that the batch needs, each once, of a mirrored table
@@ -195,14 +120,10 @@ def share_of_table(
         which of ``distinct`` it needs, with padding that it does not refer to.
     """
     count = len(layout.multivalent)
-    if plan.needed is not None:
-        single, values, segments = plan.single, plan.values, plan.segments
-    else:
-        single, values, segments = _part_of_plan(layout, plan, division, rank)
+    single, values, segments = _part_of_plan(layout, plan, division)
     padded_single = np.zeros((division.capacity, plan.single.shape[1]), np.int32)
     padded_single[: len(single)] = single
-    capacity = padded_size(len(values)) if values_capacity is None else values_capacity
-    capacity = capacity if count else 0
+    capacity = padded_size(len(values)) if count else 0
     padded_values = np.zeros(capacity, np.int32)
     padded_values[: len(values)] = values
     padded_segments = np.full(capacity, division.capacity * count, np.int32)
@@ -210,17 +131,17 @@ def share_of_table(
     if not is_divided:
         mirrored = plan.distinct, padded_single, padded_values, padded_segments
         return dict(zip(PLAN, mirrored, strict=True))
-    needed = _needed(layout, plan, division) if plan.needed is None else plan.needed
-    distinct, asked, positions = _requests(plan.distinct[: plan.distinct_count], needed, rank)
+    needed = _needed(layout, plan, division)
+    distinct, asked, positions = _requests(plan.distinct[: plan.distinct_count], needed, division.seat.rank)
     arrays = distinct, positions[padded_single], positions[padded_values], padded_segments, asked
     return dict(zip((*PLAN, "asked"), arrays, strict=True))
 
 
 def _part_of_plan(
-    layout: TableLayout, plan: TablePlan, division: Division, rank: int
+    layout: TableLayout, plan: TablePlan, division: Division
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Selects ``single``, ``values`` and ``segments`` of a worker's rows from a plan of the whole batch."""
-    workers, count = division.workers, max(len(layout.multivalent), 1)
+    """Selects ``single``, ``values`` and ``segments`` of this worker's rows from a plan of the whole batch."""
+    workers, rank, count = division.workers, division.seat.rank, max(len(layout.multivalent), 1)
     used = value_count(layout, plan, len(workers))
     values, segments = plan.values[:used], plan.segments[:used]
     own = np.flatnonzero(workers[segments // count] == rank)
@@ -230,7 +151,7 @@ def _part_of_plan(
 
 
 def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[np.ndarray, ...]:
-    """Finds which distinct rows each worker needs, as ``TablePlan.needed``, in a plan of the whole batch."""
+    """Finds which distinct rows each worker needs in a plan of the whole batch: positions, rising."""
     workers, used = division.workers, value_count(layout, plan, len(division.workers))
     needed = np.zeros((division.seat.size, plan.distinct_count), np.bool_)
     needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
@@ -242,7 +163,7 @@ def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[n
 def _requests(
     distinct: np.ndarray, needed: Sequence[np.ndarray], rank: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds who needs which rows of whom; ``needed``: for each of W workers positions in ``distinct``, int32 [U].
+    """Finds who needs which rows of whom; ``needed``: for each of W workers positions in ``distinct``, int64 [U].
 
     Returns ``distinct`` and ``asked`` of ``share_of_table``; and for each of the U rows where this worker has it among
     the W * P that it is given, int32; 0 for those that it does not need.
@@ -253,28 +174,14 @@ def _requests(
     for theirs in needed:
         whose = owners[theirs]
         width = max(width, int(np.bincount(whose, minlength=size).max()))
-        of_own.append(np.sort(theirs[whose == rank]))
+        of_own.append(theirs[whose == rank])
     own, place = np.flatnonzero(is_own), np.cumsum(is_own) - 1
     asked = np.zeros((size, width), np.int32)
     for worker, theirs in enumerate(of_own):
         asked[worker, : len(theirs)] = place[theirs]
-    mine = np.sort(needed[rank])
+    mine = needed[rank]
     positions = np.zeros(max(1, len(distinct)), np.int32)
     positions[mine] = positions_by_worker(owners[mine], size, width)
     # An operation on no row at all would need a case of its own.
     held = distinct[own] // size if len(own) else np.zeros(1, np.int32)
     return held.astype(np.int32), asked, positions
-
-
-def arrange_by_chip(plan: TablePlan, size: int, held: int) -> TablePlan:
-    """Lets a plan of the whole batch refer to rows chip by chip, as ``ctr.workers.row_lines`` takes those of W chips.
-
-    Each chip has Q = ``held`` rows, at least ``Division.most_held``; ``distinct`` has W * Q. A chip that has fewer
-    repeats its first row, to which nothing refers.
-    """
-    rows = plan.distinct[: plan.distinct_count]
-    positions = np.zeros(max(1, len(plan.distinct)), np.int32)
-    positions[: len(rows)] = positions_by_worker(rows % size, size, held)
-    distinct = np.repeat(np.arange(size, dtype=np.int32), held)
-    distinct[positions[: len(rows)]] = rows
-    return replace(plan, distinct=distinct, single=positions[plan.single], values=positions[plan.values])

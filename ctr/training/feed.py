@@ -1,8 +1,8 @@
 """Feeds: from batches to the arrays that the step takes: first the sizes of all of them, then what they hold."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import tensorflow as tf
@@ -19,27 +19,22 @@ from ctr.training.division import (
     Seat,
     divide_plans,
     divide_rows,
-    join_targets,
-    parts_of_batch,
+    part_of_batch,
 )
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
 from ctr.training.shapes import FewShapes, Shape, TableSizes, require_shape, shape_of_batch
-from ctr.training.tables.joint_plan import join_plan, own_ids
 from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
 from ctr.training.tables.tables import EmbeddingTables
 
 _LOGISTIC = ObjectiveConfig()
-OF_ALL_CHIPS = frozenset({"distinct", "batch_weight"})
-"""What of a batch is the same for all chips of a process."""
 
 
 @dataclass(frozen=True)
 class Feed:
     """A batch as the step takes it: B rows, the last of them padding of weight 0.
 
-    Where several workers divide it, the targets and what the step takes of plans are of this worker's rows; where they
-    are the chips of this process, of all of them, [W, B]: those of the first one first.
+    Where several workers divide it, the targets and what the step takes of plans are of this worker's rows.
     """
 
     batch: Batch
@@ -50,10 +45,8 @@ class Feed:
     division: Division | None = None
     shape: Shape | None = None  # the one of few that it is padded to; None: its sizes are some of many
     is_fused: bool = False  # ``ctr.training.fused_steps`` learns from it
-    largest: "Callable[[], Feed] | None" = None  # makes the same feed with the largest shape
     batch_rows: int = 0  # what batches are padded to where no shape says it
     beside: "Feed | None" = None  # of the same batch, of an expert beside the model
-    is_part: bool = False  # until it is ``joined``: plans are of this worker's rows alone
 
     @property
     def rows(self) -> int:
@@ -65,39 +58,18 @@ class Feed:
 
     @cached_property
     def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
-        return plan_tensors(self.layouts, self.plans, self.division, self.shape)
+        return plan_tensors(self.layouts, self.plans, self.division)
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
         """Sorts what a step returned for the rows of all workers as the good rows of the batch are."""
         return values[: self.rows] if self.division is None else values[self.division.order]
 
-    @cached_property
-    def own_ids(self) -> list[np.ndarray]:
-        """By table what the other workers have to know of a part."""
-        assert self.division is not None
-        rows = np.flatnonzero(self.division.rows_of(self.division.seat.rank))
-        return [own_ids(*each, rows) for each in zip(self.layouts, self.plans, strict=True)]
-
     def prepare(self) -> None:
         if self.is_fused:
             return
         _ = self.target_tensors
-        if self.is_part:
-            _ = self.own_ids
-        elif all(plan.pending is None for plan in self.plans):
+        if all(plan.pending is None for plan in self.plans):
             _ = self.plan_tensors
-
-    def joined(self, found: Sequence[Sequence[np.ndarray]]) -> "Feed":
-        """Makes the plans those of the whole batch; ``found``: the ``own_ids`` of each worker."""
-        assert self.division is not None
-        seat, plans = self.division.seat, []
-        for number, (layout, part, *of_workers) in enumerate(
-            zip(self.layouts, self.plans, *found, strict=True)
-        ):
-            plan = join_plan(layout, part, of_workers, seat.rank)
-            # Rows of a divided table that nobody needs are not exchanged.
-            plans.append(plan if seat.divided[number] else _pad_divided(layout, plan))
-        return self._with_plans(plans)
 
     def with_rows(self, tables: EmbeddingTables, learning: bool = False) -> "Feed":
         """Gives ids that grow their rows (``EmbeddingTables.find_rows``); returns itself if they have them already."""
@@ -105,30 +77,13 @@ class Feed:
         if not rows:
             return self
         tables.begin_rows(begun)
-        found = self._assigned(rows, tables)
-        # Which chips hold the rows is known only now.
-        if self.largest is None or found.fits():
-            return found
-        return self.largest()._assigned(rows, tables)
-
-    def _assigned(self, rows: Mapping[int, np.ndarray], tables: EmbeddingTables) -> "Feed":
         plans = [
             assign_rows(plan, rows[number], tables.count(number)) if number in rows else plan
             for number, plan in enumerate(self.plans)
         ]
-        return self._with_plans(plans)
-
-    def _with_plans(self, plans: Sequence[TablePlan]) -> "Feed":
-        feed = replace(self, plans=tuple(plans), is_part=False)
+        feed = replace(self, plans=tuple(plans))
         feed.__dict__["target_tensors"] = self.target_tensors
         return feed
-
-    def fits(self) -> bool:
-        """Tells whether its shape has room for the rows, which ids have by now, that each chip holds of them."""
-        if self.shape is None or self.division is None:
-            return True
-        held = map(self.division.most_held, self.plans)
-        return all(rows <= size.held for rows, size in zip(held, self.shape.tables, strict=True))
 
 
 def make_feed(
@@ -142,76 +97,60 @@ def make_feed(
     seat: Seat | None = None,
     shapes: FewShapes | None = None,
     fused: FewShapes = (),
-    is_part: bool = False,
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, decides what it is padded to, and fills the arrays.
 
     A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes`` each size is
-    one of a few by itself, but for batches that are ``fused``, where one of those shapes holds them. ``is_part``: only
-    the ids of this worker's rows are found, and the feed has to be ``joined``. Raises InputError: no shape holds the
-    batch.
+    one of a few by itself, but for batches that are ``fused``, where one of those shapes holds them. Raises InputError:
+    no shape holds the batch.
     """
     rows, source = _all_rows(batch, constraint_batches)
-    division = None
-    if seat is not None:
-        division = divide_rows(query_begins(rows, source), source, seat, batch_rows)
-    parts = parts_of_batch(objective, rows, source, division)
-    plans = _find_ids(layouts, parts[0][0] if is_part else rows, ids)
+    division = None if seat is None else divide_rows(query_begins(rows, source), source, seat, batch_rows)
+    part, part_source, pairs = part_of_batch(objective, rows, source, division)
+    plans = _find_ids(layouts, rows, ids)
 
     # What everything is padded to.
-    most_pairs = max(len(pairs.weight) for _, _, pairs in parts)
     shape = None
-    table_sizes: Sequence[TableSizes | None] = [None] * len(layouts)
     if shapes is not None:
-        shape = require_shape(shapes, batch.begin, len(rows), most_pairs, layouts, plans, division)
+        shape = require_shape(shapes, batch.begin, len(rows), len(pairs.weight), plans)
     elif fused and len(batch.rows):
-        shape = shape_of_batch(fused, len(rows), most_pairs, layouts, plans, division)
+        shape = shape_of_batch(fused, len(rows), len(pairs.weight), plans)
     if shape is not None:
-        capacity, most_pairs, table_sizes = shape.rows, shape.pairs, shape.tables
+        capacity, most_pairs = shape.rows, shape.pairs
     else:
         capacity = padded_size(len(rows), batch_rows) if division is None else division.capacity
-        most_pairs = padded_size(most_pairs)
+        most_pairs = padded_size(len(pairs.weight))
 
     # What is padded.
-    targets = [
-        make_targets(objective, families, own, logs, capacity, pairs.padded(most_pairs), layouts)
-        for own, logs, pairs in parts
-    ]
+    targets = make_targets(
+        objective, families, part, part_source, capacity, pairs.padded(most_pairs), layouts
+    )
     if division is None:
+        sizes: Sequence[TableSizes | None] = [None] * len(layouts) if shape is None else shape.tables
         plans = [
             pad_plan(layout, plan, capacity, size and size.values, size and size.ids)
-            for layout, plan, size in zip(layouts, plans, table_sizes, strict=True)
+            for layout, plan, size in zip(layouts, plans, sizes, strict=True)
         ]
-    elif not is_part:
-        plans = [_pad_divided(*each) for each in zip(layouts, plans, table_sizes, strict=True)]
-    of_batch = targets[0]
-    if division is not None:
-        division = division.with_capacity(capacity)
-        of_batch = join_targets(targets, division, whole_batch_weight(objective, rows, source))
-    largest = None
-    if shapes is not None:
-        options = objective, families, constraint_batches, ids, seat, shapes[-1:]
-        largest = partial(make_feed, batch, layouts, batch_rows, *options)
+    else:
+        # The parts of the batch are padded by ``plan_tensors``.
+        plans = [
+            pad_plan(layout, plan, len(plan.single), len(plan.values))
+            for layout, plan in zip(layouts, plans, strict=True)
+        ]
+        targets["batch_weight"] = whole_batch_weight(objective, rows, source)
     is_fused = shapes is None and shape is not None
     constraint_rows = tuple(constraint_batches)
     return Feed(
         batch,
         constraint_rows,
-        of_batch,
+        targets,
         tuple(plans),
         layouts,
         division,
         shape,
         is_fused,
-        largest,
         batch_rows,
-        is_part=is_part,
     )
-
-
-def _pad_divided(layout: TableLayout, plan: TablePlan, size: TableSizes | None = None) -> TablePlan:
-    # The parts of the batch are padded by ``plan_tensors``.
-    return pad_plan(layout, plan, len(plan.single), len(plan.values), size and size.ids)
 
 
 def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple[Rows, np.ndarray]:
@@ -246,11 +185,9 @@ def plan_tensors(
     layouts: Sequence[TableLayout],
     plans: Sequence[TablePlan],
     division: Division | None = None,
-    shape: Shape | None = None,
 ) -> list[dict[str, tf.Tensor]]:
-    """Makes what the step takes of each plan, all of whose ids have rows; for chips see ``divide_plans``."""
+    """Makes what the step takes of each plan, all of whose ids have rows."""
     if division is None:
         return [{name: tf.constant(getattr(plan, name)) for name in PLAN} for plan in plans]
-    sizes = None if shape is None else [(table.held, table.values) for table in shape.tables]
-    arrays = divide_plans(layouts, plans, division, sizes)
+    arrays = divide_plans(layouts, plans, division)
     return [{name: tf.constant(value) for name, value in table.items()} for table in arrays]

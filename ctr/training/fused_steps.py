@@ -32,7 +32,7 @@ from ctr.training.state import TrainState
 from ctr.training.step import Step
 from ctr.training.tables.plan import TablePlan, assign_rows
 from ctr.training.tables.tables import EmbeddingTables, Gathered, NewRows
-from ctr.workers.row_variables import Rows, gather_rows, set_rows
+from ctr.workers.row_variables import set_rows
 
 _SCRATCH_ROWS, _SCRATCH_BYTES = 2**15, 2**23
 """Rows of a scratch table, or more where so many bytes hold them; a call ends before batches that need more."""
@@ -246,7 +246,7 @@ class ScratchTables:
     def load(self, used: Sequence[tf.Tensor]) -> None:
         """Copies rows of the tables, int32 [N] of each, to the beginning."""
         for number, rows in enumerate(used):
-            own = [gather_rows(variable, rows) for variable in self._variables(number)]
+            own = [tf.gather(variable, rows) for variable in self._variables(number)]
             set_rows(self._values[number], tf.range(tf.size(rows)), tf.concat(own, axis=1))
 
     def store(self, used: Sequence[tf.Tensor]) -> None:
@@ -256,7 +256,7 @@ class ScratchTables:
             for variable, values in zip(self._variables(number), own, strict=True):
                 set_rows(variable, rows, values)
 
-    def _variables(self, number: int) -> list[Rows]:
+    def _variables(self, number: int) -> list[tf.Variable]:
         name = list(self.optimizer.tables)[number]
         return [self._tables.weights[number], *self.optimizer.kept[name]]
 

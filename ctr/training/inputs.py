@@ -31,7 +31,6 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
-from ctr.training.joint_feeds import join_feeds
 from ctr.training.label_rows import learned_rows, returning_rows, sidecar_columns
 from ctr.training.logs import Log, Logs, open_logs
 from ctr.training.run.rollback import Position
@@ -239,9 +238,7 @@ def read_feeds(
     objective = config.objective if other_starts is not None else config.objective.scored_part
     shapes = None
     if has_few_shapes(config):
-        shapes = few_shapes(config, inputs.schema, layouts, 1 if seat is None else seat.size)
-
-    group = None if seat is None else seat.group
+        shapes = few_shapes(config, inputs.schema, layouts)
 
     def feeds() -> Iterator[Feed]:
         selection = selection_of(inputs, start)
@@ -275,7 +272,6 @@ def read_feeds(
                 seat,
                 shapes,
                 own,
-                is_part=group is not None,
             )
             if beside is not None:
                 feed = replace(feed, beside=beside(feed))
@@ -283,8 +279,7 @@ def read_feeds(
             feed.prepare()
             yield feed
 
-    made = read_ahead(feeds())
-    return made if group is None else join_feeds(made, group)
+    return read_ahead(feeds())
 
 
 def _final_batches(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]) -> Iterator[Batch]:

@@ -14,7 +14,6 @@ from ctr.training.pairs.state import PREFIX, PairState
 from ctr.training.pairs.trainer import PairTrainer
 from ctr.training.state import TrainState
 from ctr.training.trainer import Phase, Trainer
-from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
 
 
@@ -23,14 +22,13 @@ def fresh_state(
     schema: Schema,
     families: Sequence[Family] = (),
     workers: Workers = ALONE,
-    chips: Chips | None = None,
 ) -> TrainState:
     """Makes the state that a run begins with, always the same; lets TensorFlow only do what repeats bit by bit."""
     make_deterministic(config.seed)
     if config.model.pairs is True:
-        return PairState(config, schema, families, workers, chips)
+        return PairState(config, schema, families, workers)
     layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config)
-    return TrainState(layouts, config, dtype, families, workers, chips)
+    return TrainState(layouts, config, dtype, families, workers)
 
 
 def make_trainer(state: TrainState, config: TrainConfig, phase: Phase | None = None) -> Trainer:

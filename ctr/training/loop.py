@@ -32,7 +32,6 @@ from ctr.training.run.summary import TIMING, LearningError, train_result
 from ctr.training.trainer import Phase, Scores, Trainer, announced
 from ctr.training.validate import check_possible, validate
 from ctr.training.warm_start.start import InitFrom, warm_start
-from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
 
 __all__ = ["TIMING", "Learner", "LearningError", "Session", "one_pass", "open_session", "train"]
@@ -53,7 +52,6 @@ def train(
     init_from: InitFrom | None = None,
     phase: Phase | None = None,
     workers: Workers = ALONE,
-    chips: Chips | None = None,
     stop: Stop = lambda: None,
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
@@ -77,19 +75,16 @@ def train(
     """
     log, run_dir = Path(log), Path(run_dir)
     source = None if init_from is None else Path(init_from.run_dir)
-    device = None if chips is None else chips.device
     with workers.noticing_losses():
         summary = workers.once(
-            lambda: validate(
-                config, log, run_dir, record=record, source=source, workers=workers.size, device=device
-            )
+            lambda: validate(config, log, run_dir, record=record, source=source, workers=workers.size)
         )
         if summary is None:
             if init_from is not None:
-                begin = log, config, run_dir, init_from, False, workers.size, chips
+                begin = log, config, run_dir, init_from, False, workers.size
                 workers.once(lambda: warm_start(*begin))
             with open_session(
-                log, config, run_dir, progress, exporter, phase=phase, workers=workers, chips=chips
+                log, config, run_dir, progress, exporter, phase=phase, workers=workers
             ) as session:
                 summary = session.finish(stop, advance_measuring)
         result = workers.once(lambda: train_result(log, run_dir, summary, record))
@@ -235,7 +230,6 @@ def open_session(
     phase: Phase | None = None,
     workers: Workers = ALONE,
     learner: Learner = PLAIN,
-    chips: Chips | None = None,
 ) -> Iterator["Session"]:
     """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
 
@@ -255,7 +249,6 @@ def open_session(
             and with an empty one when that is over.
         workers: those that train together, all of which do the same with sessions of one run; the first one writes the
             files and calls ``progress``, ``phase`` and ``exporter``.
-        chips: those of this process that make the steps; None: one device does.
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
@@ -267,8 +260,7 @@ def open_session(
         progress, phase = None, None
     with workers.noticing_losses(), ExitStack() as held:
         with workers.raise_if_any_failed():
-            device = None if chips is None else chips.device
-            check_possible(config, workers.size, device, exporter is not None)
+            check_possible(config, workers.size, exporter is not None)
         inputs = open_inputs(log, config, workers)
         config = inputs.config
 
@@ -280,10 +272,9 @@ def open_session(
                 return check_rows(inputs)
 
         is_checked = workers.once(check_new_run)
-        environment = describe_environment(config, workers.size, chips, inputs.schema)
+        environment = describe_environment(config, workers.size, inputs.schema)
         held.enter_context(hold_run(run_dir, config, inputs.schema, environment, workers))
-        more = {} if chips is None else {"chips": chips}
-        begin = partial(learner.state, config, inputs.schema, inputs.families, workers, **more)
+        begin = partial(learner.state, config, inputs.schema, inputs.families, workers)
         state = begin()
         with open_run(run_dir, inputs, state, lambda: begin().arrays()) as run:
             trainer = learner.trainer(state, config, phase)

@@ -117,15 +117,12 @@ class Pooling(StrictModel):
     """How the embeddings of a multivalent feature's values become one (``ctr.models.pooling``), or the kind alone.
 
     Attributes:
-        kind: ``mean``; ``target``: an average weighted by how alike each value and the target are; ``sequence``: the
-            same after a block in which values see those before them.
+        kind: ``mean``; ``target``: an average weighted by how alike each value and the target are.
         of: the target, a single-valued feature. Null: the feature that a history lists.
-        ages: the feature that lists the ages of the same values (``lists: ages``), by which they count too. Null: none.
     """
 
-    kind: Literal["mean", "target", "sequence"]
+    kind: Literal["mean", "target"]
     of: Name | None = None
-    ages: Name | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -181,8 +178,8 @@ class ModelConfig(ShortModel):
         widths: embedding widths by feature, in place of those in the log's schema; 0: a linear weight only. Features
             with a width in neither have 16, or 8, 4 and 2 with up to 128, 16 and 4 ids; of ids that grow those count
             that the log's first partition has.
-        pooling: for a multivalent feature how its values are pooled, in place of their mean: ``target`` and
-            ``sequence`` suit histories. Its linear weights are always averaged.
+        pooling: for a multivalent feature how its values are pooled, in place of their mean: ``target`` suits
+            histories. Its linear weights are always averaged.
         query_size: whether the number of rows of its query is a feature of each row, ``query_size``, of the UI tower.
             It is missing for a query whose rows have different times, such as a session. ``auto``: where the log's
             first partition has queries of different numbers of rows, and hardly any whose rows have different times.
@@ -361,20 +358,8 @@ class ModelConfig(ShortModel):
                     f"config: model.pooling.{name}.of is {of}; allowed: a single-valued feature of the model with a "
                     "width above 0, in the same tower"
                 )
-            ages = pooling.ages
-            if ages is not None and (
-                ages in self.without
-                or not widths.get(ages)
-                or history is None
-                or history.model_copy(update={"lists": "ages"}) != schema.histories.get(ages)
-                or (self.factorized is not None and towers[ages] != towers[name])
-            ):
-                raise InputError(
-                    f"config: model.pooling.{name}.ages is {ages}; allowed: a feature of the model with a width above "
-                    "0 and the same history with lists: ages, in the same tower"
-                )
             sizes = feature.max_values, widths[name], widths[of], 1 / (self.init_scale or 1)
-            found[name] = Pooled(name, of, pooling.kind, *sizes, (ages, widths[ages]) if ages else None)
+            found[name] = Pooled(name, of, *sizes)
         return found
 
     def _feature_widths(self, schema: Schema) -> dict[str, int]:

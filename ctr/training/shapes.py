@@ -8,8 +8,6 @@ At most four, for any log, known before it is read::
     full     the same rows, and as many ids, values and pairs as any of them can have
     large    ``batch.max_query_rows`` rows, for a query that is larger than a batch, and all that they can have
 
-Where chips divide a table, each has its share of the ids, in ``full`` a quarter more, and in ``large`` all of them.
-
 Which one a batch takes is the first that holds it: a function of the batch alone, so that a run that is resumed takes
 the same. What rows can have at most follows from the features (``max_values``) and from ``ranking.max_pairs``: of n
 rows, queries of s rows have up to s^2 / 4 pairs, but K at most, so that n sqrt(K) / 2 is the most that all have. With
@@ -26,7 +24,6 @@ from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig
-from ctr.training.division import Division
 from ctr.training.tables.plan import TablePlan
 
 FUSED_FROM = 4096
@@ -40,24 +37,20 @@ _FUSED_ROWS, _FUSED_VALUES = (8, 64, 256), 8
 _SMALL, _USUAL_IDS, _USUAL_VALUES = 16, 2, 8
 """Divisors of what there can be at most."""
 _LEAST = 64
-_IMBALANCE = 4
-"""Queries being whole, a part of a batch may be larger than its share by this fraction of it; so may a chip's rows."""
 
 
 class TableSizes(NamedTuple):
-    """Of one table: distinct ids, multivalent values in each part of a batch, and the ids that each chip holds."""
+    """Of one table: distinct ids and multivalent values."""
 
     ids: int
     values: int
-    held: int = 0
 
 
 class Shape(NamedTuple):
-    """The sizes of a batch that is divided into parts, one for each chip."""
+    """The sizes of a batch."""
 
-    total: int  # rows of all parts together
-    rows: int  # of each part
-    pairs: int  # of each part
+    rows: int
+    pairs: int
     tables: tuple[TableSizes, ...]
 
 
@@ -65,82 +58,47 @@ FewShapes = tuple[Shape, ...]
 """Shapes of a run, at most four, from the smallest to the largest, which holds whatever another one does."""
 
 
-def shape_of_batch(
-    shapes: FewShapes,
-    rows: int,
-    pairs: int,
-    layouts: Sequence[TableLayout],
-    plans: Sequence[TablePlan],
-    division: Division | None,
-) -> Shape | None:
+def shape_of_batch(shapes: FewShapes, rows: int, pairs: int, plans: Sequence[TablePlan]) -> Shape | None:
     """Finds the smallest shape that holds a batch, planned without padding; None: none does."""
-    of_part = rows if division is None else division.most_rows()
-    tables = _table_sizes(layouts, plans, division)
     for shape in shapes:
-        fits = all(
-            has.ids <= size.ids and has.values <= size.values and has.held <= size.held
-            for has, size in zip(tables, shape.tables, strict=True)
-        )
-        if rows <= shape.total and of_part <= shape.rows and pairs <= shape.pairs and fits:
+        tables = zip(plans, shape.tables, strict=True)
+        fits = all(has.distinct_count <= size.ids and len(has.values) <= size.values for has, size in tables)
+        if rows <= shape.rows and pairs <= shape.pairs and fits:
             return shape
     return None
 
 
-def _table_sizes(
-    layouts: Sequence[TableLayout], plans: Sequence[TablePlan], division: Division | None
-) -> list[TableSizes]:
-    if division is None:
-        return [TableSizes(plan.distinct_count, len(plan.values)) for plan in plans]
-    return [
-        TableSizes(
-            plan.distinct_count,
-            division.most_values(layout, plan),
-            # Which chips hold ids without rows is not known yet.
-            0 if plan.pending is not None else division.most_held(plan),
-        )
-        for layout, plan in zip(layouts, plans, strict=True)
-    ]
-
-
 def require_shape(
-    shapes: FewShapes,
-    position: int,
-    rows: int,
-    pairs: int,
-    layouts: Sequence[TableLayout],
-    plans: Sequence[TablePlan],
-    division: Division | None,
+    shapes: FewShapes, position: int, rows: int, pairs: int, plans: Sequence[TablePlan]
 ) -> Shape:
     """Finds the smallest shape that holds the batch at a position of the log. Raises InputError where none does."""
-    shape = shape_of_batch(shapes, rows, pairs, layouts, plans, division)
+    shape = shape_of_batch(shapes, rows, pairs, plans)
     if shape is not None:
         return shape
-    tables, largest = _table_sizes(layouts, plans, division), shapes[-1]
+    largest = shapes[-1]
     raise InputError(
         f"the batch from row {position} of the log on has {rows} rows and, of each table, "
-        f"{', '.join(f'{has.ids} ids and {has.values} multivalent values' for has in tables)}; batch.shapes few "
-        f"allows {largest.total} rows and "
+        f"{', '.join(f'{has.distinct_count} ids and {len(has.values)} multivalent values' for has in plans)}; "
+        f"batch.shapes few allows {largest.rows} rows and "
         f"{', '.join(f'{size.ids} ids and {size.values} values' for size in largest.tables)}, by the features' "
         "max_values; allowed: batch.shapes many"
     )
 
 
-def few_shapes(
-    config: TrainConfig, schema: Schema, layouts: Sequence[TableLayout], parts: int = 1
-) -> FewShapes:
-    """Makes the shapes of a run, each batch of which is divided into ``parts``."""
+def few_shapes(config: TrainConfig, schema: Schema, layouts: Sequence[TableLayout]) -> FewShapes:
+    """Makes the shapes of a run."""
     batch, constraints = config.batch, config.objective.bias_constraints
     logs = (0 if constraints is None else len(constraints.logs)) + len(config.label_returns)
     # A constraint log gives a batch at most as many rows as it has itself; most give few.
     usual = batch.rows * min(2, 1 + logs)
     most = max(batch.rows, batch.max_query_rows) * (1 + logs)
     shapes = [
-        _shape(config, schema, layouts, usual, parts, is_usual=True),
-        _shape(config, schema, layouts, batch.rows * (1 + logs), parts),
-        _shape(config, schema, layouts, most, 1, chips=parts)._replace(total=most),
+        _shape(config, schema, layouts, usual, is_usual=True),
+        _shape(config, schema, layouts, batch.rows * (1 + logs)),
+        _shape(config, schema, layouts, most),
     ]
     if batch.growth is not None:
-        shapes.insert(0, _shape(config, schema, layouts, -(-usual // _SMALL), parts))
+        shapes.insert(0, _shape(config, schema, layouts, -(-usual // _SMALL)))
     return tuple(dict.fromkeys(shapes))
 
 
@@ -157,7 +115,7 @@ def fused_shapes(config: TrainConfig, layouts: Sequence[TableLayout]) -> FewShap
         values = [_FUSED_VALUES * rows * len(layout.multivalent) for layout in layouts]
         sizes = zip(layouts, values, strict=True)
         tables = [TableSizes(rows * len(layout.single) + own, own) for layout, own in sizes]
-        shapes.append(Shape(rows, rows, 0, tuple(tables)))
+        shapes.append(Shape(rows, 0, tuple(tables)))
     return tuple(shapes)
 
 
@@ -175,13 +133,9 @@ def _shape(
     config: TrainConfig,
     schema: Schema,
     layouts: Sequence[TableLayout],
-    total: int,
-    parts: int,
+    rows: int,
     is_usual: bool = False,
-    chips: int | None = None,
 ) -> Shape:
-    """Makes the shape of batches of ``total`` rows; as many chips as parts divide the tables if ``chips`` is None."""
-    rows = total if parts == 1 else -(-total // parts) + -(-total // (parts * _IMBALANCE))
     ranking = config.objective.ranking
     pairs = 0 if ranking is None else int(rows * math.sqrt(ranking.max_pairs) / 2)
     ids_divisor, values_divisor = (_USUAL_IDS, _USUAL_VALUES) if is_usual else (1, 1)
@@ -189,15 +143,9 @@ def _shape(
     for layout in layouts:
         each = sum(_max_values(schema, feature.name) for feature in layout.multivalent)
         values = max(_LEAST, rows * each // values_divisor) if each else 0
-        of_all = max(_LEAST, total * each // values_divisor) if each else 0
-        ids = -(-total * len(layout.single) // ids_divisor) + of_all
-        table_rows = most_rows(config, layout)
-        ids = min(ids, table_rows)
-        held = -(-ids // parts)
-        if not is_usual:
-            held += -(-held // _IMBALANCE)
-        tables.append(TableSizes(ids, values, min(ids, held, -(-table_rows // (chips or parts)))))
-    return Shape(total, rows, max(_LEAST, pairs // values_divisor), tuple(tables))
+        ids = -(-rows * len(layout.single) // ids_divisor) + values
+        tables.append(TableSizes(min(ids, most_rows(config, layout)), values))
+    return Shape(rows, max(_LEAST, pairs // values_divisor), tuple(tables))
 
 
 def _max_values(schema: Schema, name: str) -> int:

@@ -14,15 +14,15 @@ from ctr.objective.bias_constraints import Family
 from ctr.optim.first_order.online_bias import all_variables
 from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
+from ctr.training.device import variables_beside_steps
 from ctr.training.division import Seat, seat_in
 from ctr.training.label_lessons import label_biases
 from ctr.training.optimizers import dense_optimizer, make_calibrators
 from ctr.training.retrain import initial_weights
 from ctr.training.tables.tables import EmbeddingTables
-from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part, Sharding
-from ctr.workers.row_variables import Rows, read_rows, row_count
+from ctr.workers.row_variables import read_rows, row_count
 
 _PIECE = 65536
 
@@ -77,7 +77,7 @@ def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 class TrainState:
     """All variables that training changes, by name, and how they are divided over those that train together.
 
-    What is read and set here are, of several workers, this one's parts; of the chips of a process all rows.
+    What is read and set here are, of several workers, this one's parts.
     """
 
     def __init__(
@@ -87,17 +87,13 @@ class TrainState:
         compute_dtype: str,
         families: Sequence[Family] = (),
         workers: Workers = ALONE,
-        chips: Chips | None = None,
         sources: Sources | None = None,
-        in_lines: bool = False,
     ) -> None:
-        """Begins with nothing learned. ``in_lines``: rows lie in lines (``row_lines``), as they always do on chips."""
+        """Begins with nothing learned."""
         self.layouts, self.families = layouts, tuple(families)
-        self.workers, self.chips = workers, chips
-        # Those among whom a step is divided: the chips of this process, or the workers.
-        self.group = workers if chips is None else chips
-        with self.group.holding():
-            self.tables = EmbeddingTables(layouts, config, self.group, in_lines or chips is not None)
+        self.workers = workers
+        with variables_beside_steps():
+            self.tables = EmbeddingTables(layouts, config, workers)
             self._create_dense(config, compute_dtype, sources)
             # Of the numbers that the network reads, float64 [3, K] (``ctr.models.numbers``).
             count = number_count(layouts)
@@ -122,7 +118,7 @@ class TrainState:
         self.dense_optimizer.build(weights)
         self.calibrators = make_calibrators(self.weights, self.architecture.experts)
 
-    def variables(self) -> dict[str, Rows]:
+    def variables(self) -> dict[str, tf.Variable]:
         named = self.tables.variables | dense_weights(self.weights) | self.dense_optimizer.variables
         named |= all_variables((*self.calibrators, *self.label_biases))
         if self.statistics is not None:
@@ -135,7 +131,7 @@ class TrainState:
     @property
     def seat(self) -> Seat | None:
         """Returns which parts of each batch this process computes; None: all of it, as it is alone."""
-        return seat_in(self.group, self.tables.divided)
+        return seat_in(self.workers, self.tables.divided)
 
     @property
     def sharding(self) -> Sharding:
@@ -147,17 +143,17 @@ class TrainState:
         """The values of all variables and maps, to be read before the next step: where possible, their own memory."""
         return {name: _value(leaf) for name, leaf in self.leaves().items()}
 
-    def leaves(self) -> dict[str, Rows | np.ndarray]:
+    def leaves(self) -> dict[str, tf.Variable | np.ndarray]:
         """Returns the variables and the maps' arrays."""
         return self._own_leaves()
 
-    def _own_leaves(self) -> dict[str, Rows | np.ndarray]:
+    def _own_leaves(self) -> dict[str, tf.Variable | np.ndarray]:
         return self.variables() | self.tables.id_arrays()
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         return {name: _layout(leaf) for name, leaf in self._written().items()}
 
-    def _written(self) -> dict[str, Rows | np.ndarray]:
+    def _written(self) -> dict[str, tf.Variable | np.ndarray]:
         """The variables and the maps' arrays that this worker writes: its parts, the first one also what all have."""
         leaves, sharding = self.leaves(), self.sharding
         return {name: leaf for name, leaf in leaves.items() if self.workers.is_chief or name in sharding}
@@ -222,11 +218,11 @@ def _unlearned(shape: Sequence[int], dtype: tf.DType = tf.float32) -> tf.Variabl
     return tf.Variable(tf.zeros(shape, dtype), trainable=False)
 
 
-def _value(leaf: Rows | np.ndarray) -> np.ndarray:
+def _value(leaf: tf.Variable | np.ndarray) -> np.ndarray:
     return leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf.read_value())
 
 
-def _layout(leaf: Rows | np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
+def _layout(leaf: tf.Variable | np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
     if isinstance(leaf, np.ndarray):
         return leaf.shape, leaf.dtype
     rows = () if leaf.shape.is_fully_defined() else (row_count(leaf),)

@@ -66,7 +66,7 @@ class Step:
         exchanges: bool,
     ) -> None:
         self.state, self.config, self.parts, self.exchanges = state, config, parts, exchanges
-        self._workers = state.group
+        self._workers = state.workers
         self._model = Differentiation(state, config, by_products)
 
     def learn(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors, rates: _Tensors) -> StepResult:

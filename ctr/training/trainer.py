@@ -17,7 +17,7 @@ from ctr.models.part import WHOLE, Part
 from ctr.training.analysis.speed import RunningMedian, Throughput
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
-from ctr.training.device import has_few_shapes, resolve_jit
+from ctr.training.device import accelerator, has_few_shapes, resolve_jit
 from ctr.training.feed import Feed, make_feed
 from ctr.training.fused_steps import FusedSteps
 from ctr.training.run.rollback import predicts_soundly
@@ -58,8 +58,9 @@ class Trainer:
         self._jit = resolve_jit(config, state.workers.size)
         self._step = TrainStep(state, config, self._jit, parts)
         self.fused_shapes: FewShapes = ()
-        if tuple(parts) == (WHOLE,) and state.workers.size == 1 and state.chips is None:
-            self.fused_shapes = () if has_few_shapes(config) else fused_shapes(config, state.layouts)
+        is_whole = tuple(parts) == (WHOLE,) and state.workers.size == 1
+        if is_whole and not has_few_shapes(config) and accelerator() != "TPU":
+            self.fused_shapes = fused_shapes(config, state.layouts)
         self._fused: FusedSteps | None = None
         self._phase = phase
         self._compiled: set[tuple[object, ...]] = set()
@@ -142,8 +143,7 @@ class Trainer:
         # A call of the compiled function costs as much as a thousand rows.
         at_once, shapes = max(batch_rows, _SCORED_TOGETHER), None
         if has_few_shapes(self._config):
-            parts = 1 if seat is None else seat.size
-            at_once, shapes = batch_rows, few_shapes(self._config, schema, self.state.layouts, parts)
+            at_once, shapes = batch_rows, few_shapes(self._config, schema, self.state.layouts)
         logit = np.zeros(len(good), np.float32)
         for begin in range(0, len(good), at_once):
             end = min(begin + at_once, len(good))

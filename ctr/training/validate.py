@@ -20,7 +20,6 @@ def validate(
     record: str | None = None,
     source: Path | None = None,
     workers: int = 1,
-    device: str | None = None,
     follows: bool = False,
 ) -> dict[str, Any] | None:
     """Refuses what a run cannot begin or go on with, and returns its result if it is finished already; changes no run.
@@ -28,7 +27,6 @@ def validate(
     Args:
         record: the sidecar that the predictions are to be published as.
         source: the run that this one is to begin from.
-        device: whose chips make the steps together; None: one device makes them.
         follows: whether the log may still be missing: what depends on it is refused later.
 
     Returns:
@@ -36,10 +34,10 @@ def validate(
         now; None where there is something to compute.
 
     Raises:
-        InputError: the log, the configuration, the workers or chips, and ``run_dir`` do not fit each other.
+        InputError: the log, the configuration, the workers, and ``run_dir`` do not fit each other.
     """
     check_run_folder(run_dir)
-    check_possible(config, workers, device)
+    check_possible(config, workers)
     if follows:
         if (run_dir / "config.yaml").exists():
             schema, manifests = read_schema(log), read_manifests(log)
@@ -64,24 +62,14 @@ def validate(
     return _finished(run_dir, logs)
 
 
-def check_possible(
-    config: TrainConfig,
-    workers: int = 1,
-    device: str | None = None,
-    can_export: bool = True,
-) -> None:
-    """Raises InputError for what a configuration asks for and a session, several workers or chips cannot do."""
+def check_possible(config: TrainConfig, workers: int = 1, can_export: bool = True) -> None:
+    """Raises InputError for what a configuration asks for and a session or several workers cannot do."""
     if config.export is not None and not can_export:
         raise InputError(
             "config: export: this session cannot export; use ctr train or train(..., exporter=...)"
         )
-    if device is not None:
-        _check_chips(config, device)
-    if workers > 1:
-        _check_workers(config)
-
-
-def _check_workers(config: TrainConfig) -> None:
+    if workers == 1:
+        return
     if config.jit is True:
         raise InputError(
             "config: jit: true is not possible with several workers, between which XLA exchanges nothing; "
@@ -90,19 +78,6 @@ def _check_workers(config: TrainConfig) -> None:
     if config.batch.shapes == "few":
         raise InputError(
             "config: batch.shapes: few is not possible with several workers; allowed: auto, many"
-        )
-
-
-def _check_chips(config: TrainConfig, device: str) -> None:
-    where = f"not possible with --device {device}"
-    if device != "tpu" and config.jit is True:
-        raise InputError(f"config: jit: true is {where}; allowed: auto, false")
-    dense, embeddings = config.optimizer.dense, config.optimizer.embeddings
-    if dense.shampoo.corrects:
-        raise InputError(f"config: optimizer.dense.shampoo.method: eigenvalue_corrected is {where}")
-    if embeddings.rule == "one_sided":
-        raise InputError(
-            f"config: optimizer.embeddings.rule: one_sided is {where}; allowed: adagrad, adafactor"
         )
 
 

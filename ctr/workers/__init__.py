@@ -1,6 +1,5 @@
-"""Processes and chips that train together: how they start, find and hear each other, and what each holds.
+"""Processes that train together: how they start, find and hear each other, and what each holds.
 
-Begin with ``collectives.py``: ``Workers`` are the exchanges that a step makes; ``local.py`` makes them on one machine,
-``chips.py`` on chips. ``launch.py`` starts workers and starts them again. ``parts.py`` says which rows are whose, and
-``row_lines.py`` how chips hold those of tables.
+Begin with ``collectives.py``: ``Workers`` are the exchanges that a step makes; ``local.py`` makes them on one machine.
+``launch.py`` starts workers and starts them again. ``parts.py`` says which rows are whose.
 """

@@ -41,11 +41,10 @@ class Workers:
     """Workers that train together, as one of them sees them; those of a process alone have no ``names``.
 
     ``timeout_seconds``: a step fails that a worker does not take part in for so long; 0: never. Between two steps, and
-    in the first ones, which are compiled, others may take longer (``patience``). ``is_here``: all are in this process.
+    in the first ones, which are compiled, others may take longer (``patience``).
     """
 
     lost_errors: tuple[type[Exception], ...] = _LOST
-    is_here = False
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
         self.rank = 0 if cluster is None else cluster.rank
@@ -62,17 +61,9 @@ class Workers:
         return self.rank == 0
 
     @property
-    def number(self) -> int | tf.Tensor:
-        return self.rank
-
-    @property
     def patience(self) -> float:
         """Seconds that others may take for what is not a step: to compile, to check rows, to write; 0: any time."""
         return max(self.timeout_seconds, _PATIENCE_SECONDS) if self.timeout_seconds else 0.0
-
-    def holding(self) -> AbstractContextManager[None]:
-        """Lets each member have its own of every variable that is created in the block."""
-        return nullcontext()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums floating-point tensors of one dtype, element by element; their shapes may differ from call to call."""

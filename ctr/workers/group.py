@@ -1,6 +1,5 @@
 """Workers as the state outside the steps needs them: numbers of all of them. NumPy alone."""
 
-from collections.abc import Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -38,17 +37,10 @@ def total(group: Group, number: int) -> int:
 
 def gather_uneven(group: Group, numbers: np.ndarray) -> np.ndarray:
     """Concatenates int64 [N] of all workers, N being another one in each."""
-    return np.concatenate([own for (own,) in gather_several(group, [numbers])])
-
-
-def gather_several(group: Group, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-    """Gathers some arrays, int64 [N] each, of other lengths in each worker: by worker its own."""
-    counts = group.gather_numbers(np.array([len(one) for one in arrays], np.int64))
-    totals = counts.sum(axis=1)
-    together = np.concatenate(arrays).astype(np.int64, copy=False)
-    gathered = group.gather_numbers(np.pad(together, (0, int(totals.max()) - len(together))))
-    parts = zip(gathered, totals, counts, strict=True)
-    return [np.split(row[:total], np.cumsum(own)[:-1]) for row, total, own in parts]
+    (lengths,) = group.gather_numbers(np.array([len(numbers)], np.int64)).T
+    padded = np.pad(numbers.astype(np.int64, copy=False), (0, int(lengths.max()) - len(numbers)))
+    gathered = group.gather_numbers(padded)
+    return np.concatenate([row[:length] for row, length in zip(gathered, lengths, strict=True)])
 
 
 def gather_divided(group: Group, own: np.ndarray, length: int, piece: int = 1 << 16) -> np.ndarray:

@@ -14,7 +14,6 @@ from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.protocol import RowGradient
 from ctr.optim.rows.adagrad import row_direction
 from ctr.optim.rows.rule import RowRule, RowSetup, State
-from ctr.workers.row_variables import Rows
 
 
 class RowAdafactor(RowRule):
@@ -33,7 +32,7 @@ class RowAdafactor(RowRule):
         zeros = np.zeros(self.copies, np.float32)
         return zeros, zeros, self.initial_accumulators[table].reshape(self.copies, -1)[:, -1]
 
-    def build(self, weights: Mapping[str, Rows]) -> None:
+    def build(self, weights: Mapping[str, tf.Variable]) -> None:
         super().build(weights)
         for name, table in weights.items():
             shape = [self.copies, table.shape[1] // self.copies - 1]

@@ -37,7 +37,6 @@ from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.rows.adagrad import RowAdaGrad, row_direction
 from ctr.optim.rows.rule import RowSetup, State
 from ctr.workers.collectives import Workers
-from ctr.workers.row_variables import Rows
 
 OVERDISPERSION = 0.1  # c: how much of the squared gradient counts as information
 FORGETTING = 0.005  # what k_f starts at
@@ -165,7 +164,7 @@ class RowNewton(RowAdaGrad):
         starts = (np.full(self.copies, start, np.float32) for start in self.starts)
         return *super().first_state(table), *starts
 
-    def build(self, weights: Mapping[str, Rows]) -> None:
+    def build(self, weights: Mapping[str, tf.Variable]) -> None:
         super().build(weights)
         # Of each feature and copy log T or log k, and the information on it: [F, 2 copies].
         begins = ((np.log(self.starts[0]), PRIOR_INFORMATION), (np.log(FORGETTING), FORGETTING_INFORMATION))

@@ -21,7 +21,6 @@ from ctr.optim.shampoo.products import gram
 from ctr.optim.shampoo.schedule import collection_due, collection_weight, shampoo_share, when
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.variables import Variables, create_variable
-from ctr.workers.row_variables import Rows
 
 
 class RowOneSided(RowAdaGrad):
@@ -36,7 +35,7 @@ class RowOneSided(RowAdaGrad):
             **given, rows=RowOptions(rule="one_sided", graft_rows=options.graft_rows)
         )
 
-    def build(self, weights: Mapping[str, Rows]) -> None:
+    def build(self, weights: Mapping[str, tf.Variable]) -> None:
         super().build(weights)
         self._names = [name for name in weights for _ in range(self.copies)]
         # To the exchange of roots, each copy is a table of a single row.

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctr.optim.protocol import Cost, RowGradient, WithoutHost
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
-from ctr.workers.row_variables import Rows, gather_rows, grow_rows, replace_rows, rows_like, set_rows
+from ctr.workers.row_variables import grow_rows, rows_like, set_rows
 
 State = Sequence[tf.Tensor]
 
@@ -58,8 +58,8 @@ class RowRule(WithoutHost):
     def __init__(self, setup: RowSetup) -> None:
         self.rates, self.initial_accumulators, self.copies, self.limit, owners = setup
         self.owners = [ALONE] * len(setup.rates) if owners is None else list(owners)
-        self.tables: dict[str, Rows] = {}
-        self.kept: dict[str, tuple[Rows, ...]] = {}
+        self.tables: dict[str, tf.Variable] = {}
+        self.kept: dict[str, tuple[tf.Variable, ...]] = {}
         self.shared: dict[str, tf.Variable] = {}
 
     def first_state(self, table: int) -> Sequence[np.ndarray]:
@@ -70,13 +70,13 @@ class RowRule(WithoutHost):
         """Returns touched rows [U, C] of a table after a step, and their state; ``rates`` are those of its columns."""
         raise NotImplementedError
 
-    def build(self, weights: Mapping[str, Rows]) -> None:
+    def build(self, weights: Mapping[str, tf.Variable]) -> None:
         self.tables = dict(weights)
         for number, (name, table) in enumerate(weights.items()):
             self.kept[name] = tuple(rows_like(table, row) for row in self.first_state(number))
 
     @property
-    def variables(self) -> dict[str, Rows]:
+    def variables(self) -> dict[str, tf.Variable]:
         rows = {
             f"{kind}/{name}": state[number]
             for number, kind in enumerate(self.row_state)
@@ -94,7 +94,7 @@ class RowRule(WithoutHost):
     def read(self, rows: Sequence[tf.Tensor]) -> list[State]:
         """Reads the state of rows, int32 [U] of each table, for ``update``; beside the forward pass."""
         return [
-            tuple(gather_rows(variable, touched) for variable in state)
+            tuple(tf.gather(variable, touched) for variable in state)
             for state, touched in zip(self.kept.values(), rows, strict=True)
         ]
 
@@ -105,9 +105,9 @@ class RowRule(WithoutHost):
         for number, (name, given) in enumerate(zip(self.tables, gradients, strict=True)):
             with tf.name_scope("row_update"):
                 values, state = self.step(number, given, rate * self.rates[number])
-                for variable, old, new in zip(self.kept[name], given.state, state, strict=True):
-                    replace_rows(variable, given.rows, old, new)
-                replace_rows(self.tables[name], given.rows, given.values, values)
+                for variable, new in zip(self.kept[name], state, strict=True):
+                    set_rows(variable, given.rows, new)
+                set_rows(self.tables[name], given.rows, values)
 
     def limited(self, table: int, values: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
         """Shortens the update of rows that are ``values`` where it exceeds the limit."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import reference
-from accelerators import checks, kinds, lowering, replicas
+from accelerators import checks, kinds, lowering
 
 CLEAN = "HloModule a, input_output_alias={ {0}: (1, {}, may-alias) }\n  %x = f32[4]{0} add(f32[4] %a, f32[4] %b)\n"
 
@@ -79,18 +79,3 @@ def test_the_parameters_of_a_lowered_step_are_named(kind):
         * built.state.variables()[name].dtype.size
         for name in lowered.state
     )
-
-
-@pytest.mark.slow
-def test_a_step_of_several_chips_is_lowered_with_growing_ids():
-    alone = kinds.build(kinds.KINDS["defaults"], reference.TINY, kinds.SMALL, in_lines=True)
-    built = kinds.build(
-        kinds.KINDS["defaults"], reference.TINY, kinds.SMALL, replicas.Replicas(4), in_lines=True
-    )
-    lowered = built.lowered()
-    assert " all-reduce(" in lowered.text and lowering.CHIP in lowered.state
-    # All chips' rows are those of one chip, whichever of them asks.
-    alone.step.learning(alone.feeds[0], alone.ramps, alone.rates)
-    for number, id_map in alone.state.tables.id_maps.items():
-        ours, theirs = built.state.tables.id_maps[number].to_arrays(), id_map.to_arrays()
-        np.testing.assert_array_equal(ours["slots/fingerprint"], theirs["slots/fingerprint"])

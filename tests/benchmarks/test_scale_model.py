@@ -68,7 +68,6 @@ def test_a_step_by_hand(monkeypatch):
     """Two workers, one ring: weights of 4 + 2 numbers, 100 rows of 17 numbers."""
     monkeypatch.setattr(scale, "dense_shapes", lambda: [(2, 2), (2,)])
     monkeypatch.setattr(scale, "distinct", lambda batch: 100.0)
-    monkeypatch.setattr(scale, "TOGETHER_FROM", 2)
     monkeypatch.setattr(scale, "shampoo_shares", lambda workers: (6.0 / workers, 40 * workers))
     network = scale.Network("by hand", 1000, 1, "ring")
     compute = scale.Compute(fixed=5, rate=12, cores=3)
@@ -78,25 +77,20 @@ def test_a_step_by_hand(monkeypatch):
         shampoo=1.0,
         dense=2000 + 24,
         rows=2 * (1000 + 3400),
-        ids=(1000 + 8) + (1000 + 800),
         directions=1000 + 40,
     )
-    assert found.communication == 2024 + 8800 + 2808 + 1040 and found.seconds == found.communication + 26
+    assert found.communication == 2024 + 8800 + 1040 and found.seconds == found.communication + 26
     alone = scale.step(network, compute, 1, batch=10)
-    assert alone == scale.Step(25, 2.0, 0, 0, 0, 0)
+    assert alone == scale.Step(25, 2.0, 0, 0, 0)
     # Four workers in groups of two divide blocks as two do, and reduce and exchange as four.
     grouped = scale.step(network, scale.Compute(5, 12, 3, group=2), 4, batch=10)
     assert (grouped.shampoo, grouped.directions) == (found.shampoo, found.directions)
     assert grouped.dense == 6000 + 36
-    # Both read the 20 rows of the batch, plan 10 and join 200 ids, a second slower than they step.
-    for slow, count in (("read", 20), ("plan", 10), ("join", 200)):
-        seconds = {slow: (found.seconds + 1) / count}
+    # Both read and plan the 20 rows of the batch, a second slower than they step.
+    for slow in ("read", "plan"):
+        seconds = {slow: (found.seconds + 1) / 20}
         waiting = scale.step(network, replace(compute, **seconds), 2, batch=10)
         assert waiting == replace(found, reading=pytest.approx(1.0))
-    # Fewer workers tell each other nothing, and plan whole batches.
-    monkeypatch.setattr(scale, "TOGETHER_FROM", 3)
-    waiting = scale.step(network, replace(compute, plan=(found.seconds - 2807) / 20, join=100.0), 2, batch=10)
-    assert waiting == replace(found, ids=0.0, reading=pytest.approx(1.0))
 
 
 def test_the_tables_and_the_plot_of_the_documentation(tmp_path):

@@ -94,7 +94,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "plain": NETWORK,
     "wide": WIDE,
     "gated": {**NETWORK, "network_loss": "own", "deep": {"units": [16, 8], "activation": "relu"}},
-    "attention": {**NETWORK, "init_scale": 1.0, "pooling": {"tags": {"kind": "sequence", "of": "user"}}},
+    "attention": {**NETWORK, "init_scale": 1.0, "pooling": {"tags": {"kind": "target", "of": "user"}}},
     "logistic": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.2},
     "ensemble": {**WIDE, "ensemble": {"components": 2}},
     "factorized": {**NETWORK, "factorized": FACTORS},

@@ -14,33 +14,26 @@ from ctr.models.rows import FeatureRows, Pooled, lay_out_tables
 from ctr.serving.row_inputs import attend
 from ctr.training.tables.plan import pad_plan, plan_table
 
-MOST, WIDTH, TARGET, AGES, SCALE = 4, 3, 2, 5, 1.5
+MOST, WIDTH, TARGET, SCALE = 4, 3, 2, 1.5
 IDS = np.array([[0, 1], [2, 0], [1, 2], [3, 3], [3, 1]], np.int32)
 LISTS = {
     "m": [[5], [], [0, 1], [2], [4, 4, 4]],
     "h": [[1, 2, 3, 3], [], [4], [0, 5, 1], [2, 2]],
-    "g": [[3, 2, 2, 1], [], [0], [1, 1, 0], [3, 0]],
 }
-# With ages, the layouts of a, of the features as wide as h, and of ages.
-KINDS = ["target", "sequence", "target ages", "sequence ages"]
 PADDED_ROWS = 7
 
 
-def make(kind, averages=True):
-    kind, _, ages = kind.partition(" ")
-    pooled = Pooled("h", "a", kind, MOST, WIDTH, TARGET, SCALE, ("g", AGES) if ages else None)
+def make(averages=True):
+    pooled = Pooled("h", "a", MOST, WIDTH, TARGET, SCALE)
     features = (
         FeatureRows("a", 4, TARGET, "quality", 0),
         FeatureRows("b", 4, WIDTH, "quality", 1),
         *([FeatureRows("m", 6, WIDTH, "quality", None)] if averages else []),
         FeatureRows("h", 6, WIDTH, "quality", None, pooled=pooled),
-        *([FeatureRows("g", 4, AGES, "quality", None)] if ages else []),
     )
     layouts = lay_out_tables(features)
     architecture = Architecture(cross_layers=1, cross_rank=2, deep_units=(), pooled=(pooled,))
-    weights = init_weights(
-        architecture, {"quality": TARGET + (3 + averages) * WIDTH + (AGES if ages else 0)}, seed=1
-    )
+    weights = init_weights(architecture, {"quality": TARGET + (3 + averages) * WIDTH}, seed=1)
     rng = np.random.default_rng(3)
     own = {
         name: tf.constant(rng.normal(size=weight.shape), tf.float32)
@@ -69,11 +62,7 @@ def pooled_of(layouts, rows, plans, own, dtype="float32", by_products=False):
     return found
 
 
-def silu(values):
-    return values / (1 + np.exp(-values))
-
-
-def expected(kind, layouts, tables, own):
+def expected(layouts, tables, own):
     """The pooled embedding of each row and its product with the target's, one value after the other."""
     weights = {name.rpartition("/")[2]: value.numpy().astype(np.float64) for name, value in own.items()}
     by_feature = {}
@@ -84,33 +73,10 @@ def expected(kind, layouts, tables, own):
     for row, ids in enumerate(LISTS["h"]):
         places = range(MOST - len(ids), MOST)
         lists = [by_feature["h"][one] for one in ids]
-        ages = (
-            [by_feature["g"][one] for one in LISTS["g"][row]] if "ages" in kind else [np.zeros(1)] * len(ids)
-        )
-        by_age = [one @ weights.get("age", np.zeros(1)) / math.sqrt(WIDTH) for one in ages]
-        if kind.startswith("sequence"):
-            late = [one @ weights.get("age_inputs", np.zeros((1, WIDTH))) for one in ages]
-            parts = [
-                np.split(silu((x + age + weights["places"][place]) @ weights["block"]), 4)
-                for x, age, place in zip(lists, late, places, strict=True)
-            ]
-            mixed = []
-            for here, (_, _, q, _) in enumerate(parts):
-                total = np.zeros(WIDTH)
-                for there in range(here + 1):
-                    _, v, _, k = parts[there]
-                    score = q @ k / math.sqrt(WIDTH) + weights["distances"][here - there]
-                    total += silu(score) / MOST * v
-                mixed.append(total)
-            normed = [(one - one.mean()) / np.sqrt(one.var() + 1e-6) for one in mixed]
-            lists = [
-                x + (one * part[0]) @ weights["block_out"]
-                for x, one, part in zip(lists, normed, parts, strict=True)
-            ]
         query = by_feature["a"][IDS[row, 0]] @ weights["query"]
         scores = [
-            math.exp(x @ query / math.sqrt(WIDTH) + weights["recency"][place] + age)
-            for x, place, age in zip(lists, places, by_age, strict=True)
+            math.exp(x @ query / math.sqrt(WIDTH) + weights["recency"][place])
+            for x, place in zip(lists, places, strict=True)
         ]
         total = sum((score * x for score, x in zip(scores, lists, strict=True)), np.zeros(WIDTH))
         pooled = total / (1 + sum(scores))
@@ -118,14 +84,13 @@ def expected(kind, layouts, tables, own):
     return np.array(found)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pooled_embeddings_are_those_of_loops(kind):
-    layouts, tables, rows, plans, own = make(kind)
+def test_pooled_embeddings_are_those_of_loops():
+    layouts, tables, rows, plans, own = make()
     before = [look_up(*one) for one in zip(layouts, rows, map(tensors, plans), strict=True)]
     found = pooled_of(layouts, rows, plans, own)
     place = [feature.name for feature in layouts[1].features].index("h")
     pooled = np.concatenate([found[1].embeddings[0][:, place], found[-1].embeddings[0][:, 0]], axis=1)
-    np.testing.assert_allclose(pooled[: len(IDS)], expected(kind, layouts, tables, own), rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(pooled[: len(IDS)], expected(layouts, tables, own), rtol=2e-5, atol=1e-6)
     np.testing.assert_array_equal(pooled[[1, *range(len(IDS), PADDED_ROWS)]], 0)
     # Without TensorFlow, too.
     parts = {part.name: part for layout in layouts for part in layout.features}
@@ -136,10 +101,7 @@ def test_pooled_embeddings_are_those_of_loops(kind):
     }
     dense = {name: value.numpy() for name, value in own.items()}
     for row, ids in enumerate(LISTS["h"]):
-        ages = [embeddings["g"][LISTS["g"][row]]] if "ages" in kind else []
-        found_row = attend(
-            parts["h"].pooled, dense, embeddings["h"][ids], embeddings["a"][IDS[row, 0]], *ages
-        )
+        found_row = attend(parts["h"].pooled, dense, embeddings["h"][ids], embeddings["a"][IDS[row, 0]])
         np.testing.assert_allclose(np.concatenate(found_row), pooled[row], rtol=2e-5, atol=1e-6)
     # Nothing else changes: neither other features, nor linear weights.
     for old, new in zip(before, found[:-1], strict=True):
@@ -148,9 +110,8 @@ def test_pooled_embeddings_are_those_of_loops(kind):
             np.testing.assert_array_equal(one.numpy()[:, kept], other.numpy()[:, kept])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_differences(kind):
-    layouts, tables, rows, plans, own = make(kind)
+def test_gradients_are_those_of_differences():
+    layouts, tables, rows, plans, own = make()
     place = [feature.name for feature in layouts[1].features].index("h")
     share = np.random.default_rng(1).normal(size=(len(IDS), 2 * WIDTH))
     with tf.GradientTape() as tape:
@@ -161,7 +122,7 @@ def test_gradients_are_those_of_differences(kind):
     of_rows, of_own = tape.gradient(total, (rows, own))
 
     def value():
-        return float((expected(kind, layouts, tables, own) * share).sum())
+        return float((expected(layouts, tables, own) * share).sum())
 
     for name, gradient in of_own.items():
         direction = np.random.default_rng(2).normal(size=gradient.shape)
@@ -187,10 +148,9 @@ def test_gradients_are_those_of_differences(kind):
         )
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("averages", [True, False])
-def test_gradients_by_products_are_the_same(kind, averages):
-    layouts, _, rows, plans, own = make(kind, averages)
+def test_gradients_by_products_are_the_same(averages):
+    layouts, _, rows, plans, own = make(averages)
     results = []
     for by_products in (False, True):
         with tf.GradientTape() as tape:
@@ -206,7 +166,7 @@ def test_gradients_by_products_are_the_same(kind, averages):
 
 
 def test_a_batch_without_any_value_pools_nothing():
-    layouts, _, rows, plans, own = make("target")
+    layouts, _, rows, plans, own = make()
     empty = {
         "single": tf.constant(plans[1].single),
         "values": tf.zeros([0], tf.int32),

@@ -1,4 +1,4 @@
-"""Models of histories with ages: the server sends both lists, and a log of listens is held out by day."""
+"""Models of histories: the server sends the list, and a log of listens is held out by day."""
 
 import numpy as np
 import pyarrow as pa
@@ -7,7 +7,6 @@ import pytest
 
 from ctr.cli import main
 from ctr.config import parse_model
-from ctr.data.history import AGES
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Schema
@@ -25,7 +24,6 @@ SCHEMA = parse_model(
             {"name": "user", "kind": "category", "source": "user"},
             {"name": "item", "kind": "category", "source": "item", "buckets": 30, "width": 4},
             {"name": "liked", "kind": "category", "buckets": 30, "width": 4, "history": HISTORY},
-            {"name": "ages", "kind": "category", "width": 3, "history": {**HISTORY, "lists": "ages"}},
         ]
     },
     "test",
@@ -34,19 +32,16 @@ MODEL = {"crosses": {"layers": 1, "rank": 3}, "deep": {"units": [8]}, "prior": 0
 ROWS = 60
 
 
-@pytest.mark.parametrize("kind", ["target", "sequence"])
-def test_predictions_are_the_trainers(tmp_path, kind):
+def test_predictions_are_the_trainers(tmp_path):
     rng = np.random.default_rng(0)
     sizes = rng.integers(0, 6, ROWS)
     raw = {
         "user": [f"u{n}" for n in rng.integers(0, 9, ROWS)],
         "item": [f"i{n}" for n in rng.integers(0, 20, ROWS)],
         "liked": [[f"i{n}" for n in rng.integers(0, 20, size)] for size in sizes],
-        "ages": [[AGES[n] for n in rng.integers(0, len(AGES), size)] for size in sizes],
     }
-    pooling = {"liked": {"kind": kind, "ages": "ages"}}
     case = make_case(
-        {**MODEL, "pooling": pooling, "without": ["user"]},
+        {**MODEL, "pooling": {"liked": "target"}, "without": ["user"]},
         "float32",
         tmp_path / "run",
         schema=SCHEMA,
@@ -59,13 +54,6 @@ def test_predictions_are_the_trainers(tmp_path, kind):
     for row in range(ROWS):
         without_tensorflow = scorer.score({name: values[row : row + 1] for name, values in given.items()})
         np.testing.assert_allclose(without_tensorflow["logit"], in_graph[row : row + 1], rtol=0, atol=1e-5)
-    # Without the ages, predictions are others; with some of them, none fails.
-    del given["ages"]
-    for ages in ([[]] * ROWS, [own[:2] for own in raw["ages"]]):
-        found = scorer.score({**given, "ages": ages})["logit"]
-        assert np.abs(found - in_graph).max() > 1e-3
-        one = scorer.score({name: values[:1] for name, values in {**given, "ages": ages}.items()})["logit"]
-        np.testing.assert_allclose(one, found[:1], rtol=0, atol=1e-5)
 
 
 def write_listens(path, rows=4000, days=6):
@@ -94,7 +82,7 @@ def test_listens_are_held_out_by_day(tmp_path, capsys):
         "batch.rows=64",
         "batch.growth=null",
         "model.pairs=true",
-        "model.pooling.liked={kind: sequence, ages: liked_ages}",
+        "model.pooling.liked=target",
     ]
     assert main(["ingest", "yambda", str(tmp_path), "--out", log]) == 0
     assert main(["train", log, "--out", run, *(part for one in changes for part in ("--set", one))]) == 0

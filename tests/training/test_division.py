@@ -1,5 +1,7 @@
 """How workers divide a batch, and what each needs of tables, against what the whole batch says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -64,7 +66,8 @@ def test_each_worker_gets_the_rows_that_it_needs_and_their_gradients_come_back(d
     tags = rng.integers(0, 30, lengths.sum()).astype(np.int32)
     plan = pad_plan(LAYOUT, plan_table(LAYOUT, ids, {"tags": (tags, lengths)}), rows)
     table = rng.normal(size=(LAYOUT.rows, 3))
-    shares = [share_of_table(LAYOUT, plan, division, rank, divide) for rank in range(workers)]
+    divisions = [replace(division, seat=Seat(rank, workers, ())) for rank in range(workers)]
+    shares = [share_of_table(LAYOUT, plan, one, divide) for one in divisions]
     parts = [table[rank::workers] if divide else table for rank in range(workers)]
     held = [part[share["distinct"]] for part, share in zip(parts, shares, strict=True)]
     if divide:

@@ -1,6 +1,5 @@
 """Few shapes: at most four for any log, with the content of batches and the predictions as they are without."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,8 @@ from ctr.data.reader import Rows
 from ctr.data.schema import Schema
 from ctr.experiments.config import merged
 from ctr.io.errors import InputError
-from ctr.models.rows import TableLayout
 from ctr.training import inputs as inputs_module
 from ctr.training.config import TrainConfig
-from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.loop import train
 from ctr.training.shapes import few_shapes
@@ -85,15 +82,13 @@ def shapes_of(feed: Feed) -> tuple[Any, ...]:
     data=st.data(),
     growth=st.sampled_from([None, 0.25]),
     ranking=st.booleans(),
-    chips=st.sampled_from([1, 1, 3]),
     seed=st.integers(0, 2**16),
 )
-def test_any_batches_have_at_most_four_shapes(data, growth, ranking, chips, seed):
+def test_any_batches_have_at_most_four_shapes(data, growth, ranking, seed):
     config, rng = config_of(growth, ranking), np.random.default_rng(seed)
     layouts = config.table_layouts(SCHEMA)
-    shapes = few_shapes(config, SCHEMA, layouts, chips)
+    shapes = few_shapes(config, SCHEMA, layouts)
     assert len(shapes) <= 4 - (growth is None)
-    place = None if chips == 1 else chips_place(chips, layouts)
     state = TrainState(layouts, config, "float32")
     before = [state.tables.count(number) for number in range(len(layouts))]
     sizes = st.one_of(
@@ -107,57 +102,12 @@ def test_any_batches_have_at_most_four_shapes(data, growth, ranking, chips, seed
         batch = draw_batch(rng, begin, queries, data.draw(st.sampled_from([2, 30, 10**6])))
         begin = batch.end
         options = (config.objective, (), (), config.ids)
-        feed = make_feed(batch, layouts, ROWS, *options, place, shapes).with_rows(state.tables, learning=True)
+        feed = make_feed(batch, layouts, ROWS, *options, None, shapes).with_rows(state.tables, learning=True)
         seen.add(shapes_of(feed))
         assert [state.tables.count(number) for number in range(len(layouts))] == before
-        if place is None:
-            plain = make_feed(batch, layouts, ROWS, *options).with_rows(state.tables)
-            _assert_same_content(feed, plain, len(batch.rows))
-        else:
-            _assert_chip_by_chip(feed)
+        plain = make_feed(batch, layouts, ROWS, *options).with_rows(state.tables)
+        _assert_same_content(feed, plain, len(batch.rows))
     assert len(seen) <= len(shapes)
-
-
-def chips_place(chips: int, layouts: tuple[TableLayout, ...]) -> Seat:
-    return Seat(0, chips, (False,) * len(layouts), has_all=True, by_chip=True)
-
-
-def _assert_chip_by_chip(feed: Feed) -> None:
-    """Each chip's rows of a table stand together, and the rows of the batch refer to those that they have."""
-    division, place = feed.division, feed.division.seat
-    for layout, plan, tensors in zip(feed.layouts, feed.plans, feed.plan_tensors, strict=True):
-        distinct, single, values, segments = (
-            tensors[name].numpy() for name in ("distinct", "single", "values", "segments")
-        )
-        by_chip = distinct.reshape(place.size, -1)
-        np.testing.assert_array_equal(by_chip % place.size, np.indices(by_chip.shape)[0])
-        of_rows = np.concatenate(single)[division.order]
-        np.testing.assert_array_equal(distinct[of_rows], plan.distinct[plan.single[: len(of_rows)]])
-        of_values = values[segments < division.capacity * len(layout.multivalent)]
-        expected = plan.distinct[plan.values[: len(of_values)]]
-        np.testing.assert_array_equal(np.sort(distinct[of_values]), np.sort(expected))
-        # What is repeated stands for nothing.
-        referred = np.union1d(of_rows, of_values)
-        assert len(np.unique(distinct[referred])) == len(referred)
-
-
-def test_a_chip_that_holds_most_rows_of_a_batch_takes_a_larger_shape():
-    config, schema = config_of(None, ranking=False), Schema(features=SCHEMA.features[-1:])
-    layouts, state = config.table_layouts(schema), TrainState(config.table_layouts(schema), config, "float32")
-    shapes = few_shapes(config, schema, layouts, 2)
-    taken = []
-    # New ids, each of which has the next slot; then known ones, those of both chips and those of one.
-    for number, ids in enumerate([range(32), range(32, 64), range(32), range(0, 64, 2)]):
-        batch = draw_batch(np.random.default_rng(0), number * ROWS, [1] * ROWS, 2)
-        rows = replace(batch.rows, ids=np.array(ids)[:, np.newaxis] + 10**6, multivalent={})
-        feed = make_feed(
-            *(replace(batch, rows=rows), layouts, ROWS, config.objective, (), (), config.ids),
-            *(chips_place(2, layouts), shapes),
-        )
-        feed = feed.with_rows(state.tables, learning=True)
-        _assert_chip_by_chip(feed)
-        taken.append(shapes.index(feed.shape))
-    assert taken[2] == 1 and taken[3] == len(shapes) - 1 == 2
 
 
 def _assert_same_content(few: Feed, many: Feed, rows: int) -> None:

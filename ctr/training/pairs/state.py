@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
+import tensorflow as tf
 
 from ctr.data.schema import Schema
 from ctr.objective.bias_constraints import Family
@@ -12,10 +13,8 @@ from ctr.training.device import resolve_compute_dtype
 from ctr.training.pairs.combination import Combination
 from ctr.training.pairs.layout import pair_config, pair_layouts
 from ctr.training.state import TrainState
-from ctr.workers.chips import Chips
 from ctr.workers.collectives import Workers
 from ctr.workers.parts import Part, Sharding
-from ctr.workers.row_variables import Rows
 
 PREFIX = "pairs/"
 """What names of the expert's arrays begin with in checkpoints."""
@@ -28,21 +27,16 @@ class PairState(TrainState):
     """Variables of a model, those of the expert beside it, ``pairs``, and what combines the two."""
 
     def __init__(
-        self,
-        config: TrainConfig,
-        schema: Schema,
-        families: Sequence[Family],
-        workers: Workers,
-        chips: Chips | None,
+        self, config: TrainConfig, schema: Schema, families: Sequence[Family], workers: Workers
     ) -> None:
         dtype = resolve_compute_dtype(config)
-        super().__init__(config.table_layouts(schema), config, dtype, families, workers, chips)
+        super().__init__(config.table_layouts(schema), config, dtype, families, workers)
         self.schema, self.pair_config = schema, pair_config(config, schema)
         layouts = pair_layouts(config, schema)
-        self.pairs = TrainState(layouts, self.pair_config, dtype, (), workers, chips)
+        self.pairs = TrainState(layouts, self.pair_config, dtype, (), workers)
         self.combination = Combination()
 
-    def leaves(self) -> dict[str, Rows | np.ndarray]:
+    def leaves(self) -> dict[str, tf.Variable | np.ndarray]:
         own = {f"{PREFIX}{name}": leaf for name, leaf in self.pairs.leaves().items()}
         return super().leaves() | own | {_COMBINATION: self.combination.to_array()}
 

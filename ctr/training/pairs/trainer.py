@@ -20,11 +20,9 @@ class PairTrainer(Trainer):
     def __init__(self, state: PairState, config: TrainConfig, phase: Phase | None = None) -> None:
         super().__init__(state, config, phase)
         self._pairs = Trainer(state.pairs, state.pair_config, phase)
-        seat = state.pairs.seat
         self._shapes: FewShapes | None = None
         if has_few_shapes(config):
-            parts = 1 if seat is None else seat.size
-            self._shapes = few_shapes(state.pair_config, state.schema, state.pairs.layouts, parts)
+            self._shapes = few_shapes(state.pair_config, state.schema, state.pairs.layouts)
 
     def beside(self, feed: Feed) -> Feed | None:
         """Makes the feed of the expert, of the same batch; None: it sleeps."""

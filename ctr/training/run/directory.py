@@ -31,7 +31,7 @@ What grows during a run is cut back, on a resume, to where it was at the checkpo
 import json
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,14 +169,14 @@ def _is_run_or_new(folder: Path) -> bool:
 
 
 _OF_WORKERS = ("cpu_count", "intra_op_threads", "inter_op_threads", "variables")
-"""What of an environment may change with the number of workers or chips."""
+"""What of an environment may change with the number of workers."""
 
 
 def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
     """Writes environment.json, or refuses to resume a run where its bits would come out otherwise.
 
-    The key ``platform`` is there to be read only: a new kernel computes no other bits. Another number of workers, or of
-    chips of one kind, does, which is known and allowed; then there may be more or fewer threads and processors, too.
+    The key ``platform`` is there to be read only: a new kernel computes no other bits. Another number of workers does,
+    which is known and allowed; then there may be more or fewer threads and processors, too.
     """
     path = run_dir / "environment.json"
     if not path.exists():
@@ -184,9 +184,8 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
         return
     before = read_json_object(path, f"{path}: no such file")
     now = json.loads(json.dumps(environment))
-    before, now = (_by_kind_of_chip(one) for one in (before, now))
-    is_regrouped = any(before.get(key, 1) != now.get(key, 1) for key in ("workers", "chips"))
-    read_only = {"platform", "workers", "chips", *(_OF_WORKERS if is_regrouped else ())}
+    is_regrouped = before.get("workers", 1) != now.get("workers", 1)
+    read_only = {"platform", "workers", *(_OF_WORKERS if is_regrouped else ())}
     then, today = (
         {key: value for key, value in one.items() if key not in read_only} for one in (before, now)
     )
@@ -199,11 +198,6 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
             "in which the same computation gives other bits",
             "use another output directory to start again",
         )
-
-
-def _by_kind_of_chip(environment: Mapping[str, Any]) -> dict[str, Any]:
-    device = environment.get("device")
-    return dict(environment) | ({"device": device.partition(":")[0]} if isinstance(device, str) else {})
 
 
 def adopt_schema(run_dir: Path, schema: Schema) -> None:

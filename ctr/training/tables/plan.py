@@ -15,11 +15,7 @@ from ctr.models.rows import FeatureRows, TableLayout, padded_size
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What a batch of B rows (padded) needs of one table with S single- and M multivalent features.
-
-    Of a plan that workers make together (``joint_plan.py``), ``single``, ``values`` and ``segments`` are of the rows of
-    this worker, and ``needed`` says what each of them needs.
-    """
+    """What a batch of B rows (padded) needs of one table with S single- and M multivalent features."""
 
     distinct: np.ndarray  # int32 [U], rows, each once; padded with rows that are not needed, of gradient 0
     single: np.ndarray  # int32 [B, S], positions in ``distinct``
@@ -29,7 +25,6 @@ class TablePlan:
     counts: np.ndarray  # int64 [distinct_count], how often the batch refers to each of these
     pending: "PendingIds | None" = None  # until ``assign_rows``
     capacity: int | None = None  # what ``distinct`` is padded to, U; None: one of few sizes
-    needed: tuple[np.ndarray, ...] | None = None  # of each worker, different positions in ``distinct``
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ def plan_table(
         positions, distinct = pd.factorize(everything)
         counts = np.bincount(positions, minlength=len(distinct))
     else:
-        distinct, positions, counts = find_distinct(everything)
+        distinct, positions, counts = _find_distinct(everything)
     of_single, of_values = np.split(positions, [single.size])
     plan = TablePlan(distinct, of_single.reshape(single.shape), of_values, segments, len(distinct), counts)
     if not layout.growing:
@@ -82,10 +77,10 @@ def plan_table(
         )
         admitted = np.zeros(len(distinct), np.bool_)
         admitted[positions[drawn[row_of]]] = True
-    return replace(plan, pending=pending_ids(layout, distinct, counts, features, admitted))
+    return replace(plan, pending=_pending_ids(layout, distinct, counts, features, admitted))
 
 
-def pending_ids(
+def _pending_ids(
     layout: TableLayout,
     distinct: np.ndarray,
     counts: np.ndarray,
@@ -137,14 +132,7 @@ def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan
     if len(kept) < len(distinct):
         positions = positions.astype(np.int32)
         counts = np.bincount(positions, plan.counts, len(kept)).astype(np.int64)
-        needed = plan.needed and tuple(np.unique(positions[own]) for own in plan.needed)
-        plan = replace(
-            plan,
-            single=positions[plan.single],
-            values=positions[plan.values],
-            counts=counts,
-            needed=needed,
-        )
+        plan = replace(plan, single=positions[plan.single], values=positions[plan.values], counts=counts)
     distinct = _pad_rows(kept, table_rows, plan.capacity)
     return replace(plan, distinct=distinct, distinct_count=len(kept), pending=None)
 
@@ -238,7 +226,7 @@ def row_capacity(count: int) -> int:
     return max(step, -(-count // step) * step)
 
 
-def find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Finds the distinct values of ``rows``, int32 [N], not negative: sorted, with positions and counts."""
     # Row and position in one number: NumPy sorts numbers several times as fast as it finds their order.
     keys = (rows.astype(np.int64) << 32) | np.arange(len(rows))

@@ -1,8 +1,8 @@
 """Embedding tables of a run, with all that depends on where their rows lie.
 
 A table is whole in the process that trains alone; of several workers each has a part of the rows of large tables
-(``ctr.training.division``) and the others whole; on chips rows lie in lines (``ctr.workers.row_lines``). Ids that
-grow have a map of ids to rows in front of the table (``ctr.training.ids``)::
+(``ctr.training.division``) and the others whole. Ids that grow have a map of ids to rows in front of the table
+(``ctr.training.ids``)::
 
     before a step    find_rows        the rows of ids that grow
                      begin_rows       rows that new ids have got begin anew
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctr.models.embeddings import create_table, first_rows, new_rows, sum_by_position
+from ctr.models.embeddings import create_table, new_rows, sum_by_position
 from ctr.models.rows import TableLayout
 from ctr.optim.protocol import RowGradient
 from ctr.training.config import TrainConfig
@@ -29,15 +29,7 @@ from ctr.training.shapes import most_rows
 from ctr.training.tables.plan import TablePlan, assign_rows, with_own_rows
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
-from ctr.workers.row_lines import RowLines
-from ctr.workers.row_variables import (
-    Rows,
-    gather_rows,
-    grow_rows,
-    read_rows,
-    row_count,
-    set_rows,
-)
+from ctr.workers.row_variables import grow_rows, read_rows, row_count, set_rows
 
 Plan = dict[str, tf.Tensor]
 Curvature = tuple[tf.Tensor, ...]
@@ -69,31 +61,25 @@ class NewRows(NamedTuple):
 class EmbeddingTables:
     """Tables, maps of ids that grow, and the optimizer of all rows; the ``group`` divides large tables."""
 
-    def __init__(
-        self,
-        layouts: tuple[TableLayout, ...],
-        config: TrainConfig,
-        group: Workers = ALONE,
-        in_lines: bool = False,
-    ) -> None:
+    def __init__(self, layouts: tuple[TableLayout, ...], config: TrainConfig, group: Workers = ALONE) -> None:
         self.layouts, self._group = layouts, group
         self._init_scale = config.model.init_scale
         own_seed = config.model.embedding_seed
         self._seed = config.seed if own_seed is None else own_seed
         most, from_bytes = [most_rows(config, layout) for layout in layouts], config.workers.divided_bytes
-        owners = [
+        self._owners = [
             group if is_divided(layout, group.size, rows, from_bytes) else ALONE
             for layout, rows in zip(layouts, most, strict=True)
         ]
-        create = self._create_lines if in_lines else self._create
-        self.weights = [create(*both) for both in zip(layouts, owners, strict=True)]  # rows [R, C], float32
-        # Lines are read and set as if all rows were here.
-        self._owners = [ALONE] * len(layouts) if in_lines else owners
-        # Over workers; over chips it is where ``RowLines`` says so.
+        # Rows [R, C], float32.
+        self.weights = [
+            create_table(layout, self._init_scale, self._seed, owners.rank, owners.size)
+            for layout, owners in zip(layouts, self._owners, strict=True)
+        ]
         self.divided = tuple(of.size > 1 for of in self._owners)
         self._counts = [layout.rows for layout in layouts]  # of all owners' parts
         self.id_maps = {
-            number: make_id_map(layout, config.ids, ALONE if in_lines else group)
+            number: make_id_map(layout, config.ids, group)
             for number, layout in enumerate(layouts)
             if layout.growing
         }
@@ -104,16 +90,6 @@ class EmbeddingTables:
             for number in self.id_maps:
                 self.grow(number, most[number])
         self._first_counts = list(self._counts)
-
-    def _create(self, layout: TableLayout, owners: Workers) -> Rows:
-        return create_table(layout, self._init_scale, self._seed, owners.rank, owners.size)
-
-    def _create_lines(self, layout: TableLayout, owners: Workers) -> Rows:
-        def part(chip: int) -> np.ndarray:
-            return np.asarray(first_rows(layout, self._init_scale, self._seed, chip, owners.size))
-
-        shape, grows = (layout.rows, layout.columns), bool(layout.growing)
-        return RowLines(part, *shape, owners, grows, f"rows/{layout.name}")
 
     def count(self, number: int) -> int:
         """Number of rows that a table has by now, those of all workers' parts."""
@@ -239,7 +215,7 @@ class EmbeddingTables:
         """
         distinct = [plan["distinct"] for plan in plans]
         with tf.name_scope("gather"):
-            held = [gather_rows(table, rows) for table, rows in zip(self.weights, distinct, strict=True)]
+            held = [tf.gather(table, rows) for table, rows in zip(self.weights, distinct, strict=True)]
             state = self.optimizer.read(distinct) if learning else []
         needed, views = list(held), list(plans)
         if any(self.divided):
@@ -308,7 +284,7 @@ class EmbeddingTables:
     # Between two steps.
 
     @property
-    def variables(self) -> dict[str, Rows]:
+    def variables(self) -> dict[str, tf.Variable]:
         rows = {
             f"rows/{layout.name}": table for layout, table in zip(self.layouts, self.weights, strict=True)
         }
@@ -347,12 +323,9 @@ class EmbeddingTables:
 
     def _whole(self, number: int) -> tf.Variable:
         layout, table = self.layouts[number], self.weights[number]
-        if self.divided[number]:
-            values = self._rows_of_all(number)
-        elif isinstance(table, tf.Variable):
+        if not self.divided[number]:
             return table
-        else:
-            values = table.read_value()
+        values = self._rows_of_all(number)
         shape = [None if layout.growing else len(values), layout.columns]
         return tf.Variable(values, name=table.name.partition(":")[0], shape=shape)
 

@@ -39,7 +39,6 @@ from ctr.training.run.run import open_run
 from ctr.training.state import dense_shapes
 from ctr.training.validate import needs_warm_start
 from ctr.training.warm_start.weights import Side, take_ramps, take_state
-from ctr.workers.chips import Chips
 
 _PARTS = {
     "feature": "features",
@@ -74,7 +73,6 @@ def warm_start(
     source: InitFrom,
     waits: bool = False,
     workers: int = 1,
-    chips: Chips | None = None,
 ) -> None:
     """Makes ``run_dir`` a run directory that begins where another run stands, unless it is one already.
 
@@ -91,7 +89,7 @@ def warm_start(
     with only_process(folder):
         try:
             _clear(folder)
-            environment = describe_environment(config, workers, chips)
+            environment = describe_environment(config, workers)
             content = _make(folder, inputs, old, position, old_dir, environment)
             sync_folder(folder)
             try:

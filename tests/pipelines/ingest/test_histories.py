@@ -1,7 +1,6 @@
 """Histories: what each row sees against brute force, however the log came to be, and nothing of the future."""
 
 import csv
-import math
 import random
 import shutil
 
@@ -27,12 +26,10 @@ HISTORIES = {
     "recent": {"after": "10m", "last": 4},
     "shown": {"after": "0s", "last": 3, "where": "all", "within": "3d"},
     "old": {"after": "1d", "within": "2d", "last": 3},
-    "ages": {"after": "10m", "last": 4, "lists": "ages"},
 }
-AFTER_US = {"recent": 600 * SECOND_US, "ages": 600 * SECOND_US, "shown": 0, "old": DAY * SECOND_US}
+AFTER_US = {"recent": 600 * SECOND_US, "shown": 0, "old": DAY * SECOND_US}
 WITHIN_US = {
     "recent": 30 * DAY * SECOND_US,
-    "ages": 30 * DAY * SECOND_US,
     "shown": 3 * DAY * SECOND_US,
     "old": 2 * DAY * SECOND_US,
 }
@@ -97,9 +94,7 @@ def brute_force(log):
         found[row["example_id"]] = {}
         for name, history in HISTORIES.items():
             items = [
-                [1 + math.floor(2 * math.log2((row["query_time"] - other["query_time"]) / SECOND_US))]
-                if name == "ages" and ids[other["example_id"]]["item"]
-                else ids[other["example_id"]]["item"]
+                ids[other["example_id"]]["item"]
                 for other in rows
                 if ids[other["example_id"]]["user"] == ids[row["example_id"]]["user"] != []
                 and other["query_time"] + AFTER_US[name] <= row["query_time"]

@@ -75,10 +75,10 @@ def test_what_is_no_run_directory_is_refused_untouched(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_run_belongs_to_its_environment_but_not_to_its_kernel_nor_to_a_number_of_workers_or_chips(tmp_path):
-    alone = {"platform": "Linux-6.1", "versions": {"numpy": "2.4"}, "intra_op_threads": 2, "device": "cpu:2"}
+def test_a_run_belongs_to_its_environment_but_not_to_its_kernel_nor_to_a_number_of_workers(tmp_path):
+    alone = {"platform": "Linux-6.1", "versions": {"numpy": "2.4"}, "intra_op_threads": 2, "device": "cpu"}
     two = {**alone, "workers": 2, "intra_op_threads": 1}
-    four = {**two, "device": "cpu:4", "chips": 4, "intra_op_threads": 3}
+    four = {**two, "workers": 4, "intra_op_threads": 3}
 
     def refused(environment: dict, *words: str) -> None:
         with pytest.raises(InputError) as caught:
@@ -90,7 +90,7 @@ def test_a_run_belongs_to_its_environment_but_not_to_its_kernel_nor_to_a_number_
     both = "versions.numpy was '2.4', is '2.5'", "intra_op_threads was 2, is 4"
     refused({**alone, "versions": {"numpy": "2.5"}, "intra_op_threads": 4}, *both)
     refused({**two, "versions": {"numpy": "2.5"}}, both[0])
-    # Where the number of workers or chips changes, that of threads may, too. From then on it is compared again.
+    # Where the number of workers changes, that of threads may, too. From then on it is compared again.
     adopt_environment(tmp_path, two)
     refused({**two, "intra_op_threads": 4}, "intra_op_threads was 1, is 4")
     adopt_environment(tmp_path, four)
