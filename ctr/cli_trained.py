@@ -38,15 +38,14 @@ def _export(arguments: argparse.Namespace) -> None:
             f"--checkpoint {arguments.checkpoint}: {arguments.run} is an exported model, not a run"
         )
     load_tensorflow()
-    from ctr.serving.export import example_calls, export_model, export_run
+    from ctr.serving.export import export_model, export_run
 
     if model is None:
         exported = export_run(arguments.run, arguments.out, arguments.checkpoint)
     else:
         exported = export_model(model, arguments.out)
     result = {"model": str(exported.path), "made": exported.made, "position": exported.metadata["position"]}
-    made = f"{exported.path}" + ("" if exported.made else ": exists already")
-    print_result(arguments, result, f"{made}\n\n{example_calls(exported)}")
+    print_result(arguments, result, f"{exported.path}" + ("" if exported.made else ": exists already"))
 
 
 @command(

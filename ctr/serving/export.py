@@ -5,7 +5,6 @@ import gc
 import json
 import logging
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,13 +21,11 @@ from ctr.io.errors import InputError
 from ctr.io.files import make_folder, sync_folder, write_atomic
 from ctr.io.versions import DELTA, DELTA_FILE, PARTIAL, delete_version, version_number, versions
 from ctr.models.click_model import transfers_as_pieces
-from ctr.serving.calls import calls_text
 from ctr.serving.metadata import (
     FORMAT,
     MAPPING,
     NETWORK,
     check_files,
-    model_schema,
     read_chain,
     read_metadata,
 )
@@ -61,29 +58,7 @@ def export_run(run: Path | str, out: Path | str, checkpoint: int | None = None) 
 
     Raises InputError: no run or no such checkpoint, or ``out`` holds another model under this version.
     """
-    return publish(read_snapshot(Path(run), checkpoint), Path(out), card=_card)
-
-
-def _card(snapshot: Snapshot, described: Mapping[str, Any]) -> str | None:
-    # It draws on reports, which exports from within a pass do without: that pass has no results yet.
-    from ctr.serving.model_card import model_card
-
-    try:
-        card = model_card(snapshot, described)
-    except InputError as error:
-        log.warning("the model has no card: %s", error)
-        return None
-    if card is None:
-        log.info("the model has no card: %s has no results for row %d", snapshot.run_dir, snapshot.examples)
-    return card
-
-
-def example_calls(exported: Exported) -> str:
-    """Returns calls of a published model as Markdown, under the name of the folder of its versions."""
-    folder = exported.path.parent
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", folder.resolve().name) or "model"
-    schema = model_schema(dict(exported.metadata), exported.path)
-    return calls_text(exported.metadata["signatures"], schema, name, str(folder)).rstrip()
+    return publish(read_snapshot(Path(run), checkpoint), Path(out))
 
 
 def export_from_run(snapshot: Snapshot) -> None:
@@ -123,12 +98,11 @@ def publish(
     keep: int | None = None,
     wait: bool = False,
     full_every: int = 1,
-    card: Callable[[Snapshot, Mapping[str, Any]], str | None] = lambda snapshot, described: None,
 ) -> Exported:
     """Writes a model to a temporary folder beside its place, makes it durable, and renames it there.
 
     Of the newest versions ``keep`` stay, beside those that these build on. Versions between every ``full_every``-th
-    are deltas. ``card`` writes a full model's card, from its metadata.
+    are deltas.
 
     Raises InputError: the version is there already and is another model's, the newest one is of another
     run, or, without ``wait``, another process is publishing.
@@ -144,9 +118,7 @@ def publish(
             return Exported(final, False, described)
         write = _delta_writer(snapshot, out, described, full_every)
         if write is None:
-            metadata = _write_durably(
-                final, lambda folder: write_model(snapshot, folder, described, card(snapshot, described))
-            )
+            metadata = _write_durably(final, lambda folder: write_model(snapshot, folder, described))
         else:
             final, metadata = delta, _write_durably(delta, write)
         if keep is not None:

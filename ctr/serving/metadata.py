@@ -4,8 +4,6 @@
 
     DIR/<version>/saved_model.pb, variables/     TensorFlow's
     DIR/<version>/assets.extra/ctr.json          features, configuration, position, signatures, hashes of the files
-    DIR/<version>/assets.extra/CALLS.md          calls of the model that can be run as they are
-    DIR/<version>/assets.extra/MODEL.md          model card, where ``ctr export`` wrote the end of a finished run
     DIR/<version>/assets.extra/tf_serving_warmup_requests
     DIR/<version>.delta/delta.npz                differences from an earlier version (``ctr.serving.weights``)
     DIR/<version>.delta/assets.extra/ctr.json    as above, and the version that the delta builds on
@@ -31,7 +29,6 @@ from ctr.io.versions import DELTA, DELTA_FILE, FULL_FILE, versions
 FORMAT = 1
 EXTRA = "assets.extra"
 FILE = "ctr.json"
-CARD = "MODEL.md"
 WARMUP = "tf_serving_warmup_requests"
 MAPPING = "mapping"  # key of the mapping by which ``ctr quickstart`` read raw rows; others have none
 LEARNED = "learned"  # column of scores: true for rows that are not later than the last one that the model learned from

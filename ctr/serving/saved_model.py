@@ -21,10 +21,8 @@ from ctr.data.ids.graph import check_rules
 from ctr.io.arrays import hash_arrays
 from ctr.io.files import write_atomic_bytes
 from ctr.models.rows import TableLayout
-from ctr.serving.calls import FILE as CALLS
-from ctr.serving.calls import calls_text
 from ctr.serving.graph import check_model, make_canonical
-from ctr.serving.metadata import CARD, EXTRA, FILE, NETWORK, WARMUP, hash_files
+from ctr.serving.metadata import EXTRA, FILE, NETWORK, WARMUP, hash_files
 from ctr.serving.signatures import Signature, describe_requests, served_schema, serving_signatures
 from ctr.serving.weights import VARIABLES, Weights, write_weights
 from ctr.training.run.snapshot import Snapshot
@@ -70,9 +68,7 @@ def _variables(snapshot: Snapshot, is_rounded: bool = True) -> dict[str, tf.Vari
     return {**dict(tables), **keys, **dense}
 
 
-def write_model(
-    snapshot: Snapshot, folder: Path, described: Mapping[str, Any], card: str | None = None
-) -> dict[str, Any]:
+def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     """Writes a model to a new folder and returns its metadata. ``described``: without functions and files."""
     check_rules(snapshot.schema)
     alpha2 = None
@@ -97,9 +93,6 @@ def write_model(
     with written_by_tensorflow(folder / EXTRA / WARMUP):
         _write_warmup(folder / EXTRA / WARMUP, warmed)
     functions = {name: _describe_function(one, outputs[name]) for name, one in signatures.items()}
-    write_atomic_bytes(folder / EXTRA / CALLS, calls_text(functions, snapshot.schema).encode())
-    if card is not None:
-        write_atomic_bytes(folder / EXTRA / CARD, card.encode())
     requests = describe_requests(snapshot.schema, served_schema(snapshot))
     metadata = {**described, "requests": requests, "signatures": functions}
     names = {id(variable): name for name, variable in {**_variables(snapshot), _ALPHA2: alpha2}.items()}
@@ -112,7 +105,7 @@ def write_model(
 
 def rewrite_model(full: Path, folder: Path, metadata: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
     """Writes an updatable model with other weights, as ``write_model`` would; ``full`` is another model of the run."""
-    shutil.copytree(full, folder, ignore=shutil.ignore_patterns("variables.*", FILE, CARD))
+    shutil.copytree(full, folder, ignore=shutil.ignore_patterns("variables.*", FILE))
     with written_by_tensorflow(folder):
         write_weights(folder, full, metadata[VARIABLES], weights)
         make_canonical(folder)

@@ -215,7 +215,7 @@ METADATA = "assets.extra/ctr.json"
     ("name", "change", "words"),
     [
         ("saved_model.pb", flip, "saved_model.pb: damaged"),
-        ("assets.extra/CALLS.md", flip, "CALLS.md: damaged"),
+        ("assets.extra/tf_serving_warmup_requests", flip, "tf_serving_warmup_requests: damaged"),
         ("variables/variables.index", Path.unlink, r"variables\.index: missing"),
         (METADATA, Path.unlink, r"ctr\.json: no such file"),
         (METADATA, {"format": 7}, "made by an unreleased version of ctr; make it again"),
