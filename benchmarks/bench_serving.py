@@ -2,8 +2,7 @@
 
     python benchmarks/bench_serving.py [--seconds 2] [--compute-dtype auto]
 
-predict         the reference model, exported and loaded in one process, at three batch sizes, from raw strings
-small_batches   a few rows in NumPy and in TensorFlow; in NumPy also more than the scorer would by itself
+predict         the reference model, exported and loaded in one process, at several batch sizes, from raw strings
 requests        of ads and treatments: the plain model scores every pair as a row, the factorized one makes Q once for
                 each ad, takes U from its cache or makes it, and combines all pairs
 
@@ -31,7 +30,6 @@ from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 
 FEATURES, UI_FEATURES, WIDTH = 26, 4, 16
-SMALL_BATCHES = (1, 2, 4, 8, 16, 32)
 DIFFERENT_REQUESTS = 2000
 ROUNDS = 5
 MODELS: dict[str, dict[str, Any]] = {"plain": MODEL, "factorized": {**MODEL, "factorized": {}}}
@@ -108,23 +106,6 @@ def predict(scorer: Scorer, rows: int, peak: float, seconds: float) -> dict[str,
     return {**times, "predictions_per_second": rate, "share_of_limit": share}
 
 
-def small_batches(scorer: Scorer, function: str, seconds: float) -> dict[str, Any]:
-    """A few rows in both ways, in turns."""
-    rng, call, usual = np.random.default_rng(2), getattr(scorer, function), scorer._few
-    found = {}
-    for rows in SMALL_BATCHES:
-        raw = different(rng, rows)
-
-        def turn(few: int, raw: "itertools.cycle[Columns]" = raw) -> dict[str, float]:
-            scorer._few = few
-            return repeat(lambda: call(next(raw)), seconds / 2 / ROUNDS, 10)
-
-        ways = compare({"NumPy": lambda rows=rows: turn(rows), "TensorFlow": lambda: turn(0)}, ROUNDS, 0)
-        found |= {f"{function}, {rows} rows, {way}": row for way, row in ways.items()}
-    scorer._few = usual
-    return found
-
-
 def request(
     scorers: Mapping[str, Scorer], ads: int, treatments: int, peak: float, seconds: float
 ) -> dict[str, dict[str, Any]]:
@@ -173,7 +154,7 @@ def request(
 def measure(
     seconds: float = 2.0,
     compute_dtype: str = "auto",
-    batches: tuple[int, ...] = (1, 64, 2048),
+    batches: tuple[int, ...] = (1, 16, 64, 1000, 2048),
     ads: tuple[int, ...] = (1, 5, 20),
     treatments: int = 200,
     buckets: int = 100_000,
@@ -191,8 +172,6 @@ def measure(
         "compute_dtype": dtype,
         "matmul_gflops": peak / 1e9,
         "predict": {f"{rows} rows": predict(scorers["plain"], rows, peak, seconds) for rows in batches},
-        "small_batches": small_batches(scorers["plain"], "predict", seconds)
-        | small_batches(scorers["factorized"], "quality", seconds),
         "requests": {
             f"{one} x {treatments}": request(scorers, one, treatments, peak, seconds) for one in ads
         },

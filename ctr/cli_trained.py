@@ -20,33 +20,22 @@ if TYPE_CHECKING:
     "export",
     "write a run's model as a SavedModel in TensorFlow Serving's layout",
     {
-        "RUN": "run directory, or a model that a run exported as a delta, to write it as a whole",
+        "RUN": "run directory",
         "--out DIR": "output directory of the model's versions",
         "[--checkpoint P]": "export the checkpoint at position P (the newest one)",
     },
 )
 def _export(arguments: argparse.Namespace) -> None:
-    from ctr.serving.metadata import find_exported
     from ctr.training.run.directory import check_models_folder, read_run_model
 
     check_models_folder(arguments.out)
-    model = find_exported(arguments.run)
-    if model is None:
-        read_run_model(arguments.run)
-    elif arguments.checkpoint is not None:
-        raise InputError(
-            f"--checkpoint {arguments.checkpoint}: {arguments.run} is an exported model, not a run"
-        )
+    read_run_model(arguments.run)
     load_tensorflow()
-    from ctr.serving.export import example_calls, export_model, export_run
+    from ctr.serving.export import export_run
 
-    if model is None:
-        exported = export_run(arguments.run, arguments.out, arguments.checkpoint)
-    else:
-        exported = export_model(model, arguments.out)
+    exported = export_run(arguments.run, arguments.out, arguments.checkpoint)
     result = {"model": str(exported.path), "made": exported.made, "position": exported.metadata["position"]}
-    made = f"{exported.path}" + ("" if exported.made else ": exists already")
-    print_result(arguments, result, f"{made}\n\n{example_calls(exported)}")
+    print_result(arguments, result, f"{exported.path}" + ("" if exported.made else ": exists already"))
 
 
 @command(
@@ -94,16 +83,17 @@ def _score(arguments: argparse.Namespace) -> None:
             "--labels goes with --format or --mapping, which name the column of the label; scores of an example log "
             "have its labels"
         )
+    if mapping and arguments.labels:
+        check_labeled(mapping)
+    load_tensorflow()
     from ctr.serving.scorer import Scorer
 
-    scorer = Scorer(arguments.model, lazy=True, on_load=load_tensorflow)
+    scorer = Scorer(arguments.model)
     selected = [one for one in read_manifests(given[0]) if times.selects(one)] if is_log else []
     with closing(Bar(sum(manifest.rows for manifest in selected) if is_log else None, "rows")) as bar:
         if is_log:
             result = score_log(scorer, given[0], arguments.out, bar.advance, times)
         else:
-            if mapping and arguments.labels:
-                check_labeled(mapping)
             rows = read_raw_rows(scorer.raw_schema, mapping, given, labeled=arguments.labels)
             keys = key_schema(mapping, arguments.labels)
             result = score_tables(scorer, rows, keys, arguments.out, bar.advance)

@@ -22,14 +22,12 @@ from ctr.eval.run_files import COMPARED, Run, config_text, read_run
 from ctr.io.documents import parse_json_object, parse_yaml
 from ctr.io.errors import InputError, one_line
 from ctr.io.files import identity
-from ctr.io.versions import versions
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 TAG = "ctr.run"
 _ARTIFACTS = ("config.yaml", "schema.json", "environment.json", "summary.json", "report.html", "receipt.json")
-_CARD = Path("assets.extra") / "MODEL.md"
 _COSTS = ("examples", "queries", "trained_rows", "wall_seconds", "wall_examples_per_second", "step_ms_p50")
 # The last metric of a window that is logged: where it is, all of the window is.
 _LAST = "window_examples"
@@ -204,5 +202,4 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _artifacts(folder: Path) -> list[Path]:
-    cards = [model / _CARD for model in versions(folder / "exports")[-1:]]
-    return [path for path in (*(folder / name for name in _ARTIFACTS), *cards) if path.is_file()]
+    return [path for path in (folder / name for name in _ARTIFACTS) if path.is_file()]

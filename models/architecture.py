@@ -1,4 +1,4 @@
-"""The shape of the dense part of the click model, and what follows from it alone, for TensorFlow and for NumPy."""
+"""The shape of the dense part of the click model, and what follows from it alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Network(Protocol):
     @property
     def units(self) -> int: ...
     def weights(self, width: int) -> Mapping[str, tuple[tuple[int, ...], Any]]: ...
-    def forward(self, xp: Any, weights: Mapping[str, Array], e0: Array, alpha2: Array) -> Array: ...
+    def forward(self, weights: Mapping[str, Array], e0: Array, alpha2: Array) -> Array: ...
 
 
 class Expert(NamedTuple):
@@ -130,11 +130,6 @@ class Architecture:
     def has_network(self) -> bool:
         """Returns whether there is more than linear weights."""
         return bool(self.cross_layers or self.deep_units)
-
-    @property
-    def reads_alpha2(self) -> bool:
-        """Returns whether predictions depend on alpha2."""
-        return bool(self.cross_layers) or self.network is not None
 
     @property
     def prefixes(self) -> list[str]:

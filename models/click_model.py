@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from ctr.models.architecture import Architecture
 from ctr.models.dcn import Weights, stacked, tower_outputs
-from ctr.models.transfer import Pieces, transfer, transfer_pieces
+from ctr.models.transfer import transfer
 
 
 class TowerInput(NamedTuple):
@@ -153,13 +153,6 @@ def _with_linear(learned: tf.Tensor, linear: tf.Tensor, is_quality: bool) -> tf.
 def _transfers(a: Architecture, components: Sequence[Weights], products: tf.Tensor) -> tf.Tensor:
     assert a.factors is not None
     return tf.stack([transfer(a.factors, own, products[index]) for index, own in enumerate(components)])
-
-
-def transfers_as_pieces(architecture: Architecture, weights: Weights) -> list[Pieces]:
-    """Returns the components' transfer functions; none of a plain model."""
-    if architecture.factors is None:
-        return []
-    return [transfer_pieces(architecture.factors, own) for own in architecture.by_component(weights)]
 
 
 def ensemble_logit(logits: tf.Tensor) -> tf.Tensor:

@@ -97,7 +97,7 @@ def _network(network: Network, components: Sequence[Weights], e0: tf.Tensor, alp
             for name, weight in own.items()
             if name.startswith(NETWORK)
         }
-        outputs.append(network.forward(tf, weights, inputs[number % len(inputs)], alpha2))
+        outputs.append(network.forward(weights, inputs[number % len(inputs)], alpha2))
     return stack(outputs)
 
 

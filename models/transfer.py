@@ -3,27 +3,11 @@
 Both kinds start increasing in Q . U, with tau(0) = prior.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import tensorflow as tf
 
 from ctr.models.architecture import Factors
 from ctr.models.dcn import Weights
-
-
-class Pieces(NamedTuple):
-    """A transfer function as a continuous piecewise-linear one of p pieces, to be evaluated without TensorFlow.
-
-    Attributes:
-        joints: float32 [p - 1], increasing: where two pieces meet.
-        slopes: float32 [p].
-        bias: its value at 0.
-    """
-
-    joints: np.ndarray
-    slopes: np.ndarray
-    bias: float
 
 
 def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
@@ -49,14 +33,6 @@ def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
     # The length of the way from 0 to s in each piece.
     lengths = clip(s[:, tf.newaxis]) - clip(tf.constant(0.0))
     return tf.linalg.matvec(lengths, tf.nn.softplus(weights["transfer_slopes"])) + weights["transfer_bias"]
-
-
-def transfer_pieces(factors: Factors, weights: Weights) -> Pieces:
-    """Returns the pieces of a component's transfer function, with their present slopes."""
-    bias = float(np.asarray(weights["transfer_bias"]))
-    if not factors.pieces:
-        return Pieces(np.zeros(0, np.float32), np.asarray(weights["transfer_scale"])[np.newaxis], bias)
-    return Pieces(_joints(factors), tf.nn.softplus(weights["transfer_slopes"]).numpy(), bias)
 
 
 def _joints(factors: Factors) -> np.ndarray:

@@ -6,7 +6,7 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.data.kept_values import read_all_values, read_values
-from ctr.serving.export import export_model, export_run
+from ctr.serving.export import export_run
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.follow import follow
@@ -30,5 +30,4 @@ def test_a_model_is_trained_and_exported_by_strings(tmp_path):
     config = parse_model(TrainConfig, LOGISTIC, "test")
     assert train(log, config, run) == train(log, config, Path(run))
     version = export_run(run, out).path
-    assert export_model(str(version), str(tmp_path / "copies")).path.parent == tmp_path / "copies"
     assert Scorer(out).path == Scorer(Path(out)).path == version

@@ -174,8 +174,8 @@ import re, sys, tomllib
 extra = tomllib.load(open(sys.argv[1], "rb"))["project"]["optional-dependencies"]["train"]
 modules = {"apache-beam": "apache_beam", "pyyaml": "yaml", "tensorflow-serving-api": "tensorflow_serving"}
 names = [re.match("[a-z0-9-]+", line)[0] for line in extra]
-# TensorFlow itself brings TensorBoard and ml_dtypes.
-for name in set(names) - {"tensorboard", "ml-dtypes"}:
+# TensorFlow itself brings TensorBoard.
+for name in set(names) - {"tensorboard"}:
     sys.modules[modules.get(name, name.replace("-", "_"))] = None
 import numpy as np, keras
 from ctr.optim import Shampoo

@@ -34,7 +34,7 @@ from ctr.io.versions import PARTIAL
 
 TREE = "working"
 # What says that other files are complete, in the order in which it is saved.
-_MARKS = ("", "state.json", "delta.npz", "saved_model.pb", "summary.json")
+_MARKS = ("", "state.json", "saved_model.pb", "summary.json")
 _LAUNCHING = ".launching"
 _LOCAL = (".lock", PARTIAL, ".damaged", _LAUNCHING)
 _CHECKPOINTS = "checkpoints"

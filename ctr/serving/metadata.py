@@ -4,17 +4,12 @@
 
     DIR/<version>/saved_model.pb, variables/     TensorFlow's
     DIR/<version>/assets.extra/ctr.json          features, configuration, position, signatures, hashes of the files
-    DIR/<version>/assets.extra/CALLS.md          calls of the model that can be run as they are
-    DIR/<version>/assets.extra/MODEL.md          model card, where ``ctr export`` wrote the end of a finished run
     DIR/<version>/assets.extra/tf_serving_warmup_requests
-    DIR/<version>.delta/delta.npz                differences from an earlier version (``ctr.serving.weights``)
-    DIR/<version>.delta/assets.extra/ctr.json    as above, and the version that the delta builds on
 
 The version is the run's position in the log, a number of examples.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,85 +21,25 @@ from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError, of_another_version
 from ctr.io.files import file_sha256
 from ctr.io.paths import check_local
-from ctr.io.versions import DELTA, DELTA_FILE, FULL_FILE, versions
+from ctr.io.versions import MODEL_FILE, versions
 
 FORMAT = 1
 EXTRA = "assets.extra"
 FILE = "ctr.json"
-CARD = "MODEL.md"
 WARMUP = "tf_serving_warmup_requests"
 MAPPING = "mapping"  # key of the mapping by which ``ctr quickstart`` read raw rows; others have none
 LEARNED = "learned"  # column of scores: true for rows that are not later than the last one that the model learned from
 TIME = "time"  # key of raw rows that has their time, in microseconds; null where times are made of the numbers of rows
-NETWORK = "network"  # key of ``ctr.serving.saved_model.describe_network``
-
-
-def is_delta(model: Path) -> bool:
-    """Tells a delta to an earlier model."""
-    return (model / DELTA_FILE).is_file()
-
-
-def find_exported(path: Path) -> Path | None:
-    """Returns ``path`` where it is a model, else the newest version in it, or None when there is none."""
-    if (path / FULL_FILE).is_file() or is_delta(path):
-        return path
-    return next(reversed(versions(path)), None)
 
 
 def find_model(path: Path) -> Path:
-    """Returns the same as ``find_exported``, but raises InputError when there is none."""
-    found = find_exported(path)
-    if found is None:
-        check_local(path)
-        raise InputError(
-            f"{path}: neither an exported model (no {FULL_FILE}) nor a directory of its versions"
-        )
-    return found
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Versions that a model is made of: a full one, and the deltas that are applied to it, in order."""
-
-    full: Path
-    deltas: tuple[Path, ...]
-
-    @property
-    def model(self) -> Path:
-        return self.deltas[-1] if self.deltas else self.full
-
-
-def read_chain(model: Path) -> Chain:
-    """Finds the versions that a model is made of; a delta's are in the same directory.
-
-    Raises InputError: the metadata of one is damaged, or what a delta builds on is missing or another model.
-    """
-    deltas: list[Path] = []
-    while is_delta(model):
-        deltas.append(model)
-        model = _find_base(model)
-    return Chain(model, tuple(reversed(deltas)))
-
-
-def _find_base(delta: Path) -> Path:
-    metadata = read_metadata(delta)
-    try:
-        position, weights = int(metadata["base"]["examples"]), metadata["base"]["weights"]
-        own = int(metadata["position"]["examples"])
-    except (KeyError, TypeError, ValueError):
-        raise InputError(
-            f"{delta / EXTRA / FILE}: does not name the version that the delta builds on: the file was changed"
-        ) from None
-    folder = delta.resolve().parent
-    found = [path for path in (folder / f"{position}", folder / f"{position}{DELTA}") if path.is_dir()]
-    if not found or position >= own:
-        raise InputError(f"{delta}: builds on version {position}, which is not in {folder}: restore it there")
-    for path in found:
-        if read_metadata(path).get("weights") == weights:
-            return path
-    raise InputError(
-        f"{delta}: builds on a version {position} with other weights than {found[0]} has: it is of another run"
-    )
+    """Returns ``path`` if it is a model, else the newest version in it. Raises InputError if there is none."""
+    if (path / MODEL_FILE).is_file():
+        return path
+    if newest := versions(path)[-1:]:
+        return newest[0]
+    check_local(path)
+    raise InputError(f"{path}: neither an exported model (no {MODEL_FILE}) nor a directory of its versions")
 
 
 def hash_files(model: Path) -> dict[str, str]:
@@ -120,7 +55,7 @@ def read_metadata(model: Path) -> dict[str, Any]:
     content: dict[str, Any] = read_json_object(path, f"{path}: no such file; ctr export writes it")
     if content.get("format") != FORMAT:
         raise of_another_version(path)
-    missing = {"schema", "signatures", "position", "model", "logs", "files", NETWORK} - content.keys()
+    missing = {"schema", "signatures", "position", "model", "logs", "files"} - content.keys()
     if missing:
         raise InputError(f"{path}: {', '.join(sorted(missing))} missing: the file was changed")
     return content

@@ -63,7 +63,14 @@ def as_list(values: Any, rows: int) -> list[Any]:
 
 def make_texts(name: str, values: Sequence[Any], separator: str | None) -> Texts:
     """Converts a column to strings or bytes, lists joined with ``separator``. Raises InputError: a value is no text."""
-    texts = []
+    if set(map(type, values)) <= {str}:
+        try:
+            "".join(values).encode()
+            return list(values)
+        except UnicodeEncodeError:
+            # Which of them it is, is found below.
+            pass
+    texts: Texts = []
     for row, value in enumerate(values):
         try:
             texts.append(_text(value, separator))
@@ -162,7 +169,7 @@ def _microseconds(value: Any) -> int:
 
 
 class FunctionInputs:
-    """Inputs of a function, as the metadata describes them: the column of each, and the columns of each type."""
+    """Inputs of a function, as the metadata describes them: the column and the type of each."""
 
     def __init__(
         self, name: str, described: Mapping[str, Mapping[str, Any]], separators: Mapping[str, str | None]
@@ -170,38 +177,24 @@ class FunctionInputs:
         self._name, self._separators = name, separators
         self.columns: dict[str, str] = {key: one["column"] for key, one in described.items()}
         self.dtypes: dict[str, str] = {key: one["dtype"] for key, one in described.items()}
-        self.texts = self._of_type("string")
-        self.numbers = self._of_type("float32")
-        self.times = self._of_type("int64")
 
-    def _of_type(self, dtype: str) -> dict[str, str]:
-        return {key: column for key, column in self.columns.items() if self.dtypes[key] == dtype}
+    def read(self, features: Mapping[str, Any]) -> dict[str, Texts | np.ndarray]:
+        """Converts the columns that the function takes to lists of texts, float32 and int64 arrays.
 
-    def read(self, features: Mapping[str, Any], few: int) -> tuple[dict[str, Any], int]:
-        """Converts the columns that the function takes to lists, float32 and int64 arrays, and counts the rows.
-
-        Of more rows than ``few``, texts stay as they are, and TensorFlow
-        converts them. Raises InputError: a column is absent, lengths differ, or a value is not one of its kind.
+        Raises InputError: a column is absent, lengths differ, or a value is not one of its kind.
         """
         absent = [source for source in self.columns.values() if source not in features]
         if absent:
             required = ", ".join(self.columns.values())
             raise InputError(f"{self._name}: the column {absent[0]} is absent; required: {required}")
         rows = row_count({source: features[source] for source in self.columns.values()})
-        columns: dict[str, Any] = {}
-        for source in self.texts.values():
-            column = as_list(features[source], rows)
-            plain = rows > few or set(map(type, column)) <= {str}
-            columns[source] = column if plain else self._texts(source, column)
-        for source in self.numbers.values():
-            columns[source] = make_numbers(source, features[source], rows)
-        for source in self.times.values():
-            columns[source] = make_times(source, features[source], rows)
-        return columns, rows
-
-    def _texts(self, source: str, column: Sequence[Any]) -> Texts:
-        return make_texts(source, column, self._separators.get(source))
-
-    def all_texts(self, columns: Mapping[str, Any]) -> list[Texts]:
-        """Converts what ``read`` left as it is. Raises InputError: a value is no text."""
-        return [self._texts(source, columns[source]) for source in self.texts.values()]
+        columns: dict[str, Texts | np.ndarray] = {}
+        for key, source in self.columns.items():
+            values = features[source]
+            if self.dtypes[key] == "string":
+                columns[source] = make_texts(source, as_list(values, rows), self._separators.get(source))
+            elif self.dtypes[key] == "float32":
+                columns[source] = make_numbers(source, values, rows)
+            else:
+                columns[source] = make_times(source, values, rows)
+        return columns

@@ -1,15 +1,7 @@
-"""SavedModel and what belongs to it: written from a snapshot of a run, or from an earlier model and new weights.
+"""SavedModel of a snapshot of a run, and the metadata beside it."""
 
-A model in which ids grow, or whose run exports deltas, is *updatable*: its graph stays the same during the run, so a
-later model differs only in the values of its variables. Its metadata names the variables in order, and the hash of its
-weights is the hash of their values.
-"""
-
-import dataclasses
-import hashlib
 import json
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,65 +12,28 @@ from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 from ctr.data.ids.graph import check_rules
 from ctr.io.arrays import hash_arrays
 from ctr.io.files import write_atomic_bytes
-from ctr.models.rows import TableLayout
-from ctr.serving.calls import FILE as CALLS
-from ctr.serving.calls import calls_text
-from ctr.serving.graph import check_model, make_canonical
-from ctr.serving.metadata import CARD, EXTRA, FILE, NETWORK, WARMUP, hash_files
+from ctr.serving.metadata import EXTRA, FILE, WARMUP, hash_files
 from ctr.serving.signatures import Signature, describe_requests, served_schema, serving_signatures
-from ctr.serving.weights import VARIABLES, Weights, write_weights
 from ctr.training.run.snapshot import Snapshot
 from ctr.training.run.tensor_files import written_by_tensorflow
 from ctr.training.state import dense_weights
 
-_ALPHA2 = "alpha2"
 _WARMUP_BATCHES = (1, 64)
 _WARMUP_TEXT = b"warm up"
 
 
-def is_updatable(snapshot: Snapshot) -> bool:
-    """Tells a run whose later models are this one with other values of its variables."""
-    export = snapshot.config.export
-    return bool(snapshot.keys) or (export is not None and export.full_every > 1)
-
-
-def snapshot_weights(snapshot: Snapshot) -> dict[str, np.ndarray]:
-    """Returns the values of all variables that an updatable model has, by name."""
-    weights = {name: variable.numpy() for name, variable in _variables(snapshot).items()}
-    if snapshot.architecture.reads_alpha2:
-        weights[_ALPHA2] = np.array(snapshot.alpha2, np.float32)
-    return weights
-
-
 def weights_hash(snapshot: Snapshot) -> str:
-    """Hashes all weights (SHA-256), of a model that is not updatable as float32, before any are rounded."""
-    if is_updatable(snapshot):
-        return hash_arrays(snapshot_weights(snapshot))
-    digest = hashlib.sha256()
-    for name, variable in _variables(snapshot, is_rounded=False).items():
-        values = np.ascontiguousarray(variable.numpy().astype(np.float32, copy=False))
-        digest.update(f"{name} {values.shape}\n".encode())
-        digest.update(values.data)
-    return digest.hexdigest()
+    """Hashes all weights (SHA-256), float32 before any are rounded."""
+    tables = {f"rows/{number}": table for number, table in enumerate(snapshot.tables)}
+    keys = {f"keys/{number}": variable for number, variable in snapshot.keys.items()}
+    variables = {**tables, **keys, **dense_weights(snapshot.weights)}
+    return hash_arrays({name: variable.numpy() for name, variable in variables.items()})
 
 
-def _variables(snapshot: Snapshot, is_rounded: bool = True) -> dict[str, tf.Variable]:
-    names = [layout.name for layout in snapshot.layouts]
-    tables = zip((f"rows/{name}" for name in names), snapshot.tables, strict=True)
-    keys = {f"keys/{names[number]}": variable for number, variable in snapshot.keys.items()}
-    dense = dense_weights(snapshot.served_weights if is_rounded else snapshot.weights)
-    return {**dict(tables), **keys, **dense}
-
-
-def write_model(
-    snapshot: Snapshot, folder: Path, described: Mapping[str, Any], card: str | None = None
-) -> dict[str, Any]:
+def write_model(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     """Writes a model to a new folder and returns its metadata. ``described``: without functions and files."""
     check_rules(snapshot.schema)
-    alpha2 = None
-    if is_updatable(snapshot):
-        alpha2 = tf.Variable(snapshot.alpha2, trainable=False, dtype=tf.float32, name=_ALPHA2)
-    signatures = serving_signatures(snapshot, alpha2)
+    signatures = serving_signatures(snapshot)
     concrete = {name: signature.function.get_concrete_function() for name, signature in signatures.items()}
     module = tf.Module()
     # What no function reads is no part of it: no duals, no optimizer's state, no head that only ranks.
@@ -88,43 +43,15 @@ def write_model(
     concrete["serving_default"] = concrete["predict"]
     with written_by_tensorflow(folder):
         tf.saved_model.save(module, str(folder), signatures=concrete)
-        make_canonical(folder)
-    if snapshot.config.model.network or any(rule.plugin for rule in snapshot.schema.derive.values()):
-        # What a plug-in computes must be made of what the scorer of ctr loads.
-        check_model(folder)
     (folder / EXTRA).mkdir()
     warmed = {name: signature.specs for name, signature in signatures.items() if name != "predict_ids"}
     with written_by_tensorflow(folder / EXTRA / WARMUP):
         _write_warmup(folder / EXTRA / WARMUP, warmed)
     functions = {name: _describe_function(one, outputs[name]) for name, one in signatures.items()}
-    write_atomic_bytes(folder / EXTRA / CALLS, calls_text(functions, snapshot.schema).encode())
-    if card is not None:
-        write_atomic_bytes(folder / EXTRA / CARD, card.encode())
     requests = describe_requests(snapshot.schema, served_schema(snapshot))
-    metadata = {**described, "requests": requests, "signatures": functions}
-    names = {id(variable): name for name, variable in {**_variables(snapshot), _ALPHA2: alpha2}.items()}
-    variables = [names[id(variable)] for variable in module.weights]
-    metadata[NETWORK] = describe_network(snapshot, variables)
-    if alpha2 is not None:
-        metadata[VARIABLES] = variables
-    return write_metadata(folder, metadata)
-
-
-def rewrite_model(full: Path, folder: Path, metadata: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
-    """Writes an updatable model with other weights, as ``write_model`` would; ``full`` is another model of the run."""
-    shutil.copytree(full, folder, ignore=shutil.ignore_patterns("variables.*", FILE, CARD))
-    with written_by_tensorflow(folder):
-        write_weights(folder, full, metadata[VARIABLES], weights)
-        make_canonical(folder)
-    return write_metadata(folder, metadata)
-
-
-def write_metadata(folder: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes the metadata of a model, all of whose other files are there, and returns it with their hashes."""
-    (folder / EXTRA).mkdir(exist_ok=True)
-    complete = {**metadata, "files": hash_files(folder)}
-    write_atomic_bytes(folder / EXTRA / FILE, (json.dumps(complete, indent=1) + "\n").encode())
-    return complete
+    metadata = {**described, "requests": requests, "signatures": functions, "files": hash_files(folder)}
+    write_atomic_bytes(folder / EXTRA / FILE, (json.dumps(metadata, indent=1) + "\n").encode())
+    return metadata
 
 
 def _describe_function(signature: Signature, outputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,42 +90,3 @@ def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
 
 def _tensor_type(spec: Any) -> dict[str, Any]:
     return {"dtype": spec.dtype.name, "shape": [-1 if size is None else size for size in spec.shape]}
-
-
-def describe_network(snapshot: Snapshot, variables: Sequence[str]) -> dict[str, Any]:
-    """Describes network and tables, under ``network`` of ``ctr.json``, for those that compute without the graph.
-
-    ``variables`` says what each variable of the SavedModel is, in its order: ``rows/TABLE``, ``keys/TABLE``,
-    ``alpha2``, or the readable name of a dense weight, ``quality/deep_0/w``.
-    """
-    readable = dict(zip(dense_weights(snapshot.weights), snapshot.weights, strict=True))
-    architecture = dataclasses.asdict(dataclasses.replace(snapshot.architecture, network=None))
-    del architecture["network"]
-    if not architecture["labels"]:
-        # The description of a model without them is what it is without the key.
-        del architecture["labels"]
-    if snapshot.config.model.network:
-        architecture["network"] = snapshot.config.model.model_dump(mode="json")["network"]
-    return {
-        "architecture": architecture,
-        "tables": [_describe_table(layout) for layout in snapshot.layouts],
-        "variables": [readable.get(name, name) for name in variables],
-    }
-
-
-def _describe_table(layout: TableLayout) -> Mapping[str, Any]:
-    described: dict[str, Any] = {name: getattr(layout, name) for name in ("name", "tower", "width", "copies")}
-    described["features"] = [
-        {
-            "name": feature.name,
-            "buckets": feature.buckets,
-            "single": feature.single is not None,
-            "growing": feature.growing,
-            "salt": int(feature.salt),
-            "of": feature.of,
-        }
-        for feature in layout.features
-    ]
-    if layout.numbers:
-        described["numbers"] = [dataclasses.asdict(one) for one in layout.numbers]
-    return described

@@ -109,11 +109,10 @@ def _plain_name(source: str, place: int) -> str:
     return f"{name}_" if keyword.iskeyword(name) or name == "self" else name
 
 
-def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) -> dict[str, Signature]:
-    """Makes the functions of a model, by name. ``alpha2``: the weight of the crosses, where that is a variable."""
+def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
+    """Makes the functions of a model, by name."""
     schema, model = snapshot.schema, (snapshot.architecture, snapshot.served_weights)
-    if alpha2 is None:
-        alpha2 = tf.constant(snapshot.alpha2, tf.float32)
+    alpha2 = tf.constant(snapshot.alpha2, tf.float32)
     # Of all columns, so that one has the same name and type in every function.
     names, kinds = input_names(schema.inputs), schema.inputs
 

@@ -240,14 +240,11 @@ class ExportConfig(StrictModel):
 
     Attributes:
         every_examples: examples between two exports.
-        keep: number of exports to keep on disk, the newest ones, and those that these need.
-        full_every: number of exports from one full model to the next. The ones between them are deltas: they hold
-            what differs from the export before. 1: every export is a full model.
+        keep: number of exports to keep on disk, the newest ones.
     """
 
     every_examples: int = Field(ge=1, examples=[1_000_000])
     keep: int = Field(default=2, ge=1)
-    full_every: int = Field(default=1, ge=1)
 
 
 class SampleConfig(StrictModel):

@@ -145,11 +145,10 @@ class NetworkPlugin(StrictModel):
         """
         raise NotImplementedError
 
-    def forward(self, xp: Any, weights: Mapping[str, Any], e0: Any, alpha2: Any) -> Any:
-        """Computes the output [B, units] of embeddings [B, m], in the graph and in the scorer of few rows.
+    def forward(self, weights: Mapping[str, Any], e0: Any, alpha2: Any) -> Any:
+        """Computes the output [B, units] of embeddings [B, m].
 
-        ``xp`` is the module ``tensorflow`` or ``numpy``, whose tensors or arrays all arguments are, of one dtype;
-        ``alpha2``, a scalar, grows from 0 to 1 by ``model.crosses.ramp``.
+        All arguments are tensors of one dtype; ``alpha2``, a scalar, grows from 0 to 1 by ``model.crosses.ramp``.
         """
         raise NotImplementedError
 

@@ -60,9 +60,11 @@ class GatedLayer(NetworkPlugin):
             "gates": ((width, self.width), glorot_uniform),
         }
 
-    def forward(self, xp: Any, weights: Mapping[str, Any], e0: Any, alpha2: Any) -> Any:
-        values = xp.matmul(e0, weights["values"]) + weights["bias"]
-        return values * (1 + alpha2 * xp.tanh(xp.matmul(e0, weights["gates"])))
+    def forward(self, weights: Mapping[str, Any], e0: Any, alpha2: Any) -> Any:
+        import tensorflow as tf
+
+        values = tf.matmul(e0, weights["values"]) + weights["bias"]
+        return values * (1 + alpha2 * tf.tanh(tf.matmul(e0, weights["gates"])))
 
 
 # In these forms RE2 and Python read them alike; \x00-\x7f alone are lower-cased.

@@ -119,13 +119,13 @@ def test_a_run_with_plugins_is_resumed_exported_and_scored_alike(plugin, log, tm
     found = weights_of(again)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
-    # Exported, the graph and the scorer of few rows compute the same.
+    # Exported, single rows are scored as many are.
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "models"), "--quiet"]) == 0
     rows = {
         "user": [f"u{n % 20}" for n in range(40)],
         "page": [f"HTTP://site{n % 7}.com?{n}" for n in range(40)],
     }
-    scorer = Scorer(tmp_path / "models", lazy=False)
+    scorer = Scorer(tmp_path / "models")
     many = scorer.predict(rows)
     few = [
         float(scorer.predict({key: value[n : n + 1] for key, value in rows.items()})[0]) for n in range(40)

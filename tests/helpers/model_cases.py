@@ -1,13 +1,14 @@
 """Raw rows with features of every kind, models of every kind, and a run whose ids grow."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import tensorflow as tf
 
 from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
@@ -272,15 +273,11 @@ def make_case(
 
 @dataclass
 class GrowingRun:
-    """A run without a log: it learns which ids of ``GROWING`` there are, and its weights are drawn.
-
-    Slots of the ids whose fingerprints are in ``left_out`` are taken away.
-    """
+    """A run without a log: it learns which ids of ``GROWING`` there are, and its weights are drawn."""
 
     config: TrainConfig
     state: TrainState
     folder: Path
-    left_out: set[int] = field(default_factory=set)
 
     def learn(self, raw: dict[str, list[Any]]) -> None:
         """Gives the ids of rows their slots; new rows of tables, which begin near 0, are drawn."""
@@ -294,14 +291,12 @@ class GrowingRun:
             values[old:] = np.random.default_rng(number).normal(0, 0.4, values[old:].shape)
             table.assign(values)
 
-    def move(self, seed: int, share: float = 1.0) -> None:
-        """Changes all dense weights and a share of the rows of tables."""
+    def move(self, seed: int) -> None:
+        """Changes all weights."""
         rng = np.random.default_rng(seed)
         for table in self.state.tables.weights:
             values = table.numpy()
-            moved = rng.random(len(values)) < share
-            values[moved] += rng.normal(0, 0.4, values[moved].shape).astype(np.float32)
-            table.assign(values)
+            table.assign(values + rng.normal(0, 0.4, values.shape))
         for weight in self.state.dense:
             weight.assign(weight.numpy() + rng.normal(0, 0.2, weight.shape))
 
@@ -312,36 +307,27 @@ class GrowingRun:
         return make_snapshot(self.state, self.config, GROWING, self.folder, examples)
 
 
-def make_growing_run(
-    folder: Path, model: str = "plain", export: dict[str, Any] | None = None, learned: int = 0
-) -> GrowingRun:
+def make_growing_run(folder: Path, model: str = "plain", learned: int = 0) -> GrowingRun:
     """A run that has learned from so many rows, in float32."""
     content = {
         "model": MODELS[model],
         "compute_dtype": "float32",
         "batch": {"rows": BATCH_ROWS},
         "ids": {"shared_rows": 3},
-        "export": export,
     }
     config = parse_model(TrainConfig, content, "test")
     run = GrowingRun(config, TrainState(config.table_layouts(GROWING), config, "float32"), folder)
-    for id_map in run.state.tables.id_maps.values():
-        _hide_left_out(id_map, run.left_out)
     if learned:
         run.learn(draw_raw(learned))
         run.move(seed=1)
     return run
 
 
-def _hide_left_out(id_map: Any, left_out: set[int]) -> None:
-    plain = id_map.ids_by_row
-
-    def ids_by_row() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        rows, features, fingerprints = plain()
-        kept = ~np.isin(fingerprints, list(left_out))
-        return rows[kept], features[kept], fingerprints[kept]
-
-    id_map.ids_by_row = ids_by_row
+def saved_variables(model: Path) -> list[np.ndarray]:
+    """The variables of an exported model, in their order in it."""
+    saved = tf.train.load_checkpoint(str(model / "variables" / "variables"))
+    names = saved.get_variable_to_shape_map().keys() - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
+    return [saved.get_tensor(name) for name in sorted(names, key=lambda name: int(name.split("/")[1]))]
 
 
 def flip(path: Path) -> None:

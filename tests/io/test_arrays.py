@@ -1,6 +1,7 @@
 """Archives of arrays from elsewhere."""
 
 import errno
+import hashlib
 import io
 import os
 import pickle
@@ -11,7 +12,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from ctr.io.arrays import read_arrays
+from ctr.io.arrays import hash_arrays, read_arrays
 
 
 def pack(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> io.BytesIO:
@@ -25,6 +26,23 @@ def pack(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> 
 def array(descr: str, shape: str, content: bytes = b"") -> bytes:
     header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + content
+
+
+def test_the_hash_covers_name_type_shape_and_every_byte():
+    text = b"a float32 (2, 1)\n" + np.array([1, 2], np.float32).tobytes()
+    assert hash_arrays({"a": np.array([[1], [2]], np.float32)}) == hashlib.sha256(text).hexdigest()
+    plain = {"a": np.array([1.0, 2.0], np.float32), "b": np.array([1, 2]), "c": np.array(0.5, np.float32)}
+    changed = [
+        {"c": np.array(0.25, np.float32)},
+        {"a": plain["a"].view(np.int32)},
+        {"a": plain["a"].reshape(2, 1)},
+        {"a": plain["a"] * np.float32(-1)},
+        {"b": np.array([2, 1])},
+        {"d": np.zeros(0)},
+    ]
+    hashes = {hash_arrays({**plain, **change}) for change in changed}
+    assert len({hash_arrays(plain), *hashes}) == len(changed) + 1
+    assert hash_arrays(dict(reversed(plain.items()))) == hash_arrays(plain)
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

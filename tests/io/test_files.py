@@ -16,7 +16,7 @@ from ctr.io.files import (
     write_atomic,
     write_atomic_bytes,
 )
-from ctr.io.versions import is_partial, is_version, version_number, versions
+from ctr.io.versions import is_partial, version_number, versions
 
 
 def names(folder: Path) -> list[str]:
@@ -129,19 +129,17 @@ def test_a_folder_that_another_thread_makes_meanwhile_is_no_fault(tmp_path, monk
     make_folder(folder)
 
 
-def test_what_a_name_is():
-    complete, partial = ("7", "0012", "7.delta"), ("7.partial", "7.delta.partial")
-    others = ("7.partial.delta", "7.delta.delta", "-7", "7.5", ".delta", "", "model")
-    names = (*complete, *partial, *others)
-    assert {name for name in names if is_version(name)} == set(complete)
-    assert {name for name in names if is_partial(name)} == set(partial)
+def test_what_the_name_of_an_incomplete_version_is():
+    partial = ("7.partial", "0012.partial")
+    others = ("7", "7.5.partial", "-7.partial", "7.partial.partial", ".partial", "", "model.partial")
+    assert {name for name in (*partial, *others) if is_partial(name)} == set(partial)
 
 
-def test_versions_come_in_the_order_of_their_numbers_the_delta_first(tmp_path):
-    for name in ("10", "9", "10.delta", "11.partial", "100.delta", "notes"):
+def test_versions_come_in_the_order_of_their_numbers(tmp_path):
+    for name in ("10", "9", "7.5", "11.partial", "100", "notes", "-7"):
         (tmp_path / name).mkdir()
     (tmp_path / "8").write_text("a file is no version")
     found = versions(tmp_path)
-    assert [path.name for path in found] == ["9", "10.delta", "10", "100.delta"]
-    assert [version_number(path) for path in found] == [9, 10, 10, 100]
+    assert [path.name for path in found] == ["9", "10", "100"]
+    assert [version_number(path) for path in found] == [9, 10, 100]
     assert versions(tmp_path / "nothing") == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, rounded_weights, ui
 from ctr.models.initial_weights import init_weights
-from ctr.models.transfer import transfer, transfer_pieces
+from ctr.models.transfer import transfer
 
 PLAIN = Architecture(cross_layers=1, cross_rank=2, deep_units=(5,), prior=0.2, activation="tanh")
 FACTORIZED = replace(PLAIN, factors=Factors(width=4, ui_units=(6,), pieces=0, reach=6.0))
@@ -227,5 +227,9 @@ def test_at_a_joint_too_one_piece_tells_the_slope(s):
 
 
 def test_the_joint_of_two_pieces_is_at_0():
-    assert transfer_pieces(*factorization(2, 6.0)).joints.tolist() == [0]
-    assert transfer_pieces(*factorization(0, 6.0)).slopes.tolist() == [1]
+    factors, weights = factorization(2, 6.0)
+    weights = {**weights, "transfer_slopes": tf.constant([0.0, 1.0])}
+    found = (
+        transfer(factors, weights, tf.constant([-3.0, 0.0, 3.0])).numpy() - weights["transfer_bias"].numpy()
+    )
+    np.testing.assert_allclose(found, [-3 * np.log(2), 0, 3 * np.log1p(np.e)], rtol=1e-5)

@@ -11,7 +11,6 @@ from ctr.models.embeddings import look_up
 from ctr.models.initial_weights import init_weights
 from ctr.models.pooling import pool
 from ctr.models.rows import FeatureRows, Pooled, lay_out_tables
-from ctr.serving.row_inputs import attend
 from ctr.training.tables.plan import pad_plan, plan_table
 
 MOST, WIDTH, TARGET, SCALE = 4, 3, 2, 1.5
@@ -92,17 +91,6 @@ def test_pooled_embeddings_are_those_of_loops():
     pooled = np.concatenate([found[1].embeddings[0][:, place], found[-1].embeddings[0][:, 0]], axis=1)
     np.testing.assert_allclose(pooled[: len(IDS)], expected(layouts, tables, own), rtol=2e-5, atol=1e-6)
     np.testing.assert_array_equal(pooled[[1, *range(len(IDS), PADDED_ROWS)]], 0)
-    # Without TensorFlow, too.
-    parts = {part.name: part for layout in layouts for part in layout.features}
-    embeddings = {
-        name: table[offset:, : layout.width]
-        for layout, table in zip(layouts, tables, strict=True)
-        for name, offset in layout.offsets().items()
-    }
-    dense = {name: value.numpy() for name, value in own.items()}
-    for row, ids in enumerate(LISTS["h"]):
-        found_row = attend(parts["h"].pooled, dense, embeddings["h"][ids], embeddings["a"][IDS[row, 0]])
-        np.testing.assert_allclose(np.concatenate(found_row), pooled[row], rtol=2e-5, atol=1e-6)
     # Nothing else changes: neither other features, nor linear weights.
     for old, new in zip(before, found[:-1], strict=True):
         for one, other in zip(old.embeddings + old.linear, new.embeddings + new.linear, strict=True):

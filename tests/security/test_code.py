@@ -16,7 +16,7 @@ FORBIDDEN = {
     *("tf.py_function", "tf.numpy_function", "tf.load_op_library", "tf.keras.models.load_model"),
 }
 ALLOWED = {
-    # A training step calls the solver of its own process; no export has it (ctr/serving/graph.py).
+    # A training step calls the solver of its own process; no export has it.
     ("optim/shampoo/exchange.py", "tf.numpy_function"),
     # A worker's step exchanges arrays with the other workers of the machine; no export has it either.
     ("ctr/workers/local.py", "tf.numpy_function"),

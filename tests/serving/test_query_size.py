@@ -155,9 +155,6 @@ def test_an_export_asks_for_it_by_its_name(run, capsys, made):
     metadata = json.loads((run.model / "assets.extra" / "ctr.json").read_text())
     request = metadata["requests"]["inputs"]["query_size"]
     assert request["dtype"] == "float32" and "rows of its query" in request["meaning"]
-    calls = (run.model / "assets.extra" / "CALLS.md").read_text()
-    # Both example rows are of one page.
-    assert '"query_size": [2.0, 2.0]' in calls
     plain = made.rows[["user", "place"]].head(3)
     plain.to_csv(made.folder / "plain.csv", index=False)
     score = [

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
+from ctr.io.files import file_sha256
 from ctr.serving import scorer
 from ctr.serving.export import publish
 from ctr.serving.scorer import RowCache, Scorer
@@ -116,9 +117,9 @@ def test_rows_of_u_are_computed_once_for_each_value_of_the_towers_columns(export
     cached, direct = (Scorer(exported("factorized"), cached_rows=rows) for rows in (3, 0))
     call, computed = cached._call, []
 
-    def noting(name, columns, rows):
-        computed.append(rows)
-        return call(name, columns, rows)
+    def noting(name, columns):
+        computed.append(len(columns["position"]))
+        return call(name, columns)
 
     monkeypatch.setattr(cached, "_call", noting)
 
@@ -215,12 +216,21 @@ METADATA = "assets.extra/ctr.json"
     ("name", "change", "words"),
     [
         ("saved_model.pb", flip, "saved_model.pb: damaged"),
-        ("assets.extra/CALLS.md", flip, "CALLS.md: damaged"),
+        ("assets.extra/tf_serving_warmup_requests", flip, "tf_serving_warmup_requests: damaged"),
         ("variables/variables.index", Path.unlink, r"variables\.index: missing"),
+        (
+            "more",
+            lambda path: path.write_text("x"),
+            r"123/more: is not among the files .* records: delete it",
+        ),
+        (
+            "link",
+            lambda path: path.symlink_to("saved_model.pb"),
+            "link: a model has no symbolic links: delete",
+        ),
         (METADATA, Path.unlink, r"ctr\.json: no such file"),
         (METADATA, {"format": 7}, "made by an unreleased version of ctr; make it again"),
         (METADATA, {"signatures": None}, "signatures missing"),
-        (METADATA, {"network": None}, "network missing"),
         (METADATA, {"schema": {"features": []}}, "features: "),
     ],
 )
@@ -232,6 +242,16 @@ def test_a_damaged_or_changed_file(copied, name, change, words):
     else:
         change(model / name)
     refused(model, words)
+
+
+@pytest.mark.parametrize("name", ["saved_model.pb", "variables/variables.index"])
+def test_a_file_that_tensorflow_cannot_read(copied, name):
+    model = copied("logistic")
+    (model / name).write_bytes(b"\xff" * 100)
+    content = json.loads((model / METADATA).read_text())
+    content["files"][name] = file_sha256(model / name)
+    (model / METADATA).write_text(json.dumps(content))
+    refused(model, "123: cannot be loaded: ")
 
 
 @pytest.mark.slow

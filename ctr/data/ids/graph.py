@@ -9,7 +9,16 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.data.derived import ColumnRule
-from ctr.data.ids.rules import SMALLEST_NORMAL, FeatureIds, apply_rule
+from ctr.data.features import Category, Cross, Number, Text, Vector
+from ctr.data.ids.rules import (
+    SMALLEST_NORMAL,
+    FeatureIds,
+    Made,
+    apply_rule,
+    column_of,
+    cross_ids,
+    derived_column,
+)
 from ctr.data.number_bits import NAN_BITS
 from ctr.data.schema import Schema
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast
@@ -59,10 +68,48 @@ def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, T
     """
     texts = (name for name, kind in schema.inputs.items() if kind == "text" and name in raw)
     raw = {**raw, **{name: _as_text(raw[name]) for name in texts}}
-    made = FeatureIds(schema)(sys.modules[__name__], raw)
+    operations, ids = sys.modules[__name__], FeatureIds(schema)
+    columns: dict[str, Tensors] = {}
+    alike: dict[tuple[bool, bool], list[Category]] = {}
+    for feature in schema.features:
+        if not isinstance(feature, Cross) and feature.source not in columns:
+            columns[feature.source] = _source(schema, feature, raw)
+        if isinstance(feature, Category) and not feature.multivalent and feature.vocabulary is None:
+            key = schema.spells_numbers(feature.source), feature.buckets is None
+            alike.setdefault(key, []).append(feature)
+    made: dict[str, Made] = {}
+    for features in alike.values():
+        # In a few operations: a model that is served has few rows of many features.
+        together = ids.hashed(
+            operations, features, tf.stack([columns[feature.source] for feature in features])
+        )
+        parts = (tf.unstack(vector, num=len(features)) for vector in (together.ids, together.prints))
+        made |= zip((feature.name for feature in features), map(Made, *parts), strict=True)
+    for feature in schema.features:
+        if isinstance(feature, Cross):
+            made[feature.name] = cross_ids(operations, feature, [made[part] for part in feature.of])
+        elif feature.name not in made:
+            made[feature.name] = ids.of_values(operations, feature, columns[feature.source])
     return {
         name: one.ids if one.rows is None else one.rows.with_values(one.ids) for name, one in made.items()
     }
+
+
+def _source(
+    schema: Schema, feature: Category | Number | Vector | Text, raw: Mapping[str, Tensors]
+) -> Tensors:
+    """Returns the column that a feature reads, derived where it is not a column of the request."""
+    rule = schema.derive.get(feature.source)
+    values = column_of(raw, feature, feature.source if rule is None else rule.column)
+    if rule is None:
+        return values
+    derived = derived_column(sys.modules[__name__], rule, values)
+    if not rule.of_time:
+        return derived
+    missing = tf.cast(values, tf.int64) < 0
+    if any(isinstance(one, Number) and one.source == feature.source for one in schema.features):
+        return where(missing, np.nan, numbers(derived))
+    return where(missing, "", tf.strings.as_string(derived))
 
 
 def check_rules(schema: Schema) -> None:
@@ -82,10 +129,6 @@ def check_rules(schema: Schema) -> None:
 
 def _as_text(values: Tensors) -> Tensors:
     return values if values.dtype == tf.string else tf.ragged.map_flat_values(tf.strings.as_string, values)
-
-
-def decimals(integers: tf.Tensor) -> tf.Tensor:
-    return tf.strings.as_string(integers)
 
 
 def numbers(values: tf.Tensor) -> tf.Tensor:
@@ -188,15 +231,8 @@ def fingerprint(strings: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.bitcast(flat, tf.uint64), tf.shape(strings))
 
 
-def stack(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.stack(vectors)
-
-
-def unstack(vector: tf.Tensor, count: int) -> list[tf.Tensor]:
-    return tf.unstack(vector, num=count)
-
-
 def bucket(prints: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
+    # Of a stack of several features each has a count.
     divisors = tf.constant(counts, tf.uint64, shape=[len(counts)] + [1] * (prints.shape.rank - 1))
     return 1 + tf.cast(tf.math.floormod(prints, divisors), tf.int32)
 
@@ -272,10 +308,6 @@ def is_empty(strings: tf.Tensor) -> tf.Tensor:
 
 def is_nan(numbers: tf.Tensor) -> tf.Tensor:
     return tf.math.is_nan(numbers)
-
-
-def is_negative(times: tf.Tensor) -> tf.Tensor:
-    return tf.cast(times, tf.int64) < 0
 
 
 def all_zero(ids: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from ctr.data.derived import ColumnRule, Derived
-from ctr.data.features import AnyFeature, Category, Cross, Number, Text
+from ctr.data.features import Category, Cross, Number, Text
 from ctr.data.features import Vector as VectorFeature
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.spelling import CASTS, Cast
@@ -64,16 +64,6 @@ class Operations(Protocol):
     def where(self, condition: Vector, constant: Any, values: Vector) -> Vector: ...
 
 
-class RawOperations(Operations, Protocol):
-    """What it takes to begin with the columns of a request; ingestion derives columns before, of times that it has."""
-
-    def decimals(self, integers: Vector) -> Vector: ...
-    def is_negative(self, times: Vector) -> Vector: ...
-    # Strings of several features, which `bucket` counts apart.
-    def stack(self, vectors: Sequence[Vector]) -> Vector: ...
-    def unstack(self, vector: Vector, count: int) -> list[Vector]: ...
-
-
 class Made(NamedTuple):
     """A feature of N rows: ids, fingerprints that crosses mix, strings that were hashed; of lists also the rows."""
 
@@ -84,11 +74,10 @@ class Made(NamedTuple):
 
 
 class FeatureIds:
-    """Makes the ids of all features of a schema."""
+    """Makes the ids of features of a schema."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
         self._edges = {
             one.name: number_edges(one) for one in schema.features if isinstance(one, Number) and one.has_ids
         }
@@ -97,49 +86,6 @@ class FeatureIds:
             for one in schema.features
             if isinstance(one, Category) and one.vocabulary
         }
-        alike: dict[tuple[bool, bool], list[Category]] = {}
-        for feature in schema.features:
-            if isinstance(feature, Category) and not feature.multivalent and feature.vocabulary is None:
-                key = schema.spells_numbers(feature.source), feature.buckets is None
-                alike.setdefault(key, []).append(feature)
-        self._alike = list(alike.values())
-        stacked = {feature.name for features in self._alike for feature in features}
-        self._others = [feature for feature in schema.features if feature.name not in stacked]
-
-    def __call__(self, xp: RawOperations, raw: Mapping[str, Vector]) -> dict[str, Made]:
-        """Makes the ids of N rows of the columns ``schema.inputs``. Raises InputError: one is absent."""
-        columns: dict[str, Vector] = {}
-        for feature in self._schema.features:
-            if not isinstance(feature, Cross) and feature.source not in columns:
-                columns[feature.source] = self._source(xp, feature, raw)
-        made: dict[str, Made] = {}
-        for features in self._alike:
-            # In a few operations: a model that is served has few rows of many features.
-            strings = xp.stack([columns[feature.source] for feature in features])
-            together = self._hashed(xp, features, strings)
-            names = [feature.name for feature in features]
-            ids, prints = (xp.unstack(vector, len(names)) for vector in together[:2])
-            made |= zip(names, map(Made, ids, prints), strict=True)
-        for feature in self._others:
-            if isinstance(feature, Cross):
-                made[feature.name] = cross_ids(xp, feature, [made[part] for part in feature.of])
-            else:
-                made[feature.name] = self.of_values(xp, feature, columns[feature.source])
-        return made
-
-    def _source(self, xp: RawOperations, feature: AnyFeature, raw: Mapping[str, Vector]) -> Vector:
-        assert not isinstance(feature, Cross)
-        rule = self._schema.derive.get(feature.source)
-        values = column_of(raw, feature, feature.source if rule is None else rule.column)
-        if rule is None:
-            return values
-        derived = derived_column(xp, rule, values)
-        if not rule.of_time:
-            return derived
-        missing = xp.is_negative(values)
-        if feature.source in self._numbers:
-            return xp.where(missing, np.nan, xp.numbers(derived))
-        return xp.where(missing, "", xp.decimals(derived))
 
     def of_values(
         self,
@@ -169,9 +115,9 @@ class FeatureIds:
             if feature.strip:
                 values = xp.strip(values, feature.strip)
             values, rows = xp.keep(values, rows, feature.max_values, feature.keep)
-        return self._hashed(xp, [feature], values, rows)
+        return self.hashed(xp, [feature], values, rows)
 
-    def _hashed(
+    def hashed(
         self, xp: Operations, features: Sequence[Category | Text], strings: Vector, rows: Rows = None
     ) -> Made:
         """Hashes strings of one feature, or a stack of those of several that are spelled and counted alike."""

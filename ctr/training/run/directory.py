@@ -55,16 +55,7 @@ from ctr.io.files import (
 )
 from ctr.io.locks import hold
 from ctr.io.paths import check_local, with_content
-from ctr.io.versions import (
-    DELTA_FILE,
-    FULL_FILE,
-    PARTIAL,
-    delete_version,
-    is_partial,
-    is_version,
-    version_number,
-    versions,
-)
+from ctr.io.versions import MODEL_FILE, PARTIAL, delete_version, is_partial, version_number, versions
 from ctr.io.working_copies import leave_unsaved, save
 from ctr.training.config import TrainConfig
 
@@ -278,8 +269,7 @@ def check_models_folder(out: Path) -> None:
 
 def _holds_models(folder: Path) -> bool:
     return any(
-        is_partial(path.name)
-        or (is_version(path.name) and any((path / name).is_file() for name in (FULL_FILE, DELTA_FILE)))
+        is_partial(path.name) or (path.name.isdecimal() and (path / MODEL_FILE).is_file())
         for path in folder.iterdir()
         if path.is_dir()
     )

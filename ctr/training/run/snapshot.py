@@ -184,8 +184,7 @@ def _trained_tables(
         check_table(table, layout)
         if len(table) < needed:
             raise ValueError(f"table {layout.name} has the shape {list(table.shape)}")
-        # The name is in the exported file. Where no ids grow, exports keep the bytes that they have always had.
-        tables.append(tf.Variable(table, name=f"rows/{layout.name}" if id_maps else None))
+        tables.append(tf.Variable(table))
     return tables, id_maps
 
 
@@ -203,15 +202,8 @@ def _served_tables(
         found, first = np.unique(fingerprints ^ salts[features], return_index=True)
         first = first[found != LAST_KEY]
         rows = np.concatenate([np.arange(layout.rows, dtype=np.int32), places[first]])
-        served[number] = tf.Variable(
-            tf.gather(tables[number], rows), name=f"rows/{layout.name}", shape=[None, layout.columns]
-        )
-        keys[number] = tf.Variable(
-            np.append(found[: len(first)], LAST_KEY),
-            name=f"keys/{layout.name}",
-            shape=[None],
-            trainable=False,
-        )
+        served[number] = tf.Variable(tf.gather(tables[number], rows))
+        keys[number] = tf.Variable(np.append(found[: len(first)], LAST_KEY), trainable=False)
         counts = np.bincount(features[first], minlength=len(layout.growing))
         ids |= {feature.name: int(count) for feature, count in zip(layout.growing, counts, strict=True)}
     return served, keys, ids

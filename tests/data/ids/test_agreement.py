@@ -24,13 +24,13 @@ from ctr.data.ids.arrow import string_ids
 from ctr.data.ids.graph import fingerprint, transform_tensors
 from ctr.data.ids.rules import ids_of_prints
 from ctr.data.ids.tables import pack_table, transform_table
-from ctr.data.ids.values import Operations, RowIds
 from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema, unpack_ids
 from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprint64, fingerprints_of
 from ctr.pipelines.rows.raw_columns import Verdict, add_derived, check_numbers
 from ctr.pipelines.rows.sources import Chunk
+from plain_ids import Operations, RowIds
 
 Ids = dict[str, list[Any]]
 

@@ -17,7 +17,6 @@ import raw_logs
 from ctr.config import parse_model
 from ctr.data import shards
 from ctr.data.ids.graph import transform_tensors
-from ctr.data.ids.values import RowIds
 from ctr.data.inspection import inspect_log
 from ctr.data.inspection_text import inspection_text
 from ctr.data.log import read_manifests, read_schema
@@ -27,6 +26,7 @@ from ctr.data.reader import join_rows, read_rows
 from ctr.pipelines.events.follow import ingest_events
 from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.rows.raw_rows import read_raw_rows
+from plain_ids import RowIds
 
 NOW = 2_000_000_000_000_000
 FEATURES = [
