@@ -23,7 +23,7 @@ from ctr.serving.scorer import Scorer
 from ctr.training.config import ExportConfig
 from ctr.training.state import dense_weights
 from fault_points import Counting, watching
-from model_cases import Case, packed_ids
+from model_cases import Case, packed_ids, saved_variables
 
 # Of logits. The batches of trainer and server differ in size, so sums of products may be rounded otherwise; one
 # rounding of a logit of 1 to bfloat16 is 0.004.
