@@ -11,7 +11,7 @@ from ctr.config import differing_keys
 from ctr.data.schema import Schema, feature_meanings
 from ctr.models.architecture import NETWORK
 from ctr.models.embeddings import tower_columns
-from ctr.models.rows import STATISTICS, FeatureRows, TableLayout, all_numbers
+from ctr.models.rows import APART, STATISTICS, FeatureRows, TableLayout, all_numbers
 from ctr.objective.config import SliceConfig
 from ctr.training.config import TrainConfig
 from ctr.training.ids.id_map import live_ids, restored_maps
@@ -147,7 +147,8 @@ def take_numbers(
             changed = differing_keys(old_meanings[one.name], meanings[one.name])
         if not changed:
             own, theirs = (slice(each.first, each.first + one.size) for each in (one, before[one.name]))
-            arrays[STATISTICS][:, own] = old_arrays[STATISTICS][:, theirs]
+            for name in (STATISTICS, APART):
+                arrays[name][:, own] = old_arrays[name][:, theirs]
             kept.add(one.name)
         entries.append(Entry("feature", one.name, "fresh" if changed else "taken", None, "; ".join(changed)))
     gone = [name for name in before if name not in meanings]
