@@ -177,9 +177,9 @@ def _pack(rows: Rows, size: BatchSize, max_query_rows: int, ended: bool) -> Iter
 
 def _reject_large_queries(rows: Rows, max_query_rows: int) -> Rows:
     """Marks all rows of queries that have more than ``max_query_rows`` as faulty."""
-    sizes = np.diff(rows.query_begins(), append=len(rows))
-    if not len(sizes) or sizes.max() <= max_query_rows:
+    if len(rows) <= max_query_rows:
         return rows
+    sizes = np.diff(rows.query_begins(), append=len(rows))
     return replace(
         rows, fault=np.where(np.repeat(sizes > max_query_rows, sizes), np.int8(QUERY_TOO_LARGE), rows.fault)
     )

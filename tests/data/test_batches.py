@@ -243,10 +243,8 @@ def test_whole_queries_come_in_time_not_too_many_at_once_and_from_any_position(q
 
 
 def test_queries_of_a_second_log_that_are_too_large_are_rejects():
-    stream = Interleaved([make_rows([3, 5, 2, 6, 1], times=[1, 2, 2, 2, 3])], 20, 4)
+    stream = Interleaved([make_rows([3, 5, 4, 6, 1], times=[1, 2, 2, 2, 3])], 20, 4)
     assert set_rejects_apart(stream.until(1)).large_queries == []
     batch = set_rejects_apart(stream.until(2))
-    assert batch.large_queries == [(101, 3, 8, 5), (103, 10, 16, 6)] and batch.rows.position.tolist() == [
-        8,
-        9,
-    ]
+    assert batch.large_queries == [(101, 3, 8, 5), (103, 12, 18, 6)]
+    assert batch.rows.position.tolist() == [8, 9, 10, 11]

@@ -291,7 +291,7 @@ def test_a_label_that_can_teach_nothing_is_named(log, tmp_path):
         return of
 
     write_labels(tmp_path / "log", **{name: seen(*kind) for name, kind in kinds.items()})
-    config = config_with(dict.fromkeys(kinds, {"delay": WAIT, "given": "all"}))
+    config = config_with({name: {"delay": WAIT, "given": "all"} for name in kinds})
     summary = train(tmp_path / "log", config, tmp_path / "run")
     rows = summary["examples"]
     warnings = [
