@@ -9,43 +9,139 @@ numbers of all features: count, mean, and sum of squared deviations from the mea
 those of the rows before by the formula of Chan, Golub and LeVeque (1979), as are those of workers, in the order of
 their ranks; nothing cancels, however far a mean is from 0. Before the first row the mean is 0 and the deviation 1,
 which it also is where all numbers have been the same. An infinite number is clipped, and no part of the statistics.
+
+Nor is a value that stands for "no value", such as 3.4e38, -999999999 or -9999, as long as few do: one that is more than
+1,000 deviations from the mean. The first 64 values of a number are judged together, at the eighth and each later one:
+those whose distance from their median is more than 1,000 times the third quartile of these distances are left out.
+Where more than a quarter of all values are left out, they are what the number is like by now, and count. Statistics of
+what is left out, and the first values, are the float64 [3 + 64, K] that are called ``apart``.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
 from ctr.models.embeddings import LookedUp
-from ctr.models.rows import CLIP, Numbers, TableLayout, all_numbers
+from ctr.models.rows import CLIP, FIRST_NUMBERS, Numbers, TableLayout, all_numbers
+
+FAR = 1000.0
+"""Deviations from the mean beyond which a value is left out."""
+_MOST_APART, _FEWEST = 0.25, 8.0
 
 
 def next_statistics(
     layouts: Sequence[TableLayout],
     statistics: tf.Tensor,
+    apart: tf.Tensor,
     values: tf.Tensor,
     learned: tf.Tensor,
     workers: int = 1,
     gather: Callable[[tf.Tensor], tf.Tensor] = lambda own: own,
-) -> tf.Tensor:
-    """Computes the statistics after a batch, float64 [3, K].
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes the statistics after a batch, float64 [3, K], and ``apart``, float64 [3 + 64, K].
 
     Args:
         statistics: those before it.
+        apart: that before it.
         values: float32 [B, K], NaN where missing.
         learned: bool [B], the rows that count.
         workers: W, that divide the batch.
-        gather: concatenates what they have: [3, K] of each becomes [3 W, K].
+        gather: concatenates what they have: [N, K] of each becomes [N W, K].
     """
     parts = [_scaled(one, own) for one, own in split_values(layouts, values).items()]
     scaled = tf.concat(parts, axis=1)
     counted = tf.math.is_finite(scaled) & learned[:, tf.newaxis]
+    far, first = apart[:3], apart[3:]
+    young = statistics[0] + far[0] < FIRST_NUMBERS
+
+    def of_workers(own: tf.Tensor) -> list[tf.Tensor]:
+        return tf.unstack(tf.reshape(gather(own), [workers, own.shape[0], scaled.shape[1]]))
+
+    def judge() -> tuple[tf.Tensor, ...]:
+        return _judge_first(statistics, far, first, scaled, counted, of_workers)
+
+    known = (statistics, far, first, statistics[1], FAR * _deviation(statistics, math.inf))
+    # The same for all workers: each has other values.
+    has_first = young & tf.reduce_any(counted, axis=0) if workers == 1 else young
+    judged = tf.cond(tf.reduce_any(has_first), judge, lambda: known)
+    statistics, far, first, center, reach = (
+        tf.where(young, *pair) for pair in zip(judged, known, strict=True)
+    )
+    near = tf.abs(scaled - center) <= reach
+    own = tf.concat([_sums(scaled, counted & near), _sums(scaled, counted & ~near)], axis=0)
+    for part in of_workers(own):
+        statistics, far = _merged(statistics, part[:3]), _merged(far, part[3:])
+    many = far[0] > _MOST_APART * (statistics[0] + far[0])
+    statistics = tf.where(many, _merged(statistics, far), statistics)
+    return statistics, tf.concat([tf.where(many, tf.zeros_like(far), far), first], axis=0)
+
+
+def _judge_first(
+    statistics: tf.Tensor,
+    far: tf.Tensor,
+    first: tf.Tensor,
+    values: tf.Tensor,
+    counted: tf.Tensor,
+    of_workers: Callable[[tf.Tensor], list[tf.Tensor]],
+) -> tuple[tf.Tensor, ...]:
+    """Adds a batch to the first values [64, K], by which all values of numbers that have fewer so far are judged.
+
+    Returns statistics, those of what is left out and the first values, and the median and the reach of what counts.
+    Where the judgement of an earlier value changes, both statistics are computed anew.
+    """
+    index = tf.range(FIRST_NUMBERS, dtype=tf.float64)[:, tf.newaxis]
+    count = statistics[0] + far[0]
+    was = index < count
+    numbers = tf.reduce_sum(tf.cast(counted, tf.float64), axis=0, keepdims=True)
+    own = tf.concat([numbers, _append(tf.zeros_like(first), tf.zeros_like(count), values, counted)], axis=0)
+    for part in of_workers(own):
+        first = _append(first, count, part[1:], index < part[0])
+        count += part[0]
+    there = index < count
+    size = tf.minimum(count, float(FIRST_NUMBERS))
+    median = _by_rank(first, there, tf.floor((size - 1.0) / 2.0))
+    quartile = _by_rank(tf.abs(first - median), there, tf.floor((3.0 * size - 1.0) / 4.0))
+    reach = tf.where((size >= _FEWEST) & (quartile > 0), FAR * quartile, math.inf)
+    is_far = tf.abs(first - median) > reach
+    changes = tf.reduce_any(was & is_far, axis=0) | (far[0] > 0)
+    statistics = tf.where(changes, _sums(first, was & ~is_far), statistics)
+    return statistics, tf.where(changes, _sums(first, was & is_far), far), first, median, reach
+
+
+def _append(first: tf.Tensor, count: tf.Tensor, values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
+    """Puts values [N, K] where ``counted`` behind the ``count`` [K] first ones [64, K], as far as there is room."""
+    columns = first.shape[1]
+    index = count + tf.cumsum(tf.cast(counted, tf.float64)) - 1.0
+    index = tf.cast(tf.where(counted, tf.minimum(index, FIRST_NUMBERS), FIRST_NUMBERS), tf.int32)
+    segments = tf.reshape(index * columns + tf.range(columns), [-1])
+    room = (FIRST_NUMBERS + 1) * columns
+    added = tf.math.unsorted_segment_sum(tf.reshape(tf.where(counted, values, 0.0), [-1]), segments, room)
+    return first + tf.reshape(added, [-1, columns])[:FIRST_NUMBERS]
+
+
+def _by_rank(values: tf.Tensor, there: tf.Tensor, rank: tf.Tensor) -> tf.Tensor:
+    """Finds in each column of [N, K], among the values that are there, the one with a rank [K] from 0 on."""
+    index = tf.range(values.shape[0])
+    is_before = values[tf.newaxis] < values[:, tf.newaxis]
+    is_before |= (values[tf.newaxis] == values[:, tf.newaxis]) & (index < index[:, tf.newaxis])[
+        ..., tf.newaxis
+    ]
+    ranks = tf.reduce_sum(tf.cast(is_before & there[tf.newaxis], tf.float64), axis=1)
+    return tf.reduce_sum(tf.where(there & (ranks == rank), values, 0.0), axis=0)
+
+
+def _sums(values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
+    """Computes the statistics of values [N, K] where ``counted``."""
     count = tf.reduce_sum(tf.cast(counted, tf.float64), axis=0)
-    mean = tf.reduce_sum(tf.where(counted, scaled, 0.0), axis=0) / tf.maximum(count, 1.0)
-    squares = tf.reduce_sum(tf.where(counted, tf.square(scaled - mean), 0.0), axis=0)
-    gathered = gather(tf.stack([count, mean, squares]))
-    for part in tf.unstack(tf.reshape(gathered, [workers, 3, scaled.shape[1]])):
-        statistics = _merged(statistics, part)
-    return statistics
+    mean = tf.reduce_sum(tf.where(counted, values, 0.0), axis=0) / tf.maximum(count, 1.0)
+    squares = tf.reduce_sum(tf.where(counted, tf.square(values - mean), 0.0), axis=0)
+    return tf.stack([count, mean, squares])
+
+
+def _deviation(statistics: tf.Tensor, of_none: float) -> tf.Tensor:
+    variance = statistics[2] / tf.maximum(statistics[0], 1.0)
+    return tf.sqrt(tf.where(variance > 0, variance, of_none))
 
 
 def _merged(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
@@ -81,10 +177,8 @@ def look_up_numbers(
         missing = tf.reduce_any(tf.math.is_nan(own), axis=1, keepdims=True)
         inputs = own
         if one.normalize:
-            count, mean, squares = tf.unstack(statistics[:, one.first : one.first + one.size])
-            variance = squares / tf.maximum(count, 1.0)
-            deviation = tf.sqrt(tf.where(variance > 0, variance, 1.0))
-            normal = tf.clip_by_value((_scaled(one, own) - mean) / deviation, -CLIP, CLIP)
+            part = statistics[:, one.first : one.first + one.size]
+            normal = tf.clip_by_value((_scaled(one, own) - part[1]) / _deviation(part, 1.0), -CLIP, CLIP)
             inputs = tf.cast(normal, tf.float32)
         inputs = tf.where(missing, 0.0, inputs)
         both = tf.cast(tf.concat([inputs, tf.cast(missing, tf.float32)], axis=1), dtype(one.tower))

@@ -22,6 +22,11 @@ import numpy as np
 STATISTICS = "numbers"
 """The name of the statistics of numbers among the variables of a run, and of an export."""
 
+APART = "numbers_apart"
+"""The name of what else of them a run keeps: ``ctr.models.numbers``."""
+FIRST_NUMBERS = 64
+"""The first values of a number, which are judged together."""
+
 CLIP = 10.0
 """Beyond which normalized numbers are clipped."""
 

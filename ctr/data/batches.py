@@ -6,13 +6,22 @@ two, into the predictions of its last.
 
 import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from ctr.data.reader import Rows, join_rows
-from ctr.io.errors import InputError
+from ctr.data.reader import QUERY_TOO_LARGE, Rows, join_rows
+
+
+class LargeQuery(NamedTuple):
+    """A query that is set aside, having more rows than are allowed: its rows lie in [begin, end) of the log."""
+
+    query_id: int
+    begin: int
+    end: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,21 @@ class Batch:
             return list(self.last)
         last = max(self._parts, key=lambda part: part.position[-1])
         return [int(last.query_time[-1]), int(last.query_id[-1])]
+
+    @property
+    def large_queries(self) -> list[LargeQuery]:
+        """Lists the queries among its rejects that have too many rows."""
+        large = self.rejects.keep(self.rejects.fault == QUERY_TOO_LARGE)
+        begins = large.query_begins().tolist()
+        return [
+            LargeQuery(
+                query_id=int(large.query_id[begin]),
+                begin=int(large.position[begin]),
+                end=int(large.position[end - 1]) + 1,
+                rows=end - begin,
+            )
+            for begin, end in pairwise([*begins, len(large)])
+        ]
 
     @property
     def times(self) -> tuple[int, int]:
@@ -80,7 +104,7 @@ class BatchSize:
 def whole_query_batches(
     blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
-    """Packs whole queries into batches, a larger query alone; raises InputError beyond ``max_query_rows``."""
+    """Packs whole queries into batches, a larger query alone; beyond ``max_query_rows`` all its rows are rejects."""
     size = BatchSize(batch_rows) if isinstance(batch_rows, int) else batch_rows
     pending: list[Rows] = []
     waiting = 0
@@ -143,23 +167,25 @@ def _pack(rows: Rows, size: BatchSize, max_query_rows: int, ended: bool) -> Iter
         batch_rows = size.at(int(rows.position[position]))
         fitting = int(np.searchsorted(ends, position + batch_rows, side="right")) - 1
         if fitting < 0 or ends[fitting] <= position:
-            larger = int(np.searchsorted(ends, position, side="right"))
-            query_rows = int(ends[larger] if larger < len(ends) else len(rows)) - position
-            if query_rows > max_query_rows:
-                or_more = "" if larger < len(ends) else " or more"
-                raise InputError(
-                    f"query_id {rows.query_id[position]} (from row {rows.position[position]} of the log) has "
-                    f"{query_rows} rows{or_more}; at most {max_query_rows} are allowed (batch.max_query_rows)"
-                )
-            if larger >= len(ends):
+            fitting = int(np.searchsorted(ends, position, side="right"))
+            if fitting >= len(ends):
                 return
-            fitting = larger
         elif not ended and fitting == len(ends) - 1 and len(rows) - position <= batch_rows:
             # More of the log may still fit into this batch.
             return
         end = int(ends[fitting])
-        yield set_rejects_apart(rows.slice(position, end))
+        yield set_rejects_apart(_reject_large_queries(rows.slice(position, end), max_query_rows))
         position = end
+
+
+def _reject_large_queries(rows: Rows, max_query_rows: int) -> Rows:
+    """Marks all rows of queries that have more than ``max_query_rows`` as faulty."""
+    if len(rows) <= max_query_rows:
+        return rows
+    sizes = np.diff(rows.query_begins(), append=len(rows))
+    return replace(
+        rows, fault=np.where(np.repeat(sizes > max_query_rows, sizes), np.int8(QUERY_TOO_LARGE), rows.fault)
+    )
 
 
 def set_rejects_apart(rows: Rows) -> Batch:
@@ -175,17 +201,16 @@ class Interleaved:
     """Returns the whole queries of a log up to a time that only rises, ``most`` rows at once unless a query has more.
 
     The rows of each call depend only on the position at the start and on the times, so that a resume from the position
-    of the last returned row continues with the same rows.
+    of the last returned row continues with the same rows. Those of a query of more than ``max_query_rows`` are faulty.
     """
 
-    def __init__(self, blocks: Iterable[Rows], most: int, max_query_rows: int, where: str) -> None:
+    def __init__(self, blocks: Iterable[Rows], most: int, max_query_rows: int) -> None:
         self._blocks, self._most, self._max_query_rows = iter(blocks), most, max_query_rows
-        self._where = where
         self._pending: Rows | None = None
         self._ended = False
 
     def until(self, time: int) -> Rows | None:
-        """Returns the next queries up to a time in microseconds; None without any. InputError: one is too long."""
+        """Returns the next queries up to a time in microseconds; None without any."""
         while not self._ended and not self._enough(time):
             block = next(self._blocks, None)
             if block is None:
@@ -202,15 +227,7 @@ class Interleaved:
         if not end:
             return None
         self._pending = pending.slice(end, len(pending)) if end < len(pending) else None
-        given = pending.slice(0, end)
-        begins = given.query_begins()
-        sizes = np.diff(np.append(begins, end))
-        if sizes.max() > self._max_query_rows:
-            raise InputError(
-                f"{self._where}: query_id {given.query_id[begins[sizes.argmax()]]} has {sizes.max()} rows; at most "
-                f"{self._max_query_rows} are allowed (batch.max_query_rows)"
-            )
-        return given
+        return _reject_large_queries(pending.slice(0, end), self._max_query_rows)
 
     def _enough(self, time: int) -> bool:
         pending = self._pending

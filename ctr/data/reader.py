@@ -26,8 +26,9 @@ FAULTS = (
     "train_weight is negative, not finite or above 1e9",
     "metric_weight is negative, not finite or above 1e9",
     "an id lies outside its feature's buckets",
+    "its query has more rows than batch.max_query_rows",
 )
-_LABEL, _TRAIN_WEIGHT, _METRIC_WEIGHT, _ID = range(1, len(FAULTS))
+_LABEL, _TRAIN_WEIGHT, _METRIC_WEIGHT, _ID, QUERY_TOO_LARGE = range(1, len(FAULTS))
 
 # Few enough that what is found out about them stays in the processor's cache.
 _ROWS_AT_ONCE = 4096

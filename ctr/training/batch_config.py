@@ -26,7 +26,8 @@ class BatchConfig(StrictModel):
         least: rows that a batch may have whatever ``growth`` says. ``auto``: 1, or 8 with a ``growth`` that is given,
             and where ``auto`` takes 1/1024.
         max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a batch of its own; one with
-            more than this is rejected with its id.
+            more than this is set aside, counted and named; where those but the largest one are more than a tenth of
+            the rows read so far, the run stops.
         within_partitions: end a batch where a partition of the log ends, so that a partition is trained on
             without waiting for the next one.
         shapes: the sizes that batches are padded to, for each of which XLA compiles the step. ``many``: of rows, ids,

@@ -18,6 +18,7 @@ The seconds of a partition are those from its publication, by the time of its ma
 was trained on. A partition without rows is not listed.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -35,13 +36,15 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import Session, open_session
 from ctr.training.run.directory import read_warm_start
 from ctr.training.run.files import GrowingFile, Unwritten
-from ctr.training.run.results import learning_failure
+from ctr.training.run.results import input_warnings, learning_failure
 from ctr.training.run.rollback import Mark
 from ctr.training.run.snapshot import Exporter
 from ctr.training.run.summary import LearningError
 from ctr.training.trainer import Phase
 from ctr.training.warm_start.start import InitFrom, warm_start
 from ctr.workers.collectives import ALONE, Workers
+
+logger = logging.getLogger(__name__)
 
 FOLLOW_FILE = "follow.jsonl"
 
@@ -265,6 +268,8 @@ def _follow(
         if failure := learning_failure(session.run):
             workers.leave()
             raise LearningError(f"{run_dir}: {failure}")
+        for warning in input_warnings(session.run) if workers.is_chief else ():
+            logger.warning("%s: %s", run_dir, warning)
         position, waiting = session.run.position.examples, report.lag().rows
         begun = workers.once(lambda: read_warm_start(run_dir))
         return Followed(reason, position, waiting, session.published.awaited, begun)

@@ -169,7 +169,8 @@ def _next_rows(inputs: Inputs, position: int, most: int) -> Rows:
     selection = replace(selection_of(inputs, position), teacher=None)
     blocks = read_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, position)
     for batch in whole_query_batches(blocks, most, inputs.config.batch.max_query_rows):
-        return batch.rows
+        if len(batch.rows):
+            return batch.rows
     return rows_of_table(shard_schema(inputs.schema).empty_table(), inputs.schema, position)
 
 

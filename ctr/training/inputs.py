@@ -317,7 +317,6 @@ def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved
             read_rows(other.path, inputs.schema, other.manifests, starts[name], (begin, time_range.end_us)),
             batch.rows,
             batch.max_query_rows,
-            f"constraint log {name}, {other.path}",
         )
         for name, other in inputs.constraint_logs.items()
     ]
@@ -331,7 +330,7 @@ def _open_returns(
     for name, at in inputs.config.label_returns.items():
         selection = replace(selection_of(inputs, starts[name]), teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, starts[name])
-        found.append(returning_rows(inputs.config, at, blocks, set_aside, str(log.path)))
+        found.append(returning_rows(inputs.config, at, blocks, set_aside))
     return found
 
 

@@ -45,7 +45,7 @@ def _with_label_targets(config: TrainConfig, rows: Rows, at: float) -> Rows:
 
 
 def returning_rows(
-    config: TrainConfig, at: float, blocks: Iterable[Rows], set_aside: Sequence[tuple[int, int]], where: str
+    config: TrainConfig, at: float, blocks: Iterable[Rows], set_aside: Sequence[tuple[int, int]]
 ) -> Callable[[int], Batch | None]:
     """Makes rows of a log come again, in the order of the log, as a function of time.
 
@@ -55,11 +55,10 @@ def returning_rows(
         at: seconds after the query's time, one of ``TrainConfig.label_returns``.
         blocks: of the log, with the columns of its labels, from the first row that comes.
         set_aside: ranges of rows, [begin, end), that nothing is learned from.
-        where: names the log in an error.
     """
     later_us = round((at - config.label_delay) * 1_000_000)
     # As many as a batch has, for the rows come again as fast as others come.
-    interleaved = Interleaved(blocks, config.batch.rows, config.batch.max_query_rows, where)
+    interleaved = Interleaved(blocks, config.batch.rows, config.batch.max_query_rows)
 
     def until(time: int) -> Batch | None:
         given = interleaved.until(time - later_us - 1)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import fitted_names, init_weights, weight_shapes
-from ctr.models.rows import STATISTICS, TableLayout, number_count
+from ctr.models.rows import APART, FIRST_NUMBERS, STATISTICS, TableLayout, number_count
 from ctr.objective.bias_constraints import Family
 from ctr.optim.first_order.online_bias import all_variables
 from ctr.optim.protocol import Spectrum
@@ -97,7 +97,8 @@ class TrainState:
             self._create_dense(config, compute_dtype, sources)
             # Of the numbers that the network reads, float64 [3, K] (``ctr.models.numbers``).
             count = number_count(layouts)
-            self.statistics = _unlearned([3, count], tf.float64) if count else None
+            self.statistics: tf.Variable = _unlearned([3, count], tf.float64) if count else None
+            self.apart: tf.Variable = _unlearned([3 + FIRST_NUMBERS, count], tf.float64) if count else None
             # By family of constrained slices lambda_k, float32 [slices] (FF 7.1).
             self.duals = [_unlearned([family.slices]) for family in families]
             # For ``dual_step``, float32 [2, slices].
@@ -122,7 +123,7 @@ class TrainState:
         named = self.tables.variables | dense_weights(self.weights) | self.dense_optimizer.variables
         named |= all_variables((*self.calibrators, *self.label_biases))
         if self.statistics is not None:
-            named[STATISTICS] = self.statistics
+            named[STATISTICS], named[APART] = self.statistics, self.apart
         for family, variable, seen in zip(self.families, self.duals, self.slices_seen, strict=True):
             named[f"duals/{family.name}"] = variable
             named[f"slices_seen/{family.name}"] = seen

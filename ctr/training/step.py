@@ -91,7 +91,7 @@ class Step:
             self._workers,
         )
         changed = [tensor for pair in moved for tensor in pair]
-        statistics = self._next_statistics(targets)
+        numbers = self._next_statistics(targets)
         applied = all_finite([batch.loss, *batch.row_gradients, *batch.dense_gradients, *changed])
         applied, (logit, *labels), slices = gather_scores(self._workers, applied, batch.logits, batch.slices)
 
@@ -106,8 +106,9 @@ class Step:
             calibrators = *state.calibrators, *state.label_biases
             for calibrator, step in zip(calibrators, batch.lesson.steps, strict=True):
                 calibrator.apply(step)
-            if state.statistics is not None:
-                state.statistics.assign(statistics)
+            if numbers is not None:
+                for variable, value in zip((state.statistics, state.apart), numbers, strict=True):
+                    variable.assign(value)
             for dual, weights, (next_dual, next_seen) in zip(
                 state.duals, state.slices_seen, moved, strict=True
             ):
@@ -129,11 +130,12 @@ class Step:
         slices = slices_of(self.state.families, targets, found[0])
         return gather_scores(self._workers, tf.constant(True), found, slices)[1:]
 
-    def _next_statistics(self, targets: _Tensors) -> tf.Tensor | None:
+    def _next_statistics(self, targets: _Tensors) -> tuple[tf.Tensor, tf.Tensor] | None:
         """Computes the statistics of numbers after the batch, by the rows of the log that are learned from."""
         if self.state.statistics is None:
             return None
-        given = self.state.statistics.read_value(), targets[STATISTICS], targets["own_weight"] > 0
+        before = self.state.statistics.read_value(), self.state.apart.read_value()
+        given = *before, targets[STATISTICS], targets["own_weight"] > 0
         with tf.name_scope("statistics"):
             return next_statistics(self.state.layouts, *given, self._workers.size, self._workers.all_gather)
 

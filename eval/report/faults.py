@@ -33,6 +33,7 @@ def faults_of(run: Run, rejects: Mapping[str, int]) -> list[Fault]:
     skipped = [_rows(run, "skipped_ranges", rows) for rows in _list(run, "skipped_ranges")]
     found = [
         Fault("rejected rows", run.number("rejected_rows") or 0, reasons),
+        Fault("rows set aside, in queries with too many rows", run.number("set_aside_rows") or 0, []),
         Fault("skipped steps", run.number("skipped_steps") or 0, _first(skipped)),
         Fault("rollbacks", run.number("rollbacks") or 0, quarantined),
         Fault("quarantined rows: scored, but not trained on", run.number("quarantined_rows") or 0, []),

@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.data.batches import Batch, BatchSize, Interleaved, batches_within, whole_query_batches
+from ctr.data.batches import (
+    Batch,
+    BatchSize,
+    Interleaved,
+    batches_within,
+    set_rejects_apart,
+    whole_query_batches,
+)
 from ctr.data.reader import Rows, join_rows
-from ctr.io.errors import InputError
 
 
 def make_rows(
@@ -154,26 +160,20 @@ def test_a_worked_example():
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 1000])
-def test_a_query_that_is_too_large_is_named(block):
-    rows = make_rows([3, 2, 9, 1], times=[0] * 4)
-    stream = whole_query_batches(cut(rows, list(range(0, 15, block))), batch_rows=4, max_query_rows=8)
-    message = r"query_id 102 \(from row 5 of the log\) has 9 rows.*at most 8 .* \(batch.max_query_rows"
-    with pytest.raises(InputError, match=message):
-        list(stream)
+def test_a_query_that_is_too_large_is_a_batch_of_rejects(block):
+    rows = make_rows([3, 2, 9, 1], frozenset({6}), times=[0] * 4)
+    batches = list(whole_query_batches(cut(rows, list(range(0, 15, block))), batch_rows=4, max_query_rows=8))
+    assert [(batch.begin, batch.end, len(batch.rows)) for batch in batches] == [
+        (0, 3, 3),
+        (3, 5, 2),
+        (5, 14, 0),
+        (14, 15, 1),
+    ]
+    assert [batch.large_queries for batch in batches] == [[], [], [(102, 5, 14, 9)], []]
+    assert batches[2].last_query == [0, 102]
     # The same query is let through when it may be that large.
     allowed = list(whole_query_batches([rows], batch_rows=4, max_query_rows=9))
-    assert [batch.end for batch in allowed] == [3, 5, 14, 15]
-
-
-def test_an_endless_query_is_refused_before_the_log_ends():
-    def blocks():
-        rows = make_rows([10_000])
-        for begin in range(0, 10_000, 10):
-            assert begin < 1000, "the whole log was read first"
-            yield rows.slice(begin, begin + 10)
-
-    with pytest.raises(InputError, match=r"or more; at most 100 are allowed"):
-        list(whole_query_batches(blocks(), batch_rows=20, max_query_rows=100))
+    assert [(batch.end, len(batch.rows)) for batch in allowed] == [(3, 3), (5, 2), (14, 8), (15, 1)]
 
 
 def test_a_large_query_in_small_blocks_is_not_copied_again_and_again(monkeypatch):
@@ -233,7 +233,7 @@ def test_whole_queries_come_in_time_not_too_many_at_once_and_from_any_position(q
     for stop in range(len(until) + 1):
         # As if it had stopped before a time.
         start = sum(map(len, expected[:stop]))
-        stream = Interleaved(cut(rows.slice(start, len(rows)), cuts), most, 6, "a log")
+        stream = Interleaved(cut(rows.slice(start, len(rows)), cuts), most, 6)
         found = [stream.until(time) for time in until[stop:]]
         assert [[] if part is None else part.position.tolist() for part in found] == expected[stop:]
         parts = [part for part in found if part is not None]
@@ -242,8 +242,9 @@ def test_whole_queries_come_in_time_not_too_many_at_once_and_from_any_position(q
             assert joined.joined["x"].tolist() == (2 * joined.position).tolist()
 
 
-def test_a_query_that_is_too_large_for_a_second_log_is_refused_by_name():
-    stream = Interleaved([make_rows([3, 5], times=[1, 2])], 4, 4, "the log")
-    assert len(stream.until(1)) == 3
-    with pytest.raises(InputError, match="the log: query_id 101 has 5 rows; at most 4"):
-        stream.until(2)
+def test_queries_of_a_second_log_that_are_too_large_are_rejects():
+    stream = Interleaved([make_rows([3, 5, 4, 6, 1], times=[1, 2, 2, 2, 3])], 20, 4)
+    assert set_rejects_apart(stream.until(1)).large_queries == []
+    batch = set_rejects_apart(stream.until(2))
+    assert batch.large_queries == [(101, 3, 8, 5), (103, 12, 18, 6)]
+    assert batch.rows.position.tolist() == [8, 9, 10, 11]

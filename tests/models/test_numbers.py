@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ctr.models.numbers import look_up_numbers, next_statistics, split_values
-from ctr.models.rows import FeatureRows, Numbers, lay_out_tables
+from ctr.models.rows import FIRST_NUMBERS, FeatureRows, Numbers, lay_out_tables
 
 NAN = np.float32(np.nan)
 PLAIN = Numbers("plain", "quality", 1, 1, 0)
@@ -24,16 +24,18 @@ STREAMS = {
 
 def passed(stream, workers: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """All rows of a hundred batches that were learned from, and the statistics after these."""
-    rng, statistics, seen = np.random.default_rng(3), tf.zeros([3, 6], tf.float64), []
+    rng, seen = np.random.default_rng(3), []
+    statistics, apart = tf.zeros([3, 6], tf.float64), tf.zeros([3 + FIRST_NUMBERS, 6], tf.float64)
     for step in range(100):
         values = np.stack([stream(rng, step) for _ in range(rng.integers(1, 40))]).astype(np.float32)
         values[rng.random(values.shape) < 0.2] = NAN
         values[rng.random(values.shape) < 0.02] = np.inf
         learned = rng.random(len(values)) < 0.8
         seen.append(np.where(learned[:, np.newaxis], values, NAN))
-        parts: list[tf.Tensor] = []
+        exchanges: dict[int, list[tf.Tensor]] = {}
 
-        def gather(own: tf.Tensor, parts: list[tf.Tensor] = parts) -> tf.Tensor:
+        def gather(own: tf.Tensor, exchanges: dict[int, list[tf.Tensor]] = exchanges) -> tf.Tensor:
+            parts = exchanges.setdefault(len(own), [])
             parts.append(own)
             # What has counted nothing changes nothing.
             return tf.concat(parts + [tf.zeros_like(own)] * (workers - len(parts)), axis=0)
@@ -41,11 +43,14 @@ def passed(stream, workers: int = 1) -> tuple[np.ndarray, np.ndarray]:
         # The last worker has heard of what the others found.
         found = [
             next_statistics(
-                *(LAYOUTS, statistics, tf.constant(values[cut]), tf.constant(learned[cut])), workers, gather
+                *(LAYOUTS, statistics, apart, tf.constant(values[cut]), tf.constant(learned[cut])),
+                workers,
+                gather,
             )
             for cut in np.array_split(np.arange(len(values)), workers)
         ]
-        statistics = found[-1]
+        statistics, apart = found[-1]
+    assert not apart[:3].numpy().any()
     return np.concatenate(seen).astype(np.float64), statistics.numpy()
 
 
@@ -63,6 +68,62 @@ def test_statistics_are_those_of_all_rows_so_far(stream, workers):
         assert squares.tolist()[0] == 0 and squares.tolist()[2:] == [0] * 4
     else:
         np.testing.assert_allclose(np.sqrt(squares / count), scale, rtol=1e-9)
+
+
+def statistics_of(rows: list[float], single_rows: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The statistics of a number, and those of what is no part of it; the first batches may be single rows."""
+    layouts = lay_out_tables([FeatureRows("user", 9, 4, "quality", 0)], numbers=[PLAIN])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 1])])
+    def learn(values: tf.Tensor) -> None:
+        before = statistics.read_value(), apart.read_value()
+        after = next_statistics(layouts, *before, values, tf.fill([tf.shape(values)[0]], True))
+        statistics.assign(after[0])
+        apart.assign(after[1])
+
+    statistics = tf.Variable(tf.zeros([3, 1], tf.float64))
+    apart = tf.Variable(tf.zeros([3 + FIRST_NUMBERS, 1], tf.float64))
+    ends = [*(range(1, 150) if single_rows else ()), *range(150, len(rows), 100)]
+    for part in np.split(np.array(rows, np.float32), ends):
+        learn(tf.constant(part[:, np.newaxis]))
+    return statistics.numpy()[:, 0], apart.numpy()[:3, 0]
+
+
+SENTINELS = {
+    "-9999": (-9999, 0, 1),
+    "-999999999": (-999999999, 0, 1000),
+    "3.4e38": (3.4e38, 50, 10),
+    "0 for a time": (0, 1.7e9, 1e5),
+}
+
+
+@pytest.mark.parametrize("single_rows", [True, False])
+@pytest.mark.parametrize("first", [[0], [20, 21, 22, 90], [700, 701, 1300]])
+@pytest.mark.parametrize("name", SENTINELS)
+def test_values_that_stand_for_none_are_no_part_of_the_statistics(name, first, single_rows):
+    value, mean, deviation = SENTINELS[name]
+    rows = (mean + deviation * np.random.default_rng(4).standard_normal(1500)).astype(np.float32)
+    rows[first] = value
+    found, apart = statistics_of(rows, single_rows)
+    others = np.delete(rows, first).astype(np.float64)
+    expected = [len(others), others.mean(), ((others - others.mean()) ** 2).sum()]
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    assert apart.tolist() == [len(first), np.float32(value), 0]
+
+
+@pytest.mark.parametrize("change", [300, 20])
+def test_values_count_again_once_they_are_no_exception(change):
+    rng = np.random.default_rng(4)
+    rows = np.concatenate([rng.normal(0, 1, change), rng.normal(1e6, 1, 1200 - change)]).astype(np.float32)
+    found, apart = statistics_of(rows, True)
+    assert found[0] == len(rows) and not apart.any()
+    np.testing.assert_allclose(
+        found[1:], [rows.mean(dtype=float), rows.var(dtype=float) * len(rows)], rtol=1e-9
+    )
+    # Where most are the same, another one is no exception.
+    rows = np.zeros(1200)
+    rows[100::100] = 5000
+    assert statistics_of(rows, True)[0][0] == 1200
 
 
 def inputs_of(statistics: np.ndarray, values: list[list[float]]) -> list[list[list[float]]]:

@@ -19,6 +19,7 @@ from ctr.training.inputs import open_inputs, read_turns
 from ctr.training.learner import fresh_state
 from ctr.training.loop import open_session, train
 from ctr.training.run.rollback import Position
+from ctr.training.run.summary import summary_text
 from growing_logs import FILES, assert_same, read_predictions
 from labeled_logs import write_labels
 from small_runs import make_config, merged
@@ -271,3 +272,32 @@ def test_without_labels_a_configuration_is_what_it_was_and_a_log_without_them_is
     assert "labels" not in yaml.safe_dump(make_config().model_dump(mode="json"))
     with pytest.raises(InputError, match="has no sidecar labels"):
         train(log, config_with(), tmp_path / "run")
+
+
+def test_a_label_that_can_teach_nothing_is_named(log, tmp_path):
+    shutil.copytree(log, tmp_path / "log")
+    kinds = {
+        "never": (np.nan, np.inf),
+        "unknown": (np.nan, 0.01),
+        "always": (0.0, np.inf),
+        "some": (None, np.inf),
+    }
+
+    def seen(after, known):
+        def of(ids):
+            column = np.where(ids % 2, 0.0, np.nan) if after is None else np.full(len(ids), after)
+            return column, np.full(len(ids), known)
+
+        return of
+
+    write_labels(tmp_path / "log", **{name: seen(*kind) for name, kind in kinds.items()})
+    config = config_with({name: {"delay": WAIT, "given": "all"} for name in kinds})
+    summary = train(tmp_path / "log", config, tmp_path / "run")
+    rows = summary["examples"]
+    warnings = [
+        f"label never: nothing was learned: none of its {rows} rows is positive",
+        "label unknown: nothing was learned: no row is known 0.03 s after its query",
+        f"label always: nothing was learned: all of its {rows} rows are positive",
+    ]
+    assert summary["warnings"] == warnings
+    assert all(f"  warning: {warning}" in summary_text(tmp_path / "run", summary) for warning in warnings)

@@ -299,16 +299,9 @@ def test_logs_of_which_nothing_can_be_learned(network, examples, make_log, tmp_p
             np.testing.assert_allclose(read_predictions(run)["logit"], prior, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"metrics": {"slices": ["tags"]}}, "metrics.slices names tags.*allowed: user, item, position"),
-        ({"batch": {"rows": 3, "max_query_rows": 5}}, r"query_id \d+ .* has \d rows; at most 5 are allowed"),
-    ],
-)
-def test_a_configuration_that_does_not_fit_the_log_is_refused(log, tmp_path, changes, words):
-    with pytest.raises(InputError, match=words):
-        train(log, make_config(changes), tmp_path / "run")
+def test_a_configuration_that_does_not_fit_the_log_is_refused(log, tmp_path):
+    with pytest.raises(InputError, match=r"metrics.slices names tags.*allowed: user, item, position"):
+        train(log, make_config({"metrics": {"slices": ["tags"]}}), tmp_path / "run")
 
 
 def test_a_log_that_is_empty_or_has_too_many_faulty_rows_is_refused(schema, faulty_log, tmp_path):

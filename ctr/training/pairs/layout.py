@@ -56,8 +56,9 @@ def with_pairs(rows: Rows, config: TrainConfig, schema: Schema) -> Rows:
     ids = rows.ids.astype(np.int64, copy=False)
     places = np.array([schema.single_valued.index(name) for name in _paired(config, schema)], np.int64)
     unsigned = ids[:, places].view(np.uint64)
-    left, right = (unsigned[:, part].ravel() for part in _pairs(len(places)))
-    pairs = pair_ids(arrow, left, right).reshape(len(ids), -1)
+    parts = _pairs(len(places))
+    left, right = (unsigned[:, part].ravel() for part in parts)
+    pairs = pair_ids(arrow, left, right).reshape(len(ids), len(parts[0]))
     return replace(rows, ids=np.concatenate([ids, pairs], axis=1))
 
 

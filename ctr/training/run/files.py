@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from ctr.data.batches import Batch
-from ctr.data.reader import FAULTS
+from ctr.data.reader import FAULTS, QUERY_TOO_LARGE
 from ctr.io.errors import InputError
 from ctr.io.files import naming, sync_folder, write_all
 from ctr.io.working_copies import save
@@ -120,10 +120,23 @@ class GrowingFile:
 
 
 def describe_rejects(batch: Batch, log: str | None = None) -> list[dict[str, Any]]:
-    """Describes each faulty row of a batch; ``log`` names the constraint log that it is from, if any."""
+    """Describes each faulty row of a batch, and each query that is too large, in the order of the log.
+
+    ``log`` names the constraint log that they are from, if any.
+    """
     rejects = batch.rejects
     origin = {} if log is None else {"log": log}
-    return [
+    large = [
+        {
+            **origin,
+            "reason": FAULTS[QUERY_TOO_LARGE],
+            "query_id": query.query_id,
+            "rows": query.rows,
+            "between_log_rows": [query.begin, query.end],
+        }
+        for query in batch.large_queries
+    ]
+    return large + [
         {
             **origin,
             "reason": FAULTS[rejects.fault[index]],
@@ -132,7 +145,7 @@ def describe_rejects(batch: Batch, log: str | None = None) -> list[dict[str, Any
             "query_time": int(rejects.query_time[index]),
             "between_log_rows": [batch.begin, batch.end],
         }
-        for index in range(len(rejects))
+        for index in np.flatnonzero(rejects.fault != QUERY_TOO_LARGE)
     ]
 
 

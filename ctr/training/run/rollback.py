@@ -25,6 +25,7 @@ import numpy as np
 from pydantic import model_validator
 
 from ctr.config import StrictModel, parse_model
+from ctr.data.batches import LargeQuery
 from ctr.data.log import Manifest
 from ctr.data.reader import read_rows
 from ctr.data.schema import Schema
@@ -36,6 +37,9 @@ from ctr.training.run.directory import drop_models_after
 
 # A step that is skipped again and again must not make the checkpoints grow.
 _RANGES_NOTED = 100
+
+MOST_SET_ASIDE = 0.1
+"""Share of the rows of a log that may lie in queries with too many rows, the largest one not counted."""
 
 
 class Mark(NamedTuple):
@@ -81,6 +85,9 @@ class Position:
     learned_until: list[int] | None = None  # the same of the last row that was learned from, or quarantined
     # The same of constraint logs, and of rows that come again.
     constraint_until: dict[str, list[int]] = field(default_factory=dict)
+    # Of queries with too many rows, by log ("" is that of the pass): their rows, and the first of them.
+    set_aside_rows: dict[str, int] = field(default_factory=dict)
+    set_aside: dict[str, list[list[int]]] = field(default_factory=dict)  # each is a ``LargeQuery``
     # By ramp, examples that counted before a warm start.
     trained_before: dict[str, int] = field(default_factory=dict)
 
@@ -90,9 +97,10 @@ class Position:
 
     def as_json(self) -> dict[str, Any]:
         content = copy.deepcopy(vars(self))
-        if not self.returned:
-            # Without labels a checkpoint is what it is without the key.
-            del content["returned"]
+        for name in ("returned", "set_aside_rows", "set_aside"):
+            # A checkpoint is then what it is without the key.
+            if not content[name]:
+                del content[name]
         return content
 
     @property
@@ -123,8 +131,30 @@ def mark_here(position: Position) -> Mark:
     return Mark(*position.mark)
 
 
+def note_large_query(position: Position, log: str, query: LargeQuery) -> bool:
+    """Counts a query that is set aside, in place; returns whether it is one of the first, which are named."""
+    position.set_aside_rows[log] = position.set_aside_rows.get(log, 0) + query.rows
+    noted = position.set_aside.setdefault(log, [])
+    if len(noted) < _RANGES_NOTED:
+        noted.append(list(query))
+        return True
+    return False
+
+
 def check_rejects(position: Position, allowed: float, logs: Mapping[str, Path], rejects_file: Path) -> None:
-    """Raises InputError where more than the allowed share of a log's rows is faulty; ``""`` names the first."""
+    """Raises InputError where more than the allowed share of a log's rows is faulty; ``""`` names the first.
+
+    A single query that is set aside never stops a run, however large it is.
+    """
+    for name, rows in position.set_aside_rows.items():
+        read = position.constraint_read[name] if name else position.read
+        others = rows - max(query[-1] for query in position.set_aside[name])
+        if others > MOST_SET_ASIDE * read:
+            raise InputError(
+                f"{logs[name]}: {rows} of the first {read} rows that were read are in queries of more rows than "
+                f"batch.max_query_rows (see {rejects_file}); allowed: a share of {MOST_SET_ASIDE} beside the largest "
+                "of these queries"
+            )
     counts = {"": (position.rejected_rows, position.read)}
     for name, rejected in position.constraint_rejected.items():
         counts[name] = rejected, position.constraint_read[name]

@@ -22,7 +22,7 @@ from ctr.training.run.checkpoint import Share
 from ctr.training.run.directory import remove_leftovers
 from ctr.training.run.files import Checkpoint, RunFiles, describe_rejects
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
-from ctr.training.run.rollback import Position, check_rejects, mark_here, note_step
+from ctr.training.run.rollback import Position, check_rejects, mark_here, note_large_query, note_step
 from ctr.training.state import TrainState
 from ctr.training.trainer import Scores
 from ctr.workers.parts import Part
@@ -246,8 +246,7 @@ class Run:
         batch, position = feed.batch, self.position
         rows = batch.rows
         self.metrics.ids.update(feed)
-        self._record_rejects(batch)
-        position.rejected_rows += len(batch.rejects)
+        position.rejected_rows += self._record_rejects(batch)
         position.read += len(rows) + len(batch.rejects)
         position.examples, position.scored_until = batch.end, batch.last_query
         position.batches += 1
@@ -267,8 +266,7 @@ class Run:
             if batch is None:
                 continue
             rows = batch.rows
-            self._record_rejects(batch, name)
-            position.constraint_rejected[name] += len(batch.rejects)
+            position.constraint_rejected[name] += self._record_rejects(batch, name)
             position.constraint_read[name] += len(rows) + len(batch.rejects)
             position.constraint_logs[name], position.constraint_until[name] = batch.end, batch.last_query
             if len(rows):
@@ -282,9 +280,21 @@ class Run:
             if batch is not None:
                 position.returned[name], position.constraint_until[name] = batch.end, batch.last_query
 
-    def _record_rejects(self, batch: Batch, constraint_log: str | None = None) -> None:
-        for reject in describe_rejects(batch, constraint_log):
+    def _record_rejects(self, batch: Batch, constraint_log: str | None = None) -> int:
+        """Records faulty rows, and queries that are set aside; returns the number of the former."""
+        for reject in describe_rejects(batch, constraint_log) if len(batch.rejects) else ():
             self.files.rejects.append(reject)
+        faulty, name = len(batch.rejects), constraint_log or ""
+        for query in batch.large_queries if faulty else ():
+            faulty -= query.rows
+            if note_large_query(self.position, name, query) and self.workers.is_chief:
+                log.warning(
+                    "%s: query_id %d, rows %d to %d of %s, has %d rows and is set aside: at most %d are allowed "
+                    "(batch.max_query_rows)",
+                    *(self.run_dir, *query[:3], self._log_paths[name], query.rows),
+                    self.config.batch.max_query_rows,
+                )
+        return faulty
 
     def _finite(self, logit: np.ndarray) -> np.ndarray:
         self.position.nonfinite_predictions += int(np.count_nonzero(~np.isfinite(logit)))

@@ -34,6 +34,8 @@ LABEL_METRICS = ("per_query_auc", "auc", "logloss", "calibration_ratio")
 _PRIOR_FACTOR = 1.5
 # The highest decile is named where it has at least this share of the predicted clicks in excess.
 _TOP_SHARE = 0.5
+# Queries that are named among those set aside.
+_SHOWN = 3
 
 
 class LearningError(InputError):
@@ -83,6 +85,12 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     lost = summary["skipped_rows"] + summary["quarantined_rows"]
     if lost:
         lines.append(f"  not trained on      {lost} rows ({lost / max(summary['examples'], 1):.1%})")
+    if rows := summary.get("set_aside_rows"):
+        queries = [f"{one['query_id']} (rows {one['begin']} to {one['end']})" for one in summary["set_aside"]]
+        shown = ", ".join(queries[:_SHOWN]) + (", ..." if len(queries) > _SHOWN else "")
+        lines.append(
+            f"  set aside           {rows} rows, in queries of more than batch.max_query_rows: {shown}"
+        )
     if recorded := summary.get("recorded"):
         missing = recorded["without_prediction"]
         without = f", {missing} without a prediction" if missing else ""
@@ -94,6 +102,9 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     lines.append(f"  {calibration_text(summary)}")
     if fault := nothing_learned(summary):
         lines.append(f"  warning: {fault}")
+    lines += [f"  warning: {warning}" for warning in summary.get("warnings", ())]
+    if warning := summary.get("init_from", {}).get("warning"):
+        lines.append(f"  warning: {warning}")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ other run no more.
 """
 
 import copy
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctr.data.log import log_sha256
+from ctr.data.log import Manifest, log_sha256, read_manifests
 from ctr.data.schema import Schema
 from ctr.data.shards import read_shard
 from ctr.io.errors import InputError, joined
@@ -48,6 +49,8 @@ _PARTS = {
     "ramp": "ramps",
     "schedule": "schedules",
 }
+_OTHER_ODDS = 3
+"""Odds of a positive this many times those before, or as many times below, are those of another label."""
 _WORDS = {"taken": "taken", "fresh": "fresh", "left": "left behind"}
 
 
@@ -185,8 +188,37 @@ def _make(
         },
         "table": [line._asdict() for line in (*lines, *ramps)],
     }
+    if warning := _other_label(inputs, old.state, position):
+        content["warning"] = warning
     write_json(folder / INIT_FROM, content)
     return content
+
+
+def _other_label(inputs: Inputs, state: Mapping[str, Any], position: Position) -> str:
+    """Says in a line that the rows to come have another share of positives than those before; empty where not."""
+    intervals = next(seen["intervals"] for seen in state["consumed"] if not seen["log"])
+    try:
+        before = _positives(read_manifests(Path(state["log"]))[:intervals])
+    except InputError:
+        return ""
+    ends = np.cumsum([manifest.rows for manifest in inputs.log.manifests])
+    after = _positives(inputs.log.manifests[int(np.searchsorted(ends, position.examples, side="right")) :])
+    (rows, positives), (more_rows, more) = before, after
+    if not rows or not more_rows:
+        return ""
+    shares, both = (positives / rows, more / more_rows), (positives + more) / (rows + more_rows)
+    noise = math.sqrt(both * (1 - both) * (1 / rows + 1 / more_rows))
+    odds = sorted((own + 1) / (all_rows - own + 1) for all_rows, own in (before, after))
+    if abs(shares[1] - shares[0]) <= 5 * noise or odds[1] <= _OTHER_ODDS * odds[0]:
+        return ""
+    return (
+        f"of the rows to come {shares[1]:.1%} are positive, of those that the run of --init-from has learned "
+        f"{shares[0]:.1%}: is the label the same?"
+    )
+
+
+def _positives(manifests: Sequence[Manifest]) -> tuple[int, int]:
+    return sum(manifest.rows for manifest in manifests), sum(manifest.clicks for manifest in manifests)
 
 
 def table_text(content: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from ctr.config import differing_keys
 from ctr.data.schema import Schema, feature_meanings
 from ctr.models.embeddings import tower_columns
-from ctr.models.rows import STATISTICS, FeatureRows, TableLayout, all_numbers
+from ctr.models.rows import APART, STATISTICS, FeatureRows, TableLayout, all_numbers
 from ctr.objective.config import SliceConfig
 from ctr.training.config import TrainConfig
 from ctr.training.ids.id_map import live_ids, restored_maps
@@ -166,7 +166,8 @@ def _take_numbers(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, 
             why = differing_keys(old_meanings[name], meanings[name])
         if not why:
             columns, old_columns = (slice(one.first, one.first + one.size) for one in (numbers, before[name]))
-            arrays[STATISTICS][:, columns] = old_arrays[STATISTICS][:, old_columns]
+            for group in (STATISTICS, APART):
+                arrays[group][:, columns] = old_arrays[group][:, old_columns]
         lines.append(Line("feature", name, "fresh" if why else "taken", "; ".join(why)))
     return lines + [Line("feature", name, "left", "") for name in before if name not in meanings]
 

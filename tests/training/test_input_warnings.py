@@ -1,0 +1,98 @@
+"""What can teach nothing, and values that stand for none, are named at the end of a run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import yaml
+
+from ctr.cli import main
+
+MAPPING = {
+    "input": {"type": "parquet"},
+    "time": {"column": "t", "unit": "s"},
+    "example_id": "id",
+    "label": "click",
+    "partition": "1h",
+    "features": [
+        {"name": "user", "kind": "category", "source": "user"},
+        {"name": "gone", "kind": "category", "source": "gone"},
+        {"name": "dwell", "kind": "number", "source": "dwell", "as": "value"},
+        {"name": "blank", "kind": "number", "source": "blank", "as": "value"},
+        {"name": "image", "kind": "vector", "source": "image", "size": 2},
+    ],
+}
+CONFIG = {"batch": {"rows": 8}, "model": {"deep": {"units": [8]}}, "jit": False}
+
+
+def make_log(folder: Path, base: float, sentinel: float | None = None, rows: int = 1500) -> Path:
+    """Makes a log whose clicks depend on ``dwell``, of which three values may be a sentinel."""
+    rng = np.random.default_rng(6)
+    dwell = rng.normal(50, 10, rows)
+    click = rng.random(rows) < 1 / (1 + np.exp(-(dwell - 50) / 5 - base))
+    if sentinel is not None:
+        dwell[[30, 70, 900]] = sentinel
+    columns = {
+        "id": range(rows),
+        "t": 1_767_600_000 + 10 * np.arange(rows),
+        "user": rng.integers(0, 20, rows).astype(str),
+        "gone": pd.array([None] * rows, "string"),
+        "dwell": dwell,
+        "blank": np.nan,
+        "image": [[]] * rows,
+        "click": click.astype(int),
+    }
+    folder.mkdir()
+    pd.DataFrame(columns).astype({"image": pd.ArrowDtype(pa.list_(pa.float32()))}).to_parquet(
+        folder / "rows.parquet"
+    )
+    (folder / "mapping.yaml").write_text(yaml.safe_dump(MAPPING))
+    (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG))
+    command = ["ingest", "table", str(folder / "rows.parquet"), "--mapping", str(folder / "mapping.yaml")]
+    assert main([*command, "--out", str(folder / "log")]) == 0
+    return folder
+
+
+def train(folder: Path, capfd: pytest.CaptureFixture[str], *options: str) -> list[str]:
+    """Trains a run; returns its warnings."""
+    capfd.readouterr()
+    command = [
+        "train",
+        str(folder / "log"),
+        "--config",
+        str(folder / "run.yaml"),
+        "--out",
+        str(folder / "run"),
+    ]
+    assert main([*command, *options]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    return [line.removeprefix("  warning: ") for line in lines if line.startswith("  warning: ")]
+
+
+def logloss_of(folder: Path) -> float:
+    return float(json.loads((folder / "run" / "summary.json").read_text())["logloss"])
+
+
+def test_features_that_are_missing_in_all_rows_and_values_that_stand_for_none_are_named(tmp_path, capfd):
+    clean, marred = make_log(tmp_path / "clean", 0), make_log(tmp_path / "marred", 0, -999_999_999)
+    named = [
+        f"feature {name}: nothing was learned: it is missing in all 1500 rows"
+        for name in ("gone", "blank", "image")
+    ]
+    assert train(clean, capfd) == named
+    assert train(marred, capfd) == [
+        "feature dwell: 3 values (mean -1e+09) are more than 1,000 deviations from the others, and no part of its mean "
+        "and deviation",
+        *named,
+    ]
+    # And the others teach what they do without them.
+    assert logloss_of(clean) < 0.67 and abs(logloss_of(marred) - logloss_of(clean)) < 0.02
+    # A run of another label does not go on unnoticed where this one ends.
+    other = make_log(tmp_path / "other", 5, rows=3000)
+    (warning,) = [line for line in train(other, capfd, "--init-from", str(clean / "run")) if "label" in line]
+    assert warning.startswith("of the rows to come 8") and warning.endswith("is the label the same?")
+    same = make_log(tmp_path / "same", 0, rows=3000)
+    assert train(same, capfd, "--init-from", str(clean / "run")) == named
