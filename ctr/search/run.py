@@ -21,6 +21,7 @@ from typing import Any
 from ctr.config import differing_keys, dump_yaml, load_model, parse_model
 from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.experiments.config import ExperimentConfig
+from ctr.experiments.jobs import Failure
 from ctr.experiments.report.write import write_experiment
 from ctr.experiments.run import Options
 from ctr.experiments.tasks import read_object
@@ -40,7 +41,7 @@ from ctr.training.run.directory import only_process, write_json
 
 def run_search(
     file: Path, log: Path, out: Path, options: Options, settings: Sequence[str] = (), is_judged: bool = True
-) -> tuple[SearchRecord, dict[str, str]]:
+) -> tuple[SearchRecord, dict[str, Failure]]:
     """Searches, writes OUT/best.yaml, and compares the result with the baseline.
 
     Args:
@@ -152,7 +153,7 @@ def _by_supernet(problem: Problem) -> tuple[Tried, dict[str, Any]]:
 _METHODS = {"halving": _by_trials, "random": _by_trials, "supernet": _by_supernet}
 
 
-def _replay(problem: Problem, chosen: Tried) -> dict[str, str]:
+def _replay(problem: Problem, chosen: Tried) -> dict[str, Failure]:
     """Trains the result and the baseline from the log's beginning, by a replay; returns what failed."""
     end = problem.prefixes[-1].end
     read = "all rows" if end is None else f"the rows before {end}"

@@ -20,9 +20,10 @@ import numpy as np
 from ctr.eval.compare import compare, same_examples
 from ctr.eval.run_files import read_run
 from ctr.experiments.config import ExperimentConfig
+from ctr.experiments.jobs import Failure
 from ctr.experiments.plan import read_plan
 from ctr.io.documents import json_number
-from ctr.io.errors import InputError, joined
+from ctr.io.errors import INPUT, InputError, joined
 from ctr.io.hashing import uniform_hash
 from ctr.search.cost import Cost
 from ctr.search.problem import Problem
@@ -89,8 +90,10 @@ def halve(
         names = {candidate.name for candidate in candidates}
         ranked = [one.name for one in rung.tried if one.logloss is not None and one.name in names]
         if not ranked:
-            failures = joined([f"{one.name}: {one.failure}" for one in rung.tried if one.failure])
-            raise InputError(f"{rung.folder}: no candidate of the search could be trained: {failures}")
+            failures = [f"{one.name}: {one.failure}" for one in rung.tried if one.failure]
+            text = f"{rung.folder}: no candidate of the search could be trained: {joined(failures)}"
+            statuses = [one.failure.status for one in rung.tried if isinstance(one.failure, Failure)]
+            raise InputError(text).ending_with(max(statuses, default=INPUT))
         kept = ranked[: 1 if number == rungs - 1 else max(1, len(candidates) // eta)]
         candidates = [candidate for candidate in candidates if candidate.name in kept]
         found.append(rung.model_copy(update={"kept": kept}))
@@ -113,7 +116,8 @@ def run_rung(problem: Problem, number: int, candidates: Sequence[Tried]) -> Rung
     )
     failures = problem.replay(folder, experiment, costs=False)
     if failed := failures.get(f"{BASELINE} seed {seed}"):
-        raise InputError(f"{problem.out / folder}: the baseline could not be trained: {failed}")
+        text = f"{problem.out / folder}: the baseline could not be trained: {failed}"
+        raise InputError(text).ending_with(failed.status)
     arms = read_plan(problem.out / folder).arms
     runs = {arm.name: problem.out / folder / arm.runs[0].folder for arm in arms}
     tried = []
