@@ -78,7 +78,12 @@ def _run(arguments: argparse.Namespace, given: list[str]) -> None:
     arguments.given = shlex.join(["ctr", *given])
     connect()
     set_verbosity(arguments.verbosity)
-    _call(arguments)
+    try:
+        _call(arguments)
+    except SystemExit as end:
+        if not end.code:
+            raise RuntimeError("a package ended the process (sys.exit) before the command was done") from end
+        raise
     sys.stdout.flush()
     log.info("done")
 
