@@ -31,6 +31,8 @@ from ctr.data.sidecar import (
 from ctr.data.time_range import TimeRange
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
+from ctr.training.config import TrainConfig
+from ctr.training.run.predictions import check_record
 from hashed_rows import hashed_rows
 
 SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9),))
@@ -369,9 +371,10 @@ def test_a_sidecar_that_was_begun_keeps_its_name(tmp_path, monkeypatch, capfd):
     for name, file in (("teacher", "0-100.parquet"), ("half", "sampling.yaml")):
         Path("log/sidecars", name).mkdir(parents=True)
         Path("log/sidecars", name, file).touch()
-    Path("run").mkdir()
-    Path("run/summary.json").write_text("{}")
     assert main(["sample", "log", "--name", "teacher", "--set", "non_click_rate=0.5"]) == 1
     assert "teacher holds something other than sampling decisions" in capfd.readouterr().err
-    assert main(["train", "log", "--out", "run", "--record", "half"]) == 1
-    assert "half already exists, from a sampling; use another name" in capfd.readouterr().err
+    # Also of a run that is finished, and may have recorded before.
+    Path("run").mkdir()
+    Path("run/summary.json").touch()
+    with pytest.raises(InputError, match="half already exists, from a sampling; use another name"):
+        check_record(Path("log"), TrainConfig(), Path("run"), "half")
