@@ -1,11 +1,10 @@
-# syntax=docker/dockerfile:1
 # `ctr` on a processor (x86-64), with nothing but Docker:
 #   docker build --tag ctr .
 #   mkdir -p runs && docker run --rm --volume "$PWD/runs:/ctr/runs" ctr demo
 # The report is then runs/demo/report.html. Who is not user 1000 adds --user "$(id -u):$(id -g)".
 
 # The packages that ctr needs, without ctr: a layer that changes only with their versions.
-FROM python:3.11-slim-bookworm AS dependencies
+FROM python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS dependencies
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends binutils \
@@ -33,7 +32,7 @@ COPY pipelines pipelines
 COPY ctr ctr
 RUN python -m pip --python /opt/ctr/bin/python wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel .
 
-FROM python:3.11-slim-bookworm
+FROM python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
 RUN useradd --uid 1000 --create-home ctr && install --directory --owner ctr /ctr /ctr/runs
 COPY --from=dependencies /opt/ctr /opt/ctr
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \

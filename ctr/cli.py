@@ -8,15 +8,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctr import cli_logs, cli_runs, cli_trained
-from ctr.cli_output import connect, is_worker, log, print_error, print_result, print_stopped, set_verbosity
+from ctr.cli_output import (
+    connect,
+    is_worker,
+    log,
+    print_crash,
+    print_error,
+    print_result,
+    print_stopped,
+    set_verbosity,
+)
 from ctr.cli_parser import SHELLS, build_parser, command, completion_script, given_log_format, parse
 from ctr.cli_train import end_worker, train
-from ctr.io.errors import InputError, error_lines, one_line
+from ctr.io.errors import DEFECT, INPUT, INTERRUPTED, InputError, error_lines, exit_status, one_line
 from ctr.io.log_lines import log_format
 from ctr.io.signals import Interrupted
-from ctr.io.stores import UnavailableError, pulls_anew
+from ctr.io.stores import pulls_anew
 from ctr.io.working_copies import lets_go, save_outputs
-from ctr.workers.cluster import LOST_STATUS, WorkerLostError
+from ctr.workers.cluster import WorkerLostError
 
 
 @command(
@@ -43,31 +52,40 @@ _RESUMED = ("demo", "quickstart", "replay", "search", "train")
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
-    Returns 0, or after one line 1 on bad input, 75 where a worker of a training run is lost, or, where it was
-    interrupted, 130 (SIGINT) or 143 (SIGTERM); usage errors exit with 2.
+    Returns 0, or what ``exit_status`` says of the error that ended it, after one line, of a defect after a traceback;
+    usage errors exit with 2.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     if given[:1] in ([], ["help"]):
         given = [*given[1:], "--help"]
+    resumes = False
     # Known before the rest is read: usage errors have this form, too.
-    with log_format(given_log_format(given)), pulls_anew(), lets_go():
-        return _main(given)
+    with log_format(given_log_format(given)):
+        try:
+            with pulls_anew(), lets_go():
+                arguments = parse(make_parser(), given)
+                resumes = arguments.command in _RESUMED
+                _run(arguments, given)
+            status = 0
+        except (Exception, KeyboardInterrupt) as error:
+            status = _print_failure(error, resumes)
+        end_worker(status)
+    return status
 
 
-def _main(given: list[str]) -> int:
-    try:
-        arguments = parse(make_parser(), given)
-    except InputError as error:
-        status = LOST_STATUS if isinstance(error, UnavailableError) else 1
-        print_error(*error_lines(error), status=status)
-        return status
+def _run(arguments: argparse.Namespace, given: list[str]) -> None:
     arguments.words = given
     arguments.given = shlex.join(["ctr", *given])
     connect()
     set_verbosity(arguments.verbosity)
-    status = _run(arguments)
-    end_worker(status)
-    return status
+    try:
+        _call(arguments)
+    except SystemExit as end:
+        if not end.code:
+            raise RuntimeError("a package ended the process (sys.exit) before the command was done") from end
+        raise
+    sys.stdout.flush()
+    log.info("done")
 
 
 def _call(arguments: argparse.Namespace) -> None:
@@ -91,34 +109,24 @@ def _save(out: Path | None) -> None:
         save_outputs(out)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    try:
-        _call(arguments)
-        sys.stdout.flush()
-        log.info("done")
-    except BrokenPipeError:
+def _print_failure(error: BaseException, resumes: bool) -> int:
+    """Prints why a command ends, and returns its exit status."""
+    status = exit_status(error)
+    if isinstance(error, BrokenPipeError):
         # Whoever read the output is gone; Python would complain about what is left of it when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
-    except (WorkerLostError, UnavailableError) as error:
-        print_error(*error_lines(error), status=LOST_STATUS)
-        return LOST_STATUS
-    except (InputError, OSError, MemoryError) as error:
-        print_error(*error_lines(error))
-        return 1
-    except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] == __package__:
-            raise
+        return INPUT
+    if isinstance(error, Interrupted):
+        print_stopped(str(error), status)
+    elif status == INTERRUPTED:
+        print_stopped(f"interrupted{'; the same command resumes' if resumes else ''}", status)
+    elif status == DEFECT and not isinstance(error, InputError):
+        print_crash(error, status)
+    elif isinstance(error, ModuleNotFoundError):
         print_error(
             f"the package {error.name} is not installed: the command line requires clicktrain with the extra "
             "train (in a checkout: pip install '.[train]')"
         )
-        return 1
-    except Interrupted as stopped:
-        print_stopped(str(stopped), stopped.status)
-        return stopped.status
-    except KeyboardInterrupt:
-        resumes = arguments.command in _RESUMED
-        print_stopped(f"interrupted{'; the same command resumes' if resumes else ''}", 130)
-        return 130
-    return 0
+    else:
+        print_error(*error_lines(error), status=status, is_lost=isinstance(error, WorkerLostError))
+    return status

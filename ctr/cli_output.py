@@ -18,8 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from ctr.io.errors import one_line, printable
+from ctr.io.errors import INPUT, one_line, printable
 from ctr.io.log_lines import say, say_crash
+from ctr.io.signals import delaying_interrupts
 from ctr.io.stores import with_addresses
 from ctr.workers.reports import Report, Reporter, reporter_of
 
@@ -181,7 +182,7 @@ def load_tensorflow() -> None:
         try:
             with _no_keras(), importing():
                 import tensorflow
-        except BaseException:
+        except Exception:
             notices.seek(0)
             shown = notices.read()
             raise
@@ -198,12 +199,13 @@ def load_tensorflow() -> None:
 def importing() -> Iterator[None]:
     """Keeps the garbage collector from looking at what is imported: TensorFlow alone is 400,000 objects, which stay.
 
-    It would look through all of them several times during the imports, and now and then later.
+    It would look through all of them several times during the imports, and now and then later. SIGINT waits.
     """
     before, was_enabled = len(sys.modules), gc.isenabled()
     gc.disable()
     try:
-        yield
+        with delaying_interrupts():
+            yield
     finally:
         # What is frozen is never collected: once for each module, not once for each command of a process.
         if len(sys.modules) > before:
@@ -265,15 +267,18 @@ def print_stopped(text: str, status: int) -> None:
     say(text, text, logging.WARNING, exit_status=status)
 
 
-def print_error(*lines: str, status: int = 1) -> None:
-    """Prints why the command fails, and ends with ``status``: a line, and a hint where that would be long."""
+def print_error(*lines: str, status: int = INPUT, is_lost: bool = False) -> None:
+    """Prints why the command fails, and ends with ``status``: a line, and a hint where that would be long.
+
+    ``is_lost``: only because another worker is gone.
+    """
     text = "; ".join(lines)
-    report("error", text=text)
+    report("error", text=text, is_lost=is_lost)
     say("error: " + "\n".join(lines), text, logging.ERROR, exit_status=status)
 
 
-def print_crash(error: Exception, status: int) -> None:
-    """Prints an error that nobody expected, with its traceback; ``status``: see ``print_error``."""
+def print_crash(error: BaseException, status: int) -> None:
+    """Prints the traceback of an error that nobody expected, and then the error; ``status``: see ``print_error``."""
     say_crash(error, status)
     print_error(f"{type(error).__name__}: {one_line(error)}", status=status)
 

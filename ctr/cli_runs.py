@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctr.cli_output import load_tensorflow, log, print_result
 from ctr.cli_parser import command
-from ctr.io.errors import InputError, joined
+from ctr.io.errors import InputError, joined, process_status
 
 if TYPE_CHECKING:
     from ctr.training.config import TrainConfig
@@ -110,7 +110,8 @@ def _train(
     )
     # A run that learned nothing ends with an error and has its results.
     if not (run / "summary.json").is_file():
-        raise InputError(f"{run}: the run was not repeated: ctr train ended with status {done.returncode}")
+        text = f"{run}: the run was not repeated: ctr train ended with status {done.returncode}"
+        raise InputError(text).ending_with(process_status(done.returncode))
 
 
 @command(

@@ -17,7 +17,6 @@ from ctr.cli_output import (
     log,
     monitored,
     note,
-    print_crash,
     print_result,
     report,
     set_verbosity,
@@ -26,7 +25,7 @@ from ctr.cli_output import (
 )
 from ctr.cli_parser import command, config_model, settings
 from ctr.io.errors import InputError
-from ctr.io.signals import Interrupted, stop_signals
+from ctr.io.signals import stop_signals
 from ctr.workers.cluster import Cluster
 from ctr.workers.reports import Report
 from ctr.workers.seats import Seat, read_place
@@ -34,7 +33,6 @@ from ctr.workers.seats import Seat, read_place
 _TIMEOUT_SECONDS = 60.0
 # To load TensorFlow and to look at the log takes far less.
 _START_SECONDS = 600.0
-_CRASH_STATUS = os.EX_SOFTWARE
 _has_joined = False
 
 
@@ -247,16 +245,10 @@ def _joined(arguments: argparse.Namespace, place: Seat | Cluster | None) -> Iter
 
     _has_joined = True
     report("joining")
-    try:
-        workers = join(place, arguments.worker_timeout or _TIMEOUT_SECONDS)
-        # After that: TensorFlow takes SIGTERM for itself, and would only note it.
-        with stop_signals() as stop:
-            yield {"workers": workers, "stop": stop}
-    except Exception as error:
-        if isinstance(error, Interrupted | InputError | OSError | MemoryError):
-            raise
-        print_crash(error, _CRASH_STATUS)
-        end_worker(_CRASH_STATUS)
+    workers = join(place, arguments.worker_timeout or _TIMEOUT_SECONDS)
+    # After that: TensorFlow takes SIGTERM for itself, and would only note it.
+    with stop_signals() as stop:
+        yield {"workers": workers, "stop": stop}
 
 
 def end_worker(status: int) -> None:

@@ -13,6 +13,7 @@ from ctr.cli_parser import CONFIGS, command, config_model, settings
 from ctr.io.errors import InputError, joined
 
 if TYPE_CHECKING:
+    from ctr.experiments.jobs import Failure
     from ctr.experiments.run import Options
 
 
@@ -123,7 +124,7 @@ def _replay(arguments: argparse.Namespace) -> None:
     from ctr.experiments.config import check_experiment_folder, read_experiment
     from ctr.experiments.report.write import write_experiment
 
-    failures: dict[str, str] = {}
+    failures: dict[str, Failure] = {}
     if not arguments.report:
         if arguments.experiment is None or arguments.log is None:
             raise InputError("EXPERIMENT and --log are required, unless with --report")
@@ -153,7 +154,7 @@ def _search(arguments: argparse.Namespace) -> None:
     from ctr.search.config import check_search_folder, read_search
     from ctr.search.report import write_search
 
-    failures: dict[str, str] = {}
+    failures: dict[str, Failure] = {}
     if not arguments.report:
         if arguments.search is None or arguments.log is None:
             raise InputError("SEARCH and --log are required, unless with --report")
@@ -175,13 +176,17 @@ def _options(arguments: argparse.Namespace) -> "Options":
     return Options(*given, progress=run_notes())
 
 
-def _print_runs(arguments: argparse.Namespace, text: str, file: str, failures: Mapping[str, str]) -> None:
+def _print_runs(
+    arguments: argparse.Namespace, text: str, file: str, failures: "Mapping[str, Failure]"
+) -> None:
     out = arguments.out
     result = json.loads((out / file).read_bytes()) if arguments.json else {}
     print_result(arguments, result, f"{text}\n{out / 'report.html'}")
     if failures:
         causes = joined([f"{name}: {error}" for name, error in failures.items()])
-        raise InputError(f"{len(failures)} failed: {causes}", "rerun the same command to try again")
+        text, hint = f"{len(failures)} failed: {causes}", "rerun the same command to try again"
+        # What may pass in one of them is worth another try.
+        raise InputError(text, hint).ending_with(max(failure.status for failure in failures.values()))
 
 
 @command(

@@ -12,7 +12,7 @@ def version_in(lock: Path, package: str) -> str:
 def test_the_workers_have_the_beam_and_the_python_of_the_command(root):
     text = (root / "Dockerfile.beam").read_text()
     [(python, beam)] = re.findall(
-        r"^FROM apache/beam_python([\d.]+)_sdk:([\d.]+) AS sdk$", text, re.MULTILINE
+        r"^FROM apache/beam_python([\d.]+)_sdk:([\d.]+)@\$\{SDK_DIGEST\} AS sdk$", text, re.MULTILINE
     )
     versions = {version_in(root / f"requirements{name}.lock", "apache-beam") for name in ("", "-image")}
     assert versions == {beam}

@@ -129,7 +129,9 @@ class StrictModel(BaseModel):
         group.pop("title")
         group["description"] = summary(cls)
         for name, meaning in field_meanings(cls).items():
-            group["properties"][cls.model_fields[name].alias or name]["description"] = meaning
+            # A docstring may also describe what is no key, such as a class variable.
+            if name in cls.model_fields:
+                group["properties"][cls.model_fields[name].alias or name]["description"] = meaning
         return written
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, SerializeAsAny
 
 from ctr.config import StrictModel, parse_model
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, one_line
 from ctr.io.words import did_you_mean
 
 Group = Literal["ctr.losses", "ctr.models", "ctr.features"]
@@ -31,13 +31,17 @@ def find_plugin(group: Group, name: str) -> type[StrictModel]:
     entry = _entry(group, name)
     try:
         found = entry.load()
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise InputError(
-            f"the {_WHAT[group]} {name} of {_origin(entry).package} cannot be imported: {error}"
-        ) from None
+    except (Exception, SystemExit) as error:
+        what = f"the {_WHAT[group]} {name} of {_origin(entry).package} cannot be imported"
+        raise InputError(f"{what}: {_fault(error)}") from None
     if not (isinstance(found, type) and issubclass(found, StrictModel)):
         raise InputError(f"the {_WHAT[group]} {name}: {entry.value} is not a class of keys (StrictModel)")
     return found
+
+
+def _fault(error: BaseException) -> str:
+    text = one_line(error)
+    return text if isinstance(error, ImportError) else f"{type(error).__name__}: {text}"
 
 
 def _entry(group: Group, name: str) -> EntryPoint:
@@ -67,14 +71,22 @@ def read_plugins(group: Group, content: Any) -> Any:
     if not isinstance(content, Mapping):
         return content
     try:
-        return {
-            name: keys
-            if isinstance(keys, StrictModel)
-            else parse_model(find_plugin(group, str(name)), {} if keys is None else keys, str(name))
-            for name, keys in content.items()
-        }
+        return {name: _read_plugin(group, str(name), keys) for name, keys in content.items()}
     except InputError as error:
         raise ValueError(str(error)) from None
+
+
+def _read_plugin(group: Group, name: str, keys: Any) -> StrictModel:
+    if isinstance(keys, StrictModel):
+        return keys
+    plugin = find_plugin(group, name)
+    try:
+        return parse_model(plugin, {} if keys is None else keys, name)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        what = f"the {_WHAT[group]} {name} of {origin_of(group, name).package} cannot be made of its keys"
+        raise InputError(f"{what}: {_fault(error)}") from None
 
 
 def _reader(group: Group) -> BeforeValidator:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ctr.config import AnyPath, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
@@ -12,6 +12,7 @@ from ctr.data.kept_values import KeepValues, check_kept, kept_features
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Schema, make_schema
+from ctr.data.sidecar import name_fault
 from ctr.data.times import Duration, duration_us
 
 _MOST_PARTITIONS = 1000
@@ -104,6 +105,13 @@ class EventTeacher(StrictModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
     model: AnyPath
+
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str) -> str:
+        if fault := name_fault(name):
+            raise ValueError(fault)
+        return name
 
 
 class EventMapping(StrictModel):

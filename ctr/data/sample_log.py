@@ -30,6 +30,7 @@ from ctr.data.shards import publish_partition, read_shard, shard_schema
 from ctr.data.sidecar import (
     align_sidecar,
     list_sidecars,
+    new_sidecar_folder,
     read_sidecar_partition,
     sidecar_folder,
     write_sidecar_partition,
@@ -269,9 +270,7 @@ def write_decisions(
     recordings are checked first. Raises InputError: the name is taken by another configuration or another kind of
     sidecar; the teacher lacks values; an unknown feature or value; nothing inside the time range; a damaged log.
     """
-    folder = sidecar_folder(log, name)
-    if name in list_sidecars(log) and not (folder / RECORD).exists():
-        raise InputError(f"{folder} holds something other than sampling decisions: use another name")
+    folder = _check_name(log, name)
     _check_salt(log, config)
     source = _open_source(log, config, progress)
     _refuse_late_decisions(source, folder)
@@ -292,6 +291,15 @@ def write_decisions(
     return result
 
 
+def _check_name(log: Path, name: str) -> Path:
+    """Returns the folder of a sampling's decisions. Raises InputError where the name is that of something else."""
+    folder = new_sidecar_folder(log, name)
+    # Also of a sidecar that was begun, and has no partition yet.
+    if folder.exists() and any(folder.iterdir()) and not (folder / RECORD).exists():
+        raise InputError(f"{folder} holds something other than sampling decisions: use another name")
+    return folder
+
+
 def _check_salt(log: Path, config: SamplingConfig) -> None:
     for applied in applied_samplings(log):
         if applied.config.salt == config.salt:
@@ -310,12 +318,11 @@ def write_sampled_log(
     Decisions of samplings are not carried along: those that made ``out`` are in its weights already. Raises InputError
     as ``write_decisions`` does, or where ``out`` is another log.
     """
-    sidecar_folder(log, name)
+    decisions = _check_name(log, name)
     schema = read_schema(log)
     check_log(out, schema)
     if out.resolve() == log.resolve() or (not (out / RECORD).exists() and list_partitions(out)):
         raise InputError(f"{out} is a log that was not made by sampling: use another output directory")
-    decisions = sidecar_folder(log, name)
     if (decisions / RECORD).exists():
         adopt_record(decisions / RECORD, config)
     _check_salt(log, config)

@@ -27,6 +27,21 @@ from ctr.io.files import file_sha256, write_atomic_bytes
 
 _EXAMPLE_ID = "example_id"
 _FORMAT = 1
+# Sidecars that have a meaning, and what else there is in a log: ctr writes, reads and deletes files by these names.
+_RESERVED = {
+    *("auction", "labels", "truth"),
+    *(
+        "histories",
+        "label_rejects",
+        "manifests",
+        "rejects",
+        "sampling",
+        "schema",
+        "shards",
+        "sidecars",
+        "values",
+    ),
+}
 
 
 class SidecarManifest(StrictModel):
@@ -48,6 +63,19 @@ def sidecar_folder(log: Path, name: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise InputError(f"sidecar {name!r}: a name consists of letters, digits, _ and -")
     return log / "sidecars" / name
+
+
+def new_sidecar_folder(log: Path, name: str) -> Path:
+    """Returns the folder of a sidecar that a user names; raises InputError where a part of a log has its name."""
+    if fault := name_fault(name):
+        raise InputError(f"sidecar {name}: {fault}")
+    return sidecar_folder(log, name)
+
+
+def name_fault(name: str) -> str:
+    """Says why a user cannot give a name to a sidecar; empty where that is possible."""
+    allowed = ", ".join(sorted(_RESERVED))
+    return f"a part of a log has this name; allowed: any but {allowed}" if name in _RESERVED else ""
 
 
 def list_sidecars(log: Path) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctr.experiments.config import BASELINE
-from ctr.experiments.jobs import Job, Outcome, run_jobs
+from ctr.experiments.jobs import Failure, Job, Outcome, run_jobs
 from ctr.experiments.tasks import Place, Tasks
 from ctr.io.files import write_atomic_bytes
 from ctr.training.config import TrainConfig
@@ -23,7 +23,7 @@ ROUNDS = 6
 _ARMS_AT_ONCE = 8  # arms beside the baseline in one process, in whose memory all their tables are
 
 
-def write_costs(place: Place, tasks: Tasks, timing: bool) -> dict[str, str]:
+def write_costs(place: Place, tasks: Tasks, timing: bool) -> dict[str, Failure]:
     """Writes the costs of each arm of which a run is finished; counts operations alone unless ``timing``.
 
     Returns why arms were not measured, by group of names.
@@ -42,7 +42,7 @@ def write_costs(place: Place, tasks: Tasks, timing: bool) -> dict[str, str]:
         "configs": {name: config.sha256() for name, config in {**configs, **teachers}.items()},
     }
     costs = place.read("costs.json")
-    failures: dict[str, str] = {}
+    failures: dict[str, Failure] = {}
     if {key: costs.get(key) for key in measured} != measured or (timing and not costs.get("rounds")):
         rounds = ROUNDS if timing else 0
         found, failures = _measure_all(place, configs, rounds)
@@ -63,16 +63,16 @@ def write_costs(place: Place, tasks: Tasks, timing: bool) -> dict[str, str]:
 
 def _measure_all(
     place: Place, configs: Mapping[str, TrainConfig], rounds: int
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, Failure]]:
     base = BASELINE if BASELINE in configs else next(iter(configs))
     arms = [name for name in configs if name != base]
     found: dict[str, dict[str, Any]] = {}
-    failures: dict[str, str] = {}
+    failures: dict[str, Failure] = {}
     for begin in range(0, max(1, len(arms)), _ARMS_AT_ONCE):
         group = [base, *arms[begin : begin + _ARMS_AT_ONCE]]
         outcome = measure_apart(place, {name: configs[name] for name in group}, base, rounds)
         if not outcome.ok:
-            failures[", ".join(group)] = outcome.error
+            failures[", ".join(group)] = outcome.failure
             continue
         costs: dict[str, dict[str, Any]] = json.loads(outcome.found)
         # Only ratios, of the same rounds, compare arms: milliseconds are the first group's baseline times them.

@@ -19,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from ctr.io.errors import PASSING, exit_status, process_status
 from ctr.io.files import make_folder, write_atomic_bytes
 from ctr.io.signals import ending_by_sigterm
 from ctr.pipelines.processes import quiet_beam, safe_environment, safe_workers
@@ -43,6 +44,17 @@ class Job:
     given: str = ""  # its standard input
 
 
+class Failure(str):
+    """Why a job failed, in one line, with the exit status that says what to do about it (``ctr.io.errors``)."""
+
+    status: int
+
+    def __new__(cls, text: str, status: int) -> Self:
+        made = super().__new__(cls, text)
+        made.status = status
+        return made
+
+
 @dataclass(frozen=True)
 class Outcome:
     """End of a job."""
@@ -52,6 +64,11 @@ class Outcome:
     error: str = ""  # one line; empty when it ended well
     end: str = ""  # the last lines of its errors
     found: str = ""  # its standard output, where it was given something; else nothing is kept of it
+    status: int = PASSING  # where it failed: ``INPUT``, ``DEFECT`` or ``PASSING``
+
+    @property
+    def failure(self) -> Failure:
+        return Failure(self.error, self.status)
 
 
 Report = Callable[[Job, Outcome], None]  # called as each job ends, by one thread at a time
@@ -96,7 +113,7 @@ def run_job(job: Job, interrupted: Callable[[], bool]) -> Outcome | None:
             errors="replace",
         )
     except OSError as fault:
-        return Outcome(False, 0.0, f"its process cannot be started: {fault}")
+        return Outcome(False, 0.0, f"its process cannot be started: {fault}", status=exit_status(fault))
     found, errors = _wait(process, job.given or None, interrupted)
     status = process.returncode
     if interrupted() or status in (130, 143, -signal.SIGINT):
@@ -109,7 +126,7 @@ def run_job(job: Job, interrupted: Callable[[], bool]) -> Outcome | None:
     error = texts[-1].removeprefix("error: ") if texts else f"exit status {status} without a message"
     if status < 0:
         error = f"ended by signal {-status} ({signal.Signals(-status).name})"
-    return Outcome(False, seconds, error, "".join(lines))
+    return Outcome(False, seconds, error, "".join(lines), status=process_status(status))
 
 
 def _wait(
@@ -154,7 +171,7 @@ def _run_elsewhere(jobs: Sequence[Job], options: "PipelineOptions", report: Repo
     files = {job: outcomes / f"{job.name}.json" for job in jobs}
     elements = [(job, str(file)) for job, file in files.items()]
     finished = threading.Event()
-    lost = "its worker was lost"
+    lost = Outcome(False, 0.0, "its worker was lost")
 
     def run_pipeline() -> None:
         with beam.Pipeline(options=options) as pipeline:
@@ -168,14 +185,15 @@ def _run_elsewhere(jobs: Sequence[Job], options: "PipelineOptions", report: Repo
             # Not in this thread: what a signal raises there may be held up, or lost, in Beam.
             pool.submit(run_pipeline).result()
         except Exception as error:
-            lost = f"the pipeline failed: {' '.join(str(error).split())[:500]}"
+            text = f"the pipeline failed: {' '.join(str(error).split())[:500]}"
+            lost = Outcome(False, 0.0, text, text, status=exit_status(error))
         except BaseException:
             _interruption(outcomes).touch()
             raise
         finally:
             finished.set()
         for job in reporting.result():
-            report(job, Outcome(False, 0.0, lost, lost))
+            report(job, lost)
 
 
 def _run_element(job: Job, file: str) -> None:

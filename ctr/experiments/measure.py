@@ -22,7 +22,8 @@ from ctr.data.log import read_manifests, read_schema
 from ctr.data.schema import Schema
 from ctr.data.stream import Selection, read_selection
 from ctr.experiments.config import merged
-from ctr.io.errors import InputError
+from ctr.io.errors import DEFECT, InputError, exit_status, one_line
+from ctr.io.log_lines import say, say_crash
 from ctr.models.rows import TableLayout
 from ctr.training.analysis.flops import Touched, count_flops, dense_parameters
 from ctr.training.analysis.speed import TimedModel, ratio_quartiles, take_turns
@@ -164,5 +165,9 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except InputError as error:
-        sys.exit(f"error: {error}")
+    except Exception as error:
+        if (status := exit_status(error)) == DEFECT:
+            say_crash(error, status)
+        else:
+            say(f"error: {one_line(error)}", one_line(error))
+        sys.exit(status)

@@ -15,11 +15,11 @@ from pathlib import Path
 from ctr.data.log import read_manifests
 from ctr.experiments.config import check_experiment_folder, read_experiment
 from ctr.experiments.costs import write_costs
-from ctr.experiments.jobs import Job, Outcome, run_jobs
+from ctr.experiments.jobs import Failure, Job, Outcome, run_jobs
 from ctr.experiments.plan import PLAN_FILE
 from ctr.experiments.planning import make_plan
 from ctr.experiments.tasks import THREADS, Place, Task, Tasks
-from ctr.io.errors import InputError
+from ctr.io.errors import DEFECT, InputError
 from ctr.io.files import make_folder, write_atomic_bytes
 from ctr.training.run.directory import only_process, write_json
 
@@ -50,7 +50,7 @@ class Options:
 
 def run_experiment(
     experiment: Path, log: Path, out: Path, options: Options, settings: Sequence[str] = ()
-) -> dict[str, str]:
+) -> dict[str, Failure]:
     """Makes all runs of an experiment that are not there yet, and OUT/plan.json and OUT/costs.json.
 
     ``settings`` are changes of the file, ``key=value``. Returns failures by name, with one line each; the
@@ -73,9 +73,8 @@ def run_experiment(
         write_json(place.out / PLAN_FILE, plan.as_json())
         failures = _Runner(place, options).run(tasks)
         if options.costs:
-            failures |= {
-                f"costs of {name}": text for name, text in write_costs(place, tasks, options.timing).items()
-            }
+            more = write_costs(place, tasks, options.timing)
+            failures |= {f"costs of {name}": failure for name, failure in more.items()}
     return failures
 
 
@@ -91,9 +90,9 @@ class _Runner:
         self._threads = str(max(1, cores // self._workers)) if here else None
         self._total = self._ended = 0
         self._begun = time.perf_counter()
-        self._failures: dict[str, str] = {}
+        self._failures: dict[str, Failure] = {}
 
-    def run(self, tasks: Tasks) -> dict[str, str]:
+    def run(self, tasks: Tasks) -> dict[str, Failure]:
         """Runs stage after stage; returns one line for each task that failed, by its label."""
         unmade = [[task for task in stage if not self._is_finished(task)] for stage in tasks.stages()]
         self._total = sum(map(len, unmade))
@@ -116,7 +115,8 @@ class _Runner:
             if failed is None:
                 ready[task.label] = task
             else:
-                self._fail(task, f"not run, because {failed} failed")
+                status = self._failures[failed].status
+                self._fail(task, Failure(f"not run, because {failed} failed", status))
         if ready:
             outcomes = self._place.out / "outcomes"
             jobs = [self._job(task) for task in ready.values()]
@@ -135,14 +135,14 @@ class _Runner:
 
     def _end(self, task: Task, outcome: Outcome) -> None:
         if not outcome.ok:
-            self._fail(task, outcome.error, outcome.end)
+            self._fail(task, outcome.failure, outcome.end)
         elif not self._is_finished(task):
-            self._fail(task, f"it succeeded, but {task.what_lacks(self._place)}")
+            self._fail(task, Failure(f"it succeeded, but {task.what_lacks(self._place)}", DEFECT))
         else:
             seconds = f"{outcome.seconds:.0f} s"
             self._report(task, ", ".join(filter(None, (task.result_text(self._place), seconds))))
 
-    def _fail(self, task: Task, error: str, end: str = "") -> None:
+    def _fail(self, task: Task, error: Failure, end: str = "") -> None:
         self._failures[task.label] = error
         write_atomic_bytes(self._place.out / task.failure, f"{end or error}\n".encode())
         self._report(task, f"failed: {error}")

@@ -1,7 +1,17 @@
-"""Exception that a user is meant to read, and how errors are described."""
+"""Exceptions that a user is meant to read, how errors are described, and the exit status that each one ends with."""
 
+import errno
+import os
+import signal
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import BrokenExecutor
+from typing import Self
+
+from ctr.io.signals import Interrupted
+
+# Bad input fails again with the same command; a defect is ours; what may pass, such as a full disk, is worth a restart.
+INPUT, DEFECT, PASSING, INTERRUPTED = 1, os.EX_SOFTWARE, os.EX_TEMPFAIL, 128 + signal.SIGINT
 
 # Control characters, those that change direction or show nothing, halves of pairs, and line ends of other kinds.
 _CONTROLS = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
@@ -14,13 +24,109 @@ _JOINED = 160  # characters of texts in an error that are shown with semicolons 
 class InputError(Exception):
     """Bad input: a message of one line that says what is wrong, where, and what is allowed.
 
-    The command line prints the message after ``error:`` and exits with status 1, without a traceback. The hint says
+    The command line prints the message after ``error:`` and exits with ``status``, without a traceback. The hint says
     what to do; it has a line of its own where both together are long.
     """
+
+    status = INPUT
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
         self.hint = hint
+
+    def ending_with(self, status: int) -> Self:
+        """Sets the exit status, where other processes failed, and returns the error."""
+        self.status = status
+        return self
+
+
+class PassingError(InputError):
+    """A fault that may pass, such as a store that does not answer: the same command may succeed later."""
+
+    status = PASSING
+
+
+_USAGE = 2  # argparse's
+
+# Errors of the system that the same command meets again, as they are about what it was given.
+_LASTING = {
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
+    *(
+        errno.ENOTEMPTY,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.EINVAL,
+        errno.EXDEV,
+        errno.ENOTSUP,
+        errno.ENXIO,
+    ),
+    *(errno.ESPIPE, errno.EFBIG, errno.EADDRINUSE, errno.EADDRNOTAVAIL),
+}
+# Of TensorFlow, which need not be loaded.
+_PASSING_OF_TENSORFLOW = (
+    "ResourceExhaustedError",
+    "UnavailableError",
+    "AbortedError",
+    "DeadlineExceededError",
+)
+
+
+def exit_status(error: BaseException) -> int:
+    """Returns the status with which a command ends that raised ``error``; nothing else decides it.
+
+    130 and 143 after SIGINT and SIGTERM; ``PASSING``: memory, a full disk, too many open files, a process that was
+    killed, a store or another worker that does not answer, also where another error was raised about it; ``INPUT``; and
+    ``DEFECT``: an exception that nobody expected.
+    """
+    if isinstance(error, Interrupted):
+        return error.status
+    # A module in C that is interrupted while it is loaded raises an ImportError about that.
+    if any(isinstance(one, KeyboardInterrupt) for one in _chain(error)):
+        return INTERRUPTED
+    is_refusal = isinstance(error, InputError)
+    if any(_is_passing(one, is_refusal) for one in _chain(error)):
+        return PASSING
+    if isinstance(error, InputError):
+        return error.status
+    is_of_system = isinstance(error, OSError) or (
+        isinstance(error, ModuleNotFoundError) and not is_ours(error)
+    )
+    return INPUT if is_of_system else DEFECT
+
+
+def process_status(returncode: int) -> int:
+    """Returns ``INPUT``, ``DEFECT`` or ``PASSING`` for a process of ours that failed; a signal's sender may be gone."""
+    if returncode in (INPUT, _USAGE):
+        return INPUT
+    return PASSING if returncode < 0 or returncode == PASSING else DEFECT
+
+
+def is_ours(error: ModuleNotFoundError) -> bool:
+    """Returns whether the missing module is one of this package, not a package that is not installed."""
+    return str(error.name).partition(".")[0] == __package__.partition(".")[0]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error and those that it was raised about."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        yield current
+        seen.append(current)
+        current = current.__cause__ or current.__context__
+
+
+def _is_passing(error: BaseException, is_refusal: bool) -> bool:
+    if isinstance(error, PassingError):
+        return True
+    # Libraries raise these two for damaged files, too, which is what a refusal is about then.
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is None):
+        return not is_refusal
+    if isinstance(error, OSError):
+        return error.errno not in _LASTING
+    if type(error).__module__.startswith("tensorflow"):
+        return type(error).__name__ in _PASSING_OF_TENSORFLOW
+    return isinstance(error, BrokenExecutor) or "can't start new thread" in str(error)
 
 
 def of_another_version(file: object) -> InputError:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ctr.io.errors import InputError
+from ctr.io.errors import PassingError
 
 
 @contextlib.contextmanager
@@ -14,7 +14,7 @@ def hold(path: Path, busy: str = "") -> Iterator[None]:
     """Holds a lock on a folder or a file for this process until the block ends.
 
     Raises:
-        InputError: another process holds it, with ``busy`` as the message. Without a message: waits for it.
+        PassingError: another process holds it, with ``busy`` as the message. Without a message: waits for it.
         FileNotFoundError: there is no such path.
     """
     lock = os.open(path, os.O_RDONLY)
@@ -22,7 +22,7 @@ def hold(path: Path, busy: str = "") -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
         except BlockingIOError:
-            raise InputError(busy) from None
+            raise PassingError(busy) from None
         yield
     finally:
         os.close(lock)

@@ -112,7 +112,7 @@ def say_crash(error: BaseException, exit_status: int) -> None:
 
 @contextmanager
 def log_format(name: str) -> Iterator[None]:
-    """Gives what the block writes to standard error a form, one of ``FORMATS``; an exception that ends it, too."""
+    """Gives what the block writes to standard error a form, one of ``FORMATS``."""
     if name != JSON:
         yield
         return
@@ -122,9 +122,6 @@ def log_format(name: str) -> Iterator[None]:
     warnings.showwarning = _say_warning
     try:
         yield
-    except Exception as error:
-        say_crash(error, 1)
-        raise SystemExit(1) from error
     finally:
         lines.end_line()
         sys.stderr, logging.lastResort, warnings.showwarning = before

@@ -56,6 +56,26 @@ def stop_signals() -> Iterator[Stop]:
 
 
 @contextmanager
+def delaying_interrupts() -> Iterator[None]:
+    """Raises KeyboardInterrupt at the end of the block in the place of within; other handlers and threads stay.
+
+    Modules in C turn one that comes while they are loaded into an ImportError, print it, or lose it.
+    """
+    is_default = signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if came:
+            raise KeyboardInterrupt
+
+
+@contextmanager
 def ending_by_sigterm() -> Iterator[None]:
     """Raises SystemExit at SIGTERM in the block, to end what was started; other handlers and threads stay."""
     is_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -25,7 +25,7 @@ from datetime import timedelta
 from pathlib import Path, PosixPath, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ctr.io.errors import InputError, one_line
+from ctr.io.errors import InputError, PassingError, one_line
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, UpdateVersion
@@ -301,7 +301,7 @@ def _faults(address: str) -> Iterator[None]:
         raise kind(f"{address}: {one_line(Exception(said))[:300]}") from None
 
 
-class UnavailableError(InputError):
+class UnavailableError(PassingError):
     """A store did not answer, or could not: the same command may succeed later."""
 
 

@@ -13,6 +13,7 @@ from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.data.stream import Selection, read_selection
 from ctr.data.time_range import TimeRange
 from ctr.experiments.config import ArmConfig, ExperimentConfig, changed
+from ctr.experiments.jobs import Failure
 from ctr.experiments.run import Options, run_experiment
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, write_atomic_bytes
@@ -94,7 +95,7 @@ class Problem:
         ended = {} if self.prefix.end is None else {"time_range.end": self.prefix.end}
         return changed(self.content, {**ended, "record_predictions": False})
 
-    def replay(self, name: str, experiment: ExperimentConfig, costs: bool) -> dict[str, str]:
+    def replay(self, name: str, experiment: ExperimentConfig, costs: bool) -> dict[str, Failure]:
         """Makes the missing runs of an experiment in OUT/NAME, and writes OUT/NAME.yaml; returns what failed."""
         file = self.out / f"{name}.yaml"
         make_folder(file.parent)

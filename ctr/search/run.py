@@ -20,10 +20,11 @@ from typing import Any
 from ctr.config import differing_keys, dump_yaml, load_model, parse_model
 from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.experiments.config import ExperimentConfig
+from ctr.experiments.jobs import Failure
 from ctr.experiments.report.write import write_experiment
 from ctr.experiments.run import Options
 from ctr.experiments.tasks import read_object
-from ctr.io.errors import InputError, joined
+from ctr.io.errors import INPUT, InputError, joined
 from ctr.io.files import make_folder, write_atomic_bytes
 from ctr.search.config import SEARCH_FILE, SearchConfig, check_search_folder, read_search
 from ctr.search.cost import cost_of, counted
@@ -39,7 +40,7 @@ from ctr.training.run.directory import only_process, write_json
 
 def run_search(
     file: Path, log: Path, out: Path, options: Options, settings: Sequence[str] = (), is_judged: bool = True
-) -> tuple[SearchRecord, dict[str, str]]:
+) -> tuple[SearchRecord, dict[str, Failure]]:
     """Searches, writes OUT/best.yaml, and compares the result with the baseline.
 
     Args:
@@ -115,7 +116,9 @@ def _by_trials(problem: Problem) -> tuple[Tried, dict[str, Any]]:
     chosen = next((one for one in tried if one.name in names and one.logloss is not None), None)
     if chosen is None:
         failures = joined([f"{one.name}: {one.failure}" for one in tried if one.failure])
-        raise InputError(f"{problem.out / TRIALS}: no candidate of the search could be trained: {failures}")
+        text = f"{problem.out / TRIALS}: no candidate of the search could be trained: {failures}"
+        statuses = [one.failure.status for one in tried if isinstance(one.failure, Failure)]
+        raise InputError(text).ending_with(max(statuses, default=INPUT))
     # Operations of all trainings, in passes of the baseline over all rows.
     operations = counted(problem.log, "training")
     whole = operations(space.apply_values(content, {}))
@@ -139,7 +142,7 @@ def _by_supernet(problem: Problem) -> tuple[Tried, dict[str, Any]]:
 _METHODS = {"random": _by_trials, "supernet": _by_supernet}
 
 
-def _replay(problem: Problem, chosen: Tried) -> dict[str, str]:
+def _replay(problem: Problem, chosen: Tried) -> dict[str, Failure]:
     """Trains the result and the baseline from the log's beginning, by a replay; returns what failed."""
     end = problem.prefix.end
     read = "all rows" if end is None else f"the rows before {end}"

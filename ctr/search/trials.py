@@ -85,7 +85,8 @@ def run_trials(problem: Problem, candidates: Sequence[Tried]) -> list[Tried]:
     )
     failures = problem.replay(TRIALS, experiment, costs=False)
     if failure := failures.get(f"{BASELINE} seed {seed}"):
-        raise InputError(f"{folder}: the baseline could not be trained: {failure}")
+        text = f"{folder}: the baseline could not be trained: {failure}"
+        raise InputError(text).ending_with(failure.status)
     runs = {arm.name: folder / arm.runs[0].folder for arm in read_plan(folder).arms}
     tried = []
     for candidate in [problem.candidate(None), *others]:

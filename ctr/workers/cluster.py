@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, PassingError
 
 VARIABLE = "TF_CONFIG"
-LOST_STATUS = os.EX_TEMPFAIL  # exit status of a worker that has lost another: starting all again may help
 _ALLOWED = (
     'allowed: {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": N}}, '
     'a task "chief" being the first worker'
@@ -19,7 +18,7 @@ _ALLOWED = (
 _ADDRESS = re.compile(r"([^:\s\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
 
 
-class WorkerLostError(InputError):
+class WorkerLostError(PassingError):
     """Another worker died, hangs or cannot be reached: a message of one line that names it where that is known."""
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from ctr.io.errors import InputError
+from ctr.io.errors import INPUT, InputError, exit_status
 from ctr.workers.cluster import Cluster, WorkerLostError
 from ctr.workers.watch import TimeLimit, find_lost
 
@@ -174,14 +174,17 @@ class Workers:
             yield
         except InputError as error:
             failure = error
-        texts = self.gather_texts("" if failure is None else str(failure) or "failed")
+        # With the status: what may pass in one may pass in all.
+        status = INPUT if failure is None else exit_status(failure)
+        texts = self.gather_texts("" if failure is None else f"{status} {failure}")
         if any(texts):
             self.leave()
         if failure is not None:
             raise failure
         for name, text in zip(self.names, texts, strict=True):
             if text:
-                raise InputError(f"{name}: {text}")
+                code, _, text = text.partition(" ")
+                raise InputError(f"{name}: {text or 'failed'}").ending_with(int(code))
 
     def timeout(self, is_patient: bool) -> AbstractContextManager[None]:
         """Limits how long an exchange in the block waits for others: ``timeout_seconds``, or ``patience``.

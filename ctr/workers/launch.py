@@ -1,8 +1,8 @@
 """Starts the workers of a run on this machine, looks after them, and starts them again where one is lost.
 
 The workers are processes of one command, each with a seat of its own (``ctr.workers.seats``). How one ends says what
-becomes of all: 0: it is done. 1: bad input, which would be found again, and is final. 75 (``LOST_STATUS``): it has
-lost another worker. Any other, a signal: it died.
+becomes of all: 0: it is done. 1: bad input, which would be found again, and is final. 75: it has lost another worker,
+or met what may pass. Any other, a signal: it died.
 
 One that hangs is noticed by the others, whose exchanges with it fail after a timeout of their own: they end with 75,
 and the one that is left is the one that hangs. Then all are ended, and started again from the last checkpoint.
@@ -19,17 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ctr.io.errors import InputError, printable
+from ctr.io.errors import INPUT, PASSING, InputError, printable
 from ctr.io.files import make_folder
 from ctr.io.locks import hold
 from ctr.io.log_lines import message_of
 from ctr.io.signals import Stop, stop_signals
-from ctr.workers.cluster import LOST_STATUS, VARIABLE, WorkerLostError
+from ctr.workers.cluster import VARIABLE, WorkerLostError
 from ctr.workers.reports import Report, Reports
 from ctr.workers.seats import make_seats
 
 MAX_RESTARTS = 3
-_FINAL_STATUS = 1
 _POLL_SECONDS = 0.1
 # Between the first worker that notices that another one is lost, and the last.
 _SETTLE_SECONDS = 10.0
@@ -78,6 +77,7 @@ class _Heard:
     """What workers reported: their errors, and who joins or has joined; and who is stopped, since when."""
 
     errors: dict[int, str] = field(default_factory=dict)
+    passing: set[int] = field(default_factory=set)  # who met what may pass, and has not only lost another
     joining: set[int] = field(default_factory=set)
     stopped: dict[int, float] = field(default_factory=dict)
 
@@ -153,7 +153,7 @@ def _start(plan: Launch, reports: Reports) -> Iterator[_Worker]:
         # By the kernel, also when this process is killed; that may have happened before.
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != launcher:
-            os._exit(LOST_STATUS)
+            os._exit(PASSING)
 
     environment = {name: value for name, value in plan.environment.items() if name != VARIABLE}
     for rank, seat in enumerate(make_seats(plan.size)):
@@ -177,6 +177,8 @@ def _hear(plan: Launch, reports: Reports, heard: _Heard, timeout: float) -> None
     for report in reports.read(timeout):
         if report.kind == "error":
             heard.errors[report.rank] = report.content["text"]
+            if not report.content.get("is_lost", True):
+                heard.passing.add(report.rank)
         elif report.kind == "joining":
             heard.joining.add(report.rank)
         plan.show(report)
@@ -198,7 +200,7 @@ def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _He
         if (failed or is_done) and begun is None:
             begun = time.monotonic()
         is_settled = begun is not None and time.monotonic() - begun >= plan.settle_seconds
-        is_known = is_settled or any(status not in (_FINAL_STATUS, LOST_STATUS) for status in failed)
+        is_known = is_settled or any(status not in (INPUT, PASSING) for status in failed)
         is_decided = (failed or is_done) and is_known
         is_late = time.monotonic() > late and len(heard.joining) < len(workers)
         now = time.monotonic()
@@ -220,10 +222,11 @@ def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
         return None
     ended = [worker for worker in workers if worker.process.returncode]
     for worker in ended:
-        if worker.process.returncode not in (_FINAL_STATUS, LOST_STATUS):
+        is_lost = worker.process.returncode == PASSING and worker.rank not in heard.passing
+        if worker.process.returncode != INPUT and not is_lost:
             return _Failure(_with_log(worker, _death(worker, heard.errors)), False)
     for worker in ended:
-        if worker.process.returncode == _FINAL_STATUS:
+        if worker.process.returncode == INPUT:
             text = heard.errors.get(worker.rank) or _last_line(worker.log)
             # What all have found is said as by a process alone.
             return _Failure(text if worker.rank == 0 else f"{worker}: {text}", True)

@@ -4,7 +4,7 @@ A piece is some rows of one file as a structured array of `ROW`; the pieces of a
 queries that fall to it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ Piece = tuple[str, Rows]  # the name of the file, and rows of it
 _KEYS = ("example_id", "query_id", "logit")
 _LABELS = ("label", "metric_weight")
 _TIME = "query_time"
+_CENTURY_US = 946_684_800 * 10**6, 4_102_444_800 * 10**6  # 2000-01-01 and 2100-01-01
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
             marked = LEARNED in names
             given = (name.removeprefix("logit_") for name in names if name.startswith("logit_"))
             outcomes = tuple(name for name in given if f"label_{name}" in names)
+            for name in outcomes:
+                _check_types(str(path), file.schema_arrow, {f"{of}_{name}": of for of in ("logit", "label")})
             first_row = 1
             for number in range(file.num_row_groups):
                 rows = file.metadata.row_group(number).num_rows
@@ -120,11 +123,16 @@ def check_columns(where: str, schema: pa.Schema) -> bool:
             "with --labels, or for an example log"
         )
     require_columns(Path(where), wanted, schema.names)
-    for name in wanted:
-        found = schema.field(name).type
-        if not _ALLOWED[name][0](found):
-            raise InputError(f"{where}: column {name} must be {_ALLOWED[name][1]}, got {found}")
+    _check_types(where, schema, {name: name for name in wanted})
     return labeled
+
+
+def _check_types(where: str, schema: pa.Schema, columns: Mapping[str, str]) -> None:
+    # Columns by their names in the file, with those of ``_ALLOWED``.
+    for name, of in columns.items():
+        found = schema.field(name).type
+        if not _ALLOWED[of][0](found):
+            raise InputError(f"{where}: column {name} must be {_ALLOWED[of][1]}, got {found}")
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -156,20 +164,23 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
             if group.outcome:
                 place, column = batch.schema.get_field_index("label"), batch.column("label")
                 known = pc.invert(pc.is_null(column, nan_is_null=True))
-                batch = batch.set_column(place, "label", pc.if_else(known, column, 0))
+                values = column.cast(pa.float64(), safe=False)
+                batch = batch.set_column(place, "label", pc.if_else(known, values, 0.0))
                 taken &= known.to_numpy(zero_copy_only=False)
             if group.new:
                 new = pc.invert(batch.column(LEARNED)).fill_null(False)
                 taken &= new.to_numpy(zero_copy_only=False)
             if group.day is not None:
                 taken &= _days(batch.column(_TIME)) == group.day
-            yield path, checked_rows(path, pa.Table.from_batches([batch]), group.labeled, first_row)[taken]
+            table = pa.Table.from_batches([batch])
+            yield path, checked_rows(path, table, group.labeled, first_row, group.outcome)[taken]
             first_row += batch.num_rows
 
 
 def part_by_day(groups: Sequence[RowGroup]) -> dict[str, list[RowGroup]]:
     """Parts the rows by the UTC day of their queries, such as 2024-05-31; InputError: a file has no query times."""
     found: dict[int, list[RowGroup]] = {}
+    spans: dict[Path, tuple[int, int]] = {}
     for group in groups:
         path = Path(group.path)
         with faults_named(path), pq.ParquetFile(path) as file:
@@ -177,9 +188,28 @@ def part_by_day(groups: Sequence[RowGroup]) -> dict[str, list[RowGroup]]:
             if (kind := file.schema_arrow.field(_TIME).type) != pa.int64():
                 raise InputError(f"{path}: column {_TIME} must be int64, microseconds since 1970, got {kind}")
             column = file.read_row_group(group.number, columns=[_TIME]).column(_TIME)
+            if column.null_count:
+                row = group.first_row + pc.index(column.is_null(), True).as_py()
+                raise InputError(f"{path} row {row}: {_TIME} must be given in every row, got null")
+            if group.rows:
+                least, most = pc.min_max(column).as_py().values()
+                before = spans.get(path, (least, most))
+                spans[path] = min(least, before[0]), max(most, before[1])
             for day in np.unique(_days(column)).tolist():
                 found.setdefault(day, []).append(replace(group, day=day))
+    for path, (least, most) in spans.items():
+        _check_unit(path, least, most)
     return {str(np.datetime64(day, "D")): found[day] for day in sorted(found)}
+
+
+def _check_unit(path: Path, least: int, most: int) -> None:
+    """Raises InputError where all times of a file would be of this century in another unit, and are not in theirs."""
+    begin, end = _CENTURY_US
+    for unit, per_unit in (("seconds", 10**6), ("milliseconds", 10**3), ("nanoseconds", 10**-3)):
+        if begin <= least * per_unit and most * per_unit < end and not (begin <= most and least < end):
+            factor = f"multiply by {per_unit:,}" if per_unit > 1 else "divide by 1,000"
+            got = f"got {least}, which seems to be {unit}"
+            raise InputError(f"{path}: column {_TIME} must be microseconds since 1970, {got}; {factor}")
 
 
 def _days(times: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
@@ -208,11 +238,11 @@ def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
     return {"learned_rows": learned, "new_rows": new, "untold_rows": untold, "held_out": held_out}
 
 
-def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1) -> Rows:
+def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1, outcome: str = "") -> Rows:
     """Rows of a table whose columns `check_columns` passed, as `ROW` [N]; labels and weights only if `labeled`.
 
     Raises InputError: a value is null, a logit not finite, a label neither 0 nor 1, a weight negative or not finite; it
-    names `where` and the row, of which the first is `first_row`.
+    names `where`, the row, of which the first is `first_row`, and the column: that of the further label `outcome`.
     """
     rows = np.zeros(table.num_rows, ROW)
 
@@ -220,7 +250,8 @@ def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1)
         if not good.all():
             row = int(np.argmin(good))
             got = "null" if values is None else values[row]  # type: ignore[index]
-            raise InputError(f"{where} row {first_row + row}: {name} must be {allowed}, got {got}")
+            shown = f"{name}_{outcome}" if outcome and name in ("logit", "label") else name
+            raise InputError(f"{where} row {first_row + row}: {shown} must be {allowed}, got {got}")
 
     for name in (*_KEYS, *(_LABELS if labeled else ())):
         column = table.column(name)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.mapping import Mapping, input_patterns
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, PassingError
 from ctr.io.files import not_text
 from ctr.io.paths import check_local
 from ctr.pipelines.rows.rejects import Reject
@@ -92,7 +92,7 @@ def natural_order(name: str) -> list[tuple[int, str]]:
     return [*key, (0, name)]
 
 
-class UnreadableNowError(InputError):
+class UnreadableNowError(PassingError):
     """Raised for a file that may be read later: the machine or its permissions are at fault, not its content."""
 
 

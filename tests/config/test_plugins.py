@@ -306,3 +306,93 @@ def test_a_warm_start_takes_the_weights_of_the_same_network_alone(plugin, log, t
     started = json.loads((tmp_path / "new" / "init_from.json").read_text())
     found = {entry["name"]: entry["status"] for entry in started["table"] if "network/" in entry["name"]}
     assert found == dict.fromkeys((f"quality/network/{name}" for name in ("values", "bias", "gates")), status)
+
+
+RULE = """
+import sys
+from ctr.data.derived import ColumnRule
+{before}
+class First(ColumnRule):
+    \"\"\"The beginning of a text.
+
+    Attributes:
+        length: how long it is.
+    \"\"\"
+
+    length: int = 1
+
+    def of_text(self, text):
+        {body}
+"""
+FAULTS = {
+    "a misspelt key": (
+        "",
+        "return text",
+        {"lenght": 1},
+        "first: lenght: unknown key; allowed: length; did you mean length?",
+    ),
+    "an import that raises": (
+        "1 / 0",
+        "pass",
+        {},
+        "the rule of columns first of hosts cannot be imported: ZeroDivisionError: division by zero",
+    ),
+    "an import that ends the process": (
+        "sys.exit()",
+        "pass",
+        {},
+        "the rule of columns first of hosts cannot be imported: SystemExit",
+    ),
+    "a value that it cannot take": (
+        "",
+        "return text[7]",
+        {},
+        "column page: the rule hosts.First fails for '/a': IndexError: string index out of range",
+    ),
+    "a value that is no text": (
+        "",
+        "return 7",
+        {},
+        "column page: the rule hosts.First makes 7 of '/a'; a text is required",
+    ),
+    "a value at which it ends the process": (
+        "",
+        "sys.exit(0)",
+        {},
+        "column page: the rule hosts.First fails for '/a': SystemExit: 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_faulty_plugin_is_named_in_one_line(tmp_path, monkeypatch, capfd, case):
+    before, body, keys, fault = FAULTS[case]
+    package = tmp_path / "lib"
+    (package / "hosts-1.0.dist-info").mkdir(parents=True)
+    (package / "hosts-1.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: hosts\nVersion: 1.0\n"
+    )
+    (package / "hosts-1.0.dist-info/entry_points.txt").write_text("[ctr.features]\nfirst = hosts:First\n")
+    (package / "hosts.py").write_text(RULE.format(before=before, body=body))
+    (tmp_path / "rows.csv").write_text("t,page,click\n1,/a,0\n2,/a,1\n")
+    mapping = {
+        "input": {"type": "csv"},
+        "time": {"column": "t", "unit": "s"},
+        "label": "click",
+        "derive": {"site": {"from": "page", "plugin": {"first": keys}}},
+        "partition": "1h",
+        "features": [{"name": "site", "kind": "category", "source": "site"}],
+    }
+    (tmp_path / "m.yaml").write_text(yaml.safe_dump(mapping))
+    monkeypatch.syspath_prepend(package)
+    monkeypatch.delitem(sys.modules, "hosts", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert main(["ingest", "table", "rows.csv", "--mapping", "m.yaml", "--out", "log", "--quiet"]) == 1
+    sys.modules.pop("hosts", None)
+    out, err = capfd.readouterr()
+    assert fault in err and err.count("\n") == 1 and not out
+
+
+def test_a_misspelt_key_of_the_example_is_named(plugin):
+    with pytest.raises(InputError, match=r"^derive: plugin: .*host: x: unknown key$"):
+        parse_model(Derived, {"from": "page", "plugin": {"host": {"x": 1}}}, "derive")

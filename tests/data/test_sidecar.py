@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctr.cli import main
 from ctr.config import parse_model
 from ctr.data import joined_sidecar
+from ctr.data.event_mapping import EventTeacher
 from ctr.data.features import Category
 from ctr.data.joined_sidecar import JoinedSidecar, count_missing
 from ctr.data.log import Manifest, create_log, read_manifests
@@ -29,6 +31,8 @@ from ctr.data.sidecar import (
 from ctr.data.time_range import TimeRange
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
+from ctr.training.config import TrainConfig
+from ctr.training.run.predictions import check_record
 from hashed_rows import hashed_rows
 
 SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9),))
@@ -338,3 +342,39 @@ def test_values_that_are_not_finite_are_missing_and_faulty_rows_are_passed_over(
     missing = count_missing(folder, [manifest], JoinedSidecar(folder, "t", ["logit"]), "logit")
     assert (missing.rows, missing.missing) == (3, 2)
     assert [place[0] for place in missing.first] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["labels", "truth", "auction", "shards", "manifests", "histories"])
+def test_a_sidecar_that_a_user_names_takes_no_name_of_a_part_of_the_log(tmp_path, monkeypatch, capfd, name):
+    """An ingest would take it for its own, and delete it or add to it."""
+    monkeypatch.chdir(tmp_path)
+    publish(Path("log"), 0, [1, 2, 3], label=np.array([0, 1, 0]))
+    fault = f"{name}: a part of a log has this name; allowed: any but auction, "
+    for command in (
+        ["sample", "log", "--name", name, "--set", "non_click_rate=0.5"],
+        ["sample", "log", "--name", name, "--set", "non_click_rate=0.5", "--out", "smaller"],
+        ["train", "log", "--out", "run", "--record", name],
+    ):
+        assert main(command) == 1
+        error = capfd.readouterr().err
+        assert error.startswith(f"error: sidecar {fault}") and error.count("\n") <= 2
+    with pytest.raises(InputError, match=f"^mapping: name: '{name}' is not allowed: a part of a log"):
+        parse_model(EventTeacher, {"name": name, "model": "models"}, "mapping")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
+    assert not Path("log/sidecars").exists()
+
+
+def test_a_sidecar_that_was_begun_keeps_its_name(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    publish(Path("log"), 0, [1, 2, 3], label=np.array([0, 1, 0]))
+    # Of a recording that was killed before its first manifest, and of a sampling that was killed before that.
+    for name, file in (("teacher", "0-100.parquet"), ("half", "sampling.yaml")):
+        Path("log/sidecars", name).mkdir(parents=True)
+        Path("log/sidecars", name, file).touch()
+    assert main(["sample", "log", "--name", "teacher", "--set", "non_click_rate=0.5"]) == 1
+    assert "teacher holds something other than sampling decisions" in capfd.readouterr().err
+    # Also of a run that is finished, and may have recorded before.
+    Path("run").mkdir()
+    Path("run/summary.json").touch()
+    with pytest.raises(InputError, match="half already exists, from a sampling; use another name"):
+        check_record(Path("log"), TrainConfig(), Path("run"), "half")

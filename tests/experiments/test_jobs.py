@@ -25,6 +25,7 @@ case $1 in
   interrupt) kill -INT $$; sleep 1; exit 130 ;;
   fail) echo "a warning" >&2; echo "error: the log has no rows" >&2; exit 1 ;;
   silent) exit 3 ;;
+  full) echo "error: a: No space left on device" >&2; exit 75 ;;
   die) kill -9 $$ ;;
   long) i=0; while [ $i -lt 90 ]; do echo "line $i" >&2; i=$((i+1)); done; exit 1 ;;
   print) echo "$REPLAY_TEST $TF_CPP_MIN_LOG_LEVEL" > $2; echo "much" ; echo "noise" >&2 ;;
@@ -91,7 +92,7 @@ def test_a_failure_is_its_own(run, tmp_path, capfd, options):
     good = Job("good", ("print", str(printed)), (("REPLAY_TEST", "7"),))
     # The slow one ends when another one has been reported, so that both have to run at once.
     jobs = [job("slow", "until", str(ended)), job("bad", "fail"), good]
-    jobs += [job("dead", "die"), job("silent", "silent"), job("long", "long")]
+    jobs += [job("dead", "die"), job("silent", "silent"), job("long", "long"), job("full", "full")]
     (tmp_path / "outcomes").mkdir()
     # An outcome from before does not count.
     (tmp_path / "outcomes/bad.json").write_text('{"ok": true, "seconds": 1}')
@@ -103,6 +104,9 @@ def test_a_failure_is_its_own(run, tmp_path, capfd, options):
     assert outcomes["bad"].end == "a warning\nerror: the log has no rows\n"
     assert outcomes["dead"].error == "ended by signal 9 (SIGKILL)"
     assert outcomes["silent"].error == "exit status 3 without a message"
+    # Bad input, a defect, and what may pass.
+    statuses = {name: outcomes[name].status for name in ("bad", "long", "silent", "dead", "full")}
+    assert statuses == {"bad": 1, "long": 1, "silent": 70, "dead": 75, "full": 75}
     assert outcomes["long"].end.splitlines() == [f"line {n}" for n in range(60, 90)]
     assert capfd.readouterr() == ("", "")
 

@@ -56,6 +56,9 @@ with open({calls!r}, "a") as file:
     file.write(run.name.rsplit("-", 1)[0] + "\\n")
 if config["model"]["prior"] == 0.666 and not Path({healed!r}).exists():
     sys.exit("Traceback ...\\nerror: it broke")
+if config["model"]["prior"] == 0.888:
+    print("error: a: No space left on device", file=sys.stderr)
+    sys.exit(75)
 if config["model"]["prior"] == 0.777 and (run / "summary.json").exists():
     sys.exit()  # A finished run stays as it is.
 (run / "checkpoints/7").mkdir(parents=True, exist_ok=True)
@@ -284,6 +287,11 @@ def test_command_line(stand_in, monkeypatch, capfd):
     assert err == "error: 1 failed: bad seed 1: it broke; rerun the same command to try again\n"
     assert read("plan.json")["command"] == shlex.join(["ctr", *arguments])
     assert read("costs.json")["rounds"] == 0
+    # What may pass in one of the runs is worth another try.
+    full = [*arguments[:5], "full", *arguments[6:], "--set", "arms.full.set={model.prior: 0.888}"]
+    assert main(full) == 75
+    err = capfd.readouterr().err
+    assert "error: 2 failed: bad seed 1: it broke; full seed 1: a: No space left on device; rerun" in err
     calls = stand_in.read_text()
     assert main(["replay", "--out", "out", "--report", "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {"arms": 1}

@@ -176,6 +176,17 @@ LOST = {
         {"stopped_seconds": 2.0},
         "worker 1 was stopped by a signal and did not go on; its output is in ",
     ),
+    # The others only noticed that it is gone.
+    "that met a fault of its own that may pass": (
+        """
+if rank == 1:
+    reporter.report("error", text="/: No space left on device", is_lost=False)
+    sys.exit(75)
+lose()
+""",
+        {"settle_seconds": 20.0},
+        "worker 1 ended with status 75: /: No space left on device; its output is in ",
+    ),
     "that the first one misses": (
         "lose()",
         {"settle_seconds": 20.0},

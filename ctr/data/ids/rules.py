@@ -20,7 +20,7 @@ from ctr.data.features import Category, Cross, Number, Text
 from ctr.data.features import Vector as VectorFeature
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.spelling import CASTS, Cast
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, one_line
 from ctr.io.farmhash import fingerprint64
 from ctr.io.words import listed
 
@@ -160,17 +160,24 @@ def derived_column(xp: Operations, rule: Derived, values: Vector) -> Vector:
     if rule.of_time:
         return xp.periods(values, *rule.periods)
     if rule.rule is not None:
-        return xp.apply(xp.spell(values), rule.rule)
+        try:
+            return xp.apply(xp.spell(values), rule.rule)
+        except InputError as error:
+            raise InputError(f"column {rule.source}: {error}") from None
     if rule.prefix is not None:
         return xp.prefix(xp.spell(values), rule.prefix)
     return xp.cast(values, rule.cast) if rule.cast in CASTS else values
 
 
 def apply_rule(rule: ColumnRule, text: str) -> str:
-    """Applies a rule of another package to one text; InputError: it makes no text."""
-    made = rule.of_text(text) if text else ""
-    if not isinstance(made, str):
-        raise InputError(f"the rule {type(rule).__name__} makes {made!r} of {text!r}; a text is required")
+    """Applies a rule of another package to one text; InputError: it makes no text, or fails."""
+    try:
+        made = rule.of_text(text) if text else ""
+        fault = "" if isinstance(made, str) else f"makes {made!r:.80} of {text[:80]!r}; a text is required"
+    except (Exception, SystemExit) as error:
+        made, fault = "", f"fails for {text[:80]!r}: {type(error).__name__}: {one_line(error)}"
+    if fault:
+        raise InputError(f"the rule {type(rule).__module__}.{type(rule).__name__} {fault}")
     return made
 
 

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 
 from ctr.data.batches import Batch
 from ctr.data.log import Manifest, read_manifests, read_schema
+from ctr.data.sample_log import RECORD
 from ctr.data.shards import read_shard
-from ctr.data.sidecar import sidecar_folder, write_sidecar_partition
+from ctr.data.sidecar import new_sidecar_folder, write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, write_atomic
 from ctr.training.config import TrainConfig
@@ -103,7 +104,7 @@ def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> di
 
 def check_record(log: Path, config: TrainConfig, run_dir: Path, name: str) -> None:
     """Raises InputError before the pass for what could not be published after it."""
-    folder = sidecar_folder(log, name)
+    folder = new_sidecar_folder(log, name)
     if not config.record_predictions:
         raise InputError(f"--record {name} needs the run's predictions: record_predictions is false")
     distillation = config.objective.distillation
@@ -111,8 +112,12 @@ def check_record(log: Path, config: TrainConfig, run_dir: Path, name: str) -> No
         teacher_log = log if distillation.log is None else Path(distillation.log)
         if teacher_log.resolve() == log.resolve():
             raise InputError(f"--record {name}: the run's own teacher has this name; use another one")
-    if folder.exists() and any(folder.iterdir()) and not (run_dir / "summary.json").exists():
-        raise InputError(f"--record {name}: {folder} already exists, from another run; use another name")
+    is_there = folder.exists() and any(folder.iterdir())
+    # A finished run may have recorded before.
+    is_sampling = (folder / RECORD).exists()
+    if is_there and (is_sampling or not (run_dir / "summary.json").exists()):
+        origin = "from a sampling" if is_sampling else "from another run"
+        raise InputError(f"--record {name}: {folder} already exists, {origin}; use another name")
 
 
 class _Predictions:

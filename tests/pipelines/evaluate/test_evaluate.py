@@ -14,6 +14,7 @@ from apache_beam.testing.util import assert_that
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctr.cli import main
 from ctr.eval.compare import compare
 from ctr.eval.prediction_difference import PredictionDifference, join_predictions
 from ctr.eval.progressive import ProgressiveMetrics
@@ -306,6 +307,81 @@ def test_days_are_measured_by_themselves(tmp_path):
         run_evaluate([path], [path], by_day=True)
     with pytest.raises(InputError, match="query_time"):
         evaluate([write(tmp_path / "timeless.parquet", table.drop_columns("query_time"))], by_day=True)
+
+
+SECONDS = 1_700_000_000
+COLUMN_FAULTS = {
+    "texts": ("label_sale", pa.array(["no", "yes"]), " column label_sale must be 0 or 1, got string"),
+    "nothing at all": ("label_sale", pa.nulls(2), " column label_sale must be 0 or 1, got null"),
+    "lists": ("label_sale", pa.array([[0], [1]]), " column label_sale must be 0 or 1, got list"),
+    "a count": ("label_sale", pa.array([None, 2]), " row 2: label_sale must be 0 or 1, got 2"),
+    "logits as texts": (
+        "logit_sale",
+        pa.array(["0.1", "2"]),
+        " column logit_sale must be float32 or float64, got string",
+    ),
+    "a logit that is null": (
+        "logit_sale",
+        pa.array([0.1, None]),
+        " row 2: logit_sale must be given in every row, got null",
+    ),
+    "no finite logit": (
+        "logit_sale",
+        pa.array([0.1, np.inf]),
+        " row 2: logit_sale must be a finite number, got inf",
+    ),
+    "times as texts": (
+        "query_time",
+        pa.array(["1", "2"]),
+        " column query_time must be int64, microseconds since 1970, got string",
+    ),
+    "times of truth": (
+        "query_time",
+        pa.array([True, False]),
+        " column query_time must be int64, microseconds since 1970, got bool",
+    ),
+    "a time that is null": (
+        "query_time",
+        pa.array([1, None]),
+        " row 2: query_time must be given in every row, got null",
+    ),
+    **{
+        unit: (
+            "query_time",
+            pa.array([SECONDS * scale, SECONDS * scale + 9]),
+            f" must be microseconds since 1970, got {SECONDS * scale}, which seems to be {unit}; {factor}",
+        )
+        for unit, scale, factor in (
+            ("seconds", 1, "multiply by 1,000,000"),
+            ("milliseconds", 1000, "multiply by 1,000"),
+            ("nanoseconds", 10**9, "divide by 1,000"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("case", COLUMN_FAULTS)
+def test_a_faulty_column_is_named_with_its_value(tmp_path, capfd, case):
+    name, values, fault = COLUMN_FAULTS[case]
+    table = make_table(3, queries=4).slice(0, 2)
+    table = table.append_column("logit_sale", table.column("logit")).append_column(
+        "label_sale", table.column("label")
+    )
+    path = write(tmp_path / "faulty.parquet", replaced(table, name, values))
+    assert main(["evaluate", str(path), "--by-day"]) == 1
+    error = capfd.readouterr().err
+    assert fault in error and error.startswith(f"error: {path}") and error.count("\n") == 1
+
+
+def test_a_label_that_is_true_or_false_is_one_that_is_0_or_1(tmp_path):
+    """Where it is null, nothing is known."""
+    table = make_table(3)
+    known = np.arange(table.num_rows) % 3 > 0
+    for kind in (pa.bool_(), pa.int64(), pa.float32()):
+        label = pa.array(column(table, "label").astype(bool), mask=~known).cast(kind)
+        both = table.append_column("logit_sale", table.column("logit")).append_column("label_sale", label)
+        found = evaluate([write(tmp_path / "labels.parquet", both)])["labels"]["sale"]
+        assert_close(found, local_metrics(table.filter(pa.array(known))).summary())
 
 
 def test_an_example_that_changed_its_query_is_not_joined():
