@@ -1,4 +1,4 @@
-"""What is in the future: the events beside an event decide, and neither this machine's clock nor the order of reading."""
+"""Events of the future, of no known column, and of no impression: which are refused, and what the command says."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from raw_logs import read_rejects
 DRIVERS = {
     "batch": (),
     "follow": ("--follow", "--drain", "--poll", "0"),
-    "stream": ("--stream", "--drain", "--beam-options=--runner=BundleBasedDirectRunner"),
+    "stream": ("--stream", "--drain", "--beam-options=--runner=DirectRunner"),
 }
 YEAR = 365 * 86_400
 Ingest = Callable[..., dict[str, Any]]
@@ -32,8 +32,10 @@ def ingest(tmp_path, capsys) -> Ingest:
 
     def run(events: Path, log: Path, driver: str, *options: str) -> dict[str, Any]:
         given = [str(events), "--mapping", str(mapping), "--out", str(log), *DRIVERS[driver], *options]
-        assert not main(["ingest", "events", *given, "--json"])
-        result: dict[str, Any] = json.loads(capsys.readouterr().out)
+        status = main(["ingest", "events", *given, "--json"])
+        told = capsys.readouterr()
+        result: dict[str, Any] = json.loads(told.out) if not status else {"error": told.err}
+        assert status in (0, None) or (status == 1 and len(told.err.splitlines()) <= 2)
         return result
 
     return run
@@ -106,7 +108,7 @@ def test_a_file_of_the_year_2099_alone_waits_and_a_log_goes_on_without_it(ingest
     assert event_files.published(log) == event_files.published(tmp_path / "batch")
 
 
-def test_a_column_that_no_event_has_is_refused_unless_it_may_be_missing(ingest, tmp_path, capsys):
+def test_a_column_that_no_event_has_is_refused_unless_it_may_be_missing(ingest, tmp_path):
     """As the reader of a table does; that a key is there suffices, its values may all be missing."""
     events = [{**impression(number, 5), "colour": "red"} for number in range(3)]
     for event in events[:2]:
@@ -118,10 +120,7 @@ def test_a_column_that_no_event_has_is_refused_unless_it_may_be_missing(ingest, 
     jsonl(tmp_path / "events", impressions_0=events[:1], impressions_1=events[1:])
     for driver in ("batch", "follow"):
         log = tmp_path / driver
-        with pytest.raises(SystemExit) as end:
-            ingest(tmp_path / "events", log, driver)
-        assert end.value.code == 1
-        told = capsys.readouterr().err
+        told = ingest(tmp_path / "events", log, driver)["error"]
         assert "impressions/0.jsonl: no column color in any line" in told and "found are also colour" in told
         assert not read_manifests(log)
     changed = event_files.content(impressions={"input": {"type": "jsonl", "optional": ["color"]}})
@@ -131,37 +130,30 @@ def test_a_column_that_no_event_has_is_refused_unless_it_may_be_missing(ingest, 
 
 
 def test_clicks_that_miss_their_impression_are_told_with_what_would_match_them(ingest, tmp_path):
-    shown = [impression(number, 8) for number in range(400)]
-    clicks = [click(number, 9) for number in range(394)]
+    shown = [impression(number, 18.5) for number in range(400)]
+    clicks = [click(number, 18.6) for number in range(394)]
     # Two come before, as another clock has it, one long after, two too late, and one is of no impression.
-    clicks += [
-        click(394, 6.6),
-        click(395, 4),
-        click(396, 70),
-        click(397, 9, 300),
-        click(398, 9, 200),
-        click(5_000, 9),
-    ]
+    clicks += [click(394, 17.1), click(395, 15), click(396, 75), click(397, 19.5, 50), click(398, 19.5, 40)]
+    clicks += [click(5_000, 9)]
     jsonl(tmp_path / "events", impressions_0=shown, clicks_0=clicks)
     said = ingest(tmp_path / "events", tmp_path / "log", "batch")["warnings"][-1]
     assert said == (
-        "0 of 400 clicks are early, which matches, 0 late, 6 orphans; 2 would match with clock_skew: 5s (now 1s); "
-        "1 would match with click_window: 2m (now 10s); 2 would match with delay: 5m (now 5s); "
+        "0 of 400 clicks are early, which matches, 2 late, 4 orphans; 2 would match with clock_skew: 5s (now 1s); "
+        "1 would match with click_window: 1m (now 10s); 2 would match with delay: 30s (now 5s); "
         "1 have no impression in the log"
     )
-    for key in ({"clock_skew": "5s"}, {"click_window": "2m"}, {"delay": "5m"}):
-        (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content(**key)))
-        result = ingest(tmp_path / "events", tmp_path / next(iter(key)), "batch")
-        assert result["counters"]["orphan_clicks"] + result["counters"]["late_clicks"] < 6
-    few = [*(click(number, 9) for number in range(199)), click(5_000, 9)]
+    # A longer window closes a partition later, too.
+    for key, value, left in (("clock_skew", "5s", 4), ("click_window", "1m", 3), ("delay", "30s", 4)):
+        (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content(**{key: value})))
+        counters = ingest(tmp_path / "events", tmp_path / key, "batch")["counters"]
+        assert counters["orphan_clicks"] + counters["late_clicks"] == left
+    few = [*(click(number, 18.6) for number in range(199)), click(5_000, 9)]
     jsonl(tmp_path / "events", clicks_0=few)
     assert ingest(tmp_path / "events", tmp_path / "few", "batch")["warnings"] == []
 
 
-def test_what_is_not_found_says_where_it_was_looked_for(ingest, tmp_path, capsys):
+def test_what_is_not_found_says_where_it_was_looked_for(ingest, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit):
-        ingest(tmp_path / "empty", tmp_path / "log", "batch")
-    told = capsys.readouterr().err
+    told = ingest(tmp_path / "empty", tmp_path / "log", "batch")["error"]
     for kind in ("impressions", "clicks"):
         assert f"{tmp_path}/empty/{kind}/*.jsonl" in told
