@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ctr.data.log import Manifest
+from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.stores import remove
@@ -67,6 +68,12 @@ def arrivals_reached(
         if not jumps or report.good + report.late >= ENOUGH_ARRIVALS:
             arrived[report.kind] = max(last, report.last_arrival)
     return arrived
+
+
+def left_out_warnings(starts: Sequence[int]) -> list[str]:
+    """Returns what a batch says of the partitions that it leaves open, as ``arrivals_reached`` has it."""
+    text = "the events from {} on are left out: few, and more than a year after all others"
+    return [text.format(format_time(start)) for start in starts[:1]]
 
 
 def report_bytes(report: UnitReport) -> bytes:

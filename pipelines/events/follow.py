@@ -30,7 +30,6 @@ import apache_beam as beam
 from ctr.data.event_mapping import EventMapping
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.log import Manifest, read_manifests
-from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, remove_temporaries, write_atomic_bytes
 from ctr.io.locks import hold
@@ -45,6 +44,7 @@ from ctr.pipelines.events.accounts import (
     arrivals_reached,
     check_conservation,
     check_rejects,
+    left_out_warnings,
     sum_counters,
     write_rejects,
 )
@@ -198,10 +198,6 @@ def ingest_events(
         fate = f"{shown.rejected} were rejected and {shown.late} came too late"
         see = f"see {log / 'rejects'} and {log / LATE_EVENTS}"
         raise InputError(f"{log}: none of {shown.read} impressions became an example: {fate}; {see}")
-    warnings = [
-        f"the events from {format_time(start)} on are left out: few, and more than a year after all others"
-        for start in left[:1]
-    ]
     return EventsResult(
         counts,
         len(published),
@@ -209,7 +205,7 @@ def ingest_events(
         sum(manifest.clicks for manifest in published),
         counters,
         collisions.shares(),
-        [*warnings, *collisions.warnings()],
+        [*left_out_warnings(left), *collisions.warnings()],
         seconds,
     )
 

@@ -11,6 +11,7 @@ import pytest
 
 import event_files
 from ctr.config import parse_model
+from ctr.data import event_mapping
 from ctr.data.event_mapping import EventMapping
 from ctr.data.shards import pack_ids, unpack_ids
 from ctr.data.times import DAY_US
@@ -234,6 +235,33 @@ def parquet(path: Path, columns: dict[str, pa.Array]) -> Path:
 
 def good_columns(rows: int = 2) -> dict[str, pa.Array]:
     return {name: pa.array([value] * rows) for name, value in GOOD.items()}
+
+
+def test_hashed_impressions_take_as_many_schemas_however_many_features_they_have(tmp_path, monkeypatch):
+    made: list[int] = []
+    make_schema = event_mapping.make_schema
+    monkeypatch.setattr(event_mapping, "make_schema", lambda *given: made.append(1) or make_schema(*given))
+    counts = []
+    for features in (2, 20):
+        lists = [
+            {
+                "name": f"f{n}",
+                "kind": "category",
+                "source": f"f{n}",
+                "buckets": 9,
+                "multivalent": True,
+                "max_values": 3,
+            }
+            for n in range(features)
+        ]
+        content = event_files.content("parquet", impressions={"hashed": True}, features=lists)
+        mapping = parse_model(EventMapping, content, "test")
+        ids = {one["name"]: pa.array([[1], [2]], pa.list_(pa.int32())) for one in lists}
+        path = parquet(tmp_path / f"{features}.parquet", good_columns() | ids)
+        made.clear()
+        assert read(mapping, "impressions", path).table.num_rows == 2
+        counts.append(len(made))
+    assert counts[0] == counts[1]
 
 
 NESTED_COLUMN = pa.array([{"a": 1}, {"a": 2}])
