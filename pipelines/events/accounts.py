@@ -4,19 +4,20 @@ import hashlib
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ctr.data.log import Manifest
+from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.stores import remove
-from ctr.pipelines.events.tables import ARRIVAL, Kind
+from ctr.pipelines.events.tables import ENOUGH_ARRIVALS, FAR_US, KINDS, Kind
 from ctr.pipelines.rows.rejects import Reject, json_line, reject_line, reject_reasons
+from ctr.pipelines.rows.sources import natural_order
 
 ENOUGH_EVENTS = 1_000  # the share of rejects is not judged from fewer events before the end of a job
 RECENT_EVENTS = 100_000  # a job that does not end is judged by its latest units with so many events
@@ -36,7 +37,9 @@ class UnitReport:
     events: int = 0
     good: int = 0
     late: int = 0
-    last_arrival: int = -1  # -1 without good events
+    last_arrival: int = -1  # of those that move the clock; -1 without good events
+    absent: list[str] | None = None  # of lines of JSON: columns of the mapping that none has; None: unknown
+    unused: list[str] = field(default_factory=list)  # some of their other keys, where any is absent
     rejected: int = 0
     rejects: list[Reject] = field(default_factory=list)  # the first of them
     damaged: str = ""  # why the unit could not be read to its end
@@ -46,10 +49,31 @@ class UnitReport:
         self.events += table.num_rows + len(rejects)
         self.late += late
         self.good += table.num_rows - late
-        if table.num_rows:
-            self.last_arrival = max(self.last_arrival, pc.max(table.column(ARRIVAL)).as_py())
         self.rejected += len(rejects)
         self.rejects += rejects[: _REJECTS_KEPT - len(self.rejects)]
+
+
+def arrivals_reached(
+    reports: Iterable[UnitReport], before: Mapping[Kind, int] | None = None
+) -> dict[Kind, int]:
+    """Returns the arrival that each kind has reached with some more files, -1 before the first event.
+
+    A file of few events that jumps by more than a year moves nothing: its clock is wrong. So that it does not matter
+    which of them are read at a time, files count in the order of their names.
+    """
+    arrived = dict.fromkeys(KINDS, -1) | dict(before or {})
+    for report in sorted(reports, key=lambda report: natural_order(report.name)):
+        last = arrived[report.kind]
+        jumps = 0 <= last < report.last_arrival - FAR_US
+        if not jumps or report.good + report.late >= ENOUGH_ARRIVALS:
+            arrived[report.kind] = max(last, report.last_arrival)
+    return arrived
+
+
+def left_out_warnings(starts: Sequence[int]) -> list[str]:
+    """Returns what a batch says of the partitions that it leaves open, as ``arrivals_reached`` has it."""
+    text = "the events from {} on are left out: few, and more than a year after all others"
+    return [text.format(format_time(start)) for start in starts[:1]]
 
 
 def report_bytes(report: UnitReport) -> bytes:
@@ -89,6 +113,38 @@ class EventCounts:
         self.damaged += bool(report.damaged)
 
 
+class AbsentColumns:
+    """Columns of the mapping that no JSON object of a kind has had, over all units of a job.
+
+    A file of a table has its columns in a header, and is refused without one; of objects only all of them show that a
+    name is misspelt. ``optional`` columns of the mapping are left out.
+    """
+
+    def __init__(self) -> None:
+        self._events: Counter[Kind] = Counter()
+        self._absent: dict[Kind, list[str]] = {}
+        self._first: dict[Kind, UnitReport] = {}
+
+    def add(self, report: UnitReport) -> None:
+        if report.good + report.late:
+            absent = report.absent or []
+            before = self._absent.get(report.kind, absent)
+            self._absent[report.kind] = [name for name in before if name in absent]
+            self._events[report.kind] += report.good + report.late
+            self._first.setdefault(report.kind, report)
+
+    def check(self, at_least: int = 1) -> None:
+        """Raises InputError for a kind with ``at_least`` so many events."""
+        for kind, names in self._absent.items():
+            if names and self._events[kind] >= at_least:
+                first = self._first[kind]
+                raise InputError(
+                    f"{first.name}: no column {', '.join(names)} in any line, nor in those of the files after it; the "
+                    f"columns found are also {', '.join(first.unused) or 'none'}; what may be missing is listed in "
+                    f"{kind}.input.optional of the mapping"
+                )
+
+
 def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: int = 1) -> None:
     """Raises InputError when more than the allowed share of the events, if ``at_least`` so many, was rejected."""
     events = sum(report.events for report in reports)
@@ -111,8 +167,10 @@ class RecentReports:
         self._max_reject_share, self._max_units = max_reject_share, max_units or math.inf
         self._reports: deque[UnitReport] = deque()
         self._events = 0
+        self._absent = AbsentColumns()
 
     def add(self, report: UnitReport) -> None:
+        self._absent.add(report)
         self._reports.append(report)
         self._events += report.events
         while self._events - self._reports[0].events >= RECENT_EVENTS or len(self._reports) > self._max_units:
@@ -120,6 +178,9 @@ class RecentReports:
 
     def check_rejects(self, at_least: int = ENOUGH_EVENTS) -> None:
         check_rejects(self._reports, self._max_reject_share, at_least)
+
+    def check_columns(self, at_least: int = ENOUGH_EVENTS) -> None:
+        self._absent.check(at_least)
 
     def check_damaged(self) -> None:
         """Raises InputError when most of several units could not be read: the mapping or the disk is at fault."""

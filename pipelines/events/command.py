@@ -41,6 +41,8 @@ def check_events(arguments: argparse.Namespace) -> EventMapping:
 
 def run_events(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:
     """Runs the job as the arguments ask for it; returns the result and its text."""
+    from ctr.pipelines.events.unmatched import unmatched_warnings
+
     settings = choose_settings(arguments)
     # What a user must know of an error is in its message.
     with quiet_beam(), safe_workers():
@@ -50,7 +52,9 @@ def run_events(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[di
             result, text = _run_stream(arguments, mapping, settings)
         else:
             result, text = _run_watch(arguments, mapping, settings)
-    return result, f"{arguments.out}: {text}"
+    unmatched = unmatched_warnings(mapping, arguments.out)
+    result["warnings"] = [*result.get("warnings", ()), *unmatched]
+    return result, "\nwarning: ".join([f"{arguments.out}: {text}", *unmatched])
 
 
 def _run_batch(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:

@@ -20,7 +20,7 @@ that may still be needed.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,14 @@ from ctr.io.stores import address_of
 from ctr.pipelines.beam import IN_THIS_PROCESS, options_or_threads, run_pipeline, runner_name
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.accounts import (
+    AbsentColumns,
     EventCounts,
     RecentReports,
     UnitReport,
+    arrivals_reached,
     check_conservation,
     check_rejects,
+    left_out_warnings,
     sum_counters,
     write_rejects,
 )
@@ -56,7 +59,15 @@ from ctr.pipelines.events.publish import (
     last_published,
     publish_staged,
 )
-from ctr.pipelines.events.read import EventFolders, Unit, Version, find_events, read_unit, split_units
+from ctr.pipelines.events.read import (
+    EventFolders,
+    Unit,
+    Version,
+    find_events,
+    nothing_found,
+    read_unit,
+    split_units,
+)
 from ctr.pipelines.events.rules import known_from, partition_rules
 from ctr.pipelines.events.spool import (
     SPOOL,
@@ -76,7 +87,7 @@ from ctr.pipelines.events.spool import (
     write_staged,
 )
 from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_teacher
-from ctr.pipelines.events.tables import KINDS, Kind
+from ctr.pipelines.events.tables import FAR_US, KINDS, Kind
 from ctr.pipelines.rows.sources import Chunk, UnreadableNowError, faults_named
 from ctr.pipelines.spill import spill_folder
 
@@ -142,7 +153,7 @@ def ingest_events(
     runner = options_or_threads(options, _BATCH_WORKERS)
     files = find_events(mapping, folders)
     if not files:
-        raise InputError(f"events {', '.join(map(str, folders))}: no files of impressions or clicks found")
+        raise nothing_found(mapping, folders)
     if is_followed(log):
         raise InputError(f"{log}: this log was made by following events: continue it with --follow")
     units = split_units(files)
@@ -154,19 +165,26 @@ def ingest_events(
         seconds["spool"] = time.perf_counter() - begun
         write_rejects(log, reports)
         check_rejects(reports, max_reject_share)
+        columns = AbsentColumns()
         for report in reports:
             counts.add(report)
+            columns.add(report)
+        columns.check()
 
     if runner_name(runner) == IN_THIS_PROCESS:
         with spill_folder(log) as spool:
             job = _Job(mapping, log, spool, runner)
-            accept(job.read(units, keep_going=False))
-            job.progress.clock_us = job.drained_clock()
+            reports = job.read(units, keep_going=False)
+            accept(reports)
+            job.progress.clock_us = job.drained_clock(arrivals_reached(reports))
             published = job.publish(count_ids=True)
+            left = job.open_starts()
+            pending = count_impressions(spool, left)
             collisions = Collisions(mapping.feature_schema)
             for met in read_collisions(spool):
                 collisions.merge(met)
     else:
+        left, pending = [], 0
         outcome = run_elsewhere(mapping, log, units, runner)
         accept(outcome.reports)
         published = list(publish_staged(log, mapping, histories_of(log, mapping), outcome.staged))
@@ -174,7 +192,7 @@ def ingest_events(
     seconds["join"] = time.perf_counter() - begun - seconds["spool"]
     seconds["total"] = time.perf_counter() - begun
     counters, examples = sum_counters(published), sum(manifest.rows for manifest in published)
-    check_conservation(counts, counters, 0)
+    check_conservation(counts, counters, pending)
     if not examples:
         shown = counts.impressions
         fate = f"{shown.rejected} were rejected and {shown.late} came too late"
@@ -187,7 +205,7 @@ def ingest_events(
         sum(manifest.clicks for manifest in published),
         counters,
         collisions.shares(),
-        list(collisions.warnings()),
+        [*left_out_warnings(left), *collisions.warnings()],
         seconds,
     )
 
@@ -264,9 +282,19 @@ class _Job:
             self.progress.counts.add(report)
         return reports
 
-    def drained_clock(self) -> int:
-        """Returns the arrival at which all partitions with events are closed, -1 without any."""
-        return max((int(self.rules.closes_at(start)) for start in list_starts(self.spool)), default=-1)
+    def drained_clock(self, arrived: Mapping[Kind, int]) -> int:
+        """Returns the arrival at which all partitions with events are closed, -1 without any.
+
+        One that begins more than a year after what the kinds have reached stays open: the clocks of its few events are
+        wrong, and a log that ends with it could not go on.
+        """
+        last = min((arrival for arrival in arrived.values() if arrival >= 0), default=-1) + FAR_US
+        starts = (start for start in list_starts(self.spool) if start <= last)
+        return max((int(self.rules.closes_at(start)) for start in starts), default=-1)
+
+    def open_starts(self) -> list[int]:
+        """Lists the partitions with events that are not published."""
+        return [start for start in list_starts(self.spool) if start > self.last_published]
 
     def publish(self, count_ids: bool = False) -> list[Manifest]:
         """Publishes the partitions that are closed by the clock, in order, and deletes what no later one needs.
@@ -387,10 +415,11 @@ class _Watch:
         for report in reports:
             self._versions[report.kind, report.name] = Version(report.size, report.modified_ns)
             self._recent.add(report)
-            self._arrived[report.kind] = max(self._arrived[report.kind], report.last_arrival)
+        self._arrived = arrivals_reached(reports, self._arrived)
         write_rejects(self._job.log, described)
         self._recent.check_damaged()
         self._recent.check_rejects()
+        self._recent.check_columns()
 
     def new_units(self) -> list[Unit]:
         """Returns the next files to read, some at a time; of each kind those that arrived first."""
@@ -432,7 +461,8 @@ class _Watch:
         idle = {kind: limit is not None and now - self._seen[kind] > limit for kind in KINDS}
         reached = [self._arrived[kind] for kind in KINDS if not idle[kind]]
         if drained:
-            clock = self._job.drained_clock()
+            self._recent.check_columns(at_least=1)
+            clock = self._job.drained_clock(self._arrived)
         elif reached:
             clock = min(reached) - self._job.rules.overlap
         else:
@@ -446,8 +476,7 @@ class _Watch:
     def finish(self) -> None:
         """Checks that every impression ever read is accounted for, and in a drained job the share of rejects."""
         job = self._job
-        open_starts = [start for start in list_starts(job.spool) if start > job.last_published]
-        job.progress.pending = count_impressions(job.spool, open_starts)
+        job.progress.pending = count_impressions(job.spool, job.open_starts())
         check_conservation(job.progress.counts, sum_counters(read_manifests(job.log)), job.progress.pending)
         if self._settings.drain:
             self._recent.check_rejects(at_least=1)

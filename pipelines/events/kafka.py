@@ -129,11 +129,12 @@ class _Gather(beam.DoFn):
     def _chunk(self, topic: str, partition: int) -> WindowedValue:
         found = self._waiting.pop((topic, partition))
         offsets = np.array([offset for offset, _, _ in found], np.int64)
+        stamps = np.array([moment.micros for _, _, moment in found], np.int64)
         # A record becomes a line. An empty one is no object, and is rejected as such.
         values = [value if not value.isspace() and value else b"null" for _, value, _ in found]
         lines = [value.replace(b"\n", b" ").replace(b"\r", b" ") for value in values]
         chunk, _, _ = line_reader(self._mapping, self._kind).read_block(0, b"\n".join(lines) + b"\n", 0)
         rejects = [replace(reject, row=int(offsets[reject.row])) for reject in chunk.rejects]
-        chunk = replace(chunk, rows=offsets[chunk.rows], rejects=rejects)
-        events = RawEvents(self._kind, f"{topic}/{partition}", chunk)
+        stamps, chunk = stamps[chunk.rows], replace(chunk, rows=offsets[chunk.rows], rejects=rejects)
+        events = RawEvents(self._kind, f"{topic}/{partition}", chunk, stamps=stamps)
         return WindowedValue(events, min(moment for _, _, moment in found), (GlobalWindow(),))

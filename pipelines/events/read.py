@@ -72,10 +72,7 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
         if objects is None and not folder.is_dir():
             raise InputError(f"events {folder}: no such folder")
         for kind in KINDS:
-            form = source_of(mapping, kind).input
-            patterns = input_patterns(form)
-            if form.pattern is None:
-                patterns = tuple(f"{kind}/{pattern}" for pattern in patterns)
+            patterns = _patterns(mapping, kind)
             for path in _files(folder, patterns) if objects is None else _named(folder, objects, patterns):
                 name = path.relative_to(folder).as_posix()
                 if path.name.startswith(".") or path.name.endswith(".tmp"):
@@ -86,6 +83,20 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
                 version = None if objects is None else _version(objects[name])
                 found[name] = Unit(kind, name, path, version=version)
     return sorted(found.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
+
+
+def nothing_found(mapping: EventMapping, folders: Sequence[Path]) -> InputError:
+    """Makes the error of folders without a file of events; it says where files were looked for."""
+    looked = [
+        f"{folder}/{pattern}" for folder in folders for kind in KINDS for pattern in _patterns(mapping, kind)
+    ]
+    return InputError(f"no files of impressions or clicks found; looked for {', '.join(looked)}")
+
+
+def _patterns(mapping: EventMapping, kind: Kind) -> tuple[str, ...]:
+    form = source_of(mapping, kind).input
+    patterns = input_patterns(form)
+    return patterns if form.pattern is not None else tuple(f"{kind}/{pattern}" for pattern in patterns)
 
 
 def _files(folder: Path, patterns: Sequence[str]) -> set[Path]:

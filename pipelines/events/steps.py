@@ -2,7 +2,6 @@
 
 import functools
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow as pa
 from ctr.config import load_model
 from ctr.data.event_mapping import EventMapping, EventTeacher
 from ctr.data.log import manifest_bytes
+from ctr.data.mapping import JsonlInput
 from ctr.data.reader import rows_of_table
 from ctr.io.errors import InputError
 from ctr.io.paths import with_content
@@ -21,25 +21,46 @@ from ctr.pipelines.events.accounts import UnitReport
 from ctr.pipelines.events.join import join_partition, sample_joined
 from ctr.pipelines.events.publish import MAPPING_FILE, stage_joined, write_late
 from ctr.pipelines.events.rules import partition_rules, route_clicks, route_impressions
-from ctr.pipelines.events.tables import EARLIER, KINDS, concat_events, prepare
+from ctr.pipelines.events.tables import (
+    ARRIVAL,
+    EARLIER,
+    KINDS,
+    concat_events,
+    last_arrival,
+    prepare,
+    source_of,
+)
 from ctr.pipelines.rows.sources import Chunk
 
+_UNUSED_SHOWN = 20
 _LOADING = threading.Lock()
 
 
 def route_chunk(
-    mapping: EventMapping, log: Path, report: UnitReport, chunk: Chunk, clock_us: int = 0
+    mapping: EventMapping,
+    log: Path,
+    report: UnitReport,
+    chunk: Chunk,
+    clock_us: int = 0,
+    stamps: np.ndarray | None = None,
 ) -> dict[int, pa.Table]:
     """Parses raw events (``prepare``), adds them to the report, and splits them by the partitions that need them.
 
     Those that are too late for their own partition are written to ``LOG/late/``.
     """
-    table, rejects = prepare(mapping, report.kind, chunk, time.time_ns() // 1000, clock_us)
+    before, form = report.last_arrival, source_of(mapping, report.kind).input
+    if isinstance(form, JsonlInput) and chunk.table.num_rows:
+        wanted, keys = set(chunk.table.column_names), set(chunk.keys)
+        absent = wanted - keys - {*form.optional} if report.absent is None else {*report.absent} - keys
+        report.absent, report.unused = sorted(absent), sorted(keys - wanted)[:_UNUSED_SHOWN] if absent else []
+    table, rejects = prepare(mapping, report.kind, chunk, before, clock_us, stamps)
     route = route_impressions if report.kind == "impressions" else route_clicks
     routed, late = route(partition_rules(mapping), table)
     if late.num_rows:
         write_late(log, report.kind, late)
     report.add(table, late.num_rows, rejects)
+    if table.num_rows:
+        report.last_arrival = max(before, last_arrival(mapping, table.column(ARRIVAL).to_numpy(), before))
     return routed
 
 

@@ -62,6 +62,8 @@ class RawEvents:
     kind: Kind
     name: str
     chunk: Chunk
+    before: int = -1  # the last arrival of the files before
+    stamps: np.ndarray | None = None  # [N] int64, the timestamps of records, in microseconds
 
 
 def first_needed(mapping: EventMapping, log: Path) -> int:
@@ -146,8 +148,8 @@ class _Route(beam.DoFn):
         self._recent = RecentReports(max_reject_share)
 
     def process(self, element: RawEvents) -> Iterator[Any]:
-        report = UnitReport(element.kind, element.name)
-        routed = route_chunk(self._mapping, self._log, report, element.chunk)
+        report = UnitReport(element.kind, element.name, last_arrival=element.before)
+        routed = route_chunk(self._mapping, self._log, report, element.chunk, stamps=element.stamps)
         self._check_rejects(report)
         for start, part in parts_of(self._rules, element.kind, routed):
             if start > self._last:
@@ -156,6 +158,7 @@ class _Route(beam.DoFn):
 
     def _check_rejects(self, report: UnitReport) -> None:
         self._recent.add(report)
+        self._recent.check_columns()
         if report.rejected:
             content = describe_rejects(report)
             name = f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"

@@ -107,10 +107,10 @@ class FollowFiles(beam.DoFn):
             if not tracker.try_claim(position):
                 return
             for chunk in _read(self._mapping, unit):
-                known = arrivals(self._mapping, kind, chunk, time.time_ns() // 1000)
-                first, last = known or (position.arrival, position.arrival)
+                before = position.arrival or -1
+                first, last = arrivals(self._mapping, kind, chunk, before) or (position.arrival,) * 2
                 position = replace(position, arrival=max(position.arrival, last))
-                yield TimestampedValue(RawEvents(kind, unit.name, chunk), Timestamp(micros=first))
+                yield TimestampedValue(RawEvents(kind, unit.name, chunk, before), Timestamp(micros=first))
             tracker.try_claim(position)
             # What was read has been output: all that follows arrives later.
             _advance(estimator, position.arrival - self._overlap)

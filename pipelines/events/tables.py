@@ -3,6 +3,13 @@
 An impression is a row of a shard (``ctr.data.shards.shard_schema``) without its label yet, followed by the raw values
 that are kept (``ctr.data.kept_values.value_columns``) and ``arrival`` (int64). A click is ``impression_id, time,
 arrival`` (int64). Times are microseconds, UTC.
+
+Which arrivals are in the future is decided by the arrivals beside them, never by this machine's clock, so that the same
+events are accepted whenever and in whatever order files are read. Of a chunk of ten events or more, nine tenths show
+the present: an arrival that comes later than they do by more than a day, ``mapping.future`` and ten times the span of
+the middle eight tenths is in the future. (A shorter limit would refuse the last hours of a file of a week.) One that
+comes later by more than ``mapping.future`` is accepted, but moves no clock. The events of a smaller chunk are compared
+with those read before: more than a year later is the future. A record of Kafka has a timestamp to compare with.
 """
 
 from collections.abc import Sequence
@@ -19,7 +26,7 @@ from ctr.data.kept_values import VALUE_PREFIX, value_columns
 from ctr.data.reader import FAULTS, rows_of_table
 from ctr.data.schema import MISSING_ID
 from ctr.data.shards import shard_schema
-from ctr.data.times import duration_us
+from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import is_text
 from ctr.pipelines.rows.raw_columns import (
@@ -43,6 +50,10 @@ CLICK_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in ("impres
 EARLIER_SCHEMA = pa.schema(
     [pa.field(name, pa.int64(), False) for name in ("example_id", "query_time", "timestamp")]
 )
+ENOUGH_ARRIVALS = 10  # fewer events do not show what the present is
+FAR_US = 366 * DAY_US  # no pause between events is longer
+
+_UNLIMITED = int(np.iinfo(np.int64).max)
 
 
 def impression_schema(mapping: EventMapping) -> pa.Schema:
@@ -54,16 +65,21 @@ def impression_schema(mapping: EventMapping) -> pa.Schema:
 
 
 def prepare(
-    mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int = 0
+    mapping: EventMapping,
+    kind: Kind,
+    chunk: Chunk,
+    before: int = -1,
+    clock_us: int = 0,
+    stamps: np.ndarray | None = None,
 ) -> tuple[pa.Table, list[Reject]]:
     """Parses a chunk of raw events and transforms the features of impressions; returns the good ones and the rejects.
 
-    At ``now_us`` an event cannot have arrived later than ``mapping.future`` after it. An arrival earlier than
-    ``clock_us`` counts as that. Without arrivals, an event's own time is used. A column whose type cannot be read
-    rejects each row.
+    ``before`` is the last arrival read before this chunk, -1 for none; ``stamps`` [N] are the timestamps of records.
+    An arrival earlier than ``clock_us`` counts as that. Without arrivals, an event's own time is used. A column whose
+    type cannot be read rejects each row.
     """
     try:
-        return _prepare(mapping, kind, chunk, now_us, clock_us)
+        return _prepare(mapping, kind, chunk, before, clock_us, stamps)
     except (InputError, pa.ArrowException) as error:
         why = " ".join(str(error).split())
         rows = chunk.rows.tolist()
@@ -72,13 +88,13 @@ def prepare(
 
 
 def _prepare(
-    mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int
+    mapping: EventMapping, kind: Kind, chunk: Chunk, before: int, clock_us: int, stamps: np.ndarray | None
 ) -> tuple[pa.Table, list[Reject]]:
     source = source_of(mapping, kind)
     verdict = Verdict(chunk)
     columns = checked_columns(chunk, (), verdict)
     _refuse_large(columns, mapping.largest_value, verdict)
-    times = _read_times(mapping, source, columns, verdict, now_us)
+    times = _read_times(mapping, source, columns, verdict, before, stamps)
     ids = read_ids(source.impression_id, "impression_id", columns, verdict)
     arrival = np.maximum(_arrival(times), clock_us)
     if kind == "clicks":
@@ -101,18 +117,39 @@ def _prepare(
     return table, verdict.rejects
 
 
-def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int) -> tuple[int, int] | None:
-    """Returns the first and the last arrival of the raw events with valid times, see ``prepare``; None without any."""
+def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, before: int) -> tuple[int, int] | None:
+    """Returns the first arrival of the raw events with valid times and the last one that moves a clock.
+
+    None without any; ``before`` is that of ``prepare``.
+    """
     source = source_of(mapping, kind)
     names = dict.fromkeys(time.column or "" for time in source.times.values())
     slim = replace(chunk, table=chunk.table.select(list(names)), rejects=[])
     verdict = Verdict(slim)
     try:
-        times = _read_times(mapping, source, checked_columns(slim, (), verdict), verdict, now_us)
+        times = _read_times(mapping, source, checked_columns(slim, (), verdict), verdict, before, None)
     except (InputError, pa.ArrowException):
         return None
     arrival = _arrival(times)[verdict.good]
-    return (int(arrival.min()), int(arrival.max())) if len(arrival) else None
+    return (int(arrival.min()), last_arrival(mapping, arrival, before)) if len(arrival) else None
+
+
+def last_arrival(mapping: EventMapping, arrival: np.ndarray, before: int) -> int:
+    """Returns the last of some arrivals, int64 [N], N > 0, that moves a clock; ``before`` is that of ``prepare``."""
+    return int(arrival[arrival <= max(_horizon(mapping, arrival, before)[0], arrival.min())].max())
+
+
+def _horizon(mapping: EventMapping, arrival: np.ndarray, before: int) -> tuple[int, int]:
+    """Until when an arrival among some, int64 [N], moves a clock, and after when it is in the future."""
+    if mapping.future is None:
+        return _UNLIMITED, _UNLIMITED
+    future = duration_us(mapping.future)
+    if len(arrival) < ENOUGH_ARRIVALS:
+        latest = _UNLIMITED if before < 0 else before + max(future, FAR_US)
+        return latest, latest
+    ranked = np.sort(arrival)
+    low, high = int(ranked[len(ranked) // 10]), int(ranked[(9 * len(ranked) - 1) // 10])
+    return high + future, high + max(future, DAY_US, 10 * (high - low))
 
 
 def source_of(mapping: EventMapping, kind: Kind) -> EventSource:
@@ -125,10 +162,15 @@ def _arrival(times: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def _read_times(
-    mapping: EventMapping, source: EventSource, columns: Columns, verdict: Verdict, now_us: int
+    mapping: EventMapping,
+    source: EventSource,
+    columns: Columns,
+    verdict: Verdict,
+    before: int,
+    stamps: np.ndarray | None,
 ) -> dict[str, np.ndarray]:
     times = {key: read_time_column(time, key, columns, verdict) for key, time in source.times.items()}
-    _refuse_future(mapping, source, times, columns, verdict, now_us)
+    _refuse_future(mapping, source, times, columns, verdict, before, stamps)
     if "timestamp" in times:
         column = columns[source.times["timestamp"].column or ""]
         after, show, skew = times["timestamp"] - times["time"], mapping.show_window_us, mapping.clock_skew_us
@@ -157,10 +199,10 @@ def _pack_hashed(
 ) -> pa.Table:
     """Columns that hold ids already: their types must be those of a shard, and each id one of its feature."""
     schema = mapping.feature_schema
-    target = shard_schema(schema)
+    target, histories = shard_schema(schema), schema.histories
     arrays = []
     for field in target:
-        if field.name in mapping.feature_schema.histories:
+        if field.name in histories:
             # Filled when the partition is published.
             arrays.append(pa.array([[]] * len(verdict.good), field.type))
             continue
@@ -239,7 +281,8 @@ def _refuse_future(
     times: dict[str, np.ndarray],
     columns: Columns,
     verdict: Verdict,
-    now_us: int,
+    before: int,
+    stamps: np.ndarray | None,
 ) -> None:
     """Rejects events of the future: one wrong clock must not close partitions before their events are there."""
     if mapping.future is None:
@@ -248,7 +291,12 @@ def _refuse_future(
     allowed = f"at most {mapping.future} ahead"
     key = "arrival" if "arrival" in times else "time"
     column = columns[source.times[key].column or ""]
-    verdict.refuse(times[key] > now_us + future, key, "in the future", column, allowed)
+    if stamps is not None:
+        verdict.refuse(times[key] > stamps + future, key, "in the future", column, f"{allowed} of its record")
+    else:
+        latest = _horizon(mapping, times[key][verdict.good], before)[1]
+        shown = f"up to {format_time(latest)}, by the events beside it"
+        verdict.refuse(times[key] > latest, key, "in the future", column, shown)
     if "arrival" in times:
         column = columns[source.time.column or ""]
         ahead = times["time"] > times["arrival"] + future

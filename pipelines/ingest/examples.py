@@ -1,5 +1,6 @@
 """Reads and transforms: the examples of all input files in order, as Arrow tables, with threads that work ahead."""
 
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,9 +16,9 @@ from ctr.data.ids.arrow import string_ids
 from ctr.data.ids.tables import pack_table
 from ctr.data.kept_values import VALUE_PREFIX, value_columns
 from ctr.data.labels import label_columns
-from ctr.data.mapping import Mapping
+from ctr.data.mapping import Mapping, Time
 from ctr.data.shards import shard_schema
-from ctr.data.times import format_time
+from ctr.data.times import DAY_US, format_time
 from ctr.pipelines.ingest.repeats import Repeats, hash_rows
 from ctr.pipelines.rows.raw_columns import (
     Verdict,
@@ -65,6 +66,26 @@ def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
         for field in schema
     ]
     return pa.table(columns, schema=schema)
+
+
+_HOUR_US = DAY_US // 24
+_MOST_BACK = 100
+_ORDERED_ROWS = 20  # fewer rows show no order
+_OFFSET = re.compile(r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$", re.IGNORECASE)
+
+
+def _is_local(time: Time, chunk: Chunk) -> bool:
+    """Returns whether times have no zone, as those of the first row show."""
+    if time.column is None or time.unit is not None or not chunk.table.num_rows:
+        return False
+    if time.format != "iso8601":
+        return "%z" not in str(time.format).lower()
+    value = chunk.table.column(time.column)[0]
+    if pa.types.is_timestamp(value.type):
+        return value.type.tz is None
+    text = value.as_py()
+    text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+    return _OFFSET.search(text.strip()) is None
 
 
 _WORKERS = 2
@@ -170,10 +191,23 @@ class TimesFound:
     last: int | None = None
     before: int = 0  # rows before ``early``
     after: int = 0  # rows from ``now`` on
+    rows: int = 0
+    back: list[int] = field(
+        default_factory=list
+    )  # times without a zone that lie almost an hour before the row above
+    unordered: bool = False  # some lie further before it
+    _row_above: tuple[int, int] = (-1, 0)  # its file and time
 
-    def add(self, times: np.ndarray) -> None:
-        """Adds the times of rows, [N] int64."""
+    def add(self, times: np.ndarray, file: int = 0, local: bool = False) -> None:
+        """Adds the times of consecutive rows of a file, [N] int64; ``local``: they have no zone."""
         if len(times):
+            above = self._row_above[1] if self._row_above[0] == file else times[0]
+            steps = np.diff(times, prepend=above)
+            self.unordered |= bool((steps < -_HOUR_US).any())
+            if local and len(self.back) < _MOST_BACK:
+                self.back += times[(steps >= -_HOUR_US) & (steps < -_HOUR_US // 2)][:_MOST_BACK].tolist()
+            self._row_above = file, int(times[-1])
+            self.rows += len(times)
             low, high = int(times.min()), int(times.max())
             self.first = low if self.first is None else min(self.first, low)
             self.last = high if self.last is None else max(self.last, high)
@@ -190,6 +224,15 @@ class TimesFound:
                     f"{count} of {rows} times lie {what}, the {extreme} at {format_time(time_us)}: "
                     "if that is wrong, check time.unit or time.format of the mapping"
                 )
+        # Clocks go back once a year; a table in no order does so all the time.
+        years = (
+            1 if self.first is None or self.last is None else 1 + (self.last - self.first) // (300 * DAY_US)
+        )
+        if not self.unordered and self.rows >= _ORDERED_ROWS and 0 < len(self.back) <= years:
+            yield (
+                f"times without a zone go back by almost an hour, at {format_time(self.back[0])}: if they are of a "
+                "zone with daylight saving time, the rows of two hours share one; give them in UTC or with their offset"
+            )
 
 
 @dataclass
@@ -216,6 +259,7 @@ class Made:
     count: int  # rows of the input
     table: pa.Table  # under ``spill_schema``
     rejects: list[Reject]
+    local: bool  # its times have no zone
     hashes: np.ndarray  # of ``hash_rows``, uint64 [N]; [0] where they were not asked for
 
     def with_table(self, table: pa.Table, before: int) -> "Made":
@@ -246,7 +290,8 @@ def make_chunks(
         with timed(spent, "transform"):
             table, rejects = make_examples(mapping, name_hashes[chunk.file], chunk, sides, before)
             hashes = hash_rows(mapping, table) if hashed else np.zeros(0, np.uint64)
-            return Made(chunk.file, before, chunk.last_row, chunk.count, table, rejects, hashes)
+            local = _is_local(mapping.time, chunk)
+            return Made(chunk.file, before, chunk.last_row, chunk.count, table, rejects, local, hashes)
 
     chunks = read_files(mapping, sources, block_bytes, None, first_lines, line)
     return work_ahead(make, timed_each(chunks, spent, "read"), _WORKERS, _AHEAD)
@@ -264,7 +309,7 @@ def take_examples(
         found.lines_of[made.file] = made.before, max(made.last_row, found.lines_of.get(made.file, (0, 0))[1])
         found.rows_of[made.file] += made.count
         found.rejects.add(made.rejects)
-        found.times.add(made.table.column("query_time").to_numpy())
+        found.times.add(made.table.column("query_time").to_numpy(), made.file, made.local)
         if found.repeats is not None:
             found.repeats.add(made.file, made.hashes)
         if found.rows >= EARLY_ROWS:

@@ -72,7 +72,7 @@ class JsonlReader:
                 table.column(name) if name in table.column_names else pa.nulls(len(rows))
                 for name in self.wanted
             ]
-            chunk = Chunk(file, pa.table(columns, names=list(self.wanted)), rows, [])
+            chunk = Chunk(file, pa.table(columns, names=list(self.wanted)), rows, [], table.column_names)
             return chunk, table.column_names, len(texts)
         chunk, keys = self._slow(file, texts, rows, line)
         return chunk, keys, len(texts)
@@ -143,7 +143,7 @@ class JsonlReader:
             objects.append(content)
         columns = [self._column(name, [content.get(name) for content in objects]) for name in self.wanted]
         table = pa.table(columns, names=list(self.wanted))
-        return Chunk(file, table, np.array(kept, np.int64), rejects), list(keys)
+        return Chunk(file, table, np.array(kept, np.int64), rejects, list(keys)), list(keys)
 
     def _plain(self, name: str, value: object) -> bool:
         if isinstance(value, list):

@@ -237,7 +237,7 @@ def _event_seeds(kind: str, form: str) -> Prepare:
 
 
 def _require_events(mapping: Any, kind: Any, chunk: Any) -> None:
-    table, rejects = tables.prepare(mapping, kind, chunk, event_files.BEGIN_US + 10**9)
+    table, rejects = tables.prepare(mapping, kind, chunk)
     assert table.num_rows + len(rejects) == chunk.count
     assert not any(column.null_count for column in table.columns)
     if kind == "impressions":

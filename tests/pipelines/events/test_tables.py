@@ -11,10 +11,12 @@ import pytest
 
 import event_files
 from ctr.config import parse_model
+from ctr.data import event_mapping
 from ctr.data.event_mapping import EventMapping
 from ctr.data.shards import pack_ids, unpack_ids
+from ctr.data.times import DAY_US
 from ctr.pipelines.events.read import Unit, read_unit
-from ctr.pipelines.events.tables import CLICK_SCHEMA, Kind, impression_schema, prepare
+from ctr.pipelines.events.tables import CLICK_SCHEMA, FAR_US, Kind, impression_schema, prepare
 from ctr.pipelines.rows.rejects import Reject
 from ctr.pipelines.rows.sources import Chunk
 
@@ -43,7 +45,7 @@ def read(mapping: EventMapping, kind: Kind, path: Path, block_bytes: int = 1 << 
     """All of a file; what it counts must add up."""
     parts = []
     for chunk in read_unit(mapping, Unit(kind, path.name, path), block_bytes):
-        part = Prepared(*prepare(mapping, kind, chunk, NOW_US, **clock))
+        part = Prepared(*prepare(mapping, kind, chunk, **clock))
         assert part.table.num_rows + len(part.rejects) == chunk.count
         parts.append(part)
     table = pa.concat_tables([part.table for part in parts])
@@ -81,7 +83,6 @@ POISON: dict[tuple[str, str, str], list[Bad]] = {
     ("time", RANGE, IN_TIME): each("event_time", "now", -1, TIME * 1000, 10**30, float("nan")),
     ("arrival", RANGE, IN_TIME): [{**GOOD, "arrival_time": float("inf")}],
     ("event_time", "a nested value", "a single value"): [{**GOOD, "event_time": [TIME]}],
-    ("arrival", "in the future", "at most 5m ahead"): [{**GOOD, "arrival_time": NOW_US + 300_000_001}],
     ("time", "after its arrival", "at most 5m ahead"): [{**GOOD, "arrival_time": TIME - 300_000_001}],
     ("impression_id", "missing", ID): [without("impression_id"), {**GOOD, "impression_id": ""}],
     ("impression_id", "a nested value", "a single value"): [{**GOOD, "impression_id": [1]}],
@@ -167,11 +168,36 @@ def test_an_impression_is_shown_within_the_show_window_and_not_before_its_query(
     ]
 
 
-def test_any_time_is_allowed_where_the_mapping_says_so(tmp_path):
-    late = {**GOOD, "event_time": NOW_US + 10**15, "arrival_time": NOW_US + 10**14}
-    assert len(read_lines(event_files.mapping(), "impressions", tmp_path, GOOD, late).rejects) == 1
-    anywhere = event_files.mapping().model_copy(update={"future": None})
-    assert read_lines(anywhere, "impressions", tmp_path, GOOD, late).rejects == []
+def arriving(*arrivals: int) -> list[dict[str, Any]]:
+    return [{**GOOD, "event_time": min(arrivals), "arrival_time": arrival} for arrival in arrivals]
+
+
+@pytest.mark.parametrize(("step", "limit"), [(1, DAY_US), (6_000_000_000, 10 * 8 * 6_000_000_000)])
+def test_the_future_begins_a_day_after_nine_tenths_of_the_events_or_ten_times_their_span(
+    step, limit, tmp_path
+):
+    mapping = event_files.mapping()
+    others = [TIME + number * step for number in range(10)]
+    for beyond in (0, 1):
+        lines = arriving(*others[:9], others[9] + limit + beyond, others[9])
+        rejects = read_lines(mapping, "impressions", tmp_path, *lines).rejects
+        assert [(reject.row, reject.key, reject.reason) for reject in rejects] == [
+            (10, "arrival", "in the future")
+        ] * beyond
+    # All at once are the present, as far as they may be; none decides where there is no future.
+    assert not read_lines(mapping, "impressions", tmp_path, *arriving(*[TIME + 10**15] * 10)).rejects
+    anywhere = mapping.model_copy(update={"future": None})
+    assert not read_lines(anywhere, "impressions", tmp_path, *lines).rejects
+
+
+def test_a_few_events_are_compared_with_those_before_and_a_record_with_its_timestamp(tmp_path):
+    path, mapping = tmp_path / "events.jsonl", event_files.mapping()
+    path.write_text("".join(json.dumps(line) + "\n" for line in arriving(TIME, TIME + 300_000_001)))
+    chunk = next(read_unit(mapping, Unit("impressions", path.name, path)))
+    for before, rejected in ((-1, 0), (TIME + 300_000_001 - FAR_US, 0), (TIME + 300_000_000 - FAR_US, 1)):
+        assert len(prepare(mapping, "impressions", chunk, before)[1]) == rejected
+    (reject,) = prepare(mapping, "impressions", chunk, stamps=np.full(2, TIME))[1]
+    assert (reject.row, reject.key, reject.allowed) == (2, "arrival", "at most 5m ahead of its record")
 
 
 def test_where_arrivals_are_unknown_an_event_arrives_at_its_time_but_not_before_the_clock(tmp_path):
@@ -181,7 +207,7 @@ def test_where_arrivals_are_unknown_an_event_arrives_at_its_time_but_not_before_
     mapping = parse_model(EventMapping, content, "test")
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps({**GOOD, "event_time": time}) + "\n" for time in (10, 20, NOW_US * 2)))
-    prepared = read(mapping, "impressions", path, clock_us=15)
+    prepared = read(mapping, "impressions", path, clock_us=15, before=10)
     assert prepared.table.column("arrival").to_pylist() == [15, 20]
     assert prepared.table.column("query_time").to_pylist() == [10, 20]
     (reject,) = prepared.rejects
@@ -209,6 +235,33 @@ def parquet(path: Path, columns: dict[str, pa.Array]) -> Path:
 
 def good_columns(rows: int = 2) -> dict[str, pa.Array]:
     return {name: pa.array([value] * rows) for name, value in GOOD.items()}
+
+
+def test_hashed_impressions_take_as_many_schemas_however_many_features_they_have(tmp_path, monkeypatch):
+    made: list[int] = []
+    make_schema = event_mapping.make_schema
+    monkeypatch.setattr(event_mapping, "make_schema", lambda *given: made.append(1) or make_schema(*given))
+    counts = []
+    for features in (2, 20):
+        lists = [
+            {
+                "name": f"f{n}",
+                "kind": "category",
+                "source": f"f{n}",
+                "buckets": 9,
+                "multivalent": True,
+                "max_values": 3,
+            }
+            for n in range(features)
+        ]
+        content = event_files.content("parquet", impressions={"hashed": True}, features=lists)
+        mapping = parse_model(EventMapping, content, "test")
+        ids = {one["name"]: pa.array([[1], [2]], pa.list_(pa.int32())) for one in lists}
+        path = parquet(tmp_path / f"{features}.parquet", good_columns() | ids)
+        made.clear()
+        assert read(mapping, "impressions", path).table.num_rows == 2
+        counts.append(len(made))
+    assert counts[0] == counts[1]
 
 
 NESTED_COLUMN = pa.array([{"a": 1}, {"a": 2}])
@@ -281,7 +334,7 @@ def test_no_type_of_a_column_stops_a_job():
         assert rows > 1 or pa.types.is_null(kind)
         for name in GOOD:
             chunk = Chunk(0, pa.table({**good_columns(rows), name: column}), np.arange(1, rows + 1), [])
-            prepared = Prepared(*prepare(mapping, "impressions", chunk, NOW_US))
+            prepared = Prepared(*prepare(mapping, "impressions", chunk))
             assert prepared.table.num_rows + len(prepared.rejects) == rows, (name, kind)
             assert len({reject.row for reject in prepared.rejects}) == len(prepared.rejects)
             assert prepared.table.schema == impression_schema(mapping)

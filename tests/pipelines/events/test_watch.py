@@ -235,11 +235,18 @@ def test_what_a_killed_reading_set_down_of_a_file_that_is_another_now_does_not_c
 
 
 def test_a_clock_from_the_future_closes_nothing(tmp_path):
-    future = {**event_files.impression(1, 0), "event_time": 10**17, "arrival_time": 10**17}
+    """Neither one of another century, which is refused, nor one that is an hour ahead, nor either of them alone."""
+    makers = {"impressions": event_files.impression, "clicks": event_files.click}
+    ahead, far = 3600, 10**9
+    rounds = [
+        [(f"{kind}/{number}.jsonl", event_files.encode([make(n, at) for n, at in enumerate(times)], "jsonl"))]
+        for number, times in enumerate(([5] * 20 + [ahead, far], [far]))
+        for kind, make in makers.items()
+    ]
     settings = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=1)
-    bad = [(f"{kind}/00.jsonl", event_files.encode([future], "jsonl")) for kind in ("impressions", "clicks")]
-    progress = follow(event_files.mapping(), tmp_path / "events", tmp_path / "log", [bad, [], []], settings)
-    assert progress.clock_us == -1
+    progress = follow(event_files.mapping(), tmp_path / "events", tmp_path / "log", [*rounds, []], settings)
+    assert progress.clock_us == event_files.microseconds(6)
+    assert (progress.published, progress.pending) == (0, 22)
     assert progress.counts.impressions.rejected == progress.counts.clicks.rejected == 1
     assert {reported["reason"] for reported in raw_logs.read_rejects(tmp_path / "log")} == {"in the future"}
 

@@ -1,0 +1,100 @@
+"""Clicks that no example has, and the skew, window or delay with which it would: what a job says at its end."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ctr.data.event_mapping import EventMapping
+from ctr.data.log import Manifest, read_manifests
+from ctr.data.times import DAY_US
+from ctr.io.stores import fetch
+from ctr.pipelines.events.accounts import sum_counters
+from ctr.pipelines.events.join import CLICK_COUNTERS
+from ctr.pipelines.events.publish import UNMATCHED
+from ctr.pipelines.events.rules import PartitionRules, partition_rules
+from ctr.pipelines.events.tables import CLICK_SCHEMA, EARLIER_SCHEMA
+
+_SHARE = 0.005  # of early, late and orphan clicks, from which on a job speaks of them
+_RECENT_CLICKS = 100_000  # in the latest partitions; no others are judged
+_MOST = 0.9  # of the clicks that a longer duration would match, that the proposed one does
+_STEPS = [
+    *((seconds, f"{seconds}s") for seconds in (1, 2, 5, 10, 20, 30)),
+    *((60 * minutes, f"{minutes}m") for minutes in (1, 2, 5, 10, 20, 30)),
+    *((3600 * hours, f"{hours}h") for hours in (1, 2, 3, 6, 12)),
+    *((86_400 * days, f"{days}d") for days in (1, 2, 3, 7, 14, 30, 90, 365)),
+]
+
+
+def unmatched_warnings(mapping: EventMapping, log: Path) -> list[str]:
+    """Returns how many of a log's clicks are early, late or orphans, where more than 0.5% are, and what would help.
+
+    Looks at the latest partitions with 100,000 clicks, and for their impressions up to a day before and after.
+    """
+    manifests = read_manifests(log)
+    chosen: list[Manifest] = []
+    for manifest in reversed(manifests):
+        if sum_counters(chosen).get("clicks", 0) >= _RECENT_CLICKS:
+            break
+        chosen.append(manifest)
+    counters = sum_counters(chosen)
+    clicks = sum(counters.get(name, 0) for name in CLICK_COUNTERS)
+    early, late, orphans = (counters.get(f"{name}_clicks", 0) for name in ("early", "late", "orphan"))
+    if early + late + orphans <= _SHARE * clicks:
+        return []
+    rules = partition_rules(mapping)
+    reach = max(rules.lookback, DAY_US)
+    near = [one for one in manifests if one.end > chosen[-1].start - reach]
+    unmatched = [_read(log / UNMATCHED / f"{one.name}.parquet", CLICK_SCHEMA.names) for one in chosen]
+    helped = _would_match(mapping, rules, log, near, [table for table in unmatched if table is not None])
+    said = f"{early} of {clicks} clicks are early, which matches, {late} late, {orphans} orphans"
+    return ["; ".join([said, *helped])]
+
+
+def _read(path: Path, columns: Sequence[str]) -> pa.Table | None:
+    return pq.read_table(path, columns=list(columns)) if fetch(path) else None
+
+
+def _would_match(
+    mapping: EventMapping,
+    rules: PartitionRules,
+    log: Path,
+    near: Sequence[Manifest],
+    unmatched: Sequence[pa.Table],
+) -> Iterator[str]:
+    """Says of each duration how many clicks a longer one would match."""
+    ids, times, arrival = (
+        np.concatenate([np.zeros(0, np.int64), *(table.column(name).to_numpy() for table in unmatched)])
+        for name in CLICK_SCHEMA.names
+    )
+    found = []
+    for file in (shard.file for one in near for shard in one.shards):
+        table = _read(log / "shards" / file, EARLIER_SCHEMA.names)
+        if table is not None:
+            found.append(table.filter(pa.array(np.isin(table.column("example_id").to_numpy(), ids))))
+    if not any(table.num_rows for table in found):
+        if len(ids):
+            yield f"{len(ids)} have no impression in the log"
+        return
+    known, asked, shown = (
+        np.concatenate([table.column(name).to_numpy() for table in found]) for name in EARLIER_SCHEMA.names
+    )
+    order = np.argsort(known, kind="stable")
+    place = order[np.minimum(np.searchsorted(known[order], ids), len(order) - 1)]
+    there = known[place] == ids
+    after = times - shown[place]
+    waited = arrival - (rules.closes_at(rules.start_of(asked[place])) - rules.delay)
+    before, behind = there & (after < -rules.skew), there & (after > rules.window)
+    for key, now, needed in (
+        ("clock_skew", mapping.clock_skew, -after[before]),
+        ("click_window", mapping.click_window, after[behind]),
+        ("delay", mapping.delay, waited[there & ~before & ~behind] + 1),
+    ):
+        if len(needed):
+            wanted = np.quantile(needed, _MOST, method="higher")
+            seconds, text = next((step for step in _STEPS if step[0] * 1e6 >= wanted), _STEPS[-1])
+            yield f"{np.count_nonzero(needed <= seconds * 1e6)} would match with {key}: {text} (now {now or '0s'})"
+    if not there.all():
+        yield f"{np.count_nonzero(~there)} have no impression in the log"

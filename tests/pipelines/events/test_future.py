@@ -1,0 +1,159 @@
+"""Events of the future, of no known column, and of no impression: which are refused, and what the command says."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import event_files
+from ctr.cli import main
+from ctr.config import dump_yaml
+from ctr.data.log import read_manifests
+from event_files import SECOND_US, click, impression
+from raw_logs import read_rejects
+
+DRIVERS = {
+    "batch": (),
+    "follow": ("--follow", "--drain", "--poll", "0"),
+    "stream": ("--stream", "--drain", "--beam-options=--runner=DirectRunner"),
+}
+YEAR = 365 * 86_400
+Ingest = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def ingest(tmp_path, capsys) -> Ingest:
+    """Runs the command over a folder, as a driver does it; returns its result."""
+    mapping = tmp_path / "mapping.yaml"
+    mapping.write_text(dump_yaml(event_files.mapping()))
+
+    def run(events: Path, log: Path, driver: str, *options: str) -> dict[str, Any]:
+        given = [str(events), "--mapping", str(mapping), "--out", str(log), *DRIVERS[driver], *options]
+        status = main(["ingest", "events", *given, "--json"])
+        told = capsys.readouterr()
+        result: dict[str, Any] = json.loads(told.out) if not status else {"error": told.err}
+        assert status in (0, None) or (status == 1 and len(told.err.splitlines()) <= 2)
+        return result
+
+    return run
+
+
+def moved(events: Sequence[event_files.Event], seconds: int) -> list[event_files.Event]:
+    times = ("event_time", "arrival_time", "shown_at")
+    return [
+        {name: value + seconds * SECOND_US if name in times else value for name, value in event.items()}
+        for event in events
+    ]
+
+
+def jsonl(folder: Path, **files: Sequence[event_files.Event]) -> Path:
+    """Sets files down; ``clicks_1`` becomes ``clicks/1.jsonl``."""
+    named = {f"{name.replace('_', '/')}.jsonl": events for name, events in files.items()}
+    return event_files.write_files(
+        folder, [(name, event_files.encode(events, "jsonl")) for name, events in named.items()]
+    )
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_events_far_ahead_of_this_machine_are_read_as_any_others(driver, ingest, tmp_path):
+    """A clock that is behind sees the same."""
+    drawn = event_files.draw_events(60)
+    later = {kind: moved(events, 300 * YEAR) for kind, events in drawn.items()}
+    for name, events in (("now", drawn), ("later", later)):
+        event_files.write_events(tmp_path / name, events)
+        ingest(tmp_path / name, tmp_path / f"{name}.log", driver)
+        assert not (tmp_path / f"{name}.log" / "rejects").exists() or not read_rejects(
+            tmp_path / f"{name}.log"
+        )
+    before, after = (event_files.labels(tmp_path / f"{name}.log") for name in ("now", "later"))
+    assert before == after
+    assert sum(before.values()) > 0
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_an_event_of_the_year_2099_among_others_is_refused_and_moves_nothing(driver, ingest, tmp_path):
+    drawn = event_files.draw_events(120)
+    event_files.write_events(tmp_path / "without", drawn, files=2)
+    ingest(tmp_path / "without", tmp_path / "plain", "batch")
+    for events in drawn.values():
+        # Neither last nor first, and twice in one of three hundred: a maximum, or a mean, would follow it.
+        events[5:5] = moved(events[:1], 73 * YEAR)
+    event_files.write_events(tmp_path / "with", drawn, files=2)
+    ingest(tmp_path / "with", tmp_path / "log", driver, "--max-reject-share", "0.05")
+    assert event_files.published(tmp_path / "log") == event_files.published(tmp_path / "plain")
+    rejects = read_rejects(tmp_path / "log")
+    assert {(told["file"], told["row"], told["key"], told["reason"]) for told in rejects} == {
+        (f"{kind}/0.jsonl", 6, "arrival", "in the future") for kind in drawn
+    }
+    assert all(told["allowed"].startswith("up to 2026-01-0") for told in rejects)
+
+
+def test_a_file_of_the_year_2099_alone_waits_and_a_log_goes_on_without_it(ingest, tmp_path):
+    """In one folder that is drained twice, and in a batch of all of it: the same bytes."""
+    events = [impression(number, 5) for number in range(20)]
+    clicks = [click(number, 6) for number in range(20)]
+    folder, log = tmp_path / "events", tmp_path / "log"
+    jsonl(folder, impressions_0=events, clicks_0=clicks)
+    jsonl(folder, impressions_1=moved(events[:1], 73 * YEAR), clicks_1=moved(clicks[:1], 73 * YEAR))
+    assert ingest(folder, log, "follow")["pending"] == 1
+    jsonl(folder, impressions_2=moved(events, 86_400), clicks_2=moved(clicks, 86_400))
+    result = ingest(folder, log, "follow")
+    assert (result["pending"], result["counts"]["impressions"]["late"]) == (1, 0)
+    assert [manifest.rows for manifest in read_manifests(log)] == [20, 20]
+    result = ingest(folder, tmp_path / "batch", "batch")
+    assert "the events from 2098-12-" in result["warnings"][0]
+    assert event_files.published(log) == event_files.published(tmp_path / "batch")
+
+
+def test_a_column_that_no_event_has_is_refused_unless_it_may_be_missing(ingest, tmp_path):
+    """As the reader of a table does; that a key is there suffices, its values may all be missing."""
+    events = [{**impression(number, 5), "colour": "red"} for number in range(3)]
+    for event in events[:2]:
+        del event["price"]
+    jsonl(tmp_path / "events", impressions_0=events[:1], impressions_1=events[1:], clicks_0=[click(1, 6)])
+    ingest(tmp_path / "events", tmp_path / "good", "batch")
+    for event in events:
+        del event["color"]
+    jsonl(tmp_path / "events", impressions_0=events[:1], impressions_1=events[1:])
+    for driver in ("batch", "follow"):
+        log = tmp_path / driver
+        told = ingest(tmp_path / "events", log, driver)["error"]
+        assert "impressions/0.jsonl: no column color in any line" in told and "found are also colour" in told
+        assert not read_manifests(log)
+    changed = event_files.content(impressions={"input": {"type": "jsonl", "optional": ["color"]}})
+    (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(changed))
+    ingest(tmp_path / "events", tmp_path / "optional", "batch")
+    assert len(event_files.labels(tmp_path / "optional")) == 3
+
+
+def test_clicks_that_miss_their_impression_are_told_with_what_would_match_them(ingest, tmp_path):
+    shown = [impression(number, 18.5) for number in range(400)]
+    clicks = [click(number, 18.6) for number in range(394)]
+    # Two come before, as another clock has it, one long after, two too late, and one is of no impression.
+    clicks += [click(394, 17.1), click(395, 15), click(396, 75), click(397, 19.5, 50), click(398, 19.5, 40)]
+    clicks += [click(5_000, 9)]
+    jsonl(tmp_path / "events", impressions_0=shown, clicks_0=clicks)
+    said = ingest(tmp_path / "events", tmp_path / "log", "batch")["warnings"][-1]
+    assert said == (
+        "0 of 400 clicks are early, which matches, 2 late, 4 orphans; 2 would match with clock_skew: 5s (now 1s); "
+        "1 would match with click_window: 1m (now 10s); 2 would match with delay: 30s (now 5s); "
+        "1 have no impression in the log"
+    )
+    # A longer window closes a partition later, too.
+    for key, value, left in (("clock_skew", "5s", 4), ("click_window", "1m", 3), ("delay", "30s", 4)):
+        (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content(**{key: value})))
+        counters = ingest(tmp_path / "events", tmp_path / key, "batch")["counters"]
+        assert counters["orphan_clicks"] + counters["late_clicks"] == left
+    few = [*(click(number, 18.6) for number in range(199)), click(5_000, 9)]
+    jsonl(tmp_path / "events", clicks_0=few)
+    assert ingest(tmp_path / "events", tmp_path / "few", "batch")["warnings"] == []
+
+
+def test_what_is_not_found_says_where_it_was_looked_for(ingest, tmp_path):
+    (tmp_path / "empty").mkdir()
+    told = ingest(tmp_path / "empty", tmp_path / "log", "batch")["error"]
+    for kind in ("impressions", "clicks"):
+        assert f"{tmp_path}/empty/{kind}/*.jsonl" in told
