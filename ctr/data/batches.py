@@ -59,7 +59,10 @@ class Batch:
         begins = large.query_begins().tolist()
         return [
             LargeQuery(
-                int(large.query_id[begin]), *(large.position[[begin, end - 1]] + [0, 1]).tolist(), end - begin
+                int(large.query_id[begin]),
+                int(large.position[begin]),
+                int(large.position[end - 1]) + 1,
+                end - begin,
             )
             for begin, end in pairwise([*begins, len(large)])
         ]
