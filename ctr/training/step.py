@@ -106,9 +106,8 @@ class Step:
             calibrators = *state.calibrators, *state.label_biases
             for calibrator, step in zip(calibrators, batch.lesson.steps, strict=True):
                 calibrator.apply(step)
-            if numbers is not None:
-                for variable, value in zip((state.statistics, state.apart), numbers, strict=True):
-                    variable.assign(value)
+            for variable, value in numbers:
+                variable.assign(value)
             for dual, weights, (next_dual, next_seen) in zip(
                 state.duals, state.slices_seen, moved, strict=True
             ):
@@ -130,14 +129,16 @@ class Step:
         slices = slices_of(self.state.families, targets, found[0])
         return gather_scores(self._workers, tf.constant(True), found, slices)[1:]
 
-    def _next_statistics(self, targets: _Tensors) -> tuple[tf.Tensor, tf.Tensor] | None:
-        """Computes the statistics of numbers after the batch, by the rows of the log that are learned from."""
-        if self.state.statistics is None:
-            return None
-        before = self.state.statistics.read_value(), self.state.apart.read_value()
+    def _next_statistics(self, targets: _Tensors) -> list[tuple[tf.Variable, tf.Tensor]]:
+        """Returns the variables of numbers and their values after the batch, by the rows that are learned from."""
+        state, workers = self.state, self._workers
+        if state.statistics is None or state.apart is None:
+            return []
+        before = state.statistics.read_value(), state.apart.read_value()
         given = *before, targets[STATISTICS], targets["own_weight"] > 0
         with tf.name_scope("statistics"):
-            return next_statistics(self.state.layouts, *given, self._workers.size, self._workers.all_gather)
+            after = next_statistics(state.layouts, *given, workers.size, workers.all_gather)
+        return list(zip((state.statistics, state.apart), after, strict=True))
 
     def _differentiate(
         self,

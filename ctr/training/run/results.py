@@ -1,7 +1,6 @@
 """Results at the end of a run: summary.json, whether it learned, and where its calibration differs most."""
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.batches import LargeQuery
 from ctr.data.log import Manifest, log_sha256
 from ctr.data.sample_log import applied_samplings
 from ctr.data.schema import Schema
@@ -21,13 +19,12 @@ from ctr.eval.rows import scored_rows
 from ctr.eval.run_files import prediction_parts, read_predictions
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
-from ctr.models.numbers import FAR
-from ctr.models.rows import all_numbers
 from ctr.training.inputs import Inputs
 from ctr.training.run.directory import CONSTRAINT_STATES, write_archive, write_json
 from ctr.training.run.id_counts import UsedIds, refusal_text, slots_of_pass, write_data_health
+from ctr.training.run.input_warnings import input_warnings
 from ctr.training.run.metrics import duals_of
-from ctr.training.run.rollback import Position, as_json
+from ctr.training.run.rollback import as_json, set_aside_summary
 from ctr.training.run.run import Run
 from ctr.training.run.summary import TIMING, calibration_warning, last_window
 
@@ -80,41 +77,6 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
         causes.append("the loss or a gradient was not finite")
         remedy += ", or look at the train weights of the rows"
     return f"nothing was learned: {unlearned_text(run)}; cause: {'; '.join(causes)}; {remedy}"
-
-
-def input_warnings(run: Run) -> list[str]:
-    """Names the labels and features that taught nothing, and values that are no part of a number's statistics."""
-    position, metrics, lines = run.position, run.metrics, []
-    for name, label in metrics.labels.items():
-        rows, weights = int(label.traffic.examples), label.logloss.class_weight.sum(axis=0)
-        window = run.config.objective.labels[name].delay.window
-        if not rows:
-            lines.append(f"label {name}: nothing was learned: no row is known {window:g} s after its query")
-        elif weights.any() and not weights.all():
-            only = "none of its {} rows is" if weights[0] else "all of its {} rows are"
-            lines.append(f"label {name}: nothing was learned: {only.format(rows)} positive")
-    missing = []
-    for name, (rows, without, *_) in zip(metrics.ids.features, metrics.ids.window.tolist(), strict=True):
-        total = metrics.timeline.total(name)
-        rows, without = rows + total["rows"], without + total["missing"]
-        missing += [(name, rows)] if rows and rows == without else []
-    if run.state.statistics is not None and position.trained_rows:
-        statistics, apart = run.state.statistics.numpy(), run.state.apart.numpy()
-        for one in all_numbers(run.state.layouts):
-            columns = slice(one.first, one.first + one.size)
-            if not (statistics[0, columns] + apart[0, columns]).any():
-                missing.append((one.name, position.trained_rows))
-            elif one.normalize and (left := int(apart[0, columns].sum())):
-                mean = float(apart[1, columns][apart[0, columns] > 0][0])
-                mean = math.copysign(math.expm1(abs(mean)), mean) if one.log else mean
-                lines.append(
-                    f"feature {one.name}: {left} values (mean {mean:g}) are more than {FAR:,.0f} deviations from the "
-                    "others, and no part of its mean and deviation"
-                )
-    lines += [
-        f"feature {name}: nothing was learned: it is missing in all {rows} rows" for name, rows in missing
-    ]
-    return lines
 
 
 def write_results(
@@ -206,16 +168,6 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         },
         "sidecars_sha256": run.sidecar_hashes(),
     }
-
-
-def set_aside_summary(position: Position) -> dict[str, Any]:
-    """Returns what summary.json says of the queries that were set aside, having too many rows."""
-    named = [
-        {**({"log": log} if log else {}), **LargeQuery(*query)._asdict()}
-        for log, queries in position.set_aside.items()
-        for query in queries
-    ]
-    return {"set_aside_rows": sum(position.set_aside_rows.values()), "set_aside": named}
 
 
 def timing_before(summary_path: Path) -> Mapping[str, float | None]:

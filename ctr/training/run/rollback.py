@@ -141,6 +141,16 @@ def note_large_query(position: Position, log: str, query: LargeQuery) -> bool:
     return False
 
 
+def set_aside_summary(position: Position) -> dict[str, Any]:
+    """Returns what summary.json says of the queries that were set aside, having too many rows."""
+    named = [
+        {**({"log": log} if log else {}), **LargeQuery(*query)._asdict()}
+        for log, queries in position.set_aside.items()
+        for query in queries
+    ]
+    return {"set_aside_rows": sum(position.set_aside_rows.values()), "set_aside": named}
+
+
 def check_rejects(position: Position, allowed: float, logs: Mapping[str, Path], rejects_file: Path) -> None:
     """Raises InputError where more than the allowed share of a log's rows is faulty; ``""`` names the first.
 
