@@ -23,13 +23,13 @@ _PIECE = 65536
 def create_table(
     layout: TableLayout, init_scale: float, seed: int, rank: int = 0, size: int = 1
 ) -> tf.Variable:
-    """Creates a table with the rows of ``first_rows``; where ids grow, it may get more."""
-    value = first_rows(layout, init_scale, seed, rank, size)
+    """Creates a table with its first rows; where ids grow, it may get more."""
+    value = _first_rows(layout, init_scale, seed, rank, size)
     rows = None if layout.growing else value.shape[0]
     return tf.Variable(value, name=f"rows/{layout.name}", shape=[rows, layout.columns])
 
 
-def first_rows(
+def _first_rows(
     layout: TableLayout, init_scale: float, seed: int, rank: int = 0, size: int = 1
 ) -> tf.Tensor | np.ndarray:
     """The fixed rows with which a table begins, float32 [rows, columns].
