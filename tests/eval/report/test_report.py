@@ -24,7 +24,7 @@ from ctr.io.errors import InputError
 from report_pages import Html, blocks_of, check_page, figures_of, missing_of, rows_of, tables_of, words_of
 from run_directories import make_rows, predict, write_run
 
-SECTIONS = ["results", "time", "calibration", "query-size", "predictions", "weights", "configuration"]
+SECTIONS = ["results", "time", "calibration", "query-size", "predictions", "configuration"]
 SOMETIMES = ("comparison", "faults", "gain", "slices", "data")
 OF_RUNS = 8 + 4 + 1 + 1 + 1 + 2
 """Figures of a report about runs over one log, without the predictions of each run and paired differences."""
