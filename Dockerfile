@@ -19,7 +19,7 @@ WORKDIR /opt/ctr/lib/python3.11/site-packages
 RUN rm -rf tensorflow/include pyarrow/include \
     && find . -type d -name tests -prune -exec rm -rf {} + \
     && find apache_beam pyarrow tensorflow zstandard -type f -name '*.so*' -size +1M -exec strip --strip-unneeded {} + \
-    && /opt/ctr/bin/python -c "import apache_beam, jinja2, keras, matplotlib.pyplot, obstore, pandas, prometheus_client, \
+    && /opt/ctr/bin/python -c "import apache_beam, jinja2, keras, matplotlib.pyplot, obstore, pandas, \
         pyarrow.dataset, pyarrow.parquet, pydantic, tensorboard.summary, tensorflow, tensorflow_serving.apis.prediction_service_pb2_grpc, tf_keras, tqdm, yaml"
 
 FROM dependencies AS wheel

@@ -144,12 +144,12 @@ dist: $(INSTALLED)
 # libclang is of no use to a program that runs.
 lock: $(INSTALLED)
 	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --python-platform linux \
-		--extra train --extra tfrs --extra mlflow --extra cloud --extra test --extra docs --generate-hashes \
+		--extra train --extra tfrs --extra cloud --extra test --extra docs --generate-hashes \
 		--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
 		--output-file requirements.lock pyproject.toml
 	cp requirements.lock requirements-oldest.lock
 	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --python-platform linux \
-		--constraint requirements-oldest.in --extra train --extra tfrs --extra mlflow --extra cloud --extra test --extra docs --generate-hashes \
+		--constraint requirements-oldest.in --extra train --extra tfrs --extra cloud --extra test --extra docs --generate-hashes \
 		--custom-compile-command "make lock" --output-file requirements-oldest.lock pyproject.toml
 	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 \
 		--python-platform x86_64-manylinux_2_31 --constraint requirements.lock \

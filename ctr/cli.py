@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctr import cli_logs, cli_runs, cli_trained
+from ctr import cli_logs, cli_trained
 from ctr.cli_output import (
     connect,
     is_worker,
@@ -38,7 +38,7 @@ def _completion(arguments: argparse.Namespace) -> None:
     print_result(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
 
 
-_COMMANDS = (*cli_logs.COMMANDS, train, *cli_trained.COMMANDS, *cli_runs.COMMANDS, _completion)
+_COMMANDS = (*cli_logs.COMMANDS, train, *cli_trained.COMMANDS, _completion)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -418,21 +418,6 @@ def training_bar(total: int | None, batches: BatchSizes | None = None) -> Bar | 
     return Bar(total, "examples", batches) if _launcher is None else ReportedBar()
 
 
-@contextlib.contextmanager
-def monitored(
-    arguments: argparse.Namespace, serves: bool = True
-) -> Iterator[Callable[[Any, int | None], Any]]:
-    """Serves metrics where ``--metrics-port`` asks for it; yields what puts that before a bar, given all rows."""
-    if arguments.metrics_port is None or not serves:
-        yield lambda bar, total: bar
-        return
-    from ctr.training.run.monitor import Monitor, serving
-
-    monitor = Monitor(arguments.out, arguments.log)
-    with serving(arguments.metrics_port, monitor):
-        yield monitor.watch
-
-
 def run_notes() -> Callable[[str], None]:
     """Makes what shows how a command that trains many runs goes on: each line on a terminal, else one a minute."""
     return note if sys.stderr.isatty() else Lines(note)

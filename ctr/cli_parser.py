@@ -32,7 +32,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 _PLACES = {
     *("LOG", "RUN", "RUN_A", "RUN_B", "DIR", "FILE", "MODEL", "INPUT", "PREDICTIONS"),
-    *("EXPERIMENT", "SEARCH", "RECEIPT"),
+    *("EXPERIMENT", "SEARCH"),
 }
 # Outputs that a command works in, and that are saved to a store at times.
 _WORKED_IN = {"RUN", "DIR"}

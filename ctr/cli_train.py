@@ -15,7 +15,6 @@ from ctr.cli_output import (
     importing,
     load_tensorflow,
     log,
-    monitored,
     note,
     print_result,
     report,
@@ -58,8 +57,6 @@ _has_joined = False
         },
         "[--device DEVICE]": "compute on the processor, cpu; the first GPU, gpu; or one chip of this host's TPU, tpu "
         "(a GPU if there is one, else the processor)",
-        "[--metrics-port PORT]": "serve Prometheus metrics at /metrics and a liveness probe at /healthz, on all "
-        "interfaces, without a password; of several workers the first one does (none)",
         "logs that grow": {
             "[--follow]": "train on new partitions as they are published, until stopped",
             "[--poll SECONDS]": "seconds between scans for new partitions (0.5)",
@@ -139,10 +136,9 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
     from ctr.data.log import read_manifests
 
     is_first = place is None or place.rank == 0
-    with _printing_failures(arguments, is_first), ExitStack() as held:
+    with _printing_failures(arguments, is_first):
         if _is_finished(arguments, config, 1 if place is None else place.size, is_first):
             return
-        watch = held.enter_context(monitored(arguments, is_first and not isinstance(place, Seat)))
         _load_tensorflow(arguments.device)
         with importing():
             from ctr.serving.export import export_from_run
@@ -151,10 +147,9 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
 
         total = sum(manifest.rows for manifest in read_manifests(arguments.log))
         with closing(training_bar(total, config.batch.sizes())) as bar, _joined(arguments, place) as joined:
-            shown = watch(bar, total)
-            given = arguments.log, config, arguments.out, shown, arguments.record
+            given = arguments.log, config, arguments.out, bar, arguments.record
             begins = _init_from(arguments)
-            summary = train_run(*given, export_from_run, begins, shown.phase, **joined)
+            summary = train_run(*given, export_from_run, begins, bar.phase, **joined)
         if is_first:
             print_result(arguments, summary, summary_text(arguments.out, summary))
 
@@ -202,7 +197,6 @@ def _follow(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | 
     with ExitStack() as held:
         # Alone, a signal is noticed while TensorFlow loads.
         alone = held.enter_context(_joined(arguments, None)) if place is None else {}
-        watch = held.enter_context(monitored(arguments, is_first and not isinstance(place, Seat)))
         _load_tensorflow(arguments.device)
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
@@ -211,16 +205,16 @@ def _follow(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | 
         polling = Polling(poll, arguments.stop_when_idle)
         bar = held.enter_context(closing(training_bar(None)))
         joined = alone or held.enter_context(_joined(arguments, place))
-        shown, more = watch(bar, None), {"polling": polling, **joined}
+        more = {"polling": polling, **joined}
         begins = _init_from(arguments)
         followed = follow(
             arguments.log,
             config,
             arguments.out,
-            progress=shown.lag,
+            progress=bar.lag,
             exporter=export_from_run,
             init_from=begins,
-            phase=shown.phase,
+            phase=bar.phase,
             **more,
         )
     if is_first:
@@ -281,11 +275,10 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
 
     def show(reported: Report) -> None:
         kinds.add(reported.kind)
-        show_report(reported, shown)
+        show_report(reported, bar)
 
     batches = None if arguments.follow else config.batch.sizes()
-    with monitored(arguments) as watch, closing(Bar(total, "examples", batches)) as bar:
-        shown = watch(bar, total)
+    with closing(Bar(total, "examples", batches)) as bar:
         status = launch(
             Launch(
                 command=[sys.executable, "-m", "ctr", *arguments.words],

@@ -1,6 +1,7 @@
 """The programs among the examples run and do what they show."""
 
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def test_logs_runs_and_losses_work_in_tensorflow_recommenders(root, fresh_python
     assert json.loads(evaluated.stdout)["logloss"] == pytest.approx(losses["continued"], rel=1e-5)
 
 
-def test_the_job_for_kubernetes_gives_ctr_what_it_takes_and_asks_where_it_answers(root, monkeypatch):
+def test_the_job_for_kubernetes_gives_ctr_what_it_takes(root, monkeypatch):
     # Nothing is read here.
     monkeypatch.setattr("ctr.cli_parser.with_content", lambda path: path)
     monkeypatch.setattr("ctr.cli_parser.open_working_copy", Path)
@@ -55,12 +56,6 @@ def test_the_job_for_kubernetes_gives_ctr_what_it_takes_and_asks_where_it_answer
     image = (root / "Dockerfile").read_text()
     assert 'ENTRYPOINT ["ctr"]' in image and f"USER {pod['spec']['securityContext']['runAsUser']}" in image
     assert "command" not in container
-    (port,) = container["ports"]
-    scraped = pod["metadata"]["annotations"]
-    assert port["containerPort"] == taken.metrics_port == int(scraped["prometheus.io/port"])
-    assert scraped["prometheus.io/path"] == "/metrics"
-    for probe in ("startupProbe", "livenessProbe"):
-        assert container[probe]["httpGet"] == {"path": "/healthz", "port": port["name"]}
     assert pod["spec"]["serviceAccountName"] == account["metadata"]["name"]
     # What the command reads and writes lies on a volume, and each volume has a place.
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
@@ -69,3 +64,51 @@ def test_the_job_for_kubernetes_gives_ctr_what_it_takes_and_asks_where_it_answer
     assert variables["CTR_CACHE"] == mounts["cache"]
     threads = {value for name, value in variables.items() if name.endswith("THREADS")}
     assert threads == {container["resources"]["requests"]["cpu"]} == {container["resources"]["limits"]["cpu"]}
+
+
+MLFLOW = """
+import contextlib, json
+def note(*given): print(json.dumps(given))
+def set_tracking_uri(uri): note("uri", uri)
+def set_experiment(name): note("experiment", name)
+def start_run(run_name): note("run", run_name); return contextlib.nullcontext()
+def log_params(params): note("params", params)
+def log_metrics(metrics, step=None): note("metrics", metrics, step)
+def log_artifact(path): note("artifact", path.rpartition("/")[2])
+"""
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """The files of a run that other programs read."""
+    folder = tmp_path / "first"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("model: {deep: {units: [8]}}\nseed: 1\n")
+    (folder / "metrics.jsonl").write_text(
+        '{"examples": 100, "logloss": 0.5}\n{"examples": 200, "logloss": 0.25, "per_query_auc": null}\n'
+    )
+    (folder / "summary.json").write_text('{"logloss": 0.375, "log_sha256": "0"}')
+    return folder
+
+
+def test_a_run_is_logged_to_mlflow(root, fresh_python, run_folder, tmp_path):
+    (tmp_path / "mlflow.py").write_text(MLFLOW)
+    script = root / "examples" / "tools" / "log_to_mlflow.py"
+    done = fresh_python(script, run_folder, "--tracking-uri", "there", cwd=tmp_path, path=tmp_path)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        ["uri", "there"],
+        ["experiment", "ctr"],
+        ["run", "first"],
+        ["params", {"seed": "1", "model.deep.units": "[8]"}],
+        ["metrics", {"examples": 100, "logloss": 0.5}, 100],
+        ["metrics", {"examples": 200, "logloss": 0.25}, 200],
+        ["metrics", {"final/logloss": 0.375}, None],
+        ["artifact", "config.yaml"],
+        ["artifact", "summary.json"],
+    ]
+
+
+def test_the_last_window_is_served_to_prometheus(root, run_folder):
+    path = root / "examples" / "tools" / "serve_metrics.py"
+    text = runpy.run_path(str(path))["metrics_text"](run_folder)
+    assert text == "ctr_examples 200\nctr_logloss 0.25\n"

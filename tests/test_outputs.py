@@ -17,7 +17,6 @@ from ctr.io.files import write_atomic_bytes
 FILES = {
     "report": "report run --out",
     "score": "score model rows.csv --out",
-    "receipt": "receipt run --out",
     "history": "history log --out",
 }
 FOLDERS = {
@@ -36,7 +35,6 @@ FOLDERS = {
     "train as the log grows": "train log --follow --out",
     "train from another run": "train log --init-from run --out",
     "export": "export run --out",
-    "verify": "verify receipt.json --log log --out",
     "config": "config --schema --out",
     "replay": "replay experiment.yaml --log log --out",
     "search": "search search.yaml --log log --out",

@@ -34,7 +34,7 @@ def trapped(tmp_path, monkeypatch):
 
 # Where the package starts a process; each has a test below.
 STARTS = {
-    *("ctr/cli_runs.py", "ctr/experiments/jobs.py", "ctr/workers/launch.py"),
+    *("ctr/experiments/jobs.py", "ctr/workers/launch.py"),
     "pipelines/ingest/parallel.py",
 }
 STARTING = re.compile(

@@ -19,7 +19,6 @@
     RUN/importance.npz         by how much the loss of some rows grew without each feature (ctr.training.importance)
     RUN/data_health.json       of each feature the ids that the pass met (id_counts.py)
     RUN/summary.json           the results
-    RUN/receipt.json           hashes of it all, by which it can be repeated, where ctr receipt wrote them (receipt.py)
     RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (warm_start/)
     RUN/follow.jsonl           how far a run that follows a live log was behind it (ctr.training.follow)
     RUN/workers/               the output of each worker, where ctr train --workers has started them

@@ -1,7 +1,9 @@
 """Results at the end of a run: summary.json, whether it learned, and where its calibration differs most."""
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from ctr.eval.intervals import student_t_quantile
 from ctr.eval.progressive import SLICES_SHOWN
 from ctr.eval.rows import scored_rows
 from ctr.eval.run_files import prediction_parts, read_predictions
+from ctr.io.arrays import hash_arrays
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.training.inputs import Inputs
+from ctr.training.run import checkpoint
 from ctr.training.run.directory import CONSTRAINT_STATES, write_archive, write_json
 from ctr.training.run.id_counts import UsedIds, refusal_text, slots_of_pass, write_data_health
 from ctr.training.run.input_warnings import input_warnings
@@ -121,12 +125,28 @@ def _write(
         write_archive(run_dir, "default_slices", slice_arrays(found))
         slices = {**slices, **heaviest_ids(found)}
     write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, slices, families, log, grown)
-    summary |= timing() or timing_before(summary_path)
+    summary |= {**_result_hashes(run), **(timing() or timing_before(summary_path))}
     write_json(summary_path, summary)
     if refused := refusal_text(metrics.timeline):
         logger.warning("%s: %s", run_dir, refused)
     run.files.events.end(failure is None)
     return summary
+
+
+def _result_hashes(run: Run) -> dict[str, str | None]:
+    """Hashes the recorded logits in the order of the log, float32, and the state in the last checkpoint.
+
+    ``weights_sha256`` is that of ``hash_arrays``, of optimizers too; None where there are none.
+    """
+    digest, parts, weights = hashlib.sha256(), prediction_parts(run.run_dir), None
+    # A part ends where a checkpoint was written: the hash does not depend on that.
+    for part in parts:
+        logit = read_predictions(part, ("logit",))["logit"].to_numpy(np.float32)
+        digest.update(np.ascontiguousarray(logit, "<f4").data)
+    with suppress(InputError):
+        arrays, _ = checkpoint.read(run.run_dir / "checkpoints", run.position.examples)
+        weights = hash_arrays(checkpoint.weights_of(arrays))
+    return {"predictions_sha256": digest.hexdigest() if parts else None, "weights_sha256": weights}
 
 
 def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
