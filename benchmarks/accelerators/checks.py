@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 GIGABYTE = 10**9
 MEMORY = {"v5e": 16 * 2**30, "v6e": 32 * 2**30}
 """Bytes of memory of a chip."""
-MAX_TEMPORARY = 0.5 * GIGABYTE
+MAX_TEMPORARY = {"v5e": 0.5 * GIGABYTE, "v6e": 3 * GIGABYTE}
+"""Beside arguments and results: for v6e the compiler copies whole tables to another layout and back at every step."""
 LIST_TEMPORARY = 0.01 * GIGABYTE
 """What each value of lists may take more: of 4,096 rows, an array has 2 MB for it, with 16 numbers in lanes of 128."""
 MAX_FLOPS_RATIO = 1.1
@@ -86,7 +87,7 @@ def number_faults(
     faults = []
     if needed > MEMORY[chip]:
         faults.append(f"needs {needed / 2**30:.1f} GiB, more than the {MEMORY[chip] / 2**30:.0f} of a {chip}")
-    most = MAX_TEMPORARY + lists * LIST_TEMPORARY
+    most = MAX_TEMPORARY[chip] + lists * LIST_TEMPORARY
     if temporary > most:
         faults.append(f"needs {temporary / GIGABYTE:.2f} GB of temporary memory, more than {most / GIGABYTE}")
     if flops_ratio is not None and flops_ratio > max_ratio:

@@ -38,7 +38,9 @@ def test_limits_and_state_that_is_copied():
     assert checks.number_faults("v5e", 10**9, 10**8, None) == []
     assert "GiB, more than the 16 of a v5e" in checks.number_faults("v5e", 20 * 2**30, 0, 1.0)[0]
     assert checks.number_faults("v6e", 20 * 2**30, 0, 1.0) == []
-    assert "temporary" in checks.number_faults("v6e", 2 * 10**9, 6 * 10**8, 1.0)[0]
+    assert "temporary" in checks.number_faults("v5e", 2 * 10**9, 6 * 10**8, 1.0)[0]
+    assert "temporary" in checks.number_faults("v6e", 4 * 10**9, 31 * 10**8, 1.0)[0]
+    assert checks.number_faults("v6e", 4 * 10**9, 29 * 10**8, 1.0) == []
     assert "1.20 times" in checks.number_faults("v6e", 0, 0, 1.2)[0]
     head = "HloModule a, input_output_alias={ {2}: (5, {}, may-alias), {4}: (6, {}, must-alias) }, x={}"
     text = head + "\n{9}: (1, {}, may-alias)"
