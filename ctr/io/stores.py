@@ -204,15 +204,15 @@ class Copy:
             elif found[0] == given:
                 return self._write_note(found[1], stamp)
             elif _tag(found[1]) != self.tag:
-                raise InputError(
+                raise PassingError(
                     f"{self.address}: another process has written it meanwhile; what it wrote is kept",
                     "run the command again",
                 )
         raise self.refused()
 
-    def refused(self) -> InputError:
+    def refused(self) -> PassingError:
         """Makes the error for an object that others seem to write all the time."""
-        return InputError(
+        return PassingError(
             f"{self.address}: the store refuses to write it, as if others wrote it all the time"
         )
 

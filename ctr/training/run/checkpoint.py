@@ -28,7 +28,7 @@ import numpy as np
 
 from ctr.io.arrays import each_array
 from ctr.io.documents import parse_json
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, PassingError
 from ctr.io.files import file_sha256, make_folder, sync_folder, write_atomic
 from ctr.io.versions import PARTIAL, delete_version
 from ctr.io.working_copies import expect, fetch, hand_over, wait_for
@@ -302,11 +302,12 @@ def _make_room(folder: Path, needed: int, limit: int | None, sound: int) -> None
         if needed <= free and (limit is None or taken + needed <= limit):
             break
         if old is None:
+            kind: type[InputError] = PassingError
             room = f"{free} are free"
             if limit is not None and taken + needed > limit:
-                room = f"checkpoint.disk_limit_gb allows {limit}"
+                kind, room = InputError, f"checkpoint.disk_limit_gb allows {limit}"
             kept = f", beside the {taken} of what has to stay" if complete else ""
-            raise InputError(f"{folder}: the next checkpoint takes {needed} bytes{kept}; {room}")
+            raise kind(f"{folder}: the next checkpoint takes {needed} bytes{kept}; {room}")
         given_up.append(old)
         taken, free = taken - sizes[old], free + sizes[old]
     for old in given_up:
