@@ -209,11 +209,8 @@ def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
     matrix = id_matrix(rows, schema)
     counts = {}
     for name in schema.growing:
-        if name in columns:
-            ids = matrix[:, columns[name]]
-        else:
-            ids = rows.column(name).combine_chunks().flatten().to_numpy()
-        counts[name] = int(np.count_nonzero(pd.unique(ids) != MISSING_ID))
+        ids = matrix[:, columns[name]] if name in columns else rows.column(name).combine_chunks().flatten()
+        counts[name] = int(np.count_nonzero(pd.unique(np.asarray(ids)) != MISSING_ID))
     return counts
 
 
