@@ -43,14 +43,14 @@ class Collisions:
 
     def add(self, table: pa.Table) -> None:
         """Notes the ids of a table with the columns of a shard."""
-        single = [name for name in self._schema.single_valued if name in self._buckets]
+        columns = enumerate(self._schema.single_valued)
+        single = [(column, name) for column, name in columns if name in self._buckets]
         for chunk in table.column(IDS_COLUMN).chunks if single else ():
             matrix = unpack_ids(chunk, self._schema)
-            places = [self._schema.single_valued.index(name) for name in single]
             for begin in range(0, len(matrix), _BLOCK_ROWS):
                 block = matrix[begin : begin + _BLOCK_ROWS]
-                for name, place in zip(single, places, strict=True):
-                    self._note(name, block[:, place])
+                for column, name in single:
+                    self._note(name, block[:, column])
         for name in self._schema.multivalent:
             for chunk in table.column(name).chunks if name in self._buckets else ():
                 self._note(name, chunk.flatten().to_numpy())

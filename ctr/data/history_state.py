@@ -32,12 +32,14 @@ from ctr.data.log import Manifest, list_partitions, manifest_bytes, read_manifes
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.shards import id_matrix, list_column, read_shard
+from ctr.data.state_files import read_state_file, write_state_file
 from ctr.io.errors import InputError
 from ctr.io.files import check_output_file, names_in, write_atomic_bytes
 from ctr.io.stores import fetch, remove
 
 FOLDER = "histories"
 _COLUMNS = ("feature", "key", "time", "value")
+_REMEDY = "delete it: what it held is then found by reading the log's shards"
 _SAVES = 30  # in the time that is remembered
 _KNOWN = ("key", "values", "times")
 
@@ -45,8 +47,10 @@ _KNOWN = ("key", "values", "times")
 class Histories:
     """The histories of a log that grows: ``fill`` the rows of a partition, ``add`` them when they are staged."""
 
-    def __init__(self, log: Path, schema: Schema) -> None:
+    def __init__(self, log: Path, schema: Schema, checked: bool = True) -> None:
+        """Reads nothing yet; ``checked``: a partition that is not published, before others that are, is an error."""
         self._log, self._schema = log, schema
+        self._among = None if checked else frozenset[str]()
         self._histories = schema.histories
         self._longest = max((history.within_us for history in self._histories.values()), default=0)
         self._known = dict.fromkeys(self._histories, NOTHING)
@@ -107,7 +111,7 @@ class Histories:
             pa.table([np.full(len(known.keys), number, np.int32), *known], names=_COLUMNS)
             for number, known in enumerate(self._known.values())
         ]
-        write_atomic_bytes(path, parquet_bytes(pa.concat_tables(tables)))
+        write_state_file(path, parquet_bytes(pa.concat_tables(tables)))
         for name in stored:
             remove(self._log / FOLDER / name)
 
@@ -138,7 +142,7 @@ class Histories:
         stored = {name.partition("-")[0] for name in names_in(self._log / FOLDER, ".parquet")}
         for count in range(len(manifests), 0, -1):
             if f"{manifests[count - 1].end:019d}" in stored and fetch(path := self._path(manifests[:count])):
-                table = pq.read_table(path)
+                table = pq.read_table(pa.BufferReader(read_state_file(path, _REMEDY)))
                 features, *columns = (table.column(name).to_numpy() for name in _COLUMNS)
                 for number, name in enumerate(self._histories):
                     self._known[name] = Known(*columns).at(features == number)
@@ -146,7 +150,7 @@ class Histories:
                 return
 
     def _read_manifests(self) -> list[Manifest]:
-        manifests = read_manifests(self._log, self._manifests)
+        manifests = read_manifests(self._log, self._manifests, self._among)
         self._manifests = {(one.start, one.end): one for one in manifests}
         return manifests
 

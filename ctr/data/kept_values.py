@@ -25,12 +25,14 @@ from ctr.data.number_bits import numbers_of_ids
 from ctr.data.parquet_files import parquet_bytes, read_columns
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.shards import id_matrix
-from ctr.io.files import write_atomic_bytes
+from ctr.data.state_files import read_state_file, write_state_file
+from ctr.io.stores import fetch, remove
 
 FOLDER = "values"
 VALUE_PREFIX = "@value:"
 """Before the name of a feature that of the column with its raw values, beside those of a shard."""
 
+_REMEDY = "restore it from a copy, or delete it to do without its values"
 _COLUMNS = ("feature", "id", "value")
 _SHOWN = 3
 _MISSING = "missing"
@@ -199,9 +201,14 @@ def values_path(log: Path, manifest: Manifest) -> Path:
 
 def write_values(log: Path, manifest: Manifest, values: pa.Table) -> None:
     """Writes the values of a partition, which is not published before; the same values give the same bytes."""
-    path, content = values_path(log, manifest), parquet_bytes(values)
-    if not path.exists() or path.read_bytes() != content:
-        write_atomic_bytes(path, content)
+    write_state_file(values_path(log, manifest), parquet_bytes(values))
+
+
+def move_values(log: Path, before: Manifest, after: Manifest) -> None:
+    """Names the values of a partition, if there are any, by another manifest of it."""
+    if after != before and fetch(path := values_path(log, before)):
+        write_state_file(values_path(log, after), read_state_file(path, _REMEDY).to_pybytes())
+        remove(path)
 
 
 def read_values(log: Path | str, feature: str, ids: Iterable[int]) -> dict[int, str]:
@@ -235,7 +242,7 @@ def _read_kept(log: Path, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict
         path = values_path(log, manifest)
         # Partitions from before ``keep_values`` have none.
         if path.exists():
-            for batch in read_columns(path, _COLUMNS):
+            for batch in read_columns(path, _COLUMNS, read_state_file(path, _REMEDY)):
                 _collect(batch, ids, found)
     return {name: {one: _shown(texts) for one, texts in own.items()} for name, own in found.items()}
 

@@ -229,14 +229,19 @@ def list_partitions(folder: Path) -> list[tuple[int, int]]:
     return partitions_in(folder / "manifests")
 
 
-def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | None = None) -> list[Manifest]:
+def read_manifests(
+    folder: Path,
+    known: Mapping[tuple[int, int], Manifest] | None = None,
+    among: Set[str] | None = None,
+) -> list[Manifest]:
     """Returns all partitions in order of time; the manifests of those ``known`` are not read again.
 
-    Raises InputError: a manifest is damaged, overlaps another, or was lost while its shards are still there.
+    Raises InputError: a manifest is damaged, overlaps another, or (of the names ``among``, None: of all) was lost while
+    its shards are still there.
     """
     version = read_schema(folder).version
     manifests: list[Manifest] = []
-    for start, end in published_partitions(folder / "shards", folder / "manifests"):
+    for start, end in published_partitions(folder / "shards", folder / "manifests", among):
         path = f"{folder}/manifests/{partition_name(start, end)}.json"
         manifest = (known or {}).get((start, end))
         if manifest is None:

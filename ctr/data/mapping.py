@@ -487,10 +487,11 @@ class Mapping(ShortModel):
     @property
     def text_sources(self) -> tuple[str, ...]:
         texts = dict.fromkeys(f.source for f in self.features if isinstance(f, Category | Text))
-        return tuple(name for name in texts if name not in self.feature_schema.histories)
+        histories = self.feature_schema.histories
+        return tuple(name for name in texts if name not in histories)
 
     @property
-    def value_sources(self) -> tuple[str, ...]:
+    def value_sources(self) -> frozenset[str]:
         """Columns that are read for categories and texts alone: each different value of them is looked at once."""
         others = {
             *self.key_columns,
@@ -499,7 +500,7 @@ class Mapping(ShortModel):
             *(join.key for join in self.joins),
             *(derived.source for derived in self.derive.values()),
         }
-        return tuple(name for name in self.text_sources if name not in others)
+        return frozenset(self.text_sources) - others
 
     @property
     def list_sources(self) -> dict[str, str | None]:

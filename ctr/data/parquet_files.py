@@ -76,10 +76,15 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
         return file.read()
 
 
-def read_columns(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Reads columns of a Parquet file in batches, verifying its page checksums alone. Raises InputError."""
+def read_columns(
+    path: Path, columns: Sequence[str], content: pa.Buffer | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Reads columns of a Parquet file in batches, verifying its page checksums alone. Raises InputError.
+
+    ``content``: what is read instead of the file at ``path``.
+    """
     _check_is_file(path)
-    with _open(path, path) as file:
+    with _open(path, path if content is None else pa.BufferReader(content)) as file:
         log.info("reading %s of %s", ", ".join(columns), path)
         lacking = [name for name in columns if name not in file.schema_arrow.names]
         if lacking:

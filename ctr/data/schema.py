@@ -106,7 +106,8 @@ class Schema(ShortModel):
     @property
     def single_ids(self) -> tuple[str, ...]:
         """Names of the features with exactly one id a row: those of ``single_valued`` that are no values."""
-        return tuple(name for name in self.single_valued if self.by_name[name].has_ids)
+        known = self.by_name
+        return tuple(name for name in self.single_valued if known[name].has_ids)
 
     @property
     def multivalent(self) -> tuple[str, ...]:
@@ -130,7 +131,8 @@ class Schema(ShortModel):
     @property
     def read_sources(self) -> tuple[str, ...]:
         """The sources that raw rows have: all but those of histories."""
-        return tuple(name for name in self.sources if name not in self.histories)
+        histories = self.histories
+        return tuple(name for name in self.sources if name not in histories)
 
     def _is_of_time(self, source: str) -> bool:
         return source in self.derive and self.derive[source].of_time
@@ -305,4 +307,5 @@ def _way_of_reading(feature: Category | Number | Vector | Text) -> tuple[str, ..
 
 def id_bounds(schema: Schema, names: Sequence[str]) -> list[int | None]:
     """Returns the numbers below which the ids of the named features lie; None where ids grow or are none."""
-    return [schema.by_name[name].buckets or None for name in names]
+    known = schema.by_name
+    return [known[name].buckets or None for name in names]

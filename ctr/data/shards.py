@@ -205,14 +205,12 @@ def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
 
     if not schema.growing or not rows.num_rows:
         return dict.fromkeys(schema.growing, 0)
-    single, matrix = schema.single_valued, id_matrix(rows, schema)
+    columns = {name: column for column, name in enumerate(schema.single_valued)}
+    matrix = id_matrix(rows, schema)
     counts = {}
     for name in schema.growing:
-        if name in single:
-            ids = matrix[:, single.index(name)]
-        else:
-            ids = rows.column(name).combine_chunks().flatten().to_numpy()
-        counts[name] = int(np.count_nonzero(pd.unique(ids) != MISSING_ID))
+        ids = matrix[:, columns[name]] if name in columns else rows.column(name).combine_chunks().flatten()
+        counts[name] = int(np.count_nonzero(pd.unique(np.asarray(ids)) != MISSING_ID))
     return counts
 
 

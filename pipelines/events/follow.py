@@ -18,7 +18,6 @@ that may still be needed.
 # Beam types its classes, few of its functions.
 # mypy: allow-untyped-calls
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,7 @@ from ctr.data.event_mapping import EventMapping
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
-from ctr.io.files import make_folder, remove_temporaries, write_atomic_bytes
+from ctr.io.files import make_folder, remove_temporaries
 from ctr.io.locks import hold
 from ctr.io.stores import address_of
 from ctr.pipelines.beam import IN_THIS_PROCESS, options_or_threads, run_pipeline, runner_name
@@ -70,6 +69,7 @@ from ctr.pipelines.events.read import (
 )
 from ctr.pipelines.events.rules import known_from, partition_rules
 from ctr.pipelines.events.spool import (
+    CLOCK,
     SPOOL,
     count_impressions,
     drop_partitions,
@@ -77,10 +77,12 @@ from ctr.pipelines.events.spool import (
     is_followed,
     list_reports,
     list_starts,
+    read_clock,
     read_collisions,
     read_partition,
     read_report,
     read_staged,
+    write_clock,
     write_collisions,
     write_report,
     write_segment,
@@ -91,7 +93,6 @@ from ctr.pipelines.events.tables import FAR_US, KINDS, Kind
 from ctr.pipelines.rows.sources import Chunk, UnreadableNowError, faults_named
 from ctr.pipelines.spill import spill_folder
 
-_CLOCK = "clock.json"
 _BATCH_WORKERS = 2
 _FILES_A_ROUND = 32
 _RECENT_FILES = 1000
@@ -392,9 +393,8 @@ class _Watch:
 
     def _restore(self, log: Path, spool: Path) -> None:
         """Continues where the process before this one has stopped, or was killed."""
-        clock = spool / _CLOCK
-        if clock.exists():
-            self._job.progress.clock_us = json.loads(clock.read_bytes())["clock_us"]
+        if (spool / CLOCK).exists():
+            self._job.progress.clock_us = read_clock(spool)
         elif self._job.last_published >= 0:
             # Clicks would not find their impressions in the spool, and the counts would not add up.
             raise InputError(
@@ -471,7 +471,7 @@ class _Watch:
         if clock > self._job.progress.clock_us:
             self._job.progress.clock_us = clock
             # Before anything is closed by it: a process after this one must judge arrivals by the same clock.
-            write_atomic_bytes(self._job.spool / _CLOCK, json.dumps({"clock_us": clock}).encode())
+            write_clock(self._job.spool, clock)
 
     def finish(self) -> None:
         """Checks that every impression ever read is accounted for, and in a drained job the share of rejects."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.history_state import Histories
-from ctr.data.kept_values import partition_values, values_path, without_values, write_values
+from ctr.data.kept_values import move_values, partition_values, without_values, write_values
 from ctr.data.log import (
     Manifest,
     check_log,
@@ -95,10 +95,8 @@ def _with_histories(log: Path, mapping: EventMapping, histories: Histories, mani
     histories.add(manifest.end, table)
     for file in {entry.file for entry in manifest.shards} - {entry.file for entry in found.shards}:
         remove(log / "shards" / file)
-    if mapping.kept_values and found != manifest and fetch(values := values_path(log, manifest)):
-        # They are named by the manifest.
-        write_atomic_bytes(values_path(log, found), values.read_bytes())
-        remove(values)
+    if mapping.kept_values:
+        move_values(log, manifest, found)
     return found
 
 

@@ -12,14 +12,16 @@ A unit that is read again writes the same files again, so that a worker may be k
 
 import hashlib
 import io
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.state_files import read_state_file, write_state_file
 from ctr.io.arrays import read_arrays
-from ctr.io.files import remove_temporaries, write_atomic, write_atomic_bytes
+from ctr.io.files import remove_temporaries, write_atomic_bytes
 from ctr.io.stores import remove, remove_folder
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.accounts import UnitReport, report_bytes, report_of
@@ -27,6 +29,8 @@ from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.rules import PartitionRules, known_from
 from ctr.pipelines.events.tables import EARLIER, EARLIER_SCHEMA, KINDS, Kind
 
+_REMEDY = "restore it from a copy, or join all events anew into another output directory"
+CLOCK = "clock.json"
 SPOOL = ".events"  # inside a log that is made by following events
 
 
@@ -41,6 +45,17 @@ def unit_digest(unit: Unit) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def write_clock(spool: Path, clock_us: int) -> None:
+    """Stores the arrival that the clock of a job has reached."""
+    write_state_file(spool / CLOCK, json.dumps({"clock_us": clock_us}).encode())
+
+
+def read_clock(spool: Path) -> int:
+    """Reads what ``write_clock`` has stored."""
+    clock: int = json.loads(read_state_file(spool / CLOCK, _REMEDY).to_pybytes())["clock_us"]
+    return clock
+
+
 def write_segment(spool: Path, unit: Unit, number: int, start: int, table: pa.Table) -> None:
     """Stores the events of a unit's chunk for a partition."""
     path = spool / "segments" / f"{start:019d}" / f"{unit.kind}-{unit_digest(unit)}-{number:06d}.arrow"
@@ -49,12 +64,12 @@ def write_segment(spool: Path, unit: Unit, number: int, start: int, table: pa.Ta
         with pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
 
-    write_atomic(path, write)
+    write_state_file(path, write)
 
 
 def write_report(spool: Path, unit: Unit, report: UnitReport) -> None:
     """Records that a unit was read to its end."""
-    write_atomic_bytes(_report_path(spool, unit), report_bytes(report))
+    write_state_file(_report_path(spool, unit), report_bytes(report))
 
 
 def _report_path(spool: Path, unit: Unit) -> Path:
@@ -63,15 +78,17 @@ def _report_path(spool: Path, unit: Unit) -> Path:
 
 def read_report(spool: Path, unit: Unit) -> UnitReport | None:
     """Reads the report of a unit; None if it was not read to its end."""
-    try:
-        return report_of(_report_path(spool, unit).read_bytes())
-    except FileNotFoundError:
-        return None
+    path = _report_path(spool, unit)
+    return _read_report(path) if path.exists() else None
 
 
 def list_reports(spool: Path) -> list[UnitReport]:
     """Reads the reports of all units that were ever read."""
-    return [report_of(path.read_bytes()) for path in sorted((spool / "units").glob("*.json"))]
+    return [_read_report(path) for path in sorted((spool / "units").glob("*.json"))]
+
+
+def _read_report(path: Path) -> UnitReport:
+    return report_of(read_state_file(path, _REMEDY).to_pybytes())
 
 
 def list_starts(spool: Path) -> list[int]:
@@ -104,8 +121,8 @@ def _segments(spool: Path, start: int, kind: Kind) -> list[Path]:
 
 
 def _read(paths: Sequence[Path]) -> list[pa.Table]:
-    # Memory-mapped, so that only the selected columns of earlier partitions are read.
-    return [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in paths]
+    # Memory-mapped, so that many partitions take little memory.
+    return [pa.ipc.open_file(read_state_file(path, _REMEDY)).read_all() for path in paths]
 
 
 def drop_unfinished(spool: Path) -> None:

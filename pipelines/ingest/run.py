@@ -25,7 +25,13 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.history_state import Histories
-from ctr.data.log import Manifest, check_no_overlap, create_log, list_partitions
+from ctr.data.log import (
+    Manifest,
+    check_no_overlap,
+    create_log,
+    list_partitions,
+    publish_manifest,
+)
 from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
@@ -69,6 +75,8 @@ from ctr.pipelines.ingest.state import (
     HeldRows,
     IngestState,
     InputFile,
+    begin_state,
+    check_published,
     check_rules,
     commit,
     compare_inputs,
@@ -163,19 +171,19 @@ class _Ingest:
         self.seconds = dict.fromkeys(_STAGES, 0.0)
         self._repeats: Repeats | None = None
         self._collisions = Collisions(mapping.feature_schema)
-        self._histories = Histories(out, mapping.feature_schema)
+        self._histories = Histories(out, mapping.feature_schema, checked=False)
         self._manifests: list[Manifest] = []
         self._warnings: list[str] = []
         self._known_rows = self._rows = 0
 
     def _refuse_changed_files(self) -> None:
-        # Under ``row_order`` a file that changed would be added after itself, with other times.
-        inputs = self._inputs
-        if self._mapping.time.row_order is not None and inputs.continues and inputs.changed:
+        # Most of its rows would be added again, or fall into partitions that are published.
+        if changed := self._inputs.changed:
             raise InputError(
-                f"input {inputs.changed[0]}: a file of this name with other content is in {self._out} already, and "
-                "rows without a time are identified by the names of their files: rename it, or use another output "
-                "directory"
+                f"input {few(changed)}: {self._out} has a file of this name with other content, and a published "
+                "partition never changes; nothing was added",
+                "give the rows that are missing in a file of another name, or ingest all files into another output "
+                "directory",
             )
 
     def run(
@@ -224,11 +232,16 @@ class _Ingest:
                     )
                 )
                 line = first + lines
-        create_log(self._out, mapping.feature_schema)
         with ingest_lock(self._out):
+            begin_state(self._out)
+            create_log(self._out, mapping.feature_schema)
             self._refresh(added)
-            restored = self._compare(read) if inputs.again else []
-            self._publish(merged, added, restored, pool)
+            if inputs.again:
+                self._compare(read)
+            # Before anything is published: what is lost, or what histories cannot read, can still be restored.
+            check_published(self._out, self._state)
+            self._histories.known()
+            self._publish(merged, added, pool)
 
     def _held_tables(self) -> Iterator[pa.Table]:
         """The rows that were held back, their files numbered after those of the input."""
@@ -270,35 +283,27 @@ class _Ingest:
                 raise InputError(f"{self._out}: another ingest has added {file.name} meanwhile")
         self._state = state
 
-    def _compare(self, read: PartitionSpill) -> list[Manifest]:
-        """Compares the rows of known files with the published partitions; returns those to publish again."""
+    def _compare(self, read: PartitionSpill) -> None:
+        """Compares the rows of known files with the published partitions, and publishes those again that are lost."""
         published = set(list_partitions(self._out))
-        restored = []
         for start, table, duplicates in sorted_partitions(read, read.starts(), self.seconds):
             partition = (start, start + self._mapping.partition_us)
             with timed(self.seconds, "publish"):
                 manifest = None
                 if partition in published:
                     manifest = find_published(self._out, self._mapping, self._histories, start, table)
-                    self._manifests += [] if manifest is None else [manifest]
                 elif recorded := self._state.published.get(f"{start:019d}-{partition[1]:019d}"):
                     planned = stage(self._out, self._mapping, self._histories, start, table, write=False)
                     if manifest_sha256(planned) == recorded:
                         manifest = stage(self._out, self._mapping, self._histories, start, table)
-                        restored.append(manifest)
+                        publish_manifest(self._out, manifest)
                 if manifest is None:
                     self._known_rows += table.num_rows + len(duplicates)
                 else:
+                    self._manifests.append(manifest)
                     self._rejects.add(duplicates)
-        return restored
 
-    def _publish(
-        self,
-        merged: PartitionSpill,
-        added: Sequence[InputFile],
-        restored: Sequence[Manifest],
-        pool: Processes | None,
-    ) -> None:
+    def _publish(self, merged: PartitionSpill, added: Sequence[InputFile], pool: Processes | None) -> None:
         """Publishes all partitions of new and held rows but those that stay open, whose rows it holds back."""
         mapping, out = self._mapping, self._out
         starts, published = merged.starts(), {start for start, _ in list_partitions(out)}
@@ -313,7 +318,7 @@ class _Ingest:
         self._publish_again(merged, [start for start in starts if start in published])
         # Duplicates are found among the rows of the input and those that were held back.
         merged_rows = self._rows + (0 if held_before is None else held_before.rows)
-        staged = list(restored)
+        staged: list[Manifest] = []
         due = [start for start in starts if start not in published and start not in held]
         with new_shards_removed_on_failure(out, mapping, due):
             for manifest, duplicates in self._staged(merged, due, pool):
@@ -359,10 +364,8 @@ class _Ingest:
         rows = pa.concat_tables(closed)
         text = closed_text(rows, self._rows, self._rejects.names, self._mapping.partition_us)
         if rows.num_rows > self._rejects.max_share * self._rows:
-            changed = ", ".join(self._inputs.changed)
-            added = f". With other content {changed} was added before" if changed else ""
             raise InputError(
-                f"{out}: nothing was added: {text}{added}",
+                f"{out}: nothing was added: {text}",
                 "ingest these files and those before them into a new output directory, in one command or in order of "
                 "time with --append (and --allowed-lateness DURATION for rows that come late)",
             )

@@ -30,15 +30,19 @@ from ctr.data.log import (
     publish_manifest,
 )
 from ctr.data.mapping import Mapping
+from ctr.data.state_files import read_state_file, write_state_file
 from ctr.io.documents import read_sealed, sealed_bytes
 from ctr.io.errors import InputError
-from ctr.io.files import file_sha256, make_folder, write_atomic, write_atomic_bytes
+from ctr.io.files import file_sha256, make_folder, names_in, write_atomic_bytes
 from ctr.io.locks import hold
 from ctr.io.stores import remove
 from ctr.pipelines.rows.sources import SourceFile, mapped_files
 
 FOLDER = ".ingest"
 _STATE = "state.json"
+_REMEDY = (
+    "restore it from a copy, or ingest all files of the log, in their order, into another output directory"
+)
 _BLOCKS = np.dtype([("hash", "<u8"), ("input", "<i4")])
 
 
@@ -117,6 +121,21 @@ def check_rules(log: Path, state: IngestState, rules: dict[str, str]) -> None:
             )
 
 
+def check_published(log: Path, state: IngestState) -> None:
+    """Raises InputError where a published manifest is lost, while shards of its partition are there."""
+    lost = state.published.keys() - {
+        name.removesuffix(".json") for name in names_in(log / "manifests", ".json")
+    }
+    shards = names_in(log / "shards", ".parquet") if lost else []
+    for name in sorted(lost):
+        if any(shard.startswith(name) for shard in shards):
+            raise InputError(
+                f"{log / 'manifests' / name}.json: missing, though it was published",
+                "ingest the files of its rows again, which restores it, or delete its shards if they should not be "
+                "read",
+            )
+
+
 @contextmanager
 def ingest_lock(log: Path) -> Iterator[None]:
     """Holds the lock of the log's ingests; waits until it is free."""
@@ -125,12 +144,24 @@ def ingest_lock(log: Path) -> Iterator[None]:
         yield
 
 
+def begin_state(log: Path) -> None:
+    """Writes the state of a log that is about to be made: from then on, a log without one has lost it."""
+    if not (log / FOLDER / _STATE).exists():
+        _write_state(log, IngestState())
+
+
 def read_state(log: Path) -> IngestState:
-    """Reads the state, which is empty before the first ingest. Raises InputError when it is damaged."""
+    """Reads the state, which is empty before the first ingest. Raises InputError when it is lost or damaged."""
     path = log / FOLDER / _STATE
-    if not path.exists():
-        return IngestState()
-    return parse_model(IngestState, read_sealed(path, f"{path}: no such file"), str(path))
+    if path.exists():
+        return parse_model(IngestState, read_sealed(path, f"{path}: no such file"), str(path))
+    if (log / "schema.json").exists():
+        raise InputError(
+            f"{path}: missing, though {log} is a log: the file was lost, and with it the list of rows that are kept "
+            "unpublished, or another command made the log",
+            _REMEDY,
+        )
+    return IngestState()
 
 
 def input_files(log: Path, mapping: Mapping, inputs: Sequence[Path], append: bool) -> list[SourceFile]:
@@ -210,45 +241,30 @@ def write_held(log: Path, file: str, schema: pa.Schema, tables: Iterator[pa.Tabl
                 rows += table.num_rows
                 writer.write_table(table)
 
-    write_atomic(log / FOLDER / file, write)
+    write_state_file(log / FOLDER / file, write)
     return rows
 
 
 def read_held(log: Path, held: HeldRows | None) -> Iterator[pa.Table]:
-    """Yields the rows that are held back, in the order in which they came; InputError where gone or damaged."""
+    """Yields the rows that are held back, in the order in which they came; InputError where missing or damaged."""
     if held is None:
         return
-    path = log / FOLDER / held.file
-    rows = 0
-    try:
-        with pa.memory_map(str(path)) as file:
-            reader = pa.ipc.open_file(file)
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
-                rows += batch.num_rows
-                yield pa.Table.from_batches([batch])
-    except (OSError, pa.ArrowInvalid) as error:
-        raise InputError(f"{path}: rows that are kept unpublished cannot be read: {error}") from None
-    if rows != held.rows:
-        raise InputError(f"{path}: holds {rows} rows, not the {held.rows} that were kept unpublished")
+    reader = pa.ipc.open_file(read_state_file(log / FOLDER / held.file, _REMEDY))
+    for number in range(reader.num_record_batches):
+        yield pa.Table.from_batches([reader.get_batch(number)])
 
 
 def write_blocks(log: Path, file: str, hashes: Sequence[tuple[int, int]]) -> None:
     """Writes hashes of blocks of rows, each with the number of its file among ``IngestState.inputs``."""
-    write_atomic(log / FOLDER / file, lambda stream: np.save(stream, np.array(list(hashes), _BLOCKS)))
+    write_state_file(log / FOLDER / file, lambda stream: np.save(stream, np.array(list(hashes), _BLOCKS)))
 
 
 def read_blocks(log: Path, state: IngestState) -> dict[int, int]:
     """Reads in which file, among ``IngestState.inputs``, each block of rows was first seen, by the block's hash."""
     seen: dict[int, int] = {}
     for file in state.blocks:
-        path = log / FOLDER / file
-        try:
-            blocks = np.load(path, allow_pickle=False)
-            pairs = zip(blocks["hash"].tolist(), blocks["input"].tolist(), strict=True)
-        except (OSError, ValueError, IndexError, EOFError) as error:
-            raise InputError(f"{path}: cannot be read: {error}") from None
-        for value, number in pairs:
+        blocks = np.load(pa.BufferReader(read_state_file(log / FOLDER / file, _REMEDY)), allow_pickle=False)
+        for value, number in zip(blocks["hash"].tolist(), blocks["input"].tolist(), strict=True):
             seen.setdefault(value, number)
     return seen
 

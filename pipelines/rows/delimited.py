@@ -285,7 +285,8 @@ def read_delimited(
         return "skip"
 
     # Columns that are not wanted get unique names, since a header may repeat them.
-    given = [name if name in wanted else f"\0{place}" for place, name in enumerate(names)]
+    read = set(wanted)
+    given = [name if name in read else f"\0{place}" for place, name in enumerate(names)]
     first = 1 + form.skip_lines + form.header
     header = _Header(source.number, names, wanted, form.field_delimiter) if form.header else None
     faults: dict[str, tuple[str, bytes]] = {}
@@ -335,9 +336,10 @@ def read_delimited(
                 rejects += _field_rejects(source, refused.popleft(), faults, header)
             chunk = Chunk(source.number, pa.Table.from_batches([batch]), rows, rejects)
             yield chunk if header is None else header.set_aside(chunk)
-        nothing = pa.table({name: pa.array([], pa.binary()) for name in wanted})
-        rejects = [reject for bad in refused for reject in _field_rejects(source, bad, faults, header)]
-        yield Chunk(source.number, nothing, np.zeros(0, np.int64), rejects)
+        if refused or row == first:
+            nothing = pa.table({name: pa.array([], pa.binary()) for name in wanted})
+            rejects = [reject for bad in refused for reject in _field_rejects(source, bad, faults, header)]
+            yield Chunk(source.number, nothing, np.zeros(0, np.int64), rejects)
 
 
 class _Header:

@@ -2,6 +2,7 @@
 
 import errno
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -154,12 +155,13 @@ def folder_keys(path: Path) -> dict[str, str | None]:
 
 def require_columns(path: Path, wanted: Sequence[str], found: Sequence[str]) -> None:
     """Raises InputError naming the file, and the missing columns and those it has, or one that it has twice."""
-    missing = [name for name in wanted if name not in found]
+    counts = Counter(found)
+    missing = [name for name in wanted if not counts[name]]
     if missing:
         raise InputError(
             f"{path}: no column {', '.join(missing)}; the columns found are {', '.join(found) or '(none)'}"
         )
-    repeated = [name for name in wanted if found.count(name) > 1]
+    repeated = [name for name in wanted if counts[name] > 1]
     if repeated:
         raise InputError(f"{path}: the column {repeated[0]} appears twice in the header")
 

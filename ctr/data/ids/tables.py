@@ -198,12 +198,13 @@ def _transformed(schema: Schema, table: pa.Table) -> dict[str, _Column]:
     sources = dict(zip(table.column_names, table.columns, strict=True))
     encoded: dict[str, _Encoded] = {}
     columns: dict[str, _Column] = {}
+    histories = schema.histories
     for feature in schema.features:
         if isinstance(feature, Cross):
             parts = [columns[part].of_rows() for part in feature.of]
             columns[feature.name] = _Column(cross_ids(arrow, feature, parts))
             continue
-        if feature.name in schema.histories and feature.source not in sources:
+        if feature.name in histories and feature.source not in sources:
             # Filled when the rows of the partition are in order (``ctr.data.history_state``).
             nothing = pa.nulls(table.num_rows, pa.list_(pa.string()))
             sources[feature.source] = pa.chunked_array([nothing])

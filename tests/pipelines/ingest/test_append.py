@@ -341,21 +341,30 @@ def test_a_lost_manifest_and_a_damaged_shard_come_back_by_the_same_command(tmp_p
     assert result.known_rows == 0
 
 
-def test_held_rows_that_are_damaged_or_fewer_than_recorded_are_named(tmp_path):
-    mapping = raw_logs.make_mapping(query=None, partition="1d")
-    paths = write_days(tmp_path / "in", make_days(days=2, count=60))
-    other = make_days(days=2, count=50)
-    held = {}
-    for log, days in {"log": paths, "other": write_days(tmp_path / "fewer", other)}.items():
-        ingest(mapping, [days[0]], tmp_path / log, append=True, now_us=NOW)
-        (held[log],) = (tmp_path / log / ".ingest").glob("held-*.arrow")
-    for content, message in (
-        (held["log"].read_bytes()[:100], "rows that are kept unpublished cannot be read"),
-        (held["other"].read_bytes(), r"holds \d+ rows, not the \d+ that were kept unpublished"),
-    ):
-        held["log"].write_bytes(content)
-        with pytest.raises(InputError, match=rf"held-.*{message}"):
-            ingest(mapping, [paths[1]], tmp_path / "log", append=True, now_us=NOW)
+@pytest.mark.parametrize("changed", ["published", "held back"])
+def test_a_file_that_comes_again_with_other_content_is_refused_before_anything_is_added(
+    changed, tmp_path, capsys
+):
+    content = raw_logs.base_content(query="none", partition="1d")
+    (tmp_path / "mapping.yaml").write_text(json.dumps(content))
+    days = make_days(shift=0, days=4, count=160)
+    paths = write_days(tmp_path / "in", days)
+    options = ["--append", "--mapping", str(tmp_path / "mapping.yaml"), "--out", str(tmp_path / "log")]
+    for path in paths[:2]:
+        assert main(["ingest", "table", str(path), *options]) == 0
+    before = everything(tmp_path / "log")
+    again = 0 if changed == "published" else 1
+    corrected = [{**row, "rating": "5"} for row in days[again]]
+    raw_logs.write_rows(tmp_path / "in", corrected, name=f"day{again}")
+    capsys.readouterr()
+    for inputs in ([paths[again]], [paths[2], paths[again]], [tmp_path / "in"]):
+        assert main(["ingest", "table", *map(str, inputs), *options]) == 1
+        told = capsys.readouterr().err
+        assert f"day{again}.csv: " in told and "with other content" in told and "nothing was added" in told
+        assert "in a file of another name" in told and "another output directory" in told
+        assert everything(tmp_path / "log") == before
+    # Without that file the log goes on.
+    assert main(["ingest", "table", str(paths[2]), *options]) == 0
 
 
 LATENESS = "--allowed-lateness"

@@ -129,7 +129,7 @@ def test_a_damaged_file_is_named(given, tmp_path):
     ingest(make_mapping(), given, tmp_path / "log", now_us=NOW)
     path = values_path(tmp_path / "log", read_manifests(tmp_path / "log")[0])
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(InputError, match=f"{path.name}: not a Parquet file"):
+    with pytest.raises(InputError, match=f"{path.name}: damaged"):
         read_values(tmp_path / "log", "user", [1])
 
 

@@ -1,0 +1,74 @@
+"""Files of state that a later command reads again: held rows, histories, events in a spool, raw values.
+
+Their content is followed by 32 bytes: the SHA-256 of the file's folder and name, and of the content. So a flipped bit,
+a file that was cut, and two files that changed places are noticed before anything is made of them.
+"""
+
+import hashlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from ctr.io.errors import InputError, one_line
+from ctr.io.files import write_atomic
+from ctr.io.stores import fetch
+
+_SIZE = hashlib.sha256().digest_size
+
+
+class _Hashed(io.BufferedIOBase):
+    # Hashes what is written on to a file.
+
+    def __init__(self, file: BinaryIO, digest: Any) -> None:
+        self._file, self._digest = file, digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._digest.update(content)
+        return self._file.write(content)
+
+
+def write_state_file(path: Path, write: bytes | Callable[[Any], object]) -> None:
+    """Creates or replaces a file with some content, or with all that ``write`` writes to a stream, and its hash."""
+
+    def write_all(file: BinaryIO) -> None:
+        digest = _begin(path)
+        stream = _Hashed(file, digest)
+        if isinstance(write, bytes):
+            stream.write(write)
+        else:
+            write(stream)
+        file.write(digest.digest())
+
+    write_atomic(path, write_all)
+
+
+def read_state_file(path: Path, remedy: str) -> pa.Buffer:
+    """Maps the content of a file into memory, once its hash is verified.
+
+    Raises InputError, with the ``remedy`` as a hint: the file is missing, damaged, or cannot be read.
+    """
+    if not fetch(path):
+        raise InputError(f"{path}: the file is missing", remedy)
+    try:
+        with pa.memory_map(str(path)) as file:
+            found = file.read_buffer()
+    except (OSError, pa.ArrowException) as error:
+        # Arrow cannot map an empty file.
+        if path.stat().st_size:
+            raise InputError(f"{path}: cannot be read: {one_line(error)}") from None
+        found = pa.py_buffer(b"")
+    digest, content = _begin(path), found.slice(0, max(len(found) - _SIZE, 0))
+    digest.update(content)
+    if digest.digest() != found.slice(len(content)).to_pybytes():
+        raise InputError(f"{path}: damaged: its content does not have the SHA-256 at its end", remedy)
+    return content
+
+
+def _begin(path: Path) -> Any:
+    return hashlib.sha256(f"{path.parent.name}/{path.name}\n".encode())
