@@ -1,19 +1,15 @@
 """Processes that commands start import nothing from the folder that a user happens to be in."""
 
 import json
-import os
 import re
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import raw_logs
 from ctr.cli import main
 from ctr.experiments.jobs import Job, run_job
-from ctr.pipelines.processes import safe_environment, safe_workers
+from ctr.pipelines.processes import safe_environment
 
 TRAP = "from pathlib import Path\nPath({seen!r}).touch()\nraise ImportError('the folder of a user was looked in')\n"
 NAMES = ("json", "typing", "ctr", "numpy", "pandas", "tensorflow", "yaml", "apache_beam", "dill", "site")
@@ -90,34 +86,6 @@ def test_processes_of_an_ingest_import_nothing_from_the_folder(trapped, tmp_path
     assert not trapped()
 
 
-@pytest.fixture
-def predictions(tmp_path):
-    rng = np.random.default_rng(0)
-    rows = np.arange(300)
-    columns = {
-        "example_id": rows,
-        "query_id": rows // 3,
-        "query_time": rows // 3 * 1000,
-        "label": rng.integers(0, 2, 300).astype(np.int8),
-        "train_weight": np.ones(300, np.float32),
-        "metric_weight": np.ones(300, np.float32),
-        "logit": rng.normal(size=300).astype(np.float32),
-    }
-    pq.write_table(pa.table(columns), tmp_path / "predictions.parquet")
-    return tmp_path / "predictions.parquet"
-
-
-@pytest.mark.parametrize(
-    "mode", ["multi_threading", pytest.param("multi_processing", marks=pytest.mark.slow)]
-)
-def test_workers_of_beam(trapped, predictions, capfd, mode):
-    options = f"--direct_running_mode={mode} --direct_num_workers=2"
-    assert main(["evaluate", str(predictions), "--beam-options", options, "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["examples"] == 300
-    assert not trapped()
-    assert "PYTHONSAFEPATH" not in os.environ
-
-
 def test_the_checkout_itself_stays_on_the_path(root, tmp_path, monkeypatch):
     """``python -m ctr`` in it works without an installation, and so must what it starts."""
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
@@ -125,7 +93,3 @@ def test_the_checkout_itself_stays_on_the_path(root, tmp_path, monkeypatch):
     assert "PYTHONSAFEPATH" not in safe_environment()
     monkeypatch.chdir(tmp_path)
     assert safe_environment()["PYTHONSAFEPATH"] == "1"
-    monkeypatch.setenv("PYTHONSAFEPATH", "0")
-    with safe_workers():
-        assert os.environ["PYTHONSAFEPATH"] == "1"
-    assert os.environ["PYTHONSAFEPATH"] == "0"

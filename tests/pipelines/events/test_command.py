@@ -15,10 +15,11 @@ from ctr.data.event_mapping import EventMapping
 from ctr.data.kept_values import read_values
 from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
+from ctr.pipelines.beam import run_pipeline
 from ctr.pipelines.events.command import check_events, run_events
 from ctr.pipelines.events.drivers import FollowSettings, KafkaSettings
 from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
-from ctr.pipelines.events.stream import check_rules, run_until_stopped, streaming_options
+from ctr.pipelines.events.stream import check_rules, streaming_options
 from log_files import ids_of_rows
 
 EVENTS = event_files.draw_events(40)
@@ -85,7 +86,8 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
         (("a", "--stream", "--follow"), "cannot be combined"),
         (("a", "--stream", "--kafka-option", "a=b"), "--kafka-option requires --kafka"),
         (("a", "--stream"), "requires a runner that waits for watermarks"),
-        ((*kafka, "--beam-options=--runner=FlinkRunner"), "topic and clicks.topic"),
+        (("a", "--follow", "--beam-options=--runner=direct"), "--follow runs on this machine, without Beam"),
+        ((*kafka, "--beam-options=--runner=FlinkRunner --job_endpoint=h:1"), "topic and clicks.topic"),
     ):
         parsed = arguments(*given, folder=tmp_path)
         with pytest.raises(InputError, match=complaint):
@@ -105,15 +107,16 @@ def flags(given: str, drain: bool = False) -> set[str]:
 
 
 def test_a_job_on_flink_gets_the_options_that_it_needs_and_keeps_its_own():
+    endpoint, portable = "--job_endpoint=h:1", "--runner=PortableRunner"
     plain = {"--max_bundle_time_mills=100", f"--shutdown_sources_after_idle_ms={2**63 - 1}"}
-    assert flags("--runner=PortableRunner") == {"--runner=PortableRunner", *plain}
-    assert "--shutdown_sources_after_idle_ms=1" in flags("--runner=FlinkRunner", drain=True)
-    added = flags("--runner=FlinkRunner --checkpointing_interval=5") - plain
+    assert flags(f"{portable} {endpoint}") == {portable, endpoint, *plain}
+    assert "--shutdown_sources_after_idle_ms=1" in flags(f"--runner=FlinkRunner {endpoint}", drain=True)
+    added = flags(f"--runner=FlinkRunner {endpoint} --checkpointing_interval=5") - plain
     assert added >= {"--finish_bundle_before_checkpointing", "--number_of_execution_retries=3"}
-    given = {"--runner=PortableRunner", "--checkpointing_interval=5", "--number_of_execution_retries=9"}
+    given = {portable, endpoint, "--checkpointing_interval=5", "--number_of_execution_retries=9"}
     given |= {"--max_bundle_time_mills=7", "--shutdown_sources_after_idle_ms=8"}
     assert flags(" ".join(given), drain=True) == {*given, "--finish_bundle_before_checkpointing"}
-    assert flags("--runner=BundleBasedDirectRunner", drain=True) == {"--runner=BundleBasedDirectRunner"}
+    assert flags("--runner=DirectRunner", drain=True) == {"--runner=DirectRunner"}
 
 
 def test_a_job_server_that_is_not_there_is_one_line():
@@ -123,7 +126,7 @@ def test_a_job_server_that_is_not_there_is_one_line():
         # Bound, so that nobody else has it, but not listening.
         options = streaming_options(f"--runner=PortableRunner --job_endpoint={endpoint}", False)
         with pytest.raises(InputError, match=f"no job server at {endpoint}: Connection refused"):
-            run_until_stopped(options, lambda pipeline: pipeline | beam.Create([1]), lambda: None)
+            run_pipeline(options, lambda pipeline: pipeline | beam.Create([1]))
 
 
 def test_what_a_stream_or_a_topic_cannot_be_is_refused():
