@@ -39,7 +39,7 @@ from apache_beam.utils.windowed_value import PaneInfoTiming
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.history_state import Histories
-from ctr.data.log import read_manifests
+from ctr.data.log import list_partitions, parse_manifest, partition_name
 from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
@@ -272,7 +272,11 @@ def _check_nothing_lost(log: Path, last: int, counts: Path) -> None:
     # Without events nothing is counted. A job that was resumed from a checkpoint has counted those since then.
     read = json.loads(counts.read_bytes()) if fetch(counts) else {}
     remove(counts)
-    published = {m.start: m.counters["impressions"] for m in read_manifests(log) if m.start > last}
+    published = {}
+    for start, end in list_partitions(log):
+        if start > last:
+            path = log / "manifests" / f"{partition_name(start, end)}.json"
+            published[start] = parse_manifest(path.read_bytes(), str(path)).counters["impressions"]
     if lost := [start for start, count in read.items() if count > published.get(int(start), 0)]:
         raise InputError(
             f"{log}: the runner lost events: {sum(read.values())} impressions were read for partitions that had not "

@@ -25,7 +25,7 @@ def run_watched(command: list[str], **options: object) -> tuple[int, set[str]]:
     addresses: set[str] = set()
     while process.poll() is None:
         addresses |= listening(process.pid)
-        time.sleep(0.02)
+        time.sleep(0.05)
     return process.returncode, {
         address for address in addresses if not is_loopback(address.partition(":")[0])
     }
@@ -46,17 +46,12 @@ def listening(process: int) -> set[str]:
 
 
 def _tree(process: int) -> Iterable[int]:
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
+    processes = [process]
+    for one in processes:
+        for thread in Path(f"/proc/{one}/task").glob("*/children"):
             with suppress(OSError):
-                # The name before it, in parentheses, may have spaces.
-                parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry))
-    found = [process]
-    for one in found:
-        found += children.get(one, [])
-    return found
+                processes += map(int, thread.read_text().split())
+    return processes
 
 
 def _links(folder: Path) -> Iterable[str]:

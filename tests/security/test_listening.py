@@ -31,6 +31,7 @@ TABLE = {
     "time": {"column": "time", "unit": "s"},
     "query": {"column": "query"},
     "label": "click",
+    "partition": "1h",
     "features": [*CATEGORIES, {"name": "seen", "kind": "category", "history": HISTORY}],
 }
 
