@@ -1,6 +1,7 @@
 """Processes that commands start import nothing from the folder that a user happens to be in."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import raw_logs
 from ctr.cli import main
 from ctr.experiments.jobs import Job, run_job
-from ctr.pipelines.processes import safe_environment
+from ctr.pipelines.processes import safe_environment, safe_workers
 
 TRAP = "from pathlib import Path\nPath({seen!r}).touch()\nraise ImportError('the folder of a user was looked in')\n"
 NAMES = ("json", "typing", "ctr", "numpy", "pandas", "tensorflow", "yaml", "apache_beam", "dill", "site")
@@ -93,3 +94,7 @@ def test_the_checkout_itself_stays_on_the_path(root, tmp_path, monkeypatch):
     assert "PYTHONSAFEPATH" not in safe_environment()
     monkeypatch.chdir(tmp_path)
     assert safe_environment()["PYTHONSAFEPATH"] == "1"
+    monkeypatch.setenv("PYTHONSAFEPATH", "0")
+    with safe_workers():
+        assert os.environ["PYTHONSAFEPATH"] == "1"
+    assert os.environ["PYTHONSAFEPATH"] == "0"

@@ -3,6 +3,7 @@
 import os
 import random
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 import event_files
-from listening import listening, run_watched
+from listening import is_loopback, listening, run_watched
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="no /proc/net")
 
@@ -67,10 +68,16 @@ def test_a_socket_of_a_process_or_of_its_child_is_seen():
             one.listen()
         ports = [one.getsockname()[1] for one in (everywhere, loopback)]
         assert {f"{'0' * 8}:{ports[0]:04X}", f"{'0' * 24}01000000:{ports[1]:04X}"} <= listening(os.getpid())
-    script = "import socket, sys; s = socket.socket(); s.bind(('%s', 0)); s.listen(); sys.stdin.read(1)"
-    for address, seen in (("0.0.0.0", 1), ("127.0.0.9", 0)):
-        sleeping = f'sleep 0.5 | {sys.executable} -c "{script % address}"'
-        assert len(run_watched(["sh", "-c", sleeping])[1]) == seen
+    assert not is_loopback("0" * 8) and is_loopback("0" * 24 + "01000000")
+    script = "import socket; s = socket.socket(); s.bind(('127.0.0.9', 0)); s.listen(); print(1, flush=True); input()"
+    shell = subprocess.Popen(
+        ["sh", "-c", f'{sys.executable} -c "{script}"; true'], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert shell.stdin is not None and shell.stdout is not None
+    shell.stdout.readline()
+    [address] = listening(shell.pid)
+    assert is_loopback(address.partition(":")[0])
+    shell.communicate()
 
 
 def test_joins_of_events_and_evaluations(ctr):
