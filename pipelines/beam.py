@@ -7,7 +7,6 @@ import io
 import re
 import shlex
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -36,10 +35,7 @@ _INPUT_ERROR = re.compile(
 # The text of the system's errors, which differs from that of the command line.
 _SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
 # What Beam raises of a runner that cannot start, cannot be reached, or cannot run the job.
-_RUNNER_ERRORS = (
-    *(grpc.RpcError, grpc.FutureTimeoutError, ImportError, OSError, RuntimeError, ValueError),
-    subprocess.SubprocessError,
-)
+_RUNNER_ERRORS = (grpc.RpcError, grpc.FutureTimeoutError, ImportError, OSError, RuntimeError, ValueError)
 
 # Names of runners as Beam reads them: in lower case, with or without "runner" at the end.
 _IN_THIS_PROCESS = {"bundlebaseddirect", "direct", "fnapi", "switchingdirect"}

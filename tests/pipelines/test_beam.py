@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import zlib
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
@@ -23,6 +24,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.transforms.environments import DockerEnvironment
 
 import event_files
+from beam_workers import job_server, worker_pool
 from ctr.cli import main
 from ctr.io.paths import read_path
 from ctr.pipelines.beam import make_pipeline, read_beam_options
@@ -80,13 +82,27 @@ def test_options_reach_beam_unchanged_for_a_batch_and_a_stream(runner):
     ],
 )
 def test_options_that_fit_no_runner_end_in_one_line(given, complaint, tmp_path, capfd):
-    columns = {"example_id": [1], "query_id": [1], "query_time": [1], "label": pa.array([1], pa.int8())}
-    weights = {name: pa.array([1], pa.float32()) for name in ("train_weight", "metric_weight", "logit")}
-    pq.write_table(pa.table({**columns, **weights}), tmp_path / "predictions.parquet")
-    assert main(["evaluate", str(tmp_path / "predictions.parquet"), f"--beam-options={given}"]) == 1
+    assert evaluate(tmp_path, given) == 1
     said, complained = capfd.readouterr()
     assert (said, complained.count("\n")) == ("", 1)
     assert re.match(f"error: --beam-options.*{complaint}", complained)
+
+
+@pytest.mark.slow
+def test_what_neither_beam_nor_its_job_server_knows_is_refused(tmp_path, capfd):
+    with job_server(tmp_path / "server") as endpoint, worker_pool(tmp_path / "pool") as workers:
+        given = " ".join(["--runner=PortableRunner", f"--job_endpoint={endpoint}", *workers])
+        assert evaluate(tmp_path, f"{given} --parallelsm=3") == 1
+        assert capfd.readouterr().err == "error: --beam-options: --parallelsm=3: Beam knows no such option\n"
+        assert evaluate(tmp_path, given) == 0
+
+
+def evaluate(folder: Path, given: str) -> int:
+    """Runs ``ctr evaluate`` on a prediction with some options of Beam; returns its status."""
+    columns = {"example_id": [1], "query_id": [1], "query_time": [1], "label": pa.array([1], pa.int8())}
+    weights = {name: pa.array([1], pa.float32()) for name in ("train_weight", "metric_weight", "logit")}
+    pq.write_table(pa.table({**columns, **weights}), folder / "predictions.parquet")
+    return main(["evaluate", str(folder / "predictions.parquet"), f"--beam-options={given}"])
 
 
 def events_job(kind: str, bucket: str) -> Any:
