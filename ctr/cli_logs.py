@@ -232,7 +232,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
             **beam_options(),
             "[--kafka HOST:PORT]": "with --stream: read topics instead of files",
             "[--kafka-option KEY=VALUE]...": "setting of Kafka's consumer",
-            "[--expansion-service HOST:PORT]": "with --kafka: a running expansion service (Beam starts its own)",
+            "[--expansion-service HOST:PORT]": "with --kafka: a running expansion service of Beam",
         },
     },
     beam_options="",

@@ -6,12 +6,22 @@ import contextlib
 import io
 import re
 import shlex
+import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
+import grpc
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    PipelineOptions,
+    PortableOptions,
+    StandardOptions,
+)
 
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, one_line
+from ctr.io.signals import Stop
 from ctr.io.stores import UnavailableError
 from ctr.pipelines.rows.sources import UnreadableNowError
 
@@ -22,26 +32,90 @@ _KINDS = {
 _INPUT_ERROR = re.compile(
     rf"({'|'.join(map(re.escape, _KINDS))}|\bOSError|PermissionError): (.*?)(?: \[while running|\n|$)"
 )
-
-_ENVIRONMENTS = ("DOCKER", "EXTERNAL", "LOOPBACK", "PROCESS")
-IN_THIS_PROCESS = "FnApiRunner"  # the name of the runner of ``in_this_process``
-
 # The text of the system's errors, which differs from that of the command line.
 _SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
+# What Beam raises of a runner that cannot start, cannot be reached, or cannot run the job.
+_RUNNER_ERRORS = (grpc.RpcError, grpc.FutureTimeoutError, ImportError, OSError, RuntimeError, ValueError)
+
+# Names of runners as Beam reads them: in lower case, with or without "runner" at the end.
+_IN_THIS_PROCESS = {"bundlebaseddirect", "direct", "fnapi", "switchingdirect"}
+_ON_A_JOB_SERVER = {"flink", "kafkastreams", "portable", "prism", "spark"}
+# Without LOOPBACK, for which this process would listen: Beam's servers do so on all networks, without a password.
+_ENVIRONMENTS = ("DOCKER", "EXTERNAL", "PROCESS")
+_CONNECT_SECONDS = 10
+_CANCEL_SECONDS = 60
 
 
-def read_beam_options(arguments: Sequence[str], given: str) -> PipelineOptions:
-    """Reads Beam's options such as ``--runner=...``; ``given`` is how the user wrote them, for the InputError."""
+class _JobServerOptions(PipelineOptions):
+    """Options of which a job server knows some that Beam in Python does not; what neither knows is refused."""
+
+    def get_all_options(self, *given: Any, add_extra_args_fn: Any = None, **more: Any) -> dict[str, Any]:
+        def add(parser: Any) -> None:
+            add_extra_args_fn(parser)
+            _refuse_unknown(parser, self._flags or ())
+
+        more["add_extra_args_fn"] = add_extra_args_fn and add
+        options: dict[str, Any] = super().get_all_options(*given, **more)
+        return options
+
+
+def read_beam_options(arguments: Sequence[str]) -> PipelineOptions:
+    """Reads Beam's options such as ``--runner=...``; without a runner, those of Beam inside this process.
+
+    There it runs in memory, with one worker. Raises InputError: an option that Beam does not know, or one with which
+    Beam would start a server on this machine.
+    """
+    given = shlex.join(arguments)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             options = PipelineOptions(list(arguments))
-            # Reads them; otherwise that comes later, one group after another.
-            options.get_all_options()
+            # Reads all of them; otherwise that comes later, one group after another.
+            if _short_name(options) in _ON_A_JOB_SERVER:
+                options = _JobServerOptions(list(arguments))
+                options.get_all_options()
+            else:
+                options.get_all_options(add_extra_args_fn=lambda parser: _refuse_unknown(parser, arguments))
     except SystemExit:
         fault = complaint.getvalue().strip().rpartition("error: ")[2]
-        raise InputError(f"{given}: {fault}") from None
+        raise InputError(f"--beam-options {given}: {fault}") from None
+    _refuse_servers(options)
+    if runs_in_this_process(options):
+        # The others of these names look for a program on the network first.
+        options.view_as(StandardOptions).runner = "FnApiRunner"
     return options
+
+
+def _refuse_unknown(parser: Any, arguments: Sequence[str]) -> None:
+    if unknown := parser.parse_known_args(arguments)[1]:
+        raise InputError(f"--beam-options: {unknown[0]}: Beam knows no such option")
+
+
+def _refuse_servers(options: PipelineOptions) -> None:
+    """Raises InputError for options with which Beam would listen, on all networks, for workers or jobs."""
+    direct, portable = options.view_as(DirectOptions), options.view_as(PortableOptions)
+    if direct.direct_running_mode != "in_memory" or direct.direct_num_workers != 1:
+        given = f"--direct_running_mode={direct.direct_running_mode}"
+        raise InputError(
+            f"--beam-options: {given} --direct_num_workers={direct.direct_num_workers}: inside this process Beam "
+            "listens to no port; allowed: in_memory with 1"
+        )
+    environment = str(portable.environment_type or _ENVIRONMENTS[0])
+    if environment not in _ENVIRONMENTS and not environment.startswith("beam:env:"):
+        raise InputError(
+            f"--beam-options: --environment_type={environment}: no kind of workers that this command starts; allowed: "
+            f"{', '.join(_ENVIRONMENTS)}"
+        )
+    if _short_name(options) not in _ON_A_JOB_SERVER:
+        return
+    host, _, port = str(portable.job_endpoint or "").rpartition(":")
+    if not host or not port.isdecimal():
+        runner = options.view_as(StandardOptions).runner
+        raise InputError(
+            f"--beam-options: --runner={runner} requires a job server that runs: --job_endpoint=HOST:PORT"
+        )
+    # What Beam takes for a local Flink or Spark is LOOPBACK.
+    portable.environment_type = environment
 
 
 def split_beam_options(given: str) -> list[str]:
@@ -52,55 +126,94 @@ def split_beam_options(given: str) -> list[str]:
         raise InputError(f"--beam-options {given}: {error}") from None
 
 
-def in_this_process(threads: int) -> list[str]:
-    """Returns the options of the runner inside this process with so many threads."""
-    mode = "--direct_running_mode=multi_threading"
-    return [f"--runner={IN_THIS_PROCESS}", mode, f"--direct_num_workers={threads}"]
+def _short_name(options: PipelineOptions) -> str:
+    name = str(options.view_as(StandardOptions).runner or "direct")
+    return name.rpartition(".")[2].lower().removesuffix("runner")
 
 
-def options_or_threads(given: str, threads: int) -> PipelineOptions:
-    """Reads ``--beam-options`` (or InputError); without a runner among them, that of this process with threads."""
-    arguments = split_beam_options(given)
-    if not any(argument.startswith("--runner") for argument in arguments):
-        arguments += in_this_process(threads)
-    return read_beam_options(arguments, f"--beam-options {given}")
+def runs_in_this_process(options: PipelineOptions) -> bool:
+    """Returns whether Beam runs the pipeline inside this process, in memory."""
+    return _short_name(options) in _IN_THIS_PROCESS
 
 
-def runner_name(options: PipelineOptions) -> str:
-    """Returns the name of the runner's class."""
-    return str(options.view_as(StandardOptions).runner).rpartition(".")[2]
+def make_pipeline(options: PipelineOptions) -> beam.Pipeline:
+    """Makes an empty pipeline. Raises InputError for options that fit no runner, or a job server that does not answer.
 
-
-def make_pipeline(options: PipelineOptions, given: str = "--beam-options") -> beam.Pipeline:
-    """Makes an empty pipeline; InputError, which names where they were ``given``, for options that fit no runner."""
-    environment = str(options.view_as(PortableOptions).environment_type or _ENVIRONMENTS[0])
-    if environment not in _ENVIRONMENTS and not environment.startswith("beam:env:"):
-        allowed = ", ".join(_ENVIRONMENTS)
-        raise InputError(f"{given}: --environment_type={environment}: no kind of workers; allowed: {allowed}")
+    Beam itself would wait for it for minutes.
+    """
+    if _short_name(options) in _ON_A_JOB_SERVER:
+        endpoint = str(options.view_as(PortableOptions).job_endpoint)
+        host, _, port = endpoint.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        except OSError as error:
+            raise InputError(
+                f"--beam-options: no job server at {endpoint}: {error.strerror or error}"
+            ) from None
     try:
         return beam.Pipeline(options=options)
     except (ValueError, ImportError, AttributeError) as error:
-        raise InputError(f"{given}: {' '.join(str(error).split())}") from None
+        raise InputError(f"--beam-options: {one_line(error)}") from None
 
 
-def run_pipeline(options: PipelineOptions, build: Callable[[beam.Pipeline], object]) -> None:
-    """Builds a pipeline and waits until it is done; InputError of a worker, or of options that fit no runner."""
-    pipeline = make_pipeline(options)
-    build(pipeline)
-    with input_errors_of_workers():
-        pipeline.run().wait_until_finish()
+def run_pipeline(
+    options: PipelineOptions, build: Callable[[beam.Pipeline], object], stop: Stop = lambda: None
+) -> None:
+    """Builds a pipeline and waits until it is done; a signal of ``stop``, called ten times a second, cancels it.
+
+    Raises InputError: that of a worker, or of a runner that cannot start, cannot be reached or has failed.
+    """
+    with _errors_of_runners(options):
+        pipeline = make_pipeline(options)
+        build(pipeline)
+        _run(pipeline, stop)
+
+
+def _run(pipeline: beam.Pipeline, stop: Stop) -> None:
+    submitted: list[Any] = []
+    failures: list[Exception] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            submitted.append(pipeline.run())
+            submitted[0].wait_until_finish()
+        except Exception as error:
+            failures.append(error)
+        finally:
+            ended.set()
+
+    # A thread of its own: a signal must not interrupt Beam.
+    threading.Thread(target=run, daemon=True).start()
+    while not ended.wait(0.1):
+        if stop() is not None:
+            for result in submitted:
+                result.cancel()
+                ended.wait(_CANCEL_SECONDS)
+            return
+    if failures:
+        raise failures[0]
 
 
 @contextlib.contextmanager
-def input_errors_of_workers() -> Iterator[None]:
-    """Turns a runner's report of an InputError in a worker into that InputError."""
+def _errors_of_runners(options: PipelineOptions) -> Iterator[None]:
+    """Turns the report of an InputError in a worker into that InputError, and what a runner says of itself into one."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        found = _INPUT_ERROR.search(str(error))
-        if found is None:
+        if (reported := _INPUT_ERROR.search(str(error))) is not None:
+            kind = _KINDS.get(reported[1], InputError)
+            raise kind(_SYSTEM_ERROR.sub(r"\2: \1", reported[2])) from None
+        # A traceback is that of a worker: a defect, as is whatever this process itself raises.
+        if (
+            runs_in_this_process(options)
+            or not isinstance(error, _RUNNER_ERRORS)
+            or "Traceback" in str(error)
+        ):
             raise
-        kind = _KINDS.get(found[1], InputError)
-        raise kind(_SYSTEM_ERROR.sub(r"\2: \1", found[2])) from None
+        details = error.details() if isinstance(error, grpc.Call) else one_line(error)
+        raise InputError(
+            f"--beam-options: the runner cannot start, or be reached any more: {details}"
+        ) from None

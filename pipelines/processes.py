@@ -26,7 +26,7 @@ def safe_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def safe_workers() -> Iterator[None]:
-    """Sets ``safe_environment`` for the processes that a Beam runner starts within the block."""
+    """Sets ``safe_environment`` for the processes that are started within the block."""
     before = os.environ.get(_SAFE_PATH)
     os.environ.update(safe_environment())
     try:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Self
 from ctr.io.errors import PASSING, exit_status, process_status
 from ctr.io.files import make_folder, write_atomic_bytes
 from ctr.io.signals import ending_by_sigterm
-from ctr.pipelines.processes import quiet_beam, safe_environment, safe_workers
+from ctr.pipelines.processes import quiet_beam, safe_environment
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -90,7 +90,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: st
         if elsewhere is None:
             _run_here(jobs, workers, report)
         else:
-            with quiet_beam(logging.WARNING), safe_workers():
+            with quiet_beam(logging.WARNING):
                 _run_elsewhere(jobs, elsewhere, report, outcomes)
 
 
@@ -159,12 +159,14 @@ def _options_elsewhere(beam_options: str) -> "PipelineOptions | None":
     from ctr.pipelines.beam import read_beam_options, split_beam_options
 
     given = split_beam_options(beam_options)
-    options = read_beam_options(given, f"--beam-options {beam_options}")
+    options = read_beam_options(given)
     return options if any(option.startswith("--runner") for option in given) else None
 
 
 def _run_elsewhere(jobs: Sequence[Job], options: "PipelineOptions", report: Report, outcomes: Path) -> None:
     import apache_beam as beam
+
+    from ctr.pipelines.beam import run_pipeline
 
     shutil.rmtree(outcomes, ignore_errors=True)
     make_folder(outcomes)
@@ -173,17 +175,16 @@ def _run_elsewhere(jobs: Sequence[Job], options: "PipelineOptions", report: Repo
     finished = threading.Event()
     lost = Outcome(False, 0.0, "its worker was lost")
 
-    def run_pipeline() -> None:
-        with beam.Pipeline(options=options) as pipeline:
-            # The jobs are single elements, which Reshuffle spreads over the workers.
-            spread = pipeline | beam.Create(elements, reshuffle=False) | beam.Reshuffle()
-            _ = spread | beam.MapTuple(_run_element)
+    def build(pipeline: beam.Pipeline) -> None:
+        # The jobs are single elements, which Reshuffle spreads over the workers.
+        spread = pipeline | beam.Create(elements, reshuffle=False) | beam.Reshuffle()
+        _ = spread | beam.MapTuple(_run_element)
 
     with ThreadPoolExecutor(2) as pool:
         reporting = pool.submit(_report_files, files, finished, report)
         try:
             # Not in this thread: what a signal raises there may be held up, or lost, in Beam.
-            pool.submit(run_pipeline).result()
+            pool.submit(run_pipeline, options, build).result()
         except Exception as error:
             text = f"the pipeline failed: {' '.join(str(error).split())[:500]}"
             lost = Outcome(False, 0.0, text, text, status=exit_status(error))

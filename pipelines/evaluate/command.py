@@ -1,6 +1,5 @@
 """Command ``ctr evaluate``: recorded predictions measured, or compared, and shown as text."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from ctr.eval.display import (
 )
 from ctr.eval.run_files import COMPARED
 from ctr.io.errors import InputError
-from ctr.pipelines.processes import quiet_beam, safe_workers
+from ctr.pipelines.processes import quiet_beam
 
 
 def run_evaluate(
@@ -28,13 +27,11 @@ def run_evaluate(
     by_day: bool = False,
 ) -> dict[str, Any]:
     """Measure predictions (`evaluate`), or compare others with them (`evaluate_difference`), without Beam's notices."""
-    try:
-        options = shlex.split(beam_options)
-    except ValueError as error:
-        raise InputError(f"Beam options {beam_options!r}: {error}") from None
-    with quiet_beam(), safe_workers():
+    with quiet_beam():
+        from ctr.pipelines.beam import split_beam_options
         from ctr.pipelines.evaluate.run import evaluate, evaluate_difference
 
+        options = split_beam_options(beam_options)
         if against is None:
             return evaluate(predictions, options, by_day=by_day)
         if by_day:

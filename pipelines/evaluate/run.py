@@ -19,10 +19,10 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from ctr.io.errors import InputError
-from ctr.pipelines.beam import make_pipeline, read_beam_options
+from ctr.pipelines.beam import read_beam_options, run_pipeline, runs_in_this_process
 from ctr.pipelines.evaluate.rows import (
     RowGroup,
     count_learned,
@@ -36,8 +36,6 @@ from ctr.pipelines.evaluate.transforms import FAULT, KINDS, difference_of, metri
 ROWS_PER_KEY = 1 << 20
 # A runner inside this process groups so many at a time: it holds all of them in memory, about 100 bytes each.
 ROWS_PER_PASS = 1 << 23
-
-_IN_MEMORY = ("FnApiRunner", "DirectRunner", "BundleBasedDirectRunner")
 
 
 def evaluate(
@@ -132,11 +130,10 @@ def _run(
     rows_per_key: int,
     rows_per_pass: int | None,
 ) -> dict[str, Any]:
-    options = _options(beam_options)
-    runner = options.view_as(StandardOptions).runner
+    options = read_beam_options(beam_options)
     rows = sum(group.rows for groups in sides.values() for group in groups)
     if rows_per_pass is None:
-        rows_per_pass = ROWS_PER_PASS if runner.rpartition(".")[2] in _IN_MEMORY else max(rows, 1)
+        rows_per_pass = ROWS_PER_PASS if runs_in_this_process(options) else max(rows, 1)
     passes = max(1, math.ceil(rows / rows_per_pass))
     keys = max(passes, math.ceil(rows / rows_per_key))
     names = list(sides) if len(sides) == 1 else list(KINDS)
@@ -156,26 +153,19 @@ def _run_pass(
             tempfile.TemporaryDirectory(prefix="ctr-evaluate-")
         )
         path = FileSystems.join(folder, f"ctr-evaluate-{secrets.token_hex(8)}.npz")
-        pipeline = make_pipeline(options, "Beam options")
-        elements = {
-            side: pipeline
-            | f"Row groups {side}" >> beam.Create(list(groups))
-            | f"Spread {side}" >> beam.Reshuffle()
-            for side, groups in sides.items()
-        }
-        found = metric_states(elements, read_row_group, keys, number, passes)
-        _ = found | "Write" >> beam.Map(_write_states, path)
-        pipeline.run().wait_until_finish()
+
+        def build(pipeline: beam.Pipeline) -> None:
+            elements = {
+                side: pipeline
+                | f"Row groups {side}" >> beam.Create(list(groups))
+                | f"Spread {side}" >> beam.Reshuffle()
+                for side, groups in sides.items()
+            }
+            states = metric_states(elements, read_row_group, keys, number, passes)
+            _ = states | "Write" >> beam.Map(_write_states, path)
+
+        run_pipeline(options, build)
         return _read_states(path)
-
-
-def _options(given: Sequence[str]) -> PipelineOptions:
-    options = read_beam_options(given, f"Beam options {' '.join(given)}")
-    standard = options.view_as(StandardOptions)
-    if standard.runner is None:
-        # Beam's own default may look for a runner on the network.
-        standard.runner = "FnApiRunner"
-    return options
 
 
 def _write_states(states: Mapping[str, Any], path: str) -> None:
@@ -191,7 +181,7 @@ def _write_states(states: Mapping[str, Any], path: str) -> None:
 def _read_states(path: str) -> dict[str, Any]:
     if not FileSystems.exists(path):
         raise InputError(
-            f"Beam options: the runner's workers left no result at {path}; --temp_location must be a folder that "
+            f"--beam-options: the runner's workers left no result at {path}; --temp_location must be a folder that "
             "they and this process share"
         )
     with FileSystems.open(path) as file:

@@ -1,6 +1,7 @@
 """Command ``ctr ingest events``: checks its arguments, runs the job and describes the result."""
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import os
@@ -13,7 +14,7 @@ from ctr.data.mapping import keeping_values
 from ctr.io.errors import InputError
 from ctr.io.signals import stop_signals
 from ctr.pipelines.events.drivers import FollowSettings, KafkaSettings, choose_settings
-from ctr.pipelines.processes import quiet_beam, safe_workers
+from ctr.pipelines.processes import quiet_beam
 from ctr.pipelines.rows.rejects import check_reject_share
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ def run_events(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[di
     from ctr.pipelines.events.unmatched import unmatched_warnings
 
     settings = choose_settings(arguments)
+    uses_beam = arguments.stream or arguments.beam_options
     # What a user must know of an error is in its message.
-    with quiet_beam(), safe_workers():
+    with quiet_beam() if uses_beam else contextlib.nullcontext():
         if settings is None:
             result, text = _run_batch(arguments, mapping)
         elif isinstance(settings, KafkaSettings) or arguments.stream:
@@ -76,9 +78,11 @@ def _run_watch(
 ) -> tuple[dict[str, Any], str]:
     from ctr.pipelines.events.follow import WatchSettings, watch_events
 
-    watched = WatchSettings(
-        **vars(settings), max_reject_share=arguments.max_reject_share, beam_options=arguments.beam_options
-    )
+    if arguments.beam_options:
+        raise InputError(
+            "--follow runs on this machine, without Beam; --beam-options applies to --stream or a batch"
+        )
+    watched = WatchSettings(**vars(settings), max_reject_share=arguments.max_reject_share)
     with stop_signals() as stop:
         progress = watch_events(
             mapping, arguments.input, arguments.out, watched, lambda: stop() is not None, _report_progress
@@ -106,7 +110,7 @@ def _run_stream(
     drain = isinstance(settings, FollowSettings) and settings.drain
     with silent_workers(), stop_signals() as stop:
         options = streaming_options(arguments.beam_options, drain)
-        stream_events(mapping, log, source, options, arguments.max_reject_share, stop)
+        stream_events(mapping, log, source, options, arguments.max_reject_share, stop, drain=drain)
     manifests = read_manifests(log)
     rows = sum(manifest.rows for manifest in manifests)
     result = {"partitions": len(manifests), "rows": rows, "last_published": last_published(log)}

@@ -32,9 +32,8 @@ class KafkaSettings:
     """Settings of topics that are read."""
 
     servers: str  # HOST:PORT, several with commas between
+    expansion_service: str  # HOST:PORT
     consumer: Sequence[str] = ()  # settings of Kafka's consumer, each written KEY=VALUE
-    # HOST:PORT of a running one; empty: Beam starts its own, for which it fetches a jar.
-    expansion_service: str = ""
 
 
 # The flags, and the field that each of them sets.
@@ -68,6 +67,11 @@ def choose_settings(arguments: argparse.Namespace) -> FollowSettings | KafkaSett
             raise InputError(_misplaced(flag, chosen))
     settings = {fields[flag]: value for flag, value in given.items() if flag in fields}
     if is_kafka:
+        if "--expansion-service" not in given:
+            raise InputError(
+                "--kafka requires a running expansion service: --expansion-service HOST:PORT; one that Beam starts "
+                "would listen on all networks"
+            )
         return KafkaSettings(**settings)
     return FollowSettings(**settings) if chosen else None
 

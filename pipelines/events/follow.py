@@ -11,20 +11,18 @@ files whose clock is then moved to the end, with a spool that is removed with th
 done again with the same result: files are read again until their report is there, partitions are staged again until
 their manifest is.
 
-Memory holds the partition that each worker joins and the chunk that it reads; the disk holds the events of partitions
+Memory holds the partition that each thread joins or the chunk that it reads; the disk holds the events of partitions
 that may still be needed.
 """
 
-# Beam types its classes, few of its functions.
-# mypy: allow-untyped-calls
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import apache_beam as beam
+import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.kept_values import FOLDER as VALUES
@@ -32,8 +30,6 @@ from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, remove_temporaries
 from ctr.io.locks import hold
-from ctr.io.stores import address_of
-from ctr.pipelines.beam import IN_THIS_PROCESS, options_or_threads, run_pipeline, runner_name
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.accounts import (
     AbsentColumns,
@@ -47,7 +43,6 @@ from ctr.pipelines.events.accounts import (
     sum_counters,
     write_rejects,
 )
-from ctr.pipelines.events.batch_elsewhere import run_elsewhere
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.publish import (
     CONFLICTING,
@@ -78,22 +73,21 @@ from ctr.pipelines.events.spool import (
     list_reports,
     list_starts,
     read_clock,
-    read_collisions,
     read_partition,
     read_report,
-    read_staged,
     write_clock,
-    write_collisions,
     write_report,
     write_segment,
-    write_staged,
 )
 from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_teacher
 from ctr.pipelines.events.tables import FAR_US, KINDS, Kind
 from ctr.pipelines.rows.sources import Chunk, UnreadableNowError, faults_named
 from ctr.pipelines.spill import spill_folder
 
-_BATCH_WORKERS = 2
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+_BATCH_THREADS = 2
 _FILES_A_ROUND = 32
 _RECENT_FILES = 1000
 _CHANGED = "changed after it was read: the added part is not read; put new events into a new file"
@@ -116,11 +110,9 @@ class EventsResult:
 
 @dataclass(frozen=True)
 class WatchSettings(FollowSettings):
-    """Settings of a watch; ``beam_options`` are of another runner, whose workers see the folders under their paths."""
+    """Settings of a watch."""
 
     max_reject_share: float = 0.01  # of the latest events; more of them end the job
-    workers: int = 1  # threads of the runner inside this process
-    beam_options: str = ""
 
 
 @dataclass
@@ -144,14 +136,14 @@ def ingest_events(
 ) -> EventsResult:
     """Publishes the examples that the events of ``folders`` make as the log ``log``, in one round.
 
-    Every partition with events is closed: it cannot be published with others later. The workers of another runner,
-    given by Beam's ``options``, must see folders and log under the same paths or addresses. A job that was killed can
-    be run again: it publishes the same bytes. Raises InputError: no events, a damaged file, a missing column, too many
-    rejects, a log of something else, or not a single example.
+    Every partition with events is closed: it cannot be published with others later. Beam's ``options`` name another
+    runner, whose workers must see folders and log under the same paths or addresses; without them Beam is not loaded.
+    A job that was killed can be run again: it publishes the same bytes. Raises InputError: no events, a damaged file,
+    a missing column, too many rejects, a log of something else, or not a single example.
     """
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)
-    runner = options_or_threads(options, _BATCH_WORKERS)
+    runner = _runner_elsewhere(options)
     files = find_events(mapping, folders)
     if not files:
         raise nothing_found(mapping, folders)
@@ -172,19 +164,19 @@ def ingest_events(
             columns.add(report)
         columns.check()
 
-    if runner_name(runner) == IN_THIS_PROCESS:
+    if runner is None:
+        collisions = Collisions(mapping.feature_schema)
         with spill_folder(log) as spool:
-            job = _Job(mapping, log, spool, runner)
+            job = _Job(mapping, log, spool, _BATCH_THREADS)
             reports = job.read(units, keep_going=False)
             accept(reports)
             job.progress.clock_us = job.drained_clock(arrivals_reached(reports))
-            published = job.publish(count_ids=True)
+            published = job.publish(collisions)
             left = job.open_starts()
             pending = count_impressions(spool, left)
-            collisions = Collisions(mapping.feature_schema)
-            for met in read_collisions(spool):
-                collisions.merge(met)
     else:
+        from ctr.pipelines.events.batch_elsewhere import run_elsewhere
+
         left, pending = [], 0
         outcome = run_elsewhere(mapping, log, units, runner)
         accept(outcome.reports)
@@ -211,6 +203,16 @@ def ingest_events(
     )
 
 
+def _runner_elsewhere(options: str) -> "PipelineOptions | None":
+    """Reads Beam's options; None without any, or for the runners inside this process: Beam is not needed there."""
+    if not options:
+        return None
+    from ctr.pipelines.beam import read_beam_options, runs_in_this_process, split_beam_options
+
+    runner = read_beam_options(split_beam_options(options))
+    return None if runs_in_this_process(runner) else runner
+
+
 def watch_events(
     mapping: EventMapping,
     folders: Sequence[Path],
@@ -222,19 +224,13 @@ def watch_events(
     """Publishes partitions as their events arrive; returns when ``stop`` says so, or, draining, when all is published.
 
     ``stop`` is called between rounds, ``report`` after each round with what it published. Raises InputError: too many
-    rejects, another mapping or another process at work on the log, or wrong options.
+    rejects, or another mapping or another process at work on the log.
     """
     mapping = with_pinned_teacher(mapping, log)
-    runner = options_or_threads(settings.beam_options, settings.workers)
-    if runner_name(runner) != IN_THIS_PROCESS and address_of(log):
-        raise InputError(
-            f"{log}: --follow keeps events on this machine, which the workers of another runner do not see; allowed: "
-            "--stream, or --follow without --beam-options"
-        )
     begin_log(log, mapping)
     make_folder(log / SPOOL)
     with hold(log / SPOOL, f"{log}: another process publishes events there"):
-        job = _Job(mapping, log, log / SPOOL, runner)
+        job = _Job(mapping, log, log / SPOOL)
         watch = _Watch(job, EventFolders(mapping, folders, settings), settings)
         while not stop():
             new = watch.new_units()
@@ -253,35 +249,37 @@ def watch_events(
 class _Job:
     """Rounds of a batch or a watch over a spool."""
 
-    def __init__(self, mapping: EventMapping, log: Path, spool: Path, runner: Any) -> None:
-        self.mapping, self.log, self.spool, self._runner = mapping, log, spool, runner
+    def __init__(self, mapping: EventMapping, log: Path, spool: Path, threads: int = 1) -> None:
+        self.mapping, self.log, self.spool, self._threads = mapping, log, spool, threads
         self.rules = partition_rules(mapping)
         self.progress = Progress()
         self.last_published = -1  # the start of that partition
         self._histories = histories_of(log, mapping)
 
     def read(self, units: Sequence[Unit], keep_going: bool) -> list[UnitReport]:
-        """Stores the events of units in the spool; returns their reports. Raises InputError for a runner elsewhere.
+        """Stores the events of units in the spool; returns their reports.
 
         Arrivals before the present clock are too late for what is closed by it, whenever they are read. With
         ``keep_going`` a unit that cannot be read is recorded as damaged instead of ending the job.
         """
-        given = (self.mapping, self.log, self.spool, self.progress.clock_us, keep_going)
-        run_pipeline(
-            self._runner,
-            lambda pipeline: (
-                pipeline
-                | "Units" >> beam.Create(list(units), reshuffle=False)
-                | "Spread" >> beam.Reshuffle()
-                | "Store" >> beam.Map(_spool_unit, *given)
-            ),
-        )
-        reports = [report for unit in units if (report := read_report(self.spool, unit)) is not None]
-        if len(reports) != len(units):
-            raise InputError("--beam-options: workers must see the log's folder under the same path")
+        with ThreadPoolExecutor(self._threads) as pool:
+            reports = list(pool.map(lambda unit: self._spool(unit, keep_going), units))
         for report in reports:
             self.progress.counts.add(report)
         return reports
+
+    def _spool(self, unit: Unit, keep_going: bool) -> UnitReport:
+        """Stores the events of a unit in the spool by partition, and at its end its report."""
+        report = UnitReport(unit.kind, unit.name)
+        for number, chunk in enumerate(_chunks(unit, self.mapping, report, keep_going)):
+            routed = route_chunk(self.mapping, self.log, report, chunk, self.progress.clock_us)
+            for start, table in routed.items():
+                write_segment(self.spool, unit, number, start, table)
+        write_report(self.spool, unit, report)
+        return report
+
+    def _stage(self, start: int) -> tuple[pa.Table, bytes]:
+        return stage_events(self.log, self.mapping, start, read_partition(self.spool, self.rules, start))
 
     def drained_clock(self, arrived: Mapping[Kind, int]) -> int:
         """Returns the arrival at which all partitions with events are closed, -1 without any.
@@ -297,10 +295,10 @@ class _Job:
         """Lists the partitions with events that are not published."""
         return [start for start in list_starts(self.spool) if start > self.last_published]
 
-    def publish(self, count_ids: bool = False) -> list[Manifest]:
+    def publish(self, collisions: Collisions | None = None) -> list[Manifest]:
         """Publishes the partitions that are closed by the clock, in order, and deletes what no later one needs.
 
-        With ``count_ids``, also stores which ids the examples have (``read_collisions``).
+        Adds the ids of their examples to ``collisions``.
         """
         starts = [
             start
@@ -309,19 +307,13 @@ class _Job:
         ]
         if not starts:
             return []
-
-        run_pipeline(
-            self._runner,
-            lambda pipeline: (
-                pipeline
-                | "Partitions" >> beam.Create(starts, reshuffle=False)
-                | "Spread" >> beam.Reshuffle()
-                | "Stage" >> beam.ParDo(_Stage(self.mapping, self.log, self.spool, count_ids))
-            ),
-        )
-        published = list(
-            publish_staged(self.log, self.mapping, self._histories, read_staged(self.spool, starts))
-        )
+        staged = []
+        with ThreadPoolExecutor(self._threads) as pool:
+            for start, (examples, manifest) in zip(starts, pool.map(self._stage, starts), strict=True):
+                staged.append((start, manifest))
+                if collisions is not None:
+                    collisions.add(examples)
+        published = list(publish_staged(self.log, self.mapping, self._histories, staged))
         self.last_published = max([self.last_published, *starts])
         self.progress.published += len(published)
         self.progress.rows += sum(manifest.rows for manifest in published)
@@ -329,17 +321,6 @@ class _Job:
         length = self.rules.length
         drop_partitions(self.spool, known_from(self.rules, self.last_published + length) - length)
         return published
-
-
-def _spool_unit(
-    unit: Unit, mapping: EventMapping, log: Path, spool: Path, clock_us: int, keep_going: bool
-) -> None:
-    """Stores the events of a unit in the spool by partition, and at its end its report."""
-    report = UnitReport(unit.kind, unit.name)
-    for number, chunk in enumerate(_chunks(unit, mapping, report, keep_going)):
-        for start, table in route_chunk(mapping, log, report, chunk, clock_us).items():
-            write_segment(spool, unit, number, start, table)
-    write_report(spool, unit, report)
 
 
 def _chunks(unit: Unit, mapping: EventMapping, report: UnitReport, keep_going: bool) -> Iterator[Chunk]:
@@ -355,27 +336,6 @@ def _chunks(unit: Unit, mapping: EventMapping, report: UnitReport, keep_going: b
         if not keep_going:
             raise
         report.damaged = str(error)
-
-
-class _Stage(beam.DoFn):
-    # Stages partitions whose events are in the spool; of each bundle stores the ids of its examples.
-
-    def __init__(self, mapping: EventMapping, log: Path, spool: Path, count_ids: bool) -> None:
-        self._mapping, self._log, self._spool, self._count_ids = mapping, log, spool, count_ids
-
-    def start_bundle(self) -> None:
-        self._met = Collisions(self._mapping.feature_schema)
-
-    def process(self, start: int) -> None:
-        events = read_partition(self._spool, partition_rules(self._mapping), start)
-        examples, manifest = stage_events(self._log, self._mapping, start, events)
-        if self._count_ids:
-            self._met.add(examples)
-        write_staged(self._spool, start, manifest)
-
-    def finish_bundle(self) -> None:
-        if self._count_ids:
-            write_collisions(self._spool, self._met)
 
 
 class _Watch:

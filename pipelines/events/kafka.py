@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
-from apache_beam.io.kafka import ReadFromKafka, ReadFromKafkaSchema, default_io_expansion_service
+from apache_beam.io.kafka import ReadFromKafka, ReadFromKafkaSchema
 from apache_beam.transforms.external import ExternalTransform, NamedTupleBasedPayloadBuilder
 from apache_beam.transforms.window import GlobalWindow, TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
@@ -63,7 +63,6 @@ class EventsInKafka(beam.PTransform[Any, Any]):
         }
 
     def expand(self, begin: Any) -> Any:
-        service = self._expansion_service or default_io_expansion_service(append_args=[])
         kinds = []
         for kind in KINDS:
             topic = source_of(self._mapping, kind).topic
@@ -72,7 +71,7 @@ class EventsInKafka(beam.PTransform[Any, Any]):
                 fields["start_read_time"] = self._since_us // 1000
             kinds.append(
                 begin.pipeline
-                | f"Read {kind}" >> _connector(service, fields)
+                | f"Read {kind}" >> _connector(self._expansion_service, fields)
                 | f"Gather {kind}" >> beam.ParDo(_Gather(self._mapping, kind))
             )
         return kinds | "Both" >> beam.Flatten()

@@ -4,26 +4,20 @@
 
     SPOOL/segments/START/KIND-UNIT-N.arrow    the events of chunk N of a unit for the partition
     SPOOL/units/UNIT.json                     a unit that was read to its end: its counts and rejects
-    SPOOL/staged/START.json                   a partition's manifest, whose shards are complete; empty: no events
-    SPOOL/ids/HASH                            of a batch: which ids of hashed features a worker has met
 
-A unit that is read again writes the same files again, so that a worker may be killed anywhere.
+A unit that is read again writes the same files again, so that the process may be killed anywhere.
 """
 
 import hashlib
-import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from ctr.data.state_files import read_state_file, write_state_file
-from ctr.io.arrays import read_arrays
-from ctr.io.files import remove_temporaries, write_atomic_bytes
+from ctr.io.files import remove_temporaries
 from ctr.io.stores import remove, remove_folder
-from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.accounts import UnitReport, report_bytes, report_of
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.rules import PartitionRules, known_from
@@ -131,40 +125,12 @@ def drop_unfinished(spool: Path) -> None:
     for path in (spool / "segments").glob("*/*.arrow"):
         if path.name.split("-")[1] not in finished:
             remove(path)
-    for folder in (spool / "units", spool / "staged", *(spool / "segments").glob("*")):
+    for folder in (spool / "units", *(spool / "segments").glob("*")):
         remove_temporaries(folder)
 
 
 def drop_partitions(spool: Path, before: int) -> None:
-    """Deletes the segments and manifests of the partitions that begin before a time."""
+    """Deletes the segments of the partitions that begin before a time."""
     for start in list_starts(spool):
         if start < before:
-            remove(_staged_path(spool, start))
             remove_folder(spool / "segments" / f"{start:019d}")
-
-
-def read_staged(spool: Path, starts: Sequence[int]) -> list[tuple[int, bytes]]:
-    """Reads the manifests of staged partitions, as ``publish_staged`` takes them."""
-    return [(start, _staged_path(spool, start).read_bytes()) for start in starts]
-
-
-def write_collisions(spool: Path, met: Collisions) -> None:
-    """Stores the ids that a worker has met."""
-    content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **met.to_arrays())
-    write_atomic_bytes(spool / "ids" / hashlib.sha256(content.getvalue()).hexdigest(), content.getvalue())
-
-
-def read_collisions(spool: Path) -> Iterator[dict[str, np.ndarray]]:
-    """Yields what ``write_collisions`` has stored, as ``Collisions.merge`` takes it."""
-    for path in sorted((spool / "ids").glob("*")):
-        yield read_arrays(path)
-
-
-def write_staged(spool: Path, start: int, manifest: bytes) -> None:
-    """Stores a partition's manifest where it waits to be published."""
-    write_atomic_bytes(_staged_path(spool, start), manifest)
-
-
-def _staged_path(spool: Path, start: int) -> Path:
-    return spool / "staged" / f"{start:019d}.json"

@@ -5,6 +5,11 @@ moment before it closes as their timestamp, so that its window ends when it clos
 shows that all of them have arrived. Partitions are joined, scored and written in parallel; one worker publishes their
 manifests in order.
 
+::
+
+    LOG/.stream-counts.json   the impressions that a draining job has read for each partition, until they are compared
+                              with the published ones
+
 The log shows how far a job has come: a job that is started again skips what is published. It needs the events of the
 first open partition, and so has to read the source again from there (``first_needed``), or to be restored from a
 checkpoint of the runner.
@@ -15,32 +20,32 @@ checkpoint of the runner.
 
 import contextlib
 import hashlib
+import json
 import os
-import shlex
-import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-import grpc
 import numpy as np
 import pyarrow as pa
-from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from apache_beam.transforms.trigger import AccumulationMode, AfterCount, AfterWatermark
-from apache_beam.transforms.window import FixedWindows, TimestampedValue
+from apache_beam.transforms.window import FixedWindows, GlobalWindows, TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 from apache_beam.utils.windowed_value import PaneInfoTiming
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.history_state import Histories
+from ctr.data.log import list_partitions, parse_manifest, partition_name
 from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.signals import Stop
-from ctr.pipelines.beam import input_errors_of_workers, make_pipeline, options_or_threads, runner_name
+from ctr.io.stores import fetch, remove
+from ctr.pipelines.beam import read_beam_options, run_pipeline, runs_in_this_process, split_beam_options
 from ctr.pipelines.events.accounts import RecentReports, UnitReport, describe_rejects
 from ctr.pipelines.events.parts import parts_of, tables_of
 from ctr.pipelines.events.publish import begin_log, last_published, publish_staged, write_late
@@ -50,6 +55,8 @@ from ctr.pipelines.events.tables import KINDS, Kind
 from ctr.pipelines.rows.sources import Chunk
 
 _MILLISECOND = 1000
+
+_READ = "read"  # counts of impressions by the partition that they were read for
 
 # How long after a partition closes its late events are still recorded; the runner drops later ones.
 LATE_FOR = Duration(seconds=7 * 24 * 3600)
@@ -87,20 +94,25 @@ class PublishStream(beam.PTransform[Any, Any]):
     """Publishes partitions of ``RawEvents`` with their arrival as Beam's timestamp.
 
     The mapping has its teacher pinned; all workers see the log, which was begun, under its path or address; the share
-    of rejects is that of the latest events of a worker.
+    of rejects is that of the latest events of a worker. When the watermark reaches the end of time, ``counts`` gets the
+    impressions that were read for each partition as JSON.
     """
 
-    def __init__(self, mapping: EventMapping, log: Path, max_reject_share: float) -> None:
+    def __init__(
+        self, mapping: EventMapping, log: Path, max_reject_share: float, counts: Path | None = None
+    ) -> None:
         super().__init__()
         self._mapping, self._log, self._max_reject_share = mapping, log, max_reject_share
+        self._counts = counts
 
     def expand(self, events: Any) -> Any:
         mapping, log, rules = self._mapping, self._log, check_rules(self._mapping)
         last = last_published(log)
         length, offset = Duration(micros=rules.length), Timestamp(micros=rules.closes_at(0) % rules.length)
-        return (
-            events
-            | "Prepare and route" >> beam.ParDo(_Route(mapping, log, last, self._max_reject_share))
+        route = beam.ParDo(_Route(mapping, log, last, self._max_reject_share))
+        routed = events | "Prepare and route" >> route.with_outputs(_READ, main="parts")
+        staged = (
+            routed.parts
             | "Until closed"
             >> beam.WindowInto(
                 FixedWindows(length, offset),
@@ -109,11 +121,34 @@ class PublishStream(beam.PTransform[Any, Any]):
                 allowed_lateness=LATE_FOR,
             )
             | "By partition" >> beam.GroupByKey()
-            | "Stage" >> beam.ParDo(_Stage(mapping, log))
+            | "Stage" >> beam.ParDo(_Stage(mapping, log)).with_outputs(_READ, main="staged")
+        )
+        if self._counts is not None:
+            self._write_counts((routed[_READ], staged[_READ]))
+        return (
+            staged.staged
             | "To one worker" >> beam.Map(_keyed).with_output_types(tuple[bytes, tuple[int, bytes]])
             | "In order" >> beam.GroupByKey()
             | "Publish" >> beam.ParDo(_Publish(mapping, log))
         )
+
+    def _write_counts(self, read: Sequence[Any]) -> None:
+        at_the_end = beam.WindowInto(
+            GlobalWindows(), trigger=AfterWatermark(), accumulation_mode=AccumulationMode.DISCARDING
+        )
+        windowed = [counts | f"To the end {number}" >> at_the_end for number, counts in enumerate(read)]
+        _ = (
+            windowed
+            | "All counts" >> beam.Flatten()
+            | "By their partition" >> beam.CombinePerKey(sum)
+            | "Counts to one worker" >> beam.Map(lambda count: (b"", count))
+            | "At the end" >> beam.GroupByKey()
+            | "Write counts" >> beam.Map(_write_counts, self._counts)
+        )
+
+
+def _write_counts(element: tuple[bytes, Iterable[tuple[int, int]]], path: Path) -> None:
+    write_atomic_bytes(path, json.dumps(dict(element[1])).encode())
 
 
 def _keyed(staged: tuple[int, bytes]) -> tuple[bytes, tuple[int, bytes]]:
@@ -151,6 +186,10 @@ class _Route(beam.DoFn):
         report = UnitReport(element.kind, element.name, last_arrival=element.before)
         routed = route_chunk(self._mapping, self._log, report, element.chunk, stamps=element.stamps)
         self._check_rejects(report)
+        if element.kind == "impressions":
+            for start, table in routed.items():
+                if start > self._last:
+                    yield beam.pvalue.TaggedOutput(_READ, (start, table.num_rows))
         for start, part in parts_of(self._rules, element.kind, routed):
             if start > self._last:
                 last_moment = Timestamp(micros=self._rules.closes_at(start) - _MILLISECOND)
@@ -175,12 +214,14 @@ class _Stage(beam.DoFn):
 
     def process(
         self, element: tuple[int, Iterable[tuple[str, bytes]]], pane: Any = beam.DoFn.PaneInfoParam
-    ) -> Iterator[tuple[int, bytes]]:
+    ) -> Iterator[Any]:
         start, parts = element
         found = tables_of(parts)
         # A runner may fire once more, with nothing, when it forgets a window.
         if found and pane.timing == PaneInfoTiming.LATE:
             self._write_late(start, found)
+            late = sum(table.num_rows for table in found.get("impressions", []))
+            yield beam.pvalue.TaggedOutput(_READ, (start, -late))
         elif found:
             yield start, stage_events(self._log, self._mapping, start, found)[1]
 
@@ -203,30 +244,52 @@ def stream_events(
     options: PipelineOptions,
     max_reject_share: float = 0.01,
     stop: Stop = lambda: None,
+    *,
+    drain: bool = False,
 ) -> None:
     """Runs the job on a streaming runner until its source ends, or it is canceled.
 
     ``source`` makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned; all workers see the
-    log under its path or address; a signal of ``stop``, called ten times a second, cancels the job. Raises InputError:
-    a runner that cannot do it, another mapping's log, or too many rejects.
+    log under its path or address; a signal of ``stop``, called ten times a second, cancels the job. With ``drain`` the
+    source ends by itself. Raises InputError: a runner that cannot do it, another mapping's log, or too many rejects.
     """
-    if runner_name(options) == "FnApiRunner":
+    if runs_in_this_process(options) and not drain:
         raise InputError(
-            "--stream requires a runner that waits for watermarks: --beam-options='--runner=FlinkRunner ...'; without "
-            "one, --follow does the same on this machine"
+            "--stream requires a runner that waits for watermarks: --beam-options='--runner=PortableRunner ...', or "
+            "--drain; without one, --follow does the same on this machine"
         )
     check_rules(mapping)
     mapping = with_pinned_teacher(mapping, log)
     events = source(mapping)
     begin_log(log, mapping)
-    publish = PublishStream(mapping, log, max_reject_share)
-    run_until_stopped(options, lambda pipeline: pipeline | "Events" >> events | publish, stop)
+    last, counts = last_published(log), log / ".stream-counts.json"
+    remove(counts)
+    publish = PublishStream(mapping, log, max_reject_share, counts if drain else None)
+    run_pipeline(options, lambda pipeline: pipeline | "Events" >> events | publish, stop)
+    if drain and stop() is None:
+        _check_nothing_lost(log, last, counts)
+
+
+def _check_nothing_lost(log: Path, last: int, counts: Path) -> None:
+    """Raises InputError if a drained job did not publish all impressions of the partitions after ``last``."""
+    # Without events nothing is counted. A job that was resumed from a checkpoint has counted those since then.
+    read = json.loads(counts.read_bytes()) if fetch(counts) else {}
+    remove(counts)
+    published = {}
+    for start, end in list_partitions(log):
+        if start > last:
+            path = log / "manifests" / f"{partition_name(start, end)}.json"
+            published[start] = parse_manifest(path.read_bytes(), str(path)).counters["impressions"]
+    if lost := [start for start, count in read.items() if count > published.get(int(start), 0)]:
+        raise InputError(
+            f"{log}: the runner lost events: {sum(read.values())} impressions were read for partitions that had not "
+            f"been published, but {sum(published.values())} are in them; {len(lost)} partitions are incomplete or "
+            "missing; use another runner and another output directory"
+        )
 
 
 _FLINK = ("FlinkRunner", "PortableRunner")
 _CHECKPOINTING = "--checkpointing_interval"
-_CANCEL_SECONDS = 60
-_CONNECT_SECONDS = 10
 
 _WITH_CHECKPOINTS = {
     # Without it the output of a bundle that a checkpoint ends waits for the next bundle, which may never come.
@@ -244,80 +307,16 @@ _ALWAYS = {"--max_bundle_time_mills": "=100"}
 
 def streaming_options(given: str, drain: bool) -> PipelineOptions:
     """Reads Beam's options, or raises InputError; for Flink adds those that such a job needs where they are absent."""
-    options = options_or_threads(given, 1)
-    options.view_as(StandardOptions).streaming = True
-    if runner_name(options) not in _FLINK:
-        return options
-    arguments = shlex.split(given)
-    names = {argument.partition("=")[0] for argument in arguments}
-    stay = {_SOURCES_STAY: f"={1 if drain else _FOR_EVER}"}
-    needed = _ALWAYS | stay | (_WITH_CHECKPOINTS if _CHECKPOINTING in names else {})
-    added = [name + value for name, value in needed.items() if name not in names]
-    options = options_or_threads(shlex.join([*arguments, *added]), 1)
+    arguments = split_beam_options(given)
+    options = read_beam_options(arguments)
+    if str(options.view_as(StandardOptions).runner).rpartition(".")[2] in _FLINK:
+        names = {argument.partition("=")[0] for argument in arguments}
+        stay = {_SOURCES_STAY: f"={1 if drain else _FOR_EVER}"}
+        needed = _ALWAYS | stay | (_WITH_CHECKPOINTS if _CHECKPOINTING in names else {})
+        added = [name + value for name, value in needed.items() if name not in names]
+        options = read_beam_options([*arguments, *added])
     options.view_as(StandardOptions).streaming = True
     return options
-
-
-def run_until_stopped(options: PipelineOptions, build: Callable[[Any], object], stop: Stop) -> None:
-    """Runs a pipeline until it is done, or canceled; InputError of a worker or a runner that cannot be reached."""
-    _check_endpoint(options)
-    pipeline = make_pipeline(options)
-    build(pipeline)
-    with _runner_errors(), input_errors_of_workers():
-        _run(pipeline, stop)
-
-
-def _check_endpoint(options: PipelineOptions) -> None:
-    """Refuses a job server that does not answer; Beam itself would wait minutes for it."""
-    endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
-    host, colon, port = endpoint.rpartition(":")
-    if runner_name(options) not in _FLINK or not colon or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-    except OSError as error:
-        raise InputError(f"--beam-options: no job server at {endpoint}: {error.strerror or error}") from None
-
-
-def _run(pipeline: Any, stop: Stop) -> None:
-    submitted: list[Any] = []
-    failures: list[Exception] = []
-    ended = threading.Event()
-
-    def run() -> None:
-        try:
-            submitted.append(pipeline.run())
-            submitted[0].wait_until_finish()
-        except Exception as error:
-            failures.append(error)
-        finally:
-            ended.set()
-
-    # A thread of its own: a signal must not interrupt Beam.
-    threading.Thread(target=run, daemon=True).start()
-    while not ended.wait(0.1):
-        if stop() is not None:
-            for result in submitted:
-                result.cancel()
-                ended.wait(_CANCEL_SECONDS)
-            return
-    if failures:
-        raise failures[0]
-
-
-@contextlib.contextmanager
-def _runner_errors() -> Iterator[None]:
-    # A runner that cannot be reached, or cannot run the job, gives an error of one line.
-    try:
-        yield
-    except (grpc.RpcError, grpc.FutureTimeoutError) as error:
-        details = error.details() if hasattr(error, "details") else "no answer"
-        raise InputError(f"--beam-options: the runner cannot be reached (any more): {details}") from None
-    except RuntimeError as error:
-        if "Traceback" in str(error):
-            raise
-        # Not from a worker: the runner itself has failed.
-        raise InputError(f"--beam-options: {error}") from None
 
 
 @contextlib.contextmanager

@@ -5,8 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import java_services
+from beam_workers import worker_pool
 from ctr.config import parse_model
 from ctr.data.event_mapping import load_event_mapping
 from ctr.pipelines.events.follow import ingest_events
@@ -95,9 +97,19 @@ def job(
     mapping: Path = MAPPING,
 ) -> Iterator[subprocess.Popen[str]]:
     """Runs the command on a job server; killed with the block."""
-    runner = ("--runner=PortableRunner", f"--job_endpoint={endpoint}", "--environment_type=LOOPBACK")
-    options = " ".join([*runner, "--parallelism=2", *beam])
-    given = [*arguments, "--mapping", mapping, "--out", log, "--stream", f"--beam-options={options}"]
+    runner = ("--runner=PortableRunner", f"--job_endpoint={endpoint}", "--parallelism=2")
+    given = [*arguments, "--mapping", mapping, "--out", log, "--stream"]
+    with contextlib.ExitStack() as stack:
+        if not any(option.startswith("--environment_type") for option in beam):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            beam = (*stack.enter_context(worker_pool(folder)), *beam)
+        given.append(f"--beam-options={' '.join([*runner, *beam])}")
+        process = stack.enter_context(_killed(given))
+        yield process
+
+
+@contextlib.contextmanager
+def _killed(given: Sequence[str | Path]) -> Iterator[subprocess.Popen[str]]:
     environment = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
     process = subprocess.Popen(
         [sys.executable, "-m", "ctr", "ingest", "events", *map(str, given)],

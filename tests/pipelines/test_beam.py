@@ -3,11 +3,15 @@
 import base64
 import bz2
 import json
-import logging
+import re
+import shlex
 import zlib
+from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from apache_beam.options.pipeline_options import (
     GoogleCloudOptions,
@@ -20,9 +24,10 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.transforms.environments import DockerEnvironment
 
 import event_files
-from ctr.io.errors import InputError
+from beam_workers import job_server, worker_pool
+from ctr.cli import main
 from ctr.io.paths import read_path
-from ctr.pipelines.beam import make_pipeline, options_or_threads, read_beam_options
+from ctr.pipelines.beam import make_pipeline, read_beam_options
 from ctr.pipelines.events.batch_elsewhere import JoinElsewhere
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.read import Unit
@@ -35,8 +40,9 @@ IMAGE = "registry.example/ctr-beam:1"
 @pytest.mark.parametrize("runner", ["FlinkRunner", "PortableRunner", "DataflowRunner", "SparkRunner"])
 def test_options_reach_beam_unchanged_for_a_batch_and_a_stream(runner):
     given = f"--runner={runner} --environment_type=DOCKER --sdk_container_image={IMAGE} --temp_location='gs://b/a b'"
+    given += " --job_endpoint=localhost:8099"
     for is_stream, options in enumerate(
-        (options_or_threads(given, 2), streaming_options(given, drain=False))
+        (read_beam_options(shlex.split(given)), streaming_options(given, drain=False))
     ):
         assert options.view_as(StandardOptions).runner.rpartition(".")[2] == runner
         assert options.view_as(PortableOptions).environment_type == "DOCKER"
@@ -54,18 +60,49 @@ def test_options_reach_beam_unchanged_for_a_batch_and_a_stream(runner):
         ),
         ("--runner=Flinkk", "Unexpected pipeline runner: Flinkk"),
         ("--runner=DataflowRunner", "Missing required option: project"),
-        ("--runner=PortableRunner --environment_type=EXTERNAL", "external_service_address is required"),
         ("--runner=FlinkRunner --num_workers=many", "num_workers.*many"),
+        (
+            "--runner=FlinkRunner",
+            "--runner=FlinkRunner requires a job server that runs: --job_endpoint=HOST:PORT",
+        ),
+        ("--runner=PortableRunner --job_endpoint=embed", "requires a job server that runs"),
+        (
+            "--runner=spark --job_endpoint=localhost:1 --environment_type=LOOPBACK",
+            "allowed: DOCKER, EXTERNAL, PROC",
+        ),
+        ("--direct_num_workers=2", "in_memory --direct_num_workers=2: .*allowed: in_memory with 1"),
+        (
+            "--direct_running_mode=multi_threading",
+            "=multi_threading --direct_num_workers=1: .*listens to no port",
+        ),
+        ("--direct_running_mode=multi_processing --runner=direct", "=multi_processing .*listens to no port"),
+        ("--runner=PortableRunner --job_endpoint=nobody.invalid:1", "no job server at nobody.invalid:1: "),
+        ("--runner=DirectRunner --temp_loction=x", "--temp_loction=x: Beam knows no such option"),
+        ("--runner DirectRunner drain", "drain: Beam knows no such option"),
     ],
 )
-def test_options_that_fit_no_runner_end_in_one_line(given, complaint):
-    logging.disable(logging.CRITICAL)
-    try:
-        with pytest.raises(InputError, match=complaint) as caught:
-            make_pipeline(read_beam_options(given.split(), "--beam-options"))
-    finally:
-        logging.disable(logging.NOTSET)
-    assert "\n" not in str(caught.value)
+def test_options_that_fit_no_runner_end_in_one_line(given, complaint, tmp_path, capfd):
+    assert evaluate(tmp_path, given) == 1
+    said, complained = capfd.readouterr()
+    assert (said, complained.count("\n")) == ("", 1)
+    assert re.match(f"error: --beam-options.*{complaint}", complained)
+
+
+@pytest.mark.slow
+def test_what_neither_beam_nor_its_job_server_knows_is_refused(tmp_path, capfd):
+    with job_server(tmp_path / "server") as endpoint, worker_pool(tmp_path / "pool") as workers:
+        given = " ".join(["--runner=PortableRunner", f"--job_endpoint={endpoint}", *workers])
+        assert evaluate(tmp_path, f"{given} --parallelsm=3") == 1
+        assert capfd.readouterr().err == "error: --beam-options: --parallelsm=3: Beam knows no such option\n"
+        assert evaluate(tmp_path, given) == 0
+
+
+def evaluate(folder: Path, given: str) -> int:
+    """Runs ``ctr evaluate`` on a prediction with some options of Beam; returns its status."""
+    columns = {"example_id": [1], "query_id": [1], "query_time": [1], "label": pa.array([1], pa.int8())}
+    weights = {name: pa.array([1], pa.float32()) for name in ("train_weight", "metric_weight", "logit")}
+    pq.write_table(pa.table({**columns, **weights}), folder / "predictions.parquet")
+    return main(["evaluate", str(folder / "predictions.parquet"), f"--beam-options={given}"])
 
 
 def events_job(kind: str, bucket: str) -> Any:
@@ -156,7 +193,7 @@ def test_dataflow_gets_a_job_with_the_image_and_no_path_of_this_machine(
         "--sdk_location=container"
     )
     options = (
-        options_or_threads(arguments, 1) if kind == "batch" else streaming_options(arguments, drain=False)
+        read_beam_options(arguments.split()) if kind == "batch" else streaming_options(arguments, drain=False)
     )
     pipeline = make_pipeline(options)
     _ = pipeline | events_job(kind, object_store("s3"))

@@ -5,9 +5,6 @@ import os
 import re
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import raw_logs
@@ -88,34 +85,6 @@ def test_processes_of_an_ingest_import_nothing_from_the_folder(trapped, tmp_path
     assert main(command) == 0
     assert Path("log/schema.json").is_file()
     assert not trapped()
-
-
-@pytest.fixture
-def predictions(tmp_path):
-    rng = np.random.default_rng(0)
-    rows = np.arange(300)
-    columns = {
-        "example_id": rows,
-        "query_id": rows // 3,
-        "query_time": rows // 3 * 1000,
-        "label": rng.integers(0, 2, 300).astype(np.int8),
-        "train_weight": np.ones(300, np.float32),
-        "metric_weight": np.ones(300, np.float32),
-        "logit": rng.normal(size=300).astype(np.float32),
-    }
-    pq.write_table(pa.table(columns), tmp_path / "predictions.parquet")
-    return tmp_path / "predictions.parquet"
-
-
-@pytest.mark.parametrize(
-    "mode", ["multi_threading", pytest.param("multi_processing", marks=pytest.mark.slow)]
-)
-def test_workers_of_beam(trapped, predictions, capfd, mode):
-    options = f"--direct_running_mode={mode} --direct_num_workers=2"
-    assert main(["evaluate", str(predictions), "--beam-options", options, "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["examples"] == 300
-    assert not trapped()
-    assert "PYTHONSAFEPATH" not in os.environ
 
 
 def test_the_checkout_itself_stays_on_the_path(root, tmp_path, monkeypatch):

@@ -3,7 +3,10 @@
 import argparse
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import apache_beam as beam
 import pytest
@@ -13,12 +16,14 @@ from ctr.cli import main, make_parser
 from ctr.config import dump_yaml, parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.kept_values import read_values
-from ctr.data.log import read_manifests
+from ctr.data.log import list_partitions, read_manifests
 from ctr.io.errors import InputError
+from ctr.pipelines.beam import run_pipeline
 from ctr.pipelines.events.command import check_events, run_events
 from ctr.pipelines.events.drivers import FollowSettings, KafkaSettings
 from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
-from ctr.pipelines.events.stream import check_rules, run_until_stopped, streaming_options
+from ctr.pipelines.events.steps import stage_events
+from ctr.pipelines.events.stream import check_rules, streaming_options
 from log_files import ids_of_rows
 
 EVENTS = event_files.draw_events(40)
@@ -62,6 +67,39 @@ def test_the_result_as_json(call, tmp_path, capsys):
     assert (result["published"], result["pending"]) == (len(manifests), 0)
 
 
+@pytest.mark.parametrize("options", [(), ("--follow", "--drain", "--poll", "0")])
+def test_on_this_machine_no_beam_is_loaded(call, tmp_path, options):
+    call("--json", "--max-reject-share", "2")  # refused; writes the inputs alone
+    script = "import sys; from ctr.cli import main; status = main(); sys.exit(status or 'apache_beam' in sys.modules)"
+    files = ["events", "--mapping", "mapping.yaml", "--out", "log", *options]
+    assert (
+        subprocess.run([sys.executable, "-c", script, "ingest", "events", *files], cwd=tmp_path).returncode
+        == 0
+    )
+    assert read_manifests(tmp_path / "log")
+
+
+def test_a_runner_that_loses_a_partition_ends_a_drained_stream_with_an_error(
+    call, tmp_path, monkeypatch, capsys
+):
+    lost: list[int] = []
+
+    def stage(log: Path, mapping: EventMapping, start: int, events: Any) -> Any:
+        examples, manifest = stage_events(log, mapping, start, events)
+        if not lost:
+            lost.append(start)
+        return examples, b"" if start in lost else manifest
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ctr.pipelines.events.stream.stage_events", stage)
+        assert call("--stream", "--drain") == 1
+    published = list_partitions(tmp_path / "log")
+    assert lost[0] not in [start for start, _ in published] != []
+    complaint = capsys.readouterr().err
+    assert "the runner lost events: " in complaint and "1 partitions are incomplete or missing" in complaint
+    assert not list((tmp_path / "log").glob(".*"))
+
+
 # ---------------------------------------------------------------- options
 
 
@@ -75,6 +113,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     monkeypatch.chdir(tmp_path)
     kafka = ("--stream", "--kafka", "h:1")
+    served = (*kafka, "--expansion-service", "h:2")
     for given, complaint in (
         (("a", "--drain"), "--drain requires --follow"),
         (("a", "--poll", "0"), "--poll requires --follow"),
@@ -85,7 +124,10 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
         (("a", "--stream", "--follow"), "cannot be combined"),
         (("a", "--stream", "--kafka-option", "a=b"), "--kafka-option requires --kafka"),
         (("a", "--stream"), "requires a runner that waits for watermarks"),
-        ((*kafka, "--beam-options=--runner=FlinkRunner"), "topic and clicks.topic"),
+        (("a", "--follow", "--beam-options=--runner=direct"), "--follow runs on this machine, without Beam"),
+        (kafka, "--kafka requires a running expansion service: --expansion-service HOST:PORT"),
+        (served, "--stream requires a runner that waits for watermarks"),
+        ((*served, "--beam-options=--runner=FlinkRunner --job_endpoint=h:1"), "topic and clicks.topic"),
     ):
         parsed = arguments(*given, folder=tmp_path)
         with pytest.raises(InputError, match=complaint):
@@ -105,15 +147,16 @@ def flags(given: str, drain: bool = False) -> set[str]:
 
 
 def test_a_job_on_flink_gets_the_options_that_it_needs_and_keeps_its_own():
+    endpoint, portable = "--job_endpoint=h:1", "--runner=PortableRunner"
     plain = {"--max_bundle_time_mills=100", f"--shutdown_sources_after_idle_ms={2**63 - 1}"}
-    assert flags("--runner=PortableRunner") == {"--runner=PortableRunner", *plain}
-    assert "--shutdown_sources_after_idle_ms=1" in flags("--runner=FlinkRunner", drain=True)
-    added = flags("--runner=FlinkRunner --checkpointing_interval=5") - plain
+    assert flags(f"{portable} {endpoint}") == {portable, endpoint, *plain}
+    assert "--shutdown_sources_after_idle_ms=1" in flags(f"--runner=FlinkRunner {endpoint}", drain=True)
+    added = flags(f"--runner=FlinkRunner {endpoint} --checkpointing_interval=5") - plain
     assert added >= {"--finish_bundle_before_checkpointing", "--number_of_execution_retries=3"}
-    given = {"--runner=PortableRunner", "--checkpointing_interval=5", "--number_of_execution_retries=9"}
+    given = {portable, endpoint, "--checkpointing_interval=5", "--number_of_execution_retries=9"}
     given |= {"--max_bundle_time_mills=7", "--shutdown_sources_after_idle_ms=8"}
     assert flags(" ".join(given), drain=True) == {*given, "--finish_bundle_before_checkpointing"}
-    assert flags("--runner=BundleBasedDirectRunner", drain=True) == {"--runner=BundleBasedDirectRunner"}
+    assert flags("--runner=DirectRunner", drain=True) == {"--runner=DirectRunner"}
 
 
 def test_a_job_server_that_is_not_there_is_one_line():
@@ -123,7 +166,7 @@ def test_a_job_server_that_is_not_there_is_one_line():
         # Bound, so that nobody else has it, but not listening.
         options = streaming_options(f"--runner=PortableRunner --job_endpoint={endpoint}", False)
         with pytest.raises(InputError, match=f"no job server at {endpoint}: Connection refused"):
-            run_until_stopped(options, lambda pipeline: pipeline | beam.Create([1]), lambda: None)
+            run_pipeline(options, lambda pipeline: pipeline | beam.Create([1]))
 
 
 def test_what_a_stream_or_a_topic_cannot_be_is_refused():
@@ -137,4 +180,4 @@ def test_what_a_stream_or_a_topic_cannot_be_is_refused():
         "parquet", impressions={"topic": "i", "hashed": True}, clicks={"topic": "c"}
     )
     with pytest.raises(InputError, match="hashed impressions are Parquet"):
-        EventsInKafka(parse_model(EventMapping, content, "test"), KafkaSettings("h:1"))
+        EventsInKafka(parse_model(EventMapping, content, "test"), KafkaSettings("h:1", "h:2"))

@@ -11,16 +11,13 @@ import pytest
 import event_files
 import java_services
 import stream_jobs
-from beam_workers import worker_pool
+from beam_workers import job_server, worker_pool
 from ctr.data.log import list_partitions
-from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.paths import read_path, with_content
 from ctr.io.stores import listed, pull
-from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
+from ctr.pipelines.events.follow import ingest_events
 
-# Beam's own runner behind a job server inside the command, which sends its work to the workers of a pool.
-RUNNER = "--runner=PortableRunner --job_endpoint=embed"
 MISSING = java_services.missing(java_services.FLINK_JARS)
 
 
@@ -65,25 +62,19 @@ def test_a_batch_whose_workers_share_the_store_alone_writes_the_log_of_one_machi
     bucket = object_store("s3")
     alone = put_events(f"{bucket}/events", 2)
     events, log = read_path(f"{bucket}/events"), read_path(f"{bucket}/log")
-    with worker_pool(tmp_path / "pool") as workers:
+    with job_server(tmp_path / "server") as endpoint, worker_pool(tmp_path / "pool") as workers:
         result = ingest_events(
             event_files.mapping("parquet"),
             [with_content(events)],
             log,
             max_reject_share=0,
-            options=" ".join([RUNNER, *workers]),
+            options=" ".join(["--runner=PortableRunner", f"--job_endpoint={endpoint}", *workers]),
         )
     # Written there, and nowhere but there.
     assert list((tmp_path / "pool" / "cache").rglob("shards/*.parquet"))
     assert not list((tmp_path / "command").rglob("shards/*.parquet"))
     assert result.partitions == len(list_partitions(alone)) > 3
     assert taken(f"{bucket}/log", tmp_path / "reader", monkeypatch) == event_files.published(alone)
-
-
-def test_following_by_workers_elsewhere_needs_a_shared_folder():
-    settings = WatchSettings(beam_options=RUNNER)
-    with pytest.raises(InputError, match=r"--follow keeps events on this machine.*--stream"):
-        watch_events(event_files.mapping(), [Path(".")], read_path("s3://bucket/log"), settings, lambda: True)
 
 
 @pytest.mark.soak
@@ -101,22 +92,24 @@ def test_a_batch_that_is_killed_with_its_workers_is_done_again_on_other_machines
         "ingest_events(mapping, [events], log, max_reject_share=0, options=sys.argv[3])\n"
     )
 
-    def start(workers: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    def start(endpoint: str, workers: tuple[str, ...]) -> subprocess.Popen[bytes]:
         helpers = str(Path(event_files.__file__).parent)
-        return subprocess.Popen([sys.executable, "-c", script, helpers, bucket, " ".join([RUNNER, *workers])])
+        options = " ".join(["--runner=PortableRunner", f"--job_endpoint={endpoint}", *workers])
+        return subprocess.Popen([sys.executable, "-c", script, helpers, bucket, options])
 
     for turn, path in enumerate(("log/shards/.*", "log/manifests/.*")):
         monkeypatch.setenv("CTR_CACHE", str(tmp_path / f"command {turn}"))
         before = proxy.count("PUT", path)
-        with worker_pool(tmp_path / f"pool {turn}") as workers:
-            process = start(workers)
+        pool, server = tmp_path / f"pool {turn}", tmp_path / f"server {turn}"
+        with job_server(server) as endpoint, worker_pool(pool) as workers:
+            process = start(endpoint, workers)
             while proxy.count("PUT", path) < before + 2 and process.poll() is None:
                 time.sleep(0.01)
             process.kill()
             assert process.wait() == -signal.SIGKILL
     monkeypatch.setenv("CTR_CACHE", str(tmp_path / "command at last"))
-    with worker_pool(tmp_path / "pool") as workers:
-        assert start(workers).wait() == 0
+    with job_server(tmp_path / "server") as endpoint, worker_pool(tmp_path / "pool") as workers:
+        assert start(endpoint, workers).wait() == 0
     assert taken(f"{bucket}/log", tmp_path / "reader", monkeypatch) == event_files.published(alone)
 
 

@@ -115,7 +115,9 @@ def test_a_late_event_is_set_aside_and_a_job_server_that_goes_away_ends_the_comm
         server.__exit__(None, None, None)
         status, said, complaints = stream_jobs.ended(process)
         assert (status, said, complaints.count("\n")) == (1, "", 1), complaints
-        assert complaints.startswith("error: --beam-options: the runner cannot be reached"), complaints
+        assert complaints.startswith("error: --beam-options: the runner cannot start, or be reached"), (
+            complaints
+        )
         status, said, complaints = stream_jobs.ended(
             stack.enter_context(stream_jobs.job(log, endpoint, events))
         )

@@ -140,12 +140,12 @@ def test_a_kind_that_is_silent_for_long_holds_nothing_back(kind, tmp_path):
 def test_files_that_are_not_as_they_should_be_are_told_and_the_job_goes_on(files, tmp_path, monkeypatch):
     folder, log = tmp_path / "events", tmp_path / "log"
     changed_later, changed_now, vanished = files[0], files[2], files[3][0]
-    spool_unit, read_unit = follow_module._spool_unit, follow_module.read_unit
+    chunks, read_unit = follow_module._chunks, follow_module.read_unit
 
-    def spool_or_vanish(unit: Any, *given: Any) -> None:
+    def chunks_or_vanish(unit: Any, *given: Any) -> Any:
         if unit.name == vanished:
             unit.path.unlink()
-        spool_unit(unit, *given)
+        return chunks(unit, *given)
 
     def read_and_add(mapping: EventMapping, unit: Any) -> Any:
         yield from read_unit(mapping, unit)
@@ -153,7 +153,7 @@ def test_files_that_are_not_as_they_should_be_are_told_and_the_job_goes_on(files
             with unit.path.open("ab") as file:
                 file.write(b"{}\n")
 
-    monkeypatch.setattr(follow_module, "_spool_unit", spool_or_vanish)
+    monkeypatch.setattr(follow_module, "_chunks", chunks_or_vanish)
     monkeypatch.setattr(follow_module, "read_unit", read_and_add)
     name, data = changed_later
     damaged = ("impressions/9.jsonl.gz", b"no gzip")
