@@ -21,9 +21,9 @@ MODEL = {"model": {"crosses": {"layers": 0}, "deep": {"units": [4]}}, "batch": {
 SEARCH = {
     "title": "Rates",
     "config": MODEL,
-    "method": "halving",
+    "method": "random",
     "space": {"optimizer.embeddings.learning_rate": [0.01, 0.1]},
-    "halving": {"candidates": 2, "rungs": 1, "eta": 2},
+    "candidates": 2,
 }
 CATEGORIES = [{"name": name, "kind": "category", "source": name} for name in ("user", "item")]
 HISTORY = {"by": "user", "of": "item", "after": "0s", "last": 3}
