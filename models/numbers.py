@@ -62,9 +62,9 @@ def next_statistics(
         return _judge_first(statistics, far, first, scaled, counted, of_workers)
 
     known = (statistics, far, first, statistics[1], FAR * _deviation(statistics, math.inf))
-    # The same for all workers: each has other values.
-    has_first = young & tf.reduce_any(counted, axis=0) if workers == 1 else young
-    judged = tf.cond(tf.reduce_any(has_first), judge, lambda: known)
+    has_first = tf.reduce_any(young & tf.reduce_any(counted, axis=0))
+    # Chips exchange nothing within a branch.
+    judged = tf.cond(has_first, judge, lambda: known) if workers == 1 else judge()
     statistics, far, first, center, reach = (
         tf.where(young, *pair) for pair in zip(judged, known, strict=True)
     )

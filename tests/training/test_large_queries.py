@@ -75,8 +75,8 @@ def logs(tmp_path_factory):
     "options",
     [
         (),
-        ("--set", "label_delay=600"),
-        ("--set", "sampling={name: half, score: all}"),
+        pytest.param(("--set", "label_delay=600"), marks=pytest.mark.slow),
+        pytest.param(("--set", "sampling={name: half, score: all}"), marks=pytest.mark.slow),
         pytest.param(("--set", "sampling={name: half, score: kept}"), marks=pytest.mark.slow),
         pytest.param(("--workers", "2"), marks=pytest.mark.slow),
     ],
@@ -111,6 +111,7 @@ def test_the_run_is_that_over_the_log_without_it(logs, tmp_path, capfd, options)
     ]
 
 
+@pytest.mark.slow
 def test_a_run_that_follows_and_is_stopped_around_it_ends_in_the_same_bits(logs, tmp_path):
     _, robots = logs
     assert train(robots, tmp_path / "whole") == 0
