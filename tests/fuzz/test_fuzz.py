@@ -41,7 +41,7 @@ def test_no_parser_fails_in_another_way_than_it_should(root, tmp_path):
 @pytest.mark.soak
 def test_more_inputs_and_what_takes_longer(root, tmp_path):
     run(root, tmp_path / "quick", MORE_EXECUTIONS, "--seed=2")
-    assert len(run(root, tmp_path / "slow", MORE_EXECUTIONS, "--slow")) >= 6
+    assert len(run(root, tmp_path / "slow", MORE_EXECUTIONS, "--slow")) >= 4
 
 
 @pytest.mark.soak
