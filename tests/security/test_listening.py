@@ -116,7 +116,8 @@ def test_every_other_command(ctr):
     rows = [f"{n // 3},{n // 3},u{source.randrange(9)},i{source.randrange(30)}" for n in range(900)]
     lines = [f"{row},{int(source.random() < 0.3)}" for row in rows]
     Path("table.csv").write_text("\n".join(["time,query,user,item,click", *lines, ""]))
-    ctr("ingest", "table", "table.csv", "--mapping", write_yaml("table.yaml", TABLE), "--out", "table")
+    table = write_yaml("table.yaml", TABLE)
+    ctr("ingest", "table", "table.csv", "--mapping", table, "--out", "table", "--keep-values", "user,item")
     ctr("history", "table", "--out", "histories.parquet")
-    ctr("quickstart", "table.csv", "--out", "quick", "--label", "click", "--query", "query")
+    ctr("quickstart", "table.csv", "--out", "quick", "--label", "click", "--time", "time=s")
     ctr("demo", "--out", "demo", "--examples", 2000)
