@@ -91,7 +91,7 @@ class Monitor:
     def _pass(self, position: int) -> None:
         before = self._position
         if before is None or position < before:
-            # Resumed, or rolled back: at the checkpoint that this position is behind.
+            # Resumed, also by workers that were restarted: at the checkpoint that this position is behind.
             before = max((one for one in self._checkpoints() if one <= position), default=0)
         self._passed += position - before
         self._position, self._moved = position, self._clock()
@@ -115,7 +115,9 @@ class Monitor:
         if (info := self._info()) is not None:
             yield InfoMetricFamily("ctr_run", "What is trained, on what", info)
         yield CounterMetricFamily(
-            "ctr_examples", "Rows that this process passed, again after a rollback", self._passed
+            "ctr_examples",
+            "Rows that this process passed, again after a restart of the workers",
+            self._passed,
         )
         yield from gauge("position_examples", "Rows of the log that the run has passed", self._position)
         window, followed = (
@@ -161,7 +163,7 @@ class Monitor:
         return []
 
     def _saved(self) -> tuple[float, dict[str, Any]] | None:
-        # Where the file of the newest is just being deleted, by a rollback: nothing.
+        # Where the file of the newest is just being deleted: nothing.
         with suppress(OSError, ValueError):
             names = (self._run_dir / "checkpoints").glob("*/state.json")
             newest = max((one for one in names if one.parent.name.isdecimal()), default=None)

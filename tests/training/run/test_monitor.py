@@ -104,7 +104,7 @@ def test_metrics_are_what_progress_and_files_say(served, tmp_path):
     save(run, 100, 1000.5, skipped_steps=1, rejected_rows=2)
     save(run, 200, 2000.5, skipped_steps=3, rejected_rows=4)
     monitor.watch(NoBar(), 1000)
-    # Resumed at 200, then back to 100 by a rollback.
+    # Resumed at 200, then back to 100 by workers that were restarted.
     for position in (210, 230, 105):
         monitor(position)
     found = scrape(port)
