@@ -44,6 +44,8 @@ _has_joined = False
         "--out RUN": "run directory; rerun to resume",
         "[--init-from RUN]": "warm start: begin with the weights of another run, where it stopped",
         "[--record NAME]": "publish the predictions as the log's sidecar NAME, from which other runs can distill",
+        "[--skip FROM:TO]...": "resume without learning from the rows FROM to TO - 1 of the log, which are scored; may "
+        "be given several times",
         **settings("seed=2"),
         "many workers": {
             "": "Where the environment variable TF_CONFIG describes a cluster, this is one worker of it. The first "
@@ -76,6 +78,8 @@ def train(arguments: argparse.Namespace) -> None:
         place = None
     size = _check_workers(arguments, place)
     config = load_model(model, arguments.config, "config", arguments.set)
+    if arguments.skip:
+        config = _with_skips(arguments, config, size, place is None or place.rank == 0)
     _check_device(arguments.device, size, config)
     if arguments.follow and arguments.record is not None:
         raise InputError(
@@ -92,6 +96,24 @@ def train(arguments: argparse.Namespace) -> None:
         _follow(arguments, config, place)
     else:
         _pass(arguments, config, place)
+
+
+def _with_skips(arguments: argparse.Namespace, config: Any, size: int, is_first: bool) -> Any:
+    """Returns the run's configuration with the ranges of ``--skip``; one that is given too has to agree with it."""
+    from ctr.training.run.directory import add_skips, parse_skip, read_run_config
+    from ctr.training.validate import validate
+
+    ranges = [parse_skip(text) for text in arguments.skip]
+    before = read_run_config(arguments.out)
+    is_given = arguments.config is not None or arguments.set
+    validate(
+        config if is_given else before,
+        arguments.log,
+        arguments.out,
+        workers=size,
+        follows=arguments.follow,
+    )
+    return add_skips(arguments.out, ranges, writes=is_first)
 
 
 def _check_workers(arguments: argparse.Namespace, place: Seat | Cluster | None) -> int:

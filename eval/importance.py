@@ -4,7 +4,6 @@ The arrays of RUN/importance.npz have a row for each of the P positions of the p
 scored::
 
     position          int64 [P], rows of the log before it
-    rollbacks         int64 [P], how often the run had gone back by then
     rows              int64 [P], how many rows were scored
     weight            float64 [P, K], metric weight of the rows
     loss              float64 [P, K], their logloss times weight
@@ -60,9 +59,8 @@ def importance_of(arrays: Arrays) -> Importance:
     """Sums up what a run measured; raises KeyError or ValueError where that is not what it says above."""
     count = len(arrays["position"])
     parts = [name.split("/", 1) for name in arrays if "/" in name]
-    for name in ("rollbacks", "rows"):
-        if arrays[name].shape != (count,):
-            raise ValueError(f"{name} must hold {count} numbers")
+    if arrays["rows"].shape != (count,):
+        raise ValueError(f"rows must hold {count} numbers")
     for name in ("weight", "loss", *("/".join(one) for one in parts)):
         array = arrays[name]
         if array.shape != (count, BUCKETS) or array.dtype.kind != "f" or not np.isfinite(array).all():

@@ -40,7 +40,6 @@ _LOCAL = (".lock", PARTIAL, ".damaged", _LAUNCHING)
 _CHECKPOINTS = "checkpoints"
 _LOOK_EVERY = 0.02  # seconds
 _ASK_EVERY = 0.5  # seconds between two requests
-_ROLLBACKS = "quarantine.json"
 _opened: dict[Path, ExitStack] = {}  # by this process, with the locks that it holds
 _unsaved: set[Path] = set()  # of them those that ``save`` leaves alone
 
@@ -128,9 +127,6 @@ def save(folder: Path) -> None:
     missing = files_below(versions_of(folder, TREE)).keys() - files_below(folder).keys()
     gone = [name for name in missing if not _is_kept(folder / name)]
     marked = [folder / name for name in gone if _mark(name)]
-    if any(PurePosixPath(name).name == _ROLLBACKS and Copy(folder / name, TREE).is_changed for name in names):
-        # A resume must not find a checkpoint from before a rollback that it knows of.
-        each(_delete, marked)
     for mark in range(len(_MARKS)):
         each(_save, (folder / name for name in names if _mark(name) == mark))
     each(_delete, marked)

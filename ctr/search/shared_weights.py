@@ -260,19 +260,13 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._last = -1
 
     def cut(self, examples: int) -> None:
         """Deletes what is of later examples than these, and a line that was not finished."""
         lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
         kept = [one for one in lines if one.endswith("\n") and json.loads(one)["examples"] <= examples]
         write_atomic_bytes(self._path, "".join(kept).encode())
-        self._last = examples
 
     def append(self, line: dict[str, Any]) -> None:
-        """Adds a line, in the place of those of its examples and later ones, from before a rollback."""
-        if line["examples"] <= self._last:
-            self.cut(line["examples"] - 1)
-        self._last = line["examples"]
         with self._path.open("a") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")

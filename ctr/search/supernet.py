@@ -186,11 +186,9 @@ def _one_pass(
     shown: list[int] = []
     learner = Learner(make_state, make_trainer)
     with stop_signals() as stop, open_session(log, config, run_dir, report, learner=learner) as session:
-        # A save that finds broken weights goes back to a checkpoint, from where the pass goes on.
-        while not is_done():
+        if not is_done():
             session.advance(partial=True, stop=lambda: is_done() or stop() is not None)
             if (reason := stop()) is not None:
                 session.interrupt(reason)
-            if not session.save():
-                break
+            session.save()
         return {name: np.array(array) for name, array in session.run.state.arrays().items()}

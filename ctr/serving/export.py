@@ -92,7 +92,7 @@ def _find_same(out: Path, final: Path, described: Mapping[str, Any]) -> Exported
     """
     if final.exists():
         metadata = read_metadata(final)
-        if different := [key for key in _IDENTITY if metadata.get(key) != described.get(key)]:
+        if different := _differing(_IDENTITY, metadata, described):
             raise InputError(
                 f"{final}: this version already exists and belongs to another model ({', '.join(different)} differ): "
                 "use another output directory"
@@ -100,7 +100,7 @@ def _find_same(out: Path, final: Path, described: Mapping[str, Any]) -> Exported
         return Exported(final, False, metadata)
     for newest in versions(out)[-1:]:
         recorded = read_metadata(newest)
-        different = [key for key in ("schema", "config") if recorded.get(key) != described[key]]
+        different = _differing(("schema", "config"), recorded, described)
         if _other_logs(recorded["logs"], described["logs"]):
             different.append("logs")
         if different:
@@ -109,6 +109,14 @@ def _find_same(out: Path, final: Path, described: Mapping[str, Any]) -> Exported
                 "a directory holds the versions of one run; use another output directory"
             )
     return None
+
+
+def _differing(keys: Sequence[str], one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    def value(metadata: Mapping[str, Any], key: str) -> Any:
+        # ``ctr train --skip`` adds rows that a run has not learned from yet: until then it is the same.
+        return {**metadata[key], "skip": None} if key == "config" else metadata.get(key)
+
+    return [key for key in keys if value(one, key) != value(other, key)]
 
 
 def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ctr.config import StrictModel
 from ctr.config.options import OptionsKey
@@ -224,17 +224,6 @@ class CheckpointConfig(StrictModel):
         return None if self.disk_limit_gb is None else int(self.disk_limit_gb * 1e9)
 
 
-class RollbackConfig(StrictModel):
-    """When a run returns to its last checkpoint and continues without some of the rows.
-
-    Attributes:
-        after_skipped_steps: the number of steps in a row that must be skipped, because loss or gradient is
-            not finite, before the run returns to its last checkpoint. Null: it never returns.
-    """
-
-    after_skipped_steps: int | None = Field(default=10, ge=1, le=10_000)
-
-
 class ExportConfig(StrictModel):
     """Servable models in the run directory while training. Null: none.
 
@@ -296,6 +285,10 @@ class TrainConfig(StrictModel):
         jit: compile the step with XLA. ``auto``: not on a CPU.
         record_predictions: write the prediction of every example to the run directory.
         max_rejected_share: stop when more than this share of the rows is faulty.
+        max_skipped_steps: stop when this many steps in a row are skipped, because the loss or a gradient is not finite,
+            or when the weights are broken. Null: never stop.
+        skip: ranges of rows of the log, [first, end], the end excluded, to score without learning: nothing is learned
+            from a batch with any of these rows. Extended by ``ctr train --skip``.
     """
 
     seed: int = Field(default=1, ge=0, lt=2**31)
@@ -311,12 +304,21 @@ class TrainConfig(StrictModel):
     jit: Literal["auto", True, False] = "auto"
     metrics: MetricsConfig = MetricsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    rollback: RollbackConfig = RollbackConfig()
     workers: WorkersConfig = WorkersConfig()
     export: ExportConfig | None = None
     retrain: RetrainConfig | None = None
     record_predictions: bool = True
     max_rejected_share: float = Field(default=0.001, ge=0, le=1)
+    max_skipped_steps: int | None = Field(default=10, ge=1, le=10_000)
+    skip: tuple[tuple[int, int], ...] = ()
+
+    @field_validator("skip")
+    @classmethod
+    def _is_ranges(cls, skip: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        for begin, end in skip:
+            if not 0 <= begin < end:
+                raise ValueError(f"[{begin}, {end}] is not a range of rows; allowed: 0 <= first < end")
+        return skip
 
     @model_validator(mode="before")
     @classmethod

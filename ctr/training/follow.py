@@ -38,7 +38,6 @@ from ctr.training.run.directory import read_warm_start
 from ctr.training.run.files import GrowingFile, Unwritten
 from ctr.training.run.input_warnings import input_warnings
 from ctr.training.run.results import learning_failure
-from ctr.training.run.rollback import Mark
 from ctr.training.run.snapshot import Exporter
 from ctr.training.run.summary import LearningError
 from ctr.training.trainer import Phase
@@ -87,7 +86,7 @@ class Followed:
 
     reason: str  # the word of ``stop``, or ``idle``
     position: int  # rows of the log that it has passed
-    waiting: int  # published rows that wait for more, or, after going back or a stop, to be passed
+    waiting: int  # published rows that wait for more, or, after a stop, to be passed
     awaited: str | None  # a file that has to be there before it can go on; None: only the log must grow
     init_from: dict[str, Any] | None = None  # of a run that was begun from another one, init_from.json
 
@@ -107,15 +106,9 @@ class LagReport:
         length = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
         self._session = session
         self._file = GrowingFile.open(path, length) if session.run.workers.is_chief else Unwritten()
-        self.went_back()
-
-    def went_back(self) -> None:
-        """Begins anew where the session stands after a rollback: what it passed before is passed again."""
-        position = self._session.run.position
-        self._begin(position.examples, position.learned)
-
-    def _begin(self, passed: int, learned: int) -> None:
-        self._written = self._passed = passed
+        position = session.run.position
+        passed, learned = position.examples, position.learned
+        self._written = passed
         self._waiting = self._session.inputs.log.rows - passed
         # The first partition that is not trained on to its end, the rows before it, and when it was published.
         self._next = self._behind = 0
@@ -137,11 +130,6 @@ class LagReport:
         return (self._session.inputs.log.path / "manifests" / f"{partition.name}.json").stat().st_mtime
 
     def passed_batch(self, position: int) -> None:
-        if position < self._passed:
-            # The first one after a rollback; a checkpoint, which would move the mark, comes later.
-            mark = Mark(*self._session.run.position.mark)
-            self._begin(mark.examples, mark.learned)
-        self._passed = position
         self._note(position, is_end=False)
 
     def advanced(self, waiting: int) -> None:
@@ -254,24 +242,19 @@ def _follow(
         closing(LagReport(session)) as report,
     ):
         _advance(session, report, patience)
-        while True:
-            while (reason := patience.reason_to_end()) is None:
-                show()
-                if patience.pause() is None and session.refresh():
-                    _advance(session, report, patience)
-            if not session.save():
-                break
-            report.went_back()
-            if patience.agreed_stop() is not None:
-                break
-            # Nothing new has come, but there is something to be passed again.
-            _advance(session, report, patience)
+        while (reason := patience.reason_to_end()) is None:
+            show()
+            if patience.pause() is None and session.refresh():
+                _advance(session, report, patience)
+        session.save()
         if failure := learning_failure(session.run):
             workers.leave()
             raise LearningError(f"{run_dir}: {failure}")
         for warning in input_warnings(session.run) if workers.is_chief else ():
             logger.warning("%s: %s", run_dir, warning)
-        position, waiting = session.run.position.examples, report.lag().rows
+        # While steps are being skipped nothing is saved: these rows are passed again.
+        position, passed = session.run.saved_at, session.run.position.examples
+        waiting = report.lag().rows + passed - position
         begun = workers.once(lambda: read_warm_start(run_dir))
         return Followed(reason, position, waiting, session.published.awaited, begun)
 

@@ -80,11 +80,10 @@ def advance_measuring(session: Scoring, stop: Callable[[], bool]) -> None:
         if run.position.examples >= session.inputs.log.rows:
             return False
         passed = [target for target in targets if target <= run.position.examples]
-        return bool(passed) and not (found and (found["position"][_is_sound(found, run)] >= passed[-1]).any())
+        return bool(passed) and not (found and (found["position"] >= passed[-1]).any())
 
     while True:
         if is_due():
-            found = _only(found, _is_sound(found, run)) if found else {}
             found = _appended(found, _measure(session, rows))
             workers.once(partial(write_archive, run.run_dir, "importance", found))
         session.advance(partial=True, stop=lambda: stop() or is_due())
@@ -116,17 +115,6 @@ def _read(run_dir: Path) -> dict[str, list[Any]]:
     return {name: array.tolist() for name, array in found.items()}
 
 
-def _is_sound(found: Arrays, run: Run) -> np.ndarray:
-    """Tells of each measurement, bool [P], whether the run has not gone back behind it since."""
-    return np.array(
-        [
-            all(one.checkpoint >= position for one in run.rollbacks[before:])
-            for position, before in zip(found["position"], found["rollbacks"], strict=True)
-        ],
-        np.bool_,
-    )
-
-
 def _only(found: Arrays, which: np.ndarray) -> Arrays:
     return {name: array[which] for name, array in found.items()}
 
@@ -152,7 +140,6 @@ def _measure(session: Scoring, most: int) -> Arrays:
 
     arrays = {
         "position": np.array(position),
-        "rollbacks": np.array(len(run.rollbacks)),
         "rows": np.array(len(rows)),
         "weight": by_bucket(np.ones(len(scored.weight))),
         "loss": by_bucket(scored.loss),

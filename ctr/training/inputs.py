@@ -33,7 +33,7 @@ from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
 from ctr.training.label_rows import learned_rows, returning_rows, sidecar_columns
 from ctr.training.logs import Log, Logs, open_logs
-from ctr.training.run.rollback import Position
+from ctr.training.run.position import Position
 from ctr.training.shapes import FewShapes, few_shapes, is_fused_from
 from ctr.workers.collectives import ALONE, Workers
 
@@ -176,28 +176,26 @@ def read_turns(
     seat: Seat | None = None,
     fused: FewShapes = (),
     beside: Beside | None = None,
-    set_aside: Sequence[tuple[int, int]] = (),
 ) -> Generator[tuple[Feed, bool, bool], None, None]:
     """Yields the batches of the log from a position on, in the order in which a run scores and learns from them.
 
     Without a label delay every batch is new and has its labels. With one, a batch comes once when it is new, and again
     before the first batch whose queries are so much later that its labels are known by then. Yields with each feed
-    whether it is new (its scores are the predictions of record), and whether its labels are known. From ``set_aside``,
-    ranges of rows, nothing is learned later.
+    whether it is new (its scores are the predictions of record), and whether its labels are known.
     """
     if not inputs.has_rows_after(position.examples):
         return
     delay = round(inputs.config.label_delay * 1_000_000)
     starts = position.learned, {**position.constraint_logs, **position.returned}
     if not delay:
-        given = inputs, layouts, *starts, partial, hold, seat, fused, beside, set_aside
+        given = inputs, layouts, *starts, partial, hold, seat, fused, beside
         with closing(read_feeds(*given)) as feeds:
             for feed in feeds:
                 yield feed, True, True
         return
     with (
         # A stream of its own, so that the batches in between need not be kept.
-        closing(read_feeds(inputs, layouts, *starts, partial, seat=seat, set_aside=set_aside)) as labeled,
+        closing(read_feeds(inputs, layouts, *starts, partial, seat=seat)) as labeled,
         closing(read_feeds(inputs, layouts, position.examples, None, partial, hold, seat)) as new,
     ):
         waiting = next(labeled, None)
@@ -226,13 +224,12 @@ def read_feeds(
     seat: Seat | None = None,
     fused: FewShapes = (),
     beside: Beside | None = None,
-    set_aside: Sequence[tuple[int, int]] = (),
 ) -> Generator[Feed, None, None]:
     """Yields the run's feeds from a position on, made by a thread that reads ahead.
 
     Without ``other_starts``, the positions in constraint logs and of the rows that come again for labels, they are only
-    scored. ``set_aside``: see ``read_turns``. ``beside`` makes the feeds beside them. Unless ``partial``, batches that
-    would not be the same if the logs went on are left out, and ``hold`` is called with the position of the first.
+    scored. ``beside`` makes the feeds beside them. Unless ``partial``, batches that would not be the same if the logs
+    went on are left out, and ``hold`` is called with the position of the first.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if other_starts is not None else config.objective.scored_part
@@ -246,7 +243,7 @@ def read_feeds(
             selection = replace(selection, teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, start)
         streams = [] if other_starts is None else _open_streams(inputs, other_starts)
-        returning = [] if other_starts is None else _open_returns(inputs, other_starts, set_aside)
+        returning = [] if other_starts is None else _open_returns(inputs, other_starts)
         size = batch_size(inputs)
         if batch.within_partitions:
             ends = np.cumsum([manifest.rows for manifest in log.manifests], dtype=np.int64)
@@ -322,15 +319,13 @@ def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved
     ]
 
 
-def _open_returns(
-    inputs: Inputs, starts: Mapping[str, int], set_aside: Sequence[tuple[int, int]]
-) -> list[Callable[[int], Batch | None]]:
+def _open_returns(inputs: Inputs, starts: Mapping[str, int]) -> list[Callable[[int], Batch | None]]:
     """Opens the log once more for each time at which rows come again for a label."""
     found, log = [], inputs.log
     for name, at in inputs.config.label_returns.items():
         selection = replace(selection_of(inputs, starts[name]), teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, starts[name])
-        found.append(returning_rows(inputs.config, at, blocks, set_aside))
+        found.append(returning_rows(inputs.config, at, blocks))
     return found
 
 

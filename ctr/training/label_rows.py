@@ -4,7 +4,7 @@ Nothing of the click is learned from them again: for all but the labels they hav
 the first batch whose last query is later than the row's label is known, beside those of constraint logs.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -44,9 +44,7 @@ def _with_label_targets(config: TrainConfig, rows: Rows, at: float) -> Rows:
     return replace(rows, joined={**rows.joined, **columns})
 
 
-def returning_rows(
-    config: TrainConfig, at: float, blocks: Iterable[Rows], set_aside: Sequence[tuple[int, int]]
-) -> Callable[[int], Batch | None]:
+def returning_rows(config: TrainConfig, at: float, blocks: Iterable[Rows]) -> Callable[[int], Batch | None]:
     """Makes rows of a log come again, in the order of the log, as a function of time.
 
     Of a query time in microseconds, whose rows are learned from, it returns the next ones whose label is known by then.
@@ -54,7 +52,6 @@ def returning_rows(
     Args:
         at: seconds after the query's time, one of ``TrainConfig.label_returns``.
         blocks: of the log, with the columns of its labels, from the first row that comes.
-        set_aside: ranges of rows, [begin, end), that nothing is learned from.
     """
     later_us = round((at - config.label_delay) * 1_000_000)
     # As many as a batch has, for the rows come again as fast as others come.
@@ -67,7 +64,7 @@ def returning_rows(
         whole = set_rejects_apart(given)
         rows = _with_label_targets(config, learned_batch(whole, config.retrain).rows, at)
         come = np.logical_or.reduce([rows.joined[column] > 0 for column in target_columns(config.objective)])
-        for begin, end in set_aside:
+        for begin, end in config.skip:
             come &= (rows.position < begin) | (rows.position >= end)
         rows = rows.keep(come)
         silent = replace(rows, train_weight=np.zeros_like(rows.train_weight))

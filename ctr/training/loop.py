@@ -7,7 +7,6 @@ the same result.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,10 +21,9 @@ from ctr.training.feed import Feed
 from ctr.training.importance import advance_measuring
 from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_turns
 from ctr.training.learner import PLAIN, Learner
-from ctr.training.run.directory import hold_run
+from ctr.training.run.directory import hold_run, with_skip_of
 from ctr.training.run.metrics import finite_logits
 from ctr.training.run.results import learning_failure, unlearned_text, write_results
-from ctr.training.run.rollback import RollbackNeeded, query_times
 from ctr.training.run.run import Run, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.run.summary import TIMING, LearningError, train_result
@@ -105,7 +103,7 @@ def one_pass(
     """Passes once over what the run has not passed yet; returns the position of the first row that is left.
 
     ``partial``: also the batches that would not be the same if the logs went on; ``windows`` gets the lines of metrics.
-    Raises RollbackNeeded: the run has to go back, and what it has passed since its checkpoint is to be passed again.
+    Raises InputError: too many steps in a row were skipped, or the weights are broken.
     """
     held: list[int] = []
     state = trainer.state
@@ -118,7 +116,6 @@ def one_pass(
         state.seat,
         trainer.fused_shapes,
         trainer.beside,
-        [one.rows for one in run.rollbacks],
     )
     with closing(turns), trainer.throughput.running():
         # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
@@ -140,7 +137,7 @@ def one_pass(
             if progress is not None:
                 progress(run.position.examples, run.metrics.running(is_window_end))
             # Export, before the checkpoint: a run that is killed between the two makes the export again.
-            if exporter is not None and run.is_export_due(before) and _check_weights(run, trainer):
+            if exporter is not None and run.is_export_due(before) and _check_weights(run, trainer) is None:
                 _export(run, exporter)
             # Checkpoint, where weights, metrics and position go together.
             if not is_last:
@@ -168,12 +165,12 @@ def _learned(
     """
     for group in _fused(turns, run, trainer):
         feed, _, has_labels = group[0]
-        if feed.is_fused and not run.is_quarantined(feed.batch):
+        if feed.is_fused and not run.is_left_out(feed.batch):
             ahead = np.cumsum([0, *(len(turn[0].batch.rows) for turn in group)])[:-1].tolist()
             feeds = [turn[0] for turn in group]
             scores = trainer.learn_fused(feeds, [*map(run.ramps, ahead)], [*map(run.rates, ahead)])
         else:
-            is_due, ramps = has_labels and not run.is_quarantined(feed.batch), run.ramps()
+            is_due, ramps = has_labels and not run.is_left_out(feed.batch), run.ramps()
             scores = [trainer.learn(feed, ramps, run.rates()) if is_due else trainer.score(feed, ramps)]
         for number, (turn, own) in enumerate(zip(group, scores, strict=True), 1):
             yield *turn, own, number == len(group)
@@ -187,13 +184,14 @@ def _fused(
     rows, limit = 0, run.config.batch.steps_per_execution
     for turn in turns:
         feed = turn[0]
-        if group and not (feed.is_fused and feed.shape is group[0][0].shape):
+        is_alone = not feed.is_fused or run.is_left_out(feed.batch)
+        if group and (is_alone or feed.shape is not group[0][0].shape):
             yield group
             group, rows = [], 0
         group.append(turn)
         rows += len(feed.batch.rows)
         is_due = run.is_due_after(rows, feed.batch.end) or trainer.is_due_after(rows)
-        if not feed.is_fused or len(group) == limit or is_due:
+        if is_alone or len(group) == limit or is_due:
             yield group
             group, rows = [], 0
     if group:
@@ -209,13 +207,16 @@ def _export(run: Run, exporter: Exporter) -> None:
     run.workers.once(export)
 
 
-def _check_weights(run: Run, trainer: Trainer) -> bool:
+def _check_weights(run: Run, trainer: Trainer) -> str | None:
     return run.check_weights(trainer.predicts_soundly(run.ramps()))
 
 
 def _save_in_passing(run: Run, trainer: Trainer) -> None:
-    """Writes a checkpoint that is not due, unless the weights are broken, which the next one that is due deals with."""
-    if run.weight_fault(trainer.predicts_soundly(run.ramps())) is None:
+    """Writes a checkpoint that is not due, unless steps are being skipped, or the weights are broken.
+
+    The next one that is due deals with that.
+    """
+    if not run.is_in_doubt and run.weight_fault(trainer.predicts_soundly(run.ramps())) is None:
         run.save(is_due=False)
 
 
@@ -260,6 +261,7 @@ def open_session(
         progress, phase = None, None
     with workers.noticing_losses(), ExitStack() as held:
         with workers.raise_if_any_failed():
+            config = with_skip_of(run_dir, config)
             check_possible(config, workers.size, exporter is not None)
         inputs = open_inputs(log, config, workers)
         config = inputs.config
@@ -274,9 +276,8 @@ def open_session(
         is_checked = workers.once(check_new_run)
         environment = describe_environment(config, workers.size, inputs.schema)
         held.enter_context(hold_run(run_dir, config, inputs.schema, environment, workers))
-        begin = partial(learner.state, config, inputs.schema, inputs.families, workers)
-        state = begin()
-        with open_run(run_dir, inputs, state, lambda: begin().arrays()) as run:
+        state = learner.state(config, inputs.schema, inputs.families, workers)
+        with open_run(run_dir, inputs, state) as run:
             trainer = learner.trainer(state, config, phase)
             checked = inputs.log.rows if is_checked else run.position.examples
             published = PublishedInputs(inputs, wait_for_sidecars, workers)
@@ -286,7 +287,7 @@ def open_session(
 class Advance(NamedTuple):
     """Result of an ``advance``."""
 
-    rows: int  # of the log that it passed, also faulty ones; below 0 when it went back
+    rows: int  # of the log that it passed, also faulty ones
     waiting: int  # published rows from the first one on that something is still to be done with
     windows: list[dict[str, Any]]  # the lines of metrics.jsonl that it wrote
 
@@ -334,7 +335,8 @@ class Session:
         scoring; what is learned from when is decided by the delay alone. ``stop`` leaves the rest to another
         ``advance``.
 
-        Raises InputError: see ``refresh``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows.
+        Raises InputError: see ``refresh``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows;
+        too many steps in a row were skipped, or the weights are broken (the line names the rows).
         """
         self.refresh()
         readable, before = self.published.readable, self.run.position.examples
@@ -349,24 +351,9 @@ class Session:
         callbacks = self._progress, self._exporter, stop
         # Within a batch weights, metrics and position do not go together.
         self._failed = True
-        while True:
-            try:
-                passed = one_pass(self.run, self.trainer, readable, windows, partial, *callbacks)
-                break
-            except RollbackNeeded as needed:
-                self._roll_back(needed)
-                windows[:] = [line for line in windows if line["examples"] <= self.run.position.examples]
+        passed = one_pass(self.run, self.trainer, readable, windows, partial, *callbacks)
         self._failed = False
         return Advance(self.run.position.examples - before, self.inputs.log.rows - passed, windows)
-
-    def _roll_back(self, needed: RollbackNeeded) -> None:
-        failed, self._failed = self._failed, True
-        log = self.inputs.log
-        times = query_times(log.path, self.inputs.schema, log.manifests, needed.rows)
-        self.run.roll_back(needed.rows, times, needed.reason)
-        # As in the process that would go on if this one were killed now.
-        self.trainer.last_applied = None
-        self._failed = failed
 
     def _check_usable(self) -> None:
         if self._failed:
@@ -382,24 +369,17 @@ class Session:
         logit = self.trainer.score_rows(rows, self.inputs.schema, self.run.ramps())
         return finite_logits(logit, self.run.config.model.prior)
 
-    def save(self) -> bool:
+    def save(self) -> None:
         """Writes a checkpoint, unless there is one of this position; it is on the disk when this returns.
 
-        Returns True where weights are broken: then the run went back instead, and the next ``advance`` goes on from
-        there. Raises InputError: it has gone back twice, and that did not help.
+        None is written while steps are being skipped. Raises InputError: the weights are broken.
         """
         self._check_usable()
-        went_back = False
-        try:
-            if self.run.position.examples != self.run.saved_at:
-                _check_weights(self.run, self.trainer)
-                self.run.save()
-        except RollbackNeeded as needed:
-            self._roll_back(needed)
-            went_back = True
+        if self.run.position.examples != self.run.saved_at and not self.run.is_in_doubt:
+            _check_weights(self.run, self.trainer)
+            self.run.save()
         self.run.files.background.wait()
         self.run.workers.wait_for_all()
-        return went_back
 
     def interrupt(self, reason: str) -> NoReturn:
         """Writes a checkpoint, which changes no result, and raises Interrupted with the name of the signal."""
@@ -419,21 +399,14 @@ class Session:
         Raises LearningError, where all is written, but nothing was learned, or the weights are of no use; Interrupted,
         where ``stop``, asked after each batch, gave a reason and a checkpoint has all; or InputError: see ``advance``.
         """
-        run, trainer, fault = self.run, self.trainer, None
-        while True:
-            if advance is None:
-                self.advance(partial=True, stop=lambda: stop() is not None)
-            else:
-                advance(self, lambda: stop() is not None)
-            if number := run.workers.gather_numbers(np.array([signal_number(stop())])).max():
-                self.interrupt(signal_name(number))
-            try:
-                predicts = trainer.predicts_soundly(run.ramps())
-                if not run.check_weights(predicts):
-                    fault = run.weight_fault(predicts)
-                break
-            except RollbackNeeded as needed:
-                self._roll_back(needed)
+        run = self.run
+        if advance is None:
+            self.advance(partial=True, stop=lambda: stop() is not None)
+        else:
+            advance(self, lambda: stop() is not None)
+        if number := run.workers.gather_numbers(np.array([signal_number(stop())])).max():
+            self.interrupt(signal_name(number))
+        fault = _check_weights(run, self.trainer)
         failure = learning_failure(run, fault)
         if run.metrics.window.traffic.examples:
             run.close_window({})
@@ -443,7 +416,7 @@ class Session:
             run.save()
         # No file is to say that all is well before it is.
         run.files.background.wait()
-        summary = write_results(self.inputs, run, failure, trainer.timing)
+        summary = write_results(self.inputs, run, failure, self.trainer.timing)
         if failure is not None:
             run.workers.leave()
             raise LearningError(f"{run.run_dir}: {failure}", summary)

@@ -20,7 +20,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import accelerator, has_few_shapes, resolve_jit
 from ctr.training.feed import Feed, make_feed
 from ctr.training.fused_steps import FusedSteps
-from ctr.training.run.rollback import predicts_soundly
+from ctr.training.run.weight_checks import predicts_soundly
 from ctr.training.shapes import FewShapes, few_shapes, fused_shapes
 from ctr.training.state import TrainState
 

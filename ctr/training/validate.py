@@ -9,7 +9,13 @@ from ctr.io.errors import InputError
 from ctr.io.files import identity
 from ctr.training.config import TrainConfig
 from ctr.training.logs import Logs, open_logs, resolve
-from ctr.training.run.directory import check_config, check_run_folder, check_schema, read_warm_start
+from ctr.training.run.directory import (
+    check_config,
+    check_run_folder,
+    check_schema,
+    read_warm_start,
+    with_skip_of,
+)
 
 
 def validate(
@@ -37,6 +43,7 @@ def validate(
         InputError: the log, the configuration, the workers, and ``run_dir`` do not fit each other.
     """
     check_run_folder(run_dir)
+    config = with_skip_of(run_dir, config)
     check_possible(config, workers)
     if follows:
         if (run_dir / "config.yaml").exists():

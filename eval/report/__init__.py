@@ -207,10 +207,7 @@ def _time(runs: Sequence[ShownRun]) -> page.Section:
 def _faults(runs: Sequence[ShownRun]) -> page.Section | None:
     if not any(shown.faults for shown in runs):
         return None
-    about = (
-        "What could not be used or failed, and what the run did about it. If the run went back to a checkpoint, all "
-        "other numbers are from the final pass over the log."
-    )
+    about = "What could not be used or failed, and what the run did about it."
     blocks: list[page.Block] = [page.Words(about, "quiet")]
     for shown in runs:
         blocks.append(page.heading(shown.mark))

@@ -23,7 +23,7 @@ COUNTS = {
     "log_rows": "rows of the log",
     "batches": "batches",
     "skipped_steps": "skipped steps",
-    "rollbacks": "rollbacks",
+    "left_out_rows": "rows left out by skip",
     "nonfinite_predictions": "predictions that were not finite",
     "rejected_rows": "rejected rows",
 }

@@ -66,7 +66,8 @@ FAULTS: list[tuple[type[StrictModel], dict[str, Any], str]] = [
     (TrainConfig, {"optimizer": {"dense": {"shampoo": {"method": {"kind": []}}}}}, r"shampoo: .*method is \{'kind': "),
     (TrainConfig, {"optimizer": {"dense": {"shampoo": {"grafting": {"kind": []}}}}}, r"grafting is .*; allowed: "),
     (TrainConfig, {"jit": "maybe"}, "jit: 'maybe' .*'auto', True or False"),
-    (TrainConfig, {"rollback": None}, "rollback: None "),
+    (TrainConfig, {"export": None, "checkpoint": None}, "checkpoint: None "),
+    (TrainConfig, {"skip": [[5, 9], [7, 7]]}, r"skip: .*\[7, 7\] is not a range of rows; allowed: 0 <= first < end"),
     # Of a choice of groups one bad feature is one fault, with the keys of its kind.
     (Mapping, {**MAPPING, "features": [{**FEATURE, "name": "b d"}]}, r"features.0.category.name: 'b d' [^;]*$"),
     (Mapping, {**MAPPING, "features": [{**FEATURE, "tower": "x"}]}, r"features.0.category.tower: 'x' [^;]*$"),

@@ -14,7 +14,6 @@ def arrays_of(positions: int = 3, **increases: np.ndarray) -> dict[str, np.ndarr
     weight = rng.uniform(1, 2, (positions, 256))
     return {
         "position": np.arange(positions),
-        "rollbacks": np.zeros(positions, np.int64),
         "rows": np.full(positions, 300),
         "weight": weight,
         "loss": weight * rng.uniform(0.2, 0.4, weight.shape),

@@ -24,7 +24,6 @@ from ctr.eval.report.faults import faults_of
 from ctr.eval.report.shown_run import show_runs
 from ctr.eval.run_comparison import compare_runs
 from ctr.experiments.report.write import write_experiment
-from ctr.io.documents import parse_json, sealed_bytes
 from ctr.io.errors import InputError
 from ctr.pipelines.evaluate.rows import find_row_groups, gather, read_row_group
 from ctr.serving.export import publish
@@ -33,14 +32,6 @@ from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_warm_start
-from ctr.training.run.rollback import (
-    Rollback,
-    as_json,
-    check_kept,
-    is_quarantined,
-    read_rollbacks,
-    write_rollbacks,
-)
 from ctr.training.warm_start.start import InitFrom, warm_start
 
 # ---------------------------------------------------------------- what a run keeps
@@ -66,30 +57,6 @@ def _seal_checkpoint(folder: Path, path: Path) -> None:
 def _read_checkpoint(folder: Path) -> None:
     arrays, _ = checkpoint.read(folder)
     assert all(array.dtype != object for array in arrays.values())
-
-
-def _quarantine_seeds(folder: Path) -> list[bytes]:
-    past = [
-        Rollback(checkpoint=100, rows=(110, 200), query_times=(5, 9), reason="3 steps were skipped"),
-        Rollback(checkpoint=100, rows=(200, 200), query_times=None, reason="dense/000 is not finite"),
-    ]
-    (folder / "went_back").mkdir()
-    write_rollbacks(folder / "went_back", past)
-    return [(folder / "went_back/quarantine.json").read_bytes()]
-
-
-def _parse_quarantine(folder: Path, content: bytes) -> None:
-    """With a hash that fits, where there can be one."""
-    path = put(folder / "went_back/quarantine.json", content)
-    with suppress(ValueError, AttributeError, TypeError):
-        tree = parse_json(content)
-        tree.pop("manifest_sha256", None)
-        path.write_bytes(sealed_bytes(tree))
-    found = read_rollbacks(path.parent)
-    check_kept(path.parent, as_json(found), found)
-    for one in found:
-        assert 0 <= one.rows[0] <= one.rows[1]
-        assert is_quarantined(*one.rows, found) == (one.rows[0] < one.rows[1])
 
 
 def _launch_seeds(folder: Path) -> list[bytes]:
@@ -119,9 +86,7 @@ def _parse_launch(folder: Path, content: bytes) -> None:
 FAULTS: dict[str, Any] = {
     "skipped_steps": 2,
     "skipped_ranges": [[0, 20], [40, 60]],
-    "rollbacks": 1,
-    "quarantined": [{"checkpoint": 0, "rows": [0, 20], "query_times": [5, 9], "reason": "3 steps"}],
-    "quarantined_rows": 20,
+    "left_out_rows": 20,
     "shampoo": {"failed": 1, "lost": 0},
 }
 RUN_FILES = {
@@ -258,7 +223,6 @@ TARGETS = {
         )
         for name, form in (("arrays.npz", "npz"), ("state.json", "json"))
     },
-    "quarantine": Target("json", _quarantine_seeds, _parse_quarantine),
     "launch": Target("json", _launch_seeds, _parse_launch),
     **{f"run {name}": _run_file(name) for name in RUN_FILES},
     "report": Target("text", _report_seeds, _parse_report, slow=True),

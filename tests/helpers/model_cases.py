@@ -21,7 +21,7 @@ from ctr.pipelines.rows.sources import Chunk
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
-from ctr.training.run.rollback import Position
+from ctr.training.run.position import Position
 from ctr.training.run.snapshot import Snapshot, take_snapshot
 from ctr.training.state import TrainState
 from ctr.workers.row_variables import row_count

@@ -39,7 +39,6 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
         config={HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}},
         rejects=(HOSTILE,),
         skipped_ranges=[[0, 20]],
-        quarantined=[{"checkpoint": 0, "rows": [0, 20], "query_times": [0, 1], "reason": HOSTILE}],
         config_sha256=HOSTILE,
     )
     (run / "environment.json").write_text(json.dumps({HOSTILE: HOSTILE, "x": {HOSTILE: HOSTILE}}))
@@ -66,8 +65,6 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
     [
         {"skipped_ranges": HOSTILE},
         {"skipped_ranges": [[HOSTILE, 1]]},
-        {"quarantined": [{"checkpoint": HOSTILE, "rows": [0, 20]}]},
-        {"quarantined": [{"checkpoint": 0, "rows": [0, 20], "query_times": [HOSTILE, 1]}]},
         {"shampoo": {"failed": HOSTILE}},
     ],
 )

@@ -1,6 +1,6 @@
 """Exports in the middle of a run: where they come, what they change (nothing), and what a resume does with them.
 
-Also of a run whose ids grow, and of one that goes back.
+Also of a run whose ids grow, and of one that skips steps.
 """
 
 import json
@@ -19,7 +19,6 @@ from ctr.serving.metadata import read_metadata, versions
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.training.run import directory, rollback
 from ctr.training.run.snapshot import read_snapshot
 from model_cases import GROWING, draw_raw, flip, packed_table, saved_variables
 from numerical_faults import injected
@@ -212,13 +211,9 @@ def test_where_ids_grow_a_resumed_run_and_its_checkpoint_give_the_same_models(gr
     assert models(tmp_path / "other") == models(run)[-1:]
 
 
-# More than a single rollback sets aside.
-MORE = dict.fromkeys(range(192, 384), math.inf)
-
-
-def going_back(limit: int) -> TrainConfig:
+def stopping(limit: int) -> TrainConfig:
     changes = {"checkpoint": {"every_examples": 10**6}, "export": {"every_examples": 150, "keep": 9}}
-    return configured(**changes, rollback={"after_skipped_steps": limit})
+    return configured(**changes, max_skipped_steps=limit)
 
 
 def reported(run: Path) -> dict[int, tuple[int, str]]:
@@ -230,63 +225,11 @@ def reported(run: Path) -> dict[int, tuple[int, str]]:
     }
 
 
-@pytest.fixture(scope="module")
-def gone_back(log, tmp_path_factory):
-    """A run that goes back twice, what it quarantined, and its exports when each batch was passed."""
-    run, seen = tmp_path_factory.mktemp("rolled-back") / "run", list[list[int]]()
-    with injected(MORE):
-        summary = train(
-            log, going_back(2), run, lambda *_: seen.append(exports(run)), exporter=export_from_run
-        )
-    return run, summary["quarantined"], seen
-
-
-@pytest.mark.slow
-def test_exports_from_beyond_a_rollback_are_made_anew(gone_back, tmp_path):
-    run, aside, seen = gone_back
-    assert [entry["rows"] for entry in aside] == [[144, 288], [0, 384]]
-    found = reported(run)
-    assert list(found) == [192, 336, 480]
-    # Of everything until row 384 nothing is learned.
-    assert [trained for trained, _ in found.values()] == [0, 0, 96]
-    weights = [weights for _, weights in found.values()]
-    assert weights[0] == weights[1] != weights[2]
-    assert export_run(run, tmp_path / "models").metadata["weights"] == weights[2]
-    # Until the fourth batch is exported nothing is there, each time that it is passed.
-    assert seen.count([]) == 4 * 3
-
-
 @pytest.mark.soak
 def test_none_is_made_while_steps_are_skipped(log, tmp_path):
     run = tmp_path / "run"
     with injected(dict.fromkeys(range(144, 288), math.inf)):
-        summary = train(log, going_back(9), run, exporter=export_from_run)
-    assert (summary["rollbacks"], summary["skipped_steps"]) == (0, 3)
+        summary = train(log, stopping(9), run, exporter=export_from_run)
+    assert summary["skipped_steps"] == 3
     # That of row 192 is left out; no other one takes its place.
     assert list(reported(run)) == [336, 480]
-
-
-class Killed(BaseException):
-    pass
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("module", "name"), [(directory, "delete_version"), (rollback, "write_rollbacks")])
-def test_killed_within_a_rollback_it_ends_with_the_same(log, gone_back, tmp_path, monkeypatch, module, name):
-    real = getattr(module, name)
-    calls = 0
-
-    def dying(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise Killed
-        return real(*arguments)
-
-    with injected(MORE):
-        monkeypatch.setattr(module, name, dying)
-        with pytest.raises(Killed):
-            train(log, going_back(2), tmp_path / "run", exporter=export_from_run)
-        monkeypatch.setattr(module, name, real)
-        train(log, going_back(2), tmp_path / "run", exporter=export_from_run)
-    assert reported(tmp_path / "run") == reported(gone_back[0])

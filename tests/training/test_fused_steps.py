@@ -118,6 +118,16 @@ def test_bits_do_not_depend_on_which_batches_share_a_call(log, fused, tmp_path, 
     assert_same(fused, tmp_path / "other", rtol=0, atol=0)
 
 
+def test_batches_that_are_left_out_end_a_call_and_are_scored_alone(log, tmp_path, calls):
+    for steps in (3, 16):
+        summary = train(
+            log, config_of(apart(steps), {"skip": [[100, 140], [500, 501]]}), tmp_path / str(steps)
+        )
+        assert 40 < summary["left_out_rows"] < 100 and summary["skipped_steps"] == 2
+    assert max(calls) > 3
+    assert_same(tmp_path / "3", tmp_path / "16", rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

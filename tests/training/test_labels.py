@@ -18,7 +18,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.inputs import open_inputs, read_turns
 from ctr.training.learner import fresh_state
 from ctr.training.loop import open_session, train
-from ctr.training.run.rollback import Position
+from ctr.training.run.position import Position
 from ctr.training.run.summary import summary_text
 from growing_logs import FILES, assert_same, read_predictions
 from labeled_logs import write_labels

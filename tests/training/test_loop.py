@@ -220,7 +220,7 @@ def test_metrics_are_those_of_the_recorded_predictions(passed):
     promised = """examples queries weight_sum auc per_query_auc per_query_auc_ci95 logloss normalized_entropy
         calibration_bias calibration_buckets wall_seconds examples_per_second step_ms_p50 step_ms_p25 step_ms_p75
         parameters_dense parameters_embedding
-        skipped_steps rollbacks quarantined quarantined_rows rejected_rows config_sha256 log_sha256"""
+        skipped_steps skipped_ranges left_out_rows rejected_rows config_sha256 log_sha256"""
     assert set(promised.split()) <= summary.keys()
     assert summary["examples_per_second"] > 0 < summary["step_ms_p50"]
     assert summary["parameters_embedding"] == 30 + 50 + 40 + 8 + FEATURE.buckets
@@ -325,10 +325,10 @@ def test_a_log_that_is_empty_or_has_too_many_faulty_rows_is_refused(schema, faul
 
 @pytest.mark.slow
 def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(log, tmp_path):
-    # Steps of nearly the largest float32: sums of weights overflow. A run that goes back would not keep these.
+    # Steps of nearly the largest float32: sums of weights overflow. A run that stops would not keep these.
     changes = {
         "optimizer": {"embeddings": {"linear_learning_rate": 3e38}},
-        "rollback": {"after_skipped_steps": None},
+        "max_skipped_steps": None,
         "export": {"every_examples": 100},
     }
     config = make_config(changes, logistic=True)

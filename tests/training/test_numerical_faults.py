@@ -1,7 +1,8 @@
-"""Numbers that are not finite, or absurd, at random steps: the pass goes on or goes back, and its metrics hold."""
+"""Numbers that are not finite, or absurd, at random steps: the pass goes on or stops, and its metrics hold."""
 
 import json
 import math
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,11 +12,11 @@ import numpy as np
 import pytest
 
 from ctr.data.log import read_manifests
+from ctr.io.errors import InputError
 from ctr.training.config import ExportConfig
 from ctr.training.follow import Polling, follow
 from ctr.training.loop import LearningError, train
-from ctr.training.run import checkpoint, rollback
-from ctr.training.run.run import Run
+from ctr.training.run.directory import add_skips
 from ctr.training.run.summary import summary_text
 from growing_logs import STANDS, assert_same, constrained
 from numerical_faults import fill, injected
@@ -24,7 +25,7 @@ from small_runs import draw_examples, make_config, publish
 QUERIES = 800
 END = QUERIES * 1000
 CONTENT: dict[str, Any] = {
-    "rollback": {"after_skipped_steps": 4},
+    "max_skipped_steps": 4,
     "checkpoint": {"every_examples": 900, "keep": 2},
     "metrics": {"window_examples": 700},
     "max_rejected_share": 0.02,
@@ -49,6 +50,29 @@ def long_log(tmp_path_factory) -> Path:
     )
 
 
+def train_skipping(log: Path, run: Path, attempt: Callable[[], Any]) -> tuple[Any, list[tuple[int, int]]]:
+    """Trains, each time that the run stops without the rows that it names; returns the result, and what it skips."""
+    for _ in range(6):
+        try:
+            return attempt(), [*add_skips(run, [], writes=True).skip]
+        except LearningError:
+            raise
+        except InputError as stop:
+            begin, end = named_rows(log, run, str(stop))
+            add_skips(run, [(begin, end)], writes=True)
+    raise AssertionError("it stops again and again")
+
+
+def named_rows(log: Path, run: Path, line: str) -> tuple[int, int]:
+    assert "\n" not in line and line.startswith(f"{run}: ")
+    found = re.search(
+        rf"rows (\d+) to (\d+) of the log; .* ctr train {log} --out {run} --skip (\d+):(\d+)$", line
+    )
+    assert found is not None, line
+    assert found[1] == found[3] and found[2] == found[4]
+    return int(found[1]), int(found[2])
+
+
 def both_faults() -> Any:
     return injected(UNLEARNABLE, {1500: fill(*POISON)})
 
@@ -62,8 +86,9 @@ def made_runs(long_log, tmp_path_factory) -> Callable[..., Path]:
         key = config.sha256(), faulty
         if key not in known:
             known[key] = tmp_path_factory.mktemp("made") / "run"
+            run = known[key]
             with both_faults() if faulty else injected():
-                train(long_log, config, known[key])
+                train_skipping(long_log, run, lambda: train(long_log, config, run))
         return known[key]
 
     return make
@@ -101,31 +126,23 @@ def test_steps_that_explode_are_skipped(long_log, made_runs, tmp_path, optimizer
         summary = train(long_log, config, tmp_path / "run")
     assert_within(summary, summary_of(made_runs(config)))
     assert 1 <= summary["skipped_steps"] == len(summary["skipped_ranges"]) <= 5
-    assert summary["rollbacks"] == 0
+    assert summary["left_out_rows"] == 0
     assert all(any(b <= row < e for b, e in summary["skipped_ranges"]) for row in places)
 
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("seed", "optimizer"), [(3, SHAMPOO), (2, ADAGRAD)])
 def test_a_long_run_of_examples_that_cannot_be_learned_from(long_log, made_runs, tmp_path, seed, optimizer):
-    """Longer than all that rollbacks would take: the pass goes on behind it."""
-    config = make_config(optimizer)
+    """Where none stop the run, the pass goes on behind them."""
+    config = make_config({**optimizer, "max_skipped_steps": None})
     first = random_rows(seed, long_log, 1, last=0.5)[0]
-    learned: list[int] = []
-    with injected(
-        unlearnable=dict.fromkeys(range(first, first + 800, 20), np.inf),
-        begun=lambda begin, _: learned.append(begin),
-    ):
+    with injected(unlearnable=dict.fromkeys(range(first, first + 800, 20), np.inf)):
         summary = train(long_log, config, tmp_path / "run")
     clean = summary_of(made_runs(config))
     assert_within(summary, clean)
-    assert 1 <= summary["rollbacks"] <= 2
     assert summary["examples"] == clean["examples"]
-    gone = sum(end - begin for begin, end in summary["skipped_ranges"]) + summary["quarantined_rows"]
-    assert 800 <= gone < 1400
-    assert max(learned) > 3500
-    # It went back no farther than to a checkpoint: most batches were learned once.
-    assert len(learned) < 1.5 * summary["batches"]
+    gone = sum(end - begin for begin, end in summary["skipped_ranges"])
+    assert 800 <= gone < 1000 and summary["skipped_rows"] > 0
 
 
 # Weights, broken in memory: the variable, the value and its share.
@@ -143,42 +160,35 @@ BREAKS: dict[str, tuple[str, float, float]] = {
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize("what", BREAKS)
-def test_weights_that_break_once_are_had_again(long_log, made_runs, tmp_path, what):
+def test_weights_that_break_once_stop_the_run_and_are_computed_again(long_log, made_runs, tmp_path, what):
+    """No checkpoint has them: as the memory has failed and not the data, the same command ends as it would have."""
     optimizer = ADAGRAD if list(BREAKS).index(what) % 2 else SHAMPOO
     config = make_config({**optimizer, "compute_dtype": "bfloat16" if "bfloat16" in what else "float32"})
-    row = random_rows(len(what), long_log, 1)[0]
+    row, run = random_rows(len(what), long_log, 1)[0], tmp_path / "run"
     with injected(poison={row: fill(*BREAKS[what])}, once=True):
-        summary = train(long_log, config, tmp_path / "run")
-    clean = made_runs(config)
-    assert_within(summary, summary_of(clean))
-    assert summary["rollbacks"] == 1
-    assert summary["examples"] == summary_of(clean)["examples"]
-    (entry,) = summary["quarantined"]
-    begin, end = entry["rows"]
-    if begin == end:
-        # Nothing quarantined: it is as if nothing had happened.
-        assert_same(tmp_path / "run", clean, "summary", *STANDS)
-        assert entry["query_times"] is None
-    else:
+        with pytest.raises(InputError) as stop:
+            train(long_log, config, run)
+        begin, end = named_rows(long_log, run, str(stop.value))
         # What breaks the momentum breaks the weights a step later.
         assert begin - 60 <= row < end
-        assert summary["quarantined_rows"] == end - begin < 400
-        times = [time // 1000 for time in entry["query_times"]]
-        assert 0 <= times[0] <= times[1] < QUERIES
+        train(long_log, config, run)
+    assert_same(run, made_runs(config))
 
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize(("seed", "optimizer"), [(21, SHAMPOO), (20, ADAGRAD)])
-def test_rows_that_break_the_weights_are_quarantined(long_log, made_runs, tmp_path, optimizer, seed):
-    config = make_config(optimizer)
+def test_rows_that_break_the_weights_can_be_left_out(long_log, made_runs, tmp_path, optimizer, seed):
+    config, run = make_config(optimizer), tmp_path / "run"
     places = random_rows(seed, long_log, 2)
     with injected(poison={row: fill(*POISON) for row in places}):
-        summary = train(long_log, config, tmp_path / "run")
+        summary, skipped = train_skipping(long_log, run, lambda: train(long_log, config, run))
+        fresh = train(long_log, config.model_copy(update={"skip": tuple(skipped)}), tmp_path / "fresh")
     assert_within(summary, summary_of(made_runs(config)))
-    assert 1 <= summary["rollbacks"] <= 3
-    ranges = [entry["rows"] for entry in summary["quarantined"]]
-    assert all(any(begin <= row < end for begin, end in ranges) for row in places)
+    assert 1 <= len(skipped) <= 4
+    assert all(any(begin <= row < end for begin, end in skipped) for row in places)
+    assert summary["left_out_rows"] == fresh["left_out_rows"] > 0
     assert summary["skipped_steps"] == 0
+    assert_same(run, tmp_path / "fresh")
 
 
 # Shampoo's statistics.
@@ -205,7 +215,7 @@ def test_statistics_that_have_no_root(long_log, made_runs, tmp_path, value, fail
         summary = train(long_log, config, tmp_path / "run")
     clean = summary_of(made_runs(config))
     assert_within(summary, clean)
-    assert summary["skipped_steps"] == summary["rollbacks"] == 0
+    assert summary["skipped_steps"] == 0
     # Others count as hardly changed while what they hold is far larger than what comes in.
     assert summary["shampoo"]["failed"] > 0 or not fails
     assert summary["shampoo"]["layers_ready"] == clean["shampoo"]["layers_ready"]
@@ -216,42 +226,6 @@ def test_statistics_that_have_no_root(long_log, made_runs, tmp_path, value, fail
 
 class Killed(BaseException):
     pass
-
-
-# Where a process may end within a rollback; before the first two nothing is noted of it.
-MOMENTS = {
-    "notes": (rollback, "write_rollbacks", 1),
-    "deletion": (checkpoint, "drop_after", 1),
-    # The first of these are of the start itself.
-    "reading": (checkpoint, "restore_newest", 2),
-    "resuming": (Run, "resume", 2),
-}
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_stopped_within_a_rollback_it_ends_in_the_same_bits(
-    long_log, made_runs, tmp_path, monkeypatch, moment
-):
-    config = make_config(SHAMPOO)
-    expected = made_runs(config, faulty=True)
-    module, name, fatal = MOMENTS[moment]
-    real, calls = getattr(module, name), []
-
-    def dying(*arguments):
-        calls.append(1)
-        if len(calls) == fatal:
-            raise Killed
-        return real(*arguments)
-
-    monkeypatch.setattr(module, name, dying)
-    with both_faults(), pytest.raises(Killed):
-        train(long_log, config, tmp_path / "run")
-    monkeypatch.setattr(module, name, real)
-    assert (tmp_path / "run/quarantine.json").exists() == (fatal == 2)
-    with both_faults():
-        train(long_log, config, tmp_path / "run")
-    assert_same(tmp_path / "run", expected)
 
 
 def stopping_after(batches: int) -> Callable[[int, Any], None]:
@@ -267,10 +241,12 @@ def stopping_after(batches: int) -> Callable[[int, Any], None]:
 @pytest.mark.soak
 def test_following_a_log_it_ends_in_the_same_bits(long_log, made_runs, tmp_path):
     config = make_config(SHAMPOO)
+    live = tmp_path / "live"
     with both_faults():
-        follow(long_log, config, tmp_path / "live", lambda: None, Polling(0.01, 0.2))
-        train(long_log, config, tmp_path / "live")
-    assert_same(tmp_path / "live", made_runs(config, faulty=True), *STANDS)
+        polling = Polling(0.01, 0.2)
+        train_skipping(long_log, live, lambda: follow(long_log, config, live, lambda: None, polling))
+        train(long_log, config, live)
+    assert_same(live, made_runs(config, faulty=True), *STANDS)
 
 
 @pytest.mark.slow
@@ -279,37 +255,41 @@ def test_with_a_label_delay_and_a_constraint_log_stopped_again_and_again(long_lo
     exposure = publish(tmp_path / "exposure", other.table(), ((0, END),))
     config = make_config({**SHAMPOO, **constrained(exposure), "label_delay": 0.03})
     clean = train(long_log, config, tmp_path / "clean")
+    run = tmp_path / "run"
     with both_faults():
-        summary = train(long_log, config, tmp_path / "run")
+        summary, skipped = train_skipping(long_log, run, lambda: train(long_log, config, run))
     assert_within(summary, clean)
-    assert summary["rollbacks"] >= 2
+    assert len(skipped) >= 2
     assert summary["examples"] == clean["examples"]
-    # Rows of the constraint log that came with a batch that is quarantined are scored all the same.
+    # Rows of the constraint log that came with a batch that is left out are scored all the same.
     scored = [one["constraint_logs"]["exposure"]["examples"] for one in (summary, clean)]
     assert scored[0] == scored[1] > 3000
-    assert any(entry["rows"][0] <= 1500 < entry["rows"][1] for entry in summary["quarantined"])
+    assert any(begin <= 1500 < end for begin, end in skipped)
     # Some of them are farther from the end than a run comes from one checkpoint to the next.
+    config = config.model_copy(update={"skip": tuple(skipped)})
     for batches in (30, 40, 30):
         with both_faults(), pytest.raises(Killed):
             train(long_log, config, tmp_path / "stopped", stopping_after(batches))
     with both_faults():
         train(long_log, config, tmp_path / "stopped")
-    assert_same(tmp_path / "stopped", tmp_path / "run")
-    notes = [(tmp_path / name / "quarantine.json").read_bytes() for name in ("stopped", "run")]
-    assert notes[0] == notes[1]
+    assert_same(tmp_path / "stopped", run)
 
 
 # Where it ends.
 
 
 def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, copy_run, tmp_path):
-    """The first step breaks the weights, so that all rows end up quarantined."""
+    """The first step breaks the weights, so that all rows end up left out."""
     config = make_config(
         {"optimizer": {"dense": {"learning_rate": 1e30}}, "batch": {"rows": 2000, "max_query_rows": 2000}},
         logistic=True,
     )
     log, run, exported = copy_run(log), tmp_path / "run", []
     config = config.model_copy(update={"export": ExportConfig(every_examples=10**6)})
+    with pytest.raises(InputError, match=r"dense/.* --skip 0:") as stop:
+        train(log, config, run, record="teacher", exporter=exported.append)
+    assert not (run / "checkpoints").exists()
+    add_skips(run, [named_rows(log, run, str(stop.value))], writes=True)
     for _ in range(2):  # and each time that it is asked for again
         with pytest.raises(LearningError) as caught:
             train(log, config, run, record="teacher", exporter=exported.append)
@@ -319,8 +299,10 @@ def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, copy_run, tm
         message = str(caught.value)
         assert message == f"{run}: {summary['learning_failure']}"
         assert f"nothing was learned: {rows} of {rows} rows (100.0%) were not trained on" in message
-        assert "cause: dense/" in message and "optimizer.dense.learning_rate is 1e+30" in message
-        assert summary["trained_rows"] == 0 and summary["quarantined_rows"] == rows
+        assert (
+            "cause: skip leaves rows out" in message and "optimizer.dense.learning_rate is 1e+30" in message
+        )
+        assert summary["trained_rows"] == 0 and summary["left_out_rows"] == rows
         assert (run / "metric_states.npz").exists()
         assert f"not trained on      {rows} rows (100.0%)" in summary_text(run, summary)
     assert not exported and not (log / "sidecars" / "teacher").exists()
@@ -331,7 +313,7 @@ def test_a_run_whose_steps_are_all_skipped_fails(log, tmp_path):
     shards = [shard for manifest in read_manifests(log) for shard in manifest.shards]
     middle = (shards[0].first_query_time + shards[-1].last_query_time) // 2
     end = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=middle)).isoformat()
-    changes = {"rollback": {"after_skipped_steps": None}, "time_range": {"end": end}}
+    changes = {"max_skipped_steps": None, "time_range": {"end": end}}
     config = make_config(changes, logistic=True)
     with injected(unlearnable=dict.fromkeys(range(2000), math.inf)):
         with pytest.raises(LearningError) as caught:
@@ -343,5 +325,5 @@ def test_a_run_whose_steps_are_all_skipped_fails(log, tmp_path):
     assert 0 < rows < sum(shard.rows for shard in shards)
     assert summary["skipped_rows"] == rows and summary["trained_rows"] == 0
     assert f"nothing was learned: {rows} of {rows} rows (100.0%)" in message
-    assert f"0 quarantined, {rows} in {summary['batches']} skipped steps" in message
+    assert f"0 left out by skip, {rows} in {summary['batches']} skipped steps" in message
     assert "cause: the loss or a gradient was not finite" in message

@@ -209,7 +209,7 @@ def test_several_workers_compute_what_one_process_does(world, name, size):
     # They measure the importance of features at the same places.
     of_one, of_all = (read_arrays(run / "importance.npz") for run in (alone, together))
     assert of_one["position"].tolist() == of_all["position"].tolist()
-    for key in of_one.keys() - {"rollbacks"}:
+    for key in of_one:
         np.testing.assert_allclose(of_all[key], of_one[key], atol=1e-3, rtol=0, err_msg=key)
     # A checkpoint is read as that of one.
     whole, parts = (checkpoint.read(run / "checkpoints")[0] for run in (alone, together))
@@ -352,7 +352,7 @@ def test_killed_again_and_again_at_any_time_every_example_is_passed_once(world, 
 
 
 @pytest.mark.soak
-def test_weights_that_break_are_rolled_back_by_all_workers_alike(world):
+def test_weights_that_break_stop_all_workers_alike(world):
     log, config = world.configs["mirrored"]
     broken = merged(config, {"optimizer": {"dense": {"learning_rate": 1e30}}, **DIVIDED})
     run = world.folder / "broken"
@@ -364,8 +364,7 @@ def test_weights_that_break_are_rolled_back_by_all_workers_alike(world):
         [line for line in group.output(rank).splitlines() if line.startswith("refused: ")] for rank in (0, 1)
     ]
     assert ends[0] == ends[1]
-    assert len(ends[0]) == 1
-    assert len(json.loads((run / "quarantine.json").read_text())["rollbacks"]) >= 2
+    assert len(ends[0]) == 1 and " --skip 0:" in ends[0][0]
 
 
 @pytest.mark.soak

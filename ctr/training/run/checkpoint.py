@@ -228,14 +228,12 @@ def save(
     state: Mapping[str, Any],
     keep: int,
     limit: int | None = None,
-    sound: tuple[int, int] = (-1, -1),
     share: Share | None = None,
 ) -> None:
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
 
     Args:
         limit: bytes that all checkpoints may take together, this one included: older ones than the newest make room.
-        sound: the positions of checkpoints that stay in any case: until this one is written, and from then on.
         share: of several workers, what this one writes of it, after the first one has called ``begin``.
 
     Raises InputError: there is not so much room, and nothing was deleted for it.
@@ -249,7 +247,7 @@ def save(
         make_folder(folder)
         _remove_leftovers(folder)
     nbytes = sum(array.nbytes for array in arrays.values()) if share is None else share.nbytes
-    _make_room(folder, nbytes, limit, sound[0])
+    _make_room(folder, nbytes, limit)
     if share is None:
         partial.mkdir()
     digest = write_arrays(partial / ARRAYS, arrays)
@@ -263,7 +261,7 @@ def save(
         final.rename(folder / f"{final.name}.former{PARTIAL}")
     partial.rename(final)
     sync_folder(folder)
-    clean_up(folder, keep, sound[1])
+    clean_up(folder, keep)
 
 
 def begin(folder: Path, examples: int) -> str:
@@ -279,26 +277,25 @@ def _remove_leftovers(folder: Path) -> None:
         shutil.rmtree(leftover)
 
 
-def clean_up(folder: Path, keep: int, sound: int = -1) -> None:
-    """Deletes what an interrupted ``save`` left, and all checkpoints but the newest ``keep`` and that of ``sound``."""
+def clean_up(folder: Path, keep: int) -> None:
+    """Deletes what an interrupted ``save`` left, and all checkpoints but the newest ``keep``."""
     _remove_leftovers(folder)
     complete = _complete_checkpoints(folder)
     for old in complete[:-keep]:
-        if int(old.name) != sound:
-            delete_version(old)
+        delete_version(old)
     for damaged in folder.glob(f"*{_DAMAGED}"):
         # Kept to be looked at until the run is well past it.
         if len(complete) >= keep and damaged.name < complete[-keep].name:
             delete_version(damaged)
 
 
-def _make_room(folder: Path, needed: int, limit: int | None, sound: int) -> None:
-    """Deletes the oldest checkpoints, but the newest one and that of ``sound``, until another one fits."""
+def _make_room(folder: Path, needed: int, limit: int | None) -> None:
+    """Deletes the oldest checkpoints, but the newest one, until another one fits."""
     complete = _complete_checkpoints(folder)
     sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in complete}
     taken, free = sum(sizes.values()), shutil.disk_usage(folder).free
     given_up = []
-    for old in [*(path for path in complete[:-1] if int(path.name) != sound), None]:
+    for old in [*complete[:-1], None]:
         if needed <= free and (limit is None or taken + needed <= limit):
             break
         if old is None:
@@ -314,17 +311,10 @@ def _make_room(folder: Path, needed: int, limit: int | None, sound: int) -> None
         delete_version(old)
 
 
-def drop_after(folder: Path, examples: int) -> None:
-    """Deletes checkpoints after ``examples``, newest first. Raises InputError: that of ``examples`` is not there."""
-    if examples and not (folder / f"{examples:020d}").is_dir():
-        raise InputError(
-            f"{folder}: the checkpoint {examples} is missing, but the run has to roll back to it"
-        )
-    for path in reversed(_complete_checkpoints(folder)):
-        if int(path.name) > examples:
-            delete_version(path)
-    if folder.is_dir():
-        sync_folder(folder)
+def newest_position(folder: Path) -> tuple[int, int]:
+    """Returns how many rows the newest sound checkpoint has scored, and how many it has learned from; 0 without one."""
+    state = _newest_sound(folder, _check)
+    return (0, 0) if state is None else (state["position"]["examples"], state["position"]["learned"])
 
 
 def _state_hash(content: Mapping[str, Any]) -> str:

@@ -10,7 +10,6 @@
     RUN/checkpoints/           checkpoint.py
     RUN/exports/               servable models, where the configuration asks for them
     RUN/predictions/           one Parquet file for each stretch between checkpoints
-    RUN/quarantine.json        rollback.py: rows that are scored, but not learned from
     RUN/rejects.jsonl          rows that could not be used, with reason and position
     RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
     RUN/constraint_states/     the same of each constraint log, NAME.npz
@@ -28,9 +27,10 @@ What grows during a run is cut back, on a resume, to where it was at the checkpo
 """
 
 import json
+import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,7 @@ from ctr.io.paths import check_local, with_content
 from ctr.io.versions import MODEL_FILE, PARTIAL, delete_version, is_partial, version_number, versions
 from ctr.io.working_copies import leave_unsaved, save
 from ctr.training.config import TrainConfig
+from ctr.training.run import checkpoint
 
 if TYPE_CHECKING:
     from ctr.workers.collectives import Workers
@@ -119,6 +120,13 @@ def adopt_config(run_dir: Path, config: TrainConfig) -> None:
     path = run_dir / "config.yaml"
     if not path.exists() and not create_exclusively(path, dump_yaml(config).encode()):
         check_config(run_dir, config)
+
+
+def with_skip_of(run_dir: Path, config: TrainConfig) -> TrainConfig:
+    """Returns a configuration with the ``skip`` of the run, if it has begun: ``--skip`` may have added to it."""
+    path = run_dir / "config.yaml"
+    skip = load_model(TrainConfig, path, "config").skip if path.is_file() else ()
+    return config.model_copy(update={"skip": skip}) if {*config.skip} <= {*skip} else config
 
 
 def check_config(run_dir: Path, config: TrainConfig) -> None:
@@ -256,6 +264,56 @@ def write_archive(run_dir: Path, name: str, arrays: dict[str, np.ndarray]) -> No
         write_atomic(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
     else:
         path.unlink(missing_ok=True)
+
+
+# ``ctr train --skip``: ranges of rows that a run is resumed without; they are scored, and nothing is learned from them.
+
+
+def parse_skip(text: str) -> tuple[int, int]:
+    """Parses FROM:TO. Raises InputError: it is no range of rows."""
+    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
+    begin, end = map(int, match.groups()) if match else (0, 0)
+    if begin >= end:
+        raise InputError(
+            f"--skip {text}: not a range of rows; allowed: FROM:TO, of the rows FROM, FROM + 1, ..., TO - 1"
+        )
+    return begin, end
+
+
+def read_run_config(run_dir: Path) -> TrainConfig:
+    """Reads the configuration of a run that ``--skip`` resumes. Raises InputError: there is none."""
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise InputError(f"--skip: {run_dir}: no such run; allowed: a run to resume")
+    return load_model(TrainConfig, path, "config")
+
+
+def add_skips(run_dir: Path, ranges: Sequence[tuple[int, int]], *, writes: bool) -> TrainConfig:
+    """Adds ranges of rows to the ``skip`` of a run; returns its configuration then. What it has changes nothing.
+
+    Exports after the newest checkpoint are deleted, as their weights have learned from these rows. Raises InputError:
+    the checkpoint has, too, or the run is going on.
+
+    Args:
+        writes: whether this process is the one that checks and changes the run, not another worker.
+    """
+    config = read_run_config(run_dir)
+    new = [rows for rows in dict.fromkeys(ranges) if rows not in config.skip]
+    extended = config.model_copy(update={"skip": (*config.skip, *new)})
+    if not new or not writes:
+        return extended
+    with only_process(run_dir):
+        examples, learned = checkpoint.newest_position(run_dir / "checkpoints")
+        for begin, end in new:
+            if begin < learned:
+                raise InputError(
+                    f"--skip {begin}:{end}: {run_dir}: its newest checkpoint has learned from the rows before "
+                    f"{learned}; allowed: rows from there on, or a new run with --set skip=[[{begin},{end}]]"
+                )
+        # First, so that a command that is killed between does not find its ranges there, and these exports too.
+        drop_models_after(run_dir / "exports", examples)
+        write_atomic_bytes(run_dir / "config.yaml", dump_yaml(extended).encode())
+    return extended
 
 
 # RUN/exports, or another folder of exported models, a folder each under its position: who may write, how one vanishes.

@@ -20,7 +20,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import naming, sync_folder, write_all
 from ctr.io.working_copies import save
 from ctr.training.config import TrainConfig
-from ctr.training.run import checkpoint, rollback
+from ctr.training.run import checkpoint
 from ctr.training.run.checkpoint import Share, Wanted
 from ctr.training.run.directory import refuse_without_checkpoint
 from ctr.training.run.event_file import EventFiles
@@ -190,14 +190,14 @@ class RunFiles:
         self._workers.once(lambda: refuse_without_checkpoint(self._run_dir))
         return None
 
-    def open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str], sound: int = -1) -> None:
+    def open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str]) -> None:
         """Opens files where they stood at a checkpoint, and cuts off the rest. Raises InputError: one is shorter."""
         if not self._workers.is_chief:
             self.metrics, self.events, self.rejects = Unwritten(), Unwritten(), Unwritten()
-        self._workers.once(lambda: self._open(lengths, prediction_parts, sound))
+        self._workers.once(lambda: self._open(lengths, prediction_parts))
 
-    def _open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str], sound: int) -> None:
-        checkpoint.clean_up(self._checkpoints, self._config.checkpoint.keep, sound)
+    def _open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str]) -> None:
+        checkpoint.clean_up(self._checkpoints, self._config.checkpoint.keep)
         run_dir, keep_open = self._run_dir, self._opened.enter_context
         if self._config.record_predictions:
             writer = PredictionWriter(
@@ -208,13 +208,6 @@ class RunFiles:
         self.metrics = keep_open(closing(GrowingFile.open(lines, lengths["metrics"])))
         self.rejects = keep_open(closing(GrowingFile.open(run_dir / "rejects.jsonl", lengths["rejects"])))
         self.events = keep_open(closing(EventFiles.open(run_dir / "tensorboard", lines, self._config)))
-
-    def go_back(self, examples: int, rollbacks: Sequence[rollback.Rollback]) -> None:
-        def write() -> None:
-            rollback.drop_after(self._run_dir, examples)
-            rollback.write_rollbacks(self._run_dir, rollbacks)
-
-        self._workers.once(write)
 
     def flush(self, examples: int) -> dict[str, Any]:
         """Has all predictions up to a position written; returns what a checkpoint keeps for ``open``."""
@@ -230,7 +223,6 @@ class RunFiles:
         examples: int,
         arrays: Mapping[str, np.ndarray],
         state: Mapping[str, Any],
-        sound: tuple[int, int],
         share: Share | None = None,
     ) -> None:
         def write() -> None:
@@ -238,7 +230,7 @@ class RunFiles:
             self.rejects.sync()
             folder, kept = self._checkpoints, self._config.checkpoint
             shared = None if share is None else share._replace(is_leaving=self._closing.is_set)
-            checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, sound, shared)
+            checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, shared)
             if self._workers.is_chief:
                 save(self._run_dir)
 

@@ -28,7 +28,7 @@ from ctr.training.run.directory import CONSTRAINT_STATES, write_archive, write_j
 from ctr.training.run.id_counts import UsedIds, refusal_text, slots_of_pass, write_data_health
 from ctr.training.run.input_warnings import input_warnings
 from ctr.training.run.metrics import duals_of
-from ctr.training.run.rollback import as_json, set_aside_summary
+from ctr.training.run.position import set_aside_summary
 from ctr.training.run.run import Run
 from ctr.training.run.summary import TIMING, calibration_warning, last_window
 
@@ -48,7 +48,7 @@ def unlearned_text(run: Run) -> str:
     scored = int(run.metrics.total.traffic.examples + run.metrics.window.traffic.examples)
     return (
         f"{rows} of {scored} rows ({rows / max(scored, 1):.1%}) were not trained on: "
-        f"{position.quarantined_rows} quarantined, {position.skipped_rows} in {position.skipped_steps} skipped steps"
+        f"{position.left_out_rows} left out by skip, {position.skipped_rows} in {position.skipped_steps} skipped steps"
     )
 
 
@@ -76,7 +76,7 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
         return f"the weights at the end of the log are of no use ({fault}); {remedy}"
     if position.trained_rows or not position.unlearned_rows:
         return None
-    causes = [one.reason for one in run.rollbacks[-1:]]
+    causes = ["skip leaves rows out"] if position.left_out_rows else []
     if position.skipped_rows:
         causes.append("the loss or a gradient was not finite")
         remedy += ", or look at the train weights of the rows"
@@ -164,9 +164,7 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         "skipped_steps": position.skipped_steps,
         "skipped_rows": position.skipped_rows,
         "skipped_ranges": position.skipped_ranges,
-        "rollbacks": len(run.rollbacks),
-        "quarantined": as_json(run.rollbacks),
-        "quarantined_rows": position.quarantined_rows,
+        "left_out_rows": position.left_out_rows,
         "rejected_rows": position.rejected_rows,
         **(set_aside_summary(position) if position.set_aside_rows else {}),
         "nonfinite_predictions": position.nonfinite_predictions,

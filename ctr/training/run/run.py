@@ -2,8 +2,9 @@
 
 import copy
 import logging
+import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from ctr.io.errors import InputError, of_another_version
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs
 from ctr.training.logs import LogsSeen
-from ctr.training.run import checkpoint, rollback
+from ctr.training.run import checkpoint
 from ctr.training.run.checkpoint import Share
 from ctr.training.run.directory import remove_leftovers
 from ctr.training.run.files import Checkpoint, RunFiles, describe_rejects
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
-from ctr.training.run.rollback import Position, check_rejects, mark_here, note_large_query, note_step
+from ctr.training.run.position import Position, check_rejects, note_large_query, note_step
+from ctr.training.run.weight_checks import first_broken, predicts_soundly
 from ctr.training.state import TrainState
 from ctr.training.trainer import Scores
 from ctr.workers.parts import Part
@@ -31,17 +33,13 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_run(
-    run_dir: Path, inputs: Inputs, state: TrainState, initial: Callable[[], Mapping[str, np.ndarray]]
-) -> Iterator["Run"]:
+def open_run(run_dir: Path, inputs: Inputs, state: TrainState) -> Iterator["Run"]:
     """Goes on where the newest checkpoint in ``run_dir`` stands, or begins; closes the files after the block.
 
-    ``initial`` computes the weights of ``state`` anew, for a rollback to the beginning. Raises InputError: another log.
+    Raises InputError: another log.
     """
-    run = Run(run_dir, inputs, state, initial)
+    run = Run(run_dir, inputs, state)
     run.workers.once(lambda: remove_leftovers(run_dir))
-    known = run.workers.once(lambda: rollback.as_json(rollback.read_rollbacks(run_dir)))
-    run.rollbacks = rollback.from_json(known)
     try:
         run.resume(run.newest_checkpoint())
         # Touches the memory for the first checkpoint now, that what was restored is gone.
@@ -54,28 +52,17 @@ def open_run(
 class Run:
     """A run. Of several workers all stand at the same place; the first one writes the files."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        inputs: Inputs,
-        state: TrainState,
-        initial: Callable[[], Mapping[str, np.ndarray]],
-    ) -> None:
+    def __init__(self, run_dir: Path, inputs: Inputs, state: TrainState) -> None:
         self.run_dir, self.config, self.schema = run_dir, inputs.config, inputs.schema
         self.state, self.workers = state, state.workers
-        self.rollbacks: list[rollback.Rollback] = []
         # Query time (us) of the last row that this process learned from.
         self.learned_through: int | None = None
-        self._initial = initial
         self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
         self._log_paths = {name: one.path for name, one in inputs.row_logs.items()}
         self._constraint_names = tuple(inputs.constraint_logs)
         self._return_names = tuple(inputs.config.label_returns)
         self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
-        self._begin()
-
-    def _begin(self) -> None:
         none = dict.fromkeys(self._constraint_names, 0)
         self.position = Position(
             constraint_logs=none,
@@ -83,9 +70,15 @@ class Run:
             constraint_read=dict(none),
             returned=dict.fromkeys(self._return_names, 0),
         )
-        self.saved_at, self._saved_when = 0, time.monotonic()
         self.metrics = RunMetrics(self.config, self.schema, self.state, self._constraint_names)
         self.files = RunFiles(self.run_dir, self.config, self.workers)
+        self._note_saved()
+
+    def _note_saved(self) -> None:
+        position = self.position
+        self.saved_at, self._saved_when = position.examples, time.monotonic()
+        # Rows that the newest checkpoint has learned from, and the first row of the last batch that was since then.
+        self._learned_at_save = self._last_applied = position.learned
 
     # From checkpoint to checkpoint.
 
@@ -97,20 +90,16 @@ class Run:
 
     def resume(self, saved: Checkpoint | None) -> None:
         """Sets everything to where a checkpoint, or the beginning, stands, and deletes what was written after it."""
-        self._begin()
         lengths: Mapping[str, int] = {"metrics": 0, "rejects": 0}
         parts: list[str] = []
         if saved is not None:
             self._restore(*saved)
             lengths, parts = saved[1]["lengths"], saved[1]["prediction_parts"]
-            if self.position.due_from == self.position.examples:
-                mark_here(self.position)
-        self.saved_at, self._saved_when = self.position.examples, time.monotonic()
-        self.files.open(lengths, parts, self.position.mark[0])
+        self._note_saved()
+        self.files.open(lengths, parts)
 
     def _restore(self, arrays: dict[str, np.ndarray], state: dict[str, Any], parts: dict[str, Part]) -> None:
         self._logs.check(state["consumed"])
-        rollback.check_kept(self.run_dir, state["rollbacks"], self.rollbacks)
         if state["sidecars"] != self.sidecar_hashes(state["window_times"][1] + 1):
             raise InputError(
                 f"{self.run_dir}: the sidecars {', '.join(self._sidecars)} are not those that this run has read so "
@@ -126,29 +115,14 @@ class Run:
             raise of_another_version(f"{self.run_dir}: its newest checkpoint") from None
         self.position = Position.from_json(state["position"])
 
-    def roll_back(self, rows: tuple[int, int], times: tuple[int, int] | None, reason: str) -> None:
-        """Goes back to the last checkpoint outside of streaks of skipped steps, or to the beginning, as a resume does.
-
-        A run that is killed on the way comes to the same rollback again, or goes on after it. For rows, [begin, end),
-        their query times and the reason see ``rollback.Rollback``.
-        """
-        run_dir, mark = self.run_dir, self.position.mark[0]
-        self.files.background.wait()
-        self.files.close()
-        new = rollback.Rollback(checkpoint=mark, rows=rows, query_times=times, reason=reason)
-        self.rollbacks = [*self.rollbacks, new]
-        self.files.go_back(mark, self.rollbacks)
-        log.warning(
-            "%s: %s; rolled back to row %d, with rows %d to %d quarantined", run_dir, reason, mark, *rows
-        )
-        saved = self.newest_checkpoint()
-        if saved is None:
-            self.state.restore(self._initial())
-        self.resume(saved)
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether steps are being skipped, which may stop the run: nothing is saved or exported then."""
+        return self.config.max_skipped_steps is not None and self.position.skipped_in_a_row > 0
 
     def is_checkpoint_due(self) -> bool:
-        limit, every = self.config.rollback.after_skipped_steps, self.config.checkpoint.every_examples
-        return rollback.is_checkpoint_due(limit, every, self.position, self.rollbacks)
+        passed = self.position.examples - self.position.due_from
+        return not self.is_in_doubt and passed >= self.config.checkpoint.every_examples
 
     def agree_on_end(self, stops: bool) -> tuple[bool, bool]:
         """Agrees with all workers whether a checkpoint is due by the first one's clock, and whether any is to stop."""
@@ -161,21 +135,18 @@ class Run:
         """Begins a checkpoint of everything up to the current position; ``files.background`` finishes it.
 
         One at a time: it waits for the one before, and raises what went wrong with that. One that is not due depends
-        on the time or a signal: no rollback goes back to it and none that is due counts from it, so that a run comes
-        to the same wherever such checkpoints are written.
+        on the time or a signal: none that is due counts from it, so that a run comes to the same wherever such
+        checkpoints are written.
         """
         self.files.background.wait()
-        sound = self.position.mark[0], self.position.mark[0]
         if is_due:
             self.position.due_from = self.position.examples
-            sound = sound[0], mark_here(self.position).examples
         content = {
             **copy.deepcopy(self.progress()),
             # Where raw values may be; only ever read to show them.
             "log": str(self._log_paths[""].resolve()),
             "sidecars": self.sidecar_hashes(self.metrics.window_times[1] + 1),
             **self.files.flush(self.position.examples),
-            "rollbacks": rollback.as_json(self.rollbacks),
         }
         weights = (
             (f"{checkpoint.WEIGHTS}{name}", begin, piece) for name, begin, piece in self.state.pieces()
@@ -184,8 +155,8 @@ class Run:
         metrics = self.metrics.to_arrays() if self.workers.is_chief else {}
         copied = self._copies.copy(self._weight_layout(), weights, metrics)
         share = self._share_of_checkpoint(sum(array.nbytes for array in copied.values()))
-        self.files.write_checkpoint(self.position.examples, copied, content, sound, share)
-        self.saved_at, self._saved_when = self.position.examples, time.monotonic()
+        self.files.write_checkpoint(self.position.examples, copied, content, share)
+        self._note_saved()
 
     def _share_of_checkpoint(self, nbytes: int) -> Share | None:
         if self.workers.size == 1:
@@ -232,8 +203,7 @@ class Run:
         """Tells whether anything may be due when ``rows`` more good rows were learned from, up to a position."""
         position, exports = self.position, self.config.export
         return bool(
-            self.rollbacks
-            or position.skipped_in_a_row
+            position.skipped_in_a_row
             or end - position.due_from >= self.config.checkpoint.every_examples
             or self.metrics.window_is_full(rows)
             or (
@@ -306,34 +276,53 @@ class Run:
         check_rejects(self.position, allowed, self._log_paths, path)
         self.files.background.check()
 
-    def is_quarantined(self, batch: Batch) -> bool:
-        return bool(self.rollbacks) and rollback.is_quarantined(batch.begin, batch.end, self.rollbacks)
+    def is_left_out(self, batch: Batch) -> bool:
+        """Returns whether nothing is to be learned from a batch: ``skip`` has at least one of its rows."""
+        return any(begin < batch.end and batch.begin < end for begin, end in self.config.skip)
 
     def record_learned(self, feed: Feed, scores: Scores) -> None:
-        """Records that a batch was learned from, or is quarantined. Raises RollbackNeeded: too many were skipped."""
+        """Records that a batch was learned from, or is left out. Raises InputError: too many steps were skipped."""
         batch, position = feed.batch, self.position
         rows = batch.rows
         position.learned, position.learned_until = batch.end, batch.last_query
         self.learned_through = batch.times[1]
-        if self.is_quarantined(batch):
-            position.quarantined_rows += len(rows)
+        if self.is_left_out(batch):
+            position.left_out_rows += len(rows)
             return
         position.trained_examples += len(rows)
         if scores.applied is None:
             return
         if scores.applied:
+            self._last_applied = batch.begin
             position.trained_rows += int(np.count_nonzero(rows.train_weight))
             if scores.terms is not None:
                 self.metrics.add_terms(scores.terms, len(rows))
         else:
             position.skipped_rows += len(rows)
-        sound = rollback.predicts_soundly(scores.logit)
-        note_step(position, batch.begin, batch.end, scores.applied, sound)
-        limit = self.config.rollback.after_skipped_steps
-        quarantined = rollback.rows_of_streak(limit, position, self.rollbacks, self.run_dir)
-        if quarantined is not None:
-            reason = f"{position.skipped_in_a_row} steps in a row were skipped, up to row {batch.end}"
-            raise rollback.RollbackNeeded(quarantined, reason)
+        note_step(position, batch.begin, batch.end, scores.applied)
+        limit = self.config.max_skipped_steps
+        if limit is not None and position.skipped_in_a_row >= limit:
+            reason = f"{limit} steps in a row were skipped, as the loss or a gradient was not finite"
+            raise self._stop(reason, self._last_applied, predicts_soundly(scores.logit))
+
+    def _stop(self, reason: str, begin: int, predicts: bool) -> InputError:
+        """Returns the error that ends the run, with the command that resumes it without the rows from ``begin`` on.
+
+        Where the weights do not predict, though rows since the newest checkpoint are left out already, these were too
+        few: all rows since it are named.
+        """
+        saved, end = self._learned_at_save, self.position.learned
+        is_not_first = any(first < end and saved < last for first, last in self.config.skip)
+        if begin < saved or (is_not_first and not predicts):
+            begin = saved
+        command = ["ctr", "train", str(self._log_paths[""]), "--out", str(self.run_dir)]
+        if begin >= end:
+            return InputError(f"{self.run_dir}: {reason}", f"resume from row {end}: {shlex.join(command)}")
+        command += ["--skip", f"{begin}:{end}"]
+        return InputError(
+            f"{self.run_dir}: {reason}: rows {begin} to {end} of the log",
+            f"look at them, or resume without learning from them: {shlex.join(command)}",
+        )
 
     def pass_until(self, examples: int) -> None:
         """Notes that no row before this position is left, also where the last ones were not to be read."""
@@ -341,32 +330,34 @@ class Run:
         if not self.config.label_delay:
             self.position.learned = examples
 
-    def check_weights(self, predicts: bool) -> bool:
-        """Checks that the weights may be written; ``predicts``: they predict soundly for the batch learned last.
+    def check_weights(self, predicts: bool) -> str | None:
+        """Returns what is wrong with the weights, or None; ``predicts``: they do, for the batch learned last.
 
-        Returns False, with a warning, where they may not but the run never goes back; else raises RollbackNeeded.
+        Raises InputError where weights are broken, unless the run never stops.
         """
         fault = self.weight_fault(predicts)
         if fault is None:
-            return True
-        if self.config.rollback.after_skipped_steps is None:
+            return None
+        if self.config.max_skipped_steps is None:
             log.warning("%s: %s at row %d", self.run_dir, fault, self.position.learned)
-            return False
-        rows = rollback.rows_of_broken_weights(self.position, self.rollbacks, self.run_dir, predicts)
-        raise rollback.RollbackNeeded(rows, f"{fault} at row {self.position.learned}")
+            return fault
+        # Of weights that predict, any row since the checkpoint may have broken one.
+        is_last = self.position.skipped_in_a_row or not predicts
+        raise self._stop(fault, self._last_applied if is_last else self._learned_at_save, predicts)
 
     def weight_fault(self, predicts: bool) -> str | None:
         """Says what is wrong with the weights, in a few words; None: nothing. ``predicts``: see ``check_weights``."""
         pieces = ((name, piece) for name, _, piece in self.state.pieces())
         # The first one has what all have: only of a part there may be another fault.
-        faults = self.workers.gather_texts(rollback.first_broken(pieces) or "")
+        faults = self.workers.gather_texts(first_broken(pieces) or "")
         return next(filter(None, faults), None) or (None if predicts else "weights do not predict")
 
     def is_export_due(self, before: int) -> bool:
-        if self.config.export is None:
+        """Returns whether the run came past a multiple of ``export.every_examples``; left out while in doubt."""
+        exports = self.config.export
+        if exports is None or self.is_in_doubt:
             return False
-        limit, every = self.config.rollback.after_skipped_steps, self.config.export.every_examples
-        return rollback.is_export_due(limit, every, before, self.position)
+        return before // exports.every_examples < self.position.examples // exports.every_examples
 
     def close_window(self, timing: Mapping[str, float]) -> dict[str, Any]:
         """Writes the line of the window that ends here; begins the next one."""

@@ -82,7 +82,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     if summary.get("wall_seconds"):
         seconds, speed = summary["wall_seconds"], summary["wall_examples_per_second"]
         lines.append(f"  wall_seconds        {seconds} ({speed:,.0f} examples/s, everything included)")
-    lost = summary["skipped_rows"] + summary["quarantined_rows"]
+    lost = summary["skipped_rows"] + summary["left_out_rows"]
     if lost:
         lines.append(f"  not trained on      {lost} rows ({lost / max(summary['examples'], 1):.1%})")
     if rows := summary.get("set_aside_rows"):

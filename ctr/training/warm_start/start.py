@@ -35,8 +35,9 @@ from ctr.training.run.directory import (
     read_run_model,
     write_json,
 )
-from ctr.training.run.rollback import Position, first_broken
+from ctr.training.run.position import Position
 from ctr.training.run.run import open_run
+from ctr.training.run.weight_checks import first_broken
 from ctr.training.state import dense_shapes
 from ctr.training.validate import needs_warm_start
 from ctr.training.warm_start.weights import Side, take_ramps, take_state
@@ -172,7 +173,7 @@ def _make(
     examples = old.position.trained_examples, old.position.trained_before
     ramps, before = take_ramps(side, old.side, *examples, lines)
     state.restore(arrays)
-    with open_run(folder, inputs, state, lambda: arrays) as run:
+    with open_run(folder, inputs, state) as run:
         run.position = position
         run.position.trained_before = before
         run.save()

@@ -13,11 +13,6 @@ from ctr.eval.report.shown_run import show_runs
 from ctr.io.errors import InputError
 from report_pages import words_of
 
-HOUR = 3_600_000_000
-QUARANTINED = [
-    {"checkpoint": 500, "rows": [600, 650], "query_times": [0, 25 * HOUR], "reason": "10 steps <b>skipped"},
-    {"checkpoint": 0, "rows": [7, 7], "query_times": None, "reason": "dense/000 is not finite"},
-]
 ROOTS = {"failed": 3, "lost": 0, "refreshed": 9}
 
 
@@ -47,9 +42,7 @@ def test_each_fault_has_its_line(write_run):
         rejected_rows=3,
         skipped_steps=7,
         skipped_ranges=[[10 * number, 10 * number + 10] for number in range(7)],
-        rollbacks=2,
-        quarantined=QUARANTINED,
-        quarantined_rows=50,
+        left_out_rows=50,
         nonfinite_predictions=1234,
         shampoo=ROOTS,
     )
@@ -59,15 +52,13 @@ def test_each_fault_has_its_line(write_run):
         "ids: 1",
         "rows [40, 50]",
         "and 2 more",
-        "back to row 500, rows [600, 650] quarantined, query times 1970-01-01 00:00:00 to 1970-01-02 01:00:00 UTC",
-        "10 steps <b>skipped",
-        "back to row 0, nothing quarantined: dense/000 is not finite",
+        "rows left out by skip: scored, but not trained on",
         "1,234",
         "roots that failed, or whose result was rejected by its check",
     ):
         assert expected in words, expected
     assert "roots that were lost" not in words
-    clean = write_run("clean", rollbacks=0, quarantined=[], shampoo={**ROOTS, "failed": 0})
+    clean = write_run("clean", left_out_rows=0, shampoo={**ROOTS, "failed": 0})
     assert words_of_faults(clean, run).count("No faults.") == 1
     assert "faults" not in [section.name for section in run_page(show_runs([clean])).sections]
 
@@ -91,17 +82,6 @@ REFUSED = [
         SUMMARY,
         ("[[512, 1024]]", '[[1, "2"]]'),
         r"skipped_ranges must be pairs of whole numbers, \[first, last\]",
-    ),
-    (SUMMARY, {"quarantined": [3]}, "quarantined must be objects that name a checkpoint, got 3"),
-    (
-        SUMMARY,
-        {"quarantined": [{"checkpoint": 1, "rows": [1]}]},
-        "quarantined must be pairs of whole numbers",
-    ),
-    (
-        SUMMARY,
-        {"quarantined": [{**QUARANTINED[0], "query_times": [0, 2**70]}]},
-        "query_times must be times in mi",
     ),
     (SUMMARY, {"shampoo": []}, "shampoo must be an object"),
     (SUMMARY, {"shampoo": {"failed": None}}, "shampoo.failed must be a number"),

@@ -24,7 +24,7 @@ def measured_run(folder: Path, rows, means: dict[str, float]) -> Path:
     run, rng = write_run(folder, rows, predict(rows, 1, 1.0)), np.random.default_rng(len(means))
     increases = {name: rng.normal(mean, 0.008, (2, 256)) for name, mean in means.items()}
     ones = np.ones((2, 256))
-    whole = {"position": np.array([50, 70]), "rollbacks": np.zeros(2, int), "rows": np.array([256, 256])}
+    whole = {"position": np.array([50, 70]), "rows": np.array([256, 256])}
     np.savez_compressed(run / "importance.npz", **whole, weight=ones, loss=0.5 * ones, **increases)
     return run
 

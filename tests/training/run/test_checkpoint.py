@@ -11,7 +11,15 @@ import pytest
 
 from ctr.io.errors import InputError
 from ctr.training.run import checkpoint
-from ctr.training.run.checkpoint import Share, clean_up, drop_after, read, restore_newest, save, write_part
+from ctr.training.run.checkpoint import (
+    Share,
+    clean_up,
+    newest_position,
+    read,
+    restore_newest,
+    save,
+    write_part,
+)
 from ctr.workers.parts import rows_of
 from fault_points import watching
 
@@ -133,29 +141,25 @@ def test_a_damaged_one_is_told_and_the_one_before_it_taken(tmp_path, damage, cap
     assert [int(path.name) for path in sorted(tmp_path.iterdir()) if path.name.isdecimal()] == [5, 9]
 
 
-def test_a_sound_one_stays_however_many_are_kept_and_whatever_room_there_is(tmp_path):
+def test_older_ones_make_room_but_not_the_newest(tmp_path):
     content, size = {"position": 0, "parts": ["x"]}, sum(array.nbytes for array in ARRAYS.values())
-    save(tmp_path, 5, ARRAYS, content, keep=1, sound=(-1, 5))
-    for position in (9, 20, 30):
-        save(tmp_path, position, ARRAYS, content, keep=1, sound=(5, 5))
-        assert positions(tmp_path) == [5, position]
-    taken = sum(path.stat().st_size for path in tmp_path.glob("*/*"))
+    for position in (5, 9, 20):
+        save(tmp_path, position, ARRAYS, content, keep=3)
+    taken = sum(path.stat().st_size for path in path_of(tmp_path, 20).glob("*"))
     with pytest.raises(InputError, match=rf"takes {size} bytes, beside the \d+ of what has to stay"):
-        save(tmp_path, 40, ARRAYS, content, keep=1, limit=taken, sound=(5, 5))
-    assert positions(tmp_path) == [5, 30]
-    save(tmp_path, 40, ARRAYS, content, keep=1, limit=taken + size, sound=(5, 40))
-    assert positions(tmp_path) == [40]
+        save(tmp_path, 40, ARRAYS, content, keep=3, limit=taken)
+    assert positions(tmp_path) == [5, 9, 20]
+    save(tmp_path, 40, ARRAYS, content, keep=3, limit=taken + size)
+    assert positions(tmp_path) == [20, 40]
 
 
-def test_going_back_needs_the_one_to_go_back_to(tmp_path):
-    save_at(tmp_path, 5, 9)
-    with pytest.raises(InputError, match="the checkpoint 7 is missing, but the run has to roll back to it"):
-        drop_after(tmp_path, 7)
-    assert positions(tmp_path) == [5, 9]
-    drop_after(tmp_path, 5)
-    assert restored_position(tmp_path) == 5
-    drop_after(tmp_path, 0)
-    assert positions(tmp_path) == []
+def test_the_position_of_the_newest_sound_one_is_read_alone(tmp_path):
+    assert newest_position(tmp_path) == (0, 0)
+    for examples in (5, 9):
+        save(tmp_path, examples, ARRAYS, {"position": {"examples": examples, "learned": examples - 1}}, 2)
+    assert newest_position(tmp_path) == (9, 8)
+    flip(path_of(tmp_path, 9) / "arrays.npz")
+    assert newest_position(tmp_path) == (5, 4)
 
 
 def test_what_an_interrupted_or_failing_save_left_does_not_count_and_is_cleaned_up(tmp_path, monkeypatch):

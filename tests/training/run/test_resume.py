@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,8 +19,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run.run import Run
 from killed_run import run_killed
-from numerical_faults import fill, injected
-from small_runs import LOGISTIC, SMALL, config_of, draw_examples, publish
+from small_runs import LOGISTIC, config_of, draw_examples, publish
 
 KILLED = -9
 # Nothing divides anything else: windows, checkpoints, batches, shards and intervals end at different rows.
@@ -248,19 +246,3 @@ def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(tmp_path):
     assert run_killed(log, config, tmp_path / "b", kill_at=("learn.after", 6)) == KILLED
     assert run_killed(log, config, tmp_path / "b") == 0
     assert_same(tmp_path / "b", tmp_path / "a")
-
-
-@pytest.mark.soak
-def test_a_rollback_goes_back_as_far_whether_the_run_was_stopped_or_not(log, tmp_path):
-    content = {"checkpoint": {"every_examples": 500}, "rollback": {"after_skipped_steps": 3}}
-    plain = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}}}
-    config, quarantined = config_of(SMALL, content, plain), []
-    for name in ("whole", "run"):
-        with injected(poison={750: fill("dense/000", math.nan)}, once=True):
-            if name == "run":
-                assert stop_then(log, config, tmp_path / name, 13) in range(501, 750)
-            train(log, config, tmp_path / name)
-        quarantined.append(json.loads((tmp_path / name / "quarantine.json").read_text()))
-    assert quarantined[0] == quarantined[1]
-    assert 0 < quarantined[0]["rollbacks"][0]["checkpoint"] < 750
-    assert_same(tmp_path / "run", tmp_path / "whole")
