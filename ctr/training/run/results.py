@@ -19,7 +19,6 @@ from ctr.eval.intervals import student_t_quantile
 from ctr.eval.progressive import SLICES_SHOWN
 from ctr.eval.rows import scored_rows
 from ctr.eval.run_files import prediction_parts, read_predictions
-from ctr.io.arrays import hash_arrays
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.training.inputs import Inputs
@@ -136,7 +135,7 @@ def _write(
 def _result_hashes(run: Run) -> dict[str, str | None]:
     """Hashes the recorded logits in the order of the log, float32, and the state in the last checkpoint.
 
-    ``weights_sha256`` is that of ``hash_arrays``, of optimizers too; None where there are none.
+    ``weights_sha256`` is of optimizers too; None where there is none.
     """
     digest, parts, weights = hashlib.sha256(), prediction_parts(run.run_dir), None
     # A part ends where a checkpoint was written: the hash does not depend on that.
@@ -144,8 +143,7 @@ def _result_hashes(run: Run) -> dict[str, str | None]:
         logit = read_predictions(part, ("logit",))["logit"].to_numpy(np.float32)
         digest.update(np.ascontiguousarray(logit, "<f4").data)
     with suppress(InputError):
-        arrays, _ = checkpoint.read(run.run_dir / "checkpoints", run.position.examples)
-        weights = hash_arrays(checkpoint.weights_of(arrays))
+        weights = checkpoint.hash_state(run.run_dir / "checkpoints", run.position.examples)
     return {"predictions_sha256": digest.hexdigest() if parts else None, "weights_sha256": weights}
 
 
