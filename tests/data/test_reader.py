@@ -109,7 +109,7 @@ def with_fifth(schema: Schema = SCHEMA, **values: Any) -> pa.Table:
     return hashed_rows(schema, 6, **columns)
 
 
-LABEL, TRAIN, METRIC, OUTSIDE = FAULTS[1:]
+LABEL, TRAIN, METRIC, OUTSIDE = FAULTS[1:5]
 
 
 @pytest.mark.parametrize(

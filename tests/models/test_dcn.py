@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ctr.models.architecture import Architecture
 from ctr.models.crosses import crosses, fused_crosses
-from ctr.models.dcn import hidden_layers, recorded, tower_outputs
+from ctr.models.dcn import hidden_layers, tower_outputs
 from ctr.models.initial_weights import init_weights
 from ctr.models.passes import sum_of_rows
 
@@ -79,16 +79,6 @@ def test_under_bfloat16_every_product_is_in_it_on_float32_weights():
     dtypes = [op.inputs[0].dtype for op in graph.get_operations() if "MatMul" in op.type]
     assert dtypes == [tf.bfloat16] * 6
     assert {weight.dtype for one in towers for weight in one.values()} == {tf.float32}
-
-
-def test_a_function_that_multiplies_sees_every_product():
-    shape = tower(deep_units=(4,), deep_ranks=(2,))
-    weights, products = fresh(shape), []
-    found = run(shape, weights, compiled=True, multiply=recorded(products))
-    np.testing.assert_allclose(found, run(shape, weights, compiled=True), rtol=1e-6)
-    matrices = [weight for weight in weights.values() if weight.shape.rank == 2]
-    for (inputs, outputs), matrix in zip(products, matrices, strict=True):
-        np.testing.assert_allclose(outputs, inputs @ matrix, rtol=1e-5, atol=1e-6)
 
 
 def test_a_layer_adds_up_what_it_reads():

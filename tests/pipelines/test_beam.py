@@ -82,7 +82,8 @@ def test_options_reach_beam_unchanged_for_a_batch_and_a_stream(runner):
     ],
 )
 def test_options_that_fit_no_runner_end_in_one_line(given, complaint, tmp_path, capfd):
-    assert evaluate(tmp_path, given) == 1
+    # A server that does not answer may do so later.
+    assert evaluate(tmp_path, given) == (75 if "nobody.invalid" in given else 1)
     said, complained = capfd.readouterr()
     assert (said, complained.count("\n")) == ("", 1)
     assert re.match(f"error: --beam-options.*{complaint}", complained)

@@ -130,10 +130,11 @@ def test_the_command_for_events_warns_or_names_the_command_that_does(tmp_path, c
     (tmp_path / "mapping.yaml").write_text(json.dumps(event_files.content(features=features)))
     arguments = ["ingest", "events", str(tmp_path / "events"), "--mapping", str(tmp_path / "mapping.yaml")]
     assert main([*arguments, "--out", str(log), "--max-reject-share", "1", *more]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    lines = capsys.readouterr().out.splitlines()
     if more:
-        assert last == f"ctr inspect {log} estimates how many values share an id"
+        assert f"ctr inspect {log} estimates how many values share an id" in lines
     else:
         [person] = [one for one in inspect_log(log).features if one.name == "person"]
         told = "hash collisions: in 1 feature more than 10% of the values share a bucket with another one: person "
-        assert last.startswith(f"warning: {told}{person.shared:.1%} (") and person.shared > 0.2
+        warning = f"warning: {told}{person.shared:.1%} ("
+        assert any(line.startswith(warning) for line in lines) and person.shared > 0.2
