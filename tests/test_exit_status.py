@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import BrokenExecutor
@@ -144,6 +145,8 @@ def test_an_interruption_while_tensorflow_loads_is_no_crash(tmp_path, root, comm
         env={**os.environ, "PYTHONPATH": f"{tmp_path / 'modules'}:{root}"},
         capture_output=True,
         text=True,
+        # A shell's command in the background ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     resumes = "" if command.startswith("simulate") else "; the same command resumes"
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"interrupted{resumes}\n")
