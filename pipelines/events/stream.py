@@ -39,7 +39,7 @@ from apache_beam.utils.windowed_value import PaneInfoTiming
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.history_state import Histories
-from ctr.data.log import list_partitions, parse_manifest, partition_name
+from ctr.data.log import parse_manifest, partition_name
 from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
@@ -262,25 +262,26 @@ def stream_events(
     mapping = with_pinned_teacher(mapping, log)
     events = source(mapping)
     begin_log(log, mapping)
-    last, counts = last_published(log), log / ".stream-counts.json"
+    counts = log / ".stream-counts.json"
     remove(counts)
     publish = PublishStream(mapping, log, max_reject_share, counts if drain else None)
     run_pipeline(options, lambda pipeline: pipeline | "Events" >> events | publish, stop)
     if drain and stop() is None:
-        _check_nothing_lost(log, last, counts)
+        _check_nothing_lost(log, partition_rules(mapping).length, counts)
 
 
-def _check_nothing_lost(log: Path, last: int, counts: Path) -> None:
-    """Raises InputError if a drained job did not publish all impressions of the partitions after ``last``."""
+def _check_nothing_lost(log: Path, length: int, counts: Path) -> None:
+    """Raises InputError if a drained job did not publish all impressions that it has read for a partition."""
     # Without events nothing is counted. A job that was resumed from a checkpoint has counted those since then.
     read = json.loads(counts.read_bytes()) if fetch(counts) else {}
     remove(counts)
-    published = {}
-    for start, end in list_partitions(log):
-        if start > last:
-            path = log / "manifests" / f"{partition_name(start, end)}.json"
+    published = dict.fromkeys(read, 0)
+    for start in read:
+        # By name: a listing may be old.
+        path = log / "manifests" / f"{partition_name(int(start), int(start) + length)}.json"
+        if fetch(path):
             published[start] = parse_manifest(path.read_bytes(), str(path)).counters["impressions"]
-    if lost := [start for start, count in read.items() if count > published.get(int(start), 0)]:
+    if lost := [start for start, count in read.items() if count > published[start]]:
         raise InputError(
             f"{log}: the runner lost events: {sum(read.values())} impressions were read for partitions that had not "
             f"been published, but {sum(published.values())} are in them; {len(lost)} partitions are incomplete or "
