@@ -25,7 +25,7 @@ REPOSITORY = re.compile(r"https://github.com/clicktrain/clicktrain/(?:blob|tree|
 SITE = re.compile(r"https://clicktrain.github.io/clicktrain/(.*)\.html(#.*)?")
 # Of so few examples hardly anything can be learned; the last is TensorFlow's, in every process that imports it.
 EXPECTED = (
-    *("nothing was learned", "has one value only", "an id of its own"),
+    *("nothing was learned", "has one value only", "an id of its own", "clicks are early, which matches"),
     "All log messages before absl::InitializeLog()",
 )
 
