@@ -200,6 +200,7 @@ def test_a_terminal_shows_compiling_and_then_the_running_metrics_and_the_rate(pl
 @pytest.mark.slow
 def test_a_run_that_learned_nothing_prints_its_results_and_fails(place, capfd):
     settings = ("--set", "batch.rows=1000", "--set", "optimizer.dense.learning_rate=1e30")
+    settings += ("--set", "max_skipped_steps=null")
     assert main([*TRAIN, "--json", *settings]) == 1
     out, err = capfd.readouterr()
     summary = json.loads(out)

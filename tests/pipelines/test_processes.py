@@ -58,14 +58,6 @@ def test_jobs_of_an_experiment_import_nothing_from_the_folder(trapped):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_verified_imports_nothing_from_the_folder(trapped):
-    assert main(["simulate", "--examples", "400", "--out", "log", "-q"]) == 0
-    assert main(["train", "log", "--out", "run", "-q"]) == 0
-    assert main(["verify", "run", "--log", "log"]) == 0
-    assert not trapped()
-
-
-@pytest.mark.slow
 def test_workers_that_train_import_nothing_from_the_folder(trapped):
     assert main(["simulate", "--examples", "400", "--out", "log", "-q"]) == 0
     assert main(["train", "log", "--out", "run", "--workers", "2", "-q"]) == 0

@@ -113,8 +113,9 @@ def test_the_default_goes_on_with_its_priors_and_its_gate_in_a_resume_and_in_a_w
     found = weights(tmp_path / "other")
     np.testing.assert_array_equal(found["weights|rows/quality-4"], old["weights|rows/quality-4"])
     assert (found["weights|rows_accumulator/quality-4"][:, -1] == np.float32(0.1)).all()
-    whys = {line["why"] for line in read_warm_start(tmp_path / "other")["table"] if line["part"] == "weight"}
-    assert "the optimizer was shampoo, is adafactor" in whys
+    lines = read_warm_start(tmp_path / "other")["table"]
+    [why] = [line["why"] for line in lines if (line["part"], line["name"]) == ("optimizer", "dense")]
+    assert "optimizer.dense.rule was 'shampoo', is 'adafactor'" in why
 
 
 @pytest.mark.slow
