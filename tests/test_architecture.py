@@ -54,7 +54,7 @@ LINES = {
     "eval": 5945,
     "models": 2158,
     "optim": 8108,
-    "pipelines": 12662,
+    "pipelines": 12661,
     "tests": 56001,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

@@ -276,8 +276,7 @@ def _check_nothing_lost(log: Path, length: int, counts: Path) -> None:
     read = json.loads(counts.read_bytes()) if fetch(counts) else {}
     remove(counts)
     published = dict.fromkeys(read, 0)
-    for start in read:
-        # By name: a listing may be old.
+    for start in read:  # by name: a listing may be old
         path = log / "manifests" / f"{partition_name(int(start), int(start) + length)}.json"
         if fetch(path):
             published[start] = parse_manifest(path.read_bytes(), str(path)).counters["impressions"]
