@@ -9,10 +9,15 @@ FROM python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends binutils \
     && rm -rf /var/lib/apt/lists/*
-COPY requirements-image.lock /tmp/
-RUN python -m venv --without-pip /opt/ctr \
+COPY pyproject.toml uv.lock /lock/
+COPY .ci/locked_uv.py /lock/.ci/
+RUN python /lock/.ci/locked_uv.py > /tmp/uv.txt \
+    && python -m pip install --no-cache-dir --require-hashes --requirement /tmp/uv.txt \
+    && uv export --project /lock --quiet --frozen --no-emit-project --extra train --extra cloud --group image \
+        --no-emit-package tensorflow --no-emit-package libclang > /tmp/packages.txt \
+    && python -m venv --without-pip /opt/ctr \
     && python -m pip --python /opt/ctr/bin/python install --no-cache-dir --no-compile --no-deps --require-hashes \
-        --requirement /tmp/requirements-image.lock
+        --requirement /tmp/packages.txt
 # What no program needs that runs: headers, tests, names of symbols (of these packages; others do not load without). The
 # imports show that all still loads, and leave the bytecode of what they load, which the user of the image cannot write.
 WORKDIR /opt/ctr/lib/python3.11/site-packages

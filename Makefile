@@ -19,6 +19,9 @@ OLDEST_INSTALLED := .venv-oldest/.installed
 TPU_BIN := .venv-tpu/bin
 TPU_INSTALLED := .venv-tpu/.installed
 TPU_VM_INSTALLED := .venv-tpu-vm/.installed
+# From the lock as it is, into the environment that UV_PROJECT_ENVIRONMENT names (.venv).
+SYNC = $(BIN)/uv sync --quiet --frozen --no-install-project
+ALL_EXTRAS := --extra train --extra tfrs --extra cloud --extra test --extra docs
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
@@ -40,7 +43,7 @@ help:
 	@echo "make tpu-vm  .venv-tpu-vm, where TensorFlow uses the TPUs of this machine (needs Linux on x86-64)"
 	@echo "make accelerator  a folder with training steps that jax runs on a GPU or TPU without TensorFlow, checked here"
 	@echo "make oldest  the optimizers' tests and a short training with the oldest TensorFlow that is allowed"
-	@echo "make lock    requirements.lock anew from pyproject.toml (UPGRADE=1: with newer versions)"
+	@echo "make lock    uv.lock anew from pyproject.toml (UPGRADE=1: with newer versions)"
 	@echo "make dist    sdist and wheel in dist/, checked as PyPI does, and tried in a fresh environment (needs the network)"
 	@echo "make flink   the tests on a real Flink (needs Java 17, and Maven for the jars)"
 	@echo "make kafka   the tests on a real Kafka and Flink"
@@ -51,13 +54,13 @@ help:
 	@echo "make clean   removes .venv, builds and caches"
 
 # The lock holds uv too: pip installs that one, checked by its hash, and uv the rest, many times faster.
-$(INSTALLED): requirements.lock setup.py pyproject.toml
+$(INSTALLED): uv.lock setup.py pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11, 3.12 or 3.13 found; make PYTHON=<path> names it" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not $(SUPPORTED) and "error: $(PYTHON) is not Python 3.11, 3.12 or 3.13")'
 	$(PYTHON) -m venv .venv
-	sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.txt
+	$(PYTHON) .ci/locked_uv.py > .venv/uv.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r .venv/uv.txt
-	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes --compile-bytecode requirements.lock
+	$(SYNC) --compile-bytecode $(ALL_EXTRAS)
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -105,13 +108,17 @@ bench-all: $(INSTALLED)
 		test -e "$$file" || { echo "no benchmarks/bench_*.py"; break; }; \
 		echo "$$file"; $(BIN)/python "$$file"; done
 
-# Environments of their own: libtpu has the TPU's compiler, which needs no TPU; the oldest one has all of requirements.lock
-# but for TensorFlow and what comes with it; that of a TPU VM has tensorflow-tpu in the place of tensorflow.
+# Environments of their own: libtpu has the TPU's compiler, which needs no TPU; the oldest one has everything, with the
+# oldest TensorFlow; that of a TPU VM has tensorflow-tpu in the place of tensorflow. libclang is of no use to a program
+# that runs.
 $(TPU_INSTALLED) $(TPU_VM_INSTALLED): NEEDS := : libtpu, the TPU's compiler and driver, is for Linux on x86-64 with glibc 2.31 or later, and comes from PyPI
-.venv-%/.installed: requirements-%.lock $(INSTALLED)
+$(OLDEST_INSTALLED): PACKAGES := $(ALL_EXTRAS) --group oldest
+$(TPU_INSTALLED): PACKAGES := --extra train --group tpu
+$(TPU_VM_INSTALLED): PACKAGES := --extra train --group tpu-vm --no-install-package tensorflow --no-install-package libclang
+.venv-%/.installed: $(INSTALLED)
 	$(BIN)/python -m venv .venv-$*
-	@$(BIN)/uv pip sync --python .venv-$*/bin/python --require-hashes $< || { \
-		echo "error: $< cannot be installed here$(NEEDS); nothing was checked" >&2; exit 1; }
+	@UV_PROJECT_ENVIRONMENT=.venv-$* $(SYNC) $(PACKAGES) || { \
+		echo "error: .venv-$* cannot be installed here$(NEEDS); nothing was checked" >&2; exit 1; }
 	$(BIN)/uv pip install --python .venv-$*/bin/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -139,31 +146,9 @@ dist: $(INSTALLED)
 	$(BIN)/twine check --strict dist/*
 	.ci/try-wheel $(BIN)/python dist/*.whl
 
-# uv keeps the versions it finds in the present lock unless UPGRADE is set. The image has the package tensorflow-cpu of the
-# same version, which is tensorflow without what GPUs need; a TPU VM has the oldest one's versions, and tensorflow-tpu.
-# libclang is of no use to a program that runs.
+# uv keeps the versions it finds in the present lock unless UPGRADE is set.
 lock: $(INSTALLED)
-	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --python-platform linux \
-		--extra train --extra tfrs --extra cloud --extra test --extra docs --generate-hashes \
-		--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
-		--output-file requirements.lock pyproject.toml
-	cp requirements.lock requirements-oldest.lock
-	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --python-platform linux \
-		--constraint requirements-oldest.in --extra train --extra tfrs --extra cloud --extra test --extra docs --generate-hashes \
-		--custom-compile-command "make lock" --output-file requirements-oldest.lock pyproject.toml
-	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 \
-		--python-platform x86_64-manylinux_2_31 --constraint requirements.lock \
-		--extra train --group tpu --generate-hashes --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
-		--output-file requirements-tpu.lock pyproject.toml
-	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 \
-		--python-platform x86_64-manylinux_2_31 --constraint requirements-oldest.lock \
-		--extra train --group tpu-vm --no-emit-package tensorflow --no-emit-package libclang --generate-hashes \
-		--custom-compile-command "make lock" --output-file requirements-tpu-vm.lock pyproject.toml
-	sed -n 's/^tensorflow==\([^ ]*\).*/tensorflow-cpu==\1/p' requirements.lock | \
-		$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 \
-		--python-platform x86_64-manylinux_2_31 --constraint requirements.lock \
-		--extra train --extra cloud --no-emit-package tensorflow --no-emit-package libclang --generate-hashes \
-		--custom-compile-command "make lock" --output-file requirements-image.lock pyproject.toml -
+	$(BIN)/uv lock $(if $(UPGRADE),--upgrade)
 
 clean:
 	rm -rf .venv .venv-oldest .venv-tpu .venv-tpu-vm build dist docs/_build docs/reference/generated *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

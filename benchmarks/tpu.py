@@ -4,7 +4,7 @@
     make tpu-small                    the same of a tiny model
     .venv-tpu/bin/python benchmarks/tpu.py [--small] [--kinds KIND ...] [--chips v5e v6e] [--memory FOLDER]
 
-It needs the environment of requirements-tpu.lock, which the targets make. A kind of step fails where the compiler
+It needs the environment of the group `tpu`, which the targets make. A kind of step fails where the compiler
 refuses it, where it has float64, a call of the host or of other code, a dynamic shape, state that is not updated in
 place, too many operations or too much memory; the exit status is 1 then. Roots that are computed on the device alone
 may have float64: in float32 a root of a matrix of condition 1e6 is wrong by some 6%, more than a certificate allows.

@@ -1,12 +1,8 @@
 """The image of Beam's workers, as far as it can be checked without building it."""
 
 import re
-from pathlib import Path
 
-
-def version_in(lock: Path, package: str) -> str:
-    [found] = re.findall(rf"^{package}==([^ ]+)", lock.read_text(), re.MULTILINE)
-    return found
+from locked import versions
 
 
 def test_the_workers_have_the_beam_and_the_python_of_the_command(root):
@@ -14,12 +10,12 @@ def test_the_workers_have_the_beam_and_the_python_of_the_command(root):
     [(python, beam)] = re.findall(
         r"^FROM apache/beam_python([\d.]+)_sdk:([\d.]+)@\$\{SDK_DIGEST\} AS sdk$", text, re.MULTILINE
     )
-    versions = {version_in(root / f"requirements{name}.lock", "apache-beam") for name in ("", "-image")}
-    assert versions == {beam}
+    image = versions(root, "image")
+    assert image["apache-beam"] == beam == versions(root, "everything")["apache-beam"]
     bases = re.findall(r"^FROM python:(\d+\.\d+)", (root / "Dockerfile").read_text(), re.MULTILINE)
     assert set(bases) == {python}
     # All that an event's way needs is in the image below, also object stores.
-    assert version_in(root / "requirements-image.lock", "obstore")
+    assert image["obstore"]
     # An entry point in another environment would not find the package.
     assert 'ENTRYPOINT ["/opt/apache/beam/boot"]' in text
     assert "RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1" in text

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from readme_renderer import markdown
 
+from locked import ENVIRONMENTS, versions
+
 # Repositories of others that our pages link to.
 OTHERS = ("https://github.com/pre-commit/",)
 # An action by its commit, with the version for people and for Dependabot.
@@ -220,10 +222,10 @@ def test_another_tag_is_refused(tree):
 
 
 def test_the_image_has_the_locked_versions_and_no_tools_of_tests(root):
-    def versions(lock: str) -> dict[str, str]:
-        return dict(re.findall(r"^([A-Za-z0-9_.-]+)==([^ ]+)", (root / lock).read_text(), re.MULTILINE))
-
-    image, locked = versions("requirements-image.lock"), versions("requirements.lock")
+    text = (root / "Dockerfile").read_text().replace("\\\n", "")
+    [options] = re.findall(r"uv export --project /lock --quiet --frozen --no-emit-project ([^>]*)>", text)
+    assert tuple(options.split()) == ENVIRONMENTS["image"]
+    image, locked = versions(root, "image"), versions(root, "everything")
     assert image.pop("tensorflow-cpu") == locked["tensorflow"]
     assert image.items() <= locked.items()
     assert {"apache-beam", "pyarrow", "tf-keras"} <= image.keys()

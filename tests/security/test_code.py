@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from locked import ENVIRONMENTS, exported
+
 ROOMS = ("ctr", "eval", "models", "optim", "pipelines", "setup.py")
 FORBIDDEN = {
     *("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"),
@@ -67,18 +69,9 @@ def test_nothing_that_is_read_is_run(root):
     assert {(path, name) for path, names in found.items() for name in names} == ALLOWED
 
 
-@pytest.mark.parametrize(
-    "lock",
-    [
-        "requirements.lock",
-        "requirements-image.lock",
-        "requirements-oldest.lock",
-        "requirements-tpu.lock",
-        "requirements-tpu-vm.lock",
-    ],
-)
-def test_each_locked_package_has_its_hashes(root, lock):
-    text = (root / lock).read_text()
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_each_locked_package_has_its_hashes(root, environment):
+    text = exported(root, environment)
     entries = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
     assert len(entries) > 50
     for entry in entries:
@@ -89,10 +82,12 @@ def test_each_locked_package_has_its_hashes(root, lock):
 
 def test_installing_asks_for_the_hashes(root):
     lines = (root / "Makefile").read_text().splitlines()
-    installing = [line for line in lines if re.match(r"\t.*pip (install|sync)", line)]
-    assert len(installing) == 5
+    installing = [line for line in lines if re.match(r"\t.*pip install", line)]
+    assert len(installing) == 3
     for line in installing:
         assert "--require-hashes" in line or "--no-deps --no-build-isolation --editable ." in line, line
+    # uv checks the hashes of its lock always.
+    assert all("uv sync --quiet --frozen" in line for line in lines if "uv sync" in line)
 
 
 def test_java_programs_are_pinned(root):
