@@ -123,17 +123,17 @@ $(TPU_VM_INSTALLED): PACKAGES := --extra train --group tpu-vm --no-install-packa
 	@touch $@
 
 tpu: $(TPU_INSTALLED)
-	$(TPU_BIN)/python benchmarks/tpu.py --json runs/tpu.json
+	$(TPU_BIN)/python benchmarks/study.py tpu --json runs/tpu.json
 
 tpu-small: $(TPU_INSTALLED)
-	$(TPU_BIN)/python benchmarks/tpu.py --small --chips v5e --json runs/tpu-small.json
-	$(TPU_BIN)/python benchmarks/accelerator.py --small --steps 12 --out runs/accelerator-small
+	$(TPU_BIN)/python benchmarks/study.py tpu --small --chips v5e --json runs/tpu-small.json
+	$(TPU_BIN)/python benchmarks/study.py accelerator --small --steps 12 --out runs/accelerator-small
 	$(TPU_BIN)/python runs/accelerator-small/run.py --seconds 0.1
 
 tpu-vm: $(TPU_VM_INSTALLED)
 
 accelerator: $(TPU_INSTALLED)
-	$(TPU_BIN)/python benchmarks/accelerator.py --out runs/accelerator
+	$(TPU_BIN)/python benchmarks/study.py accelerator --out runs/accelerator
 	$(TPU_BIN)/python runs/accelerator/run.py --seconds 0
 
 oldest: $(OLDEST_INSTALLED)

@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 import numpy as np
 import torch
-from accelerators.torch_model import make_step
 from reference import Size, reference_examples
 from rivals import Turn, serve
+from torch_model import make_step
 
 
 def make_turn(size: Size, dtype: torch.dtype, compiled: bool) -> Turn:

@@ -2,7 +2,7 @@
 
     ctr simulate --examples 1000000 --config examples/replay/world.yaml --set queries_per_day=16000 \
         --set randomized_share=0.05 --set randomized_in_log=false --out logs/served --randomized logs/randomized
-    python benchmarks/studies/closed_loop.py benchmarks/studies/closed_loop.yaml --log logs/served --days 4 \
+    python benchmarks/study.py closed_loop benchmarks/studies/closed_loop.yaml --log logs/served --days 4 \
         --out runs/closed-loop
 
 The file is an experiment of ``ctr replay``. Each arm is trained with each seed on a copy of the log, and so is each of

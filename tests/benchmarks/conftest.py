@@ -1,6 +1,7 @@
-"""Lets tests import the modules of benchmarks/, which is no package."""
+"""Lets tests import the modules of benchmarks/ and of its studies, which are no packages."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path += [str(BENCHMARKS), str(BENCHMARKS / "studies")]

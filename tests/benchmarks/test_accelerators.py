@@ -5,6 +5,9 @@ import pytest
 import reference
 from accelerators import checks, kinds, lowering
 
+pytestmark = pytest.mark.soak
+
+
 CLEAN = "HloModule a, input_output_alias={ {0}: (1, {}, may-alias) }\n  %x = f32[4]{0} add(f32[4] %a, f32[4] %b)\n"
 
 

@@ -3,8 +3,6 @@
 from typing import Any
 
 import bench
-import growth
-import pytest
 from parts import profile
 
 
@@ -41,8 +39,6 @@ def test_targets_are_met_from_their_own_side():
     assert missed[0]["limit"] in ("at least 1.20x", "at least 1.50x")
     assert missed[1]["limit"] == "at least 1.30x" and missed[2]["limit"] == "at most 15.0%"
     assert "| 15.1% | NOT met |" in bench.targets_report(missed)
-    values = {10: 5e4 / 10**0.7, 100: 5e4 / 100**0.7, 1000: 5e4 / 1000**0.7}
-    assert growth.exponent(values) == pytest.approx(0.7) and growth.exponent({10: 1.0}) is None
     # What no operation was found for is not met, and an overhead is a ratio without its 1.
     unknown = bench.judge(measured(2.0, 0.0))[2]
     assert unknown["measured"] == "not measured" and not unknown["met"]

@@ -4,6 +4,8 @@ import convergence_curves as curves
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.soak
+
 
 def simulated_curves(ratios: list[float], seed: int) -> tuple[np.ndarray, ...]:
     """Curves that are 1 / ratio times as fast as the first, under a common difficulty of 10% and more."""

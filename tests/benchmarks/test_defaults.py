@@ -14,6 +14,8 @@ from many_logs import logs, systems, vowpal
 
 from ctr.eval.progressive import ProgressiveMetrics
 
+pytestmark = pytest.mark.soak
+
 
 def small_log(sizes: list[int], seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)

@@ -15,16 +15,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CAMPAIGNS = ("convergence", "defaults", "growth", "id_memory", "search", "search_planted")
-# Programs that wait for a clock on the wall, or take more than ten seconds also when tiny.
-SOAK = (
+# Studies, and programs that wait for a clock on the wall or take more than ten seconds also when tiny.
+STUDIES = (*CAMPAIGNS, "scale_model", "histories", "workers", "workers_memory", "workers_reading")
+SOAK = {
     *(f"bench_{name}" for name in ("checkpoints", "endurance", "live", "objective", "serving", "shampoo")),
-    *("bench_workers", "bench_workers_memory", "convergence", "id_memory", "search"),
-)
-NAMES = sorted({path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")} | {*CAMPAIGNS, "scale_model"})
+    *STUDIES,
+}
+NAMES = sorted({path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")} | {*STUDIES})
 
 
 def run(name: str, path: Path, *words: str) -> dict[str, Any]:
-    command = [sys.executable, f"benchmarks/{name}.py", "--quick", "--json", str(path), *words]
+    program = ["benchmarks/study.py", name] if name in STUDIES else [f"benchmarks/{name}.py"]
+    command = [sys.executable, *program, "--quick", "--json", str(path), *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850)
     assert not done.returncode, done.stderr[-3000:]
     return json.loads(path.read_text())
@@ -75,14 +77,18 @@ def test_all_parts_of_the_benchmark_are_measured_and_all_targets_judged(tmp_path
 
 def documented_commands() -> Iterator[tuple[str, list[str]]]:
     """Each benchmark that a document runs, with the options that it gives."""
-    for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "Makefile", *(ROOT / "benchmarks").glob("*.py")):
-        for name, words in re.findall(r"python benchmarks/([a-z_]+)\.py([^`#|\n]*)", path.read_text()):
-            yield name, re.findall(r"--([a-z-]+)", words)
+    for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "Makefile", *(ROOT / "benchmarks").rglob("*.py")):
+        for study, name, words in re.findall(
+            r"python benchmarks/(?:study\.py ([a-z_]+)|([a-z_]+)\.py)([^`#|\n]*)", path.read_text()
+        ):
+            yield name or f"studies/{study}", re.findall(r"--([a-z-]+)", words)
 
 
 def test_documented_options_are_there():
     commands = list(documented_commands())
-    assert {"bench", "convergence", "growth", "id_memory", "scale_model"} <= {name for name, _ in commands}
+    assert {"bench", "studies/convergence", "studies/growth", "studies/id_memory", "studies/scale_model"} <= {
+        name for name, _ in commands
+    }
     for name, options in commands:
         source = (ROOT / "benchmarks" / f"{name}.py").read_text()
         functions = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)]

@@ -5,10 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import growth
 import numpy as np
 import pytest
 import reference
 import scale_model as scale
+
+pytestmark = pytest.mark.soak
+
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,3 +110,8 @@ def test_the_tables_and_the_plot_of_the_documentation(tmp_path):
         for file in (plot, ROOT / "docs" / "images" / "scale.svg")
     ]
     assert texts[0] == texts[1] and {network.name for network in scale.NETWORKS} <= set(texts[0])
+
+
+def test_the_exponent_of_growth():
+    values = {10: 5e4 / 10**0.7, 100: 5e4 / 100**0.7, 1000: 5e4 / 1000**0.7}
+    assert growth.exponent(values) == pytest.approx(0.7) and growth.exponent({10: 1.0}) is None

@@ -1,6 +1,6 @@
 """The defaults on any log: `ctr train LOG` without a configuration, beside Vowpal Wabbit and logistic regression.
 
-    python benchmarks/defaults.py --out runs/defaults [--data FOLDER] [--only hotels mind] [--systems ctr vw_best]
+    python benchmarks/study.py defaults --out runs/defaults [--data FOLDER] [--only hotels mind] [--systems ctr vw_best]
 
 Twenty simulated logs of very different shape, and the real ones in FOLDER (or in what the environment variable CTR_DATA
 names): half for choosing defaults, half for reporting what they do. Each is ingested without a number of buckets, and

@@ -160,7 +160,7 @@ def write_folder(
     np.savez_compressed(folder / "weights.npz", **weights)
     (folder / "contents.json").write_text(json.dumps({"checked": checked, "measured": measured}))
     shutil.copy(_HERE / "run.py", folder / "run.py")
-    shutil.copy(_HERE / "torch_model.py", folder / "torch_model.py")
+    shutil.copy(_HERE.parents[1] / "torch_model.py", folder / "torch_model.py")
 
 
 def _file_name(kind: str, batch: int) -> str:

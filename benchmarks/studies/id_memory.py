@@ -1,6 +1,6 @@
 """What a table of ids loses when it has less memory than ids: buckets against slots, by policy of eviction.
 
-    python benchmarks/id_memory.py [--rows 3000000] [--seeds 1 2 3] [--out runs/id_memory] [--policies score ...]
+    python benchmarks/study.py id_memory [--rows 3000000] [--seeds 1 2 3] [--out runs/id_memory] [--policies score ...]
         [--shares 0.5 0.25 ...] [--plot docs/images/id_memory.svg]
 
 A simulated log with churn: users, items and terms come, are active for a while and go; some are seen a thousand times

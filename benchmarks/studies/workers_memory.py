@@ -1,7 +1,7 @@
 """What tables, and the map of growing ids, cost each worker in memory. Its limit: the bytes of one process.
 
-    python benchmarks/bench_workers_memory.py [--rows 4000000] [--workers 1 2 4]
-    python benchmarks/bench_workers_memory.py --map [--examples 100000] [--workers 1 2 4]
+    python benchmarks/study.py workers_memory [--rows 4000000] [--workers 1 2 4]
+    python benchmarks/study.py workers_memory --map [--examples 100000] [--workers 1 2 4]
 
 All arms are `ctr train` over the same rows. What tables cost is the peak of each process with them less that with
 tables of a few rows. It has two parts: the table with its accumulators, and the copy of both that a checkpoint writes.
@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench_workers import write_config
 from processes import FOLDER, run_python
 from reference import Size, make_log
 from runner import main
+from workers import write_config
 
 FEATURES, WIDTH, BATCH, STEPS, FEW = 4, 16, 1024, 8, 1000
 CHANGES = {
@@ -49,14 +49,14 @@ def tables(folder: Path, rows: int, workers: tuple[int, ...]) -> dict[str, Any]:
 
 
 def maps(folder: Path, examples: int, workers: tuple[int, ...]) -> dict[str, Any]:
-    """The most that a worker has of what ``parts/map_worker.py`` finds."""
+    """The most that a worker has of what ``map_worker.py`` finds."""
     size = Size(features=FEATURES, buckets=2**31 - 1, width=4, batch=BATCH, growing=True)
     log = make_log(folder / "log", examples, size)
     ids = {"capacity": max(examples // 64, 2), "admission": {"rule": "count", "count": 2}}
     config = write_config(folder / "config.yaml", CHANGES | {"ids": ids}, BATCH)
     found = {}
     for number in workers:
-        command = [FOLDER / "parts/map_worker.py", log, config, folder / f"run-{number}"]
+        command = [FOLDER / "studies/map_worker.py", log, config, folder / f"run-{number}"]
         ended = [one.result for one in run_python(command, number, threads=1)]
         found[str(number)] = {name: max(one[name] for one in ended) for name in ended[0]}
     return {"workers": found}

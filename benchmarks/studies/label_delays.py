@@ -1,6 +1,6 @@
 """What a conversion's delay costs: labels that wait, corrected ones, late ones taken for negatives, known at once.
 
-    python benchmarks/label_delays.py OUT [--days 12] [--queries 3000] [--window 2d]
+    python benchmarks/study.py label_delays OUT [--days 12] [--queries 3000] [--window 2d]
 
 A simulated log, whose clicks convert by hidden effects of ad and user, with exponential delays of a day on average. In
 the second half twice as many do as in the first. Each arm is a run; conversions within the window are the truth that

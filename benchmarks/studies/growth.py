@@ -1,6 +1,6 @@
 """How the speed of training grows with rows, features, ids and workers: a page of plots, and the exponents.
 
-    python benchmarks/growth.py --out runs/growth [--rows 1000000 ... 100000000] [--plot runs/growth.svg]
+    python benchmarks/study.py growth --out runs/growth [--rows 1000000 ... 100000000] [--plot runs/growth.svg]
 
 Each axis changes one quantity of the reference model:
 
@@ -22,15 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import bench_workers
 import matplotlib as mpl
 import numpy as np
-from bench_workers import write_config
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from parts.scaling import step_row
 from reference import REFERENCE, make_log
 from runner import kept, main
+from workers import pass_speed as speed_of_command
+from workers import write_config
 
 TITLES = {"rows": "rows of the log", "features": "features", "ids": "ids", "workers": "workers"}
 Speeds = Mapping[int, float]
@@ -51,7 +51,7 @@ def pass_speed(rows: int, workers: int, threads: int) -> float:
         folder = Path(name)
         log, config = make_log(folder / "log", rows), folder / "config.yaml"
         write_config(config, changes, REFERENCE.batch)
-        return bench_workers.pass_speed(log, config, folder / "run", workers, threads)["examples_per_second"]
+        return speed_of_command(log, config, folder / "run", workers, threads)["examples_per_second"]
 
 
 def feature_speed(features: int) -> float:

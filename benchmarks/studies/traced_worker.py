@@ -1,6 +1,6 @@
 """One worker of a traced run: what it exchanges in a step, by kind, in bytes and milliseconds.
 
-    python benchmarks/parts/traced_worker.py LOG CONFIG RUN
+    python benchmarks/studies/traced_worker.py LOG CONFIG RUN
 
 An exchange is of the kind of the name scope that it lies in (``ctr.training.tables.tables``); those outside of these
 are the sums of calibrators and of the objective. Its time ends when its result is there: the time in which this worker

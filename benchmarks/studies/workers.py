@@ -1,6 +1,6 @@
 """Two workers of one thread each against one process of two threads, on the reference model: examples a second.
 
-    python benchmarks/bench_workers.py [--batches 4096 16384] [--workers 2] [--steps 24] [--rounds 3]
+    python benchmarks/study.py workers [--batches 4096 16384] [--workers 2] [--steps 24] [--rounds 3]
 
 All arms are `ctr train` over the same log, with as many threads in all, and take turns. Each reports the speed of every
 window of four steps; the first windows, in which functions are compiled and memory is touched, do not count. After them
@@ -64,7 +64,7 @@ def of_batch(
     }
     found = compare(arms, rounds, warm=0)
     divided = write_config(folder / "divided.yaml", changes | {"workers": {"divided_from_mb": 0.0}}, batch)
-    script = FOLDER / "parts/traced_worker.py"
+    script = FOLDER / "studies/traced_worker.py"
     traced = run_python([script, log, divided, folder / "traced"], workers, threads=1)[0].result
     return {
         "passes": found,

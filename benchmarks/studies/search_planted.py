@@ -1,6 +1,6 @@
 """Whether a search by weight sharing finds an optimum that is known, and what rejection does beside the penalty.
 
-    python benchmarks/search_planted.py [--out runs/planted] [--rows 12000] [--seeds 10] [--set learners=1]
+    python benchmarks/study.py search_planted [--out runs/planted] [--rows 12000] [--seeds 10] [--set learners=1]
 
 A world of seven features with effects of different sizes (``Planted``), one of them a noisy copy of the
 strongest: alone it is worth more than any other, beside the original nothing. The search decides which features the

@@ -8,7 +8,7 @@ A step of a worker is the sum of its parts. Nothing but reading overlaps, so it 
     rows         two all-to-alls: rows from their owners, and the gradients of rows back
     directions   the preconditioned directions, gathered from their owners (roots stay with them)
     reading      the wait for what is made ahead: every worker reads all rows and finds the distinct ids of whole
-                 batches; one thread does that, as fast as benchmarks/bench_workers_reading.py --growing no measured
+                 batches; one thread does that, as fast as `study.py workers_reading --growing no` measured
 
 A message of n bytes takes alpha + n beta (Hockney). For W workers and n bytes (Thakur, Rabenseifner, Gropp 2005):
 
@@ -25,7 +25,7 @@ their full rate at once.
 With --group G (PT 4.1.2), every G workers divide all blocks among themselves and gather among themselves, and all
 groups do the same work.
 
-    python benchmarks/scale_model.py [--group 16] [--collectives tree] [--plot docs/images/scale.svg]
+    python benchmarks/study.py scale_model [--group 16] [--collectives tree] [--plot docs/images/scale.svg]
 """
 
 import math

@@ -1,6 +1,6 @@
 """How well a search by weight sharing ranks architectures, beside training each of them alone.
 
-    python benchmarks/search.py [--out runs/search] [--rows 120000] [--log-seed 11] [--seeds 10] [--set KEY=VALUE ...]
+    python benchmarks/study.py search [--out runs/search] [--rows 120000] [--seeds 10] [--set KEY=VALUE ...]
 
 A small world in which it matters how a network is built, as its clicks depend on products of two features' vectors, and
 a space of 81 architectures. Each is trained alone with three seeds over the log, and judged by

@@ -2,7 +2,7 @@
 
     make tpu                          every kind of step of the reference model, for one chip of v5e and of v6e
     make tpu-small                    the same of a tiny model
-    .venv-tpu/bin/python benchmarks/tpu.py [--small] [--kinds KIND ...] [--chips v5e v6e] [--memory FOLDER]
+    .venv-tpu/bin/python benchmarks/study.py tpu [--small] [--kinds KIND ...] [--chips v5e v6e] [--memory FOLDER]
 
 It needs the environment of the group `tpu`, which the targets make. A kind of step fails where the compiler
 refuses it, where it has float64, a call of the host or of other code, a dynamic shape, state that is not updated in

@@ -1,6 +1,6 @@
 """What histories cost: rows a second of ingestion, and the step of the reference model, with and without them.
 
-    python benchmarks/bench_histories.py [--rows 300000] [--last 50] [--rounds 8]
+    python benchmarks/study.py histories [--rows 300000] [--last 50] [--rounds 8]
 
 A table of 12 categories, as files have it, of users who come back, is ingested with a history of clicked items and
 without. The step has the reference model's 26 features, and beside them a history of full length, by each pooling.

@@ -1,6 +1,6 @@
 """One worker of a run in which ids grow: what its part of the map takes at the end.
 
-python benchmarks/parts/map_worker.py LOG CONFIG RUN
+python benchmarks/studies/map_worker.py LOG CONFIG RUN
 """
 
 import sys

@@ -1,6 +1,6 @@
 """What a worker spends on reading and planning its batches, by part, and how many rows per second that allows.
 
-    python benchmarks/bench_workers_reading.py [--batch 4096] [--workers 1 2 4 8 16 32] [--batches 64]
+    python benchmarks/study.py workers_reading [--batch 4096] [--workers 1 2 4 8 16 32] [--batches 64]
 
 Of the reference model with ids that grow (``--growing no``: with fixed ones): processor time of one thread, of the
 first of W workers, each of which takes ``--batch`` rows of a batch. All workers read all rows: they form the same

@@ -2,7 +2,7 @@
 
     make accelerator                                  writes runs/accelerator, and checks it here, on processors
     python runs/accelerator/run.py                    on the other machine, after the folder was copied there
-    .venv-tpu/bin/python benchmarks/accelerator.py [--small] [--out FOLDER] [--steps 100]
+    .venv-tpu/bin/python benchmarks/study.py accelerator [--small] [--out FOLDER] [--steps 100]
 
 The folder says itself what agrees with TensorFlow's steps, and how fast it is (``accelerators/run.py``).
 """
