@@ -295,28 +295,4 @@ def _sample(arguments: argparse.Namespace) -> None:
     print_result(arguments, result.as_dict(), result.as_text())
 
 
-@command(
-    "label",
-    "give the rows of a log further labels, from events such as sales",
-    {
-        **LOG,
-        "INPUT ...": "files or directories of events",
-        **_MAPPING,
-        "--until TIME": "the inputs hold all events before this time (an ISO date, or date and time, in UTC): "
-        "partitions whose windows have passed by then are labeled, once",
-        "[--max-reject-share SHARE]": "stop when more than this share of the events is malformed (0.01)",
-    },
-    **_DEFAULTS,
-)
-def _label(arguments: argparse.Namespace) -> None:
-    from ctr.pipelines.labels import check_labels, label_log
-
-    mapping, until_us = check_labels(arguments)
-    with closing(Bar(None, "rows")) as bar:
-        result = label_log(
-            arguments.log, arguments.input, mapping, until_us, arguments.max_reject_share, bar.advance
-        )
-    print_result(arguments, asdict(result), f"{arguments.log}: {result.as_text()}")
-
-
-COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample, _label)
+COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample)

@@ -22,7 +22,6 @@ CONFIGS = {
     "train": ("ctr.training.config", "TrainConfig"),
     "mapping": ("ctr.data.mapping", "Mapping"),
     "events": ("ctr.data.event_mapping", "EventMapping"),
-    "labels": ("ctr.data.label_mapping", "LabelMapping"),
     "sampling": ("ctr.data.sampling", "SamplingConfig"),
     "simulator": ("ctr.simulator.config", "SimulatorConfig"),
     "experiment": ("ctr.experiments.config", "ExperimentConfig"),

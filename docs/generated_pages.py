@@ -14,7 +14,6 @@ _FILES = {
     "train": ("Training configuration", "`ctr train --config FILE`", "howto/training.md"),
     "mapping": ("Mapping of a table", "`ctr ingest table --mapping FILE`", "howto/tables.md"),
     "events": ("Mapping of events", "`ctr ingest events --mapping FILE`", "howto/events.md"),
-    "labels": ("Mapping of labels", "`ctr label --mapping FILE`", "howto/labels.md"),
     "sampling": ("Sampling", "`ctr sample --config FILE`", "howto/sampling.md"),
     "simulator": ("Simulated world", "`ctr simulate --config FILE`", "howto/simulator.md"),
     "experiment": ("Experiment", "`ctr replay EXPERIMENT`", "howto/experiments.md"),

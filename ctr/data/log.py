@@ -117,6 +117,12 @@ def check_log(folder: Path, schema: Schema) -> None:
                 f"({differences}): features cannot change inside a log",
                 "use another output directory",
             )
+        if found.labels != schema.labels:
+            before, now = (", ".join(one.labels) or "none" for one in (found, schema))
+            raise InputError(
+                f"{path}: this log was written with labels: {before}, not {now}: labels cannot change inside a log",
+                "use another output directory",
+            )
 
 
 def check_log_folder(folder: Path) -> None:

@@ -334,22 +334,26 @@ class Label(StrictModel):
             raise ValueError(f"{self.op} compares numbers; strings allow only == and !=")
         return self
 
+    @property
+    def rule(self) -> str:
+        return "0 or 1" if self.op is None else f"{self.op} {self.value}"
 
-class LaterLabel(StrictModel):
+
+class FurtherLabel(StrictModel):
     """A further label of a row, such as a conversion: when it was observed, or whether.
 
     Attributes:
-        time: when it was observed, read as ``valid_from`` of a join: a column with ``unit`` or ``format``, or the name
-            of one in ISO 8601; missing: it was not. A time before the row's own is refused.
-        value: instead of ``time``, a column of 0, 1, true or false, or a rule, as ``label``; missing: it is not known.
-        after: how long after the row's time ``value`` is known.
-        until: a column with the time until which the row was watched, in the same form as ``time``; missing: nothing is
-            known of the row. Null: what has not been observed by now never will be.
+        value: a column of 0, 1, true or false, or a rule, as ``label``; missing: it is not known.
+        time: instead of ``value``, when it was observed, read as ``valid_from`` of a join: a column with ``unit`` or
+            ``format``, or the name of one in ISO 8601; missing: it was not. A time before the row's own is refused.
+        window: how long after the row's own time an observed label counts.
+        until: a column with the time until which the row was watched, in the same form as ``time``. Where that is
+            missing or before the window's end, the label is not known. Null: every row was watched to the end.
     """
 
-    time: Time | None = None
     value: Label | None = None
-    after: Duration | None = None
+    time: Time | None = None
+    window: Duration | None = None
     until: Column | None = None
 
     @field_validator("time", mode="before", json_schema_input_type=Time | str | None)
@@ -361,10 +365,8 @@ class LaterLabel(StrictModel):
     def _one_way(self) -> Self:
         if (self.time is None) == (self.value is None):
             raise ValueError("exactly one of time and value is required")
-        if (self.value is None) != (self.after is None) or (
-            self.value is not None and self.until is not None
-        ):
-            raise ValueError("value requires after, time allows until instead")
+        if (self.time is None) != (self.window is None) or (self.time is None and self.until is not None):
+            raise ValueError("time requires window and allows until, value allows neither")
         if self.time is not None and self.time.column is None:
             raise ValueError("time requires a column")
         return self
@@ -374,6 +376,12 @@ class LaterLabel(StrictModel):
         time = None if self.time is None else self.time.column
         names = (time, None if self.value is None else self.value.column, self.until)
         return tuple(name for name in names if name is not None)
+
+    @property
+    def rule(self) -> str:
+        # In seconds: 1d and 24h are the same.
+        seconds = "" if self.window is None else f"within {duration_us(self.window) / 1e6:.15g} s"
+        return seconds if self.value is None else self.value.rule
 
 
 def _or_text(schema: dict[str, Any]) -> None:
@@ -391,8 +399,7 @@ class Mapping(ShortModel):
         example_id: a column that identifies examples; whole numbers are used unchanged, other text is hashed. Null: a
             hash of the name of the file, the number of the row and the time.
         label: a column of 0, 1, true or false; or a rule such as ``rating >= 4``.
-        labels: further labels of a row, by name, which are published as the sidecar ``labels`` of the log, with each
-            partition.
+        labels: further labels of a row, by name, which become columns of the log.
         weight: a column of numbers from 0 to 1e9: the weight in the loss and in the metrics. Null: 1.
         derive: new columns by name.
         partition: a duration of query time: the log is published in units of this length. A partition must fit in
@@ -410,7 +417,7 @@ class Mapping(ShortModel):
     query: Query | None = None
     example_id: Column | None = None
     label: Label = Field(title="column or rule", examples=["clicked"], json_schema_extra=_or_text)
-    labels: dict[LabelName, LaterLabel] = {}
+    labels: dict[LabelName, FurtherLabel] = {}
     weight: Column | None = None
     derive: dict[Column, Derived] = {}
     partition: Duration
@@ -446,7 +453,7 @@ class Mapping(ShortModel):
 
     @property
     def feature_schema(self) -> Schema:
-        return make_schema(self.features, self.derive)
+        return make_schema(self.features, self.derive, labels=self.labels)
 
     @property
     def partition_us(self) -> int:

@@ -136,6 +136,6 @@ def cast_table(path: Path, table: pa.Table, schema: pa.Schema) -> pa.Table:
     for name in schema.names:
         column = table.column(name)
         items = column.combine_chunks().flatten() if pa.types.is_list(column.type) else column
-        if column.null_count or items.null_count:
+        if not schema.field(name).nullable and (column.null_count or items.null_count):
             raise InputError(f"{path}: the column {name} has nulls")
     return table

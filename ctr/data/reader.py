@@ -11,7 +11,7 @@ from ctr.data.lists import offsets_of, places_of
 from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.query_size import query_size_ids
 from ctr.data.row_order import Key, check_goes_on, key_at
-from ctr.data.schema import Schema, id_bounds
+from ctr.data.schema import LABEL_PREFIX, Schema, id_bounds
 from ctr.data.shards import id_matrix, read_shard, single_array
 
 # Gradients grow with the weights, and their squares, summed over a pass, must stay within float32.
@@ -49,7 +49,8 @@ class Rows:
     fault: np.ndarray  # int8 [N], index into ``FAULTS``; 0 for a good row
     position: np.ndarray  # int64 [N], rising: the number of rows of the log before each of these
     multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]  # ids, and offsets (int64 [N + 1]) into them
-    joined: Mapping[str, np.ndarray] = field(default_factory=dict)  # columns [N] of sidecars
+    # Columns [N] of sidecars, and of further labels (``label_column``): float32, NaN where one is not known.
+    joined: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -157,7 +158,12 @@ def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
         fault[~((columns[name] >= 0) & (columns[name] <= LARGEST_WEIGHT))] = code
     fault[(columns["label"] != 0) & (columns["label"] != 1)] = _LABEL
     columns |= {"ids": ids, "fault": fault, "position": np.arange(first, first + count)}
-    return add_query_size(Rows(**columns, multivalent=multivalent, joined={}), whole)
+    labels = {
+        name: table.column(name).cast(pa.float32()).to_numpy()
+        for name in table.column_names
+        if name.startswith(LABEL_PREFIX)
+    }
+    return add_query_size(Rows(**columns, multivalent=multivalent, joined=labels), whole)
 
 
 def read_rows(

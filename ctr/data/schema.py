@@ -14,7 +14,17 @@ from pydantic import Field, model_validator
 
 from ctr.config import ShortModel, differing_keys
 from ctr.data.derived import TIME_COLUMN, Column, Derived
-from ctr.data.features import AnyFeature, Category, Cross, Feature, Number, Text, Vector, is_multivalent
+from ctr.data.features import (
+    AnyFeature,
+    Category,
+    Cross,
+    Feature,
+    LabelName,
+    Number,
+    Text,
+    Vector,
+    is_multivalent,
+)
 from ctr.data.history import History
 from ctr.data.spelling import spell
 
@@ -26,20 +36,28 @@ QUERY_SIZE = "query_size"
 RESERVED_NAMES = frozenset(
     ("query_time", "timestamp", "query_id", "example_id", "label", "train_weight", "metric_weight", "ids")
 )
+LABEL_PREFIX = "label:"
+
+
+def label_column(name: str) -> str:
+    """Names the column of a further label in shards and in ``Rows.joined``; no feature can have such a name."""
+    return f"{LABEL_PREFIX}{name}"
 
 
 class Schema(ShortModel):
     """Features of a log, in their stored order, with the rules of sources made of other columns or of the time.
 
     ``counts_rows``: the last feature is ``QUERY_SIZE``, which is in no shard but counted when one is read
-    (``ctr.data.query_size``).
+    (``ctr.data.query_size``). ``labels``: further labels of the rows, which are no features: the version does not
+    depend on them, and a model reads logs of the same features with other labels.
     """
 
-    left_out = ("counts_rows",)
+    left_out = ("counts_rows", "labels")
     features: tuple[Feature, ...] = Field(min_length=1)
     derive: dict[Column, Derived] = {}
     spelling: Literal["number"] = "number"
     counts_rows: bool = False
+    labels: tuple[LabelName, ...] = ()
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
@@ -185,7 +203,7 @@ class Schema(ShortModel):
     @property
     def stored(self) -> "Schema":
         """Selects the features that shards have."""
-        return make_schema(self.features[:-1], self.derive) if self.counts_rows else self
+        return make_schema(self.features[:-1], self.derive, labels=self.labels) if self.counts_rows else self
 
     def only(self, names: Iterable[str]) -> "Schema":
         """Selects the named features, and the parts of those that are crosses."""
@@ -221,8 +239,9 @@ class Schema(ShortModel):
         return make_schema(features, self.derive, self.counts_rows and QUERY_SIZE in names)
 
     def canonical_json(self) -> str:
-        """Writes the schema as text that depends on nothing but its meaning."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """Writes the features and rules as text that depends on nothing but their meaning."""
+        content = self.model_dump(mode="json", exclude={"labels"})
+        return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
     @property
     def version(self) -> str:
@@ -262,12 +281,15 @@ def _check_history(feature: Category, history: History, known: Mapping[str, AnyF
 
 
 def make_schema(
-    features: Sequence[Feature], derive: Mapping[str, Derived], counts_rows: bool = False
+    features: Sequence[Feature],
+    derive: Mapping[str, Derived],
+    counts_rows: bool = False,
+    labels: Iterable[str] = (),
 ) -> Schema:
     """Makes a schema of some features and of those rules of derived columns that they read."""
     sources = {feature.source for feature in features if not isinstance(feature, Cross)}
     read = {name: derive[name] for name in sorted(derive) if name in sources}
-    return Schema(features=tuple(features), derive=read, counts_rows=counts_rows)
+    return Schema(features=tuple(features), derive=read, counts_rows=counts_rows, labels=tuple(labels))
 
 
 def differing_features(before: Schema, now: Schema) -> list[str]:

@@ -5,11 +5,11 @@ A partition's shards are written first and count only once its manifest names th
 Columns of a shard: ``query_time, timestamp, query_id, example_id`` (int64; times in microseconds, UTC), ``label``
 (int8), ``train_weight, metric_weight`` (float32), ``ids`` (the ids of all single-valued features, little-endian,
 packed in one fixed-size binary), and a list of ids for each multivalent feature. Ids are int32, or int64 in a log that
-has a feature whose ids grow.
+has a feature whose ids grow. For each further label follows ``label:NAME`` (int8; null where it is not known).
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,13 +36,13 @@ from ctr.data.parquet_files import (
 )
 from ctr.data.query_size import find_pages
 from ctr.data.row_order import check_order, key_at
-from ctr.data.schema import MISSING_ID, Schema
+from ctr.data.schema import LABEL_PREFIX, MISSING_ID, Schema, label_column
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, write_atomic_bytes
 
 
-def shard_schema(schema: Schema) -> pa.Schema:
-    """Makes the Arrow schema of the shards of a log with these features."""
+def shard_schema(schema: Schema, labels: Sequence[str] | None = None) -> pa.Schema:
+    """Makes the Arrow schema of the shards of a log with these features, and with ``labels`` in place of its own."""
     schema = schema.stored
     keys = ("query_time", "timestamp", "query_id", "example_id")
     fields = [pa.field(name, pa.int64(), nullable=False) for name in keys]
@@ -53,7 +53,8 @@ def shard_schema(schema: Schema) -> pa.Schema:
         fields.append(pa.field(IDS_COLUMN, pa.binary(width), nullable=False))
     item = pa.field("item", pa.from_numpy_dtype(schema.id_type), nullable=False)
     fields += [pa.field(name, pa.list_(item), nullable=False) for name in schema.multivalent]
-    return pa.schema(fields)
+    labels = schema.labels if labels is None else labels
+    return pa.schema([*fields, *(pa.field(label_column(name), pa.int8()) for name in labels)])
 
 
 def pack_ids(ids: np.ndarray) -> pa.Array:
@@ -224,10 +225,14 @@ def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tu
 
 
 def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
-    """Reads a shard after verifying its bytes; of one that is not as the manifest says, raises InputError."""
+    """Reads a shard after verifying its bytes; of one that is not as the manifest says, raises InputError.
+
+    Its further labels are those of its own log, whatever the labels of ``schema`` are.
+    """
     path = folder / "shards" / entry.file
     table = read_verified_parquet(path, entry.bytes, entry.sha256)
-    expected = shard_schema(schema)
+    labels = [name for name in table.column_names if name.startswith(LABEL_PREFIX)]
+    expected = shard_schema(schema, [name.removeprefix(LABEL_PREFIX) for name in labels])
     if table.column_names != expected.names:
         raise InputError(f"{path}: holds the columns {table.column_names}, not {expected.names}")
     table = cast_table(path, table, expected)

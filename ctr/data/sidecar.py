@@ -29,18 +29,8 @@ _EXAMPLE_ID = "example_id"
 _FORMAT = 1
 # Sidecars that have a meaning, and what else there is in a log: ctr writes, reads and deletes files by these names.
 _RESERVED = {
-    *("auction", "labels", "truth"),
-    *(
-        "histories",
-        "label_rejects",
-        "manifests",
-        "rejects",
-        "sampling",
-        "schema",
-        "shards",
-        "sidecars",
-        "values",
-    ),
+    *("auction", "truth"),
+    *("histories", "manifests", "rejects", "sampling", "schema", "shards", "sidecars", "values"),
 }
 
 

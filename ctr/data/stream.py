@@ -25,7 +25,6 @@ class Selection:
     sample: JoinedSidecar | None = None  # has a column ``weight``; None: all rows
     only_kept: bool = False  # else rows that the sample dropped are there with train weight 0
     teacher: JoinedSidecar | None = None
-    labels: JoinedSidecar | None = None  # ``ctr.data.labels``
     every_row_taught: bool = True  # ``check_selection`` refuses rows without a teacher's logit
 
 
@@ -39,20 +38,7 @@ def read_selection(
         if selection.teacher is not None:
             logit = selection.teacher.at(rows.query_time, rows.example_id)["logit"]
             rows = replace(rows, joined={**rows.joined, TEACHER_LOGIT: logit.astype(np.float32)})
-        if selection.labels is not None:
-            rows = replace(rows, joined={**rows.joined, **_found(rows, selection.labels)})
         yield rows
-
-
-def _found(rows: Rows, sidecar: JoinedSidecar) -> dict[str, np.ndarray]:
-    columns = sidecar.at(rows.query_time, rows.example_id)
-    missing = np.flatnonzero(~columns.pop(FOUND))
-    if len(missing):
-        raise InputError(
-            f"{sidecar}: nothing on {len(missing)} of the {len(rows)} rows from row {rows.position[0]} of the log on, "
-            f"first: example_id {rows.example_id[missing[0]]}"
-        )
-    return columns
 
 
 def _weighted(rows: Rows, sample: JoinedSidecar, only_kept: bool) -> Rows:

@@ -237,66 +237,21 @@ class ExtraLoss(StrictModel):
         raise NotImplementedError
 
 
-class WaitForLabel(StrictModel):
-    """Rows are learned once, when their label is known: as late as the window is long, without an approximation.
-
-    Attributes:
-        kind: the method.
-        window: seconds after the query's time within which the label counts. Not below ``label_delay``.
-    """
-
-    kind: Literal["wait"]
-    window: float = Field(ge=0, le=MOST_SECONDS, examples=[86_400])
-
-    @property
-    def returns(self) -> tuple[float, ...]:
-        """Seconds after the query's time at which a row comes for this label."""
-        return (self.window,)
-
-
-class CorrectLabel(StrictModel):
-    """Rows are learned at once as without the label, and those that get it later correct this by importance weights.
-
-    For the weights see ``ctr.objective.labels``.
-
-    Attributes:
-        kind: the method.
-        window: seconds after the query's time within which the label counts. Above ``label_delay``.
-        at: seconds after the query's time at which labels that have come since are learned; they rise, between
-            ``label_delay`` and the window, which always is the last. Each costs one more reading of the log.
-    """
-
-    kind: Literal["correct"]
-    window: float = Field(gt=0, le=MOST_SECONDS, examples=[86_400])
-    at: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(), max_length=16)
-
-    @model_validator(mode="after")
-    def _rises(self) -> Self:
-        if any(before >= after for before, after in pairwise(self.returns)):
-            raise ValueError(f"at {list(self.at)} does not rise to the window of {self.window:g} s")
-        return self
-
-    @property
-    def returns(self) -> tuple[float, ...]:
-        """Seconds after the query's time at which a row comes again for this label."""
-        return (*self.at, self.window)
-
-
 class LabelConfig(StrictModel):
     """A further label, such as a conversion, with an output of its own on the layers that the click's output reads.
+
+    It is learned together with the click, under the same ``label_delay``.
 
     Attributes:
         weight: the weight of its loss; the rest has weight 1.
         ramp: multiplies ``weight``.
         given: the rows that it is learned and measured on: clicked ones, so that its probability is that given a
             ``click``, or ``all``.
-        delay: how labels are learned that are known later than clicks.
     """
 
     weight: float = Field(default=1.0, gt=0)
     ramp: RampKey = Ramp()
     given: Literal["click", "all"] = "click"
-    delay: Annotated[WaitForLabel | CorrectLabel, Field(discriminator="kind")]
 
 
 def _all_losses(losses: dict[str, StrictModel]) -> dict[str, StrictModel]:
@@ -312,8 +267,7 @@ class ObjectiveConfig(ShortModel):
     Attributes:
         extra: losses of other packages (entry points ``ctr.losses``), by their names, each with ``weight``, ``ramp``
             and keys of its own.
-        labels: further labels by name, of the sidecar that `ctr ingest table` publishes under ``labels`` of its
-            mapping.
+        labels: further labels by name, as ``labels`` of the log's mapping names them.
         anti_distillation: pushes the components of an ensemble apart (FF 5). Null: not used.
     """
 

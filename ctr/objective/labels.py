@@ -1,76 +1,34 @@
-"""Further labels of a row, such as a conversion after a click: when rows come for them, their targets, their losses.
+"""Further labels of a row, such as a conversion after a click: which rows have them, and their losses."""
 
-A row comes for a label as a negative, as a positive, or as both, with two numbers that are its train weight or 0. To
-``wait`` means that it comes once, when its window has passed, with what is known by then.
-
-To ``correct`` means that every row comes at first sight as a negative, and again as a positive once the label was
-seen. Of the rows that come so, a share p / (1 + p) is positive, where p is the probability of the label, for each
-positive came as a negative before. So importance weights make of this stream the loss of labels that are known at
-once ("fake negative weighted": Ktena et al., 2019, arXiv 1907.06558, eq. 5-7; after Chapelle, 2014, "Modeling
-delayed feedback in display advertising")::
-
-    L = positive (1 + p) softplus(-z) + negative (1 - p) (1 + p) softplus(z)
-    E[dL/dz] = p / (1 + p) (1 + p) (sigmoid(z) - 1) + 1 / (1 + p) (1 - p) (1 + p) sigmoid(z) = sigmoid(z) - p
-
-Here p is sigmoid(z), the model's own prediction, through which no gradient goes. Then the gradients that an impression
-of true probability q brings add up to (1 - p^2) (p - q): 0 where p is q, of the sign of those of known labels, and
-nearly as large where labels are rare. Weights that are scaled to bring p - q, 1 / (1 - p) and 1, make the loss of
-positives linear, which nothing limits: where many come and few negatives do, logits run away (tried).
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
-from ctr.data.labels import label_columns
-from ctr.objective.config import CorrectLabel, LabelConfig, ObjectiveConfig
-
-KINDS = ("positive", "negative")
-
-
-def target_column(name: str, kind: str) -> str:
-    """Returns the name of the weights of rows as a label's positives, or negatives, among columns and targets."""
-    return f"{kind}:{name}"
+from ctr.data.reader import Rows
+from ctr.data.schema import label_column
+from ctr.objective.config import LabelConfig, ObjectiveConfig
 
 
-def target_columns(config: ObjectiveConfig) -> list[str]:
-    """Returns the names of all columns that the labels' losses need of rows."""
-    return [target_column(name, kind) for name in config.labels for kind in KINDS]
+def target_columns(name: str) -> tuple[str, str]:
+    """Names the weights of rows as a label's positives, and as its negatives, among targets."""
+    return f"positive:{name}", f"negative:{name}"
 
 
-def label_outcomes(
-    label: LabelConfig, name: str, joined: Mapping[str, np.ndarray], clicked: np.ndarray
-) -> np.ndarray:
-    """Returns whether N rows have a label: float64 [N], 1 or 0; NaN where it is not known, or not asked for.
-
-    ``joined`` has the columns of ``ctr.data.labels``; ``clicked`` is bool [N].
-    """
-    after, known = (joined[column] for column in label_columns(name))
-    asked = known >= label.delay.window
-    if label.given == "click":
-        asked &= clicked
-    return np.where(asked, after <= label.delay.window, np.nan)
+def label_outcomes(label: LabelConfig, name: str, rows: Rows) -> np.ndarray:
+    """Returns whether N rows have a label: float32 [N], 1 or 0; NaN where it is not known, or not asked for."""
+    outcomes = rows.joined[label_column(name)]
+    return outcomes if label.given == "all" else np.where(rows.label > 0, outcomes, np.float32(np.nan))
 
 
-def label_targets(
-    label: LabelConfig,
-    name: str,
-    joined: Mapping[str, np.ndarray],
-    clicked: np.ndarray,
-    at: float,
-    since: float | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which of N rows come as positives and as negatives ``at`` some seconds after the query's time: bool [N].
-
-    ``joined`` and ``clicked``: see ``label_outcomes``; ``since``: when they came before, None: they come first now.
-    """
-    asked, delay = ~np.isnan(label_outcomes(label, name, joined, clicked)), joined[label_columns(name)[0]]
-    if isinstance(label.delay, CorrectLabel):
-        come = asked & (delay <= at)
-        return (come, asked) if since is None else (come & (delay > since), np.zeros_like(asked))
-    asked &= at == label.delay.window
-    return asked & (delay <= at), asked & ~(delay <= at)
+def label_targets(config: ObjectiveConfig, rows: Rows) -> dict[str, np.ndarray]:
+    """Returns the train weights of N rows as positives and as negatives of each label, float32 [N]."""
+    targets = {}
+    for name, label in config.labels.items():
+        outcomes = label_outcomes(label, name, rows)
+        for column, value in zip(target_columns(name), (1, 0), strict=True):
+            targets[column] = np.where(outcomes == value, rows.train_weight, np.float32(0))
+    return targets
 
 
 def label_losses(
@@ -86,21 +44,10 @@ def label_losses(
     """
     terms = []
     for (term, label), (name, logit) in zip(config.label_terms.items(), logits.items(), strict=True):
-        positive, negative = target_weights(label, name, targets, logit)
+        positive, negative = (targets[column] for column in target_columns(name))
         loss = positive * tf.nn.softplus(-logit) + negative * tf.nn.softplus(logit)
-        # Rows that do not come count nothing, not even with a loss that is not finite.
+        # Rows without the label count nothing, not even with a loss that is not finite.
         loss = tf.reduce_sum(tf.where(positive + negative > 0, loss, tf.zeros_like(loss)))
         share = label.weight * ramps[term] / logit.shape[0]
         terms.append(share * tf.math.divide_no_nan(loss, total_weight))
     return terms
-
-
-def target_weights(
-    label: LabelConfig, name: str, targets: Mapping[str, tf.Tensor], logit: tf.Tensor
-) -> Sequence[tf.Tensor]:
-    """Computes the weights of rows as positives and as negatives, of the shape of their logits, [..., B]."""
-    positive, negative = (targets[target_column(name, kind)] * tf.ones_like(logit) for kind in KINDS)
-    if isinstance(label.delay, CorrectLabel):
-        p = tf.sigmoid(tf.stop_gradient(logit))
-        return positive * (1.0 + p), negative * (1.0 - p) * (1.0 + p)
-    return positive, negative

@@ -22,7 +22,6 @@ import tensorflow as tf
 
 from ctr.objective.bias_constraints import Family, constraint_term, dual_step, slice_index
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.labels import target_columns
 from ctr.workers.collectives import ALONE, Workers
 
 
@@ -92,16 +91,12 @@ def weighted_sum(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.Tensor:
     """Returns the divisor of the sums over a batch: the train weights of the rows with losses of their own.
 
-    A batch without any, where a sample dropped all rows of the training log, still learns from its constraint logs, and
-    from rows that come again for a label: there it is the sum of their weights. Where workers divide a batch it is that
-    of the whole batch.
+    A batch without any, where a sample dropped all rows of the training log, still learns from its constraint logs:
+    there it is the sum of their weights. Where workers divide a batch it is that of the whole batch.
     """
     if "batch_weight" in targets:
         return targets["batch_weight"]
     weight = tf.reduce_sum(targets["own_weight"])
-    if config.labels:
-        others = tf.add_n([tf.reduce_sum(targets[name]) for name in target_columns(config)])
-        weight = tf.where(weight > 0, weight, others)
     if config.bias_constraints is None or not config.bias_constraints.logs:
         return weight
     return tf.where(weight > 0, weight, tf.reduce_sum(targets["weight"]))

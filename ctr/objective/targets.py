@@ -14,7 +14,7 @@ from ctr.data.stream import TEACHER_LOGIT
 from ctr.models.rows import STATISTICS, TableLayout, all_numbers, number_count
 from ctr.objective.bias_constraints import Family, feature_slices
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.labels import target_columns
+from ctr.objective.labels import label_targets, target_columns
 from ctr.objective.pairs import Pairs, click_pairs
 
 Targets = dict[str, np.ndarray]
@@ -34,7 +34,7 @@ def make_targets(
     ``source`` is 0 for a row of the training log, i for one of the i-th constraint log. Returns ``query``, the number
     of each row's query, ``label``, ``weight`` (train weights) and ``own_weight`` (those of the rows whose own losses
     count), [B]; with distillation ``teacher_logit``, [B], NaN for none; with ranking ``pairs_clicked``,
-    ``pairs_other`` and ``pairs_weight``, [P]; for each further label ``target_columns``, [B]; for each family
+    ``pairs_other`` and ``pairs_weight``, [P]; for each further label its ``target_columns``, [B]; for each family
     ``slice/NAME``, [B]; of ``layouts`` with numbers that the network reads these, [B, K], NaN where missing.
     """
 
@@ -56,9 +56,8 @@ def make_targets(
     if config.ranking is not None:
         pairs = rank_pairs(config, rows, source).padded() if pairs is None else pairs
         targets |= {"pairs_clicked": pairs.clicked, "pairs_other": pairs.other, "pairs_weight": pairs.weight}
-    for name in target_columns(config):
-        # Rows of constraint logs have no further labels.
-        targets[name] = padded(np.nan_to_num(rows.joined[name]), 0, np.float32)
+    for name, weights in label_targets(config, rows).items():
+        targets[name] = padded(weights, 0, np.float32)
     for family in families:
         targets[f"slice/{family.name}"] = padded(feature_slices(family, rows.ids, source), -1, np.int32)
     if count := number_count(layouts):
@@ -95,18 +94,13 @@ def _own_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.n
     constraints = config.bias_constraints
     if constraints is None or not constraints.logs:
         return rows.train_weight
-    counts = np.array([True, *(log.own_loss for log in constraints.logs), False])
-    # Behind the logs come rows for a label.
-    return rows.train_weight * counts[np.minimum(source, len(counts) - 1)]
+    counts = np.array([True, *(log.own_loss for log in constraints.logs)])
+    return rows.train_weight * counts[source]
 
 
 def whole_batch_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.ndarray:
     """Computes ``ctr.objective.losses.normalizer`` for a batch that workers divide: float32 scalar."""
     weight = _own_weight(config, rows, source).sum(dtype=np.float64)
-    if config.labels and not weight > 0:
-        weight = sum(
-            np.nan_to_num(rows.joined[name]).sum(dtype=np.float64) for name in target_columns(config)
-        )
     constraints = config.bias_constraints
     if constraints is not None and constraints.logs and not weight > 0:
         weight = rows.train_weight.sum(dtype=np.float64)
@@ -136,7 +130,7 @@ def target_signature(
         signature["teacher_logit"] = vector
     if config.ranking is not None:
         signature |= {"pairs_clicked": indices, "pairs_other": indices, "pairs_weight": vector}
-    signature |= dict.fromkeys(target_columns(config), vector)
+    signature |= {column: vector for name in config.labels for column in target_columns(name)}
     if is_divided:
         signature["batch_weight"] = tf.TensorSpec([], tf.float32)
     signature |= {f"slice/{family.name}": indices for family in families}

@@ -16,7 +16,7 @@ from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 from ctr.io.words import listed
 from ctr.models.rows import TableLayout
-from ctr.objective.config import MOST_SECONDS, TERMS, LabelConfig, ObjectiveConfig
+from ctr.objective.config import MOST_SECONDS, TERMS, ObjectiveConfig
 from ctr.objective.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.contrib.presets import PRESETS
@@ -351,27 +351,17 @@ class TrainConfig(StrictModel):
             )
         if self.model.pairs is True and (obstacle := self.pair_obstacle) is not None:
             raise ValueError(f"model.pairs true is not possible: {obstacle}")
-        for name, label in self.objective.labels.items():
-            self._check_label(f"objective.labels.{name}", label)
+        for name in self.objective.labels:
+            if self.model.factorized is not None or not self.model.has_network:
+                raise ValueError(
+                    f"objective.labels.{name} needs crosses or deep layers that its output shares with the click's, "
+                    "and is not possible with model.factorized"
+                )
         if self.objective.anti_distillation is not None and self.model.ensemble.components < 2:
             raise ValueError(
                 "objective.anti_distillation needs model.ensemble.components of at least 2 to push apart"
             )
         return self
-
-    def _check_label(self, key: str, label: LabelConfig) -> None:
-        if self.model.factorized is not None or not self.model.has_network:
-            raise ValueError(
-                f"{key} needs crosses or deep layers that its output shares with the click's, and is not possible with "
-                "model.factorized"
-            )
-        delay, first = label.delay, min(label.delay.returns)
-        if first < self.label_delay or (delay.kind == "correct" and first == self.label_delay):
-            least = "above" if delay.kind == "correct" else "not below"
-            raise ValueError(
-                f"{key}.delay: rows come again {first:g} s after their query; allowed: {least} label_delay, "
-                f"{self.label_delay:g} s, when their clicks are known"
-            )
 
     @property
     def fuses_steps(self) -> bool:
@@ -388,12 +378,6 @@ class TrainConfig(StrictModel):
         return (
             not uses_host and not has_more_rows and objective.ranking is None and self.batch.shapes != "few"
         )
-
-    @property
-    def label_returns(self) -> dict[str, float]:
-        """Seconds after their query's time at which rows come again for a further label, rising, by names for them."""
-        times = {at for label in self.objective.labels.values() for at in label.delay.returns}
-        return {f"after {at:g} s": at for at in sorted(times) if at > self.label_delay}
 
     @property
     def pair_obstacle(self) -> str | None:

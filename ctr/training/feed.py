@@ -155,16 +155,13 @@ def make_feed(
 
 def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple[Rows, np.ndarray]:
     """Joins the good rows of a batch and its constraint logs; returns them and the number of each row's log."""
-    # No sidecar has the rows of constraint logs; of rows that come again for a label some columns are there.
-    unknown = {name: np.float32(np.nan) for name in batch.rows.joined}
     parts = [batch.rows]
     numbers = [0]
     for number, constraint_batch in enumerate(constraint_batches, 1):
         if constraint_batch is not None:
             added = constraint_batch.rows
-            joined = {
-                name: added.joined.get(name, np.full(len(added), value)) for name, value in unknown.items()
-            }
+            # Rows of constraint logs are in no sidecar, and no further label is learned from them.
+            joined = {name: np.full(len(added), np.nan, np.float32) for name in batch.rows.joined}
             parts.append(replace(added, joined=joined))
             numbers.append(number)
     return join_rows(parts), np.repeat(np.array(numbers, np.int8), [len(part) for part in parts])

@@ -31,8 +31,8 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
-from ctr.training.label_rows import learned_rows, returning_rows, sidecar_columns
 from ctr.training.logs import Log, Logs, open_logs
+from ctr.training.retrain import learned_batch
 from ctr.training.run.position import Position
 from ctr.training.shapes import FewShapes, few_shapes, is_fused_from
 from ctr.workers.collectives import ALONE, Workers
@@ -140,8 +140,7 @@ def _agree(inputs: Inputs, workers: Workers) -> None:
 def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
     """Raises InputError where sidecars say nothing of a row from ``start`` on; returns False where it was stopped."""
     selection = selection_of(inputs, start)
-    needs_all = selection.sample is not None or selection.labels is not None
-    if needs_all or (selection.teacher is not None and selection.every_row_taught):
+    if selection.sample is not None or (selection.teacher is not None and selection.every_row_taught):
         return check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start, stop)
     return True
 
@@ -162,7 +161,6 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
         sample=opened("sample", "weight"),
         only_kept=config.sampling is not None and config.sampling.score == "kept",
         teacher=opened("teacher", "logit"),
-        labels=opened("labels", *sidecar_columns(config)),
         every_row_taught=distillation is not None and distillation.missing == "refuse",
     )
 
@@ -186,7 +184,7 @@ def read_turns(
     if not inputs.has_rows_after(position.examples):
         return
     delay = round(inputs.config.label_delay * 1_000_000)
-    starts = position.learned, {**position.constraint_logs, **position.returned}
+    starts = position.learned, position.constraint_logs
     if not delay:
         given = inputs, layouts, *starts, partial, hold, seat, fused, beside
         with closing(read_feeds(*given)) as feeds:
@@ -227,9 +225,9 @@ def read_feeds(
 ) -> Generator[Feed, None, None]:
     """Yields the run's feeds from a position on, made by a thread that reads ahead.
 
-    Without ``other_starts``, the positions in constraint logs and of the rows that come again for labels, they are only
-    scored. ``beside`` makes the feeds beside them. Unless ``partial``, batches that would not be the same if the logs
-    went on are left out, and ``hold`` is called with the position of the first.
+    Without ``other_starts``, the positions in constraint logs, they are only scored. ``beside`` makes the feeds beside
+    them. Unless ``partial``, batches that would not be the same if the logs went on are left out, and ``hold`` is
+    called with the position of the first.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if other_starts is not None else config.objective.scored_part
@@ -243,7 +241,6 @@ def read_feeds(
             selection = replace(selection, teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, start)
         streams = [] if other_starts is None else _open_streams(inputs, other_starts)
-        returning = [] if other_starts is None else _open_returns(inputs, other_starts)
         size = batch_size(inputs)
         if batch.within_partitions:
             ends = np.cumsum([manifest.rows for manifest in log.manifests], dtype=np.int64)
@@ -255,11 +252,10 @@ def read_feeds(
             # batch may have rows to predict, and a constraint log may hold the same examples with their labels.
             until = [stream.until(one.times[1] - 1) for stream in streams]
             due = [None if rows is None else set_rejects_apart(rows) for rows in until]
-            due += [until_known(one.times[1]) for until_known in returning]
             usual = size.at(one.begin)
             own = fused if is_fused_from(size, one.begin) else ()
             feed = make_feed(
-                learned_rows(config, one),
+                learned_batch(one, config.retrain),
                 layouts,
                 usual,
                 objective,
@@ -317,16 +313,6 @@ def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved
         )
         for name, other in inputs.constraint_logs.items()
     ]
-
-
-def _open_returns(inputs: Inputs, starts: Mapping[str, int]) -> list[Callable[[int], Batch | None]]:
-    """Opens the log once more for each time at which rows come again for a label."""
-    found, log = [], inputs.log
-    for name, at in inputs.config.label_returns.items():
-        selection = replace(selection_of(inputs, starts[name]), teacher=None)
-        blocks = read_selection(log.path, inputs.schema, log.manifests, selection, starts[name])
-        found.append(returning_rows(inputs.config, at, blocks))
-    return found
 
 
 class PublishedInputs:

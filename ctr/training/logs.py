@@ -71,11 +71,6 @@ class Logs:
             read["sample"] = self.log, sampling.name
         if distillation is not None:
             read["teacher"] = self.teacher_log or self.log, distillation.teacher
-        if self.config.objective.labels:
-            # Loaded here: without Arrow, a finished run's summary is shown sooner.
-            from ctr.data.labels import SIDECAR
-
-            read["labels"] = self.log, SIDECAR
         return read
 
 
@@ -83,6 +78,12 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
     """Finds the logs that a run reads. Raises InputError: one is empty, or they do not fit."""
     schema = read_schema(path)
     log = _open_log(path, config.time_range)
+    for name in config.objective.labels:
+        if name not in schema.labels:
+            raise InputError(
+                f"config: objective.labels.{name}: {path} has no such label; its further labels are "
+                f"{listed(schema.labels, name)}"
+            )
     _check_query_size(path, config, schema)
     config = resolve(config, schema, log.manifests)
     schema = config.model.features(schema)

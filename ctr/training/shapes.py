@@ -88,7 +88,7 @@ def require_shape(
 def few_shapes(config: TrainConfig, schema: Schema, layouts: Sequence[TableLayout]) -> FewShapes:
     """Makes the shapes of a run."""
     batch, constraints = config.batch, config.objective.bias_constraints
-    logs = (0 if constraints is None else len(constraints.logs)) + len(config.label_returns)
+    logs = 0 if constraints is None else len(constraints.logs)
     # A constraint log gives a batch at most as many rows as it has itself; most give few.
     usual = batch.rows * min(2, 1 + logs)
     most = max(batch.rows, batch.max_query_rows) * (1 + logs)

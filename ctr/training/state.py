@@ -111,7 +111,7 @@ class TrainState:
         initial = initial_weights(init_weights(self.architecture, widths, config.seed), config.retrain)
         # By the names of ``ctr.models.initial_weights``.
         self.weights = {name: tf.Variable(value, name=name) for name, value in initial.items()}
-        self.label_biases = label_biases(config.objective, self.architecture, self.weights)
+        self.label_biases = label_biases(self.architecture, self.weights)
         # What combines experts, and the biases of labels.
         self.fitted = {*fitted_names(self.architecture), *(bias.name for bias in self.label_biases)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)

@@ -15,7 +15,6 @@ import pyarrow as pa
 from ctr.data.ids.arrow import string_ids
 from ctr.data.ids.tables import pack_table
 from ctr.data.kept_values import VALUE_PREFIX, value_columns
-from ctr.data.labels import label_columns
 from ctr.data.mapping import Mapping, Time
 from ctr.data.shards import shard_schema
 from ctr.data.times import DAY_US, format_time
@@ -26,9 +25,9 @@ from ctr.pipelines.rows.raw_columns import (
     add_versions,
     check_numbers,
     checked_columns,
+    read_further_labels,
     read_keys,
     read_labels,
-    read_later_labels,
     read_times,
     read_weights,
 )
@@ -50,13 +49,11 @@ Result = TypeVar("Result")
 
 
 def spill_schema(mapping: Mapping) -> pa.Schema:
-    """Returns the columns of a shard, kept raw values and labels (null if held back without), and file and row."""
+    """Returns the columns of a shard, kept raw values (null if held back without), and file and row."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.kept_values)
     kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]
-    columns = [column for name in mapping.labels for column in label_columns(name)]
-    labels = [pa.field(f"@{column}", pa.int64()) for column in columns]
-    return pa.schema([*shard_schema(schema), *kept, *labels, *_ORIGIN])
+    return pa.schema([*shard_schema(schema), *kept, *_ORIGIN])
 
 
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -106,7 +103,7 @@ def make_examples(
     times = read_times(mapping, columns, chunk, first, verdict)
     add_versions(columns, sides, times)
     labels = read_labels(mapping, columns, verdict)
-    later = read_later_labels(mapping, columns, times, verdict)
+    further = read_further_labels(mapping, columns, times, verdict)
     weights = read_weights(mapping.weight, columns, verdict)
     ids, groups = read_keys(mapping, name_hash, columns, chunk, times, verdict)
     add_derived(mapping.derive, columns, times, verdict)
@@ -119,10 +116,11 @@ def make_examples(
         "label": labels,
         "train_weight": weights,
         "metric_weight": weights,
+        **further,
     }
     raw = {name: columns[name] for name in schema.read_sources}
     origin = {FILE_COLUMN: np.full(len(times), chunk.file, np.int32), ROW_COLUMN: chunk.rows}
-    tables = [pa.table(keys), pa.table(raw), pa.table({**later, **origin})]
+    tables = [pa.table(keys), pa.table(raw), pa.table(origin)]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
     packed = pack_table(schema, tables[0], tables[1], tuple(value_columns(schema, mapping.kept_values)))

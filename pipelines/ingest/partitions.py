@@ -10,8 +10,6 @@ import pyarrow as pa
 from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.kept_values import partition_values, values_path, write_values
-from ctr.data.labels import FOLDER as LABELS
-from ctr.data.labels import label_files, write_labels
 from ctr.data.log import Manifest, is_published
 from ctr.data.mapping import Mapping, Query
 from ctr.data.row_order import KEY_COLUMNS, sort_rows
@@ -29,7 +27,7 @@ GROUP_COLUMN = "@group"
 
 _FILES_NAMED = 3
 # The folders with what is there before a manifest.
-_PARTS = ("shards", VALUES, LABELS)
+_PARTS = ("shards", VALUES)
 
 
 def spill_rows(
@@ -175,7 +173,6 @@ def stage(
     if write:
         histories.add(start + mapping.partition_us, table)
         keep_values(out, mapping, manifest, table)
-        write_labels(out, manifest, list(mapping.labels), table)
     return manifest
 
 
@@ -197,7 +194,6 @@ def find_published(
     if not all(fetch(path) and file_sha256(path) == sha256 for path, sha256 in paths):
         stage(out, mapping, histories, start, table)
     keep_values(out, mapping, planned, table)
-    write_labels(out, planned, list(mapping.labels), table)
     return planned
 
 
@@ -226,7 +222,6 @@ def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) ->
     """Deletes what killed ingests left of these partitions and rejects; others' may be written right now."""
     parts = {shard.file for manifest in manifests for shard in manifest.shards}
     parts |= {values_path(out, manifest).name for manifest in manifests}
-    parts |= {path.name for manifest in manifests for path in label_files(out, manifest)}
     names = {manifest.name for manifest in manifests}
     for path in _parts(out):
         if path.name not in parts and path.name[: len(next(iter(names), ""))] in names:

@@ -12,8 +12,8 @@ from ctr.data.derived import Derived
 from ctr.data.features import Vector
 from ctr.data.ids import arrow
 from ctr.data.ids.rules import derived_column
-from ctr.data.labels import FOREVER, label_columns
 from ctr.data.mapping import FIRST_TIME, LAST_TIME, TIME_LIMIT_US, Mapping, Time
+from ctr.data.schema import label_column
 from ctr.data.spelling import CAST_NAMES
 from ctr.data.time_formats import ZONES
 from ctr.data.times import duration_us
@@ -133,32 +133,32 @@ def read_labels(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndar
     return np.asarray(labels)
 
 
-def read_later_labels(
+def read_further_labels(
     mapping: Mapping, columns: Columns, times: np.ndarray, verdict: Verdict
 ) -> dict[str, pa.Array]:
-    """Reads the columns of ``ctr.data.labels.write_labels`` of N rows of these times, int64 in microseconds."""
+    """Reads the columns of the further labels of N rows of these times, int64 in microseconds: int8, null: unknown."""
     found: dict[str, pa.Array] = {}
     for name, label in mapping.labels.items():
-        key, (after, known) = f"labels.{name}", label_columns(name)
-        if label.time is not None:
+        key = f"labels.{name}"
+        if label.value is not None:
+            column = columns[label.value.column]
+            values, bad, allowed = parse_column(label.value.column, columns, parse_labels, label.value)
+            unknown = _is_missing(column)
+            verdict.refuse(bad & ~unknown, key, "not a label", column, allowed)
+        else:
+            assert label.time is not None and label.window is not None
             observed, missing = _optional_times(label.time, key, columns, verdict)
             early = ~missing & (observed < times)
             column = columns[label.columns[0]]
             verdict.refuse(early, key, "before the row's own time", column, "a time from the row's own on")
-            until, unknown = np.full(len(times), FOREVER), np.zeros(len(times), bool)
+            end = times + duration_us(label.window)
+            values, unknown = ~missing & (observed <= end), np.zeros(len(times), bool)
             if label.until is not None:
                 watched = label.time.model_copy(update={"column": label.until})
                 until, unknown = _optional_times(watched, f"{key}.until", columns, verdict)
-        else:
-            assert label.value is not None and label.after is not None
-            column = columns[label.value.column]
-            labels, bad, allowed = parse_column(label.value.column, columns, parse_labels, label.value)
-            unknown = _is_missing(column)
-            verdict.refuse(bad & ~unknown, key, "not a label", column, allowed)
-            observed, missing = times + duration_us(label.after), labels == 0
-            until = np.full(len(times), FOREVER)
-        found[f"@{after}"] = pa.array(observed, pa.int64(), mask=missing)
-        found[f"@{known}"] = pa.array(until, pa.int64(), mask=unknown)
+                # Whether it is known does not depend on the label: the rows of which it is are a fair sample.
+                unknown |= until < end
+        found[label_column(name)] = pa.array(values.astype(np.int8), mask=unknown)
     return found
 
 

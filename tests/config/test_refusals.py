@@ -19,7 +19,7 @@ import pytest
 from ctr.cli_parser import CONFIGS, config_model
 from ctr.config import dump_yaml, parse_model
 from ctr.config.schema import settable_keys
-from ctr.data.label_mapping import LabelEvents
+from ctr.data.event_mapping import LabelSource
 from ctr.io.errors import InputError, one_line
 
 pytestmark = pytest.mark.slow
@@ -56,14 +56,6 @@ CONTENTS: dict[str, dict[str, Any]] = {
         "clicks": CLICKS,
         **{"partition": "1h", "click_window": "30m", "delay": "10m", "features": FEATURES},
     },
-    "labels": {
-        "labels": {
-            "sale": {
-                **{"input": {"type": "jsonl"}, "time": {"column": "t", "unit": "ms"}},
-                **{"example_id": "id", "window": "3d"},
-            }
-        }
-    },
     "sampling": {},
     "simulator": {"days": 2},
     "experiment": {"arms": {"a": {}, "b": {"set": {"seed": 2}}}},
@@ -93,8 +85,6 @@ def test_every_value_is_taken_or_refused(kind):
     model, content = config_model(kind), CONTENTS[kind]
     parse_model(model, content, "FILE")
     keys = settable_keys(model)
-    if kind == "labels":
-        keys = [*keys, *(f"labels.sale.{key}" for key in settable_keys(LabelEvents))]
     pairs = [(key, value) for key in keys for value in VALUES]
     found = {f"{kind} {key} {value!r}"[:200]: outcome(model, content, key, value) for key, value in pairs}
     assert all(one.startswith("FILE: ") or " " not in one for one in found.values())

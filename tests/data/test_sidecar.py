@@ -344,7 +344,7 @@ def test_values_that_are_not_finite_are_missing_and_faulty_rows_are_passed_over(
     assert [place[0] for place in missing.first] == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["labels", "truth", "auction", "shards", "manifests", "histories"])
+@pytest.mark.parametrize("name", ["truth", "auction", "shards", "manifests", "histories"])
 def test_a_sidecar_that_a_user_names_takes_no_name_of_a_part_of_the_log(tmp_path, monkeypatch, capfd, name):
     """An ingest would take it for its own, and delete it or add to it."""
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ from ctr.config import parse_model
 from ctr.data.features import Category, Number, Vector
 from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.number_bits import ids_of_numbers
-from ctr.data.schema import Schema
+from ctr.data.schema import Schema, label_column
 from ctr.data.shards import pack_ids, publish_partition, read_shard, unpack_ids
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.training.config import TrainConfig
@@ -99,6 +99,14 @@ def with_numbers(table: pa.Table, seed: int = 0) -> pa.Table:
     lists = [[] if rng.random() < 0.1 else ids_of_numbers(rng.normal(5, 2, 3)).tolist() for _ in range(count)]
     table = table.set_column(table.column_names.index("ids"), "ids", pack_ids(packed))
     return table.append_column("image", pa.array(lists, pa.list_(pa.int32())))
+
+
+def labeled(table: pa.Table, schema: Schema = SCHEMA, **labels: np.ndarray) -> dict[str, Any]:
+    """Adds further labels, 1, 0 or NaN for not known, to the arguments of ``publish``."""
+    for name, values in labels.items():
+        column = pa.array(values.astype(np.float32), from_pandas=True).cast(pa.int8())
+        table = table.append_column(label_column(name), column)
+    return {"table": table, "schema": schema.model_copy(update={"labels": tuple(labels)})}
 
 
 def publish(

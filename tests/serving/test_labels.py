@@ -13,7 +13,7 @@ from ctr.serving.score import score_log
 from ctr.serving.scorer import Scorer
 from model_cases import MODELS, SCHEMA, make_case
 
-LABELS = {name: {"delay": {"kind": "wait", "window": 60}} for name in ("sale", "u", "x_head")}
+LABELS: dict[str, dict[str, str]] = {name: {} for name in ("sale", "u", "x_head")}
 
 
 @pytest.fixture(scope="module", params=["gated", "ensemble", "attention"])

@@ -19,8 +19,7 @@ from ctr.data.sampling import SamplingConfig
 from ctr.io.arrays import read_arrays
 from ctr.training.ids.id_map import DIVIDED_ARRAYS
 from ctr.training.run import checkpoint
-from labeled_logs import write_labels
-from small_runs import NUMBERS, SMALL, draw_examples, merged, publish, with_numbers, write_teacher
+from small_runs import NUMBERS, SMALL, draw_examples, labeled, merged, publish, with_numbers, write_teacher
 from worker_group import run_group, train_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -93,17 +92,11 @@ def objective(exposure: Path) -> dict[str, Any]:
                 "ramp": RAMP,
             },
             "labels": {
-                "sale": {"delay": {"kind": "correct", "window": 0.05, "at": [0.01]}, "given": "all"},
-                "lead": {"delay": {"kind": "wait", "window": 0.03}},
+                "sale": {"given": "all"},
+                "lead": {},
             },
         },
     }
-
-
-def delays(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """When labels of rows come, in seconds; for half of them never."""
-    after = np.random.default_rng(len(ids)).exponential(0.02, len(ids))
-    return np.where(ids % 2, np.round(after, 4), np.nan), np.full(len(ids), np.inf)
 
 
 class World:
@@ -112,7 +105,12 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder, self.groups, self.made = folder, 0, set()
         intervals = ((0, 200_000), (200_000, 400_000), (400_000, 10**9))
-        self.log = publish(folder / "log", draw_examples(QUERIES).table(), intervals)
+        examples = draw_examples(QUERIES)
+        drawn = np.random.default_rng(7).random((2, len(examples)))
+        sale, lead = np.where(drawn < 0.3, 1.0, np.where(drawn < 0.9, 0.0, np.nan))
+        self.log = publish(
+            folder / "log", intervals=intervals, **labeled(examples.table(), sale=sale, lead=lead)
+        )
         exposure = publish(folder / "exposure", draw_examples(QUERIES, seed=9).table(), intervals)
         numbers = with_numbers(draw_examples(240).table())
         self.numbers = publish(folder / "numbers", numbers, schema=NUMBERS)
@@ -123,7 +121,6 @@ class World:
         write_teacher(
             self.log, "teacher", lambda ids: np.random.default_rng(len(ids)).normal(-1, 1, len(ids))
         )
-        write_labels(self.log, sale=delays, lead=delays)
         adagrad = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}}}}
         self.configs = {
             "factorized": (self.log, merged(base, FACTORIZED, DIVIDED)),

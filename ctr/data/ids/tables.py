@@ -19,7 +19,7 @@ from ctr.data.kept_values import VALUE_PREFIX
 from ctr.data.lists import offsets_of, places_of
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
-from ctr.data.schema import Schema
+from ctr.data.schema import LABEL_PREFIX, Schema
 from ctr.data.shards import list_column, pack_ids, shard_schema
 from ctr.io.errors import InputError
 from ctr.io.words import listed
@@ -259,14 +259,15 @@ def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
             f"the key column {name} is absent; the columns are {listed(keys.column_names, name)}"
         )
     column = keys.column(name)
-    if column.null_count:
+    if column.null_count and not field.nullable:
         raise InputError(f"the key column {name} has {column.null_count} nulls; every row requires a value")
     try:
         column = column.cast(field.type)
     except pa.ArrowException as error:
         raise InputError(f"the key column {name} is not {field.type}: {error}") from None
-    if name == "label" and not np.isin(column.to_numpy(), (0, 1)).all():
-        raise InputError("the key column label holds values other than 0 and 1")
+    is_label = name == "label" or name.startswith(LABEL_PREFIX)
+    if is_label and not np.isin(column.drop_null().to_numpy(), (0, 1)).all():
+        raise InputError(f"the key column {name} holds values other than 0 and 1")
     if name.endswith("weight"):
         weights = column.to_numpy()
         if not ((weights >= 0) & (weights <= LARGEST_WEIGHT)).all():

@@ -12,9 +12,8 @@ def input_warnings(run: Run) -> list[str]:
     position, metrics, lines = run.position, run.metrics, []
     for name, label in metrics.labels.items():
         rows, weights = int(label.traffic.examples), label.logloss.class_weight.sum(axis=0)
-        window = run.config.objective.labels[name].delay.window
         if not rows:
-            lines.append(f"label {name}: nothing was learned: no row is known {window:g} s after its query")
+            lines.append(f"label {name}: nothing was learned: it is known of no row that was scored")
         elif weights.any() and not weights.all():
             only = "none of its {} rows is" if weights[0] else "all of its {} rows are"
             lines.append(f"label {name}: nothing was learned: {only.format(rows)} positive")

@@ -96,12 +96,12 @@ class RunMetrics:
         columns: dict[str, np.ndarray] = {}
         for (name, metrics), logit in zip(self.labels.items(), logits, strict=True):
             label = self._config.objective.labels[name]
-            outcome = label_outcomes(label, name, rows.joined, rows.label > 0)
+            outcome = label_outcomes(label, name, rows)
             known = np.flatnonzero(np.isfinite(outcome))
             if len(known):
                 own = rows.metric_weight[known], rows.query_id[known]
                 metrics.update(outcome[known], logit[known], *own)
-            columns |= {f"logit_{name}": logit, f"label_{name}": outcome.astype(np.float32)}
+            columns |= {f"logit_{name}": logit, f"label_{name}": outcome}
         return columns
 
     def add_terms(self, terms: np.ndarray, rows: int) -> None:

@@ -24,8 +24,6 @@ class Position:
     learned: int = 0  # the same as far as learning goes; less only under a label delay
     # Rows of each constraint log that are behind it.
     constraint_logs: dict[str, int] = field(default_factory=dict)
-    # Rows of the log that are behind it among those that come again for a label, by the return.
-    returned: dict[str, int] = field(default_factory=dict)
     batches: int = 0  # that were scored
     trained_examples: int = 0  # good rows in batches that were learned from, also those of weight 0
     trained_rows: int = 0  # those of them with a train weight above 0 whose step changed the weights
@@ -44,7 +42,7 @@ class Position:
     # Time and query id of the last row that was scored, rejects included.
     scored_until: list[int] | None = None
     learned_until: list[int] | None = None  # the same of the last row that was learned from, or left out
-    # The same of constraint logs, and of rows that come again.
+    # The same of constraint logs.
     constraint_until: dict[str, list[int]] = field(default_factory=dict)
     # Of queries with too many rows, by log ("" is that of the pass): their rows, and the first of them.
     set_aside_rows: dict[str, int] = field(default_factory=dict)
@@ -58,7 +56,7 @@ class Position:
 
     def as_json(self) -> dict[str, Any]:
         content = copy.deepcopy(vars(self))
-        for name in ("returned", "set_aside_rows", "set_aside"):
+        for name in ("set_aside_rows", "set_aside"):
             # A checkpoint is then what it is without the key.
             if not content[name]:
                 del content[name]

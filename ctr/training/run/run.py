@@ -60,7 +60,6 @@ class Run:
         self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
         self._log_paths = {name: one.path for name, one in inputs.row_logs.items()}
         self._constraint_names = tuple(inputs.constraint_logs)
-        self._return_names = tuple(inputs.config.label_returns)
         self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
         none = dict.fromkeys(self._constraint_names, 0)
@@ -68,7 +67,6 @@ class Run:
             constraint_logs=none,
             constraint_rejected=dict(none),
             constraint_read=dict(none),
-            returned=dict.fromkeys(self._return_names, 0),
         )
         self.metrics = RunMetrics(self.config, self.schema, self.state, self._constraint_names)
         self.files = RunFiles(self.run_dir, self.config, self.workers)
@@ -244,11 +242,6 @@ class Run:
                 logit = self._finite(scores.logit[own])
                 self.metrics.update_constraint_log(source, rows, logit, [one[own] for one in scores.slices])
             begin += len(rows)
-        # Of those that come again for a label all that counts was recorded when they came first.
-        returned = feed.constraint_batches[len(self._constraint_names) :]
-        for name, batch in zip(self._return_names, returned, strict=False):
-            if batch is not None:
-                position.returned[name], position.constraint_until[name] = batch.end, batch.last_query
 
     def _record_rejects(self, batch: Batch, constraint_log: str | None = None) -> int:
         """Records faulty rows, and queries that are set aside; returns the number of the former."""

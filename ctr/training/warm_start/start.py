@@ -267,11 +267,10 @@ def begin_position(
         }
         position = Position(examples=scored, learned=learned, constraint_logs=constraint_logs)
         position.scored_until, position.learned_until = old.scored_until, old.learned_until
-        position.returned = _returned(inputs, old, learned, source)
         position.constraint_until = {
             name: copy.copy(until)
             for name, until in old.constraint_until.items()
-            if name in (*inputs.constraint_logs, *inputs.config.label_returns)
+            if name in inputs.constraint_logs
         }
     if not inputs.config.label_delay:
         position.examples = position.learned
@@ -299,23 +298,7 @@ def _same_place(
                 f"and {log.path} is another log"
             )
     constraint_logs = {name: old.constraint_logs.get(name, 0) for name in inputs.constraint_logs}
-    returned = {name: old.returned.get(name, old.learned) for name in inputs.config.label_returns}
-    return Position(
-        examples=old.examples, learned=old.learned, constraint_logs=constraint_logs, returned=returned
-    )
-
-
-def _returned(inputs: Inputs, old: Position, learned: int, source: Path) -> dict[str, int]:
-    """Finds where rows that come again for a label begin: where the old run was, or of new ones where it begins."""
-    assert old.learned_until is not None
-    config, found = inputs.config, {}
-    for name, seconds in config.label_returns.items():
-        # What was due by then would have come: where nothing has, there is none.
-        due = old.learned_until[0] - 1 - round((seconds - config.label_delay) * 1_000_000)
-        until = old.constraint_until.get(name, [due, _LAST_ID])
-        given = inputs.log, inputs.schema, until, source, ""
-        found[name] = _rows_reached(*given) if name in old.returned else learned
-    return found
+    return Position(examples=old.examples, learned=old.learned, constraint_logs=constraint_logs)
 
 
 def _rows_reached(log: Log, schema: Schema, until: Sequence[int], source: Path, name: str) -> int:

@@ -1,17 +1,15 @@
-"""Further labels of a table: a sidecar of the log, published with each partition."""
+"""Further labels of a table: columns of the log."""
 
 import random
-import shutil
 
-import numpy as np
 import pytest
 
 import fault_points
 from ctr.config import parse_model
-from ctr.data.labels import SIDECAR, label_columns
-from ctr.data.log import read_manifests
+from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import Mapping
-from ctr.data.sidecar import read_sidecar_partition
+from ctr.data.schema import label_column
+from ctr.data.shards import read_shard
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.ingest.state import read_state
@@ -22,8 +20,8 @@ FIRST = 1_600_041_600
 NOW = (FIRST + 10**7) * 1_000_000
 COLUMNS = ("id", "time", "user", "clicked", "bought", "watched", "rated")
 LABELS = {
-    "purchase": {"time": {"column": "bought", "unit": "s"}, "until": "watched"},
-    "rating": {"value": "rated", "after": "1h"},
+    "purchase": {"time": {"column": "bought", "unit": "s"}, "window": "12h", "until": "watched"},
+    "rating": {"value": "rated"},
 }
 
 
@@ -57,37 +55,54 @@ def write_days(folder, days=3, rows=40):
 
 
 def read_labels(log):
-    """By example id the values of all columns of the log's labels."""
-    found = {}
+    """By example id the values of all columns of the log's labels, in the order of their names."""
+    schema, found = read_schema(log), {}
+    columns = [label_column(name) for name in sorted(schema.labels)]
     for manifest in read_manifests(log):
-        table = read_sidecar_partition(log, SIDECAR, manifest).to_pydict()
-        ids = table.pop("example_id")
-        found |= dict(zip(ids, zip(*table.values(), strict=True), strict=True))
+        for entry in manifest.shards:
+            table = read_shard(log, entry, schema)
+            rows = zip(*(table.column(name).to_pylist() for name in columns), strict=True)
+            found |= dict(zip(table.column("example_id").to_pylist(), rows, strict=True))
     return found
 
 
-def test_labels_of_a_table_in_seconds_after_the_query(tmp_path):
+def ingest_rows(tmp_path, rows, **changes):
+    (tmp_path / "rows.csv").write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
+    log = tmp_path / "log"
+    return ingest(mapping_of(**changes), [tmp_path / "rows.csv"], log, max_reject_share=1.0, now_us=NOW)
+
+
+def test_labels_of_a_table(tmp_path):
     paths = write_days(tmp_path / "in")
     ingest(mapping_of(), paths, tmp_path / "log", now_us=NOW)
-    found = read_labels(tmp_path / "log")
-    expected = {}
+    expected, watched = {}, {}
     for path in paths:
         for line in path.read_text().splitlines()[1:]:
-            id_, time, _, _, bought, watched, rated = line.split(",")
-            purchase = float(bought) - int(time) if bought else None, float(watched or time) - int(time)
-            rating = HOUR if rated == "1" else None, np.inf if rated else 0.0
-            expected[int(id_)] = (*purchase, *rating)
-    assert found == expected
-    without = mapping_of({"purchase": {"time": LABELS["purchase"]["time"]}})
+            id_, time, _, _, bought, until, rated = line.split(",")
+            purchase = int(bool(bought) and int(bought) - int(time) <= 12 * HOUR)
+            watched[int(id_)] = (purchase,)
+            expected[int(id_)] = purchase if until else None, int(rated) if rated else None
+    assert read_labels(tmp_path / "log") == expected
+    assert len(set(expected.values())) == 8
+    without = mapping_of({"purchase": {**LABELS["purchase"], "until": None}})
     ingest(without, paths, tmp_path / "watched", now_us=NOW)
-    assert {known for _, known in read_labels(tmp_path / "watched").values()} == {np.inf}
+    assert read_labels(tmp_path / "watched") == watched
 
 
-def test_of_a_query_that_lasts_the_labels_count_from_its_last_row(tmp_path):
-    rows = [",".join(COLUMNS), f"1,{FIRST},5,0,{FIRST + 10},,0", f"2,{FIRST + 60},5,1,{FIRST + 90},,1"]
-    (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n")
-    ingest(mapping_of(query={"column": "user"}), [tmp_path / "rows.csv"], tmp_path / "log", now_us=NOW)
-    assert {id_: row[0] for id_, row in read_labels(tmp_path / "log").items()} == {1: 0.0, 2: 30.0}
+def test_an_event_counts_to_the_end_of_its_window(tmp_path):
+    end = FIRST + 12 * HOUR
+    rows = [f"1,{FIRST},5,0,{end},{end},0", f"2,{FIRST},5,0,{end + 1},{end},0"]
+    # Watched for less than the window: not known, whatever was seen.
+    rows += [f"3,{FIRST},5,0,{FIRST},{end - 1},0", f"4,{FIRST},5,0,,{end},"]
+    ingest_rows(tmp_path, rows)
+    assert read_labels(tmp_path / "log") == {1: (1, 0), 2: (0, 0), 3: (None, 0), 4: (0, None)}
+
+
+def test_of_a_query_that_lasts_each_row_has_a_window_of_its_own(tmp_path):
+    rows = [f"1,{FIRST},5,0,{FIRST + 12 * HOUR + 1},,0", f"2,{FIRST + 60},5,1,{FIRST + 12 * HOUR + 1},,1"]
+    label = {"purchase": {**LABELS["purchase"], "until": None}}
+    ingest_rows(tmp_path, rows, labels=label, query={"column": "user"})
+    assert read_labels(tmp_path / "log") == {1: (0,), 2: (1,)}
 
 
 def test_day_by_day_in_several_processes_or_killed_anywhere_the_same_bytes(tmp_path):
@@ -97,7 +112,6 @@ def test_day_by_day_in_several_processes_or_killed_anywhere_the_same_bytes(tmp_p
     def files(log):
         return {name: data for name, data in log_bytes(log).items() if not name.startswith("rejects")}
 
-    assert sum(name.startswith(f"sidecars/{SIDECAR}/") for name in files(tmp_path / "whole")) == 24
     ingest(mapping, paths, tmp_path / "parallel", now_us=NOW, workers=2)
     assert files(tmp_path / "parallel") == files(tmp_path / "whole")
 
@@ -123,37 +137,17 @@ def test_day_by_day_in_several_processes_or_killed_anywhere_the_same_bytes(tmp_p
                 kills += 1
                 ingest(mapping, [path], log, **options)
         assert files(log) == files(tmp_path / "whole")
-    assert kills >= 4
-    assert read_state(tmp_path / "log0").rules["labels"] == "purchase, rating"
-
-
-def test_the_labels_of_a_killed_ingest_make_way_for_those_of_other_rows(tmp_path):
-    paths, log, killed = write_days(tmp_path / "in", days=1), tmp_path / "log", tmp_path / "killed"
-
-    def die():
-        # An ingest that only fails tidies up.
-        shutil.copytree(log, killed)
-        raise SystemExit
-
-    with (
-        pytest.raises(SystemExit),
-        fault_points.watching(fault_points.Counting("link.after", 5, die, str(log)), training=False),
-    ):
-        ingest(mapping_of(), paths, log, now_us=NOW)
-    # Of all four partitions there are labels, and nothing is published.
-    assert len(list((killed / "sidecars" / SIDECAR).glob("*.json"))) == 4 and not read_manifests(killed)
-    assert not list((log / "sidecars" / SIDECAR).iterdir())
-    text = paths[0].read_text()
-    paths[0].write_text("\n".join(text.splitlines()[:-3]) + "\n")
-    ingest(mapping_of(), paths, killed, now_us=NOW)
-    assert len(read_labels(killed)) == 37
+    assert kills >= 3
+    rules = read_state(tmp_path / "log0").rules
+    assert (rules["labels.purchase"], rules["labels.rating"]) == ("within 43200 s", "0 or 1")
 
 
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
         ({"purchase": {}}, "exactly one of time and value is required"),
-        ({"purchase": {"value": "rated"}}, "value requires after"),
+        ({"purchase": {"time": "bought"}}, "time requires window"),
+        ({"purchase": {"value": "rated", "window": "1d"}}, "value allows neither"),
         ({"a-b": {"time": "bought"}}, "labels.a-b"),
     ],
 )
@@ -164,27 +158,26 @@ def test_labels_that_are_refused(labels, message):
 
 def test_rows_are_rejected_whose_label_is_unreadable_or_before_them(tmp_path):
     rows = [
-        ",".join(COLUMNS),
         f"1,{FIRST},5,0,{FIRST - 1},{FIRST},0",
         f"2,{FIRST},5,0,soon,{FIRST},0",
         f"3,{FIRST},5,0,,{FIRST},perhaps",
         f"4,{FIRST},5,1,,{FIRST},1",
     ]
-    (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n")
-    result = ingest(mapping_of(), [tmp_path / "rows.csv"], tmp_path / "log", max_reject_share=1.0, now_us=NOW)
+    result = ingest_rows(tmp_path, rows)
     assert result.rejected == 3
     assert set(result.reject_reasons) == {
         "labels.purchase: before the row's own time",
         "labels.purchase: unreadable or out of range",
         "labels.rating: not a label",
     }
-    assert label_columns("purchase") == ("after:purchase", "known:purchase")
 
 
-def test_a_log_whose_other_partitions_have_no_such_labels_is_refused(tmp_path):
+def test_a_log_of_other_labels_or_windows_is_refused(tmp_path):
     paths = write_days(tmp_path / "in", days=2)
     ingest(mapping_of({}), paths[:1], tmp_path / "log", append=True, now_us=NOW)
-    with pytest.raises(
-        InputError, match="ingested with labels: none, and the mapping now has labels: purchase"
-    ):
+    with pytest.raises(InputError, match="written with labels: none, not purchase, rating"):
         ingest(mapping_of(), paths, tmp_path / "log", append=True, now_us=NOW)
+    ingest(mapping_of(), paths[:1], tmp_path / "labeled", append=True, now_us=NOW)
+    longer = mapping_of({**LABELS, "purchase": {**LABELS["purchase"], "window": "1d"}})
+    with pytest.raises(InputError, match=r"within 43200 s, and the mapping now has .* within 86400 s"):
+        ingest(longer, paths, tmp_path / "labeled", append=True, now_us=NOW)

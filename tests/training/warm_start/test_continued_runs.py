@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import growing_logs
+import small_runs
 from ctr.cli import main
 from ctr.config import dump_yaml
 from ctr.training.follow import Polling, follow
@@ -18,8 +19,7 @@ from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
 from growing_logs import read_predictions
 from killed_run import run_killed
-from labeled_logs import write_labels
-from small_runs import draw_examples
+from small_runs import draw_examples, labeled
 from warm_starts import (
     ADAFACTOR,
     END,
@@ -39,6 +39,7 @@ from warm_starts import (
     publish,
     rows_before,
     table_of,
+    table_with,
     weights,
 )
 
@@ -168,18 +169,17 @@ def test_what_waits_for_its_label_is_learned_by_the_new_run(half, whole, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label_delay", [0.0, 0.01])
-def test_rows_come_again_to_the_new_run_for_labels_that_the_old_one_has_not_seen(
-    half, whole, tmp_path, label_delay
-):
-    def delays(ids):
-        drawn = np.random.default_rng(5).random((100_000, 2))[ids % 100_000]
-        return np.where(drawn[:, 0] < 0.3, 0.04 * drawn[:, 1], np.nan), np.full(len(ids), np.inf)
-
-    logs = [Path(shutil.copytree(log, tmp_path / name)) for name, log in (("first", half), ("all", whole))]
-    for log in logs:
-        write_labels(log, sale=delays, lead=delays)
-    correct = {"kind": "correct", "window": 0.04, "at": [0.015]}
-    labels = {"sale": {"delay": {"kind": "wait", "window": 0.03}}, "lead": {"delay": correct, "given": "all"}}
+def test_outputs_of_further_labels_go_on(tmp_path, label_delay):
+    table = table_with(SCHEMA, draw_examples())
+    drawn = np.random.default_rng(5).random((2, table.num_rows))
+    sale, lead = np.where(drawn < 0.3, 1.0, np.where(drawn < 0.9, 0.0, np.nan))
+    rows = labeled(table, SCHEMA, sale=sale, lead=lead)
+    parts = ((0, 80_000), (80_000, HALF), (HALF, END))
+    logs = [
+        small_runs.publish(tmp_path / name, intervals=ends, **rows)
+        for name, ends in (("first", parts[:2]), ("all", parts))
+    ]
+    labels = {"sale": {}, "lead": {"given": "all"}}
     halves(*logs, tmp_path, {"label_delay": label_delay, "objective": {"labels": labels}})
     changed = read_predictions(tmp_path / "uninterrupted")["logit_sale"]
     assert changed.nunique() > 100
