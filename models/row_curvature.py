@@ -25,24 +25,24 @@ def row_curvature(
     layout: TableLayout,
     plan: Mapping[str, tf.Tensor],
     curvature: tf.Tensor,
+    shared: tf.Tensor,
     query: tf.Tensor,
-    left: tf.Tensor,
 ) -> RowCurvature:
     """Adds up the curvature of a batch by the rows of a table.
 
     Args:
         plan: ``distinct``, ``single``, ``values`` and ``segments`` of ``ctr.training.tables.plan.TablePlan``, tensors.
         curvature: float32 [B], of the loss by the logit of each batch row; 0 for padding.
+        shared: float32 [B], the same for an id that all rows of a query have.
         query: int32 [B], the number of each row's query.
-        left: float32 [B], the share of curvature that counts for an id that all rows of a query have.
     """
     singles, multivalent = len(layout.single), len(layout.multivalent)
     count, size = tf.shape(plan["distinct"])[0], tf.shape(curvature)[0]
     total, groups = tf.zeros([count]), tf.fill([count], -1)
     if singles:
         positions = tf.reshape(plan["single"], [-1])
-        shared = shared_by_query(plan, query, curvature > 0)
-        parts = tf.where(shared, (curvature * left)[:, tf.newaxis], curvature[:, tf.newaxis])
+        is_shared = shared_by_query(plan, query, curvature > 0)
+        parts = tf.where(is_shared, shared[:, tf.newaxis], curvature[:, tf.newaxis])
         parts = tf.reshape(parts, [-1])
         own = tf.where(parts > 0, tf.tile(tf.range(singles), [size]), -1)
         total += tf.math.unsorted_segment_sum(parts, positions, count)

@@ -17,12 +17,15 @@ logits of any size: sums of positive terms, no differences.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from ctr.objective.bias_constraints import Family, constraint_term, dual_step, slice_index
 from ctr.objective.config import ObjectiveConfig
 from ctr.workers.collectives import ALONE, Workers
+
+_LEAST_CURVATURE = 1e-6
 
 
 def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
@@ -177,6 +180,75 @@ def loss_and_terms(
         terms.append(ramps["bias_constraints"] * tf.math.divide_no_nan(tf.add_n(constraints), total_weight))
         loss += terms[-1]
     return loss, tf.stack(terms)
+
+
+class LogitCurvature(NamedTuple):
+    """The second derivatives of ``normalizer`` times the loss by the logits of a batch, each by its own.
+
+    Attributes:
+        clicked: float32 [B], of the logistic loss.
+        others: float32 [B], of distillation and of losses of other packages, none below 0; None: there are none.
+        ranked: float32 [B], of the rank loss, which what all rows of a query have in common does not change; None.
+    """
+
+    clicked: tf.Tensor
+    others: tf.Tensor | None
+    ranked: tf.Tensor | None
+
+
+def logit_curvature(
+    config: ObjectiveConfig,
+    targets: Mapping[str, tf.Tensor],
+    logit: tf.Tensor,
+    clicked: tf.Tensor,
+    ramps: Mapping[str, tf.Tensor],
+) -> LogitCurvature:
+    """Computes the curvature of the terms of one component but constraints and anti-distillation, which bend both ways.
+
+    Args:
+        logit: float32 [B], the component's.
+        clicked: float32 [B], the logit that its logistic loss sees.
+    """
+    # Rows of constraint logs learn from their constraint alone.
+    own_weight = targets["own_weight"]
+    weight = own_weight if config.bias_constraints is None else targets["weight"]
+    logistic, ranked = weight * bend(clicked), None
+    others: list[tf.Tensor] = []
+    if (ranking := config.ranking) is not None:
+        share = ranking.weight * ramps["ranking"]
+        if not config.ranks_outside_embeddings:
+            logistic *= 1 - share
+        if ranking.setup == "multi_objective":
+            share = share / (1 - share) if config.ranks_outside_embeddings else share
+            pairs = targets["pairs_clicked"], targets["pairs_other"]
+            bends = (
+                share
+                * targets["pairs_weight"]
+                * bend(tf.gather(logit, pairs[0]) - tf.gather(logit, pairs[1]))
+            )
+            ranked = tf.add_n(
+                [tf.math.unsorted_segment_sum(bends, rows, tf.shape(logit)[0]) for rows in pairs]
+            )
+    if config.distillation is not None:
+        known = ~tf.math.is_nan(targets["teacher_logit"])
+        share = config.distillation.weight * ramps["distillation"]
+        others.append(tf.where(known, share * own_weight * bend(logit), tf.zeros_like(logit)))
+    for name, extra in config.extra_terms.items():
+        with tf.GradientTape() as second:
+            second.watch(logit)
+            with tf.GradientTape() as first:
+                first.watch(logit)
+                loss = extra.loss(targets["label"], logit)
+            slope = first.gradient(loss, logit, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        bends = second.gradient(slope, logit, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        others.append(extra.weight * ramps[name] * own_weight * tf.maximum(bends, 0.0))
+    return LogitCurvature(logistic, tf.add_n(others) if others else None, ranked)
+
+
+def bend(logit: tf.Tensor) -> tf.Tensor:
+    """p (1 - p), the logistic loss's second derivative by the logit, never quite 0."""
+    probability = tf.sigmoid(logit)
+    return tf.maximum(probability * (1.0 - probability), _LEAST_CURVATURE)
 
 
 def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:

@@ -13,10 +13,12 @@ from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.numbers import look_up_numbers, split_values
 from ctr.models.part import Part
 from ctr.models.pooling import pool
+from ctr.models.row_curvature import row_curvature
 from ctr.models.rows import STATISTICS, with_numbers
 from ctr.objective.losses import loss_and_terms, normalizer, slices_of, without_ranking
+from ctr.optim.first_order.online_newton import CalibrationStep
 from ctr.training.config import TrainConfig
-from ctr.training.experts import Lesson, linear_curvature, own_lessons
+from ctr.training.experts import joint_lesson, linear_curvature, own_lessons
 from ctr.training.label_lessons import label_lesson
 from ctr.training.state import TrainState
 
@@ -27,8 +29,9 @@ Curvature: TypeAlias = tuple[tf.Tensor, ...]
 class BatchGradients(NamedTuple):
     """A batch's scores as in ``StepResult``, the gradients of rows and of dense weights, and what they are of.
 
-    ``logits`` are those of the click and of each further label, float32 [B]; ``curvatures`` for each table the last
-    fields of a ``RowGradient``, None: not computed yet.
+    ``logits`` are those of the click and of each further label, float32 [B]; ``bends`` what the curvature of rows is
+    made of, None where the optimizer needs none; ``curvatures`` for each table the last fields of a ``RowGradient``,
+    None: not computed yet.
     """
 
     logits: list[tf.Tensor]
@@ -37,7 +40,8 @@ class BatchGradients(NamedTuple):
     terms: tf.Tensor
     row_gradients: list[tf.Tensor]
     dense_gradients: list[tf.Tensor]
-    lesson: Lesson
+    steps: Sequence[CalibrationStep]
+    bends: tuple[tf.Tensor, tf.Tensor] | None
     curvatures: list[Curvature] | None = None
 
 
@@ -108,7 +112,6 @@ class Differentiation:
 
             with tf.name_scope("loss"):
                 loss, terms = loss_of(logit, scores)
-                lesson = Lesson(loss, logit)
                 if scores.experts:
                     lesson = own_lessons(
                         lambda one, shifted: loss_of(one[0], Scores(one, one), shifted)[0],
@@ -118,6 +121,8 @@ class Differentiation:
                         logit,
                         list(scores.experts.values()),
                     )
+                else:
+                    lesson = joint_lesson(loss, targets, logit)
                 if scores.labels:
                     label_terms, label_steps = label_lesson(
                         objective,
@@ -154,8 +159,12 @@ class Differentiation:
         if self.config.optimizer.embeddings.gradient == "sum":
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
-        logits = [logit, *label_logits]
-        return BatchGradients(logits, slices, loss, terms, row_gradients, dense_gradients, lesson)
+        bends = None
+        if state.tables.optimizer.needs_curvature:
+            bends = linear_curvature(objective, targets, ramps, lesson)
+        return BatchGradients(
+            [logit, *label_logits], slices, loss, terms, row_gradients, dense_gradients, lesson.steps, bends
+        )
 
     def curvatures(
         self,
@@ -165,12 +174,10 @@ class Differentiation:
         part: Part,
     ) -> list[Curvature]:
         """Computes for each table the last fields of a ``RowGradient``, where the optimizer needs them."""
-        if not self.state.tables.optimizer.needs_curvature:
+        if batch.bends is None:
             return [() for _ in plans]
-        # Rows of constraint logs learn from their constraint alone.
-        weight = targets["own_weight" if self.config.objective.bias_constraints is None else "weight"]
         return [
-            part.curvature(layout, linear_curvature(layout, plan, targets, weight, batch.lesson))
+            part.curvature(layout, row_curvature(layout, plan, *batch.bends, targets["query"]))
             for layout, plan in zip(self.state.layouts, plans, strict=True)
         ]
 

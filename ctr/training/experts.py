@@ -19,13 +19,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ctr.models.query_effect import query_effect, query_share
-from ctr.models.row_curvature import RowCurvature, row_curvature
-from ctr.models.rows import TableLayout
+from ctr.objective.config import ObjectiveConfig
+from ctr.objective.losses import bend, logit_curvature
 from ctr.optim.first_order.online_bias import Calibrator
 from ctr.optim.first_order.online_newton import BatchSums, CalibrationStep
 from ctr.workers.collectives import Workers
-
-_LEAST_CURVATURE = 1e-6
 
 
 class Lesson(NamedTuple):
@@ -34,13 +32,15 @@ class Lesson(NamedTuple):
     Attributes:
         loss: float32 scalar, of which the weights' gradients are taken.
         logit: float32 [B], the one that the linear weights learn by.
-        left: float32 [B], what the effects of queries leave of its curvature; None: there are none in the loss.
+        clicked: float32 [B], what the logistic loss sees in its place.
+        left: float32 [B], the share of the logistic loss's curvature that effects leave to what a query shares.
         steps: of the calibrators.
     """
 
     loss: tf.Tensor
     logit: tf.Tensor
-    left: tf.Tensor | None = None
+    clicked: tf.Tensor
+    left: tf.Tensor
     steps: Sequence[CalibrationStep] = ()
 
 
@@ -67,20 +67,26 @@ def own_lessons(
     shifted = [one + effect for one, (effect, _) in zip(moved, effects, strict=True)]
     # The effects are made of the labels: the logistic loss alone may know them.
     losses = [loss_of(one, known) for one, known in zip(models, shifted, strict=True)]
-    return Lesson(tf.add_n(losses), shifted[0][0], effects[0][1], steps)
+    return Lesson(tf.add_n(losses), models[0][0], shifted[0][0], effects[0][1], steps)
+
+
+def joint_lesson(loss: tf.Tensor, targets: Mapping[str, tf.Tensor], logit: tf.Tensor) -> Lesson:
+    """Returns what a model learns by the loss of its prediction, which sees no effects of queries."""
+    return Lesson(loss, logit, logit, _query_effect(targets, logit)[1])
 
 
 def linear_curvature(
-    layout: TableLayout,
-    plan: Mapping[str, tf.Tensor],
-    targets: Mapping[str, tf.Tensor],
-    weight: tf.Tensor,
-    lesson: Lesson,
-) -> RowCurvature:
-    """Computes what ``ctr.models.row_curvature`` does of the linear weights of a table; ``weight``: float32 [B]."""
-    left = _query_effect(targets, lesson.logit)[1] if lesson.left is None else lesson.left
-    curvature = weight * _logit_curvature(lesson.logit)
-    return row_curvature(layout, plan, curvature, targets["query"], left)
+    config: ObjectiveConfig, targets: Mapping[str, tf.Tensor], ramps: Mapping[str, tf.Tensor], lesson: Lesson
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes ``curvature`` and ``shared`` of ``row_curvature``: of the loss, by the logit of the linear weights.
+
+    A Newton step needs that of every term in the gradient.
+    """
+    clicked, others, ranked = logit_curvature(config, targets, lesson.logit, lesson.clicked, ramps)
+    shared = clicked * lesson.left
+    if others is not None:
+        clicked, shared = clicked + others, shared + others
+    return clicked if ranked is None else clicked + ranked, shared
 
 
 def _query_effect(targets: Mapping[str, tf.Tensor], logit: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -126,14 +132,8 @@ def _sums(
     logit, weight = tf.stop_gradient(logit), targets["own_weight"]
     gradient = weight * (tf.sigmoid(logit) - targets["label"])
     columns = [tf.ones_like(weight), *(tf.stop_gradient(one) for one in inputs)]
-    curvature = weight * _logit_curvature(logit)
+    curvature = weight * bend(logit)
     if is_bias:
         share = query_share(targets["query"], curvature)
         gradient, curvature = gradient * share, curvature * share
     return calibrator.sums(columns, gradient, curvature, tf.reduce_sum(weight))
-
-
-def _logit_curvature(logit: tf.Tensor) -> tf.Tensor:
-    """p (1 - p), the logistic loss's second derivative by the logit, never quite 0."""
-    probability = tf.sigmoid(logit)
-    return tf.maximum(probability * (1.0 - probability), _LEAST_CURVATURE)

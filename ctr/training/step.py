@@ -104,7 +104,7 @@ class Step:
             )
             self._update_dense(batch.dense_gradients, rates["dense"])
             calibrators = *state.calibrators, *state.label_biases
-            for calibrator, step in zip(calibrators, batch.lesson.steps, strict=True):
+            for calibrator, step in zip(calibrators, batch.steps, strict=True):
                 calibrator.apply(step)
             for variable, value in numbers:
                 variable.assign(value)

@@ -148,7 +148,8 @@ def test_curvature_and_features_are_those_of_loops():
     query = np.array([0, 0, 0, 1, 5, 5], np.int32)
     ids_of = {0: IDS[[0, 2]], 1: IDS[3:]}
     given = {name: tf.constant(getattr(plan, name)) for name in ("distinct", "single", "values", "segments")}
-    found = row_curvature(layout, given, tf.constant(curvature), tf.constant(query), tf.constant(left))
+    shared = tf.constant(curvature * left)
+    found = row_curvature(layout, given, tf.constant(curvature), shared, tf.constant(query))
     expected, groups = np.zeros(layout.rows), np.full(layout.rows, -1)
     for row, place, one, share in uses(layout):
         if curvature[row]:

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ctr.objective.config import DistillationConfig, ExtraLoss, ObjectiveConfig, RankingConfig
 from ctr.objective.losses import (
     distillation_loss,
+    logit_curvature,
     logistic_loss,
     rank_loss,
     squared_correlation,
@@ -190,3 +192,66 @@ def test_components_that_say_the_same_of_every_row_correlate_with_none():
         value, gradient = value_and_gradient(lambda z, ones=ones: squared_correlation(z, ones), logits)
         assert value == 0
         assert np.isfinite(gradient).all()
+
+
+class Brier(ExtraLoss):
+    def loss(self, label, logit):
+        return tf.square(tf.sigmoid(logit) - label)
+
+
+@pytest.mark.parametrize("trains", ["all", "outside_embeddings"])
+def test_the_curvature_is_that_of_every_term(trains):
+    """Second differences in float64 of each row's logit; where the Brier score bends down it counts nothing."""
+    config = ObjectiveConfig(
+        ranking=RankingConfig(weight=0.3, trains=trains),
+        distillation=DistillationConfig(teacher="t", weight=2.0, missing="train_without"),
+        extra={"brier": Brier(weight=0.7)},
+    )
+    ramps = {"ranking": 0.5, "distillation": 0.25, "extra_brier": 1.0}
+    label, weight = np.array([1.0, 0, 0, 1, 0]), np.array([1.0, 4, 0.5, 2, 0])
+    logit = np.array([-1.0, 0.3, 6.0, -0.2, 1.0])
+    clicked = logit + 0.1
+    teacher = np.array([0.5, -2.0, np.nan, 1.0, 0.0])
+    pairs, pair_weights = [(0, 1), (0, 2), (3, 1)], np.array([1.0, 0.5, 3.0])
+    targets = {
+        "own_weight": weight,
+        "label": label,
+        "teacher_logit": teacher,
+        "pairs_weight": pair_weights,
+    }
+    targets = {name: tf.constant(values, tf.float32) for name, values in targets.items()}
+    targets |= {
+        "pairs_clicked": tf.constant([a for a, _ in pairs]),
+        "pairs_other": tf.constant([b for _, b in pairs]),
+    }
+    given = tf.constant(logit, tf.float32), tf.constant(clicked, tf.float32)
+    found = logit_curvature(
+        config, targets, *given, {name: tf.constant(ramp) for name, ramp in ramps.items()}
+    )
+
+    def bend(function, at):
+        """The second derivatives by each row, of losses [B] or of their sum."""
+        h, unit = 1e-3, np.eye(len(at))
+        second = [np.sum(function(at + h * e) - 2 * function(at) + function(at - h * e)) / h**2 for e in unit]
+        return np.array(second)
+
+    alpha = 0.15
+    logistic, rank = (1.0, alpha / (1 - alpha)) if trains == "outside_embeddings" else (1 - alpha, alpha)
+    known = ~np.isnan(teacher)
+    clicks = sigmoid(np.where(known, teacher, 0.0))
+    of_teacher = bend(lambda z: weight * known * (softplus(z) - clicks * z), logit)
+    of_brier = bend(lambda z: weight * (sigmoid(z) - label) ** 2, logit)
+    assert of_brier.min() < -0.01
+    expected = bend(lambda z: logistic * weight * (softplus(z) - label * z), clicked)
+    np.testing.assert_allclose(found.clicked, expected, rtol=1e-4, atol=2e-6)
+    np.testing.assert_allclose(
+        found.others, 0.5 * of_teacher + 0.7 * np.maximum(of_brier, 0), rtol=1e-4, atol=2e-6
+    )
+    of_pairs = bend(lambda z: rank * rank_by_hand(z, pairs, pair_weights)[0], logit)
+    np.testing.assert_allclose(found.ranked, of_pairs, rtol=1e-4, atol=2e-6)
+
+
+def test_without_further_terms_only_the_logistic_loss_bends():
+    targets = {"own_weight": tf.constant([2.0])}
+    found = logit_curvature(ObjectiveConfig(), targets, tf.constant([0.0]), tf.constant([0.0]), {})
+    assert found.clicked.numpy() == [0.5] and found.others is None and found.ranked is None
