@@ -5,7 +5,6 @@ import functools
 import shutil
 import sys
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
