@@ -83,7 +83,7 @@ def test_columns_are_those_that_the_mapping_names():
     assert parse("query", "none").query is None
     events = parse_model(EventMapping, EVENTS, "test")
     assert events.raw_columns == ("at", "id", "query", "user")
-    assert events.windows_us == (1_800_000_000, 1_800_000_000)
+    assert events.windows_us == {"clicks": (1_800_000_000, 1_800_000_000)}
     # Hashed impressions have the columns of a shard.
     tags = {"name": "tags", "kind": "category", "source": "tags", "multivalent": True}
     hashed = {**EVENTS["impressions"], "input": {"type": "parquet"}, "weight": "w", "hashed": True}
@@ -132,7 +132,7 @@ def test_what_a_mapping_of_a_table_cannot_be(path, value, message):
         (
             "impressions.arrival",
             {"column": "got", "unit": "us"},
-            "arrival: set it for all of impressions, clicks, or for none",
+            "arrival: set it for all of impressions, clicks",
         ),
         ("clicks.topic", "clicks", "topic: set it for all of impressions, clicks, or for none"),
         ("impressions.hashed", True, "require Parquet"),
