@@ -62,7 +62,7 @@ class Version:
 def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
     """Finds the files of events in some folders, in the order in which they count as arriving.
 
-    Searches ``impressions/``, ``clicks/`` and a folder with the name of each label for files of the mapping's formats, or
+    Searches ``impressions/``, ``clicks/`` and a folder with each label's name for files of the mapping's formats, or
     for the mapping's patterns. Skips files that are being written: their names begin with a dot or end in ``.tmp``.
     Raises InputError: no such folder, or two files of one name.
     """
