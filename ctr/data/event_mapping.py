@@ -1,13 +1,14 @@
 """Mapping file of events, described in docs/howto/events.md: how raw impressions and clicks become a log."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ctr.config import AnyPath, StrictModel, parse_model, read_yaml
+from ctr.config import AnyPath, ShortModel, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
-from ctr.data.features import Feature, Number, Vector
+from ctr.data.features import Feature, LabelName, Number, Vector
 from ctr.data.kept_values import KeepValues, check_kept, kept_features
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
 from ctr.data.sampling import SamplingConfig
@@ -16,6 +17,10 @@ from ctr.data.sidecar import name_fault
 from ctr.data.times import Duration, duration_us
 
 _MOST_PARTITIONS = 1000
+# Of labels, whose counters and files would have the names of others.
+_TAKEN = re.compile(
+    r"impressions|clicks|earlier|sampled_out|(matched|early|duplicate|conflicting|late|orphan)_.*"
+)
 
 
 class EventSource(StrictModel):
@@ -24,9 +29,9 @@ class EventSource(StrictModel):
     Attributes:
         input: how the files are read.
         topic: the topic of Kafka; its records are JSON objects with the same columns. Null: files.
-        time: the time of the event: when the query was made, or when the click happened.
+        time: the time of the event: when the query was made, or when the click or conversion happened.
         arrival: when the collector received the event. Null: unknown; the event's own time is used.
-        impression_id: the column that impressions and clicks have in common.
+        impression_id: the column that impressions, clicks and conversions have in common.
     """
 
     input: Annotated[DelimitedInput | JsonlInput | ParquetInput, Field(discriminator="type")]
@@ -83,6 +88,16 @@ class ImpressionSource(EventSource):
         return (*super().key_columns, self.query_id, *weight)
 
 
+class LabelSource(EventSource):
+    """How the events of a further label are read, such as conversions.
+
+    Attributes:
+        window: how long after its impression was shown such an event counts.
+    """
+
+    window: Duration = Field(examples=["3d"])
+
+
 class EventSampling(StrictModel):
     """Which examples are published: as ``ctr sample --out`` would keep them. Null: all of them.
 
@@ -114,22 +129,25 @@ class EventTeacher(StrictModel):
         return name
 
 
-class EventMapping(StrictModel):
+class EventMapping(ShortModel):
     """The mapping file of events: how raw impressions and clicks become a log.
 
     Attributes:
         impressions: how impressions are read.
         clicks: how clicks are read.
+        labels: further labels, by name: each has events of its own, which are joined as clicks are, within a window of
+            their own.
         partition: a duration of query time: the log is published in units of this length.
         click_window: how long after its impression was shown a click counts.
         clock_skew: how long before its impression was shown a click may come, and an impression before its query: the
             clocks of devices and servers differ. Null: not at all.
         show_window: how long after its query an impression may be shown; with ``impressions.timestamp`` alone. Null:
             as long as the click window and the late window together.
-        late_window: for how long after the click window an unmatched click is called late; after that, it is an
-            orphan. Ids are remembered for both windows together. Null: as long as the click window.
+        late_window: for how long after the click window an unmatched click is called late, and after its own window the
+            event of a label; after that, it is an orphan. Ids are remembered for both windows together. Null: as long
+            as that window.
         delay: how long after its time an event may arrive. A partition closes when everything has arrived that
-            happened before its end plus the show window plus the click window.
+            happened before its end plus the show window plus the longest window of clicks and labels.
         overlap: where files are followed: how much earlier an arrival in a file may be than the arrivals in the files
             before it. Null: not at all.
         future: how far an event's time may lie after its arrival, and how far an arrival that closes partitions may lie
@@ -141,8 +159,10 @@ class EventMapping(StrictModel):
             with ``impressions.hashed``, which have no raw values.
     """
 
+    left_out = ("labels",)
     impressions: ImpressionSource
     clicks: EventSource
+    labels: dict[LabelName, LabelSource] = {}
     partition: Duration
     click_window: Duration
     clock_skew: Duration | None = "1s"
@@ -164,11 +184,11 @@ class EventMapping(StrictModel):
         impressions = self.impressions
         if self.show_window is not None and impressions.timestamp is None:
             raise ValueError("show_window: requires impressions.timestamp, when each impression was shown")
-        reach = sum(self.windows_us) + self.show_window_us + 2 * self.clock_skew_us
+        reach = max(map(sum, self.windows_us.values())) + self.show_window_us + 2 * self.clock_skew_us
         if reach > _MOST_PARTITIONS * duration_us(self.partition):
             raise ValueError(
                 f"partition: {self.partition} is less than a thousandth of the windows: "
-                "a click would belong to more than a thousand partitions"
+                "an event would belong to more than a thousand partitions"
             )
         if impressions.hashed and impressions.input.type != "parquet":
             raise ValueError("impressions.hashed: ids as a log packs them require Parquet files")
@@ -184,10 +204,11 @@ class EventMapping(StrictModel):
                 raise ValueError(f"impressions.derive.{name}: {derived.source} is itself derived")
             if name in impressions.key_columns:
                 raise ValueError(f"impressions.derive.{name}: a column of this name is read as a key")
-        if (impressions.topic is None) != (self.clicks.topic is None):
-            raise ValueError("topic: set it for both impressions and clicks, or for neither")
-        if (impressions.arrival is None) != (self.clicks.arrival is None):
-            raise ValueError("arrival: set it for both impressions and clicks, or for neither")
+        for name in filter(_TAKEN.fullmatch, self.labels):
+            raise ValueError(f"labels.{name}: other events or counters have this name; choose another one")
+        for key in ("topic", "arrival"):
+            if len({getattr(source, key) is None for source in self.sources.values()}) > 1:
+                raise ValueError(f"{key}: set it for all of {', '.join(self.kinds)}, or for none")
         if impressions.hashed and self.keep_values:
             raise ValueError("keep_values: hashed impressions have ids alone, and no raw values to keep")
         check_kept(self.keep_values, self.features)
@@ -231,17 +252,30 @@ class EventMapping(StrictModel):
                 )
 
     @property
+    def sources(self) -> dict[str, EventSource]:
+        """How the events of each kind are read: ``impressions``, ``clicks`` and those of each label, by its name."""
+        return {"impressions": self.impressions, "clicks": self.clicks, **self.labels}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self.sources)
+
+    @property
     def feature_schema(self) -> Schema:
-        return make_schema(self.features, self.impressions.derive)
+        return make_schema(self.features, self.impressions.derive, labels=self.labels)
 
     @property
     def kept_values(self) -> tuple[str, ...]:
         return kept_features(self.keep_values, self.features)
 
     @property
-    def windows_us(self) -> tuple[int, int]:
-        window = duration_us(self.click_window)
-        return window, window if self.late_window is None else duration_us(self.late_window)
+    def windows_us(self) -> dict[str, tuple[int, int]]:
+        """The window and the late window of clicks and of each label's events."""
+        windows = {"clicks": self.click_window} | {name: label.window for name, label in self.labels.items()}
+        return {
+            kind: (duration_us(window), duration_us(self.late_window or window))
+            for kind, window in windows.items()
+        }
 
     @property
     def clock_skew_us(self) -> int:
@@ -252,7 +286,7 @@ class EventMapping(StrictModel):
         """Time from a query to its last impression, in microseconds; 0 where impressions have no time of their own."""
         if self.impressions.timestamp is None:
             return 0
-        return sum(self.windows_us) if self.show_window is None else duration_us(self.show_window)
+        return sum(self.windows_us["clicks"]) if self.show_window is None else duration_us(self.show_window)
 
     @property
     def raw_columns(self) -> tuple[str, ...]:

@@ -128,6 +128,7 @@ class LogSummary:
     partitions: tuple[Partition, ...]
     gaps: tuple[Span, ...]  # spans between two partitions that no partition covers
     features: tuple[FeatureSummary, ...]
+    labels: tuple[str, ...]  # names of the further labels
     sidecars: tuple[Sidecar, ...]
     samplings: tuple[str, ...]  # names of the samplings that made this log from another one
     counters: dict[str, int]  # the input by its outcome, added up over the partitions
@@ -175,6 +176,7 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
         partitions=partitions,
         gaps=tuple(Span(a.end, b.start) for a, b in pairwise(partitions) if b.start > a.end),
         features=_with_values(log, tuple(found.summaries())),
+        labels=schema.labels,
         sidecars=tuple(_sidecars(log, manifests)),
         samplings=tuple(applied.name for applied in applied_samplings(log)),
         counters=dict(counters),

@@ -171,6 +171,8 @@ def _facts(summary: LogSummary) -> Iterator[tuple[str, str]]:
     if summary.pauses:
         pause = summary.pauses[0]
         yield "pauses", f"the longest one {_duration(pause.end - pause.start)}, {_span(pause)}"
+    if summary.labels:
+        yield "further labels", ", ".join(summary.labels)
     for sidecar in summary.sidecars:
         kind = "a sample" if sidecar.sample else f"columns {', '.join(sidecar.columns)}"
         covered = f"{sidecar.partitions} of {_count(len(parts), 'partition')}"

@@ -11,7 +11,7 @@ At most four, for any log, known before it is read::
 Which one a batch takes is the first that holds it: a function of the batch alone, so that a run that is resumed takes
 the same. What rows can have at most follows from the features (``max_values``) and from ``ranking.max_pairs``: of n
 rows, queries of s rows have up to s^2 / 4 pairs, but K at most, so that n sqrt(K) / 2 is the most that all have. With
-constraint logs, and labels for which rows come again, which add rows to a batch, there is room for those.
+constraint logs, which add rows to a batch, there is room for those.
 """
 
 import math

@@ -15,7 +15,7 @@ from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.stores import remove
-from ctr.pipelines.events.tables import ENOUGH_ARRIVALS, FAR_US, KINDS, Kind
+from ctr.pipelines.events.tables import CLICKS, ENOUGH_ARRIVALS, FAR_US, IMPRESSIONS, Kind
 from ctr.pipelines.rows.rejects import Reject, json_line, reject_line, reject_reasons
 from ctr.pipelines.rows.sources import natural_order
 
@@ -53,15 +53,13 @@ class UnitReport:
         self.rejects += rejects[: _REJECTS_KEPT - len(self.rejects)]
 
 
-def arrivals_reached(
-    reports: Iterable[UnitReport], before: Mapping[Kind, int] | None = None
-) -> dict[Kind, int]:
-    """Returns the arrival that each kind has reached with some more files, -1 before the first event.
+def arrivals_reached(reports: Iterable[UnitReport], before: Mapping[Kind, int]) -> dict[Kind, int]:
+    """Returns the arrival that each kind of ``before`` has reached with some more files, -1 before the first event.
 
     A file of few events that jumps by more than a year moves nothing: its clock is wrong. So that it does not matter
     which of them are read at a time, files count in the order of their names.
     """
-    arrived = dict.fromkeys(KINDS, -1) | dict(before or {})
+    arrived = dict(before)
     for report in sorted(reports, key=lambda report: natural_order(report.name)):
         last = arrived[report.kind]
         jumps = 0 <= last < report.last_arrival - FAR_US
@@ -103,10 +101,17 @@ class EventCounts:
 
     impressions: KindCounts = field(default_factory=KindCounts)
     clicks: KindCounts = field(default_factory=KindCounts)
+    labels: dict[str, KindCounts] = field(default_factory=dict)
     damaged: int = 0
 
+    @property
+    def by_kind(self) -> dict[Kind, KindCounts]:
+        return {IMPRESSIONS: self.impressions, CLICKS: self.clicks, **self.labels}
+
     def add(self, report: UnitReport) -> None:
-        counts: KindCounts = getattr(self, report.kind)
+        if report.kind not in self.by_kind:
+            self.labels[report.kind] = KindCounts()
+        counts = self.by_kind[report.kind]
         counts.read += report.events
         counts.late += report.late
         counts.rejected += report.rejected

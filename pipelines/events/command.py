@@ -139,8 +139,7 @@ def _progress_text(progress: "Progress") -> str:
 
 def _counts_text(counts: "EventCounts") -> str:
     parts = []
-    for kind in ("impressions", "clicks"):
-        found = getattr(counts, kind)
+    for kind, found in counts.by_kind.items():
         unused = [f"{found.late} too late"] if found.late else []
         unused += [f"{found.rejected} rejected"] if found.rejected else []
         parts.append(f"{found.read} {kind} read" + (f" ({', '.join(unused)})" if unused else ""))

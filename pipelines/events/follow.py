@@ -6,7 +6,7 @@
     LOG/.events/clock.json  the arrival that its clock has reached, and so which partitions are closed
 
 A round reads files, stores their events in a spool (``ctr.pipelines.events.spool``), moves the clock to the arrival
-that both kinds have reached, and publishes the partitions that are closed by it, in order. A batch is one round of all
+that all kinds have reached, and publishes the partitions that are closed by it, in order. A batch is one round of all
 files whose clock is then moved to the end, with a spool that is removed with the process. A round that is killed is
 done again with the same result: files are read again until their report is there, partitions are staged again until
 their manifest is.
@@ -80,7 +80,7 @@ from ctr.pipelines.events.spool import (
     write_segment,
 )
 from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_teacher
-from ctr.pipelines.events.tables import FAR_US, KINDS, Kind
+from ctr.pipelines.events.tables import FAR_US, Kind
 from ctr.pipelines.rows.sources import Chunk, UnreadableNowError, faults_named
 from ctr.pipelines.spill import spill_folder
 
@@ -170,7 +170,9 @@ def ingest_events(
             job = _Job(mapping, log, spool, _BATCH_THREADS)
             reports = job.read(units, keep_going=False)
             accept(reports)
-            job.progress.clock_us = job.drained_clock(arrivals_reached(reports))
+            job.progress.clock_us = job.drained_clock(
+                arrivals_reached(reports, dict.fromkeys(mapping.kinds, -1))
+            )
             published = job.publish(collisions)
             left = job.open_starts()
             pending = count_impressions(spool, left)
@@ -346,8 +348,8 @@ class _Watch:
         self._versions: dict[tuple[Kind, str], Version] = {}
         self._changed: set[tuple[Kind, str]] = set()
         self._recent = RecentReports(settings.max_reject_share, _RECENT_FILES)
-        self._arrived: dict[Kind, int] = dict.fromkeys(KINDS, -1)
-        self._seen: dict[Kind, float] = dict.fromkeys(KINDS, time.monotonic())
+        self._arrived: dict[Kind, int] = dict.fromkeys(job.mapping.kinds, -1)
+        self._seen: dict[Kind, float] = dict.fromkeys(job.mapping.kinds, time.monotonic())
         job.last_published = last_published(job.log)
         self._restore(job.log, job.spool)
 
@@ -385,7 +387,7 @@ class _Watch:
         """Returns the next files to read, some at a time; of each kind those that arrived first."""
         unread = [unit for unit in self._folders.scan() if not self._is_read(unit)]
         units: list[Unit] = []
-        for kind in KINDS:
+        for kind in self._arrived:
             of_kind = [unit for unit in unread if unit.kind == kind]
             files, unsettled = self._folders.complete_files(kind, of_kind)
             if unsettled:
@@ -418,8 +420,8 @@ class _Watch:
         """Moves the clock to the arrival that every kind but the idle ones has reached."""
         now = time.monotonic()
         limit = self._settings.idle_seconds
-        idle = {kind: limit is not None and now - self._seen[kind] > limit for kind in KINDS}
-        reached = [self._arrived[kind] for kind in KINDS if not idle[kind]]
+        idle = {kind: limit is not None and now - seen > limit for kind, seen in self._seen.items()}
+        reached = [arrival for kind, arrival in self._arrived.items() if not idle[kind]]
         if drained:
             self._recent.check_columns(at_least=1)
             clock = self._job.drained_clock(self._arrived)

@@ -1,10 +1,13 @@
-"""Join of one closed partition: impressions and clicks in, labeled examples and side tables out. Pure.
+"""Join of one closed partition: impressions, clicks and conversions in, labeled examples and side tables out. Pure.
+
+The events of a further label are joined as clicks are, within their own window; "clicks" below are either.
 
 The result does not depend on the order of the input, how it is cut into chunks, or repeated deliveries. Every event is
 counted once, and the counts are checked to add up before anything is returned.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,15 +17,19 @@ from ctr.data.kept_values import VALUE_PREFIX, without_values
 from ctr.data.row_order import sort_rows
 from ctr.data.sample_log import low_visibility_ids
 from ctr.data.sampling import SamplingConfig, decide
-from ctr.data.schema import Schema
+from ctr.data.schema import Schema, label_column
 from ctr.data.shards import id_matrix, shard_schema
 from ctr.pipelines.events.rules import PartitionRules, known_from
-from ctr.pipelines.events.tables import ARRIVAL, CLICK_SCHEMA, EARLIER_SCHEMA
+from ctr.pipelines.events.tables import ARRIVAL, CLICK_SCHEMA, CLICKS, EARLIER_SCHEMA, Kind
 
 LATE, ORPHAN = "late", "orphan"
 NOT_PUBLISHED = ("sampled_out", "duplicate_impressions", "conflicting_impressions")
-CLICK_COUNTERS = ("matched_clicks", "early_clicks", "duplicate_clicks", "late_clicks", "orphan_clicks")
 UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), False)])
+
+
+def fate_counters(kind: Kind) -> tuple[str, ...]:
+    """Names the counters of what became of clicks, or of a label's events."""
+    return tuple(f"{fate}_{kind}" for fate in ("matched", "early", "duplicate", "late", "orphan"))
 
 
 @dataclass(frozen=True)
@@ -30,11 +37,12 @@ class Joined:
     """Examples and the other events of a partition."""
 
     examples: pa.Table  # rows of a shard, in the order of a log, and the raw values that are kept of them
-    unmatched: pa.Table  # clicks of this home without an example, under ``UNMATCHED_SCHEMA``, sorted
+    # Clicks of this home without an example, and events of each label, under ``UNMATCHED_SCHEMA``, sorted.
+    unmatched: dict[Kind, pa.Table]
     # Impressions with the id of another one, in the input's columns without raw values, sorted.
     conflicting: pa.Table
-    # ``impressions`` is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this home is the sum of
-    # ``CLICK_COUNTERS``.
+    # ``impressions`` is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this home, and the events
+    # of each label, by its name, are the sum of their ``fate_counters``.
     counters: dict[str, int]
     # Float32, of the examples in their order; None where no teacher scored them.
     teacher_logit: np.ndarray | None = None
@@ -42,7 +50,7 @@ class Joined:
     @property
     def is_empty(self) -> bool:
         """Returns whether nothing happened in the partition, so that there is nothing to publish."""
-        return not (self.counters["impressions"] or self.counters["clicks"])
+        return not any(self.counters[kind] for kind in ("impressions", *self.unmatched))
 
 
 def join_partition(
@@ -51,33 +59,41 @@ def join_partition(
     start: int,
     impressions: pa.Table,
     earlier: pa.Table,
-    clicks: pa.Table,
+    events: Mapping[Kind, pa.Table],
 ) -> Joined:
     """Joins the events of the partition that begins at ``start`` (microseconds of query time).
 
-    A click counts for the impression of its id if it happened at most ``rules.window`` after it was shown and at most
+    A click counts for the impression of its id if it happened at most its kind's window after it was shown and at most
     ``rules.skew`` before. Of impressions with one id the earliest stays. One that differs from it in its arrival alone
     is a duplicate; any other one conflicts. A second click on one impression at another time matches as the first one
     does; at the same time it is a duplicate.
 
     ``impressions`` are those of this partition (``impression_schema``), ``earlier`` those before it
-    (``EARLIER_SCHEMA``; before ``known_from`` they are ignored), ``clicks`` what ``route_clicks`` gives the partition.
+    (``EARLIER_SCHEMA``; before ``known_from`` they are ignored), ``events`` what ``route_clicks`` gives the partition,
+    by kind.
     """
-    impressions, clicks, earlier = (table.combine_chunks() for table in (impressions, clicks, earlier))
+    impressions, earlier = impressions.combine_chunks(), earlier.combine_chunks()
+    events = {kind: table.combine_chunks() for kind, table in events.items()}
     recent = pc.greater_equal(earlier.column("query_time"), known_from(rules, start))
     earlier = earlier.filter(recent)
-    at_home = rules.home_of(clicks.column("time").to_numpy()) == start
-    counters = {"impressions": impressions.num_rows, "clicks": int(np.count_nonzero(at_home))}
+    counters = {"impressions": impressions.num_rows}
+    for kind, table in events.items():
+        at_home = rules.home_of(table.column("time").to_numpy()) == start
+        counters[kind] = int(np.count_nonzero(at_home))
     rows, duplicates, conflicting = _first_of_each(impressions, earlier)
     counters["duplicate_impressions"] = duplicates
     counters["conflicting_impressions"] = conflicting.num_rows
-    clicks, repeated = _distinct_clicks(rules, start, clicks)
-    label = _labels(rules, start, rows, clicks)
-    at = rows.column_names.index("label")
-    rows = sort_rows(rows.set_column(at, rows.schema.field("label"), pa.array(label)))
+    distinct = {kind: _distinct_clicks(rules, start, table) for kind, table in events.items()}
+    for kind, (clicks, _) in distinct.items():
+        at = rows.column_names.index("label" if kind == CLICKS else label_column(kind))
+        label = _labels(rules, kind, start, rows, clicks)
+        rows = rows.set_column(at, rows.schema.field(at), pa.array(label))
+    rows = sort_rows(rows)
     counters["sampled_out"] = 0
-    unmatched, matches = _match_clicks(rules, start, rows, earlier, clicks)
-    counters |= {"duplicate_clicks": repeated, **matches}
+    unmatched = {}
+    for kind, (clicks, repeated) in distinct.items():
+        unmatched[kind], matches = _match_clicks(rules, kind, start, rows, earlier, clicks)
+        counters |= {f"duplicate_{kind}": repeated, **matches}
     kept = [name for name in rows.column_names if name.startswith(VALUE_PREFIX)]
     examples = rows.select([*shard_schema(schema).names, *kept])
     joined = Joined(examples, unmatched, without_values(conflicting), counters)
@@ -106,12 +122,11 @@ def sample_joined(
         at = kept.column_names.index(name)
         weight = kept.column(name).to_numpy() * decisions.weight[decisions.kept]
         kept = kept.set_column(at, kept.schema.field(name), pa.array(weight))
-    sampled = Joined(
-        kept,
-        joined.unmatched,
-        joined.conflicting,
-        {**joined.counters, "sampled_out": rows.num_rows - kept.num_rows},
-        None if joined.teacher_logit is None else joined.teacher_logit[decisions.kept],
+    sampled = replace(
+        joined,
+        examples=kept,
+        counters={**joined.counters, "sampled_out": rows.num_rows - kept.num_rows},
+        teacher_logit=None if joined.teacher_logit is None else joined.teacher_logit[decisions.kept],
     )
     _check_conservation(rules, start, sampled)
     return sampled
@@ -121,8 +136,10 @@ def _check_conservation(rules: PartitionRules, start: int, joined: Joined) -> No
     """Raises RuntimeError when an event is not accounted for: a bug of this module, never its input."""
     counters = joined.counters
     dropped = sum(counters[name] for name in NOT_PUBLISHED)
-    clicks = sum(counters[name] for name in CLICK_COUNTERS)
-    if joined.examples.num_rows + dropped != counters["impressions"] or clicks != counters["clicks"]:
+    fates = {kind: sum(counters[name] for name in fate_counters(kind)) for kind in joined.unmatched}
+    if joined.examples.num_rows + dropped != counters["impressions"] or any(
+        counters[kind] != count for kind, count in fates.items()
+    ):
         raise RuntimeError(
             f"partition [{start}, {start + rules.length}): the counts do not add up: "
             f"{joined.examples.num_rows} examples, {counters}"
@@ -204,7 +221,7 @@ def _distinct_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> tup
     return clicks.take(pa.array(order[~again])), int(np.count_nonzero(again & at_home))
 
 
-def _labels(rules: PartitionRules, start: int, rows: pa.Table, clicks: pa.Table) -> np.ndarray:
+def _labels(rules: PartitionRules, kind: Kind, start: int, rows: pa.Table, clicks: pa.Table) -> np.ndarray:
     """1 for each impression with a click inside the window that was there in time, else 0; int8."""
     label = np.zeros(rows.num_rows, np.int8)
     ids = rows.column("example_id").to_numpy()
@@ -214,13 +231,14 @@ def _labels(rules: PartitionRules, start: int, rows: pa.Table, clicks: pa.Table)
     clicked, times, arrival = (clicks.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     place = order[np.minimum(np.searchsorted(ids[order], clicked), len(ids) - 1)]
     after = times - rows.column("timestamp").to_numpy()[place]
-    found = (ids[place] == clicked) & (after >= -rules.skew) & (after <= rules.window)
+    window, _ = rules.windows[kind]
+    found = (ids[place] == clicked) & (after >= -rules.skew) & (after <= window)
     label[place[found & (arrival < rules.closes_at(start))]] = 1
     return label
 
 
 def _match_clicks(
-    rules: PartitionRules, start: int, rows: pa.Table, earlier: pa.Table, clicks: pa.Table
+    rules: PartitionRules, kind: Kind, start: int, rows: pa.Table, earlier: pa.Table, clicks: pa.Table
 ) -> tuple[pa.Table, dict[str, int]]:
     """Matches the distinct clicks of this partition; returns the unmatched ones and the counts."""
     home = clicks.filter(pa.array(rules.home_of(clicks.column("time").to_numpy()) == start))
@@ -239,18 +257,18 @@ def _match_clicks(
         # The first of the places with this id is its earliest impression.
         place = np.minimum(np.searchsorted(ids, clicked), len(ids) - 1)
         after = times - shown[place]
-        known_for = rules.window + rules.late_window
-        there = (ids[place] == clicked) & (after >= -rules.skew) & (after <= known_for)
+        window, late_window = rules.windows[kind]
+        there = (ids[place] == clicked) & (after >= -rules.skew) & (after <= window + late_window)
         in_time = arrival < rules.closes_at(rules.start_of(asked[place]))
-        matched = there & (after <= rules.window) & in_time
+        matched = there & (after <= window) & in_time
         early = matched & (after < 0)
         late = there & ~matched
     reason = np.where(late, LATE, ORPHAN)[~matched]
     unmatched = home.filter(pa.array(~matched)).append_column(UNMATCHED_SCHEMA.field("reason"), [reason])
     counts = {
-        "matched_clicks": int(np.count_nonzero(matched & ~early)),
-        "early_clicks": int(np.count_nonzero(early)),
-        "late_clicks": int(np.count_nonzero(late)),
-        "orphan_clicks": int(np.count_nonzero(~matched & ~late)),
+        f"matched_{kind}": int(np.count_nonzero(matched & ~early)),
+        f"early_{kind}": int(np.count_nonzero(early)),
+        f"late_{kind}": int(np.count_nonzero(late)),
+        f"orphan_{kind}": int(np.count_nonzero(~matched & ~late)),
     }
     return unmatched.cast(UNMATCHED_SCHEMA), counts

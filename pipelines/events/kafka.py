@@ -26,7 +26,7 @@ from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import KafkaSettings
 from ctr.pipelines.events.read import BLOCK_BYTES, line_reader
 from ctr.pipelines.events.stream import RawEvents
-from ctr.pipelines.events.tables import KINDS, Kind, source_of
+from ctr.pipelines.events.tables import Kind
 
 
 def kafka_options(given: Sequence[str]) -> dict[str, str]:
@@ -41,7 +41,7 @@ def kafka_options(given: Sequence[str]) -> dict[str, str]:
 
 
 class EventsInKafka(beam.PTransform[Any, Any]):
-    """Records of a mapping's two topics as ``RawEvents``; with ``since_us``, none of an earlier timestamp.
+    """Records of a mapping's topics as ``RawEvents``; with ``since_us``, none of an earlier timestamp.
 
     Raises InputError: a mapping without topics, or of hashed impressions, or a setting of the consumer that is no pair.
     """
@@ -64,9 +64,8 @@ class EventsInKafka(beam.PTransform[Any, Any]):
 
     def expand(self, begin: Any) -> Any:
         kinds = []
-        for kind in KINDS:
-            topic = source_of(self._mapping, kind).topic
-            fields: dict[str, Any] = {"consumer_config": self._consumer, "topics": [topic]}
+        for kind, source in self._mapping.sources.items():
+            fields: dict[str, Any] = {"consumer_config": self._consumer, "topics": [source.topic]}
             if self._since_us:
                 fields["start_read_time"] = self._since_us // 1000
             kinds.append(
@@ -74,7 +73,7 @@ class EventsInKafka(beam.PTransform[Any, Any]):
                 | f"Read {kind}" >> _connector(self._expansion_service, fields)
                 | f"Gather {kind}" >> beam.ParDo(_Gather(self._mapping, kind))
             )
-        return kinds | "Both" >> beam.Flatten()
+        return kinds | "All kinds" >> beam.Flatten()
 
 
 def _connector(service: Any, fields: dict[str, Any]) -> ExternalTransform:

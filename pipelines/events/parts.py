@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from ctr.pipelines.events.rules import PartitionRules, known_from
-from ctr.pipelines.events.tables import EARLIER, EARLIER_SCHEMA, Kind
+from ctr.pipelines.events.tables import EARLIER, EARLIER_SCHEMA, IMPRESSIONS, Kind
 from ctr.pipelines.spill import split_by_partition
 
 Part = tuple[int, tuple[str, bytes]]
@@ -18,7 +18,7 @@ def parts_of(rules: PartitionRules, kind: Kind, routed: dict[int, pa.Table]) -> 
     """Makes the elements of events that ``route_chunk`` has split, for all partitions that need them."""
     for start, table in routed.items():
         yield start, (kind, _to_bytes(table))
-    if kind == "impressions":
+    if kind == IMPRESSIONS:
         yield from _earlier(rules, routed)
 
 

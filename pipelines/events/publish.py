@@ -4,6 +4,7 @@
 
     LOG/events.yaml                       the mapping of the job
     LOG/unmatched/START-END.parquet       clicks in the partition that count for no example, with the reason
+    LOG/unmatched/START-END-NAME.parquet  events of the label NAME, likewise
     LOG/conflicting/START-END.parquet     impressions with the id of another one
     LOG/late/KIND-HASH.parquet            events that arrived after their partition was closed
     LOG/values/                           the raw values of the examples, where the mapping asks for them
@@ -40,7 +41,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.stores import fetch, remove
 from ctr.pipelines.events.join import Joined
-from ctr.pipelines.events.tables import Kind
+from ctr.pipelines.events.tables import CLICKS, Kind
 
 MAPPING_FILE = "events.yaml"
 UNMATCHED, CONFLICTING, LATE_EVENTS = "unmatched", "conflicting", "late"
@@ -118,15 +119,23 @@ def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -
             f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
             "the first version is kept: publish later events to another log"
         )
-    for name, table in ((UNMATCHED, joined.unmatched), (CONFLICTING, joined.conflicting)):
+    aside = {unmatched_path(log, manifest, kind): table for kind, table in joined.unmatched.items()}
+    aside[log / CONFLICTING / f"{manifest.name}.parquet"] = joined.conflicting
+    for path, table in aside.items():
         if table.num_rows:
-            write_atomic_bytes(log / name / f"{manifest.name}.parquet", parquet_bytes(table))
+            write_atomic_bytes(path, parquet_bytes(table))
     if mapping.teacher is not None and joined.teacher_logit is not None:
         columns = {"example_id": examples.column("example_id"), "logit": joined.teacher_logit}
         write_sidecar_partition(log, mapping.teacher.name, manifest, pa.table(columns))
     if kept and examples.num_rows:
         write_values(log, manifest, partition_values(schema, kept, joined.examples))
     return manifest
+
+
+def unmatched_path(log: Path, manifest: Manifest, kind: Kind) -> Path:
+    """Returns the file of a partition's clicks, or of the events of a label, that count for no example."""
+    name = manifest.name if kind == CLICKS else f"{manifest.name}-{kind}"
+    return log / UNMATCHED / f"{name}.parquet"
 
 
 def write_late(log: Path, kind: Kind, table: pa.Table) -> None:

@@ -16,7 +16,7 @@ from ctr.data.mapping import JsonlInput, input_patterns
 from ctr.io.errors import InputError
 from ctr.io.stores import address_of, borrowed, objects_below
 from ctr.pipelines.events.drivers import FollowSettings
-from ctr.pipelines.events.tables import KINDS, Kind, source_of, wanted_columns
+from ctr.pipelines.events.tables import IMPRESSIONS, Kind, wanted_columns
 from ctr.pipelines.rows.jsonl import JsonlReader
 from ctr.pipelines.rows.sources import Chunk, SourceFile, natural_order
 from ctr.pipelines.rows.table_files import read_table_file, row_group_sizes
@@ -62,16 +62,16 @@ class Version:
 def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
     """Finds the files of events in some folders, in the order in which they count as arriving.
 
-    Searches ``impressions/`` and ``clicks/`` for files of the mapping's formats, or for the mapping's patterns. Skips
-    files that are being written: their names begin with a dot or end in ``.tmp``. Raises InputError: no such folder, or
-    two files of one name.
+    Searches ``impressions/``, ``clicks/`` and a folder with each label's name for files of the mapping's formats, or
+    for the mapping's patterns. Skips files that are being written: their names begin with a dot or end in ``.tmp``.
+    Raises InputError: no such folder, or two files of one name.
     """
     found: dict[str, Unit] = {}
     for folder in folders:
         objects = objects_below(folder) if address_of(folder) else None
         if objects is None and not folder.is_dir():
             raise InputError(f"events {folder}: no such folder")
-        for kind in KINDS:
+        for kind in mapping.kinds:
             patterns = _patterns(mapping, kind)
             for path in _files(folder, patterns) if objects is None else _named(folder, objects, patterns):
                 name = path.relative_to(folder).as_posix()
@@ -88,13 +88,16 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
 def nothing_found(mapping: EventMapping, folders: Sequence[Path]) -> InputError:
     """Makes the error of folders without a file of events; it says where files were looked for."""
     looked = [
-        f"{folder}/{pattern}" for folder in folders for kind in KINDS for pattern in _patterns(mapping, kind)
+        f"{folder}/{pattern}"
+        for folder in folders
+        for kind in mapping.kinds
+        for pattern in _patterns(mapping, kind)
     ]
     return InputError(f"no files of impressions or clicks found; looked for {', '.join(looked)}")
 
 
 def _patterns(mapping: EventMapping, kind: Kind) -> tuple[str, ...]:
-    form = source_of(mapping, kind).input
+    form = mapping.sources[kind].input
     patterns = input_patterns(form)
     return patterns if form.pattern is not None else tuple(f"{kind}/{pattern}" for pattern in patterns)
 
@@ -145,7 +148,7 @@ def split_units(units: Sequence[Unit]) -> list[Unit]:
 
 def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES) -> Iterator[Chunk]:
     """Yields the raw columns of a unit's events; InputError for a damaged file, or one that lacks a column."""
-    form = source_of(mapping, unit.kind).input
+    form = mapping.sources[unit.kind].input
     wanted = wanted_columns(mapping, unit.kind)
     with borrowed(unit.path) as path:
         source = SourceFile(0, path, unit.name)
@@ -157,11 +160,11 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
 
 def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
     """Makes the reader of events that are JSON objects; a key that an object lacks is null."""
-    source = source_of(mapping, kind)
+    source = mapping.sources[kind]
     numbers = {time.column or "" for time in source.times.values() if time.unit is not None}
     texts = {source.impression_id}
     lists: dict[str, str | None] = {}
-    if kind == "impressions":
+    if kind == IMPRESSIONS:
         given = {*mapping.number_sources, *mapping.vector_sources}
         numbers |= {*given, *filter(None, [mapping.impressions.weight])}
         texts |= {mapping.impressions.query_id, *mapping.feature_schema.read_sources} - given

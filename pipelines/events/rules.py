@@ -2,13 +2,14 @@
 
 An impression is published in the partition of its query time. A click is needed in every partition that may have its
 impression, and has one *home*, which counts it and reports whether it was matched: the partition of its own time plus
-the difference of clocks that is allowed, so that no impression of a click is in a partition after its home. A
-partition closes when the clicks on all of its impressions have had their time to arrive; what arrives later is too late
-for it. So if its arrival is known, the event alone shows whether it is too late: it does not depend on what else has
-been seen by then.
+the difference of clocks that is allowed, so that no impression of a click is in a partition after its home. The events
+of further labels, such as conversions, are clicks with windows of their own. A partition closes when the clicks and
+conversions on all of its impressions have had their time to arrive; what arrives later is too late for it. So if its
+arrival is known, the event alone shows whether it is too late: it does not depend on what else has been seen by then.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.times import duration_us
+from ctr.pipelines.events.tables import CLICKS, Kind
 from ctr.pipelines.spill import split_by_partition
 
 Times = TypeVar("Times", int, np.ndarray)
@@ -32,6 +34,13 @@ class PartitionRules:
     overlap: int = 0  # from an arrival in a file back to earlier ones in files after it, at most
     skew: int = 0  # from a click to when its impression was shown, and from there to its query, at most: clocks differ
     show: int = 0  # from a query to when its impressions are shown, at most; 0 where that is one time
+    # The window and the late window of each further label's events, by its name.
+    labels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def windows(self) -> dict[Kind, tuple[int, int]]:
+        """Returns the window and the late window of clicks, and of the events of each label."""
+        return {CLICKS: (self.window, self.late_window), **self.labels}
 
     def start_of(self, times: Times) -> Times:
         """Returns the begin of the partition of each time."""
@@ -43,7 +52,8 @@ class PartitionRules:
 
     def closes_at(self, start: Times) -> Times:
         """Returns the arrival from which on an event is too late for the partition that begins at ``start``."""
-        return start + (self.length + self.show + self.window + self.delay)
+        longest = max(window for window, _ in self.windows.values())
+        return start + (self.length + self.show + longest + self.delay)
 
     @property
     def ahead(self) -> int:
@@ -52,13 +62,14 @@ class PartitionRules:
 
     @property
     def lookback(self) -> int:
-        """Returns how long before a click the query of its impression can have been, if the click is late."""
-        return self.show + self.window + self.late_window
+        """Returns how long before a click or conversion that is late the query of its impression can have been."""
+        return self.show + max(map(sum, self.windows.values()))
 
 
 def partition_rules(mapping: EventMapping) -> PartitionRules:
     """Returns the durations of a mapping."""
-    window, late_window = mapping.windows_us
+    labels = mapping.windows_us
+    window, late_window = labels.pop(CLICKS)
     overlap = 0 if mapping.overlap is None else duration_us(mapping.overlap)
     return PartitionRules(
         length=duration_us(mapping.partition),
@@ -68,6 +79,7 @@ def partition_rules(mapping: EventMapping) -> PartitionRules:
         overlap=overlap,
         skew=mapping.clock_skew_us,
         show=mapping.show_window_us,
+        labels=labels,
     )
 
 
@@ -81,14 +93,19 @@ def route_impressions(rules: PartitionRules, table: pa.Table) -> tuple[dict[int,
     return split_by_partition(table.filter(kept), starts[~late]), table.filter(pa.array(late))
 
 
-def route_clicks(rules: PartitionRules, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:
-    """Splits clicks by each partition that may hold their impression; also returns those too late for their home."""
+def route_clicks(
+    rules: PartitionRules, table: pa.Table, kind: Kind = CLICKS
+) -> tuple[dict[int, pa.Table], pa.Table]:
+    """Splits clicks, or a label's events, by each partition that may hold their impression.
+
+    Also returns those that are too late for their home.
+    """
     times = table.column("time").to_numpy()
     arrival = table.column("arrival").to_numpy()
     home = rules.home_of(times)
     late = arrival >= rules.closes_at(home)
     parts: dict[int, list[pa.Table]] = {}
-    reach = rules.show + rules.window
+    reach = rules.show + rules.windows[kind][0]
     first = rules.start_of(np.maximum(times - reach, 0))
     for back in range(-(-(reach + rules.ahead) // rules.length) + 1):
         start = home - back * rules.length

@@ -21,7 +21,7 @@ from ctr.io.stores import remove, remove_folder
 from ctr.pipelines.events.accounts import UnitReport, report_bytes, report_of
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.rules import PartitionRules, known_from
-from ctr.pipelines.events.tables import EARLIER, EARLIER_SCHEMA, KINDS, Kind
+from ctr.pipelines.events.tables import EARLIER, EARLIER_SCHEMA, IMPRESSIONS, Kind
 
 _REMEDY = "restore it from a copy, or join all events anew into another output directory"
 CLOCK = "clock.json"
@@ -92,21 +92,22 @@ def list_starts(spool: Path) -> list[int]:
 
 
 def read_partition(spool: Path, rules: PartitionRules, start: int) -> dict[str, list[pa.Table]]:
-    """Reads impressions, earlier impressions and clicks of a partition, as ``stage_events`` takes them."""
-    found: dict[str, list[pa.Table]] = {kind: _read(_segments(spool, start, kind)) for kind in KINDS}
+    """Reads the events of a partition, and earlier impressions, as ``stage_events`` takes them."""
+    kinds = (IMPRESSIONS, *rules.windows)
+    found: dict[str, list[pa.Table]] = {kind: _read(_segments(spool, start, kind)) for kind in kinds}
     first = known_from(rules, start)
     found[EARLIER] = [
         table.select(EARLIER_SCHEMA.names)
         for other in list_starts(spool)
         if other < start and other + rules.length > first
-        for table in _read(_segments(spool, other, "impressions"))
+        for table in _read(_segments(spool, other, IMPRESSIONS))
     ]
     return found
 
 
 def count_impressions(spool: Path, starts: Sequence[int]) -> int:
     """Counts the impressions that wait in some partitions."""
-    paths = (path for start in starts for path in _segments(spool, start, "impressions"))
+    paths = (path for start in starts for path in _segments(spool, start, IMPRESSIONS))
     return sum(table.num_rows for path in paths for table in _read([path]))
 
 

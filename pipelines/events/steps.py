@@ -24,11 +24,10 @@ from ctr.pipelines.events.rules import partition_rules, route_clicks, route_impr
 from ctr.pipelines.events.tables import (
     ARRIVAL,
     EARLIER,
-    KINDS,
+    IMPRESSIONS,
     concat_events,
     last_arrival,
     prepare,
-    source_of,
 )
 from ctr.pipelines.rows.sources import Chunk
 
@@ -48,14 +47,17 @@ def route_chunk(
 
     Those that are too late for their own partition are written to ``LOG/late/``.
     """
-    before, form = report.last_arrival, source_of(mapping, report.kind).input
+    before, form = report.last_arrival, mapping.sources[report.kind].input
     if isinstance(form, JsonlInput) and chunk.table.num_rows:
         wanted, keys = set(chunk.table.column_names), set(chunk.keys)
         absent = wanted - keys - {*form.optional} if report.absent is None else {*report.absent} - keys
         report.absent, report.unused = sorted(absent), sorted(keys - wanted)[:_UNUSED_SHOWN] if absent else []
     table, rejects = prepare(mapping, report.kind, chunk, before, clock_us, stamps)
-    route = route_impressions if report.kind == "impressions" else route_clicks
-    routed, late = route(partition_rules(mapping), table)
+    rules = partition_rules(mapping)
+    if report.kind == IMPRESSIONS:
+        routed, late = route_impressions(rules, table)
+    else:
+        routed, late = route_clicks(rules, table, report.kind)
     if late.num_rows:
         write_late(log, report.kind, late)
     report.add(table, late.num_rows, rejects)
@@ -73,8 +75,8 @@ def stage_events(
     events.
     """
     schema, rules = mapping.feature_schema, partition_rules(mapping)
-    tables = (concat_events(what, mapping, events.get(what, ())) for what in (KINDS[0], EARLIER, KINDS[1]))
-    joined = join_partition(schema, rules, start, *tables)
+    tables = {what: concat_events(what, mapping, events.get(what, ())) for what in (*mapping.kinds, EARLIER)}
+    joined = join_partition(schema, rules, start, tables.pop(IMPRESSIONS), tables.pop(EARLIER), tables)
     if mapping.teacher is not None:
         joined = replace(joined, teacher_logit=_logits(mapping.teacher.model, start, joined.examples))
     if mapping.sampling is not None:

@@ -51,7 +51,7 @@ from ctr.pipelines.events.parts import parts_of, tables_of
 from ctr.pipelines.events.publish import begin_log, last_published, publish_staged, write_late
 from ctr.pipelines.events.rules import PartitionRules, known_from, partition_rules
 from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_teacher
-from ctr.pipelines.events.tables import KINDS, Kind
+from ctr.pipelines.events.tables import IMPRESSIONS, Kind
 from ctr.pipelines.rows.sources import Chunk
 
 _MILLISECOND = 1000
@@ -84,8 +84,12 @@ def first_needed(mapping: EventMapping, log: Path) -> int:
 def check_rules(mapping: EventMapping) -> PartitionRules:
     """Returns the durations of a mapping. Raises InputError for those that Beam's windows do not hold."""
     rules = partition_rules(mapping)
-    for name in ("length", "window", "late_window", "delay", "skew", "show"):
-        if (value := getattr(rules, name)) % _MILLISECOND:
+    values = {
+        name: getattr(rules, name) for name in ("length", "window", "late_window", "delay", "skew", "show")
+    }
+    values |= {f"the window of {name}": window for name, (window, _) in rules.labels.items()}
+    for name, value in values.items():
+        if value % _MILLISECOND:
             raise InputError(f"mapping: a stream requires whole milliseconds; {name} is {value} us")
     return rules
 
@@ -186,7 +190,7 @@ class _Route(beam.DoFn):
         report = UnitReport(element.kind, element.name, last_arrival=element.before)
         routed = route_chunk(self._mapping, self._log, report, element.chunk, stamps=element.stamps)
         self._check_rejects(report)
-        if element.kind == "impressions":
+        if element.kind == IMPRESSIONS:
             for start, table in routed.items():
                 if start > self._last:
                     yield beam.pvalue.TaggedOutput(_READ, (start, table.num_rows))
@@ -220,16 +224,16 @@ class _Stage(beam.DoFn):
         # A runner may fire once more, with nothing, when it forgets a window.
         if found and pane.timing == PaneInfoTiming.LATE:
             self._write_late(start, found)
-            late = sum(table.num_rows for table in found.get("impressions", []))
+            late = sum(table.num_rows for table in found.get(IMPRESSIONS, []))
             yield beam.pvalue.TaggedOutput(_READ, (start, -late))
         elif found:
             yield start, stage_events(self._log, self._mapping, start, found)[1]
 
     def _write_late(self, start: int, found: dict[str, list[pa.Table]]) -> None:
         rules = partition_rules(self._mapping)
-        for kind in KINDS:
+        for kind in self._mapping.kinds:
             for table in found.get(kind, []):
-                if kind == "clicks":
+                if kind != IMPRESSIONS:
                     # Other partitions than its own get the same click too.
                     at_home = rules.home_of(table.column("time").to_numpy()) == start
                     table = table.filter(pa.array(np.asarray(at_home)))

@@ -28,7 +28,7 @@ from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.read import EventFolders, ReadSoFar, Unit, read_unit
 from ctr.pipelines.events.rules import partition_rules
 from ctr.pipelines.events.stream import RawEvents
-from ctr.pipelines.events.tables import KINDS, Kind, arrivals, wanted_columns
+from ctr.pipelines.events.tables import Kind, arrivals, wanted_columns
 from ctr.pipelines.rows.rejects import make_reject
 from ctr.pipelines.rows.sources import Chunk, UnreadableNowError
 
@@ -160,8 +160,8 @@ class EventsInFolders(beam.PTransform[Any, Any]):
 
     def __init__(self, mapping: EventMapping, folders: Sequence[Path], settings: FollowSettings) -> None:
         super().__init__()
-        self._follow = FollowFiles(mapping, folders, settings)
+        self._follow, self._kinds = FollowFiles(mapping, folders, settings), mapping.kinds
 
     def expand(self, begin: Any) -> Any:
-        kinds = begin.pipeline | "Kinds" >> beam.Create(list(KINDS), reshuffle=False)
+        kinds = begin.pipeline | "Kinds" >> beam.Create(list(self._kinds), reshuffle=False)
         return kinds | "Follow" >> beam.ParDo(self._follow)

@@ -1,8 +1,8 @@
 """Tables of raw events: parses keys, transforms features to ids, and rejects bad events one by one.
 
 An impression is a row of a shard (``ctr.data.shards.shard_schema``) without its label yet, followed by the raw values
-that are kept (``ctr.data.kept_values.value_columns``) and ``arrival`` (int64). A click is ``impression_id, time,
-arrival`` (int64). Times are microseconds, UTC.
+that are kept (``ctr.data.kept_values.value_columns``) and ``arrival`` (int64). A click, or an event of a further label,
+is ``impression_id, time, arrival`` (int64). Times are microseconds, UTC.
 
 Which arrivals are in the future is decided by the arrivals beside them, never by this machine's clock, so that the same
 events are accepted whenever and in whatever order files are read. Of a chunk of ten events or more, nine tenths show
@@ -14,7 +14,7 @@ with those read before: more than a year later is the future. A record of Kafka 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from ctr.data.event_mapping import EventMapping, EventSource
 from ctr.data.ids.tables import pack_table
 from ctr.data.kept_values import VALUE_PREFIX, value_columns
 from ctr.data.reader import FAULTS, rows_of_table
-from ctr.data.schema import MISSING_ID
+from ctr.data.schema import MISSING_ID, label_column
 from ctr.data.shards import shard_schema
 from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError
@@ -42,8 +42,9 @@ from ctr.pipelines.rows.raw_columns import (
 from ctr.pipelines.rows.rejects import Reject, make_reject
 from ctr.pipelines.rows.sources import Chunk
 
-Kind = Literal["impressions", "clicks"]
-KINDS: tuple[Kind, ...] = ("impressions", "clicks")
+Kind: TypeAlias = str
+"""``impressions``, ``clicks``, or the name of a further label."""
+IMPRESSIONS, CLICKS = "impressions", "clicks"
 ARRIVAL = "arrival"
 EARLIER = "earlier"  # impressions of earlier partitions, which later clicks may be on
 CLICK_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in ("impression_id", "time", ARRIVAL)])
@@ -90,14 +91,14 @@ def prepare(
 def _prepare(
     mapping: EventMapping, kind: Kind, chunk: Chunk, before: int, clock_us: int, stamps: np.ndarray | None
 ) -> tuple[pa.Table, list[Reject]]:
-    source = source_of(mapping, kind)
+    source = mapping.sources[kind]
     verdict = Verdict(chunk)
     columns = checked_columns(chunk, (), verdict)
     _refuse_large(columns, mapping.largest_value, verdict)
     times = _read_times(mapping, source, columns, verdict, before, stamps)
     ids = read_ids(source.impression_id, "impression_id", columns, verdict)
     arrival = np.maximum(_arrival(times), clock_us)
-    if kind == "clicks":
+    if kind != IMPRESSIONS:
         table = pa.table({"impression_id": ids, "time": times["time"], ARRIVAL: arrival}, schema=CLICK_SCHEMA)
         table = table if verdict.good.all() else table.filter(pa.array(verdict.good))
         return table, verdict.rejects
@@ -110,6 +111,7 @@ def _prepare(
         "label": np.zeros(len(ids), np.int8),
         "train_weight": weight,
         "metric_weight": weight,
+        **{label_column(name): np.zeros(len(ids), np.int8) for name in mapping.labels},
     }
     pack = _pack_hashed if mapping.impressions.hashed else _pack_raw
     table = pack(mapping, keys, columns, verdict)
@@ -122,7 +124,7 @@ def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, before: int) -> tu
 
     None without any; ``before`` is that of ``prepare``.
     """
-    source = source_of(mapping, kind)
+    source = mapping.sources[kind]
     names = dict.fromkeys(time.column or "" for time in source.times.values())
     slim = replace(chunk, table=chunk.table.select(list(names)), rejects=[])
     verdict = Verdict(slim)
@@ -150,11 +152,6 @@ def _horizon(mapping: EventMapping, arrival: np.ndarray, before: int) -> tuple[i
     ranked = np.sort(arrival)
     low, high = int(ranked[len(ranked) // 10]), int(ranked[(9 * len(ranked) - 1) // 10])
     return high + future, high + max(future, DAY_US, 10 * (high - low))
-
-
-def source_of(mapping: EventMapping, kind: Kind) -> EventSource:
-    """Returns how events of a kind are read."""
-    return mapping.impressions if kind == "impressions" else mapping.clicks
 
 
 def _arrival(times: dict[str, np.ndarray]) -> np.ndarray:
@@ -305,7 +302,7 @@ def _refuse_future(
 
 def empty(kind: str, mapping: EventMapping) -> pa.Table:
     """Makes a table without events."""
-    return (impression_schema(mapping) if kind == "impressions" else CLICK_SCHEMA).empty_table()
+    return (impression_schema(mapping) if kind == IMPRESSIONS else CLICK_SCHEMA).empty_table()
 
 
 def concat_events(what: str, mapping: EventMapping, tables: Sequence[pa.Table]) -> pa.Table:
@@ -316,4 +313,8 @@ def concat_events(what: str, mapping: EventMapping, tables: Sequence[pa.Table]) 
 
 def wanted_columns(mapping: EventMapping, kind: Kind) -> Sequence[str]:
     """Returns the raw columns that events of a kind must have, each once."""
-    return mapping.raw_columns if kind == "impressions" else tuple(dict.fromkeys(mapping.clicks.key_columns))
+    return (
+        mapping.raw_columns
+        if kind == IMPRESSIONS
+        else tuple(dict.fromkeys(mapping.sources[kind].key_columns))
+    )

@@ -1,4 +1,7 @@
-"""Clicks that no example has, and the skew, window or delay with which it would: what a job says at its end."""
+"""Clicks that no example has, and the skew, window or delay with which it would: what a job says at its end.
+
+The same of the events of each further label.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,10 +15,10 @@ from ctr.data.log import Manifest, read_manifests
 from ctr.data.times import DAY_US
 from ctr.io.stores import fetch
 from ctr.pipelines.events.accounts import sum_counters
-from ctr.pipelines.events.join import CLICK_COUNTERS
-from ctr.pipelines.events.publish import UNMATCHED
+from ctr.pipelines.events.join import fate_counters
+from ctr.pipelines.events.publish import unmatched_path
 from ctr.pipelines.events.rules import PartitionRules, partition_rules
-from ctr.pipelines.events.tables import CLICK_SCHEMA, EARLIER_SCHEMA
+from ctr.pipelines.events.tables import CLICK_SCHEMA, CLICKS, EARLIER_SCHEMA, Kind
 
 _SHARE = 0.005  # of early, late and orphan clicks, from which on a job speaks of them
 _RECENT_CLICKS = 100_000  # in the latest partitions; no others are judged
@@ -31,25 +34,34 @@ _STEPS = [
 def unmatched_warnings(mapping: EventMapping, log: Path) -> list[str]:
     """Returns how many of a log's clicks are early, late or orphans, where more than 0.5% are, and what would help.
 
-    Looks at the latest partitions with 100,000 clicks, and for their impressions up to a day before and after.
+    Looks at the latest partitions with 100,000 clicks, and for their impressions up to a day before and after. The
+    events of each label are judged as clicks are.
     """
-    manifests = read_manifests(log)
+    manifests, rules = read_manifests(log), partition_rules(mapping)
+    return [line for kind in rules.windows for line in _warnings(mapping, rules, kind, log, manifests)]
+
+
+def _warnings(
+    mapping: EventMapping, rules: PartitionRules, kind: Kind, log: Path, manifests: Sequence[Manifest]
+) -> list[str]:
     chosen: list[Manifest] = []
     for manifest in reversed(manifests):
-        if sum_counters(chosen).get("clicks", 0) >= _RECENT_CLICKS:
+        if sum_counters(chosen).get(kind, 0) >= _RECENT_CLICKS:
             break
         chosen.append(manifest)
     counters = sum_counters(chosen)
-    clicks = sum(counters.get(name, 0) for name in CLICK_COUNTERS)
-    early, late, orphans = (counters.get(f"{name}_clicks", 0) for name in ("early", "late", "orphan"))
+    clicks = sum(counters.get(name, 0) for name in fate_counters(kind))
+    early, late, orphans = (counters.get(f"{name}_{kind}", 0) for name in ("early", "late", "orphan"))
     if early + late + orphans <= _SHARE * clicks:
         return []
-    rules = partition_rules(mapping)
     reach = max(rules.lookback, DAY_US)
     near = [one for one in manifests if one.end > chosen[-1].start - reach]
-    unmatched = [_read(log / UNMATCHED / f"{one.name}.parquet", CLICK_SCHEMA.names) for one in chosen]
-    helped = _would_match(mapping, rules, log, near, [table for table in unmatched if table is not None])
-    said = f"{early} of {clicks} clicks are early, which matches, {late} late, {orphans} orphans"
+    unmatched = [_read(unmatched_path(log, one, kind), CLICK_SCHEMA.names) for one in chosen]
+    helped = _would_match(
+        mapping, rules, kind, log, near, [table for table in unmatched if table is not None]
+    )
+    noun = kind if kind == CLICKS else f"events of {kind}"
+    said = f"{early} of {clicks} {noun} are early, which matches, {late} late, {orphans} orphans"
     return ["; ".join([said, *helped])]
 
 
@@ -60,6 +72,7 @@ def _read(path: Path, columns: Sequence[str]) -> pa.Table | None:
 def _would_match(
     mapping: EventMapping,
     rules: PartitionRules,
+    kind: Kind,
     log: Path,
     near: Sequence[Manifest],
     unmatched: Sequence[pa.Table],
@@ -86,10 +99,15 @@ def _would_match(
     there = known[place] == ids
     after = times - shown[place]
     waited = arrival - (rules.closes_at(rules.start_of(asked[place])) - rules.delay)
-    before, behind = there & (after < -rules.skew), there & (after > rules.window)
+    before, behind = there & (after < -rules.skew), there & (after > rules.windows[kind][0])
+    window = (
+        ("click_window", mapping.click_window)
+        if kind == CLICKS
+        else (f"labels.{kind}.window", mapping.labels[kind].window)
+    )
     for key, now, needed in (
         ("clock_skew", mapping.clock_skew, -after[before]),
-        ("click_window", mapping.click_window, after[behind]),
+        (*window, after[behind]),
         ("delay", mapping.delay, waited[there & ~before & ~behind] + 1),
     ):
         if len(needed):

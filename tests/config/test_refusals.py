@@ -84,6 +84,9 @@ def test_every_value_is_taken_or_refused(kind):
     model, content = config_model(kind), CONTENTS[kind]
     parse_model(model, content, "FILE")
     keys = settable_keys(model)
+    if kind == "events":
+        content = {**content, "labels": {"sale": {**content["clicks"], "window": "3d"}}}
+        keys = [*keys, *(f"labels.sale.{key}" for key in settable_keys(LabelSource))]
     pairs = [(key, value) for key in keys for value in VALUES]
     found = {f"{kind} {key} {value!r}"[:200]: outcome(model, content, key, value) for key, value in pairs}
     assert all(one.startswith("FILE: ") or " " not in one for one in found.values())

@@ -83,7 +83,7 @@ def test_columns_are_those_that_the_mapping_names():
     assert parse("query", "none").query is None
     events = parse_model(EventMapping, EVENTS, "test")
     assert events.raw_columns == ("at", "id", "query", "user")
-    assert events.windows_us == (1_800_000_000, 1_800_000_000)
+    assert events.windows_us == {"clicks": (1_800_000_000, 1_800_000_000)}
     # Hashed impressions have the columns of a shard.
     tags = {"name": "tags", "kind": "category", "source": "tags", "multivalent": True}
     hashed = {**EVENTS["impressions"], "input": {"type": "parquet"}, "weight": "w", "hashed": True}
@@ -129,8 +129,12 @@ def test_what_a_mapping_of_a_table_cannot_be(path, value, message):
         ("clock_skew", "0s", "clock_skew"),
         ("show_window", "1h", "show_window: requires impressions.timestamp"),
         ("impressions.time", {"row_order": {"start": 0, "step_us": 1}}, "time: events require a column"),
-        ("impressions.arrival", {"column": "got", "unit": "us"}, "arrival: set it for both"),
-        ("clicks.topic", "clicks", "topic: set it for both"),
+        (
+            "impressions.arrival",
+            {"column": "got", "unit": "us"},
+            "arrival: set it for all of impressions, clicks",
+        ),
+        ("clicks.topic", "clicks", "topic: set it for all of impressions, clicks, or for none"),
         ("impressions.hashed", True, "require Parquet"),
         ("impressions.derive", {"id": {"from": "time", "part": "hour"}}, "read as a key"),
         ("impressions.derive", {"a": {"from": "b"}, "b": {"from": "c"}}, "itself derived"),
@@ -140,6 +144,23 @@ def test_what_a_mapping_of_a_table_cannot_be(path, value, message):
             "t is not the teacher of this mapping",
         ),
         ("sampling", {"name": "s", "rule": {"stratify_by": "ad"}}, "rule.stratify_by: not allowed here"),
+        (
+            "labels",
+            {"clicks": {**EVENTS["clicks"], "window": "3d"}},
+            "labels.clicks: other events or counters",
+        ),
+        (
+            "labels",
+            {"late_x": {**EVENTS["clicks"], "window": "3d"}},
+            "labels.late_x: other events or counters",
+        ),
+        ("labels", {"sale": {**EVENTS["clicks"], "window": "60d"}}, "less than a thousandth of the windows"),
+        (
+            "labels",
+            {"sale": {**EVENTS["clicks"], "window": "3d", "topic": "sales"}},
+            "impressions, clicks, sale",
+        ),
+        ("labels", {"sale": EVENTS["clicks"]}, "labels.sale.window"),
         ("click_window", "36501d", "36501d is longer than 36500d"),
         ("late_window", "60d", "less than a thousandth of the windows"),
     ],

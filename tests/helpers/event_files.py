@@ -45,7 +45,6 @@ TYPES = {
     "price": pa.float64(),
     "tags": pa.list_(pa.string()),
 }
-KINDS = ("impressions", "clicks")
 
 
 def content(form: str = "jsonl", **changes: Any) -> dict[str, Any]:
@@ -144,6 +143,24 @@ def draw_events(count: int, seed: int = 0, seconds: int = 100) -> dict[str, list
     }
 
 
+def draw_conversions(impressions: Sequence[Event], window: float, seed: int = 0) -> list[Event]:
+    """Events of a further label, in the order of arrival: about its window's edges, repeated, too late, of no row."""
+    source = random.Random(seed)
+    found = []
+    for event in [*impressions, click(7, 11)]:
+        while source.random() < 0.3:
+            edges = [window + by for by in (-1e-6, 0, 1e-6, 3, 70)]
+            after = source.choice([-1.0, 0.0, window / 2, *edges])
+            time = event["event_time"] + round(after * SECOND_US)
+            for _ in range(source.choice([1, 1, 1, 2])):
+                delay = source.expovariate(1 / (60 if source.random() < 0.05 else 1))
+                arrival = time + round(delay * SECOND_US)
+                found.append(
+                    {"impression_id": event["impression_id"], "event_time": time, "arrival_time": arrival}
+                )
+    return sorted(found, key=lambda event: event["arrival_time"])
+
+
 def encode(events: Sequence[Event], form: str) -> bytes:
     """A file of events as jsonl, csv or parquet; the first two also with .gz."""
     kind, _, compression = form.partition(".")
@@ -170,8 +187,7 @@ def encode_files(events: dict[str, list[Event]], files: int, form: str = "jsonl"
     """Names and contents of ``files`` files of each kind, cut in the order of the events, the kinds in turn."""
     made = []
     for number in range(files):
-        for kind in KINDS:
-            found = events[kind]
+        for kind, found in events.items():
             part = found[len(found) * number // files : len(found) * (number + 1) // files]
             made.append((f"{kind}/{number}.{form}", encode(part, form)))
     return made

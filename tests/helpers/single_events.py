@@ -1,7 +1,7 @@
 """The join one event after the other, written from what its modules say of themselves, with none of their code."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,24 +29,29 @@ class Click(NamedTuple):
 class PlainPartition:
     """What a partition has become, as plain values."""
 
-    examples: dict[int, tuple[int, int, int, int, int]] = field(default_factory=dict)
-    unmatched: list[tuple[int, int, int, str]] = field(default_factory=list)
+    examples: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    labeled: set[tuple[str, int]] = field(default_factory=set)  # kinds of events, and examples that have one
+    unmatched: list[tuple[str, int, int, int, str]] = field(default_factory=list)  # the first is the kind
     conflicting: list[Impression] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
-    matched: set[int] = field(default_factory=set)
+    matched: set[tuple[str, int]] = field(default_factory=set)
 
 
 def join_plainly(
-    rules: Any, impressions: Sequence[Impression], clicks: Sequence[Click]
-) -> tuple[dict[int, PlainPartition], list[Impression], list[Click]]:
-    """Each partition in which something happened, and the events that came too late."""
+    rules: Any, impressions: Sequence[Impression], events: Mapping[str, Sequence[Click]]
+) -> tuple[dict[int, PlainPartition], list[Impression], dict[str, list[Click]]]:
+    """Each partition in which something happened, and the events that came too late.
+
+    ``events`` are clicks, and what is joined like clicks, by its kind.
+    """
+    windows = {"clicks": (rules.window, rules.late_window), **rules.labels}
     reported: dict[int, PlainPartition] = defaultdict(PlainPartition)
 
     def begin(time: int) -> int:
         return time // rules.length * rules.length
 
     def closes(start: int) -> int:
-        return start + rules.length + rules.show + rules.window + rules.delay
+        return start + rules.length + rules.show + max(window for window, _ in windows.values()) + rules.delay
 
     # A click may be this much earlier than the query of its impression.
     ahead = (2 if rules.show else 1) * rules.skew
@@ -58,8 +63,7 @@ def join_plainly(
         return found.arrival >= closes(home_of(found))
 
     there = [found for found in impressions if not too_late(found)]
-    known_for = rules.window + rules.late_window
-    reach = ahead + rules.show + known_for
+    reach = ahead + rules.show + max(window + late for window, late in windows.values())
     for start in {begin(found.time) for found in there}:
         partition = reported[start]
         inside = [found for found in there if begin(found.time) == start]
@@ -70,23 +74,24 @@ def join_plainly(
                 partition.conflicting += copies
                 continue
             first, *others = copies
-            partition.examples[number] = (first.time, first.shown, first.query, first.color, 0)
+            partition.examples[number] = (first.time, first.shown, first.query, first.color)
             for other in others:
                 if other.content == first.content:
                     partition.counters["duplicate_impressions"] += 1
                 else:
                     partition.conflicting.append(other)
-    first_arrivals: dict[tuple[int, int], int] = {}
-    for click in clicks:
+    first_arrivals: dict[tuple[str, int, int], int] = {}
+    for kind, click in ((kind, click) for kind, clicks in events.items() for click in clicks):
         if too_late(click):
             continue
         partition = reported[home_of(click)]
-        partition.counters["clicks"] += 1
-        key = (click.id, click.time)
+        partition.counters[kind] += 1
+        key = (kind, click.id, click.time)
         if key in first_arrivals:
-            partition.counters["duplicate_clicks"] += 1
+            partition.counters[f"duplicate_{kind}"] += 1
         first_arrivals[key] = min(click.arrival, first_arrivals.get(key, click.arrival))
-    for (number, time), arrival in first_arrivals.items():
+    for (kind, number, time), arrival in first_arrivals.items():
+        window, late_window = windows[kind]
         start = begin(time + ahead)
         home = reported[start]
         known = [f for f in there if f.id == number and start - reach <= f.time < start + rules.length]
@@ -94,20 +99,21 @@ def join_plainly(
         first = min(known, key=lambda f: f.content, default=None)
         after = None if first is None else time - first.shown
         in_time = first is not None and arrival < closes(begin(first.time))
-        if after is not None and -rules.skew <= after <= rules.window and in_time:
-            home.counters["matched_clicks" if after >= 0 else "early_clicks"] += 1
-            home.matched.add(number)
+        if after is not None and -rules.skew <= after <= window and in_time:
+            home.counters[f"{'matched' if after >= 0 else 'early'}_{kind}"] += 1
+            home.matched.add((kind, number))
         else:
-            reason = "late" if after is not None and -rules.skew <= after <= known_for else "orphan"
-            home.counters[f"{reason}_clicks"] += 1
-            home.unmatched.append((number, time, arrival, reason))
+            is_late = after is not None and -rules.skew <= after <= window + late_window
+            reason = "late" if is_late else "orphan"
+            home.counters[f"{reason}_{kind}"] += 1
+            home.unmatched.append((kind, number, time, arrival, reason))
         for partition in reported.values():
             row = partition.examples.get(number)
-            if row and -rules.skew <= time - row[1] <= rules.window and arrival < closes(begin(row[0])):
-                partition.examples[number] = (*row[:4], 1)
+            if row and -rules.skew <= time - row[1] <= window and arrival < closes(begin(row[0])):
+                partition.labeled.add((kind, number))
     for partition in reported.values():
         partition.counters["conflicting_impressions"] = len(partition.conflicting)
         partition.unmatched.sort()
         partition.conflicting.sort()
-    late = [found for found in impressions if too_late(found)], [click for click in clicks if too_late(click)]
-    return dict(reported), *late
+    late_clicks = {kind: [click for click in clicks if too_late(click)] for kind, clicks in events.items()}
+    return dict(reported), [found for found in impressions if too_late(found)], late_clicks

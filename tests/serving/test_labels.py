@@ -12,6 +12,7 @@ from ctr.serving.export import publish
 from ctr.serving.score import score_log
 from ctr.serving.scorer import Scorer
 from model_cases import MODELS, SCHEMA, make_case
+from small_runs import labeled
 
 LABELS: dict[str, dict[str, str]] = {name: {} for name in ("sale", "u", "x_head")}
 
@@ -38,8 +39,10 @@ def test_an_export_predicts_what_the_trainer_does(model):
 
 def test_scores_of_a_log_have_a_column_for_each(model, tmp_path):
     case, path = model
-    create_log(tmp_path / "log", SCHEMA)
-    publish_partition(tmp_path / "log", SCHEMA, 0, 10**9, sort_rows(case.table))
+    # A model reads logs of the same features, whatever labels they have.
+    rows = labeled(sort_rows(case.table), SCHEMA, rent=np.ones(case.table.num_rows))
+    create_log(tmp_path / "log", rows["schema"])
+    publish_partition(tmp_path / "log", rows["schema"], 0, 10**9, rows["table"])
     score_log(Scorer(path), tmp_path / "log", tmp_path / "scores.parquet")
     scores = pd.read_parquet(tmp_path / "scores.parquet").sort_values("example_id")
     np.testing.assert_allclose(scores["p_sale"], sigmoid(case.labels[0]), rtol=2e-5, atol=1e-6)

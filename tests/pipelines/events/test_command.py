@@ -172,6 +172,9 @@ def test_a_job_server_that_is_not_there_is_one_line():
 def test_what_a_stream_or_a_topic_cannot_be_is_refused():
     with pytest.raises(InputError, match="whole milliseconds; delay is 1500 us"):
         check_rules(event_files.mapping(delay="1500us"))
+    sale = {**event_files.content()["clicks"], "window": "70001us"}
+    with pytest.raises(InputError, match="whole milliseconds; the window of sale is 70001 us"):
+        check_rules(event_files.mapping(labels={"sale": sale}))
     assert kafka_options(["a=b", "c=d=e", "f="]) == {"a": "b", "c": "d=e", "f": ""}
     for wrong in ("a", "=b"):
         with pytest.raises(InputError, match="KEY=VALUE is required"):

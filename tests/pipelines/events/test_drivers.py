@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import event_files
@@ -15,14 +16,13 @@ import raw_logs
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import list_partitions, read_manifests
 from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
-from ctr.pipelines.events.join import CLICK_COUNTERS, NOT_PUBLISHED
+from ctr.pipelines.events.join import NOT_PUBLISHED, fate_counters
 from ctr.pipelines.events.rules import partition_rules
 from ctr.pipelines.events.stream import first_needed
 from fault_points import watching
 from single_events import Click, Impression, join_plainly
 
 COUNT = 120
-KINDS = ("impressions", "clicks")
 AT_ONCE = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0)
 DRAIN = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
 SKEWED = {
@@ -33,11 +33,27 @@ SKEWED = {
     "future": "1ms",
     "impressions": {"timestamp": {"column": "shown_at", "unit": "us"}},
 }
+# Conversions count for longer than clicks, so that partitions wait for them, and calls for less long.
+LABELS = {"sale": 25, "call": 2}
 Events = dict[str, list[dict[str, Any]]]
+
+
+def labels_of(windows: dict[str, int]) -> dict[str, Any]:
+    source = event_files.content()["clicks"]
+    return {"labels": {name: {**source, "window": f"{window}s"} for name, window in windows.items()}}
 
 
 def read_side(log: Path, name: str, *columns: str) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(row[c] for c in columns) for row in event_files.read_side(log, name))
+
+
+def read_unmatched(log: Path, kinds: Sequence[str]) -> Counter[tuple[Any, ...]]:
+    """The rows of all files, each behind its kind."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for path in (log / "unmatched").glob("*.parquet"):
+        kind = next((kind for kind in kinds if path.stem.endswith(f"-{kind}")), "clicks")
+        found.update((kind, *row.values()) for row in pq.read_table(path).to_pylist())
+    return found
 
 
 def assert_joined(log: Path, events: Events, mapping: EventMapping) -> None:
@@ -50,16 +66,25 @@ def assert_joined(log: Path, events: Events, mapping: EventMapping) -> None:
         )
         for event in events["impressions"]
     ]
-    clicks = [
-        Click(*(event[name] for name in ("impression_id", "event_time", "arrival_time")))
-        for event in events["clicks"]
-    ]
+    clicks = {
+        kind: [
+            Click(*(event[name] for name in ("impression_id", "event_time", "arrival_time")))
+            for event in events[kind]
+        ]
+        for kind in ("clicks", *mapping.labels)
+    }
     reported, late_shown, late_clicks = join_plainly(partition_rules(mapping), shown, clicks)
     examples = {number: row for partition in reported.values() for number, row in partition.examples.items()}
+    labeled = {pair for partition in reported.values() for pair in partition.labeled}
     found = raw_logs.read_log(log)
     assert [(e["query_time"], e["query_id"], e["example_id"], e["label"]) for e in found] == sorted(
-        (time, query, number, label) for number, (time, _, query, _, label) in examples.items()
+        (time, query, number, ("clicks", number) in labeled)
+        for number, (time, _, query, _) in examples.items()
     )
+    for name in mapping.labels:
+        assert {e["example_id"]: e[f"label:{name}"] for e in found} == {
+            number: (name, number) in labeled for number in examples
+        }
     source = {(e["impression_id"], e["event_time"]): e for e in events["impressions"]}
     colors = ("red", "green", "blue", "pink")
     for example in found:
@@ -67,12 +92,13 @@ def assert_joined(log: Path, events: Events, mapping: EventMapping) -> None:
         assert example["train_weight"] == example["metric_weight"] == event["weight"]
         assert example["color"] == (0 if event["color"] is None else 1 + colors.index(event["color"]))
         assert len(example["tags"]) == min(len(event["tags"] or []), 3)
-    unmatched = read_side(log, "unmatched", "impression_id", "time", "arrival", "reason")
+    unmatched = read_unmatched(log, list(mapping.labels))
     assert unmatched == Counter(row for partition in reported.values() for row in partition.unmatched)
     conflicting = read_side(log, "conflicting", "example_id", "query_time", "arrival")
     wanted = [(f.id, f.time, f.arrival) for partition in reported.values() for f in partition.conflicting]
     assert conflicting == Counter(wanted)
-    assert read_side(log, "late", "arrival") == Counter((f.arrival,) for f in [*late_shown, *late_clicks])
+    late = [*late_shown, *(one for clicks in late_clicks.values() for one in clicks)]
+    assert read_side(log, "late", "arrival") == Counter((f.arrival,) for f in late)
     manifests = read_manifests(log)
     assert {manifest.start for manifest in manifests} == set(reported)
     for manifest in manifests:
@@ -116,7 +142,7 @@ def encoded(kind: str, pieces: Sequence[Any]) -> list[tuple[str, bytes]]:
 def batch(source: random.Random, events: Events, mapping: EventMapping, log: Path) -> None:
     """Events in any order, in files of two folders; the job breaks off, and is run again."""
     folders = [log.parent / "one", log.parent / "other"]
-    for kind in KINDS:
+    for kind in events:
         shuffled = source.sample(events[kind], len(events[kind]))
         for number, file in enumerate(encoded(kind, cut(source, shuffled))):
             event_files.write_files(folders[number % 2], [file])
@@ -125,8 +151,7 @@ def batch(source: random.Random, events: Events, mapping: EventMapping, log: Pat
     manifests = read_manifests(log)
     assert (result.partitions, result.examples) == (len(manifests), sum(one.rows for one in manifests))
     assert result.clicks == sum(manifest.clicks for manifest in manifests) > 0
-    for kind in KINDS:
-        counts = getattr(result.counts, kind)
+    for kind, counts in result.counts.by_kind.items():
         assert counts.read == len(events[kind]) == result.counters[kind] + counts.late
 
 
@@ -135,7 +160,7 @@ def watch(source: random.Random, events: Events, mapping: EventMapping, log: Pat
     folder = log.parent / "events"
     folder.mkdir()
     # More of them than a round takes, so that 2 must come before 10.
-    waiting = {kind: encoded(kind, cut(source, events[kind], 12)) for kind in KINDS}
+    waiting = {kind: encoded(kind, cut(source, events[kind], 12)) for kind in events}
     ahead = source.random()
 
     def follow(rounds: int) -> None:
@@ -143,7 +168,8 @@ def watch(source: random.Random, events: Events, mapping: EventMapping, log: Pat
 
         def stop() -> bool:
             for _ in range(source.randrange(3)):
-                if files := waiting[KINDS[source.random() < ahead]]:
+                kind = "impressions" if source.random() >= ahead else source.choice([*events][1:])
+                if files := waiting[kind]:
                     event_files.write_files(folder, [files.pop(0)])
             return next(turns, None) is None
 
@@ -173,7 +199,7 @@ def stream(source: random.Random, events: Events, mapping: EventMapping, log: Pa
     def steps(since: int) -> list[Any]:
         found = [
             (min(event["arrival_time"] for event in piece), event_files.raw(kind, *piece, made=mapping))
-            for kind in KINDS
+            for kind in events
             for piece in cut(source, [event for event in events[kind] if event["arrival_time"] >= since])
             if piece
         ]
@@ -202,12 +228,19 @@ CHANGES: dict[str, dict[str, Any]] = {
     "plain": {},
     "skewed": SKEWED,
     "short": {"partition": "5s", "click_window": "12s", "late_window": "30s"},
+    "labels": labels_of(LABELS),
+    "skewed labels": {**SKEWED, **labels_of(LABELS)},
 }
 
 
 @functools.cache
-def drawn(seed: int) -> Events:
-    return event_files.draw_events(COUNT, seed)
+def drawn(name: str, seed: int) -> Events:
+    events = event_files.draw_events(COUNT, seed)
+    labels = CHANGES[name].get("labels", {})
+    conversions = {
+        label: event_files.draw_conversions(events["impressions"], LABELS[label], seed) for label in labels
+    }
+    return events | conversions
 
 
 @pytest.fixture(scope="module")
@@ -217,17 +250,23 @@ def whole(tmp_path_factory):
     @functools.cache
     def make(name: str, seed: int) -> Path:
         folder = tmp_path_factory.mktemp("whole")
-        event_files.write_events(folder / "events", drawn(seed), files=1)
+        event_files.write_events(folder / "events", drawn(name, seed), files=1)
         mapping = event_files.mapping(**CHANGES[name])
         ingest_events(mapping, [folder / "events"], folder / "log", max_reject_share=0)
-        assert_joined(folder / "log", drawn(seed), mapping)
+        assert_joined(folder / "log", drawn(name, seed), mapping)
         return folder / "log"
 
     return make
 
 
-FAST = [("batch", "plain", 0), ("watch", "skewed", 1), ("stream", "skewed", 1)]
-SLOW = [("batch", "short", 2), ("watch", "short", 2), ("stream", "plain", 0)]
+FAST = [
+    *(("batch", "plain", 0), ("watch", "skewed", 1), ("stream", "skewed", 1)),
+    *((driver, "labels", 2) for driver in DRIVERS),
+]
+SLOW = [
+    *(("batch", "short", 2), ("watch", "short", 2), ("stream", "plain", 0)),
+    *((driver, "skewed labels", 1) for driver in DRIVERS),
+]
 SOAK = [(driver, name, seed) for driver in DRIVERS for name in CHANGES for seed in range(3, 6)]
 
 
@@ -240,14 +279,15 @@ SOAK = [(driver, name, seed) for driver in DRIVERS for name in CHANGES for seed 
     ],
 )
 def test_every_driver_publishes_the_join_of_single_events(driver, name, seed, whole, tmp_path):
-    events, log = drawn(seed), tmp_path / "log"
+    events, log = drawn(name, seed), tmp_path / "log"
     DRIVERS[driver](random.Random(f"{driver} {seed}"), events, event_files.mapping(**CHANGES[name]), log)
     if (driver, name, seed) == FAST[0]:
         # Nothing that can become of an event is absent.
         met = Counter[str]()
         for manifest in read_manifests(log):
             met.update(manifest.counters)
-        assert all(met[name] for name in (*CLICK_COUNTERS, *NOT_PUBLISHED) if name != "sampled_out")
+        names = (*fate_counters("clicks"), *NOT_PUBLISHED)
+        assert all(met[name] for name in names if name != "sampled_out")
         assert {"impressions", "clicks"} <= {path.name.split("-")[0] for path in (log / "late").iterdir()}
     aside = ("rejects", "late")
     assert event_files.published(log, aside) == event_files.published(whole(name, seed), aside)
@@ -276,7 +316,7 @@ def test_all_that_a_job_writes_is_durable_before_it_has_its_name(tmp_path):
             named.add(path)
             unsettled.add(path)
 
-    events = drawn(0)
+    events = drawn("plain", 0)
     folder = event_files.write_events(tmp_path / "events", events, files=2)
     rounds = iter([False, False, True])
     with watching(reach, training=False):
@@ -298,3 +338,6 @@ def test_a_partition_closes_when_all_clicks_on_it_have_had_their_time_to_arrive(
     second = event_files.SECOND_US
     assert rules.closes_at(event_files.BEGIN_US) == event_files.BEGIN_US + (20 + 6 + 10 + 5) * second
     assert (rules.ahead, rules.lookback) == (4 * second, (6 + 10 + 4) * second)
+    longer = partition_rules(event_files.mapping(**SKEWED, **labels_of(LABELS)))
+    assert longer.closes_at(0) == (20 + 6 + 25 + 5) * second
+    assert longer.lookback == (6 + 25 + 4) * second

@@ -152,6 +152,22 @@ def test_clicks_that_miss_their_impression_are_told_with_what_would_match_them(i
     assert ingest(tmp_path / "events", tmp_path / "few", "batch")["warnings"] == []
 
 
+def test_conversions_that_miss_their_impression_are_told_as_clicks_are(ingest, tmp_path):
+    sale = {**event_files.content()["clicks"], "window": "20s"}
+    (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content(labels={"sale": sale})))
+    shown = [impression(number, 18.5) for number in range(100)]
+    clicks, sales = [click(number, 18.6) for number in range(100)], [(0, 38.5), (1, 38.51), (5_000, 9)]
+    jsonl(tmp_path / "events", impressions_0=shown, clicks_0=clicks, sale_0=[click(*one) for one in sales])
+    result = ingest(tmp_path / "events", tmp_path / "log", "batch")
+    assert result["warnings"] == [
+        "0 of 3 events of sale are early, which matches, 1 late, 1 orphans; "
+        "1 would match with labels.sale.window: 30s (now 20s); 1 have no impression in the log"
+    ]
+    assert result["counts"]["labels"] == {"sale": {"read": 3, "late": 0, "rejected": 0}}
+    unmatched = {path.stem.split("-")[-1] for path in (tmp_path / "log/unmatched").iterdir()}
+    assert unmatched == {"sale"}
+
+
 def test_what_is_not_found_says_where_it_was_looked_for(ingest, tmp_path):
     (tmp_path / "empty").mkdir()
     told = ingest(tmp_path / "empty", tmp_path / "log", "batch")["error"]

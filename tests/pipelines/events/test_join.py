@@ -1,7 +1,8 @@
 """The join of partitions against one of single events, written from what the modules say of themselves."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, shard_schema, unpack_ids
-from ctr.pipelines.events.join import CLICK_COUNTERS, NOT_PUBLISHED, UNMATCHED_SCHEMA, Joined, join_partition
+from ctr.pipelines.events.join import NOT_PUBLISHED, UNMATCHED_SCHEMA, Joined, fate_counters, join_partition
 from ctr.pipelines.events.rules import PartitionRules, route_clicks, route_impressions
 from ctr.pipelines.events.tables import CLICK_SCHEMA, EARLIER_SCHEMA
 from single_events import Click, Impression, PlainPartition, join_plainly
 
 FEATURE = {"name": "color", "kind": "category", "source": "color", "buckets": 9}
-SCHEMA = parse_model(Schema, {"features": [FEATURE]}, "test")
+SCHEMA = parse_model(Schema, {"features": [FEATURE], "labels": ["sale", "call"]}, "test")
+KINDS = ("clicks", "sale", "call")
+NO_LABELS = {"sale": (0, 0), "call": (0, 0)}
 IMPRESSIONS = pa.schema([*shard_schema(SCHEMA), pa.field("arrival", pa.int64(), False)])
 
 
@@ -30,7 +33,8 @@ def impression_table(found: Sequence[Impression]) -> pa.Table:
     ones = np.ones(len(found), np.float32)
     columns = [time, shown, query, number, np.zeros(len(found), np.int8), ones, ones]
     ids = pack_ids(color.astype(np.int32)[:, None])
-    return pa.table([*map(pa.array, columns), ids, pa.array(arrival)], schema=IMPRESSIONS)
+    zeros = [pa.array(np.zeros(len(found), np.int8))] * 2
+    return pa.table([*map(pa.array, columns), ids, *zeros, pa.array(arrival)], schema=IMPRESSIONS)
 
 
 def click_table(found: Sequence[Click]) -> pa.Table:
@@ -40,7 +44,7 @@ def click_table(found: Sequence[Click]) -> pa.Table:
 
 
 def route(
-    rules: PartitionRules, route_kind: Any, tables: Sequence[pa.Table]
+    rules: PartitionRules, route_kind: Callable[..., Any], tables: Sequence[pa.Table]
 ) -> tuple[dict[int, pa.Table], pa.Table]:
     """The pieces of an input by partition, and those too late."""
     parts: dict[int, list[pa.Table]] = defaultdict(list)
@@ -54,21 +58,25 @@ def route(
 
 
 def join_all(
-    rules: PartitionRules, impressions: Sequence[pa.Table], clicks: Sequence[pa.Table]
-) -> tuple[dict[int, Joined], pa.Table, pa.Table]:
+    rules: PartitionRules, impressions: Sequence[pa.Table], events: Mapping[str, Sequence[pa.Table]]
+) -> tuple[dict[int, Joined], pa.Table, dict[str, pa.Table]]:
     """Every partition that has something, and the events that came too late."""
     shown, late_shown = route(rules, route_impressions, impressions)
-    clicked, late_clicked = route(rules, route_clicks, clicks)
+    routed = {
+        kind: route(rules, partial(route_clicks, kind=kind), events.get(kind, [click_table([])]))
+        for kind in KINDS
+    }
     joined = {}
-    for start in sorted({*shown, *clicked}):
+    for start in sorted({*shown, *(start for parts, _ in routed.values() for start in parts)}):
         before = [part.select(EARLIER_SCHEMA.names) for other, part in shown.items() if other < start]
         tables = (
             shown.get(start, IMPRESSIONS.empty_table()),
             pa.concat_tables([EARLIER_SCHEMA.empty_table(), *before]),
-            clicked.get(start, CLICK_SCHEMA.empty_table()),
+            {kind: parts.get(start, CLICK_SCHEMA.empty_table()) for kind, (parts, _) in routed.items()},
         )
         joined[start] = join_partition(SCHEMA, rules, start, *tables)
-    return {start: found for start, found in joined.items() if not found.is_empty}, late_shown, late_clicked
+    late = {kind: aside for kind, (_, aside) in routed.items()}
+    return {start: found for start, found in joined.items() if not found.is_empty}, late_shown, late
 
 
 def plain_impressions(table: pa.Table) -> list[Impression]:
@@ -82,19 +90,23 @@ def plain(joined: Joined) -> PlainPartition:
     """The same as ``join_plainly`` has it."""
     rows = joined.examples
     assert rows.schema == shard_schema(SCHEMA)
-    assert joined.unmatched.schema == UNMATCHED_SCHEMA
+    assert all(table.schema == UNMATCHED_SCHEMA for table in joined.unmatched.values())
     shown = plain_impressions(rows.append_column("arrival", pa.array(np.zeros(rows.num_rows, np.int64))))
     keys = [(found.time, found.query, found.id) for found in shown]
     assert keys == sorted(keys)
-    labels = rows.column("label").to_pylist()
-    examples = {
-        found.id: (found.time, found.shown, found.query, found.color, label)
-        for found, label in zip(shown, labels, strict=True)
-    }
+    examples = {found.id: (found.time, found.shown, found.query, found.color) for found in shown}
     assert len(examples) == rows.num_rows
-    unmatched = [tuple(row.values()) for row in joined.unmatched.to_pylist()]
+    labeled = {
+        (kind, row["example_id"])
+        for row in rows.to_pylist()
+        for kind in KINDS
+        if row["label" if kind == "clicks" else f"label:{kind}"]
+    }
+    unmatched = [
+        (kind, *row.values()) for kind in sorted(KINDS) for row in joined.unmatched[kind].to_pylist()
+    ]
     counters = Counter({name: count for name, count in joined.counters.items() if count})
-    return PlainPartition(examples, unmatched, plain_impressions(joined.conflicting), counters)
+    return PlainPartition(examples, labeled, unmatched, plain_impressions(joined.conflicting), counters)
 
 
 def assert_same(found: dict[int, Joined], reported: dict[int, PlainPartition]) -> None:
@@ -102,6 +114,7 @@ def assert_same(found: dict[int, Joined], reported: dict[int, PlainPartition]) -
     for start, joined in found.items():
         seen, expected = plain(joined), reported[start]
         assert seen.examples == expected.examples, start
+        assert seen.labeled == expected.labeled, start
         assert seen.unmatched == expected.unmatched, start
         assert seen.conflicting == expected.conflicting, start
         assert seen.counters == +expected.counters, start
@@ -117,8 +130,19 @@ RULES = st.builds(
     delay=st.sampled_from([1, 3, 12]),
     skew=st.sampled_from([0, 0, 2, 7]),
     show=st.sampled_from([0, 0, 3, 17]),
+    # Longer than the window of clicks, and shorter.
+    labels=st.fixed_dictionaries(
+        {
+            "sale": st.sampled_from([(0, 0), (31, 9), (45, 2)]),
+            "call": st.sampled_from([(0, 0), (1, 3), (12, 40)]),
+        }
+    ),
 )
-Case = tuple[PartitionRules, list[Impression], list[Click]]
+Case = tuple[PartitionRules, list[Impression], dict[str, list[Click]]]
+
+
+# Few different times, so that queries and impressions tie.
+NUMBERS, TIMES = st.integers(0, 5), st.sampled_from([0, 3, 4, 5, 9, 10, 14, 27, 41, 60])
 
 
 def arrivals(rules: PartitionRules, time: int) -> st.SearchStrategy[int]:
@@ -131,30 +155,35 @@ def arrivals(rules: PartitionRules, time: int) -> st.SearchStrategy[int]:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     rules = draw(RULES)
-    # Few different times, so that queries and impressions tie.
-    numbers, times = st.integers(0, 5), st.sampled_from([0, 3, 4, 5, 9, 10, 14, 27, 41, 60])
     impressions = []
     for _ in range(draw(st.integers(0, 9))):
-        time = draw(times)
+        time = draw(TIMES)
         shown = time + (draw(st.integers(-rules.skew, rules.show)) if rules.show else 0)
-        found = Impression(draw(numbers), time, shown, draw(st.integers(0, 1)), draw(st.integers(0, 1)), 0)
+        found = Impression(draw(NUMBERS), time, shown, draw(st.integers(0, 1)), draw(st.integers(0, 1)), 0)
         impressions += [
             found._replace(arrival=draw(arrivals(rules, time)))
             for _ in range(draw(st.sampled_from([1, 1, 1, 2])))
         ]
+    return rules, impressions, {kind: draw(clicks_on(rules, kind, impressions)) for kind in KINDS}
+
+
+@st.composite
+def clicks_on(
+    draw: st.DrawFn, rules: PartitionRules, kind: str, impressions: list[Impression]
+) -> list[Click]:
     clicks = []
+    window, late_window = rules.labels.get(kind, (rules.window, rules.late_window))
     for _ in range(draw(st.integers(0, 9))):
         if impressions and draw(st.booleans()):
             shown = draw(st.sampled_from(impressions))
-            reach = rules.window + rules.late_window
-            edges = [-rules.skew, 0, rules.window, reach]
+            edges = [-rules.skew, 0, window, window + late_window]
             afters = [edge + by for edge in edges for by in (-1, 0, 1)]
             number, time = shown.id, max(shown.shown + draw(st.sampled_from(afters)), 0)
         else:
-            number, time = draw(numbers), draw(times)
+            number, time = draw(NUMBERS), draw(TIMES)
         for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
             clicks.append(Click(number, time, draw(arrivals(rules, time))))
-    return rules, impressions, clicks
+    return clicks
 
 
 def cut(draw: st.DrawFn, rows: list[Any]) -> list[list[Any]]:
@@ -170,51 +199,65 @@ def cut(draw: st.DrawFn, rows: list[Any]) -> list[list[Any]]:
 @settings(max_examples=50)
 @given(cases(), st.data())
 def test_partitions_are_those_of_a_join_of_single_events_in_any_order_and_cut(case, data):
-    rules, impressions, clicks = case
+    rules, impressions, events = case
     pieces = [impression_table(part) for part in cut(data.draw, impressions)]
-    click_pieces = [click_table(part) for part in cut(data.draw, clicks)]
-    found, late_shown, late_clicked = join_all(rules, pieces, click_pieces)
-    reported, too_late, clicks_too_late = join_plainly(rules, impressions, clicks)
+    event_pieces = {
+        kind: [click_table(part) for part in cut(data.draw, clicks)] for kind, clicks in events.items()
+    }
+    found, late_shown, late_clicked = join_all(rules, pieces, event_pieces)
+    reported, too_late, clicks_too_late = join_plainly(rules, impressions, events)
     assert_same(found, reported)
     assert Counter(plain_impressions(late_shown)) == Counter(too_late)
-    late = Counter(tuple(row.values()) for row in late_clicked.to_pylist())
-    assert late == Counter(map(tuple, clicks_too_late))
+    for kind, table in late_clicked.items():
+        late = Counter(tuple(row.values()) for row in table.to_pylist())
+        assert late == Counter(map(tuple, clicks_too_late[kind]))
 
     # Every event is counted once.
     total = Counter[str]()
     for joined in found.values():
         counters = joined.counters
-        assert set(counters) == {"impressions", "clicks", *NOT_PUBLISHED, *CLICK_COUNTERS}
+        fates = {name for kind in KINDS for name in fate_counters(kind)}
+        assert set(counters) == {"impressions", *KINDS, *NOT_PUBLISHED, *fates}
         assert counters["impressions"] == joined.examples.num_rows + sum(counters[n] for n in NOT_PUBLISHED)
-        assert counters["clicks"] == sum(counters[name] for name in CLICK_COUNTERS)
-        assert joined.unmatched.num_rows == counters["late_clicks"] + counters["orphan_clicks"]
+        for kind in KINDS:
+            assert counters[kind] == sum(counters[name] for name in fate_counters(kind))
+            assert joined.unmatched[kind].num_rows == counters[f"late_{kind}"] + counters[f"orphan_{kind}"]
         total.update(counters)
     assert total["impressions"] + late_shown.num_rows == len(impressions)
-    assert total["clicks"] + late_clicked.num_rows == len(clicks)
+    for kind, clicks in events.items():
+        assert total[kind] + late_clicked[kind].num_rows == len(clicks)
 
     # Matched clicks are those of the clicked examples. An id that is given again after it was forgotten is another one
     # to some partitions only.
     shown = defaultdict(list)
     for one in impressions:
         shown[one.id].append(one.time)
-    steady = {number for number, times in shown.items() if max(times) - min(times) <= rules.late_window}
-    rows = [row for joined in found.values() for row in joined.examples.to_pylist()]
-    clicked = {row["example_id"] for row in rows if row["label"]}
-    assert clicked & steady == {n for partition in reported.values() for n in partition.matched} & steady
+    steady = {
+        (kind, number)
+        for kind in KINDS
+        for number, times in shown.items()
+        if max(times) - min(times) <= rules.windows[kind][1]
+    }
+    labeled = set().union(*(plain(joined).labeled for joined in found.values()))
+    matched = set().union(*(partition.matched for partition in reported.values()))
+    assert labeled & steady == matched & steady
 
     # What comes again changes no example.
-    twice, *_ = join_all(rules, pieces * 2, click_pieces * 2)
+    doubled = {kind: parts * 2 for kind, parts in event_pieces.items()}
+    twice, *_ = join_all(rules, pieces * 2, doubled)
     assert set(found) == set(twice)
     for start, joined in twice.items():
         assert joined.examples.equals(found[start].examples)
-        assert joined.unmatched.equals(found[start].unmatched)
+        assert joined.unmatched == found[start].unmatched
         assert set(plain_impressions(joined.conflicting)) >= set(plain_impressions(found[start].conflicting))
-        assert joined.counters["matched_clicks"] == found[start].counters["matched_clicks"]
+        for kind in KINDS:
+            assert joined.counters[f"matched_{kind}"] == found[start].counters[f"matched_{kind}"]
 
 
 def test_a_click_counts_from_its_impression_to_the_end_of_the_window():
-    exact = PartitionRules(length=5, window=10, late_window=4, delay=100)
-    skewed = PartitionRules(length=5, window=10, late_window=4, delay=100, skew=2, show=9)
+    durations = {"length": 5, "late_window": 4, "delay": 100, "labels": NO_LABELS}
+    exact = PartitionRules(window=10, **durations)
+    skewed = PartitionRules(window=10, skew=2, show=9, **durations)
     at_once = {-1: "orphan", 0: "matched", 10: "matched", 11: "late", 14: "late", 15: "orphan"}
     around = {-3: "orphan", -2: "early", -1: "early", 0: "matched", 10: "matched", 11: "late"}
     # In the partition of its query, in the next one, and two later.
@@ -222,26 +265,58 @@ def test_a_click_counts_from_its_impression_to_the_end_of_the_window():
     for rules, shown, fates in rows:
         for after, fate in fates.items():
             tables = [impression_table([Impression(7, 3, shown, 0, 0, 20)])]
-            joined, *_ = join_all(rules, tables, [click_table([Click(7, shown + after, 21)])])
+            joined, *_ = join_all(rules, tables, {"clicks": [click_table([Click(7, shown + after, 21)])]})
             assert joined[0].examples.column("label").to_pylist() == [fate in ("early", "matched")], after
             counted = Counter[str]()
             for found in joined.values():
-                counted.update({name: found.counters[name] for name in CLICK_COUNTERS})
+                counted.update({name: found.counters[name] for name in fate_counters("clicks")})
             assert +counted == {f"{fate}_clicks": 1}, after
-            reasons = [row["reason"] for found in joined.values() for row in found.unmatched.to_pylist()]
+            reasons = [
+                row["reason"] for found in joined.values() for row in found.unmatched["clicks"].to_pylist()
+            ]
             assert reasons == [fate] * (fate in ("late", "orphan")), after
 
 
 def test_what_arrives_as_its_partition_closes_is_too_late():
     # The partition of the impression closes at 5 + 10 + 3, that of the click 5 later.
-    rules = PartitionRules(length=5, window=10, late_window=4, delay=3)
+    rules = PartitionRules(length=5, window=10, late_window=4, delay=3, labels=NO_LABELS)
     for arrival, label, late in ((17, 1, 0), (18, 0, 0), (22, 0, 0), (23, 0, 1)):
         impressions = impression_table([Impression(7, 3, 3, 0, 0, 3)])
-        joined, _, aside = join_all(rules, [impressions], [click_table([Click(7, 6, arrival)])])
+        joined, _, aside = join_all(rules, [impressions], {"clicks": [click_table([Click(7, 6, arrival)])]})
         assert joined[0].examples.column("label").to_pylist() == [label]
-        assert aside.num_rows == late
+        assert aside["clicks"].num_rows == late
         assert (5 in joined) == (not late)
     table = impression_table([Impression(1, 3, 3, 0, 0, 17), Impression(2, 3, 3, 0, 0, 18)])
     routed, aside = route_impressions(rules, table)
     assert routed[0].column("example_id").to_pylist() == [1]
     assert aside.column("example_id").to_pylist() == [2]
+
+
+def test_a_conversion_counts_to_the_end_of_its_own_window_which_the_partition_waits_for():
+    hour = 3_600_000_000
+    windows = {"sale": (72 * hour, hour), "call": (1, 0)}
+    rules = PartitionRules(length=hour, window=hour // 2, late_window=0, delay=10, labels=windows)
+    assert rules.closes_at(0) == 73 * hour + 10
+    shown = [Impression(7, 3, 3, 0, 0, 3)]
+    for after, fate in {
+        0: "matched",
+        72 * hour: "matched",
+        72 * hour + 1: "late",
+        73 * hour + 1: "orphan",
+    }.items():
+        sale = [click_table([Click(7, 3 + after, 3 + after)])]
+        joined, *_ = join_all(rules, [impression_table(shown)], {"sale": sale})
+        assert joined[0].examples.column("label:sale").to_pylist() == [fate == "matched"], after
+        assert joined[0].examples.column("label:call").to_pylist() == [0]
+        assert joined[0].examples.column("label").to_pylist() == [0]
+        home = joined[rules.home_of(3 + after)]
+        assert (home.counters["sale"], home.counters[f"{fate}_sale"]) == (1, 1)
+    # A click has the window of clicks, however long the partition waits; it may arrive until that closes.
+    for after, arrival, label in (
+        (hour // 2, 73 * hour + 9, 1),
+        (hour // 2, 73 * hour + 10, 0),
+        (hour // 2 + 1, 9, 0),
+    ):
+        click = [click_table([Click(7, 3 + after, arrival)])]
+        joined, *_ = join_all(rules, [impression_table(shown)], {"clicks": click})
+        assert joined[0].examples.column("label").to_pylist() == [label], after

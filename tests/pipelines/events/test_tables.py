@@ -240,7 +240,9 @@ def good_columns(rows: int = 2) -> dict[str, pa.Array]:
 def test_hashed_impressions_take_as_many_schemas_however_many_features_they_have(tmp_path, monkeypatch):
     made: list[int] = []
     make_schema = event_mapping.make_schema
-    monkeypatch.setattr(event_mapping, "make_schema", lambda *given: made.append(1) or make_schema(*given))
+    monkeypatch.setattr(
+        event_mapping, "make_schema", lambda *given, **named: made.append(1) or make_schema(*given, **named)
+    )
     counts = []
     for features in (2, 20):
         lists = [
