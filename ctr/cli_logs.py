@@ -162,7 +162,6 @@ _ROWS = {
 }
 _TABLE = {
     **_ROWS,
-    "[--workers N]": "processes that read files, and write partitions, side by side (1)",
     "logs that grow": {
         "[--append]": "more files will follow: keep the rows of the last partition unpublished until later rows come",
         "[--allowed-lateness DURATION]": "with --append: keep a partition unpublished until a row is this much later "
@@ -209,7 +208,6 @@ def _ingest(arguments: argparse.Namespace) -> None:
             allowed_lateness_us=lateness_us,
             max_reject_share=arguments.max_reject_share,
             progress=bar.advance,
-            workers=arguments.workers,
         )
     print_result(arguments, result.as_dict(), f"{arguments.out}: {result.as_text()}")
 
@@ -253,7 +251,7 @@ _tables: dict[str, tuple[str, Takes]] = {
 }
 _INGESTS = (
     *(
-        command(f"ingest {name}", does, takes, workers=1, **_DEFAULTS)(_ingest)
+        command(f"ingest {name}", does, takes, **_DEFAULTS)(_ingest)
         for name, (does, takes) in _tables.items()
     ),
     _ingest_events,

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -261,10 +261,6 @@ class Made:
     rejects: list[Reject]
     local: bool  # its times have no zone
     hashes: np.ndarray  # of ``hash_rows``, uint64 [N]; [0] where they were not asked for
-
-    def with_table(self, table: pa.Table, before: int) -> "Made":
-        """Returns it with other rows, and another number of lines before its file."""
-        return replace(self, table=table, before=before)
 
 
 def make_chunks(

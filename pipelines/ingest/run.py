@@ -17,7 +17,7 @@ the next, and a file that is in the log is not added again.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
@@ -46,16 +46,8 @@ from ctr.pipelines.ingest.examples import (
     spill_schema,
     take_examples,
     timed,
-    timed_each,
     timeless_joins,
     with_columns,
-)
-from ctr.pipelines.ingest.parallel import (
-    Processes,
-    check_workers,
-    processes,
-    read_in_processes,
-    stage_in_processes,
 )
 from ctr.pipelines.ingest.partitions import (
     closed_rejects,
@@ -94,7 +86,7 @@ from ctr.pipelines.ingest.state import (
     write_blocks,
     write_held,
 )
-from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE, Reject, RejectLog, check_reject_share, reject_reasons
+from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE, RejectLog, check_reject_share, reject_reasons
 from ctr.pipelines.rows.sources import SourceFile
 from ctr.pipelines.spill import PartitionSpill, spill_folder
 
@@ -115,7 +107,6 @@ def ingest(
     progress: Callable[[int], None] | None = None,
     block_bytes: int = BLOCK_BYTES,
     now_us: int | None = None,
-    workers: int = 1,
 ) -> IngestResult:
     """Publishes the examples of the input files as the log ``out``, which may hold other partitions.
 
@@ -124,20 +115,17 @@ def ingest(
     one comes that is later than the end of the partition by the allowed lateness (and the gap of sessions).
 
     Query times from ``now_us`` on are warned of; None: the time of the machine's clock. ``progress`` is called with the
-    number of rows read since its last call; ``block_bytes`` change nothing in the log, nor does the number of
-    ``workers``, processes that read files, and write partitions, side by side. Raises InputError: no input or
+    number of rows read since its last call; ``block_bytes`` change nothing in the log. Raises InputError: no input or
     no example in it, a missing column, a damaged file, too many rejects, a log of another schema, or rows of partitions
     that are closed.
     """
     started = time.perf_counter()
     check_reject_share(max_reject_share)
-    check_workers(mapping, workers)
     sources = input_files(out, mapping, inputs, append)
     with spill_folder(out) as folder:
         work = _Ingest(mapping, sources, out, append, allowed_lateness_us, max_reject_share, now_us)
         try:
-            with processes(workers) if workers > 1 else nullcontext() as pool:
-                work.run(folder, progress, block_bytes, pool)
+            work.run(folder, progress, block_bytes)
         finally:
             work.write_rejects()
     work.seconds["total"] = time.perf_counter() - started
@@ -186,22 +174,20 @@ class _Ingest:
                 "directory",
             )
 
-    def run(
-        self,
-        folder: Path,
-        progress: Callable[[int], None] | None,
-        block_bytes: int,
-        pool: Processes | None,
-    ) -> None:
+    def run(self, folder: Path, progress: Callable[[int], None] | None, block_bytes: int) -> None:
         mapping, inputs = self._mapping, self._inputs
         if not inputs.again:
             self._repeats = Repeats(read_blocks(self._out, self._state), len(self._state.inputs))
         reading = Reading(self._rejects, self._times, self._repeats, self.seconds)
-        given, hashed = (mapping, inputs.sources, block_bytes), self._repeats is not None
-        if pool is None:
-            chunks = make_chunks(*given, hashed, self.seconds, inputs.first_line, inputs.first_lines)
-        else:
-            chunks = read_in_processes(pool, *given, hashed, folder / "read", inputs.first_line)
+        chunks = make_chunks(
+            mapping,
+            inputs.sources,
+            block_bytes,
+            self._repeats is not None,
+            self.seconds,
+            inputs.first_line,
+            inputs.first_lines,
+        )
         tables = take_examples(chunks, reading, progress)
         with ExitStack() as stack:
             hashing = ThreadPoolExecutor(1, "ingest-hash")
@@ -241,7 +227,7 @@ class _Ingest:
             # Before anything is published: what is lost, or what histories cannot read, can still be restored.
             check_published(self._out, self._state)
             self._histories.known()
-            self._publish(merged, added, pool)
+            self._publish(merged, added)
 
     def _held_tables(self) -> Iterator[pa.Table]:
         """The rows that were held back, their files numbered after those of the input."""
@@ -303,7 +289,7 @@ class _Ingest:
                     self._manifests.append(manifest)
                     self._rejects.add(duplicates)
 
-    def _publish(self, merged: PartitionSpill, added: Sequence[InputFile], pool: Processes | None) -> None:
+    def _publish(self, merged: PartitionSpill, added: Sequence[InputFile]) -> None:
         """Publishes all partitions of new and held rows but those that stay open, whose rows it holds back."""
         mapping, out = self._mapping, self._out
         starts, published = merged.starts(), {start for start, _ in list_partitions(out)}
@@ -321,10 +307,11 @@ class _Ingest:
         staged: list[Manifest] = []
         due = [start for start in starts if start not in published and start not in held]
         with new_shards_removed_on_failure(out, mapping, due):
-            for manifest, duplicates in self._staged(merged, due, pool):
+            for start, table, duplicates in sorted_partitions(merged, due, self.seconds):
+                with timed(self.seconds, "publish"):
+                    staged.append(stage(out, mapping, self._histories, start, table))
                 self._rejects.add(duplicates)
                 self._rejects.check(merged_rows)
-                staged.append(manifest)
             self._warn_of_order(staged, published)
             with timed(self.seconds, "publish"):
                 change = self._store(merged, added, staged, held, max(latest, default=0))
@@ -333,20 +320,6 @@ class _Ingest:
             self._histories.save()
         self._manifests = sorted([*self._manifests, *staged], key=lambda manifest: manifest.start)
         remove_leftovers(out, self._manifests, self._rejects_path)
-
-    def _staged(
-        self, merged: PartitionSpill, due: Sequence[int], pool: Processes | None
-    ) -> Iterator[tuple[Manifest, list[Reject]]]:
-        """Stages partitions, in order; yields their manifests and duplicates."""
-        if pool is not None and not self._mapping.feature_schema.histories:
-            yield from timed_each(
-                stage_in_processes(pool, self._out, self._mapping, merged, due), self.seconds, "publish"
-            )
-            return
-        for start, table, duplicates in sorted_partitions(merged, due, self.seconds):
-            with timed(self.seconds, "publish"):
-                manifest = stage(self._out, self._mapping, self._histories, start, table)
-            yield manifest, duplicates
 
     def _publish_again(self, merged: PartitionSpill, starts: Sequence[int]) -> None:
         """Recognizes published partitions that consist of just these rows, and rejects the rows of all others."""
