@@ -117,7 +117,6 @@ def stage_partition(
     rows: pa.Table,
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
-    write: bool = True,
     counts_pages: bool = True,
 ) -> Manifest:
     """Writes the shards of the partition [start, end) of query time (microseconds), which no reader sees yet.
@@ -127,7 +126,6 @@ def stage_partition(
         counters: the partition's input, counted by its outcome; kept in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows; after fewer where vectors are
             so long that these would have more than half of ``MOST_VALUES`` numbers.
-        write: False only makes the manifest, which publishes the partition.
         counts_pages: False: the rows of a query are not those that were shown, or how many these are is not known
             before they are scored.
 
@@ -157,7 +155,7 @@ def stage_partition(
     # Both take about as long, most of it outside Python.
     with ThreadPoolExecutor(1, "count-ids") as counting:
         distinct = counting.submit(_distinct_ids, rows, schema)
-        shards = _write_shards(folder, schema, stem, rows, begins, shard_rows, write)
+        shards = _write_shards(folder, schema, stem, rows, begins, shard_rows)
     return Manifest(
         start=start,
         end=end,
@@ -173,7 +171,7 @@ def stage_partition(
 
 
 def _write_shards(
-    folder: Path, schema: Schema, stem: str, rows: pa.Table, begins: np.ndarray, shard_rows: int, write: bool
+    folder: Path, schema: Schema, stem: str, rows: pa.Table, begins: np.ndarray, shard_rows: int
 ) -> tuple[ShardEntry, ...]:
     times = rows.column("query_time").to_numpy()
     shards: list[ShardEntry] = []
@@ -183,7 +181,7 @@ def _write_shards(
         digest = hashlib.sha256(content).hexdigest()
         file = shard_file(stem, index, digest)
         path = folder / "shards" / file
-        if write and (not path.exists() or file_sha256(path) != digest):
+        if not path.exists() or file_sha256(path) != digest:
             write_atomic_bytes(path, content)
         shards.append(
             ShardEntry(

@@ -32,9 +32,6 @@ class IngestResult:
     # Before this query time the log takes no more rows, but in partitions without any.
     closed_until_us: int | None
     known_files: list[str]  # files of the input that were in the log before; they were not added again
-    known_rows: int  # of these files that were read, and are in partitions with rows of other files
-    repeated_rows: int  # whose content was read before, in another file or earlier in the same one
-    repeated_share: float
     # Of each feature with ``buckets`` the estimated share of its values that share their id with another one.
     shared_ids: dict[str, float]
     warnings: list[str]

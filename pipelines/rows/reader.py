@@ -25,18 +25,16 @@ def read_files(
     sources: Sequence[SourceFile],
     block_bytes: int,
     columns: tuple[str, ...] | None = None,
-    first_lines: Sequence[int] | None = None,
     line: int = 0,
 ) -> Iterator[tuple[Chunk, tuple[SideTable, ...], int]]:
     """Yields the chunks of input files, each with the side tables beside its file and the number of lines before that.
 
     A chunk is about ``block_bytes`` of a file; a blank file has none. ``columns`` are the raw ones to read; None: those
-    that the mapping needs for examples. Lines are counted from ``line`` on; ``first_lines`` are given for each file
-    instead. Raises InputError where a file cannot be read.
+    that the mapping needs for examples. Lines are counted from ``line`` on. Raises InputError where a file cannot be
+    read.
     """
     reader = _Reader(mapping, block_bytes, columns)
     for source in sources:
-        line = line if first_lines is None else first_lines[source.number]
         last = 0
         for chunk, sides in () if is_blank(source.path) else reader.read(source):
             last = max(last, chunk.last_row)

@@ -90,7 +90,7 @@ def test_of_a_query_that_lasts_the_labels_count_from_its_last_row(tmp_path):
     assert {id_: row[0] for id_, row in read_labels(tmp_path / "log").items()} == {1: 0.0, 2: 30.0}
 
 
-def test_day_by_day_in_several_processes_or_killed_anywhere_the_same_bytes(tmp_path):
+def test_day_by_day_or_killed_anywhere_the_same_bytes(tmp_path):
     paths, mapping, kills = write_days(tmp_path / "in"), mapping_of(), 0
     ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
 
@@ -98,8 +98,6 @@ def test_day_by_day_in_several_processes_or_killed_anywhere_the_same_bytes(tmp_p
         return {name: data for name, data in log_bytes(log).items() if not name.startswith("rejects")}
 
     assert sum(name.startswith(f"sidecars/{SIDECAR}/") for name in files(tmp_path / "whole")) == 24
-    ingest(mapping, paths, tmp_path / "parallel", now_us=NOW, workers=2)
-    assert files(tmp_path / "parallel") == files(tmp_path / "whole")
 
     def die():
         raise KeyboardInterrupt
