@@ -162,6 +162,7 @@ _ROWS = {
 }
 _TABLE = {
     **_ROWS,
+    "[--without-labels]": "make a log of rows without labels, which only ctr score takes",
     "logs that grow": {
         "[--append]": "more files will follow: keep the rows of the last partition unpublished until later rows come",
         "[--allowed-lateness DURATION]": "with --append: keep a partition unpublished until a row is this much later "
@@ -179,7 +180,7 @@ def beam_options(more: str = "") -> Takes:
 
 
 def _ingest(arguments: argparse.Namespace) -> None:
-    from ctr.data.mapping import keeping_values, load_format, load_mapping
+    from ctr.data.mapping import keeping_values, load_format, load_mapping, without_labels
     from ctr.data.times import read_duration
     from ctr.pipelines.ingest.state import input_files
     from ctr.pipelines.rows.rejects import check_reject_share
@@ -192,6 +193,8 @@ def _ingest(arguments: argparse.Namespace) -> None:
     )
     if arguments.keep_values is not None:
         mapping = keeping_values(mapping, arguments.keep_values)
+    if arguments.without_labels:
+        mapping = without_labels(mapping)
     check_reject_share(arguments.max_reject_share)
     input_files(arguments.out, mapping, arguments.input, arguments.append)
     # Only n-grams are made by it.

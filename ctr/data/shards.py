@@ -3,9 +3,9 @@
 A partition's shards are written first and count only once its manifest names them (log.py).
 
 Columns of a shard: ``query_time, timestamp, query_id, example_id`` (int64; times in microseconds, UTC), ``label``
-(int8), ``train_weight, metric_weight`` (float32), ``ids`` (the ids of all single-valued features, little-endian,
-packed in one fixed-size binary), and a list of ids for each multivalent feature. Ids are int32, or int64 in a log that
-has a feature whose ids grow.
+(int8; ``NO_LABEL`` in a log without labels), ``train_weight, metric_weight`` (float32), ``ids`` (the ids of all
+single-valued features, little-endian, packed in one fixed-size binary), and a list of ids for each multivalent feature.
+Ids are int32, or int64 in a log that has a feature whose ids grow.
 """
 
 import hashlib
@@ -39,6 +39,8 @@ from ctr.data.row_order import check_order, key_at
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, write_atomic_bytes
+
+NO_LABEL = -1  # of every row of a log without labels (``Manifest.labeled``)
 
 
 def shard_schema(schema: Schema) -> pa.Schema:
@@ -118,6 +120,7 @@ def stage_partition(
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
     counts_pages: bool = True,
+    labeled: bool = True,
 ) -> Manifest:
     """Writes the shards of the partition [start, end) of query time (microseconds), which no reader sees yet.
 
@@ -128,6 +131,7 @@ def stage_partition(
             so long that these would have more than half of ``MOST_VALUES`` numbers.
         counts_pages: False: the rows of a query are not those that were shown, or how many these are is not known
             before they are scored.
+        labeled: False: the rows have no labels.
 
     Raises:
         InputError: rows out of order or outside the partition, or not under the log's schema.
@@ -162,11 +166,12 @@ def stage_partition(
         schema_version=schema.version,
         rows=rows.num_rows,
         queries=len(begins),
-        clicks=int(rows.column("label").to_numpy().sum()),
+        clicks=int(rows.column("label").to_numpy().sum()) if labeled else 0,
         shards=shards,
         counters=dict(counters or {}),
         distinct=distinct.result(),
         pages=find_pages(begins, rows.column("timestamp").to_numpy()) if counts_pages else {},
+        labeled=labeled,
     )
 
 

@@ -283,7 +283,7 @@ def read_examples(
             local = _is_local(mapping.time, chunk)
             return _Made(chunk.file, before, chunk.last_row, chunk.count, table, rejects, local)
 
-    chunks = timed_each(read_files(mapping, sources, block_bytes, line=line), reading.seconds, "read")
+    chunks = timed_each(read_files(mapping, sources, block_bytes, line), reading.seconds, "read")
     for made in work_ahead(make, chunks, _WORKERS, _AHEAD):
         _, lines = reading.lines_of.get(made.file, (0, 0))
         reading.lines_of[made.file] = made.before, max(made.last_row, lines)

@@ -163,7 +163,13 @@ def stage(out: Path, mapping: Mapping, histories: Histories, start: int, table: 
     table = histories.fill(start, table)
     end = start + mapping.partition_us
     manifest = stage_partition(
-        out, mapping.feature_schema, start, end, examples_of(table), shard_rows=mapping.shard_rows
+        out,
+        mapping.feature_schema,
+        start,
+        end,
+        examples_of(table),
+        shard_rows=mapping.shard_rows,
+        labeled=mapping.label is not None,
     )
     histories.add(end, table)
     if mapping.kept_values and table.num_rows:

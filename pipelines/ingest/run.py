@@ -391,7 +391,7 @@ class _Ingest:
             rows=self._rows,
             examples=examples,
             queries=sum(manifest.queries for manifest in manifests),
-            clicks=sum(manifest.clicks for manifest in manifests),
+            clicks=None if self._mapping.label is None else sum(manifest.clicks for manifest in manifests),
             rejected=rejected,
             reject_reasons=reject_reasons(self._rejects.rejects),
             rejects_file=self._rejects_path if rejected else None,

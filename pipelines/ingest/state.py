@@ -80,8 +80,10 @@ class IngestState(StrictModel):
 
 
 def label_text(mapping: Mapping) -> str:
-    """Formats the column of a mapping's label, or the rule on it."""
+    """Formats the column of a mapping's label, or the rule on it; empty without one."""
     label = mapping.label
+    if label is None:
+        return ""
     if label.op is None:
         return label.column
     value = f"{label.value:g}" if isinstance(label.value, float) else label.value
@@ -94,11 +96,14 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
     grouped = "none" if query is None else "a column"
     if query is not None and query.session is not None:
         grouped = f"sessions of gap {query.session.gap_us / 1e6:.15g} s"
+    rule = "none"
+    if label is not None:
+        rule = "0 or 1" if label.op is None else f"{label.op} {label.value}"
     # Of a log without them the state is what it is without the key.
     labels = {"labels": ", ".join(mapping.labels)} if mapping.labels else {}
     # Durations in seconds: 1d and 24h are the same.
     return labels | {
-        "label": "0 or 1" if label.op is None else f"{label.op} {label.value}",
+        "label": rule,
         "weight": "none" if mapping.weight is None else "a column",
         "query": grouped,
         "partition": f"{mapping.partition_us / 1e6:.15g} s",

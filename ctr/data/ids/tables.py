@@ -20,7 +20,7 @@ from ctr.data.lists import offsets_of, places_of
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.schema import Schema
-from ctr.data.shards import list_column, pack_ids, shard_schema
+from ctr.data.shards import NO_LABEL, list_column, pack_ids, shard_schema
 from ctr.io.errors import InputError
 from ctr.io.words import listed
 
@@ -265,7 +265,7 @@ def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
         column = column.cast(field.type)
     except pa.ArrowException as error:
         raise InputError(f"the key column {name} is not {field.type}: {error}") from None
-    if name == "label" and not np.isin(column.to_numpy(), (0, 1)).all():
+    if name == "label" and not np.isin(column.to_numpy(), (0, 1, NO_LABEL)).all():
         raise InputError("the key column label holds values other than 0 and 1")
     if name.endswith("weight"):
         weights = column.to_numpy()
