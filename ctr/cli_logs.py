@@ -161,7 +161,7 @@ _ROWS = {
 }
 _TABLE = {
     **_ROWS,
-    "[--workers N]": "processes that read files, and write partitions, side by side (1)",
+    "[--without-labels]": "make a log of rows without labels, which only ctr score takes",
     "logs that grow": {
         "[--append]": "more files will follow: keep the rows of the last partition unpublished until later rows come",
         "[--allowed-lateness DURATION]": "with --append: keep a partition unpublished until a row is this much later "
@@ -179,7 +179,7 @@ def beam_options(more: str = "") -> Takes:
 
 
 def _ingest(arguments: argparse.Namespace) -> None:
-    from ctr.data.mapping import keeping_values, load_format, load_mapping
+    from ctr.data.mapping import keeping_values, load_format, load_mapping, without_labels
     from ctr.data.times import read_duration
     from ctr.pipelines.ingest.state import input_files
     from ctr.pipelines.rows.rejects import check_reject_share
@@ -192,6 +192,8 @@ def _ingest(arguments: argparse.Namespace) -> None:
     )
     if arguments.keep_values is not None:
         mapping = keeping_values(mapping, arguments.keep_values)
+    if arguments.without_labels:
+        mapping = without_labels(mapping)
     check_reject_share(arguments.max_reject_share)
     input_files(arguments.out, mapping, arguments.input, arguments.append)
     # Only n-grams are made by it.
@@ -208,7 +210,6 @@ def _ingest(arguments: argparse.Namespace) -> None:
             allowed_lateness_us=lateness_us,
             max_reject_share=arguments.max_reject_share,
             progress=bar.advance,
-            workers=arguments.workers,
         )
     print_result(arguments, result.as_dict(), f"{arguments.out}: {result.as_text()}")
 
@@ -252,7 +253,7 @@ _tables: dict[str, tuple[str, Takes]] = {
 }
 _INGESTS = (
     *(
-        command(f"ingest {name}", does, takes, workers=1, **_DEFAULTS)(_ingest)
+        command(f"ingest {name}", does, takes, **_DEFAULTS)(_ingest)
         for name, (does, takes) in _tables.items()
     ),
     _ingest_events,

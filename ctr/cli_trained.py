@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from ctr.cli_logs import FORMATS, LOG, beam_options
+from ctr.cli_logs import LOG, beam_options
 from ctr.cli_output import Bar, load_tensorflow, print_result, run_notes
 from ctr.cli_parser import CONFIGS, command, config_model, settings
 from ctr.io.errors import InputError, joined
@@ -41,65 +41,36 @@ def _export(arguments: argparse.Namespace) -> None:
 
 @command(
     "score",
-    "predict the clicks of a log or of raw rows with an exported model",
+    "predict the clicks of a log with an exported model",
     {
         "MODEL": "directory of a model, or of its versions: the newest is used",
-        "INPUT ...": "an example log, or files or directories of raw rows",
+        **LOG,
         "--out FILE": "Parquet file to write the predictions to",
-        "[--start TIME]": "score the query times from this one on of an example log: an ISO date, or date and time, "
-        "in UTC",
-        "[--end TIME]": "score the query times before this one of an example log: an ISO date, or date and time, in "
-        "UTC",
-        "[--labels]": "with --format or --mapping: write labels, weights and queries too, for ctr evaluate",
-        "[|]": {
-            f"[--format {{{','.join(FORMATS)}}}]": "format of the raw rows",
-            "[--mapping FILE]": "YAML file that names the columns of the raw rows",
-        },
+        "[--start TIME]": "score the query times from this one on: an ISO date, or date and time, in UTC",
+        "[--end TIME]": "score the query times before this one: an ISO date, or date and time, in UTC",
     },
 )
 def _score(arguments: argparse.Namespace) -> None:
-    from ctr.data.mapping import load_format, load_mapping
+    from ctr.data.log import read_manifests, read_schema
     from ctr.data.time_range import read_time_range
     from ctr.serving.metadata import find_model, read_metadata
-    from ctr.serving.score import check_scores_file, is_log_alone, score_log, score_tables, score_text
+    from ctr.serving.score import check_scores_file, score_log, score_text
 
-    given = arguments.input
+    log, out = arguments.log, arguments.out
     times = read_time_range(arguments.start, arguments.end)
-    check_scores_file(arguments.out, given)
-    named = load_mapping(arguments.mapping) if arguments.mapping else None
-    named = load_format(arguments.format) if arguments.format else named
-    is_log = named is None and is_log_alone(given)
-    if not is_log and (arguments.start, arguments.end) != (None, None):
-        raise InputError("--start and --end go with an example log: raw rows are scored whole")
-    metadata = read_metadata(find_model(arguments.model))
-    for path in given:
-        if not path.exists():
-            raise InputError(f"input {path}: no such file or folder")
-    from ctr.data.log import read_manifests
-    from ctr.pipelines.rows.raw_rows import check_labeled, find_mapping, key_schema, read_raw_rows
-
-    mapping = named if named or is_log else find_mapping(metadata, given)
-    if arguments.labels and mapping is None:
-        raise InputError(
-            "--labels goes with --format or --mapping, which name the column of the label; scores of an example log "
-            "have its labels"
-        )
-    if mapping and arguments.labels:
-        check_labeled(mapping)
+    check_scores_file(out, log)
+    read_metadata(find_model(arguments.model))
+    read_schema(log)
     load_tensorflow()
     from ctr.serving.scorer import Scorer
 
     scorer = Scorer(arguments.model)
-    selected = [one for one in read_manifests(given[0]) if times.selects(one)] if is_log else []
-    with closing(Bar(sum(manifest.rows for manifest in selected) if is_log else None, "rows")) as bar:
-        if is_log:
-            result = score_log(scorer, given[0], arguments.out, bar.advance, times)
-        else:
-            rows = read_raw_rows(scorer.raw_schema, mapping, given, labeled=arguments.labels)
-            keys = key_schema(mapping, arguments.labels)
-            result = score_tables(scorer, rows, keys, arguments.out, bar.advance)
+    manifests = read_manifests(log, needs_labels=False)
+    rows = sum(manifest.rows for manifest in manifests if times.selects(manifest))
+    with closing(Bar(rows, "rows")) as bar:
+        result = score_log(scorer, log, out, bar.advance, times)
     counts = {**dataclasses.asdict(result), "rejects_file": str(result.rejects_file or "")}
-    print_result(arguments, {**counts, "model": str(scorer.path)}, score_text(arguments.out, result))
+    print_result(arguments, {**counts, "model": str(scorer.path)}, score_text(out, result))
 
 
 _TRIES = {

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import ctr
 
-_SAFE_PATH = "PYTHONSAFEPATH"
-
 
 def safe_environment() -> dict[str, str]:
     """Returns the environment for a Python process that is started as ``python -m MODULE``.
@@ -21,21 +19,7 @@ def safe_environment() -> dict[str, str]:
     run. If that directory is the checkout that this package is imported from, it has to stay on the path.
     """
     own = Path(ctr.__file__).resolve().parents[1] == Path.cwd().resolve()
-    return {**os.environ, **({} if own else {_SAFE_PATH: "1"})}
-
-
-@contextlib.contextmanager
-def safe_workers() -> Iterator[None]:
-    """Sets ``safe_environment`` for the processes that are started within the block."""
-    before = os.environ.get(_SAFE_PATH)
-    os.environ.update(safe_environment())
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(_SAFE_PATH, None)
-        else:
-            os.environ[_SAFE_PATH] = before
+    return {**os.environ, **({} if own else {"PYTHONSAFEPATH": "1"})}
 
 
 @contextlib.contextmanager

@@ -104,23 +104,10 @@ class PartitionSpill:
         tables = []
         if start in self._on_disk:
             path = self._path(start)
-            tables.append(read_spilled(path))
+            with pa.memory_map(str(path)) as file:
+                while file.tell() < file.size():
+                    with pa.ipc.open_stream(file) as reader:
+                        tables.append(reader.read_all())
             path.unlink()
             self._on_disk.remove(start)
         return pa.concat_tables([*tables, *self._buffers.pop(start, [])])
-
-    def hand_over(self, start: int) -> Path:
-        """Returns the file of a partition (``read_spilled``), which is the caller's from now on."""
-        self._flush()
-        self._on_disk.remove(start)
-        return self._path(start)
-
-
-def read_spilled(path: Path) -> pa.Table:
-    """Reads the rows of a partition that were flushed to a file, in the order of arrival."""
-    tables = []
-    with pa.memory_map(str(path)) as file:
-        while file.tell() < file.size():
-            with pa.ipc.open_stream(file) as reader:
-                tables.append(reader.read_all())
-    return pa.concat_tables(tables)

@@ -16,7 +16,7 @@ from ctr.io.files import write_atomic_bytes
 # Each is refused before it looks at anything else than its configuration.
 FILES = {
     "report": "report run --out",
-    "score": "score model rows.csv --out",
+    "score": "score model log --out",
     "history": "history log --out",
 }
 FOLDERS = {

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from ctr import cli_logs
@@ -84,9 +85,12 @@ def test_the_whole_way_once_and_again(place, capfd, small_model):
     known = {str(hotel) for hotel in hotel_searches(30)["prop_id"]}
     assert hotels["hashed"] and {one["value"] for one in hotels["top"]} <= known
 
-    # The model knows how to read such a table.
+    # The mapping reads rows that have no labels yet, too.
     assert main(["export", "hotel-quickstart/run", "--out", "models"]) == 0
-    assert main(["score", "models", "hotel.csv", "--labels", "--out", "scores.parquet", "--json"]) == 0
+    pd.read_csv("hotel.csv").drop(columns="click_bool").to_csv("new.csv", index=False)
+    ingest = ["ingest", "table", "new.csv", "--mapping", "hotel-quickstart/mapping.yaml", "--without-labels"]
+    assert main([*ingest, "--out", "new"]) == 0
+    assert main(["score", "models", "new", "--out", "scores.parquet", "--json"]) == 0
     scored = json.loads("{" + capfd.readouterr().out.rpartition("\n{")[2])
     assert (scored["scored"], scored["learned"]) == (rows, rows)
 

@@ -55,16 +55,11 @@ def memory(setting: Setting) -> dict[str, Any]:
 
 
 def _commands(folder: Path) -> dict[str, Arm]:
-    """Makes a small log, a finished run of it, its exported model and a row; returns the commands to measure."""
+    """Makes a small log, a finished run, its exported model and a log of one row; returns the commands to measure."""
     run_command("simulate", "--examples", EXAMPLES, "--out", "log", cwd=folder)
     run_command("train", "log", "--out", "run", cwd=folder)
     run_command("export", "run", "--out", "models", cwd=folder)
-    (model,) = (folder / "models").glob("[0-9]*")
-    metadata = json.loads((model / "assets.extra" / "ctr.json").read_text())
-    values = {"string": "1", "float32": 1.0, "int64": 1_700_000_000_000_000}
-    inputs = metadata["signatures"]["predict"]["inputs"].values()
-    row = {described["column"]: values[described["dtype"]] for described in inputs}
-    (folder / "row.jsonl").write_text(json.dumps(row) + "\n")
+    run_command("simulate", "--examples", "1", "--out", "row", cwd=folder)
 
     def whole(*words: str) -> Numbers:
         ended = run_command(*words, cwd=folder)
@@ -73,7 +68,7 @@ def _commands(folder: Path) -> dict[str, Arm]:
     return {
         "help": partial(whole, "--help"),
         "finished_run": partial(whole, "train", "log", "--out", "run"),
-        "one_row": partial(whole, "score", "models", "row.jsonl", "--out", "scores.parquet"),
+        "one_row": partial(whole, "score", "models", "row", "--out", "scores.parquet"),
         "first_batch": partial(_first_batch, folder, count()),
     }
 

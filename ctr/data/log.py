@@ -54,10 +54,10 @@ class Manifest(ShortModel):
     """One published partition [start, end) of query time, in microseconds, and the ``distinct`` ids that grow in it.
 
     ``pages``: its queries of several rows, as ``ctr.data.query_size.find_pages`` counts them; empty where they are not
-    counted (``ctr.data.shards.stage_partition``).
+    counted (``ctr.data.shards.stage_partition``). ``labeled``: False where the rows have no labels.
     """
 
-    left_out = ("distinct", "pages")
+    left_out = ("distinct", "pages", "labeled")
     format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
     start: int = Field(ge=0, lt=MAX_TIME_US)
     end: int = Field(gt=0, le=MAX_TIME_US)
@@ -69,6 +69,7 @@ class Manifest(ShortModel):
     counters: dict[str, int] = {}
     distinct: dict[str, int] = {}
     pages: Pages = {}
+    labeled: bool = True
 
     @property
     def name(self) -> str:
@@ -239,11 +240,12 @@ def read_manifests(
     folder: Path,
     known: Mapping[tuple[int, int], Manifest] | None = None,
     among: Set[str] | None = None,
+    needs_labels: bool = True,
 ) -> list[Manifest]:
     """Returns all partitions in order of time; the manifests of those ``known`` are not read again.
 
     Raises InputError: a manifest is damaged, overlaps another, or (of the names ``among``, None: of all) was lost while
-    its shards are still there.
+    its shards are still there; or the rows lack the labels that are needed.
     """
     version = read_schema(folder).version
     manifests: list[Manifest] = []
@@ -257,6 +259,11 @@ def read_manifests(
         if manifest.schema_version != version:
             raise InputError(
                 f"{path}: written under schema {manifest.schema_version}, but the log's schema is {version}"
+            )
+        if needs_labels and not manifest.labeled:
+            raise InputError(
+                f"{folder}: its rows were ingested without labels, for ctr score alone; ingest them with their labels "
+                "into another output directory"
             )
         if manifests and manifests[-1].end > manifest.start:
             raise InputError(f"{path}: overlaps the partition before it, {manifests[-1].name}")

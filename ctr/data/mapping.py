@@ -385,7 +385,7 @@ class FurtherLabel(StrictModel):
 
 
 def _or_text(schema: dict[str, Any]) -> None:
-    schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"type": "string"}]
+    schema["anyOf"] = [*schema["anyOf"], {"type": "string"}]
 
 
 class Mapping(ShortModel):
@@ -398,7 +398,8 @@ class Mapping(ShortModel):
         query: which rows form a query. Null or ``none``: each row is its own query.
         example_id: a column that identifies examples; whole numbers are used unchanged, other text is hashed. Null: a
             hash of the name of the file, the number of the row and the time.
-        label: a column of 0, 1, true or false; or a rule such as ``rating >= 4``.
+        label: a column of 0, 1, true or false; or a rule such as ``rating >= 4``. Null: the rows have no labels, and
+            the log can only be scored.
         labels: further labels of a row, by name, which become columns of the log.
         weight: a column of numbers from 0 to 1e9: the weight in the loss and in the metrics. Null: 1.
         derive: new columns by name.
@@ -416,7 +417,7 @@ class Mapping(ShortModel):
     time: Time = Field(examples=[{"column": "shown_at", "format": "iso8601"}])
     query: Query | None = None
     example_id: Column | None = None
-    label: Label = Field(title="column or rule", examples=["clicked"], json_schema_extra=_or_text)
+    label: Label | None = Field(title="column or rule", examples=["clicked"], json_schema_extra=_or_text)
     labels: dict[LabelName, FurtherLabel] = {}
     weight: Column | None = None
     derive: dict[Column, Derived] = {}
@@ -444,6 +445,13 @@ class Mapping(ShortModel):
             raise ValueError(
                 "joins: with jsonl, each join requires input: how its side table (csv, tsv, parquet) is read"
             )
+        if self.label is None and self.labels:
+            raise ValueError("labels: not allowed without a label")
+        if self.label is None and (histories := self.feature_schema.histories):
+            raise ValueError(
+                f"label: required with the histories {', '.join(histories)}, which list earlier rows of the log; to "
+                "score new rows, give their lists to a Scorer in Python"
+            )
         check_kept(self.keep_values, self.features)
         return self
 
@@ -466,7 +474,7 @@ class Mapping(ShortModel):
             self.time.column,
             group,
             self.example_id,
-            self.label.column,
+            None if self.label is None else self.label.column,
             self.weight,
             *self.label_columns,
         )
@@ -524,6 +532,13 @@ def keeping_values(mapping: MappingT, names: str) -> MappingT:
     """Makes a mapping keep the values of the features ``names``, parted by commas, or of ``all``; else InputError."""
     kept = names if names == "all" else tuple(name.strip() for name in names.split(","))
     return parse_model(type(mapping), {**dict(mapping), "keep_values": kept}, "--keep-values")
+
+
+def without_labels(mapping: Mapping) -> Mapping:
+    """Makes a mapping of rows to be scored, which have neither labels nor weights. Raises InputError: histories."""
+    return parse_model(
+        Mapping, {**dict(mapping), "label": None, "labels": {}, "weight": None}, "--without-labels"
+    )
 
 
 def format_names() -> tuple[str, ...]:

@@ -131,10 +131,10 @@ def rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
     return outside
 
 
-def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
+def rows_of_table(table: pa.Table, schema: Schema, first: int, labeled: bool = True) -> Rows:
     """Converts a shard's table (``ctr.data.shards.read_shard``) to arrays, with its faulty rows marked.
 
-    Features that are counted (``Schema.counts_rows``) are added.
+    Features that are counted (``Schema.counts_rows``) are added. ``labeled``: False: the rows have no labels.
     """
     whole, schema = schema, schema.stored
     count = table.num_rows
@@ -156,7 +156,8 @@ def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
     fault[outside] = _ID
     for code, name in ((_METRIC_WEIGHT, "metric_weight"), (_TRAIN_WEIGHT, "train_weight")):
         fault[~((columns[name] >= 0) & (columns[name] <= LARGEST_WEIGHT))] = code
-    fault[(columns["label"] != 0) & (columns["label"] != 1)] = _LABEL
+    if labeled:
+        fault[(columns["label"] != 0) & (columns["label"] != 1)] = _LABEL
     columns |= {"ids": ids, "fault": fault, "position": np.arange(first, first + count)}
     labels = {
         name: table.column(name).cast(pa.float32()).to_numpy()
@@ -189,6 +190,6 @@ def read_rows(
             if before is not None and before[0] == first:
                 check_goes_on(before[1], key_at(table, 0), str(folder / "shards" / entry.file))
             before = position, key_at(table, -1)
-            rows = rows_of_table(table, schema, first)
+            rows = rows_of_table(table, schema, first, manifest.labeled)
             inside = np.searchsorted(rows.query_time, times)
             yield rows.slice(max(start - first, int(inside[0])), max(start - first, int(inside[1])))

@@ -6,7 +6,7 @@ values: also the rules of derived columns, and how categories spell numbers.
 
 import hashlib
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -206,37 +206,25 @@ class Schema(ShortModel):
         return make_schema(self.features[:-1], self.derive, labels=self.labels) if self.counts_rows else self
 
     def only(self, names: Iterable[str]) -> "Schema":
-        """Selects the named features, and the parts of those that are crosses."""
+        """Selects the named features, and the parts of those that are crosses.
+
+        A history without a feature that it names becomes a list, such as a server sends.
+        """
         wanted = set(names)
         for name in tuple(wanted):
             feature = self.by_name[name]
             if isinstance(feature, Cross):
                 wanted.update(feature.of)
-        return self._only(wanted)
-
-    def made_of(self, columns: Container[str]) -> "Schema":
-        """Selects the features that can be made of some columns."""
-        made: set[str] = set()
-        for feature in self.features:
-            # The parts of a cross are features before it.
-            given = made if isinstance(feature, Cross) else columns
-            needed = feature.of if isinstance(feature, Cross) else (self.column_of(feature.source),)
-            if all(name in given for name in needed):
-                made.add(feature.name)
-        return self._only(made)
-
-    def _only(self, names: set[str]) -> "Schema":
-        """Selects features; a history without one that it names becomes a list, such as a server sends."""
         features = [
             feature.model_copy(update={"history": None})
             if isinstance(feature, Category)
             and feature.history
-            and not names.issuperset(feature.history.names)
+            and not wanted.issuperset(feature.history.names)
             else feature
             for feature in self.features
-            if feature.name in names
+            if feature.name in wanted
         ]
-        return make_schema(features, self.derive, self.counts_rows and QUERY_SIZE in names)
+        return make_schema(features, self.derive, self.counts_rows and QUERY_SIZE in wanted)
 
     def canonical_json(self) -> str:
         """Writes the features and rules as text that depends on nothing but their meaning."""

@@ -3,9 +3,10 @@
 A partition's shards are written first and count only once its manifest names them (log.py).
 
 Columns of a shard: ``query_time, timestamp, query_id, example_id`` (int64; times in microseconds, UTC), ``label``
-(int8), ``train_weight, metric_weight`` (float32), ``ids`` (the ids of all single-valued features, little-endian,
-packed in one fixed-size binary), and a list of ids for each multivalent feature. Ids are int32, or int64 in a log that
-has a feature whose ids grow. For each further label follows ``label:NAME`` (int8; null where it is not known).
+(int8; ``NO_LABEL`` in a log without labels), ``train_weight, metric_weight`` (float32), ``ids`` (the ids of all
+single-valued features, little-endian, packed in one fixed-size binary), and a list of ids for each multivalent feature.
+Ids are int32, or int64 in a log that has a feature whose ids grow. For each further label follows ``label:NAME`` (int8;
+null where it is not known).
 """
 
 import hashlib
@@ -39,6 +40,8 @@ from ctr.data.row_order import check_order, key_at
 from ctr.data.schema import LABEL_PREFIX, MISSING_ID, Schema, label_column
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, write_atomic_bytes
+
+NO_LABEL = -1  # of every row of a log without labels (``Manifest.labeled``)
 
 
 def shard_schema(schema: Schema, labels: Sequence[str] | None = None) -> pa.Schema:
@@ -118,8 +121,8 @@ def stage_partition(
     rows: pa.Table,
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
-    write: bool = True,
     counts_pages: bool = True,
+    labeled: bool = True,
 ) -> Manifest:
     """Writes the shards of the partition [start, end) of query time (microseconds), which no reader sees yet.
 
@@ -128,9 +131,9 @@ def stage_partition(
         counters: the partition's input, counted by its outcome; kept in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows; after fewer where vectors are
             so long that these would have more than half of ``MOST_VALUES`` numbers.
-        write: False only makes the manifest, which publishes the partition.
         counts_pages: False: the rows of a query are not those that were shown, or how many these are is not known
             before they are scored.
+        labeled: False: the rows have no labels.
 
     Raises:
         InputError: rows out of order or outside the partition, or not under the log's schema.
@@ -158,23 +161,24 @@ def stage_partition(
     # Both take about as long, most of it outside Python.
     with ThreadPoolExecutor(1, "count-ids") as counting:
         distinct = counting.submit(_distinct_ids, rows, schema)
-        shards = _write_shards(folder, schema, stem, rows, begins, shard_rows, write)
+        shards = _write_shards(folder, schema, stem, rows, begins, shard_rows)
     return Manifest(
         start=start,
         end=end,
         schema_version=schema.version,
         rows=rows.num_rows,
         queries=len(begins),
-        clicks=int(rows.column("label").to_numpy().sum()),
+        clicks=int(rows.column("label").to_numpy().sum()) if labeled else 0,
         shards=shards,
         counters=dict(counters or {}),
         distinct=distinct.result(),
         pages=find_pages(begins, rows.column("timestamp").to_numpy()) if counts_pages else {},
+        labeled=labeled,
     )
 
 
 def _write_shards(
-    folder: Path, schema: Schema, stem: str, rows: pa.Table, begins: np.ndarray, shard_rows: int, write: bool
+    folder: Path, schema: Schema, stem: str, rows: pa.Table, begins: np.ndarray, shard_rows: int
 ) -> tuple[ShardEntry, ...]:
     times = rows.column("query_time").to_numpy()
     shards: list[ShardEntry] = []
@@ -184,7 +188,7 @@ def _write_shards(
         digest = hashlib.sha256(content).hexdigest()
         file = shard_file(stem, index, digest)
         path = folder / "shards" / file
-        if write and (not path.exists() or file_sha256(path) != digest):
+        if not path.exists() or file_sha256(path) != digest:
             write_atomic_bytes(path, content)
         shards.append(
             ShardEntry(

@@ -13,11 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from ctr import __version__
-from ctr.data.mapping import load_mapping
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, sync_folder
 from ctr.io.versions import PARTIAL, delete_version, version_number, versions
-from ctr.serving.metadata import FORMAT, MAPPING, read_metadata
+from ctr.serving.metadata import FORMAT, read_metadata
 from ctr.serving.saved_model import weights_hash, write_model
 from ctr.training.run.directory import check_models_folder, only_publisher
 from ctr.training.run.snapshot import Snapshot, read_snapshot
@@ -153,22 +152,9 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
         "logs": progress["consumed"],
         "weights": weights_hash(snapshot),
     }
-    content |= _own_mapping(snapshot.run_dir)
     # Tuples become lists, as they are when it is read again.
     described: dict[str, Any] = json.loads(json.dumps(content))
     return described
-
-
-def _own_mapping(run_dir: Path) -> dict[str, Any]:
-    """The mapping by which ``ctr quickstart`` read the table of a run, for ``ctr score`` to read others by."""
-    path = run_dir.resolve().parent / "mapping.yaml"
-    if not (path.with_name("quickstart.json").is_file() and path.is_file()):
-        return {}
-    try:
-        return {MAPPING: load_mapping(path).model_dump(mode="json", by_alias=True)}
-    except InputError as error:
-        log.warning("the model has no mapping of raw rows: %s", error)
-        return {}
 
 
 def _sync_tree(folder: Path) -> None:

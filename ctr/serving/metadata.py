@@ -27,9 +27,7 @@ FORMAT = 1
 EXTRA = "assets.extra"
 FILE = "ctr.json"
 WARMUP = "tf_serving_warmup_requests"
-MAPPING = "mapping"  # key of the mapping by which ``ctr quickstart`` read raw rows; others have none
 LEARNED = "learned"  # column of scores: true for rows that are not later than the last one that the model learned from
-TIME = "time"  # key of raw rows that has their time, in microseconds; null where times are made of the numbers of rows
 
 
 def find_model(path: Path) -> Path:
@@ -92,15 +90,11 @@ def learned_until(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
     return None if until is None else (int(until[0]), int(until[1]))
 
 
-def is_learned(
-    until: tuple[int, int] | None, times: np.ndarray, queries: np.ndarray | None = None
-) -> np.ndarray:
-    """Tells rows that are not later than the last one that was learned from, bool [N], by time and query id.
+def is_learned(until: tuple[int, int] | None, times: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Returns which rows are not later than the last one that was learned from, bool [N], by time and query id.
 
-    Times are in microseconds, int64 [N]. Without ``queries`` all rows of the last time count as learned from.
+    Times are in microseconds; both are int64 [N].
     """
     if until is None:
         return np.zeros(len(times), bool)
-    if queries is None:
-        return times <= until[0]
     return (times < until[0]) | ((times == until[0]) & (queries <= until[1]))

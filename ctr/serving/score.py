@@ -1,4 +1,4 @@
-"""Scoring of whole logs and raw tables with an exported model, into one Parquet file and one of rejected rows.
+"""Scoring of whole logs with an exported model, into one Parquet file and one of rejected rows.
 
 Importing this module loads no TensorFlow.
 """
@@ -6,7 +6,7 @@ Importing this module loads no TensorFlow.
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -22,21 +22,20 @@ from ctr.data.time_range import TimeRange
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import check_output_file, write_atomic, write_atomic_bytes
-from ctr.serving.metadata import LEARNED, TIME, is_learned, learned_until
+from ctr.serving.metadata import LEARNED, is_learned, learned_until
 
 if TYPE_CHECKING:
     from ctr.serving.scorer import Scorer
 
 Progress = Callable[[int], None]
-Part = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
-"""Keys and model inputs of N rows: texts ``large_binary``, numbers float32, the time int64; and rejected rows."""
+Batch = tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]
+"""Keys and scores of N rows, and rejected rows."""
 
 _BATCH_ROWS = 4096
 _GROUP_ROWS = 64 * 1024
 _LOG_KEYS = ("query_time", "query_id", "example_id")
 _LOG_WEIGHTS = [pa.field(name, pa.float32()) for name in ("train_weight", "metric_weight")]
 _LOG_LABELS = [pa.field("label", pa.int8()), *_LOG_WEIGHTS]
-_LEARNED = pa.field(LEARNED, pa.bool_())
 _SCORES = [pa.field("logit", pa.float32()), pa.field("p", pa.float32())]
 
 
@@ -55,24 +54,14 @@ class ScoreResult:
     reject_reasons: dict[str, int]
     rejects_file: Path | None
     seconds: float
-    learned: int | None = None  # rows that the model has learned from; None: times are not known
-    learned_until: int | None = None  # query time of the last one, in microseconds; None: from none
+    learned: int  # rows that the model has learned from
+    learned_until: int | None  # query time of the last one, in microseconds; None: from none
 
 
-def is_log_alone(inputs: Sequence[Path]) -> bool:
-    """Tells an example log to be scored. Raises InputError when there are other inputs beside it."""
-    logs = [path for path in inputs if (path / "schema.json").is_file()]
-    if logs and len(inputs) > 1:
-        raise InputError(f"input {logs[0]}: an example log is scored alone, without other inputs")
-    return bool(logs)
-
-
-def check_scores_file(out: Path, inputs: Sequence[Path]) -> None:
-    """Raises InputError when ``out`` could not be written, or would replace what is scored."""
-    for given in inputs:
-        inside = given.is_dir() and given.resolve() in out.resolve().parents
-        if out.is_file() and (inside or (given.exists() and out.samefile(given))):
-            raise InputError(f"--out {out}: this is a file of the input {given}: choose another name")
+def check_scores_file(out: Path, log: Path) -> None:
+    """Raises InputError when ``out`` could not be written, or would replace a file of the log that is scored."""
+    if out.is_file() and log.resolve() in out.resolve().parents:
+        raise InputError(f"--out {out}: this is a file of {log}, which is scored: choose another name")
     _check_out(out)
 
 
@@ -107,7 +96,10 @@ def score_log(
     progress: Progress | None = None,
     time_range: TimeRange | None = None,
 ) -> ScoreResult:
-    """Scores an example log by its ids, with the columns of ``ctr evaluate`` beside; raises InputError."""
+    """Scores an example log by its ids, with the columns of ``ctr evaluate`` beside; raises InputError.
+
+    The scores of a log without labels have neither labels nor weights.
+    """
     times = time_range or TimeRange()
     schema = read_schema(log)
     own = scorer.schema.stored.version
@@ -118,14 +110,15 @@ def score_log(
         )
 
     until = learned_until(scorer.metadata)
-    manifests = read_manifests(log)
+    manifests = read_manifests(log, needs_labels=False)
+    labels = _LOG_LABELS if all(manifest.labeled for manifest in manifests) else []
     if manifests and not any(times.selects(manifest) for manifest in manifests):
         first, last = format_time(manifests[0].start), format_time(manifests[-1].end)
         raise InputError(
             f"{log}: no partition of the log overlaps --start and --end; it has {first} to {last}"
         )
 
-    def batches() -> Iterator[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]]:
+    def batches() -> Iterator[Batch]:
         for shard in read_rows(log, scorer.schema, manifests, times=(times.start_us, times.end_us)):
             for begin in range(0, len(shard), _BATCH_ROWS):
                 rows = shard.slice(begin, min(begin + _BATCH_ROWS, len(shard)))
@@ -133,14 +126,14 @@ def score_log(
                 rejects = [_describe(rows, index) for index in np.flatnonzero(~good).tolist()]
                 kept = rows if good.all() else rows.keep(good)
                 columns = {name: getattr(kept, name) for name in _LOG_KEYS}
-                for field in _LOG_LABELS:
+                for field in labels:
                     columns[field.name] = getattr(kept, field.name).astype(field.type.to_pandas_dtype())
                 keys = pa.table({**columns, LEARNED: is_learned(until, kept.query_time, kept.query_id)})
                 scores = scorer.score_ids(_packed(kept)) if len(kept) else {}
                 yield keys, scores, rejects
 
     fields = [pa.field(name, pa.int64()) for name in _LOG_KEYS]
-    schema_out = pa.schema([*fields, *_LOG_LABELS, _LEARNED, *_scores(scorer)])
+    schema_out = pa.schema([*fields, *labels, pa.field(LEARNED, pa.bool_()), *_scores(scorer)])
     return _write(out, schema_out, batches(), progress, until)
 
 
@@ -165,62 +158,26 @@ def _describe(rows: Rows, index: int) -> dict[str, Any]:
     return {"row": int(rows.position[index]), **keys, "reason": FAULTS[rows.fault[index]]}
 
 
-def score_tables(
-    scorer: "Scorer", parts: Iterable[Part], keys: pa.Schema, out: Path, progress: Progress | None = None
-) -> ScoreResult:
-    """Scores raw rows, with their ``keys``; in place of a ``time`` is written whether rows were learned from."""
-    until = learned_until(scorer.metadata)
-
-    def batches() -> Iterator[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]]:
-        for given, raw, rejects in parts:
-            key_table = _with_learned(given, until)
-            yield key_table.slice(0, 0), {}, rejects
-            for begin in range(0, raw.num_rows, _BATCH_ROWS):
-                piece = raw.slice(begin, _BATCH_ROWS)
-                columns = {name: _column(piece.column(name)) for name in piece.column_names}
-                yield key_table.slice(begin, _BATCH_ROWS), scorer.score(columns), []
-
-    schema = _with_learned(keys.empty_table(), until).schema
-    return _write(out, pa.schema([*schema, *_scores(scorer)]), batches(), progress, until)
-
-
-def _with_learned(keys: pa.Table, until: tuple[int, int] | None) -> pa.Table:
-    """Puts whether the model has learned from rows in the place of their times, null where these are null."""
-    if TIME not in keys.column_names:
-        return keys
-    place, times = keys.column_names.index(TIME), keys.column(TIME)
-    learned = is_learned(until, times.fill_null(0).to_numpy())
-    column = pa.array(learned, pa.bool_(), mask=times.is_null().to_numpy())
-    return keys.set_column(place, _LEARNED, column)
-
-
-def _column(column: pa.ChunkedArray) -> Any:
-    number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
-    return column.to_numpy() if number else column.to_pylist()
-
-
 def _write(
     out: Path,
     schema: pa.Schema,
-    batches: Iterable[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]],
+    batches: Iterable[Batch],
     progress: Progress | None,
     until: tuple[int, int] | None,
 ) -> ScoreResult:
     _check_out(out)
     begun = time.perf_counter()
     rejected: list[dict[str, Any]] = []
-    scored = learned = untold = 0
+    scored = learned = 0
 
     def write(file: BinaryIO) -> None:
-        nonlocal scored, learned, untold
+        nonlocal scored, learned
         waiting: list[pa.Table] = []
         with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
             for keys, scores, rejects in batches:
                 rejected.extend(rejects)
                 scored += keys.num_rows
-                if LEARNED in keys.column_names:
-                    learned += pc.sum(keys.column(LEARNED)).as_py() or 0
-                    untold += keys.column(LEARNED).null_count
+                learned += pc.sum(keys.column(LEARNED)).as_py() or 0
                 if keys.num_rows:
                     names = schema.names[keys.num_columns :]
                     columns = [*keys.columns, *(pa.array(scores[name]) for name in names)]
@@ -239,7 +196,7 @@ def _write(
         write_atomic_bytes(rejects_file, lines.encode("utf-8", errors="backslashreplace"))
     else:
         rejects_file.unlink(missing_ok=True)
-    reasons = Counter(_reason(reject) for reject in rejected)
+    reasons = Counter(reject["reason"] for reject in rejected)
     return ScoreResult(
         rows=scored + len(rejected),
         scored=scored,
@@ -247,13 +204,9 @@ def _write(
         reject_reasons=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
         rejects_file=rejects_file if rejected else None,
         seconds=time.perf_counter() - begun,
-        learned=None if untold or LEARNED not in schema.names else learned,
+        learned=learned,
         learned_until=None if until is None else until[0],
     )
-
-
-def _reason(reject: dict[str, Any]) -> str:
-    return f"{reject['key']}: {reject['reason']}" if "key" in reject else str(reject["reason"])
 
 
 def score_text(out: Path, result: ScoreResult) -> str:

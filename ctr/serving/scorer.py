@@ -25,7 +25,6 @@ class Scorer:
     Attributes:
         metadata: the content of ctr.json.
         schema: the features of the logs that it learned from.
-        raw_schema: those that can be made of the columns that ``predict`` takes; the others the model leaves out.
         labels: the further labels whose probabilities the model predicts, too.
         factorized: whether the model has ``quality``, ``ui`` and ``combine``.
 
@@ -51,7 +50,6 @@ class Scorer:
                 name: FunctionInputs(name, of["inputs"], self.schema.list_separators)
                 for name, of in signatures.items()
             }
-            self.raw_schema = self.schema.made_of(set(self._inputs["predict"].columns.values()))
             outputs = signatures["predict"]["outputs"]
             self.labels = tuple(name.removeprefix("p_") for name in outputs if name.startswith("p_"))
             self.factorized = "ui" in signatures
@@ -72,7 +70,7 @@ class Scorer:
     def predict(self, features: Mapping[str, Any]) -> np.ndarray:
         """Predicts click probabilities, float32 [N], of N rows of raw values.
 
-        ``features`` has for each input (``raw_schema.inputs``) N values, or one for all rows; other columns are
+        ``features`` has for each input (``requests`` of ``metadata``) N values, or one for all rows; other columns are
         ignored. Raises InputError: an input is absent, lengths differ, or a value is not one of its kind.
         """
         return self.score(features)["p"]

@@ -117,11 +117,6 @@ def check_columns(where: str, schema: pa.Schema) -> bool:
         raise InputError(f"{where}: column {LEARNED} must be true or false, got {schema.field(LEARNED).type}")
     labeled = any(name in schema.names for name in _LABELS)
     wanted = [*_KEYS, *(_LABELS if labeled else ())]
-    if not {*_KEYS} <= {*schema.names} and {"file", "row", "logit", "p"} <= {*schema.names}:
-        raise InputError(
-            f"{where}: scores of raw rows without labels, which the metrics require; allowed: what ctr score writes "
-            "with --labels, or for an example log"
-        )
     require_columns(Path(where), wanted, schema.names)
     _check_types(where, schema, {name: name for name in wanted})
     return labeled

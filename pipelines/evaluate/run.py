@@ -119,8 +119,8 @@ def _require_labels(groups: Sequence[RowGroup]) -> None:
         if not group.labeled:
             raise InputError(
                 f"{group.path}: no columns label and metric_weight, which the metrics require; allowed: the "
-                "predictions of `ctr train`, and those of `ctr score` for an example log or with --labels; those "
-                "without labels can be compared with others"
+                "predictions of `ctr train`, and those of `ctr score` for a log with labels; those without labels can "
+                "be compared with others"
             )
 
 

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +18,6 @@ from ctr.data.kept_values import VALUE_PREFIX, value_columns
 from ctr.data.mapping import Mapping, Time
 from ctr.data.shards import shard_schema
 from ctr.data.times import DAY_US, format_time
-from ctr.pipelines.ingest.repeats import Repeats, hash_rows
 from ctr.pipelines.rows.raw_columns import (
     Verdict,
     add_derived,
@@ -235,12 +234,11 @@ class TimesFound:
 
 @dataclass
 class Reading:
-    """What is known of the input so far; ``take_examples`` adds to it."""
+    """What is known of the input so far; ``read_examples`` adds to it."""
 
     rejects: RejectLog
     times: TimesFound
-    repeats: Repeats | None  # None: rows are not hashed
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # how long each stage was busy
     rows: int = 0
     rows_of: Counter[int] = field(default_factory=Counter)  # by the number of the file
     # The lines before each file and the number of its own, by its number; without blank files.
@@ -248,7 +246,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Made:
+class _Made:
     """Examples of a chunk of a file, and what is known of its rows."""
 
     file: int  # its number
@@ -258,62 +256,41 @@ class Made:
     table: pa.Table  # under ``spill_schema``
     rejects: list[Reject]
     local: bool  # its times have no zone
-    hashes: np.ndarray  # of ``hash_rows``, uint64 [N]; [0] where they were not asked for
-
-    def with_table(self, table: pa.Table, before: int) -> "Made":
-        """Returns it with other rows, and another number of lines before its file."""
-        return replace(self, table=table, before=before)
 
 
-def make_chunks(
+def read_examples(
     mapping: Mapping,
     sources: Sequence[SourceFile],
     block_bytes: int,
-    hashed: bool,
-    seconds: dict[str, float] | None = None,
+    reading: Reading,
     line: int = 0,
-    first_lines: Sequence[int] | None = None,
-) -> Iterator[Made]:
-    """Reads input files, in order, and makes the examples of each chunk; ``hashed``: with the hashes of its rows.
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[pa.Table]:
+    """Yields the examples of each chunk of input files, in order, and adds what else is known of them to ``reading``.
 
-    ``row_order`` counts the lines before each file: ``first_lines``, or else those of the files of ``sources`` before
-    it, from ``line`` on. Stages add their ``seconds``.
+    ``row_order`` counts the lines before each file, from ``line`` on. ``progress`` is called with the number of rows
+    read since its last call.
     """
-    spent = {} if seconds is None else seconds
     names = string_ids(pa.array([source.name for source in sources], pa.string()))
     name_hashes = {source.number: names[place] for place, source in enumerate(sources)}
 
-    def make(job: Job) -> Made:
+    def make(job: Job) -> _Made:
         chunk, sides, before = job
-        with timed(spent, "transform"):
+        with timed(reading.seconds, "transform"):
             table, rejects = make_examples(mapping, name_hashes[chunk.file], chunk, sides, before)
-            hashes = hash_rows(mapping, table) if hashed else np.zeros(0, np.uint64)
             local = _is_local(mapping.time, chunk)
-            return Made(chunk.file, before, chunk.last_row, chunk.count, table, rejects, local, hashes)
+            return _Made(chunk.file, before, chunk.last_row, chunk.count, table, rejects, local)
 
-    chunks = read_files(mapping, sources, block_bytes, None, first_lines, line)
-    return work_ahead(make, timed_each(chunks, spent, "read"), _WORKERS, _AHEAD)
-
-
-def take_examples(
-    chunks: Iterable[Made], found: Reading, progress: Callable[[int], None] | None = None
-) -> Iterator[pa.Table]:
-    """Yields the examples of chunks, and adds what else is known of them to ``found``.
-
-    ``progress`` is called with the number of rows read since its last call.
-    """
-    for made in chunks:
-        found.rows += made.count
-        found.lines_of[made.file] = made.before, max(made.last_row, found.lines_of.get(made.file, (0, 0))[1])
-        found.rows_of[made.file] += made.count
-        found.rejects.add(made.rejects)
-        found.times.add(made.table.column("query_time").to_numpy(), made.file, made.local)
-        if found.repeats is not None:
-            found.repeats.add(made.file, made.hashes)
-        if found.rows >= EARLY_ROWS:
-            found.rejects.check(found.rows)
+    chunks = timed_each(read_files(mapping, sources, block_bytes, line), reading.seconds, "read")
+    for made in work_ahead(make, chunks, _WORKERS, _AHEAD):
+        _, lines = reading.lines_of.get(made.file, (0, 0))
+        reading.lines_of[made.file] = made.before, max(made.last_row, lines)
+        reading.rows += made.count
+        reading.rows_of[made.file] += made.count
+        reading.rejects.add(made.rejects)
+        reading.times.add(made.table.column("query_time").to_numpy(), made.file, made.local)
+        if reading.rows >= EARLY_ROWS:
+            reading.rejects.check(reading.rows)
         if progress is not None:
             progress(made.count)
         yield made.table
-    if found.repeats is not None:
-        found.repeats.finish()

@@ -1,4 +1,4 @@
-"""Makes the partitions of a log of rows: groups and sorts rows, compares them with published partitions."""
+"""Makes the partitions of a log of rows: groups and sorts rows, and stages their shards."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,13 +10,13 @@ import pyarrow as pa
 from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.kept_values import partition_values, values_path, write_values
-from ctr.data.log import Manifest, is_published
+from ctr.data.log import Manifest
 from ctr.data.mapping import Mapping, Query
 from ctr.data.row_order import KEY_COLUMNS, sort_rows
 from ctr.data.shards import stage_partition
 from ctr.data.times import format_time
-from ctr.io.files import file_sha256, is_temporary, names_in
-from ctr.io.stores import fetch, remove
+from ctr.io.files import is_temporary, names_in
+from ctr.io.stores import remove
 from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, timed, work_ahead
 from ctr.pipelines.rows.convert import mix_ids
 from ctr.pipelines.rows.rejects import Reject, make_reject
@@ -153,48 +153,26 @@ def examples_of(table: pa.Table) -> pa.Table:
     return table.drop_columns([name for name in table.column_names if name.startswith("@")])
 
 
-def stage(
-    out: Path, mapping: Mapping, histories: Histories, start: int, table: pa.Table, write: bool = True
-) -> Manifest:
-    """Stages a partition of ``sorted_partitions`` (``stage_partition``), with its histories; values come first.
+def stage(out: Path, mapping: Mapping, histories: Histories, start: int, table: pa.Table) -> Manifest:
+    """Stages a partition of ``sorted_partitions`` (``stage_partition``), with its histories and values.
 
-    With ``write``, its rows are known to later partitions.
+    Its rows are known to later partitions.
     """
     table = histories.fill(start, table)
+    end = start + mapping.partition_us
     manifest = stage_partition(
         out,
         mapping.feature_schema,
         start,
-        start + mapping.partition_us,
+        end,
         examples_of(table),
         shard_rows=mapping.shard_rows,
-        write=write,
+        labeled=mapping.label is not None,
     )
-    if write:
-        histories.add(start + mapping.partition_us, table)
-        keep_values(out, mapping, manifest, table)
+    histories.add(end, table)
+    if mapping.kept_values and table.num_rows:
+        write_values(out, manifest, partition_values(mapping.feature_schema, mapping.kept_values, table))
     return manifest
-
-
-def keep_values(out: Path, mapping: Mapping, manifest: Manifest, table: pa.Table) -> None:
-    """Writes the raw values of a partition's rows, where the mapping asks for them and they are not there yet."""
-    kept = mapping.kept_values
-    if kept and table.num_rows:
-        write_values(out, manifest, partition_values(mapping.feature_schema, kept, table))
-
-
-def find_published(
-    out: Path, mapping: Mapping, histories: Histories, start: int, table: pa.Table
-) -> Manifest | None:
-    """Finds the manifest of a published partition with exactly these rows, and repairs its shards; else None."""
-    planned = stage(out, mapping, histories, start, table, write=False)
-    if not is_published(out, planned):
-        return None
-    paths = [(out / "shards" / shard.file, shard.sha256) for shard in planned.shards]
-    if not all(fetch(path) and file_sha256(path) == sha256 for path, sha256 in paths):
-        stage(out, mapping, histories, start, table)
-    keep_values(out, mapping, planned, table)
-    return planned
 
 
 @contextmanager

@@ -20,7 +20,7 @@ class IngestResult:
     rows: int  # of the input that were read
     examples: int  # rows in the partitions that it published, those that were held back before among them
     queries: int
-    clicks: int  # examples with label 1
+    clicks: int | None  # examples with label 1; None: rows have no labels
     rejected: int
     reject_reasons: dict[str, int]  # by ``key: reason``, the most frequent first
     rejects_file: Path | None
@@ -32,9 +32,6 @@ class IngestResult:
     # Before this query time the log takes no more rows, but in partitions without any.
     closed_until_us: int | None
     known_files: list[str]  # files of the input that were in the log before; they were not added again
-    known_rows: int  # of these files that were read, and are in partitions with rows of other files
-    repeated_rows: int  # whose content was read before, in another file or earlier in the same one
-    repeated_share: float
     # Of each feature with ``buckets`` the estimated share of its values that share their id with another one.
     shared_ids: dict[str, float]
     warnings: list[str]
@@ -45,7 +42,8 @@ class IngestResult:
 
     def as_text(self) -> str:
         """Describes it in a line, followed by what is kept unpublished, the reasons of rejects, and warnings."""
-        text = f"{self.examples} examples, {self.queries} queries, {self.clicks} clicks"
+        clicks = "no labels" if self.clicks is None else f"{self.clicks} clicks"
+        text = f"{self.examples} examples, {self.queries} queries, {clicks}"
         text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
         if self.known_files:
             shown, count = few(self.known_files), len(self.known_files)

@@ -4,7 +4,6 @@
 
     LOG/.ingest/state.json            the files, the held rows and the manifests being published; with its own hash
     LOG/.ingest/held-DIGEST.arrow     the rows of open partitions, as they were read: not sorted, not grouped
-    LOG/.ingest/blocks-DIGEST.npy     hashes of blocks of rows, to recognize repeated rows
 
 ``state.json`` is replaced in one step, which commits an ingest: shards and held rows are complete before it, and the
 manifests that it names are published after it, by the next ingest if this one is killed.
@@ -16,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
@@ -25,7 +23,6 @@ from ctr.data.log import (
     Manifest,
     check_log,
     list_partitions,
-    manifest_bytes,
     parse_manifest,
     publish_manifest,
 )
@@ -43,7 +40,6 @@ _STATE = "state.json"
 _REMEDY = (
     "restore it from a copy, or ingest all files of the log, in their order, into another output directory"
 )
-_BLOCKS = np.dtype([("hash", "<u8"), ("input", "<i4")])
 
 
 class InputFile(StrictModel):
@@ -73,9 +69,8 @@ class IngestState(StrictModel):
     format: int = Field(default=1, ge=1, le=1)
     inputs: tuple[InputFile, ...] = ()  # in the order in which they came
     held: HeldRows | None = None
-    published: dict[str, str] = {}  # the SHA-256 of each manifest that was published, by its name
+    published: tuple[str, ...] = ()  # the names of the manifests that were published
     publishing: tuple[Manifest, ...] = ()  # have to be published before anything else
-    blocks: tuple[str, ...] = ()  # files with hashes of blocks of rows
     rules: dict[str, str] = {}  # see ``rules_of``; empty before the first ingest
     label: str = ""  # the column of the label, or the rule on it, as the last mapping has it (``label_text``)
 
@@ -85,8 +80,10 @@ class IngestState(StrictModel):
 
 
 def label_text(mapping: Mapping) -> str:
-    """Formats the column of a mapping's label, or the rule on it."""
+    """Formats the column of a mapping's label, or the rule on it; empty without one."""
     label = mapping.label
+    if label is None:
+        return ""
     if label.op is None:
         return label.column
     value = f"{label.value:g}" if isinstance(label.value, float) else label.value
@@ -99,11 +96,14 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
     grouped = "none" if query is None else "a column"
     if query is not None and query.session is not None:
         grouped = f"sessions of gap {query.session.gap_us / 1e6:.15g} s"
+    rule = "none"
+    if label is not None:
+        rule = "0 or 1" if label.op is None else f"{label.op} {label.value}"
     # Of a log without them the state is what it is without the key.
     labels = {f"labels.{name}": further.rule for name, further in mapping.labels.items()}
     # Durations in seconds: 1d and 24h are the same.
     return labels | {
-        "label": label.rule,
+        "label": rule,
         "weight": "none" if mapping.weight is None else "a column",
         "query": grouped,
         "partition": f"{mapping.partition_us / 1e6:.15g} s",
@@ -123,7 +123,7 @@ def check_rules(log: Path, state: IngestState, rules: dict[str, str]) -> None:
 
 def check_published(log: Path, state: IngestState) -> None:
     """Raises InputError where a published manifest is lost, while shards of its partition are there."""
-    lost = state.published.keys() - {
+    lost = set(state.published) - {
         name.removesuffix(".json") for name in names_in(log / "manifests", ".json")
     }
     shards = names_in(log / "shards", ".parquet") if lost else []
@@ -131,8 +131,7 @@ def check_published(log: Path, state: IngestState) -> None:
         if any(shard.startswith(name) for shard in shards):
             raise InputError(
                 f"{log / 'manifests' / name}.json: missing, though it was published",
-                "ingest the files of its rows again, which restores it, or delete its shards if they should not be "
-                "read",
+                f"{_REMEDY}; or delete its shards if they should not be read",
             )
 
 
@@ -184,10 +183,9 @@ def finish_publishing(log: Path, state: IngestState) -> IngestState:
     """Publishes what a killed ingest has committed; its lock must be held. InputError if something else is there."""
     if not state.publishing:
         return state
-    published = dict(state.published)
     for manifest in state.publishing:
         publish_manifest(log, manifest)
-        published[manifest.name] = manifest_sha256(manifest)
+    published = (*state.published, *(manifest.name for manifest in state.publishing))
     state = state.model_copy(update={"publishing": (), "published": published})
     _write_state(log, state)
     return state
@@ -197,7 +195,7 @@ def commit(log: Path, state: IngestState) -> IngestState:
     """Commits an ingest and publishes its partitions. The lock must be held."""
     _write_state(log, state)
     state = finish_publishing(log, state)
-    named = {_STATE, *state.blocks, *([] if state.held is None else [state.held.file])}
+    named = {_STATE, *([] if state.held is None else [state.held.file])}
     for path in (log / FOLDER).iterdir():
         if path.name not in named:
             remove(path)
@@ -206,11 +204,6 @@ def commit(log: Path, state: IngestState) -> IngestState:
 
 def _write_state(log: Path, state: IngestState) -> None:
     write_atomic_bytes(log / FOLDER / _STATE, sealed_bytes(state.model_dump(mode="json")))
-
-
-def manifest_sha256(manifest: Manifest) -> str:
-    """Hashes a manifest's content."""
-    return hashlib.sha256(manifest_bytes(manifest)).hexdigest()
 
 
 def digest_of(*parts: str) -> str:
@@ -254,35 +247,15 @@ def read_held(log: Path, held: HeldRows | None) -> Iterator[pa.Table]:
         yield pa.Table.from_batches([reader.get_batch(number)])
 
 
-def write_blocks(log: Path, file: str, hashes: Sequence[tuple[int, int]]) -> None:
-    """Writes hashes of blocks of rows, each with the number of its file among ``IngestState.inputs``."""
-    write_state_file(log / FOLDER / file, lambda stream: np.save(stream, np.array(list(hashes), _BLOCKS)))
-
-
-def read_blocks(log: Path, state: IngestState) -> dict[int, int]:
-    """Reads in which file, among ``IngestState.inputs``, each block of rows was first seen, by the block's hash."""
-    seen: dict[int, int] = {}
-    for file in state.blocks:
-        blocks = np.load(pa.BufferReader(read_state_file(log / FOLDER / file, _REMEDY)), allow_pickle=False)
-        for value, number in zip(blocks["hash"].tolist(), blocks["input"].tolist(), strict=True):
-            seen.setdefault(value, number)
-    return seen
-
-
 @dataclass(frozen=True)
 class Inputs:
-    """Files that an ingest reads."""
+    """Files that an ingest reads, and those that it leaves out."""
 
-    sources: list[SourceFile]  # numbered from 0
-    # Whether all given files are in the log. They are read to verify that the log has their rows; beside new files,
-    # known ones are left out.
-    again: bool
+    sources: list[SourceFile]  # not in the log yet, numbered from 0
     known: list[str]  # the names of the given files that are in the log
     changed: list[str]  # the names of files to read that were added before with other content
     continues: bool  # whether the lines of new files count from the end of those before
     first_line: int  # the lines before the first file
-    # Before each file that is read again; None: those of the files before it count.
-    first_lines: list[int] | None
     held: HeldRows | None  # the rows that were held back and are merged with those of the files
 
     @property
@@ -300,29 +273,26 @@ class Inputs:
         """Returns where rejects are described."""
         # Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay.
         # Where no file is new, what is rejected is among the rows that were held back.
-        alone = self.held is not None and (not self.sources or self.again)
         names = [source.name for source in self.sources]
-        names += [self.held.file] if self.held is not None and alone else []
+        names += [self.held.file] if self.held is not None and not self.sources else []
         return log / "rejects" / f"{digest_of(*names)}.jsonl"
 
 
 def compare_inputs(given: Sequence[SourceFile], state: IngestState, append: bool) -> Inputs:
     """Finds out which of the given files are to be read; ``append``: more files will come."""
     known = {source.number: file for source in given if (file := _known(state, source)) is not None}
-    again = bool(known) and len(known) == len(given)
     new = [source for source in given if source.number not in known]
-    sources = list(given) if again else [replace(source, number=n) for n, source in enumerate(new)]
-    before = set() if again else {file.name for file in state.inputs}
-    continues = append or state.held is not None or (bool(known) and not again)
+    sources = [replace(source, number=number) for number, source in enumerate(new)]
+    before = {file.name for file in state.inputs}
+    continues = append or state.held is not None or bool(known and new)
     return Inputs(
         sources=sources,
-        again=again,
         known=[file.name for file in known.values()],
         changed=[source.name for source in sources if source.name in before],
         continues=continues,
         first_line=state.lines if continues else 0,
-        first_lines=[known[source.number].first_line for source in given] if again else None,
-        held=None if again and append else state.held,
+        # More files will come: without a new one nothing changes.
+        held=None if append and not new else state.held,
     )
 
 

@@ -2,5 +2,5 @@
 
 ``reader`` begins: it reads the files of a mapping with their side tables, by one reader for each format
 (``table_files``, ``delimited``, ``jsonl``, ``mind``). ``raw_columns`` checks and converts the columns of a chunk
-(``convert`` has the conversions), ``raw_rows`` makes rows that are only scored, ``rejects`` describes bad rows.
+(``convert`` has the conversions), ``rejects`` describes bad rows.
 """

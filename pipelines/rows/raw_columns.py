@@ -1,4 +1,4 @@
-"""Checks and completes the raw columns of a chunk, for examples and for rows that are only scored alike."""
+"""Checks and completes the raw columns of a chunk."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Mapping as Table
@@ -14,6 +14,7 @@ from ctr.data.ids import arrow
 from ctr.data.ids.rules import derived_column
 from ctr.data.mapping import FIRST_TIME, LAST_TIME, TIME_LIMIT_US, Mapping, Time
 from ctr.data.schema import label_column
+from ctr.data.shards import NO_LABEL
 from ctr.data.spelling import CAST_NAMES
 from ctr.data.time_formats import ZONES
 from ctr.data.times import duration_us
@@ -89,7 +90,7 @@ def checked_columns(
     return {name: table.column(name).combine_chunks() for name in table.column_names}
 
 
-def add_versions(columns: Columns, sides: Iterable[SideTable], times: np.ndarray | None) -> None:
+def add_versions(columns: Columns, sides: Iterable[SideTable], times: np.ndarray) -> None:
     """Adds the columns of side tables with ``valid_from``: what held at the rows' own times, [N] int64 microseconds."""
     for side in sides:
         if side.versions is not None:
@@ -126,7 +127,9 @@ def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndar
 
 
 def read_labels(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndarray:
-    """Reads [N] int8 labels."""
+    """Reads [N] int8 labels; ``NO_LABEL`` where the mapping has none."""
+    if mapping.label is None:
+        return np.full(len(verdict.good), NO_LABEL, np.int8)
     name = mapping.label.column
     labels, bad, allowed = parse_column(name, columns, parse_labels, mapping.label)
     verdict.refuse(bad, "label", "not a label", columns[name], allowed)
@@ -206,14 +209,11 @@ def read_keys(
     return ids, read_ids(mapping.query.group_column, "query", columns, verdict)
 
 
-def add_derived(
-    derive: Table[str, Derived], columns: Columns, times: np.ndarray | None, verdict: Verdict
-) -> None:
-    """Adds the columns that a mapping derives; ``times`` may be None if no column is derived from the time."""
+def add_derived(derive: Table[str, Derived], columns: Columns, times: np.ndarray, verdict: Verdict) -> None:
+    """Adds the columns that a mapping derives; ``times`` are int64 [N], in microseconds."""
     made = {}
     for name, rule in derive.items():
         if rule.of_time:
-            assert times is not None
             made[name] = pa.array(derived_column(arrow, rule, times))
             continue
         values = columns[rule.source]

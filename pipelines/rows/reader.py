@@ -24,19 +24,15 @@ def read_files(
     mapping: Mapping,
     sources: Sequence[SourceFile],
     block_bytes: int,
-    columns: tuple[str, ...] | None = None,
-    first_lines: Sequence[int] | None = None,
     line: int = 0,
 ) -> Iterator[tuple[Chunk, tuple[SideTable, ...], int]]:
     """Yields the chunks of input files, each with the side tables beside its file and the number of lines before that.
 
-    A chunk is about ``block_bytes`` of a file; a blank file has none. ``columns`` are the raw ones to read; None: those
-    that the mapping needs for examples. Lines are counted from ``line`` on; ``first_lines`` are given for each file
-    instead. Raises InputError where a file cannot be read.
+    A chunk is about ``block_bytes`` of a file; a blank file has none. Lines are counted from ``line`` on. Raises
+    InputError where a file cannot be read.
     """
-    reader = _Reader(mapping, block_bytes, columns)
+    reader = _Reader(mapping, block_bytes)
     for source in sources:
-        line = line if first_lines is None else first_lines[source.number]
         last = 0
         for chunk, sides in () if is_blank(source.path) else reader.read(source):
             last = max(last, chunk.last_row)
@@ -48,13 +44,12 @@ def read_files(
 class _Reader:
     mapping: Mapping
     block_bytes: int
-    columns: tuple[str, ...] | None
     _sides: dict[Path, tuple[SideTable, ...]] = field(default_factory=dict)
     _news: dict[Path, News] = field(default_factory=dict)
 
     @property
     def _columns(self) -> tuple[str, ...]:
-        return self.mapping.raw_columns if self.columns is None else self.columns
+        return self.mapping.raw_columns
 
     def read(self, source: SourceFile) -> Iterator[tuple[Chunk, tuple[SideTable, ...]]]:
         form = self.mapping.input
@@ -92,16 +87,15 @@ class _Reader:
             own = [name for name in wanted if name not in keys]
             needed = [name for name in own if name not in form.optional]
             require_columns(source.path, needed, (*names, *joined))
-            # Only ingestion reads dictionaries; other readers show the columns as they are.
-            encoded = self.mapping.value_sources if self.columns is None else ()
-            chunks = read_table_file(source, form, own, self.block_bytes, encoded)
+            chunks = read_table_file(source, form, own, self.block_bytes, self.mapping.value_sources)
         for chunk in chunks:
             yield with_constants(chunk, keys)
 
     def _jsonl_reader(self, wanted: Sequence[str], optional: Sequence[str]) -> JsonlReader:
         mapping = self.mapping
-        keys = [mapping.weight, mapping.label.column if not isinstance(mapping.label.value, str) else None]
-        keys.append(mapping.time.column if mapping.time.unit is not None else None)
+        keys = [mapping.weight, mapping.time.column if mapping.time.unit is not None else None]
+        if mapping.label is not None and not isinstance(mapping.label.value, str):
+            keys.append(mapping.label.column)
         texts = {*mapping.text_sources, mapping.example_id, *(join.key for join in mapping.joins)}
         texts |= {derived.source for derived in mapping.derive.values()}
         if mapping.query is not None:

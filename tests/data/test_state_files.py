@@ -93,7 +93,7 @@ def published(log):
     [
         (
             make_table_log,
-            {".ingest/bloc", ".ingest/held", ".ingest/stat", "histories/0001", "values/0001"},
+            {".ingest/held", ".ingest/stat", "histories/0001", "values/0001"},
         ),
         (
             make_followed_log,

@@ -1,6 +1,5 @@
 """Fuzzing of example logs and of raw inputs: tables, data sets in their own formats, events."""
 
-import gzip
 import hashlib
 import json
 import shutil
@@ -30,7 +29,6 @@ from ctr.pipelines.events import tables
 from ctr.pipelines.events.kafka import _Gather
 from ctr.pipelines.events.read import Unit, read_unit, split_units
 from ctr.pipelines.ingest.run import ingest
-from ctr.pipelines.rows.raw_rows import plain_mapping, read_raw_rows
 
 # ---------------------------------------------------------------- example logs
 
@@ -203,29 +201,6 @@ def _format(name: str, changed: str) -> tuple[Prepare, Parse]:
     return prepare, parse
 
 
-def _scored_rows(suffix: str) -> tuple[Prepare, Parse]:
-    """What ``ctr score`` reads."""
-    schema = parse_model(Schema, {"features": FEATURES}, "test")
-    rows: list[dict[str, Any]] = [
-        {"user": 1, "price": 2.5, "tags": "a|b", "title": "Red shoe", "position": "1", "size": 3, "age": 30},
-        {"user": "x", "price": None, "tags": "", "title": None, "position": "9", "size": 1e9, "age": 5},
-    ]
-    table = "".join(",".join(map(str, line)) + "\n" for line in (rows[0], *(row.values() for row in rows)))
-    lines = "".join(json.dumps({**row, "tags": ["a"]}) + "\n" for row in rows)
-
-    def prepare(folder: Path) -> list[bytes]:
-        content = (lines if suffix == "jsonl" else table).encode()
-        return [gzip.compress(content), gzip.compress(content * 2000)] if suffix.endswith("gz") else [content]
-
-    def parse(folder: Path, content: bytes) -> None:
-        path = put(folder / f"rows.{suffix}", content)
-        for keys, raw, rejects in read_raw_rows(schema, plain_mapping(schema, [path]), [path], 1 << 20):
-            assert keys.num_rows == raw.num_rows
-            json.dumps(rejects)
-
-    return prepare, parse
-
-
 # ---------------------------------------------------------------- events
 
 
@@ -306,8 +281,4 @@ TARGETS = {
         for form in ("jsonl", "parquet")
     },
     **{f"kafka {kind}": Target("jsonl", *_kafka(kind)) for kind in KINDS},
-    **{
-        f"scored {suffix}": Target(form, *_scored_rows(suffix))
-        for suffix, form in (("csv", "text"), ("jsonl", "jsonl"), ("csv.gz", "bytes"))
-    },
 }

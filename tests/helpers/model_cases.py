@@ -174,7 +174,7 @@ def packed_table(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> pa.Table
     )
     table = pa.table(raw)
     columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-    times = np.array(raw[TIME_COLUMN]) if TIME_COLUMN in raw else None
+    times = np.array(raw[TIME_COLUMN]) if TIME_COLUMN in raw else row
     add_derived(schema.derive, columns, times, Verdict(Chunk(0, table, row, [])))
     return pack_table(schema, keys, pa.table(columns))
 

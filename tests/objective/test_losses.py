@@ -9,8 +9,8 @@ import tensorflow as tf
 from ctr.objective.config import DistillationConfig, ExtraLoss, ObjectiveConfig, RankingConfig
 from ctr.objective.losses import (
     distillation_loss,
-    logit_curvature,
     logistic_loss,
+    logit_curvature,
     rank_loss,
     squared_correlation,
     weighted_sum,

@@ -1,6 +1,5 @@
 """Models of derived features: the server gives the time and raw columns, and gets what the trainer predicts."""
 
-import json
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -8,7 +7,6 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
-from ctr.cli import main
 from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
 from ctr.data.schema import Schema
@@ -173,22 +171,3 @@ def test_what_is_no_time(made, values, words):
     raw, _, path = made
     with pytest.raises(InputError, match=words):
         Scorer(path).predict({**raw, TIME_COLUMN: values})
-
-
-def test_the_models_own_rules_count_and_not_those_of_a_mapping(made, tmp_path, monkeypatch):
-    raw, case, path = made
-    monkeypatch.chdir(tmp_path)
-    columns = {**texts(raw), "age": raw["age"]}
-    pd.DataFrame(columns).rename(columns={TIME_COLUMN: "shown"}).to_csv("rows.csv", index=False)
-    mapping = {
-        "input": {"type": "csv"},
-        "time": {"column": "shown", "unit": "us"},
-        "label": "clicked",
-        "partition": "1d",
-        "derive": {"block": {"from": "time", "every": "1h"}},
-        "features": [{"name": "item", "kind": "category", "source": "item"}],
-    }
-    (tmp_path / "mapping.yaml").write_text(json.dumps(mapping))
-    arguments = ["rows.csv", "--mapping", "mapping.yaml", "--out", "scores.parquet"]
-    assert main(["score", str(path), *arguments]) == 0
-    np.testing.assert_allclose(pd.read_parquet("scores.parquet")["logit"], case.logit, rtol=0, atol=1e-5)

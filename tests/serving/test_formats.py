@@ -66,11 +66,12 @@ def test_mind(tmp_path, monkeypatch):
     assert main(["train", "log", "--config", "config.yaml", "--out", "run"]) == 0
     begin, end = sorted(int(path.name) for path in Path("run/checkpoints").iterdir())[1:3]
     assert main(["export", "run", "--out", "models", "--checkpoint", str(begin)]) == 0
-    assert main(["score", "models", "raw", "--format", "mind", "--out", "scores.parquet"]) == 0
+    assert main(["ingest", "mind", "raw", "--without-labels", "--out", "unlabeled"]) == 0
+    assert main(["score", "models", "unlabeled", "--out", "scores.parquet"]) == 0
     assert not Path("scores.parquet.rejects.jsonl").exists()
     parts = [pq.read_table(path) for path in sorted(Path("run/predictions").iterdir())]
     predictions, scores = pa.concat_tables(parts).to_pandas(), pd.read_parquet("scores.parquet")
-    assert set(scores) == {"file", "row", "example_id", "logit", "p"} and scores["example_id"].is_unique
+    assert "label" not in scores and scores["example_id"].is_unique
     predicted = predictions["logit"].to_numpy()
     scored = scores.set_index("example_id")["logit"][predictions["example_id"]].to_numpy()
     part = begin + np.flatnonzero(is_known(Path("log"), begin, end))

@@ -115,11 +115,13 @@ def test_it_is_a_feature_by_itself_and_off_by_one_key(made, run):
 
 
 @pytest.mark.slow
-def test_scores_of_files_and_of_logs_are_the_runs(made, run):
-    for given, tolerance in ((made.given, 1e-5), ([str(made.log)], 1e-5)):
-        out = made.folder / "scores.parquet"
-        assert main(["score", str(run.model), *given, "--out", str(out), "--quiet"]) == 0
-        check(pd.read_parquet(out).set_index("example_id")["logit"], run.part, tolerance)
+def test_scores_of_logs_with_and_without_labels_are_the_runs(made, run):
+    out, unlabeled = made.folder / "scores.parquet", made.folder / "unlabeled"
+    ingest = ["ingest", "table", *made.given, "--without-labels", "--out", str(unlabeled), "--quiet"]
+    assert main(ingest) == 0
+    for log in (made.log, unlabeled):
+        assert main(["score", str(run.model), str(log), "--out", str(out), "--quiet"]) == 0
+        check(pd.read_parquet(out).set_index("example_id")["logit"], run.part, 1e-5)
 
 
 def test_scores_of_pages_and_of_rows_in_a_process_are_the_runs(made, run):
@@ -151,22 +153,10 @@ def test_scores_of_pages_and_of_rows_in_a_process_are_the_runs(made, run):
     check(pd.Series(last, rows.example_id), expected, 1e-5)
 
 
-def test_an_export_asks_for_it_by_its_name(run, capsys, made):
+def test_an_export_asks_for_it_by_its_name(run):
     metadata = json.loads((run.model / "assets.extra" / "ctr.json").read_text())
     request = metadata["requests"]["inputs"]["query_size"]
     assert request["dtype"] == "float32" and "rows of its query" in request["meaning"]
-    plain = made.rows[["user", "place"]].head(3)
-    plain.to_csv(made.folder / "plain.csv", index=False)
-    score = [
-        "score",
-        str(run.model),
-        str(made.folder / "plain.csv"),
-        "--out",
-        str(made.folder / "plain.parquet"),
-    ]
-    assert main(score) == 1 and "query_size" in capsys.readouterr().err
-    plain.assign(query_size=3).to_csv(made.folder / "plain.csv", index=False)
-    assert main([*score, "--quiet"]) == 0
 
 
 @pytest.mark.slow

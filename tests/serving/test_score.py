@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import raw_logs
 from ctr.cli import main
+from ctr.io.errors import InputError
 from ctr.serving.export import publish
 from ctr.serving.metadata import read_metadata
 from ctr.serving.scorer import Scorer
-from model_cases import MODELS, make_case
+from model_cases import FEATURES, MODELS, make_case
 
 LOG_COLUMNS = ["query_time", "query_id", "example_id", "label", "train_weight", "metric_weight"]
 
@@ -32,10 +34,9 @@ def logit(case):
 
 
 @pytest.fixture
-def place(rows, copied, tmp_path, monkeypatch):
-    """A folder with a model and its rows as a table."""
+def place(copied, tmp_path, monkeypatch):
+    """A folder with a model."""
     copied("factorized", "models/123")
-    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -77,72 +78,22 @@ def rejects() -> list[dict]:
     return [json.loads(line) for line in Path("scores.parquet.rejects.jsonl").read_text().splitlines()]
 
 
-def as_texts(raw: dict) -> pd.DataFrame:
-    """The rows as a CSV file has them."""
-    frame = pd.DataFrame({**raw, "tags": ["|".join(tags) for tags in raw["tags"]]})
-    return frame.assign(**{"class": frame["class"].astype("Int64")})
-
-
-def test_a_table_and_its_parts_in_their_order(rows, logit, place, capfd):
-    scores = score("rows.parquet")
-    counts = {"rows": 90, "scored": 90, "rejected": 0, "reject_reasons": {}, "rejects_file": ""}
-    about = {"learned": None, "learned_until": None, "model": "models/123"}
-    assert result(capfd) | {"seconds": 0} == {**counts, **about, "seconds": 0}
-    assert list(scores) == ["file", "row", "logit", "p"]
-    assert scores["row"].tolist() == list(range(1, 91)) and set(scores["file"]) == {"rows.parquet"}
-    np.testing.assert_allclose(scores["logit"], logit, rtol=0, atol=1e-5)
-    (place / "parts").mkdir()
-    names = [f"part_{part}.parquet" for part in (9, 10, 11)]
-    for part, name in enumerate(names):
-        pq.write_table(pa.table(rows).slice(30 * part, 30), place / "parts" / name)
-    parts = score(*(f"parts/{name}" for name in names))
-    assert parts["file"].tolist() == [name for name in names for _ in range(30)]
-    assert parts["row"].tolist() == list(range(1, 31)) * 3
-    np.testing.assert_allclose(parts["logit"], scores["logit"], rtol=0, atol=1e-6)
-    pq.write_table(pa.table(rows).slice(0, 0), place / "empty.parquet")
-    assert list(score("empty.parquet")) == list(scores) and not len(score("empty.parquet"))
-
-
 @pytest.mark.slow
-def test_no_column_is_needed_of_what_the_model_leaves_out(tmp_path, monkeypatch, capfd):
+def test_no_column_is_needed_of_what_the_model_leaves_out(tmp_path):
     # Without tags as such: their products with prices are still there.
     model = {**MODELS["plain"], "without": ["item", "title", "tags", "size"]}
     made = make_case(model, "float32", tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
     folder = publish(made.snapshot, tmp_path / "models").path
     columns = {"user:id", "price", "tags", "position"}
     described = read_metadata(folder)
     assert {one["column"] for one in described["requests"]["inputs"].values()} == columns
     assert {one["column"] for one in described["signatures"]["predict"]["inputs"].values()} == columns
     kept = {name: values for name, values in made.raw.items() if name in columns}
-    np.testing.assert_allclose(Scorer(folder).score(kept)["logit"], made.logit, rtol=0, atol=1e-5)
-    pq.write_table(pa.table(kept), "rows.parquet")
-    np.testing.assert_allclose(score("rows.parquet")["logit"], made.logit, rtol=0, atol=1e-5)
-    pq.write_table(pa.table(kept).drop_columns(["tags"]), "rows.parquet")
-    Path("scores.parquet").unlink()
-    capfd.readouterr()
-    assert "tags" in error_line(capfd, "rows.parquet")
-
-
-def test_faulty_rows_are_set_aside(rows, place, capfd):
-    raw = {name: values[:6] for name, values in rows.items()}
-    raw["tags"] = [["a"], ["b|c", "d"], [], ["e"], ["|"], []]
-    raw["price"] = ["1", "2", "x", "4", "5", ""]
-    pq.write_table(pa.table(raw), place / "faulty.parquet")
-    scores, counts = score("faulty.parquet"), result(capfd)
-    assert (counts["rows"], counts["scored"], counts["rejected"]) == (6, 3, 3)
-    separator = "a value contains the separator"
-    assert counts["reject_reasons"] == {f"tags: {separator}": 2, "price: not a number": 1}
-    assert scores["row"].tolist() == [1, 4, 6]
-    found = [(reject["file"], reject["row"], reject["key"], reject["reason"]) for reject in rejects()]
-    assert found == [
-        ("faulty.parquet", 3, "price", "not a number"),
-        ("faulty.parquet", 2, "tags", separator),
-        ("faulty.parquet", 5, "tags", separator),
-    ]
-    # Another scoring to the same file takes the old rejects away.
-    score("rows.parquet")
-    assert not Path("scores.parquet.rejects.jsonl").exists()
+    scorer = Scorer(folder)
+    np.testing.assert_allclose(scorer.score(kept)["logit"], made.logit, rtol=0, atol=1e-5)
+    del kept["tags"]
+    with pytest.raises(InputError, match="tags"):
+        scorer.score(kept)
 
 
 def test_a_log_and_a_part_of_it(logit, log, capfd):
@@ -200,134 +151,122 @@ def test_faulty_rows_of_a_log(log):
     assert found == [(7, 7, 2, reason), (40, 40, 13, reason)]
 
 
-def labeled_rows(rows, place, **keys) -> None:
-    """rows.csv with labels, weights, queries and times, and mapping.yaml, which says where they are."""
-    rng = np.random.default_rng(5)
-    frame = as_texts(rows).rename(columns={"title": "headline"})
-    frame["clicked"] = rng.integers(0, 2, 90)
-    frame["w"] = rng.choice([0.0, 1.0, 2.5], 90)
+def ingest(rows, out: str, *options: str, labels: list[str] | None, **keys) -> int:
+    """Writes the rows as a table and ingests it; ``labels``: its column clicked, None: it has none."""
+    frame = pd.DataFrame({**rows, "tags": ["|".join(tags) for tags in rows["tags"]]})
+    frame["class"] = frame["class"].astype("Int64")
     frame["request"] = [f"q{row // 3}" for row in range(90)]
-    frame["when"] = 1_500_000_000 + np.arange(90)
-    frame.to_csv(place / "rows.csv", index=False)
+    frame["when"], frame["id"] = 1_500_000_000 + np.arange(90) // 3, np.arange(90)
+    if labels is not None:
+        frame["clicked"], frame["w"] = labels, 2.5
+    frame.to_csv("rows.csv", index=False)
     mapping = {
         "input": {"type": "csv"},
         "time": {"column": "when", "unit": "s"},
         "query": {"column": "request"},
+        "example_id": "id",
         "label": "clicked",
         "weight": "w",
-        "derive": {"title": {"from": "headline"}, "hour": {"from": "time", "part": "hour"}},
         "partition": "1d",
-        "features": [{"name": "user", "kind": "category", "source": "user:id", "buckets": 9}],
+        "features": FEATURES,
         **keys,
     }
-    (place / "mapping.yaml").write_text(json.dumps(mapping))
+    Path("mapping.yaml").write_text(json.dumps(mapping))
+    return main(["ingest", "table", "rows.csv", "--mapping", "mapping.yaml", "--out", out, *options])
 
 
-def test_a_mapping_and_the_labels_of_an_ingest_of_the_same_files(rows, logit, place):
-    """Columns of other names, one of them derived; without ``--labels`` labels and times are not needed."""
-    names = ["query_id", "example_id", "label", "train_weight", "metric_weight"]
-    for number, keys in enumerate(({}, {"query": None}, {"example_id": "when"})):
-        labeled_rows(rows, place, **keys)
-        scores = score("rows.csv", "--mapping", "mapping.yaml", "--labels")
-        assert list(scores) == ["file", "row", *names, "learned", "logit", "p"]
-        np.testing.assert_allclose(scores["logit"], logit, rtol=0, atol=1e-5)
-        out = f"ingested-{number}"
-        assert main(["ingest", "table", "rows.csv", "--mapping", "mapping.yaml", "--out", out]) == 0
-        shards = [
-            pq.ParquetFile(path).read(names).to_pandas() for path in sorted(Path(out, "shards").iterdir())
-        ]
-        ingested = pd.concat(shards).set_index("example_id")
-        assert ingested.index.is_unique and len(ingested) == 90
-        for name in names:
-            if name != "example_id":
-                np.testing.assert_array_equal(scores[name], ingested.loc[scores["example_id"], name])
-    labeled_rows(rows, place, label="bought", example_id="request", time={"column": "never", "unit": "s"})
-    scores = score("rows.csv", "--mapping", "mapping.yaml")
-    assert list(scores) == ["file", "row", "example_id", "logit", "p"]
-    np.testing.assert_allclose(scores["logit"], logit, rtol=0, atol=1e-5)
+def bytes_of(log: str) -> dict[str, bytes]:
+    """The files that readers of a log trust."""
+    paths = [Path(log, "schema.json"), *Path(log, "manifests").iterdir(), *Path(log, "shards").iterdir()]
+    return {str(path.relative_to(log)): path.read_bytes() for path in paths}
 
 
-def test_raw_rows_that_the_model_has_learned_from_are_marked(case, rows, place, capfd):
-    labeled_rows(rows, place)
-    publish_until(case, place, [(1_500_000_000 + 39) * 1_000_000, 7])
-    scores = score("rows.csv", "--mapping", "mapping.yaml", "--labels")
-    assert scores["learned"].tolist() == [True] * 40 + [False] * 50
-    assert result(capfd)["learned"] == 40
-    # The number of a row in its file says nothing about what the model has seen.
-    labeled_rows(rows, place, time={"row_order": {"start": "2017-01-01", "step_us": 1_000_000}})
-    scores = score("rows.csv", "--mapping", "mapping.yaml", "--labels")
-    assert scores["learned"].isna().all()
-    assert result(capfd)["learned"] is None
-    assert main(["evaluate", "scores.parquet"]) == 0
-    assert "the model may have been trained on them" in capfd.readouterr().out
+def test_a_table_without_labels_is_ingested_and_scored_as_with_labels(rows, logit, place, capfd):
+    labels = [str(row % 4 // 3) for row in range(90)]
+    assert ingest(rows, "log", labels=labels) == 0
+    labeled = score("log")
+    np.testing.assert_array_equal(labeled["label"], np.arange(90) % 4 // 3)
+    assert ingest(rows, "new", "--without-labels", labels=None) == 0
+    assert "new: 90 examples, 30 queries, no labels, 1 partitions" in capfd.readouterr().out
+    scores = score("new")
+    assert list(scores) == ["query_time", "query_id", "example_id", "learned", "logit", "p"]
+    pd.testing.assert_frame_equal(scores, labeled[list(scores)])
+    np.testing.assert_allclose(scores.sort_values("example_id")["logit"], logit, rtol=0, atol=1e-5)
+    # Empty labels, and a mapping without a label, give the same log.
+    assert ingest(rows, "empty", "--without-labels", labels=[""] * 90) == 0
+    assert ingest(rows, "null", labels=None, label=None, weight=None) == 0
+    assert bytes_of("new") == bytes_of("empty") == bytes_of("null")
+    (shard,) = Path("new", "shards").iterdir()
+    assert set(pq.read_table(shard).column("label").to_pylist()) == {-1}
+    # A label that lacks in a row of other logs is a reject, as ever.
+    assert ingest(rows, "partly", "--max-reject-share", "0.5", labels=["", *labels[1:]]) == 0
+    assert [one["reason"] for one in raw_logs.read_rejects(place / "partly")] == ["missing"]
 
 
-def test_a_row_without_a_label_is_set_aside_where_labels_are_asked_for(rows, place):
-    labeled_rows(rows, place)
-    frame = pd.read_csv("rows.csv", dtype=str, keep_default_na=False)
-    frame.loc[4, "clicked"] = ""
-    frame.to_csv("rows.csv", index=False)
-    assert len(score("rows.csv", "--mapping", "mapping.yaml")) == 90
-    assert len(score("rows.csv", "--mapping", "mapping.yaml", "--labels")) == 89
-    assert [(one["row"], one["key"], one["reason"]) for one in rejects()] == [(6, "label", "missing")]
+def test_a_log_without_labels_is_only_scored(rows, place, capfd):
+    assert ingest(rows, "new", "--without-labels", labels=None) == 0
+    Path("half.yaml").write_text("arms: {a: {}}")
+    replay = ["replay", "half.yaml", "--log", "new", "--out", "replayed"]
+    sample = ["sample", "new", "--name", "half", "--set", "non_click_rate=0.5"]
+    for command in (["train", "new", "--out", "run"], replay, sample, ["inspect", "new"]):
+        capfd.readouterr()
+        assert main(command) == 1
+        out, err = capfd.readouterr()
+        assert out == "" and err == (
+            "error: new: its rows were ingested without labels, for ctr score alone; ingest them with their labels "
+            "into another output directory\n"
+        )
+    score("new")
+    shutil.copy("scores.parquet", "other.parquet")
+    capfd.readouterr()
+    assert main(["evaluate", "scores.parquet"]) == 1
+    err = capfd.readouterr().err
+    assert "no columns label and metric_weight, which the metrics require" in err
+    assert len(err.splitlines()) == 1
+    assert main(["evaluate", "scores.parquet", "--against", "other.parquet"]) == 0
+    # Neither is a log of both kinds of rows.
+    capfd.readouterr()
+    assert ingest(rows, "new", labels=["0"] * 90) == 1
+    assert "ingested with label: none, and the mapping now has label: 0 or 1" in capfd.readouterr().err
 
 
 class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["log", "--labels"], "--labels goes with --format or --mapping"),
-            (["rows.parquet", "--labels"], "--labels goes with --format or --mapping"),
             (["log", "--start", "soon"], "start: 'soon' is not allowed: an ISO date or datetime is required"),
             (["log", "--start", "2026-01-02", "--end", "2026-01-02"], "must be before end"),
             (["log", "--start", "2100-01-01"], "log: no partition of the log overlaps --start and --end; it"),
-            (["rows.parquet", "--start", "2026-01-01"], "--start and --end go with an example log: raw rows"),
-            (["log", "log"], "input log: an example log is scored alone"),
-            (["rows.parquet", "log"], "input log: an example log is scored alone"),
-            (["a.csv", "c.csv.gz", "b.jsonl"], "input b.jsonl: a jsonl file after a.csv, a csv file: all"),
-            (["other.csv"], "--mapping FILE says which columns"),
-            (["narrow.parquet"], "narrow.parquet: no column price; the columns found are user:id, class"),
+            (
+                ["rows.csv"],
+                "rows.csv is a file, not the directory of an example log; ctr quickstart rows.csv",
+            ),
             (["few"], "the log has the features of schema"),
         ],
     )
-    def test_inputs_that_cannot_be_scored(self, rows, place, make_rows_log, capfd, arguments, words):
+    def test_inputs_that_cannot_be_scored(self, place, make_rows_log, capfd, arguments, words):
         for name in {"log", "few"} & {*arguments}:
             make_rows_log(place / name, 9, first_features=6 if name == "few" else None)
-        for name in ("a.csv", "b.jsonl", "c.csv.gz"):
-            (place / name).write_text("")
-        (place / "other.csv").write_text("who\nu1\n")
-        pq.write_table(pa.table(rows).drop_columns(["price"]), place / "narrow.parquet")
+        (place / "rows.csv").write_text("user:id\nu1\n")
         assert words in error_line(capfd, *arguments)
 
-    @pytest.mark.parametrize(
-        ("keys", "words"),
-        [
-            ({"query": {"session": {"by": "request", "gap": "1h"}}}, "queries of the mapping are sessions"),
-            ({"label": "bought"}, "rows.csv: no column bought"),
-        ],
-    )
-    def test_labels_that_are_not_to_be_had(self, rows, place, capfd, keys, words):
-        labeled_rows(rows, place, **keys)
-        assert words in error_line(capfd, "rows.csv", "--mapping", "mapping.yaml", "--labels")
-
-    def test_an_output_that_is_an_input_or_a_folder_and_no_model(self, place, capfd):
-        (place / "parts").mkdir()
-        shutil.copy("rows.parquet", "parts/a.parquet")
-        (place / "link.parquet").symlink_to("rows.parquet")
-        before = Path("rows.parquet").read_bytes()
+    def test_an_output_that_is_a_file_of_the_log_or_a_folder_and_no_model(self, place, log, capfd):
+        log()
+        (shard, *_) = sorted(Path("log", "shards").iterdir())
+        (place / "link").symlink_to("log")
+        before = shard.read_bytes()
         shutil.rmtree("models")  # What is refused is refused before the model is read.
         for out, words in (
-            ("rows.parquet", "--out rows.parquet: this is a file of the input rows.parquet"),
-            ("parts/../rows.parquet", "a file of the input rows.parquet"),
-            ("link.parquet", "a file of the input rows.parquet"),
-            ("parts/a.parquet", "--out parts/a.parquet: this is a file of the input parts"),
-            ("parts", "parts: is a directory; allowed: a new file, or predictions of ctr score to replace"),
+            (str(shard), f"--out {shard}: this is a file of log"),
+            (f"log/manifests/../shards/{shard.name}", "this is a file of log"),
+            (f"link/shards/{shard.name}", "this is a file of log"),
+            ("log", "log: is a directory; allowed: a new file, or predictions of ctr score to replace"),
         ):
-            assert main(["score", "models", "rows.parquet", "parts", "--out", out]) == 1
+            assert main(["score", "models", "log", "--out", out]) == 1
             error = capfd.readouterr().err
             assert words in error and len(error.splitlines()) == 1
-        assert Path("rows.parquet").read_bytes() == Path("parts/a.parquet").read_bytes() == before
-        assert "models: neither an exported model" in error_line(capfd, "rows.parquet")
+        assert shard.read_bytes() == before
+        assert "models: neither an exported model" in error_line(capfd, "log")
 
 
 @pytest.mark.slow

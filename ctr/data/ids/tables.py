@@ -20,7 +20,7 @@ from ctr.data.lists import offsets_of, places_of
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.schema import LABEL_PREFIX, Schema
-from ctr.data.shards import list_column, pack_ids, shard_schema
+from ctr.data.shards import NO_LABEL, list_column, pack_ids, shard_schema
 from ctr.io.errors import InputError
 from ctr.io.words import listed
 
@@ -266,7 +266,8 @@ def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     except pa.ArrowException as error:
         raise InputError(f"the key column {name} is not {field.type}: {error}") from None
     is_label = name == "label" or name.startswith(LABEL_PREFIX)
-    if is_label and not np.isin(column.drop_null().to_numpy(), (0, 1)).all():
+    allowed = (0, 1, NO_LABEL) if name == "label" else (0, 1)
+    if is_label and not np.isin(column.drop_null().to_numpy(), allowed).all():
         raise InputError(f"the key column {name} holds values other than 0 and 1")
     if name.endswith("weight"):
         weights = column.to_numpy()

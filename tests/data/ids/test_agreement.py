@@ -313,6 +313,13 @@ def test_lists_have_the_ids_of_their_joined_text(rows: list[list[str | None]]) -
     assert from_tensors(transform_tensors(schema, {**as_tensors(other), "m": ragged})) == expected
 
 
+@pytest.mark.parametrize("values", [[[{"x": 1}], []], [[b"a"], None]])
+def test_lists_of_neither_text_nor_numbers_are_refused(values: list[Any]) -> None:
+    feature = {"kind": "category", "name": "m", "source": "m", "multivalent": True, "separator": "|"}
+    with pytest.raises(InputError, match="reads strings, numbers and booleans"):
+        transform_table(make_schema(feature), pa.table({"m": values}))
+
+
 @settings(max_examples=25)
 @given(
     st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=20, unique=True),

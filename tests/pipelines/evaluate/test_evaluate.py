@@ -259,9 +259,6 @@ def test_scores_without_labels_have_a_difference_alone(tmp_path):
     assert "not paired" in text and text.count("PerQueryAUC") == 1
     with pytest.raises(InputError, match=r"scores\.parquet: no columns label and metric_weight, which"):
         evaluate([scored])
-    raw = pa.table({"file": ["a"], "row": [1], "logit": pa.array([0.5], pa.float32()), "p": [0.6]})
-    with pytest.raises(InputError, match=r"raw\.parquet: .* without labels.* ctr score writes with --labels"):
-        evaluate([write(tmp_path / "raw.parquet", raw)])
 
 
 def test_the_command_shows_metrics_and_the_difference_from_the_first_set_named(tmp_path):

@@ -146,7 +146,7 @@ def test_what_is_held_back_is_said_and_published_by_a_command_without_files_or_w
         assert f"{result.held_rows} {told}" in result.as_text()
         closed = ingest(mapping, again, log, now_us=NOW)
         assert (closed.known_files, closed.held_rows) == ([path.name for path in again], 0)
-        assert (closed.examples, closed.rows) == (result.held_rows, closed.known_rows)
+        assert (closed.examples, closed.rows) == (result.held_rows, 0)
         assert "published up to 2020-09-16T00:00:00Z" in closed.as_text()
         assert published(log) == published(tmp_path / "whole")
     with pytest.raises(InputError, match="holds no rows back that could be published"):
@@ -327,18 +327,44 @@ def test_the_next_ingest_completes_one_that_was_killed_while_it_published(tmp_pa
     assert published(log) == published(tmp_path / "whole")
 
 
-def test_a_lost_manifest_and_a_damaged_shard_come_back_by_the_same_command(tmp_path):
+def test_rejects_are_there_after_a_kill_that_an_ingest_is_committed_before(tmp_path):
     mapping = raw_logs.make_mapping(query=None, partition="6h")
-    (path,) = write_days(tmp_path / "in", make_days(days=1))
-    ingest(mapping, [path], tmp_path / "log", now_us=NOW)
-    before = raw_logs.log_bytes(tmp_path / "log")
-    manifest = sorted((tmp_path / "log" / "manifests").iterdir())[1]
-    shard = sorted((tmp_path / "log" / "shards").iterdir())[0]
-    manifest.unlink()
-    shard.write_bytes(b"damaged")
-    result = ingest(mapping, [path], tmp_path / "log", now_us=NOW)
-    assert raw_logs.log_bytes(tmp_path / "log") == before
-    assert result.known_rows == 0
+    (rows,) = make_days(days=1, count=60)
+    rows[7]["rating"] = "bad"
+    (path,) = write_days(tmp_path / "in", [rows])
+    options = {"max_reject_share": 0.1, "now_us": NOW}
+    kill = fault_points.Counting("link.after", 2, die, str(tmp_path / "log"))
+    with pytest.raises(Killed), fault_points.watching(kill, training=False):
+        ingest(mapping, [path], tmp_path / "log", **options)
+    ingest(mapping, [path], tmp_path / "log", **options)
+    ingest(mapping, [path], tmp_path / "whole", **options)
+    assert raw_logs.log_bytes(tmp_path / "log") == raw_logs.log_bytes(tmp_path / "whole")
+    assert len(raw_logs.read_rejects(tmp_path / "log")) == 1
+
+
+@pytest.mark.parametrize("appended", [False, True])
+def test_a_copy_under_another_name_is_named_or_refused(appended, tmp_path):
+    """Rows without an id of their own are others in a file of another name."""
+    mapping = raw_logs.make_mapping(query=None, example_id=None, partition="1d")
+    days = make_days(shift=0, days=2, count=80)
+    paths = write_days(tmp_path / "in", days)
+    copy = raw_logs.write_rows(tmp_path / "in", days[1], name="day1 (1)")
+    log, given = tmp_path / "log", [paths, [copy]] if appended else [[*paths, copy]]
+    results = [ingest(mapping, files, log, append=appended, now_us=NOW) for files in given]
+    (warning,) = raw_logs.other_warnings(results[-1])
+    assert warning.startswith("day1 (1).csv has the same bytes as day1.csv, and its rows count again")
+    assert f"\nwarning: {warning}" in results[-1].as_text()
+    assert not any(raw_logs.other_warnings(result) for result in results[:-1])
+    if appended:
+        assert results[-1].held_rows == 2 * len(days[1])
+    # The rows of a published partition come too late, in a file of any name and bytes.
+    raw_logs.write_rows(tmp_path / "in", days[0], "csv.gz", name="old")
+    before = everything(log)
+    with pytest.raises(
+        InputError, match=rf"nothing was added: {len(days[0])} of {len(days[0])} rows fall into"
+    ):
+        ingest(mapping, [tmp_path / "in" / "old.csv.gz"], log, append=True, now_us=NOW)
+    assert everything(log) == before
 
 
 @pytest.mark.parametrize("changed", ["published", "held back"])

@@ -16,6 +16,7 @@ from ctr.data.log import list_partitions
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest import examples as examples_module
 from ctr.pipelines.ingest import partitions as partitions_module
+from ctr.pipelines.ingest import run as run_module
 from ctr.pipelines.ingest import state as state_module
 from ctr.pipelines.ingest.partitions import assign_queries
 from ctr.pipelines.ingest.run import ingest
@@ -200,19 +201,34 @@ def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch):
         assert raw_logs.log_bytes(log) == raw_logs.log_bytes(tmp_path / "whole"), name
 
 
-def test_half_written_files_of_a_killed_run_go_and_those_of_others_stay(tmp_path):
+def test_half_written_files_of_a_killed_run_go_and_those_of_others_stay(tmp_path, monkeypatch):
     path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(60, seed=12))
-    log = tmp_path / "log"
-    ingest(raw_logs.make_mapping(), [path], log)
-    before = raw_logs.log_bytes(log)
-    shard = next((log / "shards").iterdir())
-    manifest = next((log / "manifests").iterdir())
-    for place in (shard, manifest):
-        place.with_name(place.name + ".partial-0123456789abcdef").write_bytes(b"half")
+    log, whole = tmp_path / "log", tmp_path / "whole"
+    ingest(raw_logs.make_mapping(), [path], whole)
+
+    def half(folder):
+        name = next((whole / folder).iterdir()).name
+        (log / folder).mkdir(exist_ok=True)
+        (log / folder / f"{name}.partial-0123456789abcdef").write_bytes(b"half")
+
+    def killed(*_):
+        raise MemoryError
+
+    # Before it was committed, and while it published.
+    for module, name, folders in (
+        (run_module, "commit", ("shards",)),
+        (state_module, "publish_manifest", ("shards", "manifests")),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, killed)
+            with pytest.raises(MemoryError):
+                ingest(raw_logs.make_mapping(), [path], log)
+        for folder in folders:
+            half(folder)
     other = log / "shards" / f"{5:019d}-{6:019d}-0000-00.parquet.partial-0123456789abcdef"
     other.write_bytes(b"half")
     ingest(raw_logs.make_mapping(), [path], log)
-    assert raw_logs.log_bytes(log) == {**before, str(other.relative_to(log)): b"half"}
+    assert raw_logs.log_bytes(log) == {**raw_logs.log_bytes(whole), str(other.relative_to(log)): b"half"}
 
 
 def test_shards_have_the_rows_that_the_mapping_says(tmp_path):

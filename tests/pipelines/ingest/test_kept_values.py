@@ -106,14 +106,12 @@ def test_files_one_after_another_give_the_bytes_of_one_ingest(given, tmp_path, q
     assert sum(name.startswith(f"{FOLDER}/") for name in wanted) == len(read_manifests(tmp_path / "log"))
 
 
-def test_the_log_is_the_same_without_values_and_gets_them_later(given, log, tmp_path):
+def test_the_log_is_the_same_without_values(given, log, tmp_path):
     ingest(make_mapping(keep_values=[]), given, tmp_path / "log", now_us=NOW)
     without = raw_logs.log_bytes(tmp_path / "log")
     wanted = raw_logs.log_bytes(log)
     assert without == {name: content for name, content in wanted.items() if not name.startswith(FOLDER)}
     assert values_in(tmp_path / "log", "user") == {}
-    ingest(make_mapping(), given, tmp_path / "log", now_us=NOW)
-    assert raw_logs.log_bytes(tmp_path / "log") == wanted
 
 
 def test_rows_that_were_held_back_without_values_have_none(given, tmp_path):

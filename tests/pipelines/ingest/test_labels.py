@@ -105,15 +105,12 @@ def test_of_a_query_that_lasts_each_row_has_a_window_of_its_own(tmp_path):
     assert read_labels(tmp_path / "log") == {1: (0,), 2: (1,)}
 
 
-def test_day_by_day_in_several_processes_or_killed_anywhere_the_same_bytes(tmp_path):
+def test_day_by_day_or_killed_anywhere_the_same_bytes(tmp_path):
     paths, mapping, kills = write_days(tmp_path / "in"), mapping_of(), 0
     ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
 
     def files(log):
         return {name: data for name, data in log_bytes(log).items() if not name.startswith("rejects")}
-
-    ingest(mapping, paths, tmp_path / "parallel", now_us=NOW, workers=2)
-    assert files(tmp_path / "parallel") == files(tmp_path / "whole")
 
     def die():
         raise KeyboardInterrupt

@@ -13,7 +13,6 @@ from ctr.config import parse_model
 from ctr.data.mapping import Join
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
-from ctr.pipelines.rows.raw_rows import read_raw_rows
 from ctr.pipelines.rows.side_tables import find_side_file, make_side_table
 
 
@@ -181,12 +180,6 @@ def test_what_is_written_later_changes_no_row_before_it(tmp_path, query):
     }
     assert before == {place: raw_logs.plain_word(kind, raw_logs.KINDS[:2]) for place, kind in words.items()}
     assert not [warning for warning in result.warnings if "side table" in warning]
-    scored = mapping.model_copy(update={"features": mapping.features[3:4], "derive": {}})
-    made = {}
-    for keys, raw, _ in read_raw_rows(scored.feature_schema, scored, [path]):
-        kinds = [(kind or b"").decode() or None for kind in raw.column("shop_kind").to_pylist()]
-        made |= dict(zip(keys.column("example_id").to_pylist(), kinds, strict=True))
-    assert made == words
     late = START + 2 * 3600
     changed = [(shop, at, "toys" if at >= late else kind) for shop, at, kind in versions]
     write_versions(path.parent, [*changed, *((shop, late + 1800, "toys") for shop in range(5))])

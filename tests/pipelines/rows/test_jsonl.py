@@ -21,6 +21,13 @@ def read(path, lines, block_bytes=1 << 20):
     )
 
 
+def test_lists_beside_single_values_need_one_separator(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"l": ["a"]}\n{"l": "b,c"}\n')
+    with pytest.raises(InputError, match="the column l holds lists and single values"):
+        list(JsonlReader(["l"], [], {"l": None}).read(SourceFile(0, path, path.name), 1 << 20))
+
+
 def meaning(chunks):
     """What ingestion makes of the columns, whatever their Arrow types: [(row, number, text, list)]."""
     found = []
