@@ -34,7 +34,7 @@ def state_bytes(options: ShampooOptions, division: Blocks) -> int:
     """Bytes of all state of one worker."""
     roots = sum(factor.count * factor.size**2 for factor in division.own.factors)
     statistics = sum(factor.count * packed_size(factor.size) for factor in division.own.factors)
-    kinds = has_accumulator(options.grafting) + (options.gradient.beta1 > 0) + (options.momentum > 0)
+    kinds = has_accumulator(options.grafting) + (options.beta1 > 0) + (options.momentum > 0)
     elements = sum(math.prod(division.shape(index)) for index in range(len(division.whole.tensors)))
     held = statistics * (WINDOW + TOTAL) + roots * ROOT
     return held + elements * kinds * ELEMENT + division.whole.matrices * STATUS

@@ -42,13 +42,11 @@ class AdaGrad(Graft):
     Attributes:
         initial_accumulator: initial value of the sums of squares (FF 4.2).
         epsilon: added to their square root.
-        normalized: sums are of gradients divided by their norm (PT App. E), that of a tensor or block as ``norm`` says.
     """
 
     kind: Literal["adagrad"] = "adagrad"
     initial_accumulator: NotNegative = 1e-6
     epsilon: NotNegative = 0.0
-    normalized: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +56,10 @@ class SecondMoments(Graft):
     Attributes:
         beta2: decay of the second moments.
         epsilon: added to their square root.
-        normalized: second moments are of gradients divided by their norm, as in AdaGrad.
     """
 
     beta2: Decay = 0.999
     epsilon: NotNegative = 1e-8
-    normalized: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
