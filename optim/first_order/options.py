@@ -11,8 +11,8 @@ class Graft(OneOf):
     """How a layer takes the step size of a first-order optimizer.
 
     Attributes:
-        norm: whether a whole ``tensor`` takes the norm of the first-order step, or each ``block``; ``none``: directions
-            keep their own, as in SOAP, and this optimizer has only what is not preconditioned.
+        norm: whether a whole ``tensor`` takes the norm of the first-order step, or each ``block`` (PT 4.2.1); ``none``:
+            directions keep their own, as in SOAP, and this optimizer has only what is not preconditioned.
         momentum: ``after``: it averages grafted directions (FF 4.2; PT). ``before``: it averages Shampoo's and
             first-order directions each, before one takes the norm of the other (PSO II).
     """
@@ -64,7 +64,7 @@ class SecondMoments(Graft):
 
 @dataclass(frozen=True, kw_only=True)
 class RMSprop(SecondMoments):
-    """RMSprop, without a bias correction."""
+    """RMSprop, without a bias correction (PT 2.4)."""
 
     kind: Literal["rmsprop"] = "rmsprop"
 

@@ -17,10 +17,10 @@ class Blocking(Options):
 
     Attributes:
         split: ``balanced`` blocks differ by at most one in size; ``full`` ones have ``block_size``, and what is left
-            over is a smaller one.
+            over is a smaller one (PT 4.2.1).
         max_dimension: a longer dimension gets no preconditioner, and the other dimensions of its tensor get stronger
             exponents (PSO lemma 1). If no dimension is left, the tensor takes the first-order step.
-        vectors: vectors get a full matrix, too, with the exponent 1/2; else they take the first-order step.
+        vectors: vectors get a full matrix, too, with the exponent 1/2 (PT 3.1.4); else they take the first-order step.
         merge: neighboring dimensions are merged, from the left, while their product is at most this (PT 4.2.1); None:
             never. Dimensions of 1 do not count, so that a [256, 1] kernel is a vector.
     """
@@ -52,16 +52,18 @@ class Roots(Options):
         solver: ``eigh``, LAPACK's eigendecomposition, the fastest at every size, or ``coupled``, PSO App. E's Newton
             iteration from the previous root where that is good. A step that XLA compiles, without a callback, has the
             coupled iteration.
-        damping: whether ``epsilon`` is ``relative`` to the largest eigenvalue of each matrix or ``absolute``.
+        damping: whether ``epsilon`` is ``relative`` to the largest eigenvalue of each matrix or ``absolute`` (PT 3.2;
+            PSO 2).
         asynchronous: roots are taken into use ``precondition_frequency`` steps after their statistics were sent, and
             are computed in between; False: training waits for them.
         drift_bound: a root is kept if its statistics changed by at most this share (Frobenius norm of the change
             over that of the statistics); 0: only if they did not change.
         early_growth: while this share of the steps so far is less than ``precondition_frequency``, it is the number of
             steps between exchanges, and training waits for the roots, because early statistics change fast. 0: off.
-        first: the first step whose statistics are exchanged for roots; None: ``start_preconditioning_step``.
-        phase: later exchanges come at the steps ``t`` with ``t % precondition_frequency`` equal to this; None: every
-            ``precondition_frequency`` steps from the first one on.
+        first: the first step whose statistics are exchanged for roots (PSO alg. II); None:
+            ``start_preconditioning_step``.
+        phase: later exchanges come at the steps ``t`` with ``t % precondition_frequency`` equal to this (PSO alg. II;
+            PT alg. 2); None: every ``precondition_frequency`` steps from the first one on.
         identity: from the first exchange on, what has no root of real statistics yet has that of ``statistics.initial``
             times the identity (PSO alg. II), or the identity; else its layer takes the first-order step.
     """

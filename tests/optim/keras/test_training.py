@@ -243,9 +243,9 @@ FAMILY = {
     "diagonals and vectors": (
         "Shampoo",
         quick(
-            method={"kind": "diagonal"},
+            method="diagonal",
             blocking={"max_dimension": 4, "vectors": True},
-            limits={"rms": 0.5},
+            limits={"absolute": 0.5},
             rows="one_sided",
         ),
     ),
