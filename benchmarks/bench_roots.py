@@ -16,11 +16,9 @@ import scipy.linalg
 from runner import main, repeat
 from threadpoolctl import threadpool_limits
 
-from ctr.optim.shampoo.options import Coupled
 from ctr.optim.shampoo.roots import Root, inverse_root
 
-EPSILON, EXPONENT = 1e-6, 1 / 4
-COUPLED = Coupled()
+EPSILON, ORDER = 1e-6, 4
 
 
 def statistics(size: int, seed: int) -> np.ndarray:
@@ -35,19 +33,19 @@ def of_size(size: int, seconds: float) -> dict[str, Any]:
     """Each solver's time, who delivered the root, and its certificate."""
     first = statistics(size, 1)
     grown, drifted = first * 1.01, 0.99 * first + 0.01 * statistics(size, 2)
-    before = inverse_root(first, EXPONENT, epsilon=EPSILON, solver="eigh")
+    before = inverse_root(first, ORDER, epsilon=EPSILON, solver="eigh")
     warm = {"previous": before.matrix}
 
-    def root(matrix: np.ndarray, solver: Literal["eigh"] | Coupled, **start: object) -> Root:
-        return inverse_root(matrix, EXPONENT, epsilon=EPSILON, solver=solver, **start)
+    def root(matrix: np.ndarray, solver: Literal["eigh", "coupled"], **start: object) -> Root:
+        return inverse_root(matrix, ORDER, epsilon=EPSILON, solver=solver, **start)
 
     calls: dict[str, Callable[[], Any]] = {
         "numpy": lambda: np.linalg.eigh(grown),
         "scipy": lambda: scipy.linalg.eigh(grown, check_finite=False),
         "eigh": lambda: root(grown, "eigh"),
-        "cold": lambda: root(grown, COUPLED),
-        "warm": lambda: root(grown, COUPLED, **warm),
-        "drift": lambda: root(drifted, COUPLED, **warm, previous_condition=before.condition),
+        "cold": lambda: root(grown, "coupled"),
+        "warm": lambda: root(grown, "coupled", **warm),
+        "drift": lambda: root(drifted, "coupled", **warm, previous_condition=before.condition),
     }
     found: dict[str, Any] = {}
     for name, call in calls.items():

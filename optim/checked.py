@@ -91,7 +91,7 @@ class Options:
     def changed(self, content: Mapping[str, Any], without: Collection[str] = ()) -> Self:
         """Returns these options with what a mapping says, in groups too.
 
-        Raises ValueError: there is no such option, or it is one ``without`` which this is, by its path.
+        Raises ValueError: there is no such option, or it is one of those left out, ``without``.
         """
         allowed = [name for name in self.names() if name not in without and name != "kind"]
         found = {}
@@ -100,8 +100,7 @@ class Options:
                 raise ValueError(f"unknown key {name}; allowed: {', '.join(sorted(allowed))}")
             groups = groups_of(type(self), name)
             if groups and isinstance(value, str | Mapping):
-                below = [path.removeprefix(f"{name}.") for path in without if path.startswith(f"{name}.")]
-                value = _changed_group(name, getattr(self, name), groups, value, below)
+                value = _changed_group(name, getattr(self, name), groups, value)
             found[name] = value
         return replace(self, **found)
 
@@ -122,9 +121,7 @@ def groups_of(options: type, name: str) -> tuple[type[Options], ...]:
     return tuple(one for one in candidates if isinstance(one, type) and issubclass(one, Options))
 
 
-def _changed_group(
-    name: str, now: Any, groups: tuple[type[Options], ...], content: Any, without: Collection[str] = ()
-) -> Any:
+def _changed_group(name: str, now: Any, groups: tuple[type[Options], ...], content: Any) -> Any:
     kinds = {getattr(group, "kind", ""): group for group in groups}
     given = {"kind": content} if isinstance(content, str) else dict(content)
     kind = given.pop("kind", getattr(now, "kind", ""))
@@ -132,7 +129,7 @@ def _changed_group(
         raise ValueError(f"{name} is {content!r}; allowed: {_kinds(groups)}")
     start = now if type(now) is kinds[kind] else kinds[kind]()
     try:
-        return start.changed(given, without)
+        return start.changed(given)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 

@@ -1,27 +1,13 @@
-"""Limits on the size of an update: of its root mean square, and relative to the weights.
+"""Limit on the size of an update, relative to the weights.
 
-**Clipping** (ADAFACTOR 6): U <- U / max(1, RMS(U) / d), RMS(U) = |U| / sqrt(number of elements). Of an optimizer that
-divides gradients by their root mean squares, RMS(U) is about 1 as long as these fit; where they are out of date, it is
-larger. Clipping gradients does not limit the step, as the division takes their scale away.
-
-**Outlier gradients.** Where several losses train one model, now and then a gradient is an outlier from which training
-does not recover (FF 4.1.3). Clippy limits the step itself, relative to the weights (Tang et al., "Improving Training
-Stability for Multitask Ranking Models in Recommender Systems", KDD 2023, arXiv 2302.09178), without turning it: one
-factor for a whole tensor.
+Where several losses train one model, now and then a gradient is an outlier from which training does not recover (FF
+4.1.3). Clippy limits the step itself, relative to the weights (Tang et al., "Improving Training Stability for Multitask
+Ranking Models in Recommender Systems", KDD 2023, arXiv 2302.09178), without turning it: one factor for a whole tensor.
 """
-
-import math
-from collections.abc import Sequence
 
 import tensorflow as tf
 
 from ctr.workers.collectives import ALONE, Workers
-
-
-def clip_update(update: tf.Tensor, norm: tf.Tensor, shape: Sequence[int], threshold: float) -> tf.Tensor:
-    """Scales an update, or a part of one of this norm and shape, down where its RMS is above ``threshold``, d."""
-    rms = norm / math.sqrt(max(1, math.prod(shape)))
-    return update / tf.maximum(tf.ones_like(rms), rms / threshold)
 
 
 def limit_update(

@@ -43,11 +43,11 @@ class Optimizer:
     rows: str = "adagrad"
 
 
-_ADAM = {"grafting": "adam", "gradient": {"beta1": 0.9}}
+_ADAM = {"grafting": "adam", "beta1": 0.9}
 _SOAP = {
     "method": "eigenvalue_corrected",
     "grafting": {"kind": "adam", "norm": "none", "beta2": 0.95},
-    "gradient": {"beta1": 0.95},
+    "beta1": 0.95,
     "beta2": 0.95,
     "epsilon": 1e-8,
     "roots": {"damping": "absolute"},

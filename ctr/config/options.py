@@ -19,7 +19,7 @@ class OptionsKey:
 
     Attributes:
         start: the options where a file gives none.
-        without: paths of those that a file cannot give.
+        without: names of those that a file cannot give.
         presets: by name, what the key ``preset`` starts from instead; each has the kinds of groups that ``start`` has.
     """
 
@@ -61,20 +61,7 @@ class OptionsKey:
 
     def dump(self, options: Options) -> dict[str, Any]:
         """Returns the options that a file can give."""
-        return _pruned(asdict(options), self.without)
-
-
-def _pruned(content: Mapping[str, Any], without: frozenset[str]) -> dict[str, Any]:
-    """Returns nested mappings without what is at some paths."""
-    return {
-        name: _pruned(value, _within(name, without)) if isinstance(value, Mapping) else value
-        for name, value in content.items()
-        if name not in without
-    }
-
-
-def _within(name: str, paths: frozenset[str]) -> frozenset[str]:
-    return frozenset(path.removeprefix(f"{name}.") for path in paths if path.startswith(f"{name}."))
+        return {name: value for name, value in asdict(options).items() if name not in self.without}
 
 
 def options_schema(options: Options, without: frozenset[str] = frozenset()) -> Schema:
@@ -86,7 +73,7 @@ def options_schema(options: Options, without: frozenset[str] = frozenset()) -> S
         if name in without:
             continue
         if groups := groups_of(kind, name):
-            found = _choice(groups, getattr(options, name), _within(name, without))
+            found = _choice(groups, getattr(options, name))
         else:
             found = _plain_values(hints[name])
         properties[name] = {"default": values[name], **found}
@@ -100,10 +87,10 @@ def options_schema(options: Options, without: frozenset[str] = frozenset()) -> S
     }
 
 
-def _choice(groups: tuple[type[Options], ...], default: Any, without: frozenset[str]) -> Schema:
+def _choice(groups: tuple[type[Options], ...], default: Any) -> Schema:
     """One group, or one of several by its ``kind``, which alone may stand for it; without one, that of the default."""
     kinds = [getattr(group, "kind", "") for group in groups]
-    found = [options_schema(default if type(default) is group else group(), without) for group in groups]
+    found = [options_schema(default if type(default) is group else group()) for group in groups]
     if not any(kinds):
         return found[0]
     for kind, group in zip(kinds, found, strict=True):

@@ -18,32 +18,17 @@ from ctr.io.words import listed
 from ctr.models.rows import TableLayout
 from ctr.objective.config import MOST_SECONDS, TERMS, ObjectiveConfig
 from ctr.objective.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
-from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
+from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.contrib.presets import PRESETS
 from ctr.optim.first_order.options import AdaGrad
-from ctr.optim.shampoo.options import OneSidedOptions, ShampooOptions
+from ctr.optim.shampoo.options import ShampooOptions
 from ctr.training.batch_config import GROWTH, BatchConfig
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
 from ctr.training.retrain import RetrainConfig
 
-ROW_ADAFACTOR = OptionsKey(RowAdafactorOptions(), frozenset({"epsilon1", "inverse_sqrt", "factored"}))
-ADAFACTOR = OptionsKey(AdafactorOptions(), ROW_ADAFACTOR.without)
-ONE_SIDED = OptionsKey(
-    OneSidedOptions(),
-    frozenset(
-        {
-            "statistics.initial",
-            "statistics.bias_correction",
-            "roots.solver",
-            "roots.drift_bound",
-            "roots.early_growth",
-            "roots.first",
-            "roots.phase",
-            "roots.identity",
-        }
-    ),
-)
+ADAFACTOR = OptionsKey(AdafactorOptions(), frozenset({"epsilon1", "inverse_sqrt", "factored"}))
+ROW_ADAFACTOR = OptionsKey(AdafactorOptions(), ADAFACTOR.without | {"beta1"})
 
 
 class EmbeddingOptimizerConfig(StrictModel):
@@ -52,9 +37,8 @@ class EmbeddingOptimizerConfig(StrictModel):
     Attributes:
         rule: how embeddings learn: ``adagrad``, element by element; ``adafactor``, by rows and columns, for which
             ``learning_rate`` is the largest relative step size; or ``one_sided``, Shampoo with the right side alone and
-            AdaGrad's step sizes. The last two need ``linear_rule`` adagrad.
+            AdaGrad's step sizes, its options at their defaults. The last two need ``linear_rule`` adagrad.
         adafactor: options of Adafactor, for ``rule`` adafactor.
-        one_sided: options of Shampoo's statistics and roots, for ``rule`` one_sided.
         learning_rate: the learning rate of embeddings. Where it is not given, it is 0.01 for ``rule`` adafactor.
         initial_accumulator: initial value of AdaGrad's sums of squares of embeddings, on the scale of
             ``gradient``.
@@ -75,8 +59,7 @@ class EmbeddingOptimizerConfig(StrictModel):
     rule: Literal["adagrad", "adafactor", "one_sided"] = "adagrad"
     learning_rate: float = Field(default=0.2, ge=0)
     initial_accumulator: float = Field(default=0.1, ge=0)
-    adafactor: Annotated[RowAdafactorOptions, ROW_ADAFACTOR] = RowAdafactorOptions()
-    one_sided: Annotated[OneSidedOptions, ONE_SIDED] = OneSidedOptions()
+    adafactor: Annotated[AdafactorOptions, ROW_ADAFACTOR] = AdafactorOptions()
     linear_rule: Literal["auto", "newton", "adagrad"] = "auto"
     linear_learning_rate: float = Field(default=0.1, ge=0)
     linear_initial_accumulator: float = Field(default=0.1, ge=0)

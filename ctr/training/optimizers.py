@@ -17,6 +17,7 @@ from ctr.optim.rows.newton import RowNewton
 from ctr.optim.rows.one_sided import RowOneSided
 from ctr.optim.rows.rule import RowRule, RowSetup
 from ctr.optim.shampoo.dense import DenseShampoo
+from ctr.optim.shampoo.options import ShampooOptions
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from ctr.workers.collectives import ALONE, Workers
 
@@ -69,7 +70,7 @@ def table_optimizer(
     if config.rule == "adafactor":
         return RowAdafactor(setup, config.adafactor)
     if config.rule == "one_sided":
-        return RowOneSided(setup, config.one_sided)
+        return RowOneSided(setup, ShampooOptions(rows="one_sided"))
     if config.rule == "adagrad":
         return RowAdaGrad(setup)
     assert_never(config.rule)

@@ -21,10 +21,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ctr.optim.adafactor.options import AdafactorOptions
-from ctr.optim.first_order.momentum import add_weight_decay, update_momentum
+from ctr.optim.first_order.momentum import update_momentum
 from ctr.optim.gradients import GradientSteps, RootSource, present_among
 from ctr.optim.protocol import WithoutHost
-from ctr.optim.update_limit import clip_update
 from ctr.optim.variables import Create, Variables, create_variable
 from ctr.workers.collectives import ALONE, Workers
 
@@ -97,10 +96,15 @@ def _mean(values: tf.Tensor, axis: int) -> tf.Tensor:
 def clip(
     options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
 ) -> tf.Tensor:
-    """Computes U / max(1, RMS(U) / d) (algorithm 4, line 9); RMS is that of the touched rows."""
+    """Computes U / max(1, RMS(U) / d) (algorithm 4, line 9; section 6); RMS is that of the touched rows.
+
+    Where second moments fit, RMS(U) is about 1; where they are out of date, it is larger. Clipping gradients does not
+    limit the step, as the division takes their scale away.
+    """
     if not options.clipping:
         return update
-    return clip_update(update, root_mean_square(update, touched, owners), (), options.clipping)
+    rms = root_mean_square(update, touched, owners)
+    return update / tf.maximum(tf.ones_like(rms), rms / options.clipping)
 
 
 def root_mean_square(
@@ -177,7 +181,7 @@ class AdafactorCore(GradientSteps, WithoutHost):
         decayed: Sequence[bool] | None,
         roots: RootSource,
     ) -> None:
-        del roots
+        del decayed, roots  # Nothing decays, as in the paper.
         count = self.step.assign_add(1, read_value=True)
         present = present_among(dense.keys() | rows.keys(), len(self.weights))
         missed = self.missed.read_value()
@@ -188,14 +192,12 @@ class AdafactorCore(GradientSteps, WithoutHost):
             self._update_rows(index, slices, rate)
         for index, gradient in dense.items():
             step = tf.cast(count - missed[index], self.dtype)
-            self._update_dense(index, gradient, rate, step, decayed is None or decayed[index])
+            self._update_dense(index, gradient, rate, step)
 
     def _count_nonfinite(self) -> None:
         self.nonfinite_steps.assign_add(1)
 
-    def _update_dense(
-        self, index: int, gradient: tf.Tensor, rate: tf.Tensor, step: tf.Tensor, decayed: bool
-    ) -> None:
+    def _update_dense(self, index: int, gradient: tf.Tensor, rate: tf.Tensor, step: tf.Tensor) -> None:
         options, weight, kept = self.options, self.weights[index], self.state[index]
         decay, squared = second_moment_decay(options, step), tf.square(gradient) + options.epsilon1
         sums = {"rows": -1, "columns": -2} if "rows" in kept else {"moment": None}
@@ -213,8 +215,6 @@ class AdafactorCore(GradientSteps, WithoutHost):
             direction = update_momentum(kept["average"], direction, options.beta1)
             kept["average"].assign(direction)
         before = tf.cast(weight, self.dtype)
-        if options.weight_decay and decayed:
-            direction = add_weight_decay(direction, before, options.weight_decay)
         update = step_size(options, rate, before, step) * direction
         weight.assign_sub(tf.cast(update, weight.dtype))
 

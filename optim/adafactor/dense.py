@@ -14,7 +14,7 @@ _OPERATIONS = 12  # for each weight: squares, their sums, two divisions, two roo
 
 
 class DenseAdafactor(WithoutHost):
-    """Adafactor over dense weights; weight decay is of matrices, not of biases. Each worker has all of its state."""
+    """Adafactor over dense weights. Each worker has all of its state."""
 
     name = "adafactor"
     core: AdafactorCore
@@ -22,11 +22,9 @@ class DenseAdafactor(WithoutHost):
     def __init__(self, options: AdafactorOptions, workers: Workers = ALONE) -> None:
         del workers
         self.options = options
-        self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         self.core = AdafactorCore(self.options, list(weights.values()))
-        self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
@@ -34,7 +32,7 @@ class DenseAdafactor(WithoutHost):
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
         del compiled
-        self.core.update(gradients, rate, self._decayed)
+        self.core.update(gradients, rate)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         return Cost(update=_OPERATIONS * sum(math.prod(shape) for shape in shapes))

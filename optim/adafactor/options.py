@@ -7,8 +7,8 @@ from ctr.optim.checked import Decay, NotNegative, Options, Real
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowAdafactorOptions(Options):
-    """Options of Adafactor on the rows of tables in a trainer. Defaults are those of ADAFACTOR.
+class AdafactorOptions(Options):
+    """Everything but the learning rate, which is the step size rho or its upper bound. Defaults are those of ADAFACTOR.
 
     Attributes:
         epsilon1: added to the squares of gradients (algorithm 4).
@@ -21,6 +21,7 @@ class RowAdafactorOptions(Options):
         relative_steps: steps are relative to the root mean square of the weight; else the learning rate is absolute.
         inverse_sqrt: the step size at step t is min(rho, 1 / sqrt(t)) (algorithm 6).
         factored: keep sums by row and by column instead of one number for each element, where there are two dimensions.
+        beta1: decay of the moving average of updates; 0: none (section 4). Not for tables.
     """
 
     epsilon1: NotNegative = 1e-30
@@ -31,20 +32,4 @@ class RowAdafactorOptions(Options):
     relative_steps: bool = True
     inverse_sqrt: bool = True
     factored: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdafactorOptions(RowAdafactorOptions):
-    """Everything but the learning rate, which is the step size rho or its upper bound. Defaults are those of ADAFACTOR.
-
-    Attributes:
-        beta1: decay of the moving average of updates; 0: none (section 4).
-        weight_decay: ``lambda``, decoupled: the update is U + lambda X. Not for tables.
-    """
-
     beta1: Decay = 0.0
-    weight_decay: NotNegative = 0.0
-
-    @property
-    def decay(self) -> float:
-        return self.weight_decay

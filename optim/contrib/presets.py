@@ -1,7 +1,7 @@
 """Options of Shampoo that take the steps of a paper's algorithm."""
 
 from ctr.optim.first_order.options import AdaGrad
-from ctr.optim.shampoo.options import Blocking, GradientAverage, Roots, ShampooOptions, Statistics
+from ctr.optim.shampoo.options import Blocking, Roots, ShampooOptions, Statistics
 
 FF = ShampooOptions(
     momentum=0.9,
@@ -27,10 +27,10 @@ says nothing, and the norm of AdaGrad's momentum."""
 
 PT = ShampooOptions(
     block_size=1024,
+    beta1=0.9,
     epsilon=1e-12,
     grafting=AdaGrad(norm="block", initial_accumulator=0.0, epsilon=1e-10),
-    gradient=GradientAverage(beta1=0.9),
-    blocking=Blocking(split="full", max_dimension=65536, merge=1024, ones="keep", vectors=True),
+    blocking=Blocking(split="full", max_dimension=65536, merge=1024, vectors=True),
     statistics=Statistics(frequency=1),
     roots=Roots(
         damping="absolute", phase=0, asynchronous=False, early_growth=0.0, drift_bound=0.0, identity=True

@@ -11,8 +11,8 @@ class Graft(OneOf):
     """How a layer takes the step size of a first-order optimizer.
 
     Attributes:
-        norm: whether a whole ``tensor`` takes the norm of the first-order step, or each ``block``; ``none``: directions
-            keep their own, as in SOAP, and this optimizer has only what is not preconditioned.
+        norm: whether a whole ``tensor`` takes the norm of the first-order step, or each ``block`` (PT 4.2.1); ``none``:
+            directions keep their own, as in SOAP, and this optimizer has only what is not preconditioned.
         momentum: ``after``: it averages grafted directions (FF 4.2; PT). ``before``: it averages Shampoo's and
             first-order directions each, before one takes the norm of the other (PSO II).
     """
@@ -42,13 +42,11 @@ class AdaGrad(Graft):
     Attributes:
         initial_accumulator: initial value of the sums of squares (FF 4.2).
         epsilon: added to their square root.
-        normalized: sums are of gradients divided by their norm (PT App. E), that of a tensor or block as ``norm`` says.
     """
 
     kind: Literal["adagrad"] = "adagrad"
     initial_accumulator: NotNegative = 1e-6
     epsilon: NotNegative = 0.0
-    normalized: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +56,15 @@ class SecondMoments(Graft):
     Attributes:
         beta2: decay of the second moments.
         epsilon: added to their square root.
-        normalized: second moments are of gradients divided by their norm, as in AdaGrad.
     """
 
     beta2: Decay = 0.999
     epsilon: NotNegative = 1e-8
-    normalized: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RMSprop(SecondMoments):
-    """RMSprop, without a bias correction."""
+    """RMSprop, without a bias correction (PT 2.4)."""
 
     kind: Literal["rmsprop"] = "rmsprop"
 

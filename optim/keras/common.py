@@ -168,10 +168,7 @@ Example:
 
 def documented(text: str, options: Any) -> str:
     """Adds an optimizer's options, and their defaults, to its documentation."""
-    documented = (
-        inspect.cleandoc(vars(base).get("__doc__") or "") for base in reversed(type(options).__mro__)
-    )
-    meanings = "\n".join(doc.partition("Attributes:\n")[2] for doc in documented if "Attributes:" in doc)
+    meanings = inspect.cleandoc(type(options).__doc__ or "").partition("Attributes:\n")[2]
     defaults = "\n".join(f"    {name}: {value!r}" for name, value in dataclasses.asdict(options).items())
     return f"{text}\nOptions:\n{meanings}\n\nTheir defaults:\n{defaults}\n"
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.adafactor.core import RowMoments, row_update
-from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
+from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.protocol import RowGradient
 from ctr.optim.rows.adagrad import row_direction
 from ctr.optim.rows.rule import RowRule, RowSetup, State
@@ -24,9 +24,9 @@ class RowAdafactor(RowRule):
 
     operations = 14
 
-    def __init__(self, setup: RowSetup, options: RowAdafactorOptions) -> None:
+    def __init__(self, setup: RowSetup, options: AdafactorOptions) -> None:
         super().__init__(setup)
-        self.options = AdafactorOptions(**vars(options))
+        self.options = options
 
     def first_state(self, table: int) -> Sequence[np.ndarray]:
         zeros = np.zeros(self.copies, np.float32)

@@ -24,18 +24,13 @@ def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tenso
     return tf.math.divide_no_nan(gradient, tf.sqrt(accumulated + squared)), squared
 
 
-def graft_rows(
-    own: tf.Tensor, step: tf.Tensor, share: tf.Tensor, each: bool = False, owners: Workers = ALONE
-) -> tf.Tensor:
+def graft_rows(own: tf.Tensor, step: tf.Tensor, share: tf.Tensor, owners: Workers = ALONE) -> tf.Tensor:
     """Computes share s P + (1 - share) A of touched rows [U, C], where s P has the norm of AdaGrad's step A.
 
-    That is the norm over all owners' rows, and s one number, or with ``each`` that of each row. Where P is 0, or not
-    finite, the step is A.
+    That is the norm over all owners' rows, and s one number. Where P is 0, or not finite, the step is A.
     """
-    squares = [
-        tf.reduce_sum(tf.square(rows), axis=1 if each else None, keepdims=each) for rows in (own, step)
-    ]
-    norm, wanted = (tf.sqrt(square) for square in (squares if each else owners.all_reduce(squares)))
+    squares = [tf.reduce_sum(tf.square(rows)) for rows in (own, step)]
+    norm, wanted = (tf.sqrt(square) for square in owners.all_reduce(squares))
     usable = (norm > 0) & tf.math.is_finite(norm)
     share = tf.where(usable, share, tf.zeros_like(share))
     scale = share * wanted / tf.where(usable, norm, tf.ones_like(norm))

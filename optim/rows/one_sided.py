@@ -1,8 +1,8 @@
 """One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them.
 
 The right side alone (PSO lemma 1 with p = infinity; App. D), R += G^T G of [d, d], and P = G R^(-1/2) leave rows
-without a gradient as they are. P takes the norm of AdaGrad's step on the same rows, embedding by embedding; with
-``graft_rows`` also row by row. Roots come from the host, as those of dense weights do.
+without a gradient as they are. P takes the norm of AdaGrad's step on the same rows, embedding by embedding. Roots come
+from the host, as those of dense weights do.
 """
 
 import dataclasses
@@ -15,8 +15,7 @@ from ctr.optim.rows.adagrad import RowAdaGrad, graft_rows, row_direction
 from ctr.optim.rows.rule import RowSetup, State
 from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.layout import Blocks, lay_out
-from ctr.optim.shampoo.options import OneSidedOptions, RootOptions, ShampooOptions
-from ctr.optim.shampoo.options import Rows as RowOptions
+from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.products import gram
 from ctr.optim.shampoo.schedule import collection_due, collection_weight, shampoo_share, when
 from ctr.optim.shampoo.statistics import Statistics
@@ -24,16 +23,13 @@ from ctr.optim.variables import Variables, create_variable
 
 
 class RowOneSided(RowAdaGrad):
-    """One-sided Shampoo for rows of ``copies`` embeddings, each with its linear weight."""
+    """One-sided Shampoo for rows of ``copies`` embeddings, each with its linear weight; ``options.rows`` say so too."""
 
     _shares: tf.Tensor
 
-    def __init__(self, setup: RowSetup, options: OneSidedOptions) -> None:
+    def __init__(self, setup: RowSetup, options: ShampooOptions) -> None:
         super().__init__(setup)
-        given = {name: getattr(options, name) for name in RootOptions.names()}
-        self.options = ShampooOptions(
-            **given, rows=RowOptions(rule="one_sided", graft_rows=options.graft_rows)
-        )
+        self.options = options
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         super().build(weights)
@@ -70,7 +66,7 @@ class RowOneSided(RowAdaGrad):
             factor, place = self._layout.table_factors[index]
             own = tf.matmul(values[:, :-1], self.exchanged.roots[factor][place])
             share = self._shares[self._layout.factors[factor].offset + place]
-            moved = graft_rows(own, graft[:, :-1], share, self.options.rows.graft_rows, owners)
+            moved = graft_rows(own, graft[:, :-1], share, owners)
             parts.append(tf.concat([moved, graft[:, -1:]], axis=1))
         direction = tf.concat(parts, axis=1)
         return given.values - self.limited(table, given.values, rates * direction), (sums + squared,)

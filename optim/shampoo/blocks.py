@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from ctr.optim.shampoo.methods import Diagonal
 from ctr.optim.shampoo.options import ShampooOptions
 
 Shape = tuple[int, ...]
@@ -84,28 +83,18 @@ class Stack:
         return tuple(index for index, region in self.members for _ in range(region.blocks))
 
 
-def merge_dimensions(shape: Sequence[int], limit: int | None, order: str = "left", until: int = 1) -> Shape:
-    """Drops dimensions of 1 and merges neighbors, from one end, while their product is at most ``limit``.
-
-    No further ones are merged once ``until`` dimensions are left.
+def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
+    """Drops dimensions of 1 and merges neighbors, from the left, while their product is at most ``limit``.
 
     Example:
         >>> merge_dimensions((1, 3, 4, 5), limit=12)
         (12, 5)
-        >>> merge_dimensions((1, 3, 4, 5), limit=20, order="right")
-        (3, 20)
-        >>> merge_dimensions((8, 3, 4, 5), limit=1000, order="right", until=2)
-        (8, 60)
     """
-    if order == "right":
-        return merge_dimensions(shape[::-1], limit, until=until)[::-1]
     merged: list[int] = []
-    sizes = [size for size in shape if size != 1]
-    for place, size in enumerate(sizes):
-        too_many = len(merged) + len(sizes) - place > until
-        if limit is not None and merged and too_many and merged[-1] * size <= limit:
+    for size in shape:
+        if limit is not None and merged and merged[-1] * size <= limit:
             merged[-1] *= size
-        else:
+        elif size != 1:
             merged.append(size)
     return tuple(merged)
 
@@ -134,12 +123,9 @@ def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayou
     """Returns the layout of a tensor of a static shape; vectors and scalars have no preconditioned dimension."""
     shape = tuple(int(size) for size in shape)
     how = options.blocking
-    merges = how.merge is not None
-    merged = merge_dimensions(shape, how.merge, how.merge_from, how.merge_until)
-    if how.ones == "keep" and not merges:
-        merged = shape
+    merged = merge_dimensions(shape, how.merge)
     # Merging makes a vector of a scalar in PyTorch's version.
-    if how.vectors and not merged and (shape or merges):
+    if how.vectors and not merged and (shape or how.merge is not None):
         merged = (1,)
     axes, diagonal = _preconditioned(merged, options)
     split = split_evenly if how.split == "balanced" else split_fully
@@ -157,9 +143,7 @@ def _preconditioned(merged: Shape, options: ShampooOptions) -> tuple[tuple[int, 
     if len(merged) < least or 0 in merged or options.start_preconditioning_step is None:
         return (), ()
     axes = tuple(axis for axis, size in enumerate(merged) if size <= how.max_dimension)
-    if axes == (0, 1) == tuple(range(len(merged))) and options.one_side is not None:
-        return (options.one_side,), ()
-    if not isinstance(options.method, Diagonal):
+    if options.method != "diagonal":
         return axes, ()
     return axes, tuple(axis for axis in range(len(merged)) if axis not in axes)
 

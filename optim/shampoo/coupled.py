@@ -19,10 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from ctr.optim.shampoo.options import Coupled
-
 FloatArray = npt.NDArray[np.float64]
 
+# After so many iterations, another solver is tried.
+MAX_ITERATIONS = 100
+# Larger eigenvalues are projected until the condition is about this: kappa_d, with the value of PSO App. G's tables.
+DESIRED_CONDITION = 500.0
+# At most so many eigenvalues are projected, each found by so many steps of the power iteration (n_step).
+MOST_PROJECTED = 8
+POWER_STEPS = 100
 # PSO App. E stops the power iteration by the change of the eigenvalue; the residual is that of the vector, of which
 # an error x moves the projected matrix by x * lambda_max.
 POWER_TOLERANCE = 1e-13
@@ -82,29 +87,25 @@ def largest_eigenpair(matrices: tf.Tensor, steps: int) -> tuple[tf.Tensor, tf.Te
     return tuple(pair)
 
 
-def project(
-    matrices: tf.Tensor, conditions: tf.Tensor | None, options: Coupled
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+def project(matrices: tf.Tensor, conditions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Lowers the largest eigenvalues to the first one that may stay (PSO Alg. I, PROJECT).
 
-    An eigenvalue may stay once it is at most `desired_condition` times the smallest, which is estimated as the largest
-    divided by the previous matrix's condition, [N]; without one, only `projected` are lowered. Where the power
-    iteration does not converge, projection ends: an inexact vector would be deflated from the wrong place.
+    An eigenvalue may stay once it is at most `DESIRED_CONDITION` times the smallest, which is estimated as the largest
+    divided by the previous matrix's condition, [N]; where that is NaN, all stay. Where the power iteration does not
+    converge, projection ends: an inexact vector would be deflated from the wrong place.
 
     Returns the matrices, the eigenvalues [N, 1, k] and vectors [N, n, k] that were lowered, 0 where fewer than k were,
     and the level [N, 1, 1] to which they were.
     """
-    most = min(options.most_projected, matrices.shape[-1] - 1)
-    allowed: Any = math.inf
-    if conditions is not None:
-        allowed = options.desired_condition / conditions[:, tf.newaxis, tf.newaxis]
+    most = min(MOST_PROJECTED, matrices.shape[-1] - 1)
+    allowed = DESIRED_CONDITION / conditions[:, tf.newaxis, tf.newaxis]
 
     def advance(count: tf.Tensor, *state: tf.Tensor) -> tuple[Any, ...]:
         active, remaining, values, basis, level = state
-        value, vector, residual = largest_eigenpair(remaining, options.power_iterations)
+        value, vector, residual = largest_eigenpair(remaining, POWER_STEPS)
         level = tf.where(active, value, level)
         largest = tf.maximum(level, values[:, :, :1])
-        active &= (count < most) & ((value > allowed * largest) | (count < options.projected))
+        active &= (count < most) & (value > allowed * largest)
         active &= residual * value <= POWER_TOLERANCE * largest
         value = tf.where(active, value, 0.0)
         remaining -= value * tf.matmul(vector, vector, transpose_b=True)
@@ -150,7 +151,6 @@ def skewness(products: tf.Tensor) -> tf.Tensor:
 def coupled_roots(
     matrices: tf.Tensor,
     p: int,
-    options: Coupled,
     *,
     previous: tf.Tensor | None = None,
     previous_conditions: tf.Tensor | None = None,
@@ -159,25 +159,25 @@ def coupled_roots(
     """Computes something like ``matrices^(-1/p)``, float64 [N, n, n] (PSO Alg. I, COUPLEDITERATION); not certified.
 
     A warm start is from the roots of earlier matrices, ``previous``, and is given up before its first iteration where
-    `skewness` is above ``most_skewed``. Without ``previous_conditions`` [N], those of the earlier matrices, only
-    `options.projected` eigenvalues are lowered.
+    `skewness` is above ``most_skewed``. Without ``previous_conditions`` [N], those of the earlier matrices, no
+    eigenvalue is lowered.
     """
-    projected, asked = None, options.projected or previous_conditions is not None
-    if asked and options.most_projected and matrices.shape[-1] > 1:
-        matrices, *projected = project(matrices, previous_conditions, options)
+    projected = None
+    if previous_conditions is not None and matrices.shape[-1] > 1:
+        matrices, *projected = project(matrices, previous_conditions)
     if previous is None:
         roots, products = cold_start(matrices, p)
     else:
         roots, products = previous, tf.matmul(_power(previous, p), matrices)
         products = tf.where(skewness(products) <= most_skewed, products, math.nan)
-    roots, error, iterations = _iterate(roots, products, p, options.max_iterations)
+    roots, error, iterations = _iterate(roots, products, p)
     if projected is None:
         return Iterate(roots, error, iterations, tf.zeros_like(iterations))
     count = tf.math.count_nonzero(projected[0], axis=[1, 2], dtype=tf.int32)
     return Iterate(correct(roots, p, *projected), error, iterations, count)
 
 
-def _iterate(roots: tf.Tensor, products: tf.Tensor, p: int, max_iterations: int) -> tuple[tf.Tensor, ...]:
+def _iterate(roots: tf.Tensor, products: tf.Tensor, p: int) -> tuple[tf.Tensor, ...]:
     """Returns the first three parts of an `Iterate` from X and M = X^p G, once no matrix of the batch improves.
 
     The error stays near 1 until the smallest eigenvalue of M has arrived, and may grow in between; only where
@@ -203,7 +203,7 @@ def _iterate(roots: tf.Tensor, products: tf.Tensor, p: int, max_iterations: int)
 
     start = (tf.constant(0), limits_of(_norm(products - identity), infinity), roots, products)
     step, _, roots, products = tf.while_loop(
-        lambda step, limits, *_: (step < max_iterations) & (tf.reduce_max(limits) > zero), advance, start
+        lambda step, limits, *_: (step < MAX_ITERATIONS) & (tf.reduce_max(limits) > zero), advance, start
     )
     errors = _norm(products - identity)[:, 0, 0]
     # A start that never improved, or ended in overflow before it converged, is no result.
@@ -213,7 +213,6 @@ def _iterate(roots: tf.Tensor, products: tf.Tensor, p: int, max_iterations: int)
 def coupled_root(
     matrix: FloatArray,
     p: int,
-    options: Coupled,
     *,
     previous: FloatArray | None = None,
     previous_condition: float | None = None,
@@ -225,14 +224,12 @@ def coupled_root(
             None if array is None else tf.constant(np.asarray(array)[np.newaxis], tf.float64)
             for array in (matrix, previous, previous_condition)
         )
-        end = coupled_roots(
-            one, p, options, previous=roots, previous_conditions=conditions, most_skewed=most_skewed
-        )
+        end = coupled_roots(one, p, previous=roots, previous_conditions=conditions, most_skewed=most_skewed)
     return Iterate(*(part.numpy()[0] for part in end))
 
 
 def inverse_roots(
-    matrices: tf.Tensor, p: int, epsilon: float, options: Coupled, *, absolute: bool = False
+    matrices: tf.Tensor, p: int, epsilon: float, *, absolute: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes ``(A + epsilon * lambda_max(A) * I)^(-1/p)`` of float64 [N, n, n], and the true residuals [N].
 
@@ -251,7 +248,7 @@ def inverse_roots(
     damping = epsilon / scale if absolute else epsilon * largest_eigenpair(scaled, _MANY_STEPS)[0]
     damped = scaled + damping * identity
 
-    roots = coupled_roots(damped, p, options).root
+    roots = coupled_roots(damped, p).root
     products = tf.matmul(damped, roots)
     if p > 1:
         half = _power(roots, p // 2)

@@ -91,10 +91,10 @@ def _create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> t
 def _elementwise_cost(options: ShampooOptions, layout: ShampooLayout) -> int:
     shapes = [tensor.shape for tensor in layout.tensors]
     each = 2 + _GRAFTING[type(options.grafting)]
-    each += 4 * bool(options.gradient.beta1) + 3 * bool(options.momentum) + 3 * options.nesterov
-    each += 5 * bool(options.limits.absolute) + 3 * bool(options.limits.rms)
+    each += 4 * bool(options.beta1) + 3 * bool(options.momentum) + 3 * options.nesterov
+    each += 5 * bool(options.limits.absolute)
     count = each * sum(math.prod(shape) for shape in shapes)
-    if options.weight_decay or options.gradient.l2:
+    if options.weight_decay:
         count += 2 * sum(math.prod(shape) for shape in shapes if len(shape) > 1)
     # The norms of both directions, and the scale between them; second moments in the bases, and their roots.
     scaled = 5 + (6 if options.corrects else 0)

@@ -53,10 +53,10 @@ def _elements(options: ShampooOptions, layout: ShampooLayout, index: int) -> int
     tensor = layout.tensors[index]
     size = math.prod(tensor.shape)
     if index in layout.tables:
-        return tensor.shape[0] if options.rows.rule == "adagrad_row" else size
+        return tensor.shape[0] if options.rows == "adagrad_row" else size
     kept = [
         has_accumulator(options.grafting),
-        options.gradient.beta1 > 0,
+        options.beta1 > 0,
         options.momentum > 0,
         tensor.is_preconditioned and options.grafting.momentum == "before",
         tensor.is_preconditioned and options.corrects,
@@ -67,26 +67,22 @@ def _elements(options: ShampooOptions, layout: ShampooLayout, index: int) -> int
 def _treatment(options: ShampooOptions, layout: ShampooLayout, index: int) -> str:
     tensor = layout.tensors[index]
     if index in layout.tables:
-        by = "per row" if options.rows.rule == "adagrad_row" else "per element"
+        by = "per row" if options.rows == "adagrad_row" else "per element"
         if index in layout.table_factors:
-            return f"rows: right side, exponent -{options.exponent(1):g}; AdaGrad's step"
+            return f"rows: right side, exponent -{1 / options.root_order(1):g}; AdaGrad's step"
         return f"rows: AdaGrad, one sum {by}"
     if not tensor.is_preconditioned:
         return options.grafting.kind
     blocks = sum(region.blocks for region in tensor.regions)
     largest = max(tensor.regions, key=lambda region: region.block).block
-    order, preconditioned = len(tensor.merged), len(tensor.axes) + len(tensor.diagonal)
-    exponents = [
-        options.side_exponent(axis, preconditioned, order) for axis in (*tensor.axes, *tensor.diagonal)
-    ]
-    sides = f" along {','.join(map(str, tensor.axes))}" if 0 < len(tensor.axes) < order else ""
+    sides = f" along {','.join(map(str, tensor.axes))}" if 0 < len(tensor.axes) < len(tensor.merged) else ""
     if tensor.diagonal:
         sides += f" with diagonals along {','.join(map(str, tensor.diagonal))}"
     counted = f"{blocks} block{'s' * (blocks > 1)} of {'x'.join(map(str, largest))}"
     if options.corrects:
         return f"eigenbases{sides}, {counted}, exponent -{options.correction_exponent:g}"
-    found = "/".join(f"-{value:g}" for value in dict.fromkeys(exponents))
-    return f"Shampoo{sides}, {counted}, exponent {found}"
+    exponent = 1 / options.root_order(len(tensor.axes) + len(tensor.diagonal))
+    return f"Shampoo{sides}, {counted}, exponent -{exponent:g}"
 
 
 def _bytes(count: float) -> str:

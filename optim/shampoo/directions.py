@@ -13,7 +13,6 @@ import tensorflow as tf
 from ctr.optim.gradients import Present, keep, of_owners
 from ctr.optim.shampoo import eigenbasis
 from ctr.optim.shampoo.layout import Blocks
-from ctr.optim.shampoo.methods import EigenvalueCorrected
 from ctr.optim.shampoo.momentum import moving_gradient
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.products import precondition
@@ -36,7 +35,7 @@ class InverseRoots:
         self, stacked: Sequence[tf.Tensor], moving: Mapping[int, tf.Tensor], step: tf.Tensor, present: Present
     ) -> tuple[list[tf.Tensor], Averages]:
         layout, statistics = self.blocks.own, self.statistics
-        if self.options.gradient.beta1:
+        if self.options.beta1:
             stacked = self.blocks.stack(moving, statistics.dtype)
         found = []
         for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
@@ -57,14 +56,13 @@ class InverseRoots:
         identity = statistics.identity(collections, None if missed is None else missed[0], dtype)
         if missed is not None:
             identity = tf.gather(identity, tf.constant(stack.owners, tf.int64))[:, tf.newaxis]
-        preconditioned, order = len(stack.axes) + len(stack.diagonal), len(stack.block)
+        exponent = 1.0 / options.root_order(len(stack.axes) + len(stack.diagonal))
         for axis, sums in statistics.diagonals[number].items():
             values = (sums + identity) / divisor
             largest = tf.reduce_max(values, axis=1, keepdims=True)
             scale = largest if options.roots.damping == "relative" else tf.ones_like(largest)
             damping = options.epsilon * scale
             damped = tf.where(largest > 0, values + damping, tf.ones_like(values))
-            exponent = options.side_exponent(axis, preconditioned, order)
             powers = tf.cast(tf.pow(damped, tf.constant(-exponent, dtype)), blocks.dtype)
             shape = [size if dimension == axis else 1 for dimension, size in enumerate(stack.block)]
             blocks *= tf.reshape(powers, [stack.blocks, *shape])
@@ -85,12 +83,11 @@ class Eigenbases:
     def __init__(
         self,
         options: ShampooOptions,
-        method: EigenvalueCorrected,
         blocks: Blocks,
         bases: Sequence[tf.Variable],
         variables: Variables,
     ) -> None:
-        self.options, self.method, self.blocks, self.bases = options, method, blocks, bases
+        self.options, self.blocks, self.bases = options, blocks, bases
         self.dtype = variables.dtype
         self.moments: list[tf.Variable] = []
         self.averages: list[tf.Variable] = []
@@ -117,12 +114,12 @@ class Eigenbases:
             gradients, rotated = rotated, []
             for stack, average, blocks in zip(stacks, self.averages, gradients, strict=True):
                 here = of_owners(present, stack.owners)
-                one, weights = moving_gradient(options.gradient, average, blocks, step, here)
+                one, weights = moving_gradient(options.beta1, average, blocks, step, here)
                 rotated.append(one)
-        elif options.gradient.beta1:
+        elif options.beta1:
             rotated = self._turn(self.blocks.stack(moving, self.dtype), eigenbasis.to_bases)
         divisor = tf.ones([], self.dtype)
-        if options.beta2 < 1.0 and options.statistics.bias_correction:
+        if options.beta2 < 1.0:
             # Second moments are collected at every step.
             divisor = 1.0 - tf.pow(tf.constant(options.beta2, self.dtype), tf.cast(step, self.dtype))
         corrected = [
@@ -155,6 +152,5 @@ class Eigenbases:
                 average = self.averages[number]
                 turned = eigenbasis.change_bases(average, stack.axes, old, new)
                 average.assign(keep(turned, average, here))
-            if self.method.basis_change == "project":
-                moments = self.moments[number]
-                moments.assign(keep(eigenbasis.project(moments, stack.axes, old, new), moments, here))
+            moments = self.moments[number]
+            moments.assign(keep(eigenbasis.project(moments, stack.axes, old, new), moments, here))

@@ -13,14 +13,12 @@ it.
 An average of gradients (beta1) is kept as U^T M V and turned when the bases change, unless a grafted step needs M
 itself (``ShampooOptions.averages_in_bases``).
 
-**When a basis changes** from U to U', ``project`` brings second moments into it, as if their matrix were diagonal in
-the old bases::
+**When a basis changes** from U to U', second moments are projected into it, as if their matrix were diagonal in the old
+bases::
 
     V' = P V Q^T,    P = (U'^T U)^2, Q = (V'^T V)^2    element by element
 
-P and Q are doubly stochastic: no second moment becomes negative, and their sum stays. ``keep`` leaves V as it is, as
-other implementations do; that is right as long as bases turn slowly, and LAPACK returns eigenvectors in the order of
-their eigenvalues.
+P and Q are doubly stochastic: no second moment becomes negative, and their sum stays.
 """
 
 from collections.abc import Sequence
@@ -36,12 +34,31 @@ from ctr.optim.shampoo.roots import (
     Root,
     RootError,
     check_definite,
-    decomposition_residual,
     scale_symmetric,
 )
 
 _CERTIFIED_ABOVE = 1e-8
 """Times the largest eigenvalue: eigenvectors of smaller ones are certified as those of so much."""
+
+
+def decomposition_residual(matrix: FloatArray, values: FloatArray, vectors: FloatArray) -> float:
+    """Computes the bound s of roots.py for X = Q diag(values^(-1/2)) Q^T as an approximate A^(-1/2).
+
+    It is a measure of Q, whatever becomes of X. With E = A Q - Q Lambda and D = Q^T Q - I,
+
+        W = Lambda^(-1/2) (Q^T E + D Lambda) Lambda^(-1/2) = Lambda^(-1/2) Q^T A Q Lambda^(-1/2) - I
+
+    compares A with Q^-T Lambda Q^-1 as S does there. Where Q is not quite orthogonal, d = |Lambda^(-1/2) D
+    Lambda^(1/2)| is added, before and after the power. So s = |W| + 3 d, to first order in D; inf where not finite.
+    """
+    with np.errstate(all="ignore"):
+        error = matrix @ vectors - vectors * values
+        skew = vectors.T @ vectors - np.eye(len(values))
+        scale = np.sqrt(values)
+        relative = (vectors.T @ error + skew * values) / np.outer(scale, scale)
+        skewed = float(np.linalg.norm(skew * scale / scale[:, np.newaxis]))
+        residual = float(np.linalg.norm(relative)) + skewed * 3
+    return residual if np.isfinite(residual) else np.inf
 
 
 def eigenbasis(matrix: FloatArray, tolerance: float = TOLERANCE) -> Root:
@@ -63,7 +80,7 @@ def eigenbasis(matrix: FloatArray, tolerance: float = TOLERANCE) -> Root:
         check_definite(float(values[0]), float(values[-1]), scaled)
         damping = _CERTIFIED_ABOVE * float(values[-1]) + max(-float(values[0]), 0.0)
         damped = scaled + damping * np.eye(len(scaled))
-        residual = decomposition_residual(damped, values + damping, vectors, 0.5)
+        residual = decomposition_residual(damped, values + damping, vectors)
         if residual <= tolerance:
             condition = float((values[-1] + damping) / (values[0] + damping))
             smallest, largest = np.ldexp([max(float(values[0]), 0.0), float(values[-1])], doublings)

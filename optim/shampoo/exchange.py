@@ -18,8 +18,8 @@ from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.coupled import inverse_roots
 from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline, Round
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout
-from ctr.optim.shampoo.options import Coupled, RootOptions
-from ctr.optim.shampoo.roots import TOLERANCE, whole_order
+from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.roots import TOLERANCE
 from ctr.optim.shampoo.schedule import exchange_due, is_early, when
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.shampoo.triangles import unpack, unpack_arrays
@@ -57,7 +57,7 @@ class RootExchange:
     """
 
     def __init__(
-        self, options: RootOptions, blocks: Blocks, variables: Variables, host: HostPipeline | None = None
+        self, options: ShampooOptions, blocks: Blocks, variables: Variables, host: HostPipeline | None = None
     ) -> None:
         self.options, self.blocks = options, blocks
         make, layout = variables.make, blocks.own
@@ -99,13 +99,16 @@ class RootExchange:
         ``replaced`` is called with the roots that are about to come into use.
 
         Raises:
-            ValueError: the options ask for roots that the device does not compute.
+            ValueError: the options ask for eigenbases, which the device does not compute.
         """
         if not self.blocks.whole.factors:
             return
         options, layout = self.options, self.blocks.own
-        if on_device:
-            refuse_on_device(options, self.blocks.whole)
+        if on_device and options.corrects:
+            raise ValueError(
+                "method eigenvalue_corrected requires eigenbases, which a step compiled by XLA cannot compute; train "
+                "with callbacks=[ShampooCallback()], which has them computed on the host, or without jit_compile"
+            )
         if options.roots.asynchronous:
             present = None
 
@@ -204,7 +207,7 @@ def _drifted(status: tf.Tensor, changes: tf.Tensor) -> tf.Tensor:
     return status + tf.cast(tf.stack(added), status.dtype)
 
 
-def _send_to_host(options: RootOptions, host: HostPipeline, given: Given, present: Present) -> Given:
+def _send_to_host(options: ShampooOptions, host: HostPipeline, given: Given, present: Present) -> Given:
     """Sends statistics of the matrices present; where their roots are waited for, brings these into use."""
     waits = not options.roots.asynchronous
     patient = waits or not options.roots.identity
@@ -248,10 +251,9 @@ def _call_host(function: Callable[..., None], host: HostPipeline, given: Given, 
     )
 
 
-def _solve_on_device(options: RootOptions, layout: ShampooLayout, given: Given, present: Present) -> Given:
+def _solve_on_device(options: ShampooOptions, layout: ShampooLayout, given: Given, present: Present) -> Given:
     """Computes roots by operations of the graph, and brings them into use at once (PSO App. E)."""
     certified = given.status[STATUS.index("certified")]
-    coupled = options.roots.solver if isinstance(options.roots.solver, Coupled) else Coupled()
     absolute = options.roots.damping == "absolute"
     residuals, nonzero, roots = [], [], []
     for factor, total, root in zip(layout.factors, given.totals, given.roots, strict=True):
@@ -260,9 +262,7 @@ def _solve_on_device(options: RootOptions, layout: ShampooLayout, given: Given, 
         if identity.shape.rank:
             identity = identity[factor.matrices, tf.newaxis, tf.newaxis]
         begun = (whole + identity * tf.eye(factor.size, dtype=tf.float64)) / given.divisor
-        computed, residual = inverse_roots(
-            begun, round(1.0 / factor.exponent), options.epsilon, coupled, absolute=absolute
-        )
+        computed, residual = inverse_roots(begun, factor.order, options.epsilon, absolute=absolute)
         computed = tf.cast(computed, root.dtype)
         residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)
         is_good = (residual <= TOLERANCE)[:, tf.newaxis, tf.newaxis]
@@ -296,17 +296,3 @@ def _solve_on_device(options: RootOptions, layout: ShampooLayout, given: Given, 
     counts = tf.stack([counted.get(name, tf.zeros([], tf.int64)) for name in COUNTERS])
     status = tf.stack([now[name] for name in STATUS])
     return given._replace(status=status, counters=given.counters + counts, roots=roots)
-
-
-def refuse_on_device(options: RootOptions, layout: ShampooLayout) -> None:
-    """Raises ValueError where a root is not one that the coupled iteration computes."""
-    remedy = (
-        "which a step compiled by XLA cannot compute; train with callbacks=[ShampooCallback()], which has them "
-        "computed on the host, or without jit_compile"
-    )
-    for factor in layout.factors:
-        if factor.basis:
-            raise ValueError(f"method eigenvalue_corrected requires eigenbases, {remedy}")
-        if whole_order(factor.exponent) is None:
-            method = getattr(options, "method", None)
-            raise ValueError(f"{method} requires roots of order {1.0 / factor.exponent:g}, {remedy}")

@@ -47,22 +47,9 @@ class Grafting:
 
     def collect(self, gradients: Tensors) -> None:
         """Updates second moments by gradients, in place."""
-        found = {index: gradients[index] for index in gradients.keys() & self.accumulators.keys()}
-        for index, gradient in self._normalized(found).items():
-            accumulator = self.accumulators[index]
-            accumulator.assign(first_order.update_accumulator(self.options.grafting, accumulator, gradient))
-
-    def _normalized(self, gradients: Tensors) -> Tensors:
-        """Gradients by which second moments are updated (PT App. E)."""
-        if not getattr(self.options.grafting, "normalized", False):
-            return gradients
-        if self.options.grafting.norm != "block":
-            norms = self.norms(gradients)
-            return {index: tf.math.divide_no_nan(one, norms[index]) for index, one in gradients.items()}
-        stacked = self.blocks.stack(gradients, self.dtype)
-        scaled = [tf.math.divide_no_nan(blocks, _block_norms(blocks)) for blocks in stacked]
-        whole = {index: tf.math.divide_no_nan(one, tf.norm(one)) for index, one in gradients.items()}
-        return {**whole, **{i: one for i, one in self.blocks.unstack(scaled).items() if i in gradients}}
+        for index in gradients.keys() & self.accumulators.keys():
+            grafting, accumulator = self.options.grafting, self.accumulators[index]
+            accumulator.assign(first_order.update_accumulator(grafting, accumulator, gradients[index]))
 
     def directions(self, moving: Tensors, step: tf.Tensor) -> dict[int, tf.Tensor]:
         """Computes first-order directions from gradients or their averages."""

@@ -20,7 +20,7 @@ from ctr.io.blas import one_blas_thread
 from ctr.optim.gradients import Present
 from ctr.optim.shampoo.eigenbasis import eigenbasis
 from ctr.optim.shampoo.layout import Factor
-from ctr.optim.shampoo.options import Coupled, RootOptions
+from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.roots import Root, RootError, inverse_root
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class HostPipeline:
     def __init__(
         self,
         factors: Sequence[Factor],
-        options: RootOptions,
+        options: ShampooOptions,
         workers: int | None = None,
         patience: float = 300.0,
         solve: Solve = inverse_root,
@@ -145,7 +145,7 @@ class HostPipeline:
         for matrix in np.flatnonzero(found.status[_CERTIFIED] == 0):
             f, i = self._places[matrix]
             factor, initial = self.factors[f], self.options.statistics.initial
-            scale = 1.0 if factor.basis or not initial else initial**-factor.exponent
+            scale = 1.0 if factor.basis or not initial else initial ** (-1.0 / factor.order)
             found.roots[f][i] = scale * np.eye(factor.size)
             found.status[_CERTIFIED, matrix], found.status[_ROOT_STEP, matrix] = 1, step
 
@@ -199,21 +199,21 @@ class HostPipeline:
     def _compute(
         self, factor: Factor, statistics: np.ndarray, previous: np.ndarray | None, condition: float | None
     ) -> Root:
-        begun, solver = time.perf_counter(), self.options.roots.solver
+        begun = time.perf_counter()
         # Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
         with one_blas_thread():
             if not statistics.any():
                 # Absolute damping is all that there is.
-                scale = 1.0 if factor.basis else self.options.epsilon**-factor.exponent
+                scale = 1.0 if factor.basis else self.options.epsilon ** (-1.0 / factor.order)
                 root = Root(scale * np.eye(factor.size), 0.0, "eigh", 1.0, ())
             elif factor.basis:
                 root = eigenbasis(statistics)
             else:
                 root = self.solve(
                     statistics,
-                    factor.exponent,
+                    factor.order,
                     epsilon=self.options.epsilon,
-                    solver=solver if isinstance(solver, Coupled) else "eigh",
+                    solver=self.options.roots.solver,
                     previous=previous,
                     previous_condition=condition,
                     absolute=self.options.roots.damping == "absolute",

@@ -22,7 +22,7 @@ from ctr.workers.parts import Part
 
 @dataclass(frozen=True)
 class Factor:
-    """Statistics matrices [N, d, d] of one axis of one stack (or of the right sides of some tables), rooted by A^(-e).
+    """Statistics matrices [N, d, d] of an axis of a stack, or of the right sides of some tables, for A^(-1/order).
 
     ``owners`` are for each matrix the index of its tensor; ``offset`` that of its first matrix among those of all
     factors; ``numbers`` those of its matrices in the factor, where this has only some of them, else empty. With
@@ -33,7 +33,7 @@ class Factor:
     name: str
     count: int
     size: int
-    exponent: float
+    order: int
     owners: tuple[int, ...]
     offset: int
     numbers: tuple[int, ...] = ()
@@ -100,28 +100,28 @@ def lay_out(
     stacks = make_stacks(tensors)
     factors: list[Factor] = []
 
-    def add(name: str, size: int, exponent: float, owners: Sequence[int], basis: bool = False) -> int:
+    def add(name: str, size: int, order: int, owners: Sequence[int], basis: bool = False) -> int:
         offset = factors[-1].matrices.stop if factors else 0
-        factors.append(Factor(name, len(owners), size, exponent, tuple(owners), offset, basis=basis))
+        factors.append(Factor(name, len(owners), size, order, tuple(owners), offset, basis=basis))
         return len(factors) - 1
 
     stack_factors: list[tuple[int, ...]] = []
     for number, stack in enumerate(stacks):
-        preconditioned, order = len(stack.axes) + len(stack.diagonal), len(stack.block)
-        own = []
-        for axis in stack.axes:
-            name, exponent = f"stack{number}/axis{axis}", options.side_exponent(axis, preconditioned, order)
-            own.append(add(name, stack.block[axis], exponent, stack.owners, options.corrects))
+        order = options.root_order(len(stack.axes) + len(stack.diagonal))
+        own = [
+            add(f"stack{number}/axis{axis}", stack.block[axis], order, stack.owners, options.corrects)
+            for axis in stack.axes
+        ]
         stack_factors.append(tuple(own))
     table_factors: dict[int, tuple[int, int]] = {}
-    if options.rows.rule == "one_sided" and options.start_preconditioning_step is not None:
+    if options.rows == "one_sided" and options.start_preconditioning_step is not None:
         widths: dict[int, list[int]] = {}
         for index in tables:
             width = tensors[index].shape[1]
             if 1 < width <= options.blocking.max_dimension:
                 widths.setdefault(width, []).append(index)
         for width, owners in widths.items():
-            factor = add(f"tables{width}", width, options.exponent(1), owners)
+            factor = add(f"tables{width}", width, options.root_order(1), owners)
             table_factors |= {owner: (factor, place) for place, owner in enumerate(owners)}
     return ShampooLayout(
         tuple(tensors), tuple(tables), stacks, tuple(stack_factors), table_factors, tuple(factors)

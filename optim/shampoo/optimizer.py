@@ -8,7 +8,7 @@ A step is a chain of stages, each with its own state and options:
     directions      L^(-1/4) G R^(-1/4), or second moments in the eigenbases                PSO 2, App. C
     grafting        Shampoo's direction, the first-order optimizer's norm, layer by layer   PSO App. G
     momentum        decay and momentum of the resulting direction                           FF 4.2, PT 3.1
-    update_limit    no direction with a large root mean square, no step beyond the weights  ADAFACTOR 6, FF 4.1.3
+    update_limit    no step beyond the weights                                              FF 4.1.3
     tables          embeddings by rows                                                      PSO App. D
 
 As in PSO alg. II the exchange comes between statistics and direction: a root that is computed at once from the
@@ -29,12 +29,11 @@ from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.grafting import Grafting
 from ctr.optim.shampoo.host import COUNTERS, HostPipeline
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
-from ctr.optim.shampoo.methods import EigenvalueCorrected
-from ctr.optim.shampoo.momentum import AveragedGradients, Decays, Momentum
+from ctr.optim.shampoo.momentum import AveragedGradients, Momentum
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.shampoo.tables import Tables
-from ctr.optim.update_limit import clip_update, limit_update
+from ctr.optim.update_limit import limit_update
 from ctr.optim.variables import Create, Variables, create_variable
 
 Tensors = dict[int, tf.Tensor]
@@ -66,23 +65,20 @@ class ShampooCore(GradientSteps):
         self.step = variables.make("step", [], tf.int64)
         self.statistics = Statistics(options, blocks.own, variables)
         self.exchanged = RootExchange(options, blocks, variables, host)
-        roots, method = self.exchanged.roots, options.method
+        roots = self.exchanged.roots
         self.preconditioner = (
-            Eigenbases(options, method, blocks, roots, variables)
-            if isinstance(method, EigenvalueCorrected)
+            Eigenbases(options, blocks, roots, variables)
+            if options.corrects
             else InverseRoots(options, blocks, self.statistics, roots)
         )
         averaged = preconditioned if options.averages_in_bases else []
         kept = [index for index in dense if index not in averaged]
-        self.average = AveragedGradients(options.gradient, blocks, kept, variables)
+        self.average = AveragedGradients(options.beta1, blocks, kept, variables)
         self.grafting = Grafting(options, blocks, dense, self.weights, self.exchanged.counters, variables)
         self.momentum = Momentum(options, "momentum", blocks, dense, variables)
         self.rows = Tables(options, self.layout, self.weights, variables)
         own = preconditioned if options.grafting.momentum == "before" else []
         self.graft_momentum = Momentum(options, "graft_momentum", blocks, own, variables)
-        follows = options.momentum_follows_rate
-        self.largest_rate = variables.make("largest_rate", []) if follows else None
-        self.mu = variables.make("mu", [], value=options.momentum) if follows else None
         self._between_steps = blocks.between_steps(lambda: self._exchange(None, on_device=False))
 
     def _update(
@@ -98,7 +94,7 @@ class ShampooCore(GradientSteps):
         present = present_among(dense.keys() | rows.keys(), len(self.weights))
         if self.options.corrects:
             self.exchanged.set_identity()
-        gradients = self._with_weights(blocks.take(dense), self.options.gradient.l2, decayed)
+        gradients = blocks.take(dense)
         stacked = blocks.stack(gradients, self.dtype)
         with tf.name_scope("statistics"):
             values = {index: slices.values for index, slices in rows.items()}
@@ -111,7 +107,7 @@ class ShampooCore(GradientSteps):
             self.rows.update(index, slices, rate, self.exchanged.roots, share)
         grafting.collect(gradients)
         moving = self.average.update(gradients, step)
-        found = self._directions(stacked, moving, share, step, present, self._decays(rate), decayed)
+        found = self._directions(stacked, moving, share, step, present, decayed)
         for index, direction in blocks.gather(found).items():
             self._step_along(index, direction, rate)
 
@@ -122,10 +118,9 @@ class ShampooCore(GradientSteps):
         share: tf.Tensor | None,
         step: tf.Tensor,
         present: Present,
-        decays: Decays,
         decayed: Sequence[bool] | None,
     ) -> Tensors:
-        """Turns gradients, or their averages, into what the weights move along; ``decays`` are those of momentum."""
+        """Turns gradients, or their averages, into what the weights move along."""
         grafting, order = self.grafting, self.options.grafting.momentum
         is_used = share is not None and bool(self.layout.stacks)
         tensors, at_once = self.layout.tensors, moving
@@ -145,47 +140,30 @@ class ShampooCore(GradientSteps):
                 return grafting.directions(needed, step)
 
             if order == "before":
-                shampoos = self.momentum.update(shampoos, decays, active=share > 0)
-                grafts = self._moved_grafts(grafts, decays)
+                shampoos = self.momentum.update(shampoos, active=share > 0)
+                grafts = self._moved_grafts(grafts)
             found = grafting.graft(shampoos, grafts, share, missing)
         elif order == "before":
-            found = self._moved_grafts(grafts, decays)
-        decay = self.options.weight_decay
-        found = self._with_weights(self._clipped(found), decay, decayed)
-        return found if order == "before" else self.momentum.update(found, decays)
+            found = self._moved_grafts(grafts)
+        found = self._with_decay(found, decayed)
+        return found if order == "before" else self.momentum.update(found)
 
-    def _moved_grafts(self, grafts: Tensors, decays: Decays) -> Tensors:
+    def _moved_grafts(self, grafts: Tensors) -> Tensors:
         """First-order steps along momenta of their own; the other tensors have that of all directions."""
         own = {index: one for index, one in grafts.items() if index in self.graft_momentum.averages}
         others = {index: one for index, one in grafts.items() if index not in own}
-        return {**self.momentum.update(others, decays), **self.graft_momentum.update(own, decays)}
+        return {**self.momentum.update(others), **self.graft_momentum.update(own)}
 
-    def _decays(self, rate: tf.Tensor) -> Decays:
-        """Returns what M decays by, and mu, which is scaled by the rate over the largest one so far (PT App. C.1)."""
-        options, largest, last = self.options, self.largest_rate, self.mu
-        if largest is None or last is None:
-            return options.momentum, options.momentum
-        before = last.read_value()
-        largest.assign(tf.maximum(largest, rate))
-        mu = last.assign(options.momentum * tf.math.divide_no_nan(rate, largest), read_value=True)
-        return (before if options.nesterov else mu), mu
-
-    def _with_weights(self, own: Tensors, decay: float, decayed: Sequence[bool] | None) -> Tensors:
-        """Adds ``decay`` times own elements of the weights that are ``decayed``."""
+    def _with_decay(self, found: Tensors, decayed: Sequence[bool] | None) -> Tensors:
+        """Adds ``weight_decay`` times own elements of the weights that are ``decayed``."""
+        decay = self.options.weight_decay
         weights = {
             index: tf.cast(self.weights[index], self.dtype)
-            for index in own
+            for index in found
             if decay and (decayed is None or decayed[index])
         }
         taken = self.blocks.take(weights)
-        return {**own, **{index: add_weight_decay(own[index], one, decay) for index, one in taken.items()}}
-
-    def _clipped(self, found: Tensors) -> Tensors:
-        limit, tensors = self.options.limits.rms, self.layout.tensors
-        if not limit:
-            return found
-        norms = self.grafting.norms(found)
-        return {i: clip_update(one, norms[i], tensors[i].shape, limit) for i, one in found.items()}
+        return {**found, **{i: add_weight_decay(found[i], one, decay) for i, one in taken.items()}}
 
     def _step_along(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
         limits, weight = self.options.limits, self.weights[index]

@@ -1,4 +1,4 @@
-"""Inverse roots A^-e of symmetric positive semidefinite matrices, each certified by its true residual.
+"""Inverse roots A^(-1/p) of symmetric positive semidefinite matrices, each certified by its true residual.
 
 For Shampoo's statistics (PSO 2; PT 3.2). The root is that of
 
@@ -30,11 +30,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr.optim.shampoo.coupled import coupled_root
-from ctr.optim.shampoo.options import Coupled
 
 FloatArray = npt.NDArray[np.float64]
 
-# A residual s leaves a relative error of about s * exponent in the root: 0.5% for an exponent of 1/4. Rounding alone
+# A residual s leaves a relative error of about s / p in the root: 0.5% for p = 4. Rounding alone
 # makes s 3e-9 at condition 1e6 and n = 1024, and at 1e12 at most 1.1e-2. A warm start gone wrong is usually
 # above 1.
 TOLERANCE = 2e-2
@@ -45,9 +44,6 @@ NEGATIVE = 1e-5
 # A warm start whose residual is above rounding is wrong in the way that its own error measure hides, and
 # would hand that on to the next warm start. Rounding was at most 2 * n * u * condition.
 _WARM_ROUNDING = 10 * float(np.finfo(np.float64).eps)
-
-# An exponent this near to 1/p is 1/p.
-_EXPONENT_ROUNDING = 1e-9
 
 
 def root_residual(root: FloatArray, matrix: FloatArray, p: int) -> float:
@@ -71,29 +67,6 @@ def _power(matrix: FloatArray, p: int) -> FloatArray:
     return square @ matrix if p % 2 else square
 
 
-def decomposition_residual(
-    matrix: FloatArray, values: FloatArray, vectors: FloatArray, exponent: float
-) -> float:
-    """Computes the bound s for X = Q diag(values^-e) Q^T as an approximate ``matrix^-e``, 0 < e <= 1.
-
-    For exponents e that are not 1/p, where no power of X undoes the root. With E = A Q - Q Lambda and D = Q^T Q - I,
-
-        W = Lambda^(-1/2) (Q^T E + D Lambda) Lambda^(-1/2) = Lambda^(-1/2) Q^T A Q Lambda^(-1/2) - I
-
-    compares A with Q^-T Lambda Q^-1 as S does above. Where Q is not quite orthogonal, d = |Lambda^(-1/2) D
-    Lambda^(1/2)| is added, before and after the power. So s = |W| + d (1 + 1 / e), to first order in D; inf where
-    not finite.
-    """
-    with np.errstate(all="ignore"):
-        error = matrix @ vectors - vectors * values
-        skew = vectors.T @ vectors - np.eye(len(values))
-        scale = np.sqrt(values)
-        relative = (vectors.T @ error + skew * values) / np.outer(scale, scale)
-        skewed = float(np.linalg.norm(skew * scale / scale[:, np.newaxis]))
-        residual = float(np.linalg.norm(relative)) + skewed * (1 + 1 / exponent)
-    return residual if np.isfinite(residual) else np.inf
-
-
 def is_positive_definite(matrix: FloatArray) -> bool:
     """Tells whether a symmetric [n, n] is positive definite; even powers in a residual would hide that it is not."""
     try:
@@ -109,7 +82,7 @@ class RootError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Root:
-    """Inverse root, float64 [n, n], symmetric positive definite; its relative error is about ``residual`` * exponent.
+    """Inverse root, float64 [n, n], symmetric positive definite; its relative error is about ``residual`` / p.
 
     ``solver`` is "eigh", "coupled_warm" or "coupled_cold", ``condition`` that of A_damped, ``eigenvalues`` the smallest
     (0 where it is below by rounding) and largest of A, and ``failures`` say why attempts before were refused.
@@ -129,29 +102,29 @@ class _RefusedError(Exception):
 
 def inverse_root(
     matrix: FloatArray,
-    exponent: float,
+    p: int,
     *,
     epsilon: float,
-    solver: Literal["eigh"] | Coupled = "eigh",
+    solver: Literal["eigh", "coupled"] = "eigh",
     previous: FloatArray | None = None,
     previous_condition: float | None = None,
     tolerance: float = TOLERANCE,
     absolute: bool = False,
 ) -> Root:
-    """Computes a certified A_damped^-exponent, 0 < exponent <= 1, of the symmetric part of A, float64 [n, n].
+    """Computes a certified A_damped^(-1/p), p >= 1, of the symmetric part of A, float64 [n, n].
 
-    ``solver`` "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. `Coupled` is
-    PSO App. E's iteration, warm from ``previous``, the root of an earlier matrix, then cold, then eigh; it exists for
-    exponents 1/p only. With ``previous_condition``, that root's `condition`, large eigenvalues are projected. The
-    damping is relative to the largest eigenvalue unless ``absolute``.
+    ``solver`` "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. "coupled" is
+    PSO App. E's iteration, warm from ``previous``, the root of an earlier matrix, then cold, then eigh. With
+    ``previous_condition``, that root's `condition`, large eigenvalues are projected. The damping is relative to the
+    largest eigenvalue unless ``absolute``.
 
     Raises:
         RootError: A is not a finite square matrix, is zero or indefinite, or no solver's residual is within
             tolerance.
         ValueError: another argument is not as described.
     """
-    if not 0 < exponent <= 1 or not epsilon >= 0 or not (solver == "eigh" or isinstance(solver, Coupled)):
-        raise ValueError(f"exponent {exponent}, epsilon {epsilon}, solver {solver!r}")
+    if p < 1 or not epsilon >= 0 or solver not in ("eigh", "coupled"):
+        raise ValueError(f"p {p}, epsilon {epsilon}, solver {solver!r}")
     scaled, doublings = scale_symmetric(matrix)
     scaled_epsilon = float(np.ldexp(epsilon, -doublings)) if absolute else epsilon
 
@@ -163,13 +136,12 @@ def inverse_root(
         spectrum = (float(np.ldexp(max(lowest, 0.0), doublings)), float(np.ldexp(highest, doublings)))
         return scaled_epsilon * (1.0 if absolute else highest) + max(-lowest, 0.0)
 
-    factor = float(np.exp2(-doublings * exponent))
+    factor = float(np.exp2(-doublings * (1.0 / p)))
     start = None if previous is None else np.asarray(previous, np.float64) / factor
-    degree = whole_order(exponent)
     # Reducing the other triangle to tridiagonal form is other arithmetic on the same matrix: where one does not
     # converge, the other may. (PT 3.2.3 goes on to double precision, which is where this starts.)
     attempts = ["eigh(L)", "eigh(U)"]
-    if isinstance(solver, Coupled):
+    if solver == "coupled":
         attempts = (
             ["coupled_cold", *attempts] if start is None else ["coupled_warm", "coupled_cold", *attempts]
         )
@@ -177,15 +149,15 @@ def inverse_root(
     for name in attempts:
         limit = tolerance
         try:
-            if isinstance(solver, Coupled) and name.startswith("coupled"):
+            if name.startswith("coupled"):
                 warm = start if name == "coupled_warm" else None
                 root, residual, condition = _by_coupled(
-                    scaled, degree, damping, solver, warm, previous_condition, tolerance
+                    scaled, p, damping, warm, previous_condition, tolerance
                 )
                 if warm is not None:
                     limit = min(tolerance, _WARM_ROUNDING * len(scaled) * condition)
             else:
-                root, residual, condition = _by_eigh(scaled, exponent, degree, damping, name[-2])
+                root, residual, condition = _by_eigh(scaled, p, damping, name[-2])
             if not residual <= limit:
                 raise _RefusedError(f"residual {residual:.2g} above {limit:.2g}")
             root = root * factor
@@ -195,13 +167,12 @@ def inverse_root(
             failures.append(f"{name}: {refusal}")
         else:
             return Root(root, residual, name.split("(")[0], condition, tuple(failures), spectrum)
-    raise RootError(f"no root with exponent {exponent:g} of {_description(matrix)}: " + "; ".join(failures))
+    raise RootError(f"no root of order {p} of {_description(matrix)}: " + "; ".join(failures))
 
 
 def _by_eigh(
     scaled: FloatArray,
-    exponent: float,
-    degree: int | None,
+    p: int,
     damp: Callable[[float, float], float],
     triangle: str,
 ) -> tuple[FloatArray, float, float]:
@@ -217,26 +188,19 @@ def _by_eigh(
         raise _RefusedError("singular")
     damped = _plus_diagonal(scaled, damping)
     # A power 1/2 to each side makes a product that is symmetric to the last bit.
-    half = vectors * values ** (-exponent / 2)
+    half = vectors * values ** (-1.0 / p / 2)
     root = half @ half.T
-    if degree is None:
-        residual = decomposition_residual(damped, values, vectors, exponent)
-    else:
-        residual = root_residual(root, damped, degree)
-    return root, residual, float(values[-1] / values[0])
+    return root, root_residual(root, damped, p), float(values[-1] / values[0])
 
 
 def _by_coupled(
     scaled: FloatArray,
-    degree: int | None,
+    p: int,
     damp: Callable[[float, float], float],
-    options: Coupled,
     previous: FloatArray | None,
     previous_condition: float | None,
     tolerance: float,
 ) -> tuple[FloatArray, float, float]:
-    if degree is None:
-        raise _RefusedError("only for exponents 1/p")
     if previous is not None and (previous.shape != scaled.shape or not np.isfinite(previous).all()):
         raise _RefusedError("the previous root is not finite, or of another shape")
     try:
@@ -247,8 +211,7 @@ def _by_coupled(
     damped = _plus_diagonal(scaled, damping)
     end = coupled_root(
         damped,
-        degree,
-        options,
+        p,
         previous=previous,
         previous_condition=previous_condition,
         most_skewed=tolerance,
@@ -260,7 +223,7 @@ def _by_coupled(
     if not is_positive_definite(end.root):
         raise _RefusedError("the result is not positive definite")
     condition = float((values[-1] + damping) / (values[0] + damping))
-    return end.root, root_residual(end.root, damped, degree), condition
+    return end.root, root_residual(end.root, damped, p), condition
 
 
 def check_definite(lowest: float, highest: float, matrix: FloatArray) -> None:
@@ -291,12 +254,6 @@ def _plus_diagonal(matrix: FloatArray, value: float) -> FloatArray:
     damped = matrix.copy()
     damped[np.diag_indices_from(damped)] += value
     return damped
-
-
-def whole_order(exponent: float) -> int | None:
-    """Returns p where the exponent is 1/p, to rounding; None where it is not."""
-    p = round(1 / exponent)
-    return p if abs(p * exponent - 1) <= _EXPONENT_ROUNDING else None
 
 
 def _description(matrix: FloatArray) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from ctr.optim.shampoo.options import RootOptions
+from ctr.optim.shampoo.options import ShampooOptions
 
 
 def when(condition: tf.Tensor | bool, action: Callable[[], None]) -> None:
@@ -27,7 +27,7 @@ def when(condition: tf.Tensor | bool, action: Callable[[], None]) -> None:
         tf.cond(condition, act, lambda: tf.constant(False))
 
 
-def steps_to_next_exchange(options: RootOptions, step: tf.Tensor) -> tf.Tensor:
+def steps_to_next_exchange(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
     """Counts the steps from an exchange after ``step`` to the next one; both int64 scalars."""
     frequency = tf.constant(options.precondition_frequency, tf.int64)
     if not options.roots.early_growth:
@@ -36,7 +36,7 @@ def steps_to_next_exchange(options: RootOptions, step: tf.Tensor) -> tf.Tensor:
     return tf.clip_by_value(early, 1, frequency)
 
 
-def is_early(options: RootOptions, step: tf.Tensor) -> tf.Tensor:
+def is_early(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
     """Tells whether exchanges after ``step`` are not yet tau1 apart, bool scalar."""
     return step < _early_steps(options.roots.early_growth, options.precondition_frequency)
 
@@ -52,7 +52,7 @@ def _early_steps(growth: float, frequency: int) -> int:
     return step
 
 
-def exchange_due(options: RootOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
     """Tells whether an exchange is due at ``step``, or was since ``last``, the step of the last one, or -1."""
     first = tf.constant(options.first_exchange, tf.int64)
     if options.roots.phase is not None:
@@ -65,7 +65,7 @@ def exchange_due(options: RootOptions, step: tf.Tensor, last: tf.Tensor) -> tf.T
     return step >= tf.where(last < 0, first, last + steps_to_next_exchange(options, last))
 
 
-def collection_due(options: RootOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor | bool:
+def collection_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor | bool:
     """Tells whether statistics are collected at ``step``; ``last`` as of ``exchange_due``."""
     if options.statistics.frequency == 1:
         return True
@@ -74,7 +74,7 @@ def collection_due(options: RootOptions, step: tf.Tensor, last: tf.Tensor) -> tf
     return tf.equal(step % options.statistics.frequency, 0) | begins | is_early(options, step)
 
 
-def collection_weight(options: RootOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor | float:
+def collection_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor | float:
     """Returns the weight of a collection at ``step`` in summed statistics, scalar; 1 when statistics are decayed."""
     if options.statistics.frequency == 1 or not options.roots.early_growth or options.beta2 < 1.0:
         return 1.0
@@ -82,7 +82,7 @@ def collection_weight(options: RootOptions, step: tf.Tensor, dtype: tf.DType) ->
     return tf.where(is_early(options, step), weight, tf.ones_like(weight))
 
 
-def shampoo_share(options: RootOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def shampoo_share(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns 1 from the first step that is preconditioned on, 0 before it, scalar."""
     if options.start_preconditioning_step is None:
         return tf.zeros([], dtype)

@@ -4,8 +4,7 @@ from typing import Any
 
 from ctr.optim.checked import refuse_unknown
 from ctr.optim.first_order.options import Adam
-from ctr.optim.shampoo.methods import EigenvalueCorrected
-from ctr.optim.shampoo.options import GradientAverage, Roots, ShampooOptions
+from ctr.optim.shampoo.options import Roots, ShampooOptions
 
 LEARNING_RATE = 3e-3
 
@@ -24,10 +23,10 @@ def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **chan
     """
     refuse_unknown("Soap", changed, ShampooOptions.names())
     return ShampooOptions(
-        method=EigenvalueCorrected(),
+        method="eigenvalue_corrected",
         grafting=Adam(beta2=beta2, epsilon=epsilon, norm="none"),
-        gradient=GradientAverage(beta1=beta1),
         roots=Roots(damping="absolute"),
+        beta1=beta1,
         beta2=beta2,
         epsilon=epsilon,
     ).changed(changed)

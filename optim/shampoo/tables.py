@@ -22,13 +22,12 @@ class Tables:
         variables: Variables,
     ) -> None:
         self.options, self.layout, self.weights = options, layout, weights
-        initial, grafting = options.rows.initial_accumulator, options.grafting
-        if initial is None:
-            initial = grafting.initial_accumulator if isinstance(grafting, AdaGrad) else 1e-6
+        grafting = options.grafting
+        initial = grafting.initial_accumulator if isinstance(grafting, AdaGrad) else 1e-6
         self.accumulators = {}
         for index in layout.tables:
             rows, columns = layout.tensors[index].shape
-            sums = [rows, 1 if options.rows.rule == "adagrad_row" else columns]
+            sums = [rows, 1 if options.rows == "adagrad_row" else columns]
             self.accumulators[index] = variables.make(f"tensor{index}/accumulator", sums, value=initial)
 
     def update(
@@ -48,5 +47,5 @@ class Tables:
         if index in self.layout.table_factors and share is not None:
             factor, place = self.layout.table_factors[index]
             direction = tf.matmul(values, roots[factor][place])
-            step = graft_rows(direction, step, share[index], self.options.rows.graft_rows)
+            step = graft_rows(direction, step, share[index])
         table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))

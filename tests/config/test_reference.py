@@ -66,14 +66,15 @@ def test_the_options_of_shampoo_that_a_file_can_give_are_there_with_the_default(
     path = "optimizer.dense.shampoo."
     names = {key.removeprefix(path).partition(".")[0] for key in rows if key.startswith(path)}
     assert names == {*ShampooOptions.names()} - {"rows"}
-    with pytest.raises(InputError, match="unknown key rows; allowed: beta2, block_size, "):
+    with pytest.raises(InputError, match="unknown key rows; allowed: beta1, beta2, block_size, "):
         parse_model(TrainConfig, {"optimizer": {"dense": {"shampoo": {"rows": {}}}}}, "x")
-    with pytest.raises(InputError, match="roots: unknown key phase; allowed: asynchronous, damping"):
-        parse_model(TrainConfig, {"optimizer": {"embeddings": {"one_sided": {"roots": {"phase": 1}}}}}, "x")
+    with pytest.raises(InputError, match="roots: unknown key phases; allowed: asynchronous, damping"):
+        parse_model(TrainConfig, {"optimizer": {"dense": {"shampoo": {"roots": {"phases": 1}}}}}, "x")
     momentum = rows["optimizer.dense.shampoo.momentum"]
     assert momentum["default"] == TrainConfig().optimizer.dense.shampoo.momentum == 0.0
     assert momentum["allowed"] == "number, at least 0, below 1"
-    assert "optimizer.embeddings.one_sided.roots.phase" not in rows
+    assert "optimizer.dense.adafactor.beta1" in rows
+    assert "optimizer.embeddings.adafactor.beta1" not in rows
 
 
 def test_a_configuration_begins_with_a_preset_and_keeps_all_of_it():

@@ -20,11 +20,11 @@ STEPS, SAVED_AT, NOT_FINITE, PARTS, BATCH = 14, 7, 4, 12, 16
 QUICK: dict[str, Any] = {"block_size": 4, "start_preconditioning_step": 2, "precondition_frequency": 3}
 QUICK |= {"statistics": {"frequency": 1}, "epsilon": 1e-3}
 AVERAGES: dict[str, Any] = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "beta2": 0.9}
-AVERAGES |= {"gradient": {"beta1": 0.5}, "grafting": {"kind": "adam"}}
+AVERAGES |= {"beta1": 0.5, "grafting": {"kind": "adam"}}
 CASES: dict[str, dict[str, Any]] = {
-    "averages": AVERAGES | {"global_clipnorm": 3.0, "rows": {"rule": "one_sided"}, "use_ema": True},
+    "averages": AVERAGES | {"global_clipnorm": 3.0, "rows": "one_sided", "use_ema": True},
     "clipped": AVERAGES | {"global_clipnorm": 0.05},
-    "averages in place": {"rows": {"rule": "one_sided"}, "use_ema": True, "ema_overwrite_frequency": 3},
+    "averages in place": {"rows": "one_sided", "use_ema": True, "ema_overwrite_frequency": 3},
     "accumulation": {"gradient_accumulation_steps": 2},
 }
 IS_KERAS_3 = tf.keras.Model.__module__.startswith("keras.")

@@ -12,21 +12,16 @@ from shampoo_reference import multiplied, unfolded
 
 TORCH = {
     "betas": (0.9, 1.0),
-    "beta3": None,
     "epsilon": 1e-12,
     "momentum": 0.0,
     "dampening": 0.0,
     "use_nesterov": False,
     "weight_decay": 0.0,
-    "use_decoupled_weight_decay": True,
-    "use_bias_correction": True,
     "max_preconditioner_dim": 1024,
-    # From the left, or in newer versions from the right, and how many dimensions stay at least.
-    "merging": ("left", 1),
+    "use_merge_dims": True,
     "precondition_frequency": 1,
     "start_preconditioning_step": None,  # that of `precondition_frequency`
     "exponent": None,  # of roots, for tensors of any order
-    "corrects": False,  # eigenvalues, as in SOAP
     "graft": (None, 0.0, 0.0),  # its kind, beta2 and epsilon
 }
 JAX = {
@@ -46,18 +41,15 @@ JAX = {
 }
 
 
-def blocks_of(shape, limit, merging=None):
+def blocks_of(shape, limit, merges=False):
     """The shape, merged if asked to, and the slices of blocks of exactly ``limit``, with what is left over."""
-    order, until = merging or (None, 1)
     merged = []
-    sizes = [size for size in shape if size != 1 or not order]
-    sizes = sizes[::-1] if order == "right" else sizes
-    for later, size in reversed(list(enumerate(reversed(sizes)))):
-        if order and merged and len(merged) + 1 + later > until and merged[-1] * size <= limit:
+    for size in (size for size in shape if size != 1 or not merges):
+        if merges and merged and merged[-1] * size <= limit:
             merged[-1] *= size
         else:
             merged.append(size)
-    merged = (merged[::-1] if order == "right" else merged) or [1]
+    merged = merged or [1]
     cuts = [[slice(b, min(b + limit, n)) for b in range(0, n, limit)] for n in merged]
     return merged, list(itertools.product(*cuts))
 
@@ -68,40 +60,31 @@ def power(matrix, exponent, epsilon):
 
 
 class TorchBlock:
-    """One block of DistributedShampoo: factor matrices, their roots or eigenvectors, graft, average and momentum."""
+    """One block of DistributedShampoo: factor matrices, their roots, graft, average and momentum."""
 
     def __init__(self, shape, c):
         self.c = c
         self.factors = [np.zeros((n, n)) for n in shape]
         self.roots = [np.eye(n) for n in shape]
-        self.eigenvalues, self.graft, self.average, self.momentum = (np.zeros(shape) for _ in range(4))
+        self.graft, self.average, self.momentum = (np.zeros(shape) for _ in range(3))
 
     def step(self, w, g, t):
         c, order = self.c, g.ndim
         (beta1, beta2), start = c["betas"], c["start_preconditioning_step"] or c["precondition_frequency"]
-        if not c["use_decoupled_weight_decay"]:
-            g = g + c["weight_decay"] * w
         w1, w2 = (1.0, 1.0) if beta2 == 1 else (beta2, 1 - beta2)
         for k in range(order):
             self.factors[k] = w1 * self.factors[k] + w2 * unfolded(g, k) @ unfolded(g, k).T
-        correction = 1 - beta2**t if beta2 < 1 and c["use_bias_correction"] else 1.0
+        correction = 1 - beta2**t if beta2 < 1 else 1.0
         if t == start or (t > start and t % c["precondition_frequency"] == 0):
             for k, factor in enumerate(self.factors):
-                if c["corrects"]:
-                    self.roots[k] = np.linalg.eigh(factor / correction)[1]
-                else:
-                    self.roots[k] = power(factor / correction, c["exponent"] or 1 / (2 * order), c["epsilon"])
-        if c["corrects"]:
-            self.eigenvalues = w1 * self.eigenvalues + w2 * self.rotated(g) ** 2
+                self.roots[k] = power(factor / correction, c["exponent"] or 1 / (2 * order), c["epsilon"])
         kind, beta_g, eps_g = c["graft"]
         if kind:
             self.graft = self.graft + g**2 if kind == "adagrad" else beta_g * self.graft + (1 - beta_g) * g**2
         direction = g
         if beta1:
-            beta3 = beta1 if c["beta3"] is None else c["beta3"]
-            direction = beta3 * self.average + (1 - beta3) * g
             self.average = beta1 * self.average + (1 - beta1) * g
-            direction = direction / (1 - beta3 * beta1 ** (t - 1)) if c["use_bias_correction"] else direction
+            direction = self.average / (1 - beta1**t)
         grafted = None
         if kind:
             moment = self.graft / (1 - beta_g**t) if kind == "adam" else self.graft
@@ -109,30 +92,22 @@ class TorchBlock:
         p = grafted
         if t >= start or not kind:
             p = direction
-            if c["corrects"]:
-                p = self.rotated(direction) / (np.sqrt(self.eigenvalues / correction) + c["epsilon"])
             for k in range(order):
                 p = multiplied(p, k, self.roots[k])
             if kind:
                 p = p * (np.linalg.norm(grafted) / (np.linalg.norm(p) + 1e-16))
-        if c["use_decoupled_weight_decay"]:
-            p = p + c["weight_decay"] * w
+        p = p + c["weight_decay"] * w
         mu, dampening = c["momentum"], c["dampening"]
         if mu:
             self.momentum = mu * self.momentum + (1 - dampening) * p
             p = (1 - dampening) * p + mu * self.momentum if c["use_nesterov"] else self.momentum
         return w - c["lr"] * p
 
-    def rotated(self, g):
-        for k, vectors in enumerate(self.roots):
-            g = multiplied(g, k, vectors.T)
-        return g
-
 
 def torch_replay(given, weights, history):
     """The weights after each step; ``given`` are settings other than those of ``TORCH``, with ``lr``."""
     c = TORCH | given
-    layouts = [blocks_of(w.shape, c["max_preconditioner_dim"], c["merging"]) for w in weights]
+    layouts = [blocks_of(w.shape, c["max_preconditioner_dim"], c["use_merge_dims"]) for w in weights]
     states = [[TorchBlock(np.zeros(m)[w].shape, c) for w in where] for m, where in layouts]
     weights = [np.array(w) for w in weights]
     trajectory = []

@@ -120,25 +120,18 @@ class Layer:
 
     def __init__(self, given, weight):
         self.weight = np.array(weight, np.float64)
-        blocking, method = given.blocking, given.method
+        blocking = given.blocking
         self.merged = merged_shape(weight.shape, blocking.merge)
         if blocking.vectors and not self.merged:
             self.merged = [1]
         order, limit = len(self.merged), blocking.max_dimension
         full = [axis for axis, size in enumerate(self.merged) if size <= limit]
-        diagonal = [axis for axis in range(order) if axis not in full] if method.kind == "diagonal" else []
+        diagonal = [axis for axis in range(order) if axis not in full] if given.method == "diagonal" else []
         least = 1 if blocking.vectors else 2
         if order < least or given.start_preconditioning_step is None:
             full = diagonal = []
-        side = getattr(method, "side", getattr(method, "sides", "both"))
-        if full == [0, 1] and side != "both":
-            full = [0] if side == "left" else [1]
         count = len(full) + len(diagonal)
-        exponent = getattr(method, "exponent_multiplier", 1.0) / (given.exponent_override or 2 * count or 1)
-        self.exponents = dict.fromkeys(range(order), exponent)
-        if order == count == 2:
-            left = getattr(method, "left_share", 0.5)
-            self.exponents = {0: 2 * exponent * left, 1: 2 * exponent * (1 - left)}
+        self.exponent = 1.0 / (given.exponent_override or 2 * count or 1)
         cuts = [
             parts_of(size, given.block_size, blocking.split) if axis in full else [slice(0, size)]
             for axis, size in enumerate(self.merged)
@@ -182,7 +175,6 @@ def replay(given, weights, history, rate, between_steps=False):
     first = due = given.start_preconditioning_step if roots.first is None else roots.first
     for t, gradients in enumerate(history, 1):
         present = [(layer, g) for layer, g in zip(layers, gradients, strict=True) if g is not None]
-        present = [(layer, g + given.gradient.l2 * layer.weight) for layer, g in present]
         interval = longest
         if roots.early_growth:
             interval = min(max(math.floor(roots.early_growth * t), 1), longest)
@@ -193,9 +185,8 @@ def replay(given, weights, history, rate, between_steps=False):
             for layer, gradient in present:
                 for block, part in layer.each(gradient):
                     _collect(block, part, (given.beta2, 1 - given.beta2) if decays else (1.0, weight))
-        corrects = decays and given.statistics.bias_correction
-        correction = 1 - given.beta2**collections if corrects else 1.0
-        corrections = correction, 1 - given.beta2**t if corrects else 1.0
+        correction = 1 - given.beta2**collections if decays else 1.0
+        corrections = correction, 1 - given.beta2**t if decays else 1.0
         if between_steps:
             _step_all(given, present, t, rate, corrections)
         if roots.phase is not None and first is not None:
@@ -229,13 +220,12 @@ def _exchange(given, layer, block, correction, at_once):
         if side.sent is None:
             return
         before = side.root
-        if given.method.kind == "eigenvalue_corrected":
+        if given.method == "eigenvalue_corrected":
             side.root = np.linalg.eigh(side.sent)[1]
-            if given.method.basis_change == "project":
-                block.moments = multiplied(block.moments, axis, (side.root.T @ before) ** 2)
+            block.moments = multiplied(block.moments, axis, (side.root.T @ before) ** 2)
         else:
             absolute = roots.damping == "absolute"
-            side.root = inverse_root(side.sent, layer.exponents[axis], given.epsilon, absolute)
+            side.root = inverse_root(side.sent, layer.exponent, given.epsilon, absolute)
         side.sent, side.drift, side.is_ready = None, 0.0, True
 
     for axis, side in block.sides.items():
@@ -261,16 +251,11 @@ def _step_all(given, present, t, rate, corrections):
 
 def _update(given, layer, gradient, t, corrections):
     """What a weight moves along."""
-    average, grafting = given.gradient, given.grafting
+    beta1, grafting = given.beta1, given.grafting
     moving = gradient
-    if average.beta1:
-        new = average.beta1 * layer.average + (1 - average.beta1) * gradient
-        moving, left = new, average.beta1**t
-        if average.beta3 is not None:
-            moving = average.beta3 * layer.average + (1 - average.beta3) * gradient
-            left = average.beta3 * average.beta1 ** (t - 1)
-        layer.average = new
-        moving = moving / (1 - left) if average.bias_correction else moving
+    if beta1:
+        layer.average = beta1 * layer.average + (1 - beta1) * gradient
+        moving = layer.average / (1 - beta1**t)
     graft = _graft(given, layer, gradient, moving, t)
     own = _directions(given, layer, gradient, moving, graft, corrections) if layer.blocks else graft
     start = given.start_preconditioning_step
@@ -282,7 +267,7 @@ def _update(given, layer, gradient, t, corrections):
         graft, layer.graft_momentum = _moved(given, layer.graft_momentum, graft)
     if grafting.norm == "tensor":
         own = norm_of(own, np.linalg.norm(graft))
-    own = _limited(given, layer, own if is_on and own.any() else graft)
+    own = (own if is_on and own.any() else graft) + given.weight_decay * layer.weight
     if before:
         return own
     own, layer.momentum = _moved(given, layer.momentum, own)
@@ -301,7 +286,7 @@ def _directions(given, layer, gradient, moving, graft, corrections):
 def _direction(given, layer, block, gradient, moving, corrections):
     correction, steps_correction = corrections
     relative, beta2 = given.roots.damping == "relative", given.beta2
-    if given.method.kind == "eigenvalue_corrected":
+    if given.method == "eigenvalue_corrected":
         squared = block.rotated(gradient) ** 2
         old, new = (beta2, 1 - beta2) if beta2 < 1 else (1.0, 1.0)
         block.moments = old * block.moments + new * squared
@@ -313,7 +298,7 @@ def _direction(given, layer, block, gradient, moving, corrections):
     for axis, squares in block.diagonals.items():
         values = squares / correction
         damped = values + given.epsilon * (values.max() if relative else 1.0)
-        moving = multiplied(moving, axis, np.diag(damped ** -layer.exponents[axis]))
+        moving = multiplied(moving, axis, np.diag(damped**-layer.exponent))
     return moving
 
 
@@ -322,26 +307,13 @@ def _graft(given, layer, gradient, moving, t):
     grafting, kind = given.grafting, given.grafting.kind
     found = moving
     if kind in ("adagrad", "rmsprop", "adam", "lamb"):
-        learned = norm_of(gradient, 1.0) if grafting.normalized else gradient
-        if grafting.normalized and grafting.norm == "block" and layer.blocks:
-            parts = np.zeros(layer.merged)
-            for block, part in layer.each(gradient):
-                parts[block.where] = norm_of(part, 1.0)
-            learned = parts.reshape(gradient.shape)
         beta2 = getattr(grafting, "beta2", None)
         old, new = (1.0, 1.0) if beta2 is None else (beta2, 1 - beta2)
-        layer.squares = old * layer.squares + new * learned**2
+        layer.squares = old * layer.squares + new * gradient**2
         corrected = layer.squares / (1 - beta2**t) if kind in ("adam", "lamb") else layer.squares
         found = moving / (np.sqrt(corrected) + grafting.epsilon)
     norms = np.linalg.norm(layer.weight), np.linalg.norm(found)
     return found * norms[0] / norms[1] if kind in ("lars", "lamb") and min(norms) > 0 else found
-
-
-def _limited(given, layer, direction):
-    """With a bounded root mean square, and weight decay."""
-    if given.limits.rms:
-        direction = direction / max(1.0, np.sqrt(np.mean(direction**2)) / given.limits.rms)
-    return direction + given.weight_decay * layer.weight
 
 
 def _moved(given, average, direction):

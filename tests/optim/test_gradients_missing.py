@@ -13,8 +13,8 @@ SHAPES = [(4, 3), (4, 3), (5, 2), (3,), (6, 3)]
 TABLE = 4
 OPTIONS = {
     **{"precondition_frequency": 2, "start_preconditioning_step": 1, "roots": {"asynchronous": False}},
-    **{"beta2": 0.9, "momentum": 0.8, "weight_decay": 0.1, "gradient": {"beta1": 0.7}},
-    **{"grafting": {"kind": "adam"}, "rows": {"rule": "one_sided"}},
+    **{"beta2": 0.9, "momentum": 0.8, "weight_decay": 0.1, "beta1": 0.7},
+    **{"grafting": {"kind": "adam"}, "rows": "one_sided"},
 }
 
 

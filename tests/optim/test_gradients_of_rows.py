@@ -97,8 +97,8 @@ def table_replay(mode, options, start, steps):
     ("mode", "beta2"), [("adagrad", 1.0), ("adagrad_row", 1.0), ("one_sided", 1.0), ("one_sided", 0.9)]
 )
 def test_tables_learn_as_in_numpy_and_take_no_momentum_no_average_no_decay(mode, beta2):
-    averages = {"beta2": beta2, "momentum": 0.9, "gradient": {"beta1": 0.5}, "weight_decay": 0.1}
-    options = OPTIONS.changed({"rows": {"rule": mode}, **averages})
+    averages = {"beta2": beta2, "momentum": 0.9, "beta1": 0.5, "weight_decay": 0.1}
+    options = OPTIONS.changed({"rows": mode, **averages})
     start = np.random.default_rng(1).normal(size=(ROWS, WIDTH))
     core = reference.make_core(options, [start], tables=[0])
     steps = list(batches(30))
@@ -116,7 +116,7 @@ def test_tables_learn_as_in_numpy_and_take_no_momentum_no_average_no_decay(mode,
 def test_dense_gradients_and_rows_train_in_the_same_way(mode):
     """A table, and with None a weight that is none, whose rows are made dense."""
     averages = {"momentum": 0.5, "weight_decay": 0.1}
-    options = OPTIONS.changed({"rows": {"rule": mode}} if mode else averages)
+    options = OPTIONS.changed({"rows": mode} if mode else averages)
     start, tables, steps = np.ones((ROWS, WIDTH)), [0] if mode else [], list(batches(12))
     by_rows, dense = (reference.make_core(options, [start], tables=tables) for _ in range(2))
     one = reference.train(by_rows, [[slices(*batch)] for batch in steps], RATE)

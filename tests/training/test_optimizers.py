@@ -21,18 +21,17 @@ QUICK = {
     "start_preconditioning_step": 2,
     "roots": {"early_growth": 0, "drift_bound": 0},
 }
-ROWS = {"precondition_frequency": 3, "start_preconditioning_step": 2, "graft_rows": True}
 # The first one in CI: statistics that a file holds in parts.
 RULES: dict[str, dict[str, Any]] = {
     "SOAP": {
         "dense": {
             "shampoo": QUICK
-            | {"method": "eigenvalue_corrected", "gradient": {"beta1": 0.9}, "beta2": 0.95, "momentum": 0}
+            | {"method": "eigenvalue_corrected", "beta1": 0.9, "beta2": 0.95, "momentum": 0}
             | {"grafting": {"kind": "adam", "beta2": 0.95, "norm": "none"}}
         }
     },
     "one-sided tables": {
-        "embeddings": {"rule": "one_sided", "one_sided": ROWS},
+        "embeddings": {"rule": "one_sided"},
         "dense": {"shampoo": QUICK},
     },
     "Adafactor": {

@@ -112,7 +112,7 @@ def shampoo_facts(built: Built) -> dict[str, Any] | None:
     rules = {name: getattr(options, name) for name in names}
     rules |= {name: getattr(options.roots, name) for name in ("early_growth", "drift_bound")}
     factors = [
-        {"name": f"shampoo/{one.name}", "count": one.count, "size": one.size, "exponent": one.exponent}
+        {"name": f"shampoo/{one.name}", "count": one.count, "size": one.size, "exponent": 1 / one.order}
         for one in core.layout.factors
     ]
     return {"options": rules, "factors": factors}

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ctr.optim.adafactor.core import AdafactorCore
-from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
+from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.protocol import RowGradient
 from ctr.optim.rows.adafactor import RowAdafactor
 from ctr.optim.rows.rule import RowSetup
@@ -22,7 +22,7 @@ CASES = {
     "means over all steps": {"decay_power": 1.0},
     "constant decay": {"beta2": 0.99, "clipping": 0.0},
     "constant fast decay": {"beta2": 0.6, "decay_power": 0.3},
-    "averages": {"beta1": 0.9, "weight_decay": 0.1},
+    "averages": {"beta1": 0.9},
 }
 
 
@@ -63,7 +63,6 @@ class Replay:
             update = update / max(1.0, rms(update) / options.clipping)
         if options.beta1:
             self.average = update = options.beta1 * self.average + (1 - options.beta1) * update
-        update = update + options.weight_decay * self.weight
         self.weight = self.weight - alpha * update
 
 
@@ -168,7 +167,7 @@ def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit):
 
 @pytest.mark.parametrize("changed", [{}, {"decay_power": 1.0}, {"beta2": 0.9}])
 def test_the_trainers_tables_learn_in_the_same_way_beside_their_linear_weights(changed):
-    options, copies, width = RowAdafactorOptions(**changed), 2, 3
+    options, copies, width = AdafactorOptions(**changed), 2, 3
     start = np.random.default_rng(5).normal(size=(9, copies * (width + 1))).astype(np.float32)
     rates = np.tile(np.float32([RATE] * width + [0.3]), copies)
     optimizer = RowAdafactor(RowSetup([rates], [np.full(8, 0.1, np.float32)], copies), options)

@@ -183,14 +183,14 @@ def test_every_step_is_that_of_the_paper(name):
 @pytest.mark.parametrize("preset", [FF, PSO], ids=["ff", "pso"])
 def test_what_the_texts_say_of_shampoo_holds_for_both(preset):
     # PSO 2: W - eta L^(-1/4) G R^(-1/4); algorithm II, line 9: sums. The default of tau2 is 1 (PSO F; fig. 1).
-    assert [preset.side_exponent(axis, 2, 2) for axis in (0, 1)] == [1 / 4, 1 / 4]
+    assert preset.root_order(2) == 4
     assert preset.beta2 == 1.0 and preset.statistics.frequency == 1
     # FF 4.2, PSO G: AdaGrad's step size, "at a per-layer granularity".
     assert isinstance(preset.grafting, AdaGrad) and preset.grafting.norm == "tensor"
     # FF fig. 3: "every N steps and asynchronously pipelined"; every root is computed anew.
     assert preset.roots.asynchronous and preset.roots.early_growth == preset.roots.drift_bound == 0.0
     # PSO G, table of experiments: beta1 is 0.9 in all but one.
-    assert preset.momentum == 0.9 and preset.gradient.beta1 == 0.0
+    assert preset.momentum == 0.9 and preset.beta1 == 0.0
 
 
 def test_where_the_texts_differ():

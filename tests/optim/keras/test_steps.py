@@ -22,9 +22,9 @@ from keras_models import (
 )
 
 CASES = {
-    "averages": quick(gradient={"beta1": 0.9}, beta2=0.99, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "averages": quick(beta1=0.9, beta2=0.99, momentum=0.9, nesterov=True, weight_decay=0.01),
     "one-sided tables": quick(
-        rows={"rule": "one_sided"}, grafting={"kind": "adam"}, roots={"asynchronous": False}, block_size=3
+        rows="one_sided", grafting={"kind": "adam"}, roots={"asynchronous": False}, block_size=3
     ),
 }
 
@@ -156,8 +156,8 @@ def test_tables_are_found_by_name(api):
 def test_sparse_gradients_are_never_dropped(api, tables):
     first_order = {"start_preconditioning_step": None}
     options = [
-        first_order | {"rows": {"rule": "adagrad_row"}},
-        {"rows": {"rule": "one_sided"}, "momentum": 0.5},
+        first_order | {"rows": "adagrad_row"},
+        {"rows": "one_sided", "momentum": 0.5},
         *(first_order | {name: 0.1} for name in ("clipnorm", "global_clipnorm")),
         first_order | {"use_ema": True},
         *([first_order | {"gradient_accumulation_steps": 2}] if api.is_keras3 else []),
@@ -178,7 +178,7 @@ def test_soap_is_shampoo_with_options(api):
     same = api.optim.Shampoo(
         method="eigenvalue_corrected",
         grafting={"kind": "adam", "beta2": 0.9, "epsilon": 1e-4, "norm": "none"},
-        gradient={"beta1": 0.5},
+        beta1=0.5,
         roots={"damping": "absolute"},
         beta2=0.9,
         epsilon=1e-4,

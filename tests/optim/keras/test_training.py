@@ -214,7 +214,7 @@ def test_training_that_is_saved_in_any_way_goes_on_to_the_same_bits(api, tmp_pat
     """Past a save with a root on its way."""
 
     def fresh():
-        options = quick(momentum=0.9, gradient={"beta1": 0.5}, beta2=0.99, rows={"rule": "one_sided"})
+        options = quick(momentum=0.9, beta1=0.5, beta2=0.99, rows="one_sided")
         made = compiled(api, api.optim.Shampoo(0.02, **options))
         for variable in made.trainable_variables:
             variable.assign(tf.zeros(variable.shape))
@@ -243,10 +243,10 @@ FAMILY = {
     "diagonals and vectors": (
         "Shampoo",
         quick(
-            method={"kind": "diagonal"},
+            method="diagonal",
             blocking={"max_dimension": 4, "vectors": True},
-            limits={"rms": 0.5},
-            rows={"rule": "one_sided"},
+            limits={"absolute": 0.5},
+            rows="one_sided",
         ),
     ),
     "Adafactor": ("Adafactor", {"beta1": 0.5}),

@@ -8,7 +8,6 @@ from ctr.optim.protocol import RowGradient
 from ctr.optim.rows.one_sided import RowOneSided
 from ctr.optim.rows.rule import RowSetup
 from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.shampoo.options import OneSidedOptions, RootOptions
 
 ROWS, WIDTH, COPIES, STEPS = 11, 4, 2, 25
 COLUMNS = COPIES * (WIDTH + 1)
@@ -16,7 +15,7 @@ OPTIONS = reference.options().changed(
     {
         "grafting": {"initial_accumulator": 0.1},
         "roots": {"asynchronous": False},
-        "rows": {"rule": "one_sided"},
+        "rows": "one_sided",
     }
 )
 """Of tables."""
@@ -34,11 +33,10 @@ def history(seed=0):
     return found
 
 
-def make(limit=None, graft_rows=False):
+def make(limit=None, **changed):
     rates = np.tile(np.float32([0.1] * WIDTH + [0.3]), COPIES)
     setup = RowSetup([rates], [np.full(COLUMNS, 0.1, np.float32)], COPIES, limit)
-    own = {name: getattr(OPTIONS, name) for name in RootOptions.names()}
-    optimizer = RowOneSided(setup, OneSidedOptions(**own, graft_rows=graft_rows))
+    optimizer = RowOneSided(setup, OPTIONS.changed(changed))
     table = tf.Variable(
         np.random.default_rng(5).normal(size=(ROWS, COLUMNS)).astype(np.float32), shape=[None, COLUMNS]
     )
@@ -98,45 +96,13 @@ def by_the_core(start, part):
     return core.weights[0].numpy()
 
 
-def replay_by_rows(start, part):
-    """In float64: each row takes the direction G R^(-1/2) with the norm of its own AdaGrad step."""
-    options, table = OPTIONS, start[:, part].astype(np.float64)
-    sums, products, root = np.full(table.shape, 0.1), np.zeros((WIDTH, WIDTH)), None
-    for t, (rows, whole) in enumerate(history(), 1):
-        gradient = whole[:, part].astype(np.float64)
-        products += gradient.T @ gradient
-        first, every = options.start_preconditioning_step, options.precondition_frequency
-        if t >= first and (t - first) % every == 0:
-            values, vectors = np.linalg.eigh(products)
-            root = (vectors * (values + options.epsilon * values.max()) ** -0.5) @ vectors.T
-        sums[rows] += gradient**2
-        step = gradient / np.sqrt(sums[rows])
-        if root is not None:
-            own = gradient @ root
-            step = own * (np.linalg.norm(step, axis=1) / np.linalg.norm(own, axis=1))[:, None]
-        table[rows] -= 0.1 * step
-    return table
-
-
-def test_each_row_may_take_the_norm_of_its_own_step():
-    tables = []
-    for each in (True, False):
-        optimizer, table = make(graft_rows=each)
-        start = table.numpy()
-        train(optimizer, table, history())
-        tables.append(table.numpy())
-    for copy in range(COPIES):
-        part = slice(copy * (WIDTH + 1), copy * (WIDTH + 1) + WIDTH)
-        np.testing.assert_allclose(tables[0][:, part], replay_by_rows(start, part), rtol=1e-4, atol=1e-5)
-        assert np.abs(tables[0][:, part] - tables[1][:, part]).max() > 1e-2
-
-
 def test_state_that_is_saved_goes_on_with_the_same_bits_and_a_limit_holds():
-    whole, table = make((0.1, 0.01))
+    in_flight = {"roots": {"asynchronous": True}}
+    whole, table = make((0.1, 0.01), **in_flight)
     train(whole, table, history())
-    first, before = make((0.1, 0.01))
+    first, before = make((0.1, 0.01), **in_flight)
     train(first, before, history()[:9])
-    second, other = make((0.1, 0.01))
+    second, other = make((0.1, 0.01), **in_flight)
     other.assign(before)
     for name, variable in first.variables.items():
         second.variables[name].assign(variable)

@@ -128,7 +128,7 @@ def test_the_model_of_costs_by_hand(monkeypatch):
 
 def test_owned_blocks_are_those_of_the_optimizer_each_matrix_once():
     shapes = [(416, 512), (512,), (300, 64), (1000, 16)]
-    layout = lay_out(ShampooOptions(rows={"rule": "one_sided"}), shapes, tables=[3])
+    layout = lay_out(ShampooOptions(rows="one_sided"), shapes, tables=[3])
     blocks = blocks_of(layout)
     assert sorted(block.tensor for block in blocks) == [0, 0, 0, 0, 2, 2, 3]
     elements = {index: sum(b.elements for b in blocks if b.tensor == index) for index in (0, 2, 3)}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ctr.optim.shampoo import coupled
 from ctr.optim.shampoo.coupled import (
     correct,
     coupled_root,
@@ -11,11 +12,8 @@ from ctr.optim.shampoo.coupled import (
     inverse_roots,
     project,
 )
-from ctr.optim.shampoo.options import Coupled
 from ctr.optim.shampoo.roots import inverse_root, root_residual
 from shampoo_reference import matrix_of, orthogonal
-
-COUPLED = Coupled()
 
 
 def eager(function):
@@ -44,13 +42,14 @@ def one(function, matrix, *arguments, **options):
 
 
 @every_way
-def test_projection_lowers_what_is_too_large_to_the_next_and_the_correction_undoes_it(way):
+def test_projection_lowers_what_is_too_large_to_the_next_and_the_correction_undoes_it(way, monkeypatch):
+    monkeypatch.setattr(coupled, "DESIRED_CONDITION", 50.0)
     values = np.r_[1e4, 1e3, 100.0, 2.0, 1.9, np.linspace(1.5, 1, 15)]
     matrix, basis = matrix_of(values)
     # Allowed are eigenvalues up to 50 times the smallest, which the condition says is 1; of the others in the batch
     # nothing is lowered, or all that may be.
     batch, conditions = tf.constant(np.stack([matrix] * 3)), tf.constant([1e4, np.nan, 1e9], tf.float64)
-    projected = way(lambda *given: project(*given, Coupled(desired_condition=50.0)))(batch, conditions)
+    projected = way(lambda *given: project(*given))(batch, conditions)
     lowered, found, vectors, level = (part.numpy() for part in projected)
     np.testing.assert_allclose(found[0, 0], np.r_[values[:3], np.zeros(5)], rtol=1e-12)
     np.testing.assert_allclose(vectors[0].T @ vectors[0], np.diag(found[0, 0] > 0), atol=1e-14)
@@ -67,31 +66,33 @@ def test_projection_lowers_what_is_too_large_to_the_next_and_the_correction_undo
         )
 
 
-def test_how_many_are_projected_follows_the_previous_condition():
+def test_how_many_are_projected_follows_the_previous_condition(monkeypatch):
     matrix, _ = matrix_of(np.r_[1.0, 1e-3, 1e-4, np.geomspace(3e-6, 1e-8, 12)])
-    for condition, options, count in (
+    for condition, constants, count in (
         (None, {}, 0),
-        (None, {"projected": 2}, 2),
         (1e8, {}, 3),
-        (1e8, {"most_projected": 0}, 0),
-        (1e8, {"most_projected": 1}, 1),
-        (1e8, {"desired_condition": 5e5}, 1),
+        (1e8, {"MOST_PROJECTED": 1}, 1),
+        (1e8, {"DESIRED_CONDITION": 5e5}, 1),
         (100.0, {}, 0),
     ):
-        assert coupled_root(matrix, 4, Coupled(**options), previous_condition=condition).projected == count
+        with monkeypatch.context() as changed:
+            for name, value in constants.items():
+                changed.setattr(coupled, name, value)
+            assert coupled_root(matrix, 4, previous_condition=condition).projected == count
 
 
 def test_a_cluster_is_not_projected():
     matrix, _ = matrix_of(np.r_[np.linspace(1, 0.99, 8), np.full(8, 1e-8)])
-    lowered, values, _, _ = one(project, matrix, tf.constant([1e8], tf.float64), COUPLED)
+    lowered, values, _, _ = one(project, matrix, tf.constant([1e8], tf.float64))
     assert not values.any()
     np.testing.assert_array_equal(lowered, matrix)
 
 
-def test_too_few_iterations_and_overflow_are_no_convergence():
+def test_too_few_iterations_and_overflow_are_no_convergence(monkeypatch):
     matrix, _ = matrix_of(np.geomspace(1, 1e-6, 10))
-    assert coupled_root(matrix, 4, Coupled(max_iterations=5)).error == np.inf
-    assert coupled_root(matrix, 4, COUPLED, previous=1e100 * np.eye(10)).error == np.inf
+    assert coupled_root(matrix, 4, previous=1e100 * np.eye(10)).error == np.inf
+    monkeypatch.setattr(coupled, "MAX_ITERATIONS", 5)
+    assert coupled_root(matrix, 4).error == np.inf
 
 
 def test_a_warm_start_in_the_same_directions_is_exact_and_short():
@@ -99,9 +100,9 @@ def test_a_warm_start_in_the_same_directions_is_exact_and_short():
     basis = orthogonal(40)
     moved = values * np.random.default_rng(2).uniform(0.9, 1.1, 40)
     after = (basis * moved) @ basis.T
-    end = coupled_root(after, 4, COUPLED, previous=true_root(values, basis, 4))
+    end = coupled_root(after, 4, previous=true_root(values, basis, 4))
     assert relative(end.root, true_root(moved, basis, 4)) < 1e-10
-    assert end.iterations <= 5 < coupled_root(after, 4, COUPLED).iterations / 3
+    assert end.iterations <= 5 < coupled_root(after, 4).iterations / 3
 
 
 @every_way
@@ -116,9 +117,7 @@ def test_a_batch_starts_warm_and_projects_as_its_matrices_would_alone(way):
 
     def roots(matrices, previous, conditions):
         return tuple(
-            coupled_roots(
-                matrices, 4, COUPLED, previous=previous, previous_conditions=conditions, most_skewed=1e-2
-            )
+            coupled_roots(matrices, 4, previous=previous, previous_conditions=conditions, most_skewed=1e-2)
         )
 
     given = [tf.constant(array) for array in (matrices, np.stack([previous] * 4), conditions)]
@@ -127,12 +126,12 @@ def test_a_batch_starts_warm_and_projects_as_its_matrices_would_alone(way):
     assert relative(root[0], expected) < 1e-9 and relative(root[3], expected) < 1e-9
     np.testing.assert_array_equal(np.isinf(error), [False, True, True, False])
     np.testing.assert_array_equal(projected, [2, 2, 0, 0])
-    alone = coupled_root(same, 4, COUPLED, previous=previous, previous_condition=1e6, most_skewed=1e-2)
+    alone = coupled_root(same, 4, previous=previous, previous_condition=1e6, most_skewed=1e-2)
     np.testing.assert_allclose(root[0], alone.root, atol=1e-9 * np.max(np.abs(alone.root)), rtol=0)
 
 
-def of_statistics(p, epsilon, way, options=COUPLED, **rest):
-    return way(lambda matrices: inverse_roots(matrices, p, epsilon, options, **rest))
+def of_statistics(p, epsilon, way, **rest):
+    return way(lambda matrices: inverse_roots(matrices, p, epsilon, **rest))
 
 
 def scales_and_spectra(size):
@@ -155,7 +154,7 @@ def test_roots_and_residuals_are_those_of_numpy(way, p):
     roots, residuals = of_statistics(p, 1e-6, way)(tf.constant(matrices))
     assert roots.dtype == residuals.dtype == tf.float64
     for matrix, root, residual in zip(matrices, roots.numpy(), residuals.numpy(), strict=True):
-        expected = inverse_root(matrix, 1 / p, epsilon=1e-6)
+        expected = inverse_root(matrix, p, epsilon=1e-6)
         scale = np.max(np.abs(expected.matrix))
         np.testing.assert_allclose(root, expected.matrix, atol=1e-8 * scale, rtol=0)
         np.testing.assert_array_equal(root, root.T)
@@ -166,8 +165,7 @@ def test_roots_and_residuals_are_those_of_numpy(way, p):
 
 
 @every_way
-@pytest.mark.parametrize("options", [COUPLED, Coupled(projected=2)], ids=["plain", "projected"])
-def test_what_has_no_root_is_zero_with_an_infinite_residual_and_spoils_no_other(way, options):
+def test_what_has_no_root_is_zero_with_an_infinite_residual_and_spoils_no_other(way):
     good = matrix_of(np.geomspace(1, 1e-3, 8))[0]
     spoiled, infinite = good.copy(), good.copy()
     spoiled[3, 4] = np.nan
@@ -175,8 +173,8 @@ def test_what_has_no_root_is_zero_with_an_infinite_residual_and_spoils_no_other(
     indefinite = matrix_of(np.r_[1.0, np.full(6, 0.5), -0.1])[0]
     slow = matrix_of(np.r_[1.0, np.full(7, 1e-9)])[0]
     matrices = np.stack([good, np.zeros((8, 8)), spoiled, infinite, indefinite, slow])
-    roots, residuals = of_statistics(4, 1e-6, way, options)(tf.constant(matrices))
-    among_equals, _ = of_statistics(4, 1e-6, way, options)(tf.constant(np.stack([good] * 6)))
+    roots, residuals = of_statistics(4, 1e-6, way)(tf.constant(matrices))
+    among_equals, _ = of_statistics(4, 1e-6, way)(tf.constant(np.stack([good] * 6)))
     np.testing.assert_array_equal(roots[0], among_equals[0])
     assert residuals[0] < 1e-10 and residuals[5] < 1e-7
     assert np.isinf(residuals[1:4]).all()
@@ -198,6 +196,7 @@ def test_zeros_have_the_root_of_an_absolute_damping(way):
 
 @every_way
 def test_one_by_one(way):
-    for options in (COUPLED, Coupled(projected=1)):
-        roots, residuals = of_statistics(4, 0.0, way, options)(tf.constant([[[16.0]]], tf.float64))
-        assert float(roots[0, 0, 0]) == pytest.approx(0.5) and residuals[0] < 1e-15
+    roots, residuals = of_statistics(4, 0.0, way)(tf.constant([[[16.0]]], tf.float64))
+    assert float(roots[0, 0, 0]) == pytest.approx(0.5) and residuals[0] < 1e-15
+    # Of a single eigenvalue nothing is projected.
+    assert coupled_root(np.array([[16.0]]), 4, previous_condition=1e9).root == pytest.approx(0.5)

@@ -98,7 +98,7 @@ def test_parts_are_those_of_the_state_and_make_the_whole_again(case):
 
 
 def test_tables_and_their_factors_stay_whole():
-    options = reference.options(rows={"rule": "one_sided"})
+    options = reference.options(rows="one_sided")
     layout = lay_out(options, [(7, 5), (8, 2), (9, 3), (6, 3)], tables=[1, 2, 3])
     tensors = {index: tf.ones(tensor.shape) for index, tensor in enumerate(layout.tensors)}
     owners = assign(options, layout, 2)
@@ -140,11 +140,11 @@ CASE = "momentum, decay, nesterov"
 CASES = {
     CASE: (
         [(13, 10), (7,), (5, 9), ()],
-        {"momentum": 0.75, "nesterov": True, "weight_decay": 0.01, "grafting": {"normalized": True}},
+        {"momentum": 0.75, "nesterov": True, "weight_decay": 0.01},
     ),
     "eigenbases": (
         [(9, 6), (4, 4), (3,)],
-        {"method": "eigenvalue_corrected", "gradient": {"beta1": 0.5}, "beta2": 0.9}
+        {"method": "eigenvalue_corrected", "beta1": 0.5, "beta2": 0.9}
         | {"grafting": {"kind": "adam", "norm": "none"}, "roots": {"asynchronous": False}},
     ),
     "more workers than blocks": (
@@ -159,9 +159,9 @@ CASES = {
     ),
     "relatives": (
         [(13, 10), (7,), (5, 9)],
-        {"method": "diagonal", "blocking": {"max_dimension": 9, "vectors": True}, "limits": {"rms": 0.1}}
-        | {"grafting": {"kind": "lamb", "momentum": "before", "norm": "block", "normalized": True}}
-        | {"momentum": 0.5, "gradient": {"l2": 0.01}},
+        {"method": "diagonal", "blocking": {"max_dimension": 9, "vectors": True}}
+        | {"grafting": {"kind": "lamb", "momentum": "before", "norm": "block"}}
+        | {"momentum": 0.5, "weight_decay": 0.01},
     ),
 }
 

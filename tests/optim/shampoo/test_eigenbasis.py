@@ -6,8 +6,16 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.optim.shampoo.eigenbasis import change_bases, eigenbasis, from_bases, project, to_bases
+from ctr.optim.shampoo.eigenbasis import (
+    change_bases,
+    decomposition_residual,
+    eigenbasis,
+    from_bases,
+    project,
+    to_bases,
+)
 from ctr.optim.shampoo.roots import RootError
+from shampoo_reference import matrix_of
 
 
 def orthogonal(rng, size):
@@ -70,3 +78,32 @@ def test_a_basis_that_is_none_is_not_certified(monkeypatch):
     )
     with pytest.raises(RootError, match=r"eigh\(L\): residual .* above 0.02; eigh\(U\)"):
         eigenbasis(np.array([[2.0, 1.0], [1.0, 3.0]]))
+
+
+def relative_error(root, values, basis):
+    """|A^(1/4) X A^(1/4) - I|, spectral, of X as A^(-1/2): the largest relative error in any direction."""
+    half = (basis * values**0.25) @ basis.T
+    return np.linalg.norm(half @ root @ half - np.eye(len(root)), 2)
+
+
+def test_the_residual_of_a_decomposition_bounds_its_error():
+    rng = np.random.default_rng(0)
+    values = np.geomspace(1, 1e-4, 12)
+    matrix, basis = matrix_of(values)
+    for size in (1e-8, 1e-5, 1e-4):
+        # Neither the vectors nor their orthogonality are right.
+        vectors = basis + size * 1e-3 * rng.standard_normal((12, 12))
+        moved = values * (1 + size * rng.standard_normal(12))
+        residual = decomposition_residual(matrix, moved, vectors)
+        root = (vectors * moved**-0.5) @ vectors.T
+        assert relative_error(root, values, basis) <= 1.05 * 0.5 * residual + 1e-11
+        assert residual < 1000 * size + 1e-10
+    assert decomposition_residual(matrix, np.full(12, np.nan), basis) == np.inf
+
+
+def test_stretched_eigenvectors_show_although_they_diagonalise_the_matrix():
+    values = np.geomspace(1, 1e-4, 12)
+    matrix, basis = matrix_of(values)
+    stretched, moved = 1.01 * basis, 1.01**2 * values
+    error = relative_error((stretched * moved**-0.5) @ stretched.T, values, basis)
+    assert 0.005 < error <= 0.5 * decomposition_residual(matrix, moved, stretched)

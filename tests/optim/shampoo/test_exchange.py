@@ -139,18 +139,11 @@ def test_roots_of_the_device_are_those_of_the_host(jit, dtype):
 
 def test_the_device_refuses_what_it_cannot_compute_and_says_what_to_do():
     gradients = [tf.zeros(shape, tf.float64) for shape in SHAPES]
-    for method, words in (
-        ({"exponent_multiplier": 1.82}, r"exponent_multiplier=1\.82.*order 2\.1978.*ShampooCallback"),
-        ({"left_share": 0.3}, r"left_share=0\.3.* requires roots of order 6\.66667.*ShampooCallback"),
-        ("eigenvalue_corrected", r"^method eigenvalue_corrected requires eigenbases.*ShampooCallback"),
+    with pytest.raises(
+        ValueError, match=r"^method eigenvalue_corrected requires eigenbases.*ShampooCallback"
     ):
-        with pytest.raises(ValueError, match=words):
-            make(method=method).update(gradients, RATE, roots="device")
-    for changed in (
-        {"exponent_override": 49},
-        {"method": {"exponent_multiplier": 0.6}, "exponent_override": 3},
-    ):
-        make(**changed).update(gradients, RATE, roots="device")
+        make(method="eigenvalue_corrected").update(gradients, RATE, roots="device")
+    make(exponent_override=49).update(gradients, RATE, roots="device")
 
 
 def test_an_uncertified_root_of_the_device_leaves_the_previous_one():

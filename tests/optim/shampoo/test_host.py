@@ -22,7 +22,7 @@ STATUS_ROW = {name: number for number, name in enumerate(STATUS)}
 def factors():
     offsets = np.cumsum([0, *COUNTS])
     return [
-        Factor(f"f{size}", count, size, 1 / 4, tuple(range(count)), int(offset))
+        Factor(f"f{size}", count, size, 4, tuple(range(count)), int(offset))
         for size, count, offset in zip(SIZES, COUNTS, offsets[:-1], strict=True)
     ]
 
@@ -102,7 +102,7 @@ def test_roots_are_those_of_the_divided_statistics_and_the_status_says_of_which_
     host.collect(7, now)
     for total, root in zip(now.totals, now.roots, strict=True):
         for matrix, found in zip(total, root, strict=True):
-            expected = inverse_root(matrix / 0.25, 1 / 4, epsilon=1e-4)
+            expected = inverse_root(matrix / 0.25, 4, epsilon=1e-4)
             np.testing.assert_array_equal(found, expected.matrix)
     assert counts(now) == {"refreshed": 5, "eigh": 5}
     assert now.status[STATUS_ROW["certified"]].tolist() == [1] * 5

@@ -11,7 +11,7 @@ from ctr.optim.shampoo.host import COUNTERS, STATUS
 def test_a_report_by_hand():
     # Layers: [5, 3] in two blocks, a vector, [4, 4], and a table.
     core = reference.make_core(
-        reference.options(rows={"rule": "one_sided"}),
+        reference.options(rows="one_sided"),
         [np.zeros(s) for s in ((5, 3), (3,), (4, 4), (6, 2))],
         tables=[3],
     )
@@ -144,10 +144,10 @@ def size(cell):
     ("changed", "dtype"),
     [
         (
-            {"momentum": 0.9, "gradient": {"beta1": 0.5}, "rows": {"rule": "one_sided"}},
+            {"momentum": 0.9, "beta1": 0.5, "rows": "one_sided"},
             tf.float32,
         ),
-        ({"grafting": "sgd", "rows": {"rule": "adagrad_row"}, "momentum": 0.9}, tf.float64),
+        ({"grafting": "sgd", "rows": "adagrad_row", "momentum": 0.9}, tf.float64),
         ({"start_preconditioning_step": None}, tf.float32),
     ],
 )
@@ -161,7 +161,7 @@ def test_bytes_are_those_of_the_variables(changed, dtype):
         if "/" in name:
             real[column] += variable.numpy().nbytes
     text = core.describe(list("abcde"))
-    assert ("one sum per row" in text) == (changed.get("rows") == {"rule": "adagrad_row"})
+    assert ("one sum per row" in text) == (changed.get("rows") == "adagrad_row")
     total = rows_of(text)["total"]
     for cell, (column, expected) in zip(total[1:4], real.items(), strict=True):
         # A tenth of a KiB is as much as is reported.
@@ -173,7 +173,7 @@ def test_a_description_names_the_treatment_size_and_work_of_each_tensor():
     options = reference.options(
         block_size=256,
         blocking={"max_dimension": 600},
-        rows={"rule": "one_sided"},
+        rows="one_sided",
         momentum=0.9,
         statistics={"frequency": 4},
     )
