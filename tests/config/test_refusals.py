@@ -19,6 +19,7 @@ import pytest
 from ctr.cli_parser import CONFIGS, config_model
 from ctr.config import dump_yaml, parse_model
 from ctr.config.schema import settable_keys
+from ctr.data.event_mapping import LabelSource
 from ctr.io.errors import InputError, one_line
 
 pytestmark = pytest.mark.slow
