@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from ctr.data.log import Manifest, is_published
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.files import names_in
-from ctr.io.stores import remove
 
 SIDECAR = "labels"
 FOLDER = f"sidecars/{SIDECAR}"
@@ -44,7 +43,7 @@ def write_labels(log: Path, manifest: Manifest, names: Sequence[str], table: pa.
     if not is_published(log, manifest):
         # Of an ingest that was killed: its rows may have been others.
         for part in label_files(log, manifest):
-            remove(part)
+            part.unlink(missing_ok=True)
     begun = table.column("query_time")
     columns = {"example_id": table.column("example_id")}
     for after, known in map(label_columns, names):

@@ -14,7 +14,6 @@ from ctr.data.log import Manifest
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
-from ctr.io.stores import remove
 from ctr.pipelines.events.tables import ENOUGH_ARRIVALS, FAR_US, KINDS, Kind
 from ctr.pipelines.rows.rejects import Reject, json_line, reject_line, reject_reasons
 from ctr.pipelines.rows.sources import natural_order
@@ -205,7 +204,7 @@ def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
         if any(described):
             write_atomic_bytes(path, b"".join(described))
         else:
-            remove(path)
+            path.unlink(missing_ok=True)
 
 
 def describe_rejects(report: UnitReport) -> bytes:

@@ -18,7 +18,6 @@ from ctr.data.row_order import KEY_COLUMNS, sort_rows
 from ctr.data.shards import stage_partition
 from ctr.data.times import format_time
 from ctr.io.files import file_sha256, is_temporary, names_in
-from ctr.io.stores import fetch, remove
 from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, timed, work_ahead
 from ctr.pipelines.rows.convert import mix_ids
 from ctr.pipelines.rows.rejects import Reject, make_reject
@@ -194,7 +193,7 @@ def find_published(
     if not is_published(out, planned):
         return None
     paths = [(out / "shards" / shard.file, shard.sha256) for shard in planned.shards]
-    if not all(fetch(path) and file_sha256(path) == sha256 for path, sha256 in paths):
+    if not all(path.is_file() and file_sha256(path) == sha256 for path, sha256 in paths):
         stage(out, mapping, histories, start, table)
     keep_values(out, mapping, planned, table)
     write_labels(out, planned, list(mapping.labels), table)
@@ -214,7 +213,7 @@ def new_shards_removed_on_failure(out: Path, mapping: Mapping, starts: Sequence[
         stems = tuple(f"{start:019d}-{start + mapping.partition_us:019d}" for start in starts)
         for path in _parts(out):
             if path not in before and path.name.startswith(stems):
-                remove(path)
+                path.unlink(missing_ok=True)
         raise
 
 
@@ -230,11 +229,11 @@ def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) ->
     names = {manifest.name for manifest in manifests}
     for path in _parts(out):
         if path.name not in parts and path.name[: len(next(iter(names), ""))] in names:
-            remove(path)
+            path.unlink(missing_ok=True)
     for folder in (out / "manifests", out / "rejects"):
         for path in folder.glob("*"):
             if is_temporary(path) and path.name.startswith((*names, rejects.name)):
-                remove(path)
+                path.unlink(missing_ok=True)
 
 
 def closed_rejects(rows: pa.Table) -> Iterator[Reject]:
