@@ -332,9 +332,11 @@ def _label(arguments: argparse.Namespace) -> None:
     poll=5.0,
 )
 def _sync(arguments: argparse.Namespace) -> None:
-    from ctr.io.sync import day_us, sync
+    from ctr.config import parse_model
+    from ctr.data.time_range import TimeRange
+    from ctr.io.sync import sync
 
-    begin_us = 0 if vars(arguments)["from"] is None else day_us(vars(arguments)["from"])
+    begin_us = parse_model(TimeRange, {"start": vars(arguments)["from"]}, "--from").start_us
     if not 0 < arguments.poll < float("inf"):
         raise InputError(f"--poll {arguments.poll:g}: allowed: a number of seconds above 0")
     seconds = arguments.poll if arguments.follow else None

@@ -237,7 +237,7 @@ class _Sync:
         place = folder.parent / "shards" if folder.name == "manifests" else folder
         for file in _NAMED.findall(content) or [b"arrays.npz"] * (folder.parent.name == "checkpoints"):
             needed = str(place / file.decode())
-            if needed not in self._there and needed not in self.copied:
+            if not {name, needed} & (self._there.keys() | self.copied):
                 self._copy(needed)
 
         def create() -> bytes:
