@@ -30,7 +30,7 @@ ValueT = TypeVar("ValueT")
 
 _ADDRESS = re.compile(r"(s3|gs|az)://([^/\s]+)((?:/(?!\.{0,2}(?:/|$))[^/]+)*)/?")
 _PIECE = 8 << 20  # bytes of an object's part
-_THREADS = 16  # a request takes tens of milliseconds, whatever it is for
+_THREADS = 8  # a request takes tens of milliseconds, whatever it is for
 _LIMIT = 180.0  # seconds for which a request that fails is repeated
 _LEFT_OUT = (".lock", PARTIAL, ".damaged", ".launching")
 _PARTITION = re.compile(r"[0-9]{19}-([0-9]{19})")
@@ -139,7 +139,7 @@ class _Place:
         first = next(pieces, b"")
         is_small = len(first) < _PIECE or mode == "create"
         content = b"".join([first, *pieces]) if is_small else itertools.chain([first], pieces)
-        how = {"mode": mode, "use_multipart": not is_small, "chunk_size": _PIECE}
+        how = {"mode": mode, "use_multipart": not is_small, "chunk_size": _PIECE, "max_concurrency": 4}
         try:
             return _tag(self._store.put(self._folder + name, content, **how))
         except (AlreadyExistsError, PreconditionError):
@@ -187,20 +187,21 @@ class _Sync:
 
     def copy(self) -> str:
         """Copies what differs; returns what was listed or named and is not there, or nothing."""
+        # What says that others are complete counts if it was there before these were listed.
+        before = _repeated(self._source.address, self._source.entries)
         self._here = _repeated(self._source.address, self._source.entries)
         self._there = _repeated(self._target.address, self._target.entries)
         try:
-            names = sorted(name for name in self._here if self._is_wanted(name) and not self._is_same(name))
+            names = [name for name in self._here if self._is_wanted(name) and not self._is_same(name)]
             # First of all: whether these are the same log or run.
             exclusive = {name for name in names if _matches(name, *_EXCLUSIVE)}
             first = {name for name in exclusive if name in self._there or _matches(name, "schema.json")}
-            late = [name for one in _LATE for name in names if _matches(name, one) and name not in first]
+            late = [name for one in _LATE for name in sorted({*names} - first) if _matches(name, one)]
             for name in sorted(first):
                 self._create(name)
             with ThreadPoolExecutor(_THREADS, "sync") as threads:
-                for _ in threads.map(self._copy, [name for name in names if name not in {*first, *late}]):
-                    pass
-            for name in late:
+                any(threads.map(self._copy, sorted({*names} - {*first, *late})))
+            for name in filter(before.__contains__, late):
                 (self._create if name in exclusive else self._copy)(name)
         except _GoneError as gone:
             return f"{self._source.address}/{gone}: is listed, or named by others, and not there"
