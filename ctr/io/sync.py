@@ -48,7 +48,8 @@ class _Place:
     """A folder of this machine or of an object store, by the names of its files."""
 
     def __init__(self, address: str) -> None:
-        self.address, self._path, self._store = address, Path(address), None
+        self.address, self._path = address, Path(address)
+        self._store: Any = None
         self._skipped: set[str] = set()
         match = _ADDRESS.fullmatch(address)
         if match is None:
@@ -78,7 +79,9 @@ class _Place:
         found = {item["path"].removeprefix(self._folder): item for item in items}
         # Some tools make an object for a folder.
         folders = {str(folder) for name in found for folder in PurePosixPath(name).parents}
-        return {name: (item["size"], _tag(item)) for name, item in found.items() if name not in folders}
+        kept = {name: item for name, item in found.items() if name not in folders}
+        # Some stores list a tag without the quotes that it has elsewhere.
+        return {name: (item["size"], str(item["e_tag"]).strip('"')) for name, item in kept.items()}
 
     def _list(self, folder: str, offset: str | None = None) -> Iterator[Any]:
         import obstore
@@ -141,26 +144,22 @@ class _Place:
         content = b"".join([first, *pieces]) if is_small else itertools.chain([first], pieces)
         how = {"mode": mode, "use_multipart": not is_small, "chunk_size": _PIECE, "max_concurrency": 4}
         try:
-            return _tag(self._store.put(self._folder + name, content, **how))
+            return str(self._store.put(self._folder + name, content, **how)["e_tag"]).strip('"')
         except (AlreadyExistsError, PreconditionError):
             return ""
-
-
-def _tag(meta: Any) -> str:
-    # Some stores list it without the quotes that it has elsewhere.
-    return str(meta["e_tag"]).strip('"')
 
 
 def _repeated(address: str, call: Callable[[], ValueT]) -> ValueT:
     """Calls what asks a store, again where that fails for reasons that may pass, for ``_LIMIT`` seconds."""
     from obstore import exceptions as known
 
-    refusals = (known.PermissionDeniedError, known.UnauthenticatedError, known.InvalidPathError)
+    # ValueError: a name that can be no key.
+    refusals = (known.PermissionDeniedError, known.UnauthenticatedError, known.InvalidPathError, ValueError)
     begun = time.monotonic()
     while True:
         try:
             return call()
-        except (known.BaseError, FileNotFoundError) as error:
+        except (known.BaseError, FileNotFoundError, ValueError) as error:
             # What follows is for programmers, a request's query may hold a signature, and XML the key.
             said = str(error).partition("\n\nDebug source")[0]
             shown = re.sub(r"\?[^\s)\"]*|(?<=//)[^/@\s]*@|:?\s*<.*", "", said, flags=re.DOTALL)

@@ -202,15 +202,15 @@ def test_a_listing_that_is_out_of_date_loses_nothing(log, faulty_store, tmp_path
     for name in late:
         obstore.put(store, f"log/{name}", (log / name).read_bytes())
     # The manifest of the last partition is listed, what it names is not.
-    proxy.faults = [Fault("stale", "GET", "list-type")]
+    proxy.faults = [Fault("stale", "GET", "list-type", 2)]
     sync(f"{bucket}/log", str(tmp_path / "back"))
     assert proxy.faults == [] and check_whole(tmp_path / "back") == 4
-    # A target whose listing is old has all that it leaves out.
-    before = len(list(puts(proxy)))
-    proxy.faults = [Fault("stale", "GET", "list-type")]
-    sync(str(log), f"{bucket}/log")
-    again = dict(list(puts(proxy))[before:])
-    assert again and again.items() <= files(log).items()
+    # A target whose listing is from before all was there gets the same again.
+    assert sync(str(log), f"{bucket}/two") == len(files(log))
+    proxy.faults = [Fault("stale", "GET", "list-type.*two")]
+    assert sync(str(log), f"{bucket}/two") > 0
+    assert proxy.faults == [] and sync(str(log), f"{bucket}/two") == 0
+    assert sync(f"{bucket}/two", str(tmp_path / "back")) == 0
 
 
 def test_a_manifest_whose_shard_is_lost_is_not_copied_nor_are_later_ones(log, faulty_store, tmp_path):
@@ -263,6 +263,14 @@ def test_keys_that_hide_others_are_refused(put_keys, tmp_path, capsys):
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {address}: Encountered object with invalid path") and "a/log/" in line
     assert not (tmp_path / "back").exists()
+
+
+def test_names_that_can_be_no_keys_are_refused(faulty_store, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "a\nb").touch()
+    assert main(["sync", str(tmp_path / "run"), f"{faulty_store[0]}/run"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "/run/a b: " in line
 
 
 def test_two_at_once_and_a_third_one_with_another_log(log, faulty_store, tmp_path):
