@@ -7,10 +7,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python;
 	$$python -c 'import sys; sys.exit(not $(SUPPORTED))' 2>/dev/null && echo $$python && break; done)
 WORKERS ?= 2
 UPGRADE ?=
-GO ?= $(or $(shell command -v go),/usr/local/go/bin/go)
 
-FAKE_GCS := 1.56.1
-AZURITE := 3.37.0
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -26,7 +23,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow soak lint types docs bench bench-all lock clean oldest flink kafka flink-jars kafka-jars stores store-servers tpu tpu-small tpu-vm accelerator dist
+.PHONY: help demo test slow soak lint types docs bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small tpu-vm accelerator dist
 
 help:
 	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
@@ -49,8 +46,6 @@ help:
 	@echo "make kafka   the tests on a real Kafka and Flink"
 	@echo "make flink-jars  Flink's job server with Beam's Kafka connector, into .java (needs Java 17 and Maven)"
 	@echo "make kafka-jars  a Kafka broker, into .java; what tests of both find there they use"
-	@echo "make stores  the tests on servers of S3, Google Cloud Storage and Azure Blob (needs Go and npm for the servers)"
-	@echo "make store-servers  fake-gcs-server and Azurite, into .stores; what tests of both find there they use"
 	@echo "make clean   removes .venv, builds and caches"
 
 # The lock holds uv too: pip installs that one, checked by its hash, and uv the rest, many times faster.
@@ -85,9 +80,6 @@ flink: $(INSTALLED) flink-jars
 
 kafka: $(INSTALLED) flink-jars kafka-jars
 	$(BIN)/pytest -m slow tests/pipelines/events/test_stream_kafka.py
-
-stores: $(INSTALLED) store-servers
-	$(BIN)/pytest -m "not soak" tests/io/test_store*.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -160,16 +152,4 @@ flink-jars kafka-jars: %-jars: .java/%/.fetched
 .java/%/.fetched: examples/%/pom.xml
 	rm -rf $(@D)
 	mvn --batch-mode --quiet --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(@D)
-	@touch $@
-
-# Stand-ins for object stores, likewise: Google's in Go, Azure's in JavaScript. The one for S3 comes with the tests.
-store-servers: .stores/fake-gcs-server/$(FAKE_GCS)/fake-gcs-server .stores/azurite/$(AZURITE)/.fetched
-
-.stores/fake-gcs-server/%/fake-gcs-server:
-	rm -rf .stores/fake-gcs-server
-	GOBIN=$(CURDIR)/$(@D) $(GO) install github.com/fsouza/fake-gcs-server@v$*
-
-.stores/azurite/%/.fetched:
-	rm -rf .stores/azurite
-	npm install --prefix $(@D) --no-audit --no-fund --ignore-scripts azurite@$*
 	@touch $@

@@ -5,12 +5,10 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from ctr import cli_logs, cli_trained
 from ctr.cli_output import (
     connect,
-    is_worker,
     log,
     print_crash,
     print_error,
@@ -20,11 +18,9 @@ from ctr.cli_output import (
 )
 from ctr.cli_parser import SHELLS, build_parser, command, completion_script, given_log_format, parse
 from ctr.cli_train import end_worker, train
-from ctr.io.errors import DEFECT, INPUT, INTERRUPTED, InputError, error_lines, exit_status, one_line
+from ctr.io.errors import DEFECT, INPUT, INTERRUPTED, InputError, error_lines, exit_status
 from ctr.io.log_lines import log_format
 from ctr.io.signals import Interrupted
-from ctr.io.stores import pulls_anew
-from ctr.io.working_copies import lets_go, save_outputs
 from ctr.workers.cluster import WorkerLostError
 
 
@@ -62,10 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Known before the rest is read: usage errors have this form, too.
     with log_format(given_log_format(given)):
         try:
-            with pulls_anew(), lets_go():
-                arguments = parse(make_parser(), given)
-                resumes = arguments.command in _RESUMED
-                _run(arguments, given)
+            arguments = parse(make_parser(), given)
+            resumes = arguments.command in _RESUMED
+            _run(arguments, given)
             status = 0
         except (Exception, KeyboardInterrupt) as error:
             status = _print_failure(error, resumes)
@@ -79,34 +74,13 @@ def _run(arguments: argparse.Namespace, given: list[str]) -> None:
     connect()
     set_verbosity(arguments.verbosity)
     try:
-        _call(arguments)
+        arguments.call(arguments)
     except SystemExit as end:
         if not end.code:
             raise RuntimeError("a package ended the process (sys.exit) before the command was done") from end
         raise
     sys.stdout.flush()
     log.info("done")
-
-
-def _call(arguments: argparse.Namespace) -> None:
-    """Runs a command, and saves what it has made, however it ends."""
-    out = getattr(arguments, "out", None)
-    try:
-        arguments.call(arguments)
-    except BaseException:
-        try:
-            _save(out)
-        except InputError as error:
-            # Why the command ends says more.
-            log.warning("%s", one_line(error))
-        raise
-    _save(out)
-
-
-def _save(out: Path | None) -> None:
-    # Of workers the process that started them does. An experiment's runs save themselves.
-    if not is_worker():
-        save_outputs(out)
 
 
 def _print_failure(error: BaseException, resumes: bool) -> int:

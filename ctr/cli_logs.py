@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ctr.cli_output import Bar, is_quiet, load_tensorflow, print_result
-from ctr.cli_parser import Takes, command, settings, worked_in
+from ctr.cli_parser import Takes, command, settings
 from ctr.io.errors import InputError, printable
 
 # The mappings that the package ships, each with the files that it reads.
@@ -69,7 +69,7 @@ def _say(arguments: argparse.Namespace, text: str) -> None:
 def _quickstart(arguments: argparse.Namespace) -> None:
     from ctr import quickstart
 
-    out = arguments.out or worked_in(quickstart.default_out(arguments.file))
+    out = arguments.out or quickstart.default_out(arguments.file)
     quickstart.check_quickstart_folder(out)
     from ctr.pipelines.inference.roles import Options
 
@@ -295,4 +295,29 @@ def _sample(arguments: argparse.Namespace) -> None:
     print_result(arguments, result.as_dict(), result.as_text())
 
 
-COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample)
+@command(
+    "sync",
+    "copy a log, a run, an export or another folder between this machine and an object store",
+    {
+        "SRC": "a folder, or s3://BUCKET/NAME (gs://, az://)",
+        "DST": "another one; what it has already is not copied again, and nothing is deleted",
+        "[--from DAY]": "of a log the partitions from this day (UTC) on alone, e.g. 2026-03-01",
+        "[--follow]": "go on copying what is new until stopped",
+        "[--poll SECONDS]": "with --follow, seconds between two looks (5)",
+    },
+    poll=5.0,
+)
+def _sync(arguments: argparse.Namespace) -> None:
+    from ctr.config import parse_model
+    from ctr.data.time_range import TimeRange
+    from ctr.io.sync import sync
+
+    begin_us = parse_model(TimeRange, {"start": vars(arguments)["from"]}, "--from").start_us
+    if not 0 < arguments.poll < float("inf"):
+        raise InputError(f"--poll {arguments.poll:g}: allowed: a number of seconds above 0")
+    seconds = arguments.poll if arguments.follow else None
+    files = sync(arguments.src, arguments.dst, begin_us, seconds)
+    print_result(arguments, {"dst": arguments.dst, "files": files}, f"{arguments.dst}: {files} files copied")
+
+
+COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample, _sync)

@@ -21,7 +21,6 @@ from typing import Any, Protocol
 from ctr.io.errors import INPUT, one_line, printable
 from ctr.io.log_lines import say, say_crash
 from ctr.io.signals import delaying_interrupts
-from ctr.io.stores import with_addresses
 from ctr.workers.reports import Report, Reporter, reporter_of
 
 LINE_SECONDS = 60.0  # how long nothing is printed where there is no terminal
@@ -153,11 +152,6 @@ def connect() -> None:
     """Makes this process report to the one that started it as a worker, if one did."""
     global _launcher
     _launcher = reporter_of()
-
-
-def is_worker() -> bool:
-    """Tells whether another process started this one as a worker."""
-    return _launcher is not None
 
 
 def report(kind: str, **content: Any) -> None:
@@ -446,4 +440,4 @@ def show_report(reported: Report, bar: Bar) -> None:
 
 def print_result(arguments: argparse.Namespace, result: dict[str, Any], text: str) -> None:
     """Prints a result as text, or as JSON where that is asked for."""
-    print(with_addresses(json.dumps(result, indent=1) if arguments.json else printable(text)))
+    print(json.dumps(result, indent=1) if arguments.json else printable(text))

@@ -12,10 +12,8 @@ from typing import Any, NoReturn, TypeAlias
 from ctr import __version__
 from ctr.io.errors import InputError
 from ctr.io.log_lines import FORMATS, TEXT, say
-from ctr.io.paths import read_path, with_content
-from ctr.io.stores import address_of
+from ctr.io.paths import read_path
 from ctr.io.words import did_you_mean
-from ctr.io.working_copies import open_working_copy
 
 # The files that ``ctr config`` describes, with the module and the name of each one's model.
 CONFIGS = {
@@ -33,8 +31,6 @@ _PLACES = {
     *("LOG", "RUN", "RUN_A", "RUN_B", "DIR", "FILE", "MODEL", "INPUT", "PREDICTIONS"),
     *("EXPERIMENT", "SEARCH"),
 }
-# Outputs that a command works in, and that are saved to a store at times.
-_WORKED_IN = {"RUN", "DIR"}
 _NUMBERS: dict[str, type] = {"N": int, "P": int, "PORT": int, "SECONDS": float, "SHARE": float}
 
 Takes: TypeAlias = Mapping[str, Any]
@@ -104,24 +100,17 @@ def _add(parser: "argparse._ActionsContainer", usage: str, text: str) -> None:
         more["metavar"] = value
     if value in _PLACES:
         what = name if name.startswith("--") else value
-        more["type"] = functools.partial(_read_place, what, what == "--out" and value in _WORKED_IN)
+        more["type"] = functools.partial(_read_place, what)
     elif value in _NUMBERS:
         more["type"] = _NUMBERS[value]
     parser.add_argument(name, **more)
 
 
-def _read_place(name: str, is_worked_in: bool, text: str) -> Path:
+def _read_place(name: str, text: str) -> Path:
     try:
-        path = read_path(text)
-        return worked_in(path) if is_worked_in else with_content(path)
+        return read_path(text)
     except InputError as error:
-        raise type(error)(f"{name} {error}") from None
-
-
-def worked_in(path: Path) -> Path:
-    """Returns the folder in which a command makes an output directory: of a copy, the working copy of its address."""
-    address = address_of(path)
-    return open_working_copy(address) if address else path
+        raise InputError(f"{name} {error}") from None
 
 
 def _read_choice(choices: Sequence[str], text: str) -> str:

@@ -22,7 +22,7 @@ from ctr.data.log import list_partitions
 from ctr.data.mapping import Mapping, load_mapping
 from ctr.io.documents import json_bytes, read_json_object
 from ctr.io.errors import LONGEST_LINE, InputError, one_line
-from ctr.io.files import check_output_folder, identity, write_atomic_bytes
+from ctr.io.files import check_output_folder, write_atomic_bytes
 from ctr.io.signals import stop_signals
 from ctr.pipelines.inference.files import find_table
 from ctr.pipelines.inference.infer import Inference, infer
@@ -156,7 +156,7 @@ def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
     if (out / RECORD).is_file():
         path = out / RECORD
         record = parse_model(Record, dict(read_json_object(path, f"{path}: no such file")), str(path))
-        expected = {"input": identity(given), "files": files, "options": asked}
+        expected = {"input": str(given.resolve()), "files": files, "options": asked}
         for key, value in expected.items():
             if getattr(record, key) != value:
                 shown = " ".join(f"--{name} {_words(text)}" for name, text in record.options.items())
@@ -172,7 +172,7 @@ def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
     sample = read_sample(table)
     inferred = _decide(given, lambda chosen: infer(table, sample, chosen), options, tools)
     record = Record(
-        input=identity(given),
+        input=str(given.resolve()),
         files=files,
         options=asked,
         guesses=tuple(dataclasses.asdict(guess) for guess in inferred.guesses),

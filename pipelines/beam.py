@@ -22,13 +22,10 @@ from apache_beam.options.pipeline_options import (
 
 from ctr.io.errors import InputError, one_line
 from ctr.io.signals import Stop
-from ctr.io.stores import UnavailableError
 from ctr.pipelines.rows.sources import UnreadableNowError
 
 # What a runner reports of an error in a worker has its class and its message.
-_KINDS = {
-    f"{kind.__module__}.{kind.__name__}": kind for kind in (InputError, UnreadableNowError, UnavailableError)
-}
+_KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (InputError, UnreadableNowError)}
 _INPUT_ERROR = re.compile(
     rf"({'|'.join(map(re.escape, _KINDS))}|\bOSError|PermissionError): (.*?)(?: \[while running|\n|$)"
 )

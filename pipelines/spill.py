@@ -13,8 +13,8 @@ import pyarrow as pa
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, naming
 from ctr.io.locks import hold
-from ctr.io.stores import LOCAL
 
+_PREFIX = ".spill-"
 _BUFFER_BYTES = 128 << 20
 
 
@@ -30,11 +30,11 @@ def spill_folder(log: Path) -> Iterator[Path]:
     # that is made but not yet locked.
     with ExitStack() as held:
         with hold(log):
-            for left in log.glob(f"{LOCAL}*"):
+            for left in log.glob(f"{_PREFIX}*"):
                 # Except folders that a living process holds, or has just removed.
                 with suppress(InputError, FileNotFoundError), hold(left, "in use"):
                     shutil.rmtree(left, ignore_errors=True)
-            folder = log / f"{LOCAL}{secrets.token_hex(8)}"
+            folder = log / f"{_PREFIX}{secrets.token_hex(8)}"
             folder.mkdir()
             held.enter_context(hold(folder))
         try:

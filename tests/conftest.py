@@ -8,7 +8,6 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -144,56 +143,23 @@ def copy_checkout() -> Callable[[Path], Path]:
 
 
 @pytest.fixture(scope="session")
-def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    """The address of the server of a kind of object store, http://HOST:PORT; the first call starts it."""
-    addresses: dict[str, str] = {}
-    with ExitStack() as stack:
-
-        def address(kind: str) -> str:
-            if missing := stores.missing(kind):
-                pytest.skip(missing)
-            if kind not in addresses:
-                folder = tmp_path_factory.mktemp(f"store-{kind}")
-                addresses[kind] = stack.enter_context(stores.store_server(kind, folder))
-            return addresses[kind]
-
+def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of S3 on the loopback device, http://HOST:PORT."""
+    with stores.store_server(tmp_path_factory.mktemp("store")) as address:
         yield address
 
 
 @pytest.fixture
-def object_store(store_server: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """An empty bucket in a store of a kind, "s3", "gs" or "az": gives its address, such as s3://b-1f2e.
+def faulty_store(store_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Proxy]]:
+    """The address of an empty bucket in S3, such as s3://b-1f2e, and a proxy of the test's own on the way to it.
 
-    The environment of the test says where the server is, also to processes that the test starts. A test is skipped
-    where the server is not installed; that of S3 always is.
+    The environment of the test says where the server is, also to processes that the test starts.
     """
-
-    def bucket(kind: str) -> str:
-        return _bucket(kind, store_server(kind), monkeypatch)
-
-    return bucket
-
-
-@pytest.fixture
-def faulty_store(
-    store_server: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], tuple[str, Proxy]]]:
-    """As `object_store`, with a proxy of the test's own on the way: gives the address and the proxy."""
-    with ExitStack() as stack:
-
-        def bucket(kind: str) -> tuple[str, Proxy]:
-            server = store_server(kind)
-            proxy = stack.enter_context(faulty_proxy(server))
-            return _bucket(kind, server, monkeypatch, seen=proxy.address), proxy
-
-        yield bucket
-
-
-def _bucket(kind: str, server: str, monkeypatch: pytest.MonkeyPatch, seen: str = "") -> str:
-    for variable in [name for name in os.environ if name.startswith(stores.VARIABLES)]:
-        monkeypatch.delenv(variable)
-    for variable, value in stores.environment(kind, seen or server).items():
-        monkeypatch.setenv(variable, value)
-    name = f"b-{uuid.uuid4().hex[:12]}"
-    stores.make_bucket(kind, server, name)
-    return f"{kind}://{name}"
+    with faulty_proxy(store_server) as proxy:
+        for variable in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(variable)
+        for variable, value in stores.environment(proxy.address).items():
+            monkeypatch.setenv(variable, value)
+        name = f"b-{uuid.uuid4().hex[:12]}"
+        stores.make_bucket(store_server, name)
+        yield f"s3://{name}", proxy

@@ -14,7 +14,7 @@ def test_the_workers_have_the_beam_and_the_python_of_the_command(root):
     assert image["apache-beam"] == beam == versions(root, "everything")["apache-beam"]
     bases = re.findall(r"^FROM python:(\d+\.\d+)", (root / "Dockerfile").read_text(), re.MULTILINE)
     assert set(bases) == {python}
-    # All that an event's way needs is in the image below, also object stores.
+    # A pod copies its log with this image, by `ctr sync`.
     assert image["obstore"]
     # An entry point in another environment would not find the package.
     assert 'ENTRYPOINT ["/opt/apache/beam/boot"]' in text

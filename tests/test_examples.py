@@ -2,7 +2,6 @@
 
 import json
 import runpy
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -43,25 +42,33 @@ def test_logs_runs_and_losses_work_in_tensorflow_recommenders(root, fresh_python
     assert json.loads(evaluated.stdout)["logloss"] == pytest.approx(losses["continued"], rel=1e-5)
 
 
-def test_the_job_for_kubernetes_gives_ctr_what_it_takes(root, monkeypatch):
-    # Nothing is read here.
-    monkeypatch.setattr("ctr.cli_parser.with_content", lambda path: path)
-    monkeypatch.setattr("ctr.cli_parser.open_working_copy", Path)
+def test_the_job_for_kubernetes_gives_ctr_what_it_takes(root):
     account, job = yaml.safe_load_all((root / "examples" / "kubernetes" / "train.yaml").read_text())
     pod = job["spec"]["template"]
-    (container,) = pod["spec"]["containers"]
-    taken = parse(make_parser(), container["args"])
-    assert (taken.command, taken.log_format) == ("train", "json")
+    containers = {one["name"]: one for one in [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]}
+    taken = {name: parse(make_parser(), one["args"]) for name, one in containers.items()}
+    train = taken.pop("train")
+    assert (train.command, train.log_format) == ("train", "json")
+    # What it reads is copied before, and what it writes, beside it and at the end, to where the next pod finds it.
+    ways = {name: (one.command, one.src, one.dst, one.follow) for name, one in taken.items()}
+    bucket, run = ways["run"][1:3]
+    assert run == str(train.out) and ways["log"][2] == str(train.log)
+    assert ways["config"][2] == str(train.config.parent)
+    assert ways["save"] == ("sync", run, bucket, True) and ways["finish"] == ("sync", run, bucket, False)
+    assert list(containers) == ["log", "config", "run", "save", "train", "finish"]
+    assert [name for name, one in containers.items() if one.get("restartPolicy") == "Always"] == ["save"]
     # The image's entry point is ctr, run by the same user.
     image = (root / "Dockerfile").read_text()
     assert 'ENTRYPOINT ["ctr"]' in image and f"USER {pod['spec']['securityContext']['runAsUser']}" in image
-    assert "command" not in container
+    assert not any("command" in one for one in containers.values())
     assert pod["spec"]["serviceAccountName"] == account["metadata"]["name"]
     # What the command reads and writes lies on a volume, and each volume has a place.
+    container = containers["train"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts.keys() == {volume["name"] for volume in pod["spec"]["volumes"]}
+    places = [train.log, train.config, train.out]
+    assert all(place.is_relative_to(mounts["work"]) for place in places)
     variables = {one["name"]: one["value"] for one in container["env"]}
-    assert variables["CTR_CACHE"] == mounts["cache"]
     threads = {value for name, value in variables.items() if name.endswith("THREADS")}
     assert threads == {container["resources"]["requests"]["cpu"]} == {container["resources"]["limits"]["cpu"]}
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from ctr.cli import main
-from ctr.io.errors import InputError
-from ctr.io.stores import UnavailableError
+from ctr.io.errors import InputError, PassingError
 
 
 def of_system(number: int, file: str | None = "a") -> OSError:
@@ -51,14 +50,14 @@ ENDS = {
     "memory": (lambda: MemoryError(), 75, "error: MemoryError"),
     "memory of arrays": (lambda: pa.ArrowMemoryError("malloc failed"), 75, "error: malloc failed"),
     "a killed process": (lambda: BrokenExecutor("ended"), 75, "error: ended"),
-    "a store": (lambda: UnavailableError("s3://a: 503"), 75, "error: s3://a: 503"),
+    "a store": (lambda: PassingError("s3://a: 503"), 75, "error: s3://a: 503"),
     "a refusal about a full disk": (
         lambda: about(of_system(errno.ENOSPC), InputError("a: cannot be written")),
         75,
         "error: a: cannot be written",
     ),
     "a refusal about a store": (
-        lambda: about(UnavailableError("s3://a: 503"), InputError("b: s3://a: 503")),
+        lambda: about(PassingError("s3://a: 503"), InputError("b: s3://a: 503")),
         75,
         "error: b: s3://a: 503",
     ),

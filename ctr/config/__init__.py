@@ -14,13 +14,11 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    PlainSerializer,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
@@ -32,8 +30,7 @@ from ctr.config.schema import field_meanings, key_tree, keys_at, settable_keys, 
 from ctr.io.documents import parse_yaml, read_short_floats
 from ctr.io.errors import InputError
 from ctr.io.files import not_text, require_file
-from ctr.io.paths import address_fault, read_path
-from ctr.io.stores import address_of, portable
+from ctr.io.paths import address_fault
 from ctr.io.words import did_you_mean
 
 log = logging.getLogger(__name__)
@@ -45,24 +42,8 @@ def _refuse_address(value: Any) -> Any:
     return value
 
 
-def _read_path(value: Any) -> Any:
-    try:
-        return read_path(value) if isinstance(value, str) else _refuse_address(value)
-    except InputError as error:
-        raise ValueError(str(error)) from None
-
-
-def _write_path(path: Path) -> str:
-    return address_of(path) or str(path)
-
-
-AnyPath = Annotated[
-    Path,
-    BeforeValidator(_read_path),
-    AfterValidator(portable),
-    PlainSerializer(_write_path, when_used="json"),
-]
-"""Type of every key that is a path, or an address of an object store such as ``s3://bucket/log``."""
+AnyPath = Annotated[Path, BeforeValidator(_refuse_address)]
+"""Type of every key that is a path."""
 
 LocalName = Annotated[str, BeforeValidator(_refuse_address)]
 """Type of a key that is a glob of files."""

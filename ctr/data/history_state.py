@@ -35,7 +35,6 @@ from ctr.data.shards import id_matrix, list_column, read_shard
 from ctr.data.state_files import read_state_file, write_state_file
 from ctr.io.errors import InputError
 from ctr.io.files import check_output_file, names_in, write_atomic_bytes
-from ctr.io.stores import fetch, remove
 
 FOLDER = "histories"
 _COLUMNS = ("feature", "key", "time", "value")
@@ -113,7 +112,7 @@ class Histories:
         ]
         write_state_file(path, parquet_bytes(pa.concat_tables(tables)))
         for name in stored:
-            remove(self._log / FOLDER / name)
+            (self._log / FOLDER / name).unlink(missing_ok=True)
 
     def _move_to(self, start: int) -> None:
         """Reads on in the published partitions, up to those that end by ``start``."""
@@ -141,7 +140,10 @@ class Histories:
         self._at = min((one.start for one in manifests if one.end > start - self._longest), default=start)
         stored = {name.partition("-")[0] for name in names_in(self._log / FOLDER, ".parquet")}
         for count in range(len(manifests), 0, -1):
-            if f"{manifests[count - 1].end:019d}" in stored and fetch(path := self._path(manifests[:count])):
+            if f"{manifests[count - 1].end:019d}" not in stored:
+                continue
+            path = self._path(manifests[:count])
+            if path.is_file():
                 table = pq.read_table(pa.BufferReader(read_state_file(path, _REMEDY)))
                 features, *columns = (table.column(name).to_numpy() for name in _COLUMNS)
                 for number, name in enumerate(self._histories):

@@ -26,7 +26,6 @@ from ctr.data.parquet_files import parquet_bytes, read_columns
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.shards import id_matrix
 from ctr.data.state_files import read_state_file, write_state_file
-from ctr.io.stores import fetch, remove
 
 FOLDER = "values"
 VALUE_PREFIX = "@value:"
@@ -206,9 +205,9 @@ def write_values(log: Path, manifest: Manifest, values: pa.Table) -> None:
 
 def move_values(log: Path, before: Manifest, after: Manifest) -> None:
     """Names the values of a partition, if there are any, by another manifest of it."""
-    if after != before and fetch(path := values_path(log, before)):
+    if after != before and (path := values_path(log, before)).is_file():
         write_state_file(values_path(log, after), read_state_file(path, _REMEDY).to_pybytes())
-        remove(path)
+        path.unlink(missing_ok=True)
 
 
 def read_values(log: Path | str, feature: str, ids: Iterable[int]) -> dict[int, str]:

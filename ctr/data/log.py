@@ -28,8 +28,6 @@ from ctr.data.schema import Schema, differing_features
 from ctr.io.documents import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
 from ctr.io.errors import InputError, joined, of_another_version
 from ctr.io.files import check_output_folder, create_exclusively, is_temporary, names_in
-from ctr.io.paths import with_content
-from ctr.io.stores import fetch
 
 MAX_TIME_US = 2**62
 _FORMAT = 1
@@ -153,7 +151,6 @@ def schema_bytes(schema: Schema) -> bytes:
 
 def read_schema(folder: Path) -> Schema:
     """Reads the features of a log. Raises InputError when it is missing, malformed or changed by hand."""
-    with_content(folder)
     absent = f"{folder} is not an example log: it has no schema.json"
     if folder.is_file():
         absent = (
@@ -213,7 +210,7 @@ def publish_once(path: Path, content: bytes) -> None:
 def is_published(folder: Path, manifest: Manifest) -> bool:
     """Tells whether the partition is published with exactly this content. Its shards are not read."""
     path = manifest_path(folder, manifest)
-    return fetch(path) and path.read_bytes() == manifest_bytes(manifest)
+    return path.is_file() and path.read_bytes() == manifest_bytes(manifest)
 
 
 def manifest_path(folder: Path, manifest: Manifest) -> Path:
@@ -321,7 +318,7 @@ def published_partitions(
         if lost is None:
             return partitions
         # Unless it was published while names were listed, of which those that come meanwhile may be left out.
-        if not fetch(manifests / f"{lost}.json"):
+        if not (manifests / f"{lost}.json").is_file():
             raise InputError(
                 f"{manifests / lost}.json: missing, though {shards} holds files of this partition and later ones are "
                 "published: it was lost, or its publisher did not finish",

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.io.errors import InputError, one_line
-from ctr.io.stores import fetch
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ def read_columns(
 
 def _check_is_file(path: Path) -> None:
     # A pipe or a device would never end.
-    if not fetch(path):
+    if not path.is_file():
         raise InputError(f"{path}: the file is missing, though a manifest names it")
 
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from ctr.io.errors import InputError, one_line
 from ctr.io.files import write_atomic
-from ctr.io.stores import fetch
 
 _SIZE = hashlib.sha256().digest_size
 
@@ -53,7 +52,7 @@ def read_state_file(path: Path, remedy: str) -> pa.Buffer:
 
     Raises InputError, with the ``remedy`` as a hint: the file is missing, damaged, or cannot be read.
     """
-    if not fetch(path):
+    if not path.is_file():
         raise InputError(f"{path}: the file is missing", remedy)
     try:
         with pa.memory_map(str(path)) as file:

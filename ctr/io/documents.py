@@ -12,7 +12,6 @@ import yaml
 
 from ctr.io.errors import InputError, of_another_version, one_line
 from ctr.io.paths import check_local
-from ctr.io.stores import fetch
 
 _SEAL = "manifest_sha256"
 _DEEPEST = 100
@@ -185,7 +184,7 @@ def read_sealed(path: Path, absent: str) -> dict[str, object]:
 
 def read_bytes(path: Path, absent: str) -> bytes:
     """Reads a file. Raises InputError: ``absent`` when there is no such file, or that it cannot be read."""
-    if not fetch(path):
+    if not path.is_file():
         check_local(path)
         raise InputError(absent)
     try:

@@ -15,7 +15,6 @@ from typing import BinaryIO
 
 from ctr.io.errors import InputError
 from ctr.io.paths import address_fault, check_local
-from ctr.io.stores import address_of, listed, publish, publish_new, with_addresses
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +155,6 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
     if what := irregular(path):
         raise InputError(f"{path}: is {what}; allowed: a new name, or a regular file to replace")
     with _written(path, write) as temporary:
-        publish(path, temporary)
         temporary.replace(path)
     sync_folder(path.parent)
     log.info("wrote %s", path)
@@ -170,15 +168,10 @@ def write_atomic_bytes(path: Path, content: bytes) -> None:
 def create_exclusively(path: Path, content: bytes) -> bool:
     """Creates ``path`` with all of ``content`` unless it exists; returns whether this call created it.
 
-    The name appears by a hard link, or in an object store by a put under that condition, which is atomic and fails when
-    the name is taken: of several publishers exactly one wins, and no reader ever sees half a file.
+    The name appears by a hard link, which is atomic and fails when the name is taken: of several publishers exactly one
+    wins, and no reader ever sees half a file.
     """
     with _written(path, lambda file: file.write(content)) as temporary:
-        if address_of(path):
-            if not publish_new(path, temporary):
-                return False
-            temporary.replace(path)
-            return True
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -192,11 +185,6 @@ def file_sha256(path: Path) -> str:
     """Hashes a file's bytes by SHA-256, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def identity(path: Path) -> str:
-    """Returns what tells a file or folder from others on all machines: the address of a copy, or the whole path."""
-    return with_addresses(str(path.resolve()))
 
 
 def is_temporary(path: Path) -> bool:
@@ -296,8 +284,6 @@ def not_text(path: Path) -> str:
 
 def names_in(folder: Path, suffix: str) -> list[str]:
     """Lists the names that end with ``suffix`` in a folder, in no order; none where there is no folder."""
-    if address_of(folder):
-        return [name for name in listed(folder) if name.endswith(suffix) and "/" not in name]
     try:
         return [name for name in os.listdir(folder) if name.endswith(suffix)]
     except FileNotFoundError:

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from ctr.io.stores import with_addresses
-
 TEXT, JSON = FORMATS = ("text", "json")
 
 
@@ -69,7 +67,7 @@ def say(
     exit_status: int | None = None,
 ) -> None:
     """Writes to standard error ``text``, or where it takes JSON an object with ``message``; see the module."""
-    stream, text, message = sys.stderr, with_addresses(text), with_addresses(message)
+    stream = sys.stderr
     if isinstance(stream, JsonLines):
         stream.say(message, level, logger, exit_status)
     else:

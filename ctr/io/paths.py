@@ -1,6 +1,7 @@
-"""Paths as they are given: of this machine, or addresses of object stores, such as ``s3://bucket/log``.
+"""Paths as they are given: of this machine alone.
 
-Any other address would be taken for a local path such as ``hdfs:/log``, and outputs would be written there.
+An address such as ``s3://bucket/log`` would be taken for a local path such as ``s3:/bucket/log``, and outputs would be
+written there. Such a path is refused here, for all commands, keys of configurations and functions.
 """
 
 import os
@@ -8,7 +9,6 @@ import re
 from pathlib import Path
 
 from ctr.io.errors import InputError
-from ctr.io.stores import SCHEMES, address_of, copy_of, pulled
 
 # One letter is a drive. A path has lost one of the slashes: Path("gs://bucket") is `gs:/bucket`.
 _ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -19,9 +19,7 @@ def address_fault(given: str | os.PathLike[str]) -> str:
     found = _ADDRESS.match(os.fspath(given))
     if found is None:
         return ""
-    if found[1] in SCHEMES:
-        return f"is an address ({found[1]}://), which cannot stand here; allowed: a local path"
-    return f"is an address ({found[1]}://); allowed: a local path, or s3://, gs:// or az://"
+    return f"is an address ({found[1]}://); allowed: a local path, to which ctr sync copies s3://, gs:// or az://"
 
 
 def check_local(given: str | os.PathLike[str]) -> None:
@@ -32,16 +30,6 @@ def check_local(given: str | os.PathLike[str]) -> None:
 
 
 def read_path(given: str) -> Path:
-    """Reads a path, or an address of an object store: returns the path of its copy, which need not be there yet.
-
-    Raises InputError for another address.
-    """
-    if given.startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
-        return copy_of(given)
+    """Reads a path. Raises InputError for an address."""
     check_local(given)
     return Path(given)
-
-
-def with_content(path: Path) -> Path:
-    """Returns a path that is read; of a copy, with what the object store holds (``ctr.io.stores.pull``)."""
-    return pulled(path) if address_of(path) else path

@@ -6,7 +6,6 @@ from typing import Any
 from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
-from ctr.io.files import identity
 from ctr.training.config import TrainConfig
 from ctr.training.logs import Logs, open_logs, resolve
 from ctr.training.run.directory import (
@@ -120,11 +119,11 @@ def input_hashes(logs: Logs) -> dict[str, Any]:
 
 def needs_warm_start(run_dir: Path, source: Path) -> bool:
     """Tells whether ``run_dir`` is still to be begun from another one. Raises InputError: it was begun otherwise."""
-    if identity(run_dir) == identity(source):
+    if run_dir.resolve() == source.resolve():
         raise InputError(f"--init-from {source}: this is the run directory itself; use another --out")
     check_run_folder(run_dir)
     if (begun := read_warm_start(run_dir)) is not None:
-        if begun.get("run") != identity(source):
+        if begun.get("run") != str(source.resolve()):
             raise InputError(
                 f"{run_dir} was started from {begun.get('run')}, not from {source}: "
                 "run without --init-from to resume it, or use another output directory"

@@ -17,7 +17,6 @@ from ctr.eval.report.draw import draw
 from ctr.eval.report.page import COLORS, DARK_COLORS, Page, dashes_of, markup
 from ctr.io.errors import InputError
 from ctr.io.files import file_fault, irregular
-from ctr.io.stores import publish
 
 _MARK = b'<meta name="generator" content="ctr">'
 _MARKED_WITHIN = 1 << 16
@@ -79,7 +78,6 @@ def write_page(path: Path, text: str) -> None:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
-        publish(path, temporary)
         temporary.replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None

@@ -14,7 +14,6 @@ from ctr.data.log import Manifest
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
-from ctr.io.stores import remove
 from ctr.pipelines.events.tables import CLICKS, ENOUGH_ARRIVALS, FAR_US, IMPRESSIONS, Kind
 from ctr.pipelines.rows.rejects import Reject, json_line, reject_line, reject_reasons
 from ctr.pipelines.rows.sources import natural_order
@@ -210,7 +209,7 @@ def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
         if any(described):
             write_atomic_bytes(path, b"".join(described))
         else:
-            remove(path)
+            path.unlink(missing_ok=True)
 
 
 def describe_rejects(report: UnitReport) -> bytes:

@@ -26,7 +26,6 @@ from ctr.data.schema import Schema
 from ctr.io.arrays import read_arrays
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
-from ctr.io.stores import fetch, remove
 from ctr.pipelines.beam import run_pipeline
 from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.accounts import UnitReport, report_bytes, report_of
@@ -55,18 +54,18 @@ def run_elsewhere(
 ) -> Outcome:
     """Reads units, and joins and stages their partitions; no manifest is published yet.
 
-    The log was begun. Its workers see it under its address, or under its path. Raises InputError: of a worker, or of
+    The log was begun. Its workers see it under its path. Raises InputError: of a worker, or of
     a runner; or the workers write elsewhere.
     """
     names = [f"{unit.kind}\0{unit.name}\0{unit.row_groups}" for unit in units]
     path = log / f".outcome-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}"
-    remove(path)
+    path.unlink(missing_ok=True)
     run_pipeline(options, lambda pipeline: pipeline | JoinElsewhere(mapping, log, units, path))
-    if not fetch(path):
+    if not path.is_file():
         raise InputError("--beam-options: workers must see the log's folder under the same path")
     with pa.ipc.open_file(pa.BufferReader(path.read_bytes())) as reader:
         found: list[Finding] = [tuple(row.values()) for row in reader.read_all().to_pylist()]
-    remove(path)
+    path.unlink(missing_ok=True)
     reports = [report_of(content) for what, _, content in found if what == _REPORT]
     staged = [(start, content) for what, start, content in found if what == _MANIFEST]
     met = Collisions(mapping.feature_schema)
@@ -166,5 +165,5 @@ def _write_outcome(element: tuple[bytes, Iterable[Finding]], path: Path) -> None
     with pa.ipc.new_file(sink, _OUTCOME) as writer:
         writer.write_table(pa.Table.from_pylist(rows, schema=_OUTCOME))
     # What a worker that was lost has written is gone first: ids may have been merged in another order.
-    remove(path)
+    path.unlink(missing_ok=True)
     write_atomic_bytes(path, sink.getvalue().to_pybytes())

@@ -329,7 +329,7 @@ def _chunks(unit: Unit, mapping: EventMapping, report: UnitReport, keep_going: b
     try:
         # Before it is read: what is added while it is read must show as a change.
         with faults_named(unit.path):
-            version = unit.version or Version.read(unit.path)
+            version = Version.read(unit.path)
         report.size, report.modified_ns = version.size, version.modified_ns
         yield from read_unit(mapping, unit)
     except UnreadableNowError:
@@ -400,10 +400,7 @@ class _Watch:
         key = unit.kind, unit.name
         if key not in self._versions:
             return False
-        if key not in self._changed and (unit.version or Version.of(unit.path)) not in (
-            None,
-            self._versions[key],
-        ):
+        if key not in self._changed and Version.of(unit.path) not in (None, self._versions[key]):
             # What was added to a file is not read; that is among the rejects.
             self._changed.add(key)
             if (report := read_report(self._job.spool, unit)) is not None:

@@ -39,7 +39,6 @@ from ctr.data.sidecar import write_sidecar_partition
 from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
-from ctr.io.stores import fetch, remove
 from ctr.pipelines.events.join import Joined
 from ctr.pipelines.events.tables import CLICKS, Kind
 
@@ -95,7 +94,7 @@ def _with_histories(log: Path, mapping: EventMapping, histories: Histories, mani
     found = _stage(log, mapping, manifest.start, table, manifest.counters)
     histories.add(manifest.end, table)
     for file in {entry.file for entry in manifest.shards} - {entry.file for entry in found.shards}:
-        remove(log / "shards" / file)
+        (log / "shards" / file).unlink(missing_ok=True)
     if mapping.kept_values:
         move_values(log, manifest, found)
     return found
@@ -114,7 +113,7 @@ def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -
     examples = without_values(joined.examples)
     manifest = _stage(log, mapping, start, examples, joined.counters)
     path = manifest_path(log, manifest)
-    if not schema.histories and fetch(path) and path.read_bytes() != manifest_bytes(manifest):
+    if not schema.histories and path.is_file() and path.read_bytes() != manifest_bytes(manifest):
         raise InputError(
             f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
             "the first version is kept: publish later events to another log"

@@ -5,16 +5,13 @@ it is part of a runner's checkpoint.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.mapping import JsonlInput, input_patterns
 from ctr.io.errors import InputError
-from ctr.io.stores import address_of, borrowed, objects_below
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.tables import IMPRESSIONS, Kind, wanted_columns
 from ctr.pipelines.rows.jsonl import JsonlReader
@@ -34,7 +31,6 @@ class Unit:
     name: str  # of the file, which does not depend on the machine
     path: Path
     row_groups: tuple[int, int] | None = None  # [begin, end); None: the whole file
-    version: "Version | None" = None  # of an object, as it was listed; None: a file of this machine
 
 
 @dataclass(frozen=True)
@@ -68,20 +64,18 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
     """
     found: dict[str, Unit] = {}
     for folder in folders:
-        objects = objects_below(folder) if address_of(folder) else None
-        if objects is None and not folder.is_dir():
+        if not folder.is_dir():
             raise InputError(f"events {folder}: no such folder")
         for kind in mapping.kinds:
             patterns = _patterns(mapping, kind)
-            for path in _files(folder, patterns) if objects is None else _named(folder, objects, patterns):
+            for path in _files(folder, patterns):
                 name = path.relative_to(folder).as_posix()
                 if path.name.startswith(".") or path.name.endswith(".tmp"):
                     continue
                 if name in found:
                     places = f"{path} and {found[name].path}"
                     raise InputError(f"events {places} are both named {name}: give the folder above them")
-                version = None if objects is None else _version(objects[name])
-                found[name] = Unit(kind, name, path, version=version)
+                found[name] = Unit(kind, name, path)
     return sorted(found.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
 
 
@@ -110,24 +104,6 @@ def _files(folder: Path, patterns: Sequence[str]) -> set[Path]:
         raise InputError(f"mapping: the pattern {' or '.join(patterns)}: {error}") from None
 
 
-def _named(folder: Path, names: Iterable[str], patterns: Sequence[str]) -> set[Path]:
-    """As ``_files``, of the names of objects below a folder."""
-    parts = [PurePosixPath(pattern).parts for pattern in patterns]
-    return {folder / name for name in names if any(_matches(PurePosixPath(name).parts, one) for one in parts)}
-
-
-def _matches(name: Sequence[str], pattern: Sequence[str]) -> bool:
-    if not pattern:
-        return not name
-    if pattern[0] == "**":
-        return any(_matches(name[skipped:], pattern[1:]) for skipped in range(len(name) + 1))
-    return bool(name) and fnmatchcase(name[0], pattern[0]) and _matches(name[1:], pattern[1:])
-
-
-def _version(item: Mapping[str, Any]) -> Version:
-    return Version(item["size"], round(item["last_modified"].timestamp() * 1e9))
-
-
 def split_units(units: Sequence[Unit]) -> list[Unit]:
     """Splits Parquet files into units of about a million rows; other files stay whole. InputError for a damaged one."""
     parts: list[Unit] = []
@@ -136,8 +112,7 @@ def split_units(units: Sequence[Unit]) -> list[Unit]:
             parts.append(unit)
             continue
         begin = rows = 0
-        with borrowed(unit.path) as path:
-            sizes = row_group_sizes(path)
+        sizes = row_group_sizes(unit.path)
         for number, size in enumerate(sizes):
             rows += size
             if rows >= _UNIT_ROWS or number + 1 == len(sizes):
@@ -150,11 +125,10 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
     """Yields the raw columns of a unit's events; InputError for a damaged file, or one that lacks a column."""
     form = mapping.sources[unit.kind].input
     wanted = wanted_columns(mapping, unit.kind)
-    with borrowed(unit.path) as path:
-        source = SourceFile(0, path, unit.name)
-        if isinstance(form, JsonlInput):
-            yield from line_reader(mapping, unit.kind).read(source, block_bytes)
-            return
+    source = SourceFile(0, unit.path, unit.name)
+    if isinstance(form, JsonlInput):
+        yield from line_reader(mapping, unit.kind).read(source, block_bytes)
+    else:
         yield from read_table_file(source, form, wanted, block_bytes, row_groups=unit.row_groups)
 
 
@@ -213,7 +187,7 @@ class EventFolders:
 
     def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> tuple[list[tuple[Unit, Version]], bool]:
         """Chooses the files to read now of all unread ones; also whether files being written hold back others."""
-        found = [(unit, version) for unit in unread if (version := unit.version or Version.of(unit.path))]
+        found = [(unit, version) for unit in unread if (version := Version.of(unit.path))]
         if self._settings.drain:
             return found, False
         before, self._waiting[kind] = self._waiting.get(kind, {}), {}

@@ -10,6 +10,7 @@ A unit that is read again writes the same files again, so that the process may b
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,6 @@ import pyarrow as pa
 
 from ctr.data.state_files import read_state_file, write_state_file
 from ctr.io.files import remove_temporaries
-from ctr.io.stores import remove, remove_folder
 from ctr.pipelines.events.accounts import UnitReport, report_bytes, report_of
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.rules import PartitionRules, known_from
@@ -125,7 +125,7 @@ def drop_unfinished(spool: Path) -> None:
     finished = {path.stem for path in (spool / "units").glob("*.json")}
     for path in (spool / "segments").glob("*/*.arrow"):
         if path.name.split("-")[1] not in finished:
-            remove(path)
+            path.unlink(missing_ok=True)
     for folder in (spool / "units", *(spool / "segments").glob("*")):
         remove_temporaries(folder)
 
@@ -134,4 +134,4 @@ def drop_partitions(spool: Path, before: int) -> None:
     """Deletes the segments of the partitions that begin before a time."""
     for start in list_starts(spool):
         if start < before:
-            remove_folder(spool / "segments" / f"{start:019d}")
+            shutil.rmtree(spool / "segments" / f"{start:019d}", ignore_errors=True)

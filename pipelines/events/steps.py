@@ -16,7 +16,6 @@ from ctr.data.log import manifest_bytes
 from ctr.data.mapping import JsonlInput
 from ctr.data.reader import rows_of_table
 from ctr.io.errors import InputError
-from ctr.io.paths import with_content
 from ctr.pipelines.events.accounts import UnitReport
 from ctr.pipelines.events.join import join_partition, sample_joined
 from ctr.pipelines.events.publish import MAPPING_FILE, stage_joined, write_late
@@ -106,7 +105,7 @@ def _logits(model: Path, start: int, examples: pa.Table) -> np.ndarray:
 def _teacher(model: Path) -> Any:
     from ctr.serving.scorer import Scorer
 
-    return Scorer(with_content(model))
+    return Scorer(model)
 
 
 def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:

@@ -44,7 +44,6 @@ from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.signals import Stop
-from ctr.io.stores import fetch, remove
 from ctr.pipelines.beam import read_beam_options, run_pipeline, runs_in_this_process, split_beam_options
 from ctr.pipelines.events.accounts import RecentReports, UnitReport, describe_rejects
 from ctr.pipelines.events.parts import parts_of, tables_of
@@ -267,7 +266,7 @@ def stream_events(
     events = source(mapping)
     begin_log(log, mapping)
     counts = log / ".stream-counts.json"
-    remove(counts)
+    counts.unlink(missing_ok=True)
     publish = PublishStream(mapping, log, max_reject_share, counts if drain else None)
     run_pipeline(options, lambda pipeline: pipeline | "Events" >> events | publish, stop)
     if drain and stop() is None:
@@ -277,12 +276,12 @@ def stream_events(
 def _check_nothing_lost(log: Path, length: int, counts: Path) -> None:
     """Raises InputError if a drained job did not publish all impressions that it has read for a partition."""
     # Without events nothing is counted. A job that was resumed from a checkpoint has counted those since then.
-    read = json.loads(counts.read_bytes()) if fetch(counts) else {}
-    remove(counts)
+    read = json.loads(counts.read_bytes()) if counts.is_file() else {}
+    counts.unlink(missing_ok=True)
     published = dict.fromkeys(read, 0)
     for start in read:  # by name: a listing may be old
         path = log / "manifests" / f"{partition_name(int(start), int(start) + length)}.json"
-        if fetch(path):
+        if path.is_file():
             published[start] = parse_manifest(path.read_bytes(), str(path)).counters["impressions"]
     if lost := [start for start, count in read.items() if count > published[start]]:
         raise InputError(

@@ -23,7 +23,6 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, Duration, Timestamp
 
 from ctr.data.event_mapping import EventMapping
 from ctr.io.errors import InputError
-from ctr.io.stores import with_addresses
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.read import EventFolders, ReadSoFar, Unit, read_unit
 from ctr.pipelines.events.rules import partition_rules
@@ -146,7 +145,7 @@ def _read(mapping: EventMapping, unit: Unit) -> Iterator[Chunk]:
     except InputError as error:
         names = list(wanted_columns(mapping, unit.kind))
         nothing = pa.table([pa.nulls(0) for _ in names], names=names)
-        fault = with_addresses(str(error)).removeprefix(with_addresses(f"{unit.path}: "))
+        fault = str(error).removeprefix(f"{unit.path}: ")
         reject = make_reject(0, 0, "file", "damaged", fault, "a whole file")
         yield Chunk(0, nothing, np.zeros(0, np.int64), [reject])
 
@@ -154,7 +153,7 @@ def _read(mapping: EventMapping, unit: Unit) -> Iterator[Chunk]:
 class EventsInFolders(beam.PTransform[Any, Any]):
     """Events of some folders as ``RawEvents``, file by file in the order of their names.
 
-    All workers see the folders under their paths or addresses. Drained folders end with the watermark at the end of
+    All workers see the folders under their paths. Drained folders end with the watermark at the end of
     time. A kind is idle by itself, from when its last file was written.
     """
 

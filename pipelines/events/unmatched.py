@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import Manifest, read_manifests
 from ctr.data.times import DAY_US
-from ctr.io.stores import fetch
 from ctr.pipelines.events.accounts import sum_counters
 from ctr.pipelines.events.join import fate_counters
 from ctr.pipelines.events.publish import unmatched_path
@@ -66,7 +65,7 @@ def _warnings(
 
 
 def _read(path: Path, columns: Sequence[str]) -> pa.Table | None:
-    return pq.read_table(path, columns=list(columns)) if fetch(path) else None
+    return pq.read_table(path, columns=list(columns)) if path.is_file() else None
 
 
 def _would_match(

@@ -16,7 +16,6 @@ from ctr.data.row_order import KEY_COLUMNS, sort_rows
 from ctr.data.shards import stage_partition
 from ctr.data.times import format_time
 from ctr.io.files import is_temporary, names_in
-from ctr.io.stores import remove
 from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, timed, work_ahead
 from ctr.pipelines.rows.convert import mix_ids
 from ctr.pipelines.rows.rejects import Reject, make_reject
@@ -188,7 +187,7 @@ def new_shards_removed_on_failure(out: Path, mapping: Mapping, starts: Sequence[
         stems = tuple(f"{start:019d}-{start + mapping.partition_us:019d}" for start in starts)
         for path in _parts(out):
             if path not in before and path.name.startswith(stems):
-                remove(path)
+                path.unlink(missing_ok=True)
         raise
 
 
@@ -203,11 +202,11 @@ def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) ->
     names = {manifest.name for manifest in manifests}
     for path in _parts(out):
         if path.name not in parts and path.name[: len(next(iter(names), ""))] in names:
-            remove(path)
+            path.unlink(missing_ok=True)
     for folder in (out / "manifests", out / "rejects"):
         for path in folder.glob("*"):
             if is_temporary(path) and path.name.startswith((*names, rejects.name)):
-                remove(path)
+                path.unlink(missing_ok=True)
 
 
 def closed_rejects(rows: pa.Table) -> Iterator[Reject]:

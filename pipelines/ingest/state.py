@@ -32,7 +32,6 @@ from ctr.io.documents import read_sealed, sealed_bytes
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, make_folder, names_in, write_atomic_bytes
 from ctr.io.locks import hold
-from ctr.io.stores import remove
 from ctr.pipelines.rows.sources import SourceFile, mapped_files
 
 FOLDER = ".ingest"
@@ -198,7 +197,7 @@ def commit(log: Path, state: IngestState) -> IngestState:
     named = {_STATE, *([] if state.held is None else [state.held.file])}
     for path in (log / FOLDER).iterdir():
         if path.name not in named:
-            remove(path)
+            path.unlink(missing_ok=True)
     return state
 
 

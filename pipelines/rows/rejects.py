@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
-from ctr.io.stores import remove
 
 # An ingest stops where a larger share of the rows is rejected, unless another limit is given.
 MAX_REJECT_SHARE = 0.01
@@ -94,7 +93,7 @@ class RejectLog:
     def write(self, path: Path) -> None:
         """Writes one JSON object a line, by file and row; without rejects, removes what a run before left."""
         if not self.rejects:
-            remove(path)
+            path.unlink(missing_ok=True)
             return
         ordered = sorted(self.rejects, key=lambda r: (r.file, r.row, r.key, r.reason, r.value))
         write_atomic_bytes(path, b"".join(reject_line(reject, self.names[reject.file]) for reject in ordered))

@@ -30,16 +30,15 @@ def worker_pool(folder: Path) -> Iterator[tuple[str, ...]]:
     """Runs a pool of external workers until the block ends; yields the options of a job that has its work done there.
 
     Args:
-        folder: where the log of the pool and the copies of its workers (cache) go.
+        folder: where the log of the pool goes.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # The pool starts `python`, and its workers find the store by the environment of the test.
+    # The pool starts `python`.
     bin_folder = Path(sys.executable).parent
-    variables = [f"CTR_CACHE={folder / 'cache'}", f"PATH={bin_folder}:{os.environ['PATH']}", "CTR_PULLED="]
     main = [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main"]
 
     def start(port: int, _: int) -> contextlib.AbstractContextManager[str]:
-        command = ["env", *variables, *main, f"--service_port={port}"]
+        command = ["env", f"PATH={bin_folder}:{os.environ['PATH']}", *main, f"--service_port={port}"]
         return service("worker pool", command, folder / "pool.log", functools.partial(listening, port))
 
     with on_free_ports(start) as address:

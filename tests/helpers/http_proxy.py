@@ -57,6 +57,7 @@ class Fault:
             "truncate" sends half of the body; "stale" answers as the server did the last time to the same request,
             and leaves alone a request that is the first of its kind.
         times: how many requests are left that it fits.
+        status, body: of the answer of "status".
     """
 
     action: Action
@@ -64,6 +65,7 @@ class Fault:
     pattern: str = ""
     times: int = 1
     status: int = 503
+    body: bytes = SLOW_DOWN
 
     def fits(self, request: Request) -> bool:
         """Whether it is for this request; how many are left is another question."""
@@ -102,28 +104,29 @@ class Proxy:
             fault = self._take(request)
             last = self._last.get((request.method, request.target))
         time.sleep(self.latency)
-        if fault == "drop":
+        if fault is not None and fault.action == "drop":
             return None
-        if isinstance(fault, int):
-            return Answer(fault, {"Content-Type": "application/xml"}, SLOW_DOWN)
-        if fault == "stale":
+        if fault is not None and fault.action == "status":
+            return Answer(fault.status, {"Content-Type": "application/xml"}, fault.body)
+        action = fault and fault.action
+        if action == "stale":
             return last
         answer = forward(self.upstream, request)
         with self._lock:
             # Of objects, a test would keep the bodies of all.
             if "list" in request.target.partition("?")[2]:
                 self._last[request.method, request.target] = answer
-        if fault == "lose":
+        if action == "lose":
             return None
-        return Answer(answer.status, answer.headers, answer.body, cut=fault == "truncate")
+        return Answer(answer.status, answer.headers, answer.body, cut=action == "truncate")
 
-    def _take(self, request: Request) -> Action | int | None:
+    def _take(self, request: Request) -> Fault | None:
         for fault in self.faults:
             known = (request.method, request.target) in self._last
             if fault.fits(request) and (fault.action != "stale" or known):
                 fault.times -= 1
                 self.faults = [each for each in self.faults if each.times > 0]
-                return fault.status if fault.action == "status" else fault.action
+                return fault
         return None
 
 

@@ -8,8 +8,7 @@
 The folder gets its name, by a rename, when all in it is on the disk; so the greatest name points to the newest.
 
 Of several workers each writes what it has parts of, the others into ``arrays-1.npz`` ..., and the first one also what
-all have; which parts they are is noted beside. So any other number of workers can read them. Workers that share no
-folder hand over what they write (``ctr.io.working_copies``).
+all have; which parts they are is noted beside. So any other number of workers can read them.
 """
 
 import hashlib
@@ -31,7 +30,6 @@ from ctr.io.documents import parse_json
 from ctr.io.errors import InputError, PassingError
 from ctr.io.files import file_sha256, make_folder, sync_folder, write_atomic
 from ctr.io.versions import PARTIAL, delete_version
-from ctr.io.working_copies import expect, fetch, hand_over, wait_for
 from ctr.workers.cluster import WorkerLostError
 from ctr.workers.parts import Part, reshard, reshard_to, shard
 
@@ -49,6 +47,7 @@ _DAMAGED = ".damaged"
 _FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
 _PIECE = 1 << 22
 _MOMENT = 5.0
+_LOOK_EVERY = 0.02  # seconds
 
 Wanted = Callable[[str, int], Part | None]
 """From the name of an array and the length of its first or divided axis to the part of it to read; None: all of it."""
@@ -105,41 +104,31 @@ def write_part(folder: Path, arrays: Mapping[str, np.ndarray], share: Share) -> 
     """Writes the arrays of a worker that is not the first one, then the note that tells the first one of them."""
     name = f"arrays-{share.rank}.npz"
     entry = _file_entry(name, write_arrays(folder / name, arrays), share)
-    final = _complete(folder)
-    hand_over(folder / name, final / name)
     # The note lasts until it is read. Once it has its name, the first worker may rename the folder: nothing more can be
     # done in it.
     note = _note(folder, share.rank, share)
     new = note.with_suffix(".new")
     new.write_text(json.dumps(entry))
     new.replace(note)
-    hand_over(note, final / note.name)
 
 
 def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any]]:
     """Waits for the files of all workers; returns entries for ``read_parts``. Raises WorkerLostError: some are late."""
     entries = [_file_entry(ARRAYS, sha256, share)]
-    begun, final = time.monotonic(), _complete(folder)
+    begun = time.monotonic()
 
     def patience() -> float:
         return _MOMENT if share.is_leaving() else share.patience
 
-    def is_late() -> bool:
-        return bool(patience()) and time.monotonic() - begun > patience()
-
     for rank in range(1, share.size):
         note = _note(folder, rank, share)
-        if not wait_for(note, final / note.name, is_late):
-            raise WorkerLostError(f"{folder}: worker {rank} has not written its part in {patience():g} s")
+        while not note.exists():
+            if patience() and time.monotonic() - begun > patience():
+                raise WorkerLostError(f"{folder}: worker {rank} has not written its part in {patience():g} s")
+            time.sleep(_LOOK_EVERY)
         entries.append(dict(parse_json(note.read_bytes())))
-        expect(final / entries[-1]["file"])
         note.unlink()
     return entries
-
-
-def _complete(partial: Path) -> Path:
-    """Returns the name that a folder gets when all is there."""
-    return partial.with_name(partial.name.removesuffix(PARTIAL))
 
 
 def _file_entry(file: str, sha256: str, share: Share) -> dict[str, Any]:
@@ -371,7 +360,6 @@ def read_share(
     Raises InputError: it is damaged or not there.
     """
     path = folder / f"{examples:020d}"
-    fetch(path)
     try:
         state = _read_state(path)
         arrays, parts = read_parts(path, _array_files(state), wanted)
@@ -421,7 +409,6 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _check(path: Path) -> dict[str, Any]:
-    fetch(path)
     state = _read_state(path)
     for entry in _array_files(state):
         if file_sha256(path / entry["file"]) != entry["sha256"]:

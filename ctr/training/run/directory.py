@@ -53,9 +53,8 @@ from ctr.io.files import (
     write_atomic_bytes,
 )
 from ctr.io.locks import hold
-from ctr.io.paths import check_local, with_content
+from ctr.io.paths import check_local
 from ctr.io.versions import MODEL_FILE, PARTIAL, delete_version, is_partial, version_number, versions
-from ctr.io.working_copies import leave_unsaved, save
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint
 
@@ -87,13 +86,7 @@ def only_process(run_dir: Path) -> Iterator[None]:
 def hold_run(
     run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any], workers: "Workers"
 ) -> Iterator[None]:
-    """Begins a run directory, or checks that it can go on under these; the first worker holds it for the block.
-
-    In an object store it is begun before anything is computed, so that another configuration is refused and all can
-    read what it begins with; of several working copies the first worker's is saved.
-    """
-    if not workers.is_chief:
-        leave_unsaved(run_dir)
+    """Begins a run directory, or checks that it can go on under these; the first worker holds it for the block."""
     with ExitStack() as held:
         workers.once(lambda: held.enter_context(_begun_and_held(run_dir, config, schema, environment)))
         yield
@@ -110,7 +103,6 @@ def _begun_and_held(
     with only_process(run_dir):
         adopt_schema(run_dir, schema)
         adopt_environment(run_dir, environment)
-        save(run_dir)
         yield
 
 
@@ -244,7 +236,7 @@ def read_run_schema(run_dir: Path) -> Schema:
 
 def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
     """Reads configuration and features of a run. Raises InputError where ``run_dir`` is no run directory."""
-    if not with_content(run_dir).is_dir():
+    if not run_dir.is_dir():
         check_local(run_dir)
         raise InputError(f"{run_dir}: no such run directory")
     return load_model(TrainConfig, run_dir / "config.yaml", "config"), read_run_schema(run_dir)

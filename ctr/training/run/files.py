@@ -18,7 +18,6 @@ from ctr.data.batches import Batch
 from ctr.data.reader import FAULTS, QUERY_TOO_LARGE
 from ctr.io.errors import InputError
 from ctr.io.files import naming, sync_folder, write_all
-from ctr.io.working_copies import save
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint
 from ctr.training.run.checkpoint import Share, Wanted
@@ -231,8 +230,6 @@ class RunFiles:
             folder, kept = self._checkpoints, self._config.checkpoint
             shared = None if share is None else share._replace(is_leaving=self._closing.is_set)
             checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, shared)
-            if self._workers.is_chief:
-                save(self._run_dir)
 
         self.background.submit(write)
 

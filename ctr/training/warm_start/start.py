@@ -18,7 +18,7 @@ from ctr.data.log import Manifest, log_sha256, read_manifests
 from ctr.data.schema import Schema
 from ctr.data.shards import read_shard
 from ctr.io.errors import InputError, joined
-from ctr.io.files import identity, make_folder, sync_folder
+from ctr.io.files import make_folder, sync_folder
 from ctr.models.rows import check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
@@ -179,7 +179,7 @@ def _make(
         run.save()
         run.files.background.wait()
     content = {
-        "run": identity(source),
+        "run": str(source.resolve()),
         "checkpoint": old.position.examples,
         "checkpoint_sha256": old.state["state_sha256"],
         "begins_at": {

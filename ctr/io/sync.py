@@ -1,0 +1,292 @@
+"""Copies logs, runs, exports and other folders between this machine and object stores, such as ``s3://bucket/log``.
+
+Whoever reads the target finds it whole at any moment: manifests, in the order of time, checkpoints' ``state.json``,
+``saved_model.pb`` and ``summary.json`` come after what they say is complete. Schemas, manifests and states are created
+exclusively; all else is copied where it differs. Nothing is deleted.
+"""
+
+import hashlib
+import itertools
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from ctr.io.errors import InputError, PassingError, one_line
+from ctr.io.files import create_exclusively, is_temporary, write_atomic
+from ctr.io.paths import check_local
+from ctr.io.signals import Interrupted, stop_signals
+from ctr.io.versions import PARTIAL
+
+log = logging.getLogger(__name__)
+
+ValueT = TypeVar("ValueT")
+
+_ADDRESS = re.compile(r"(s3|gs|az)://([^/\s]+)((?:/(?!\.{0,2}(?:/|$))[^/]+)*)/?")
+_PIECE = 8 << 20  # bytes of an object's part
+_THREADS = 8  # a request takes tens of milliseconds, whatever it is for
+_LIMIT = 180.0  # seconds for which a request that fails is repeated
+_LEFT_OUT = (".lock", PARTIAL, ".damaged", ".launching")
+_PARTITION = re.compile(r"[0-9]{19}-([0-9]{19})")
+_NAMED = re.compile(rb'"file": *"([^"/]+\.(?:npz|parquet))"')
+_EXCLUSIVE = ("schema.json", "sidecars/*/[0-9]*.json", "checkpoints/*/state.json", "manifests/*.json")
+# What is copied after all else, in this order: a partition's sidecars are there before the partition is.
+_LATE = (*_EXCLUSIVE[1:3], "saved_model.pb", _EXCLUSIVE[3], "summary.json")
+
+
+class _GoneError(Exception):
+    """A file or an object is not there, or not any more."""
+
+
+class _Place:
+    """A folder of this machine or of an object store, by the names of its files."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self._path = address, Path(address)
+        self._store: Any = None
+        self._skipped: set[str] = set()
+        match = _ADDRESS.fullmatch(address)
+        if match is None:
+            check_local(address)
+            return
+        from obstore.store import from_url
+
+        self._folder = f"{match[3]}/".removeprefix("/")
+        allows_http = os.environ.get("AWS_ALLOW_HTTP" if match[1] == "s3" else "AZURE_ALLOW_HTTP", "")
+        self._store = from_url(
+            f"{match[1]}://{match[2]}",
+            client_options={
+                "timeout": timedelta(minutes=10),  # of a request with its body
+                # Otherwise forgotten. Google's address is https unless its credentials name another.
+                "allow_http": match[1] == "gs" or allows_http.lower() in ("1", "true"),
+            },
+            retry_config={"max_retries": 3},  # ``_repeated`` goes on
+        )
+
+    def entries(self) -> dict[str, tuple[int, str]]:
+        """Lists, by names, sizes in bytes and tags, which differ where contents do."""
+        if self._store is None:
+            files = [Path(folder, name) for folder, _, names in os.walk(self._path) for name in names]
+            stats = {path.relative_to(self._path).as_posix(): path.stat() for path in files if path.is_file()}
+            return {name: (stat.st_size, str(stat.st_mtime_ns)) for name, stat in stats.items()}
+        items = self._list(self._folder.rstrip("/"))
+        found = {item["path"].removeprefix(self._folder): item for item in items}
+        # Some tools make an object for a folder.
+        folders = {str(folder) for name in found for folder in PurePosixPath(name).parents}
+        kept = {name: item for name, item in found.items() if name not in folders}
+        # Some stores list a tag without the quotes that it has elsewhere.
+        return {name: (item["size"], str(item["e_tag"]).strip('"')) for name, item in kept.items()}
+
+    def _list(self, folder: str, offset: str | None = None) -> Iterator[Any]:
+        import obstore
+        from obstore.exceptions import InvalidPathError
+
+        try:
+            yield from obstore.list(self._store, folder or None, offset=offset).collect()
+        except InvalidPathError as error:
+            # obstore refuses a whole listing with such a key: then folder by folder, and what comes after the key.
+            key = re.findall(r'[Pp]ath "(.*?)"(?: contained|: Encountered)', str(error), re.DOTALL)[0]
+            parts = key.split("/")
+            wrong = [index for index, part in enumerate(parts) if part in ("", ".", "..")]
+            if not wrong:
+                raise InputError(f"{self.address}: no file can have the key {key}; delete it") from None
+            if key not in self._skipped:
+                log.warning("%s: skipped %s, and what sorts before it in its folder", self.address, key)
+            self._skipped.add(key)
+            if "/".join(parts[: wrong[0]]) == folder:
+                yield from self._list(folder, "/".join([*parts[: wrong[0]], f"{parts[wrong[0]]}0"]))
+                return
+            here = obstore.list_with_delimiter(self._store, folder or None)
+            yield from here["objects"]
+            for below in here["common_prefixes"]:
+                yield from self._list(below)
+
+    def etag(self, name: str, tag: str) -> str:
+        """Returns the tag that S3 gives to a file put by ``write``; of an object its own."""
+        if self._store is not None:
+            return tag
+        parts = [hashlib.md5(piece, usedforsecurity=False) for piece in self.read(name)] or [hashlib.md5(b"")]
+        whole = hashlib.md5(b"".join(part.digest() for part in parts), usedforsecurity=False)
+        return f"{whole.hexdigest()}-{len(parts)}" if len(parts) > 1 else parts[0].hexdigest()
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """Yields a content in pieces. Raises _GoneError."""
+        try:
+            if self._store is not None:
+                answer = self._store.get(self._folder + name)
+                yield from map(bytes, answer.stream(min_chunk_size=_PIECE))
+                return
+            with (self._path / name).open("rb") as file:
+                yield from iter(lambda: file.read(_PIECE), b"")
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise
+            raise _GoneError(name) from None
+
+    def write(self, name: str, pieces: Iterator[bytes], mode: Any = "overwrite") -> str:
+        """Creates or replaces a file, which appears whole; returns its tag. ``create``: empty where there is one."""
+        if self._store is None:
+            if mode != "create":
+                write_atomic(self._path / name, lambda file: file.writelines(pieces))
+            elif not create_exclusively(self._path / name, b"".join(pieces)):
+                return ""
+            return str((self._path / name).stat().st_mtime_ns)
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        first = next(pieces, b"")
+        is_small = len(first) < _PIECE or mode == "create"
+        content = b"".join([first, *pieces]) if is_small else itertools.chain([first], pieces)
+        how = {"mode": mode, "use_multipart": not is_small, "chunk_size": _PIECE, "max_concurrency": 4}
+        try:
+            return str(self._store.put(self._folder + name, content, **how)["e_tag"]).strip('"')
+        except (AlreadyExistsError, PreconditionError):
+            return ""
+
+
+def _repeated(address: str, call: Callable[[], ValueT]) -> ValueT:
+    """Calls what asks a store, again where that fails for reasons that may pass, for ``_LIMIT`` seconds."""
+    from obstore import exceptions as known
+
+    # ValueError: a name that can be no key.
+    refusals = (known.PermissionDeniedError, known.UnauthenticatedError, known.InvalidPathError, ValueError)
+    begun = time.monotonic()
+    while True:
+        try:
+            return call()
+        except (known.BaseError, FileNotFoundError, ValueError) as error:
+            # What follows is for programmers, a request's query may hold a signature, and XML the key.
+            said = str(error).partition("\n\nDebug source")[0]
+            shown = re.sub(r"\?[^\s)\"]*|(?<=//)[^/@\s]*@|:?\s*<.*", "", said, flags=re.DOTALL)
+            fault = f"{address}: {one_line(Exception(shown))[:300]}"
+            if "NoSuchBucket" in said or "ContainerNotFound" in said:
+                raise InputError(f"{address}: no such bucket") from None
+            is_status = re.search(r"status code: 4(?!04|08|09|29)", said) and "RequestTimeout" not in said
+            if is_status or isinstance(error, refusals):
+                raise InputError(fault) from None
+            if time.monotonic() - begun > _LIMIT:
+                raise PassingError(fault) from None
+        time.sleep(min(0.2 + (time.monotonic() - begun) / 2, 10.0))
+
+
+class _Sync:
+    """Passes over a source; another one copies what has changed since."""
+
+    def __init__(self, source: _Place, target: _Place, begin_us: int) -> None:
+        self._source, self._target, self._begin_us = source, target, begin_us
+        self._same: dict[str, tuple[str, str]] = {}  # the tags of both where they had the same content
+        self._here: dict[str, tuple[int, str]] = {}
+        self._there: dict[str, tuple[int, str]] = {}
+        self.copied: set[str] = set()
+
+    def copy(self) -> str:
+        """Copies what differs; returns what was listed or named and is not there, or nothing."""
+        # What says that others are complete counts if it was there before these were listed.
+        before = _repeated(self._source.address, self._source.entries)
+        self._here = _repeated(self._source.address, self._source.entries)
+        self._there = _repeated(self._target.address, self._target.entries)
+        try:
+            names = [name for name in self._here if self._is_wanted(name) and not self._is_same(name)]
+            # First of all: whether these are the same log or run.
+            exclusive = {name for name in names if _matches(name, *_EXCLUSIVE)}
+            first = {name for name in exclusive if name in self._there or _matches(name, "schema.json")}
+            late = [name for one in _LATE for name in sorted({*names} - first) if _matches(name, one)]
+            for name in sorted(first):
+                self._create(name)
+            with ThreadPoolExecutor(_THREADS, "sync") as threads:
+                any(threads.map(self._copy, sorted({*names} - {*first, *late})))
+            for name in filter(before.__contains__, late):
+                (self._create if name in exclusive else self._copy)(name)
+        except _GoneError as gone:
+            return f"{self._source.address}/{gone}: is listed, or named by others, and not there"
+        return ""
+
+    def _is_wanted(self, name: str) -> bool:
+        parts = PurePosixPath(name).parts
+        is_local = any(part.endswith(_LEFT_OUT) or part.startswith(".spill-") for part in parts)
+        partition = _PARTITION.match(parts[-1])
+        is_before = partition is not None and int(partition[1]) <= self._begin_us
+        return not is_local and not is_before and not is_temporary(Path(name))
+
+    def _is_same(self, name: str) -> bool:
+        (size, tag), (other_size, other_tag) = self._here[name], self._there.get(name, (-1, ""))
+        if size != other_size or self._same.get(name) == (tag, other_tag):
+            return size == other_size
+        # The name of a shard has a hash of its content.
+        is_shard = PurePosixPath(name).parent.name == "shards"
+        if not is_shard and self._source.etag(name, tag) != self._target.etag(name, other_tag):
+            return False
+        self._same[name] = tag, other_tag
+        return True
+
+    def _copy(self, name: str) -> None:
+        where, tag = f"{self._target.address}/{name}", self._here.get(name, (0, ""))[1]
+        written = _repeated(where, lambda: self._target.write(name, self._source.read(name)))
+        self._same[name] = tag, written
+        self.copied.add(name)
+
+    def _create(self, name: str) -> None:
+        """Creates a file after those that it says are complete, also after those that an old listing leaves out."""
+        where, folder = f"{self._target.address}/{name}", PurePosixPath(name).parent
+        content = _repeated(self._source.address, lambda: b"".join(self._source.read(name)))
+        place = folder.parent / "shards" if folder.name == "manifests" else folder
+        for file in _NAMED.findall(content) or [b"arrays.npz"] * (folder.parent.name == "checkpoints"):
+            needed = str(place / file.decode())
+            if not {name, needed} & (self._there.keys() | self.copied):
+                self._copy(needed)
+
+        def create() -> bytes:
+            if self._target.write(name, iter([content]), "create"):
+                self.copied.add(name)
+                return content
+            # After a lost answer it is what was sent. While somebody creates it, there may be nothing yet.
+            try:
+                return b"".join(self._target.read(name))
+            except _GoneError:
+                raise FileNotFoundError(f"{name} is being written") from None
+
+        if _repeated(where, create) != content:
+            raise InputError(f"{where}: is there, of another log or run, and is kept; use another DST")
+        self._same[name] = self._here[name][1], self._there.get(name, (0, ""))[1]
+
+
+def _matches(name: str, *patterns: str) -> bool:
+    return any(PurePosixPath(name).match(pattern) for pattern in patterns)
+
+
+def sync(source: str, target: str, begin_us: int = 0, follow_seconds: float | None = None) -> int:
+    """Copies what ``target`` lacks of ``source``, each a folder or an address; returns how many files it copied.
+
+    Args:
+        begin_us: leaves out the partitions of a log that end by then, in microseconds.
+        follow_seconds: looks again so often until SIGINT or SIGTERM, then once more, and raises Interrupted.
+
+    Raises InputError: a wrong address, or the target is another log or run; PassingError: a store does not answer.
+    """
+    try:
+        copies = _Sync(_Place(source), _Place(target), begin_us)
+    except ModuleNotFoundError:
+        raise InputError("ctr sync requires the package obstore", "pip install 'clicktrain[cloud]'") from None
+    if follow_seconds is None and not _ADDRESS.fullmatch(source) and not Path(source).is_dir():
+        raise InputError(f"{source}: no such folder")
+    umask = os.umask(0o077)  # copies can be read by their owner alone
+    try:
+        with stop_signals() if follow_seconds else nullcontext(lambda: None) as stop:
+            while follow_seconds and not stop():
+                copies.copy()
+                until = time.monotonic() + follow_seconds
+                while time.monotonic() < until and not stop():
+                    time.sleep(min(follow_seconds, 0.1))
+            missing = copies.copy()
+    finally:
+        os.umask(umask)
+    if missing:
+        raise PassingError(missing)
+    if name := stop():
+        raise Interrupted(name, f"interrupted; {target} has all of {source}")
+    return len(copies.copied)
