@@ -110,7 +110,7 @@ def test_a_word_that_is_not_known_names_the_one_that_is_meant(place, capfd):
         ("train log --outt run", "--outt; did you mean --out"),
         ("train log --out run --initfrom=x", "did you mean --init-from?"),
         ("train log --out run -workers 2", "did you mean --workers"),
-        ("score m f --out o --format mnd", "did you mean mind?"),
+        ("score m f --out o --log-format jsn", "did you mean json?"),
         ("train log --config run.yaml --out run more", "usage: ctr train"),
         ("ingest mind files", "the following arguments are required: --out"),
         ("ingest mind files --out log --kafka h:1", "unrecognized arguments: --kafka h:1"),
