@@ -284,7 +284,9 @@ class OptimizerMixin:
         own: dict[str, Any] = {"tables": self.tables}
         if self.kind is SHAMPOO:
             own["num_replicas_per_group"] = self.num_replicas_per_group
-        return {**config, **dataclasses.asdict(self.options), **own}
+        # Keras' own decay is never on, and not an option of each kind.
+        plain = {name: value for name, value in config.items() if name != "weight_decay"}
+        return {**plain, **dataclasses.asdict(self.options), **own}
 
     def _make_core(self, weights: Sequence[tf.Variable], names: Sequence[str], create: Create) -> None:
         """Makes the core over a model's variables, whose tables are chosen by name, or one for each replica here."""
