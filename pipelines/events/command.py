@@ -87,7 +87,7 @@ def _run_watch(
         progress = watch_events(
             mapping, arguments.input, arguments.out, watched, lambda: stop() is not None, _report_progress
         )
-    return dataclasses.asdict(progress), _progress_text(progress) + _live_note(arguments, mapping)
+    return dataclasses.asdict(progress), _progress_text(progress)
 
 
 def _run_stream(
@@ -114,15 +114,7 @@ def _run_stream(
     manifests = read_manifests(log)
     rows = sum(manifest.rows for manifest in manifests)
     result = {"partitions": len(manifests), "rows": rows, "last_published": last_published(log)}
-    return result, f"{len(manifests)} partitions, {rows} examples" + _live_note(arguments, mapping)
-
-
-def _live_note(arguments: argparse.Namespace, mapping: EventMapping) -> str:
-    from ctr.pipelines.collisions import hashed_buckets
-
-    # A job knows what it met since it began alone.
-    shares = bool(hashed_buckets(mapping.feature_schema))
-    return f"\nctr inspect {arguments.out} estimates how many values share an id" if shares else ""
+    return result, f"{len(manifests)} partitions, {rows} examples"
 
 
 def _report_progress(progress: "Progress", published: list[Manifest]) -> None:

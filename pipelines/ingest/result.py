@@ -35,8 +35,6 @@ class IngestResult:
     known_rows: int  # of these files that were read, and are in partitions with rows of other files
     repeated_rows: int  # whose content was read before, in another file or earlier in the same one
     repeated_share: float
-    # Of each feature with ``buckets`` the estimated share of its values that share their id with another one.
-    shared_ids: dict[str, float]
     warnings: list[str]
     seconds: dict[str, float]  # how long each stage was busy; stages overlap
 

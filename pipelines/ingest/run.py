@@ -36,7 +36,6 @@ from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
-from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.ingest.examples import (
     FILE_COLUMN,
     ROW_COLUMN,
@@ -170,7 +169,6 @@ class _Ingest:
         self._inputs_before = len(self._state.inputs)
         self.seconds = dict.fromkeys(_STAGES, 0.0)
         self._repeats: Repeats | None = None
-        self._collisions = Collisions(mapping.feature_schema)
         self._histories = Histories(out, mapping.feature_schema, checked=False)
         self._manifests: list[Manifest] = []
         self._warnings: list[str] = []
@@ -209,7 +207,7 @@ class _Ingest:
             new = [] if inputs.again else inputs.sources
             hashes = [hashing.submit(file_sha256, source.path) for source in new]
             held = self._held_tables()
-            rows = self._collisions.watched(tables if inputs.again else chain(held, tables))
+            rows = tables if inputs.again else chain(held, tables)
             read = spill_rows(mapping, rows, folder / "rows", self.seconds)
             merged = spill_rows(mapping, held, folder / "held", self.seconds) if inputs.again else read
             self._rows = reading.rows
@@ -473,7 +471,6 @@ class _Ingest:
             known_rows=self._known_rows,
             repeated_rows=repeated,
             repeated_share=repeated / self._rows if self._rows else 0.0,
-            shared_ids=self._collisions.shares(),
             warnings=[*self._warnings, *self._content_warnings()],
             seconds=self.seconds,
         )
@@ -484,5 +481,4 @@ class _Ingest:
             yield from self._repeats.warnings([*names, *self._inputs.names], self._rows)
         if self._inputs.sources:
             yield from timeless_joins(self._mapping)
-        yield from self._collisions.warnings()
         yield from self._times.warnings(self._rows - len(self._rejects.rejects))
