@@ -217,8 +217,8 @@ def known_table(log: Path, name: str | None) -> pa.Table:
     for feature, own in texts.items():
         if lacking := sum(text is None for text in own.values()):
             raise InputError(
-                f"{log}: keeps no raw values of {lacking} values of {feature}; allowed: a log with keep_values of "
-                f"{history.by} and {history.of} (ctr ingest ... --keep-values {history.by},{history.of})"
+                f"{log}: keeps no raw values of {lacking} values of {feature}; allowed: a log of a mapping with "
+                f"keep_values: [{history.by}, {history.of}]"
             )
     keys, begins = np.unique(known.keys, return_index=True)
     offsets = np.append(begins, len(known.keys)).astype(np.int32)

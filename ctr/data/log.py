@@ -6,7 +6,7 @@
     LOG/manifests/START-END.json         one partition [START, END) of query time, in microseconds, and its own hash
     LOG/shards/START-END-N-HASH.parquet  rows sorted by (query_time, query_id, example_id) (shards.py)
     LOG/sidecars/NAME/                   columns written later, keyed by example_id (sidecar.py)
-    LOG/values/                          the raw values behind ids, where they are kept (kept_values.py)
+    LOG/values/START-END-HASH.parquet    values behind the partition's ids, where they are kept (kept_values.py)
 
 A shard is complete before its name appears, and counts only once a manifest names it; a manifest is created
 exclusively. So a partition is there whole or not at all, also with several publishers, and publishing it again gives
@@ -50,14 +50,22 @@ class ShardEntry(StrictModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class ValuesEntry(StrictModel):
+    """Entry of a dictionary of values in a manifest."""
+
+    file: str = Field(pattern=r"^[0-9a-zA-Z.\-]+\.parquet$")
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
 class Manifest(ShortModel):
     """One published partition [start, end) of query time, in microseconds, and the ``distinct`` ids that grow in it.
 
     ``pages``: its queries of several rows, as ``ctr.data.query_size.find_pages`` counts them; empty where they are not
-    counted (``ctr.data.shards.stage_partition``).
+    counted (``ctr.data.shards.stage_partition``). ``values``: the dictionary of its values; None where it has none.
     """
 
-    left_out = ("distinct", "pages")
+    left_out = ("distinct", "pages", "values")
     format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
     start: int = Field(ge=0, lt=MAX_TIME_US)
     end: int = Field(gt=0, le=MAX_TIME_US)
@@ -69,6 +77,7 @@ class Manifest(ShortModel):
     counters: dict[str, int] = {}
     distinct: dict[str, int] = {}
     pages: Pages = {}
+    values: ValuesEntry | None = None
 
     @property
     def name(self) -> str:
@@ -90,6 +99,8 @@ class Manifest(ShortModel):
             if shard.first_query_time < earliest:
                 raise ValueError(f"shard {shard.file} begins before the end of the shard before it")
             earliest = shard.last_query_time
+        if self.values is not None and self.values.file != values_file(self.name, self.values.sha256):
+            raise ValueError(f"values is {self.values.file}: not the name of the values of this partition")
         return self
 
 
@@ -102,6 +113,11 @@ def shard_file(partition: str, index: int, sha256: str) -> str:
     """Names a shard of a partition by its number and its content."""
     # The hash in the name lets two publishers of different content not overwrite each other's shard.
     return f"{partition}-{index:04d}-{sha256[:16]}.parquet"
+
+
+def values_file(partition: str, sha256: str) -> str:
+    """Names the dictionary of values of a partition by its content."""
+    return f"{partition}-{sha256[:16]}.parquet"
 
 
 def check_log(folder: Path, schema: Schema) -> None:

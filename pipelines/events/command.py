@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ctr.data.event_mapping import EventMapping, load_event_mapping
 from ctr.data.log import Manifest, check_log, read_manifests
-from ctr.data.mapping import keeping_values
 from ctr.io.errors import InputError
 from ctr.io.signals import stop_signals
 from ctr.pipelines.events.drivers import FollowSettings, KafkaSettings, choose_settings
@@ -29,8 +28,6 @@ def check_events(arguments: argparse.Namespace) -> EventMapping:
     something else.
     """
     mapping = load_event_mapping(arguments.mapping)
-    if arguments.keep_values is not None:
-        mapping = keeping_values(mapping, arguments.keep_values)
     check_reject_share(arguments.max_reject_share)
     choose_settings(arguments)
     check_log(arguments.out, mapping.feature_schema)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
-from ctr.data.kept_values import partition_values, values_path, write_values
+from ctr.data.kept_values import with_values
 from ctr.data.labels import FOLDER as LABELS
 from ctr.data.labels import label_files, write_labels
 from ctr.data.log import Manifest, is_published
@@ -158,7 +158,7 @@ def examples_of(table: pa.Table) -> pa.Table:
 def stage(
     out: Path, mapping: Mapping, histories: Histories, start: int, table: pa.Table, write: bool = True
 ) -> Manifest:
-    """Stages a partition of ``sorted_partitions`` (``stage_partition``), with its histories; values come first.
+    """Stages a partition of ``sorted_partitions`` (``stage_partition``), with its histories and values.
 
     With ``write``, its rows are known to later partitions.
     """
@@ -172,18 +172,11 @@ def stage(
         shard_rows=mapping.shard_rows,
         write=write,
     )
+    manifest = with_values(out, mapping.feature_schema, mapping.keep_values, manifest, table, write)
     if write:
         histories.add(start + mapping.partition_us, table)
-        keep_values(out, mapping, manifest, table)
         write_labels(out, manifest, list(mapping.labels), table)
     return manifest
-
-
-def keep_values(out: Path, mapping: Mapping, manifest: Manifest, table: pa.Table) -> None:
-    """Writes the raw values of a partition's rows, where the mapping asks for them and they are not there yet."""
-    kept = mapping.kept_values
-    if kept and table.num_rows:
-        write_values(out, manifest, partition_values(mapping.feature_schema, kept, table))
 
 
 def find_published(
@@ -194,9 +187,10 @@ def find_published(
     if not is_published(out, planned):
         return None
     paths = [(out / "shards" / shard.file, shard.sha256) for shard in planned.shards]
+    if planned.values is not None:
+        paths.append((out / VALUES / planned.values.file, planned.values.sha256))
     if not all(fetch(path) and file_sha256(path) == sha256 for path, sha256 in paths):
         stage(out, mapping, histories, start, table)
-    keep_values(out, mapping, planned, table)
     write_labels(out, planned, list(mapping.labels), table)
     return planned
 
@@ -225,7 +219,7 @@ def _parts(log: Path) -> list[Path]:
 def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) -> None:
     """Deletes what killed ingests left of these partitions and rejects; others' may be written right now."""
     parts = {shard.file for manifest in manifests for shard in manifest.shards}
-    parts |= {values_path(out, manifest).name for manifest in manifests}
+    parts |= {manifest.values.file for manifest in manifests if manifest.values is not None}
     parts |= {path.name for manifest in manifests for path in label_files(out, manifest)}
     names = {manifest.name for manifest in manifests}
     for path in _parts(out):

@@ -47,7 +47,6 @@ from ctr.pipelines.ingest.examples import (
     timed,
     timed_each,
     timeless_joins,
-    with_columns,
 )
 from ctr.pipelines.ingest.parallel import (
     Processes,
@@ -244,9 +243,7 @@ class _Ingest:
     def _held_tables(self) -> Iterator[pa.Table]:
         """The rows that were held back, their files numbered after those of the input."""
         held_numbers = np.array(list(self._inputs.held_files), np.int64)
-        target = spill_schema(self._mapping)
         for table in read_held(self._out, self._inputs.held):
-            table = with_columns(table, target)
             numbers = np.searchsorted(held_numbers, table.column(FILE_COLUMN).to_numpy())
             numbers = (numbers + len(self._inputs.sources)).astype(np.int32)
             yield replace_columns(table, **{FILE_COLUMN: numbers})

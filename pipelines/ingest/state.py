@@ -100,9 +100,9 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
     if query is not None and query.session is not None:
         grouped = f"sessions of gap {query.session.gap_us / 1e6:.15g} s"
     # Of a log without them the state is what it is without the key.
-    labels = {"labels": ", ".join(mapping.labels)} if mapping.labels else {}
+    names = {"labels": tuple(mapping.labels), "keep_values": sorted(mapping.keep_values)}
     # Durations in seconds: 1d and 24h are the same.
-    return labels | {
+    return {key: ", ".join(named) for key, named in names.items() if named} | {
         "label": "0 or 1" if label.op is None else f"{label.op} {label.value}",
         "weight": "none" if mapping.weight is None else "a column",
         "query": grouped,

@@ -15,7 +15,11 @@ from ctr.pipelines.ingest.parallel import processes
 from ctr.pipelines.ingest.run import ingest
 from ctr.workers.cluster import WorkerLostError
 
-MAPPING = {"query": raw_logs.QUERIES["session"], "features": raw_logs.GROWING_FEATURES, "keep_values": "all"}
+MAPPING = {
+    "query": raw_logs.QUERIES["session"],
+    "features": raw_logs.GROWING_FEATURES,
+    "keep_values": ["visitor", "labels"],
+}
 
 
 def write_files(folder: Path, count: int = 5) -> list[Path]:
