@@ -11,7 +11,7 @@ for features that a history names: ``ctr history`` writes all of their values.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -214,16 +214,3 @@ def read_values(log: Path, wanted: Mapping[str, Iterable[int]]) -> dict[str, dic
         name: {one: texts[kept_as[name]][one] for one in sorted(set(ids)) if one in texts[kept_as[name]]}
         for name, ids in wanted.items()
     }
-
-
-def name_ids(
-    schema: Schema, log: Path, wanted: Mapping[str, Iterable[int]]
-) -> Callable[[str, int], str | None]:
-    """Makes a function that names the ids in ``wanted``, by schema or dictionaries; None where neither says."""
-    hashed = {name: ids for name, ids in wanted.items() if has_raw_values(schema.by_name[name])}
-    kept = read_values(log, hashed)
-
-    def name_id(feature: str, one: int) -> str | None:
-        return value_of_id(schema.by_name[feature], one) or kept.get(feature, {}).get(one)
-
-    return name_id

@@ -1,5 +1,6 @@
 """What a summary says of the features: missing values, outlying numbers, rows of ids that grow, and names of slices."""
 
+import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,13 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ctr.data.kept_values import has_raw_values, name_ids
+from ctr.data.kept_values import has_raw_values, read_values, value_of_id
 from ctr.data.reader import Rows
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.eval import display
+from ctr.io.errors import InputError
 from ctr.models.rows import all_numbers, feature_names
 from ctr.training.ids.id_map import FeatureCounters, IdMap
 from ctr.training.state import TrainState
+
+logger = logging.getLogger(__name__)
 
 _NAMED = 3
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?")
@@ -133,14 +137,20 @@ def slice_names(
     as do values that are all numbers; other values come by weight.
     """
     features = {name: ids for name, ids in slices.items() if name in schema.by_name}
-    name_id = name_ids(schema, log, features)
+    hashed = {name: ids for name, ids in features.items() if has_raw_values(schema.by_name[name])}
+    kept: dict[str, dict[int, str]] = {}
+    try:
+        kept = read_values(log, hashed)
+    except InputError as error:
+        # The run is complete without.
+        logger.warning("slices are named by their ids: %s", error)
     names: dict[str, dict[str, str]] = {}
     for name, ids in features.items():
-        texts = {}
+        feature, texts = schema.by_name[name], {}
         for one in ids:
-            is_fingerprint = schema.by_name[name].buckets is None
-            texts[one] = name_id(name, one) or (display.fingerprint(one) if is_fingerprint else f"id {one}")
-        if not has_raw_values(schema.by_name[name]):
+            number = display.fingerprint(one) if feature.buckets is None else f"id {one}"
+            texts[one] = value_of_id(feature, one) or kept.get(name, {}).get(one, number)
+        if name not in hashed:
             texts = dict(sorted(texts.items()))
         elif all(map(_NUMBER.fullmatch, texts.values())):
             texts = dict(sorted(texts.items(), key=lambda entry: float(entry[1])))

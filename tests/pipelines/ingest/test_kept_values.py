@@ -11,8 +11,8 @@ from ctr.cli import main
 from ctr.data.ids.arrow import string_ids
 from ctr.data.inspection import inspect_log
 from ctr.data.inspection_text import inspection_text
-from ctr.data.kept_values import FOLDER, MOST_VALUES, name_ids, read_values
-from ctr.data.log import read_manifests, read_schema
+from ctr.data.kept_values import FOLDER, MOST_VALUES, read_values
+from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
 from log_files import ids_of_rows
@@ -93,8 +93,6 @@ def test_values_are_those_of_the_rows(log):
     # By their fingerprints, made in another way; and ids that no row has.
     wanted = dict(zip(string_ids(np.array(["3", "7"])).tolist(), ["3", "7"], strict=True))
     assert read_values(log, {"user": [*wanted, 0, 5, -1], "price": [1, 2]}) == {"user": wanted, "price": {}}
-    name = name_ids(read_schema(log), log, {"user": [0, 5], "price": [1]})
-    assert (name("user", 0), name("user", 5), name("price", 1)) == ("missing", None, "below 1")
 
 
 @pytest.mark.parametrize("more", [0, 1])

@@ -1,14 +1,21 @@
 """What runs say of ids that grow, against the rows of their logs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import small_runs
+from ctr.data.log import read_manifests, read_schema
+from ctr.eval.display import fingerprint
+from ctr.eval.report import run_page
+from ctr.eval.report.shown_run import show_runs
 from ctr.training.loop import train
+from ctr.training.run.features import slice_names
 from fingerprint_logs import prints_of, publish_growing, values_of
+from report_pages import words_of
 from small_runs import LOGISTIC, draw_examples
 
 CROWDED = {"ids": {"capacity": 100, "capacities": {"user": 12}, "eviction": {"policy": "none"}}}
@@ -86,6 +93,20 @@ def test_a_full_feature_shares_rows_and_is_warned_of(log, rows, tmp_path, caplog
     assert set(names) <= {"-1", "0", "1", "2", "3"} and names["-1"] == "no slice"
 
 
+def test_slices_of_a_log_that_cannot_be_read_are_named_by_their_ids(log, tmp_path, caplog):
+    schema, [manifest, *_] = read_schema(log), read_manifests(log)
+    one = int(prints_of(np.array([3]))[0])
+    wanted = {"user": [one, 0], "item": [4]}
+    shown = {"user": {str(one): "user-3", "0": "missing"}, "item": {"4": "id 4"}}
+    assert slice_names(schema, log, wanted, {}) == shown and not caplog.records
+    damaged = shutil.copytree(log, tmp_path / "damaged")
+    (damaged / "values" / manifest.values.file).write_bytes(b"PAR1")
+    for folder in (damaged, tmp_path / "nowhere"):
+        names = slice_names(schema, folder, wanted, {})
+        assert names == {**shown, "user": {str(one): fingerprint(one), "0": "missing"}}
+        assert "slices are named by their ids: " in caplog.messages.pop()
+
+
 def test_slices_have_the_names_of_their_values(run, rows):
     summary = json.loads((run / "summary.json").read_text())
     # A slice for each user, each under its value; other values have the numbers of their ids.
@@ -95,3 +116,5 @@ def test_slices_have_the_names_of_their_values(run, rows):
     assert names == {str(row["id"]): {**known, "0": "missing"}[str(row["id"])] for row in slices["heaviest"]}
     for one, name in summary["slice_names"]["item"].items():
         assert name == ("missing" if one == "0" else f"id {one}")
+    words = words_of(run_page(show_runs([run])).section("slices"))
+    assert all(name in words for name in names.values()) and fingerprint(int(next(iter(known)))) not in words
