@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.features import AnyFeature, Category, Cross, Number, Text, is_multivalent
-from ctr.data.log import Manifest, ValuesEntry, read_manifests, read_schema, values_file
+from ctr.data.log import Manifest, ValuesEntry, read_manifests, read_schema
 from ctr.data.number_bits import numbers_of_ids
 from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
 from ctr.data.schema import MISSING_ID, Schema
@@ -110,11 +110,16 @@ def with_values(
         return manifest
     content = parquet_bytes(values)
     digest = hashlib.sha256(content).hexdigest()
-    file = values_file(manifest.name, digest)
-    path = log / FOLDER / file
+    entry = ValuesEntry(bytes=len(content), sha256=digest)
+    path = values_path(log, manifest.name, entry)
     if write and (not path.exists() or file_sha256(path) != digest):
         write_atomic_bytes(path, content)
-    return manifest.model_copy(update={"values": ValuesEntry(file=file, bytes=len(content), sha256=digest)})
+    return manifest.model_copy(update={"values": entry})
+
+
+def values_path(log: Path, partition: str, entry: ValuesEntry) -> Path:
+    """Returns the path of the dictionary of a partition."""
+    return log / FOLDER / f"{partition}-{entry.sha256[:16]}.parquet"
 
 
 def value_dictionary(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.Table:
@@ -204,7 +209,7 @@ def read_values(log: Path, wanted: Mapping[str, Iterable[int]]) -> dict[str, dic
     columns = {name: pa.array(sorted(ids), pa.int64()) for name, ids in sought.items() if ids}
     for manifest in read_manifests(log) if columns else ():
         if (entry := manifest.values) is not None:
-            table = read_verified_parquet(log / FOLDER / entry.file, entry.bytes, entry.sha256)
+            table = read_verified_parquet(values_path(log, manifest.name, entry), entry.bytes, entry.sha256)
             for name, ids in columns.items():
                 found = pc.and_(pc.equal(table["feature"], name), pc.is_in(table["id"], ids))
                 part = table.filter(found)

@@ -51,9 +51,8 @@ class ShardEntry(StrictModel):
 
 
 class ValuesEntry(StrictModel):
-    """Entry of a dictionary of values in a manifest."""
+    """Entry of a dictionary of values in a manifest; its file is named by the partition and the hash."""
 
-    file: str = Field(pattern=r"^[0-9a-zA-Z.\-]+\.parquet$")
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
@@ -99,8 +98,6 @@ class Manifest(ShortModel):
             if shard.first_query_time < earliest:
                 raise ValueError(f"shard {shard.file} begins before the end of the shard before it")
             earliest = shard.last_query_time
-        if self.values is not None and self.values.file != values_file(self.name, self.values.sha256):
-            raise ValueError(f"values is {self.values.file}: not the name of the values of this partition")
         return self
 
 
@@ -113,11 +110,6 @@ def shard_file(partition: str, index: int, sha256: str) -> str:
     """Names a shard of a partition by its number and its content."""
     # The hash in the name lets two publishers of different content not overwrite each other's shard.
     return f"{partition}-{index:04d}-{sha256[:16]}.parquet"
-
-
-def values_file(partition: str, sha256: str) -> str:
-    """Names the dictionary of values of a partition by its content."""
-    return f"{partition}-{sha256[:16]}.parquet"
 
 
 def check_log(folder: Path, schema: Schema) -> None:

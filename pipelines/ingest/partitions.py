@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
-from ctr.data.kept_values import with_values
+from ctr.data.kept_values import values_path, with_values
 from ctr.data.labels import FOLDER as LABELS
 from ctr.data.labels import label_files, write_labels
 from ctr.data.log import Manifest, is_published
@@ -188,7 +188,7 @@ def find_published(
         return None
     paths = [(out / "shards" / shard.file, shard.sha256) for shard in planned.shards]
     if planned.values is not None:
-        paths.append((out / VALUES / planned.values.file, planned.values.sha256))
+        paths.append((values_path(out, planned.name, planned.values), planned.values.sha256))
     if not all(fetch(path) and file_sha256(path) == sha256 for path, sha256 in paths):
         stage(out, mapping, histories, start, table)
     write_labels(out, planned, list(mapping.labels), table)
@@ -219,7 +219,7 @@ def _parts(log: Path) -> list[Path]:
 def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) -> None:
     """Deletes what killed ingests left of these partitions and rejects; others' may be written right now."""
     parts = {shard.file for manifest in manifests for shard in manifest.shards}
-    parts |= {manifest.values.file for manifest in manifests if manifest.values is not None}
+    parts |= {values_path(out, one.name, one.values).name for one in manifests if one.values is not None}
     parts |= {path.name for manifest in manifests for path in label_files(out, manifest)}
     names = {manifest.name for manifest in manifests}
     for path in _parts(out):

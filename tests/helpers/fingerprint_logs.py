@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.features import Category
-from ctr.data.kept_values import FOLDER
-from ctr.data.log import ValuesEntry, manifest_bytes, manifest_path, read_manifests, values_file
+from ctr.data.kept_values import FOLDER, values_path
+from ctr.data.log import ValuesEntry, manifest_bytes, manifest_path, read_manifests
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids
@@ -60,9 +60,8 @@ def publish_growing(folder: Path, rows: Examples) -> Path:
     digest = hashlib.sha256(content).hexdigest()
     (folder / FOLDER).mkdir()
     for manifest in read_manifests(folder):
-        file = values_file(manifest.name, digest)
-        (folder / FOLDER / file).write_bytes(content)
-        entry = ValuesEntry(file=file, bytes=len(content), sha256=digest)
+        entry = ValuesEntry(bytes=len(content), sha256=digest)
+        values_path(folder, manifest.name, entry).write_bytes(content)
         named = manifest.model_copy(update={"values": entry})
         manifest_path(folder, manifest).write_bytes(manifest_bytes(named))
     return folder

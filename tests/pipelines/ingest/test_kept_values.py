@@ -11,7 +11,7 @@ from ctr.cli import main
 from ctr.data.ids.arrow import string_ids
 from ctr.data.inspection import inspect_log
 from ctr.data.inspection_text import inspection_text
-from ctr.data.kept_values import FOLDER, MOST_VALUES, read_values
+from ctr.data.kept_values import FOLDER, MOST_VALUES, read_values, values_path
 from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
@@ -169,7 +169,7 @@ def test_shards_are_the_same_without_values_and_a_log_keeps_the_features_it_bega
 def test_a_flipped_byte_is_noticed_and_made_good_by_the_same_files(given, log, tmp_path, capsys):
     ingest(make_mapping(), given, tmp_path / "log", now_us=NOW)
     [first, *_] = read_manifests(tmp_path / "log")
-    path = tmp_path / "log" / FOLDER / first.values.file
+    path = values_path(tmp_path / "log", first.name, first.values)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import small_runs
+from ctr.data.kept_values import values_path
 from ctr.data.log import read_manifests, read_schema
 from ctr.eval.display import fingerprint
 from ctr.eval.report import run_page
@@ -100,7 +101,7 @@ def test_slices_of_a_log_that_cannot_be_read_are_named_by_their_ids(log, tmp_pat
     shown = {"user": {str(one): "user-3", "0": "missing"}, "item": {"4": "id 4"}}
     assert slice_names(schema, log, wanted, {}) == shown and not caplog.records
     damaged = shutil.copytree(log, tmp_path / "damaged")
-    (damaged / "values" / manifest.values.file).write_bytes(b"PAR1")
+    values_path(damaged, manifest.name, manifest.values).write_bytes(b"PAR1")
     for folder in (damaged, tmp_path / "nowhere"):
         names = slice_names(schema, folder, wanted, {})
         assert names == {**shown, "user": {str(one): fingerprint(one), "0": "missing"}}
