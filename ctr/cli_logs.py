@@ -156,8 +156,6 @@ _ROWS = {
     "[INPUT ...]": "files or directories",
     **_OUT,
     "[--max-reject-share SHARE]": "stop when more than this share of the rows is malformed (0.01)",
-    "[--keep-values NAMES]": "keep the raw values of these features beside the log, e.g. user,item, or all (default: "
-    "the mapping's keep_values)",
 }
 _TABLE = {
     **_ROWS,
@@ -179,7 +177,7 @@ def beam_options(more: str = "") -> Takes:
 
 
 def _ingest(arguments: argparse.Namespace) -> None:
-    from ctr.data.mapping import keeping_values, load_format, load_mapping, without_labels
+    from ctr.data.mapping import load_format, load_mapping, without_labels
     from ctr.data.times import read_duration
     from ctr.pipelines.ingest.state import input_files
     from ctr.pipelines.rows.rejects import check_reject_share
@@ -190,8 +188,6 @@ def _ingest(arguments: argparse.Namespace) -> None:
     mapping = (
         load_mapping(arguments.mapping) if arguments.format == "table" else load_format(arguments.format)
     )
-    if arguments.keep_values is not None:
-        mapping = keeping_values(mapping, arguments.keep_values)
     if arguments.without_labels:
         mapping = without_labels(mapping)
     check_reject_share(arguments.max_reject_share)

@@ -238,33 +238,6 @@ def _history(arguments: argparse.Namespace) -> None:
 
 
 @command(
-    "vocabulary",
-    "list the ids that have a row of their own in a run: use, age, norm and value",
-    {
-        "RUN": "run directory",
-        "[--feature NAME]": "list this feature (all whose ids grow)",
-        "[--sort {uses,age,last_seen,norm}]": "what comes first: the most used, the oldest, the last seen or the "
-        "longest embedding (uses)",
-        "[--limit N]": "ids to list (50)",
-        "[--log LOG]": "log with the raw values (the one that the run was trained on)",
-    },
-    sort="uses",
-    limit=50,
-)
-def _vocabulary(arguments: argparse.Namespace) -> None:
-    from ctr.training.run.directory import read_run_model
-
-    read_run_model(arguments.run)
-    if arguments.limit is not None and arguments.limit < 1:
-        raise InputError(f"--limit {arguments.limit}: allowed: 1 and more")
-    load_tensorflow()
-    from ctr.training.analysis.vocabulary import list_vocabulary, vocabulary_content
-
-    found = list_vocabulary(arguments.run, arguments.feature, arguments.sort, arguments.limit, arguments.log)
-    print_result(arguments, vocabulary_content(found), found.as_text())
-
-
-@command(
     "config",
     "print every key of a configuration file with its default, bounds and meaning",
     {
@@ -300,5 +273,5 @@ def _config(arguments: argparse.Namespace) -> None:
 
 COMMANDS = (
     *(_export, _score, _replay, _search, _compare, _evaluate, _report),
-    *(_inspect, _history, _vocabulary, _config),
+    *(_inspect, _history, _config),
 )

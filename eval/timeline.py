@@ -1,6 +1,5 @@
 """Sums of a pass over time, in few enough windows to be kept whole, in a form that two runs can pair."""
 
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -16,15 +15,8 @@ MAX_WINDOWS = 512  # windows that are kept; beyond them, neighbors are merged tw
 GROUPS = 32  # groups of query buckets, over which the intervals of a window run
 
 _SUMS = ("weight", "clicks", "predicted", "loss", "auc_sum", "queries_scored")
-_IDS = ("rows", "missing", "values", "new")
-SLOT_COUNTS = ("occupancy", "capacity", "admitted", "evicted", "refused", "shared", "occurrences")
-"""Counts of the slots of a feature whose ids grow; the first two at the end of a window, the others in it."""
-
 _ENOUGH = 5_000
-_LEVELS = 2
 _PLACE = ("examples", "window_begin", "window_end", "window_examples", "windows")
-_ID_PREFIX = "ids/"
-_SLOT_PREFIX = "slots/"
 
 SERIES = {
     "per_query_auc": ("auc_sum", "queries_scored"),
@@ -46,41 +38,22 @@ class Timeline:
         windows: int64 [W, 5]: rows of the log up to the entry's end, event time of its first and last row in
             microseconds, examples, and the number of windows that it covers.
         sums: float64 [W, 32, 6], `_SUMS`.
-        ids: for each feature int64 [W, 4]: rows, rows without a value, values, and values whose id was new.
-        slots: for each feature whose ids grow int64 [W, 7], `SLOT_COUNTS`.
     """
 
-    def __init__(self, features: Sequence[str] = (), growing: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         self.windows: IntArray = np.zeros((0, len(_PLACE)), np.int64)
         self.sums: FloatArray = np.zeros((0, GROUPS, len(_SUMS)))
-        self.ids: dict[str, IntArray] = {name: np.zeros((0, len(_IDS)), np.int64) for name in features}
-        self.slots: dict[str, IntArray] = {
-            name: np.zeros((0, len(SLOT_COUNTS)), np.int64) for name in growing
-        }
         self._stride = 1
 
     def __len__(self) -> int:
         return len(self.windows)
 
-    def add(
-        self,
-        window: ProgressiveMetrics,
-        examples: int,
-        times: tuple[int, int],
-        ids: Mapping[str, Sequence[int]] | None = None,
-        slots: Mapping[str, Sequence[int]] | None = None,
-    ) -> None:
-        """Adds a window that ends: ``examples`` are rows of the log up to its end, ``times`` microseconds.
-
-        ``ids`` and ``slots`` are as in the attributes, for this window; 0 without.
-        """
+    def add(self, window: ProgressiveMetrics, examples: int, times: tuple[int, int]) -> None:
+        """Adds a window that ends: ``examples`` are rows of the log up to its end, ``times`` microseconds."""
         place = np.array([[examples, *times, int(window.traffic.examples), 1]], np.int64)
-        counts, slot_counts = _rows(ids, self.ids, len(_IDS)), _rows(slots, self.slots, len(SLOT_COUNTS))
         goes_on = bool(len(self)) and self.windows[-1, -1] < self._stride
         self.windows = np.concatenate([self.windows, place])
         self.sums = np.concatenate([self.sums, _grouped(window)[np.newaxis]])
-        self.ids = {name: np.concatenate([known, counts[name]]) for name, known in self.ids.items()}
-        self.slots = {name: np.concatenate([known, slot_counts[name]]) for name, known in self.slots.items()}
         if goes_on:
             self._join(np.arange(len(self) - 1))
         elif len(self) > MAX_WINDOWS:
@@ -89,7 +62,7 @@ class Timeline:
 
     def _join(self, starts: IntArray) -> None:
         coarse = self.joined(starts)
-        self.windows, self.sums, self.ids, self.slots = coarse.windows, coarse.sums, coarse.ids, coarse.slots
+        self.windows, self.sums = coarse.windows, coarse.sums
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Copies the state as plain arrays; `from_arrays` brings it back bit for bit."""
@@ -97,27 +70,18 @@ class Timeline:
             "windows": self.windows.copy(),
             "sums": self.sums.copy(),
             "stride": np.array(self._stride, np.int64),
-            **{_ID_PREFIX + name: counts.copy() for name, counts in self.ids.items()},
-            **{_SLOT_PREFIX + name: counts.copy() for name, counts in self.slots.items()},
         }
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
         """Reads what `to_arrays` wrote; raises ValueError for anything else."""
-        names = [name for name in arrays if name.startswith(_ID_PREFIX)]
-        slots = [name for name in arrays if name.startswith(_SLOT_PREFIX)]
-        missing = [name for name in ("windows", "sums", "stride") if name not in arrays]
-        if missing or len(arrays) != len(names) + len(slots) + 3:
-            raise ValueError(
-                f"Timeline has arrays windows, sums, stride, ids/... and slots/..., got {sorted(arrays)}"
-            )
+        if sorted(arrays) != ["stride", "sums", "windows"]:
+            raise ValueError(f"Timeline has arrays windows, sums and stride, got {sorted(arrays)}")
         count = len(arrays["windows"]) if arrays["windows"].ndim else 0
         allowed = {
             "windows": ((count, len(_PLACE)), np.int64),
             "sums": ((count, GROUPS, len(_SUMS)), np.float64),
             "stride": ((), np.int64),
-            **{name: ((count, len(_IDS)), np.int64) for name in names},
-            **{name: ((count, len(SLOT_COUNTS)), np.int64) for name in slots},
         }
         for name, (shape, dtype) in allowed.items():
             if arrays[name].shape != shape or arrays[name].dtype != dtype:
@@ -127,8 +91,6 @@ class Timeline:
             raise ValueError("Timeline.sums must hold finite numbers")
         timeline = cls()
         timeline.windows, timeline.sums = arrays["windows"].copy(), arrays["sums"].copy()
-        timeline.ids = {name.removeprefix(_ID_PREFIX): arrays[name].copy() for name in names}
-        timeline.slots = {name.removeprefix(_SLOT_PREFIX): arrays[name].copy() for name in slots}
         timeline._stride = int(arrays["stride"])
         return timeline
 
@@ -137,17 +99,12 @@ class Timeline:
         coarse = type(self)()
         if len(starts) == len(self):
             coarse.windows, coarse.sums = self.windows, self.sums
-            coarse.ids, coarse.slots = dict(self.ids), dict(self.slots)
             return coarse
         ends = np.append(starts[1:], len(self)) - 1
         coarse.windows = self.windows[ends].copy()
         coarse.windows[:, 1] = self.windows[starts, 1]
         coarse.windows[:, 3:] = np.add.reduceat(self.windows[:, 3:], starts, axis=0)
         coarse.sums = np.add.reduceat(self.sums, starts, axis=0)
-        coarse.ids = {name: np.add.reduceat(counts, starts, axis=0) for name, counts in self.ids.items()}
-        for name, counts in self.slots.items():
-            coarse.slots[name] = np.add.reduceat(counts, starts, axis=0)
-            coarse.slots[name][:, :_LEVELS] = counts[ends, :_LEVELS]
         return coarse
 
     def estimate(self, metric: str, *, cumulative: bool = False) -> Estimate:
@@ -196,32 +153,6 @@ class Timeline:
         weight = _SUMS.index("weight")
         return same and bool(np.allclose(self.sums[..., weight], other.sums[..., weight], rtol=1e-9))
 
-    def new_share(self, feature: str) -> FloatArray:
-        """Share of a feature's values in each entry whose id was new, [W]; NaN without values."""
-        counts = self.ids[feature]
-        return ratio(counts[:, _IDS.index("new")], counts[:, _IDS.index("values")])
-
-    def missing_share(self, feature: str) -> FloatArray:
-        """Share of rows in each entry without a value of the feature, [W]; NaN without rows."""
-        counts = self.ids[feature]
-        return ratio(counts[:, _IDS.index("missing")], counts[:, _IDS.index("rows")])
-
-    def total(self, feature: str) -> dict[str, int]:
-        """Rows, rows without a value, values, and values whose id was new, of a feature over the pass."""
-        return dict(zip(_IDS, map(int, self.ids[feature].sum(axis=0)), strict=True))
-
-    def slot_series(self, feature: str) -> dict[str, IntArray]:
-        """Each of `SLOT_COUNTS`, [W], of a feature whose ids grow."""
-        return dict(zip(SLOT_COUNTS, self.slots[feature].T, strict=True))
-
-    def slot_total(self, feature: str) -> dict[str, int]:
-        """`SLOT_COUNTS` of a growing feature at the end of the pass, and in all of it; 0 without windows."""
-        counts = self.slots[feature]
-        total = counts.sum(axis=0)
-        if len(counts):
-            total[:_LEVELS] = counts[-1, :_LEVELS]
-        return dict(zip(SLOT_COUNTS, map(int, total), strict=True))
-
 
 def typical_size(examples: IntArray) -> int:
     """Size of the window that the median example is in, from the sizes of at least one [W]."""
@@ -243,10 +174,3 @@ def _grouped(window: ProgressiveMetrics) -> FloatArray:
     )
     grouped: FloatArray = columns.reshape(GROUPS, BUCKETS // GROUPS, len(_SUMS)).sum(axis=1)
     return grouped
-
-
-def _rows(given: Mapping[str, Sequence[int]] | None, names: Iterable[str], width: int) -> dict[str, IntArray]:
-    """For each name its numbers as an entry, int64 [1, width]; 0 where none are given."""
-    return {
-        name: np.array((given or {}).get(name, [0] * width), np.int64).reshape(1, width) for name in names
-    }

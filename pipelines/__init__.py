@@ -2,5 +2,5 @@
 
 ``rows`` reads raw files to Arrow tables; ``ingest`` makes a log of tables of rows, ``events`` of impressions and clicks
 that come apart; ``inference`` finds out what the columns of a table are; ``evaluate`` measures predictions. ``spill``,
-``collisions``, ``beam`` and ``processes`` are what several of them share.
+``beam`` and ``processes`` are what several of them share.
 """

@@ -15,6 +15,7 @@ import pytest
 from ctr import cli_logs
 from ctr.cli import main
 from ctr.config import load_model
+from ctr.data.inspection import inspect_log
 from ctr.data.mapping import load_mapping
 from ctr.pipelines.inference.roles import Choice, Doubt, Options
 from ctr.quickstart import Tools, default_out, run_quickstart
@@ -79,11 +80,10 @@ def test_the_whole_way_once_and_again(place, capfd, small_model):
     assert "gross_usd" in error and "because" in error
     used = {column["column"] for column in result["columns"]}
     assert {one["column"] for one in result["strongest"]} <= used and len(result["strongest"]) == 3
-    # The report shows values, not fingerprints.
-    health = json.loads((folder / "run" / "data_health.json").read_text())
-    [hotels] = [feature for feature in health["features"] if feature["name"] == "prop_id"]
+    # Values are shown, not fingerprints.
+    [hotels] = [feature for feature in inspect_log(folder / "log").features if feature.name == "prop_id"]
     known = {str(hotel) for hotel in hotel_searches(30)["prop_id"]}
-    assert hotels["hashed"] and {one["value"] for one in hotels["top"]} <= known
+    assert hotels.buckets is None and {top.value for top in hotels.top} <= known
 
     # The mapping reads rows that have no labels yet, too.
     assert main(["export", "hotel-quickstart/run", "--out", "models"]) == 0

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from ctr.config import AnyPath, ShortModel, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
 from ctr.data.features import Feature, LabelName, Number, Vector
-from ctr.data.kept_values import KeepValues, check_kept, kept_features
+from ctr.data.kept_values import check_kept
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Schema, make_schema
@@ -155,8 +155,8 @@ class EventMapping(ShortModel):
         largest_value: maximum size of a value, in bytes.
         shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
-        keep_values: features whose raw values are kept beside the log, or ``all``, as in the mapping of a table. Not
-            with ``impressions.hashed``, which have no raw values.
+        keep_values: features whose raw values are kept beside the log, as in the mapping of a table. Not with
+            ``impressions.hashed``, which have no raw values.
     """
 
     left_out = ("labels",)
@@ -176,7 +176,7 @@ class EventMapping(ShortModel):
     sampling: EventSampling | None = None
     teacher: EventTeacher | None = None
     features: tuple[Feature, ...] = Field(min_length=1)
-    keep_values: KeepValues = ()
+    keep_values: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -263,10 +263,6 @@ class EventMapping(ShortModel):
     @property
     def feature_schema(self) -> Schema:
         return make_schema(self.features, self.impressions.derive, labels=self.labels)
-
-    @property
-    def kept_values(self) -> tuple[str, ...]:
-        return kept_features(self.keep_values, self.features)
 
     @property
     def windows_us(self) -> dict[str, tuple[int, int]]:

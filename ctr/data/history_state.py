@@ -27,7 +27,7 @@ from ctr.data.history import (
     look_up_history,
     split_known,
 )
-from ctr.data.kept_values import name_ids
+from ctr.data.kept_values import read_values, value_of_id
 from ctr.data.log import Manifest, list_partitions, manifest_bytes, read_manifests, read_schema
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.schema import MISSING_ID, Schema
@@ -214,13 +214,16 @@ def known_table(log: Path, name: str | None) -> pa.Table:
         )
     history, known = schema.histories[name], Histories(log, schema).known()[name]
     wanted = {history.by: np.unique(known.keys).tolist(), history.of: np.unique(known.values).tolist()}
-    name_id = name_ids(schema, log, wanted)
-    texts = {feature: {one: name_id(feature, one) for one in ids} for feature, ids in wanted.items()}
+    kept = read_values(log, wanted)
+    texts = {
+        feature: {one: value_of_id(schema.by_name[feature], one) or kept[feature].get(one) for one in ids}
+        for feature, ids in wanted.items()
+    }
     for feature, own in texts.items():
         if lacking := sum(text is None for text in own.values()):
             raise InputError(
-                f"{log}: keeps no raw values of {lacking} values of {feature}; allowed: a log with keep_values of "
-                f"{history.by} and {history.of} (ctr ingest ... --keep-values {history.by},{history.of})"
+                f"{log}: keeps no raw values of {lacking} values of {feature}; allowed: a log of a mapping with "
+                f"keep_values: [{history.by}, {history.of}]"
             )
     keys, begins = np.unique(known.keys, return_index=True)
     offsets = np.append(begins, len(known.keys)).astype(np.int32)

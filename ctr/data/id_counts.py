@@ -1,7 +1,6 @@
 """Counts of each id of a feature, in bounded memory: exact as long as that fits, an estimate beyond."""
 
-from collections.abc import Mapping, Sequence
-from typing import Self
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -82,25 +81,13 @@ class BoundedCounts:
         fresh = np.concatenate([ids for ids, _ in self._pending])
         clicked = np.concatenate([clicked for _, clicked in self._pending])
         self._pending, self._waiting = [], 0
-        ids, place = np.unique(fresh, return_inverse=True)
-        counts = [np.bincount(counted, minlength=len(ids)) for counted in (place, place[clicked])]
-        self._join(ids, counts[0], counts[1], splitmix64(ids.astype(np.uint64)))
-
-    def merge(self, other: "BoundedCounts") -> None:
-        self._flush()
-        other._flush()
-        self._exact &= other._exact
-        self._shortfall += other._shortfall
-        # Hashes of ids that were dropped are among the other's.
-        self._join(other._ids, other._all, other._clicked, other._hashes)
-
-    def _join(self, ids: np.ndarray, counts: np.ndarray, clicked: np.ndarray, hashes: np.ndarray) -> None:
-        """Adds counts of different ids; keeps the most frequent ones, and the smallest hashes, sorted."""
-        self._hashes = np.union1d(self._hashes, hashes)[:_SMALLEST_HASHES]
-        ids, place = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
+        new, place = np.unique(fresh, return_inverse=True)
+        counts = [np.bincount(counted, minlength=len(new)) for counted in (place, place[clicked])]
+        self._hashes = np.union1d(self._hashes, splitmix64(new.astype(np.uint64)))[:_SMALLEST_HASHES]
+        ids, place = np.unique(np.concatenate([self._ids, new]), return_inverse=True)
         occurrences, in_clicks = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
-        np.add.at(occurrences, place, np.concatenate([self._all, counts]))
-        np.add.at(in_clicks, place, np.concatenate([self._clicked, clicked]))
+        np.add.at(occurrences, place, np.concatenate([self._all, counts[0]]))
+        np.add.at(in_clicks, place, np.concatenate([self._clicked, counts[1]]))
         if len(ids) > self._kept:
             order = np.lexsort((ids, -occurrences))
             self._shortfall += int(occurrences[order[self._kept]])
@@ -108,27 +95,6 @@ class BoundedCounts:
             stay = np.sort(order[: self._kept])
             ids, occurrences, in_clicks = ids[stay], occurrences[stay], in_clicks[stay]
         self._ids, self._all, self._clicked = ids, occurrences, in_clicks
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Returns all that ``from_arrays`` needs."""
-        self._flush()
-        lost = np.array([not self._exact, self._shortfall], np.int64)
-        return {
-            "ids": self._ids,
-            "all": self._all,
-            "clicked": self._clicked,
-            "hashes": self._hashes,
-            "lost": lost,
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], kept: int = KEPT_IDS) -> Self:
-        """Makes the counters that ``to_arrays`` described."""
-        counts = cls(kept)
-        counts._ids, counts._all, counts._clicked = arrays["ids"], arrays["all"], arrays["clicked"]
-        counts._hashes = arrays["hashes"]
-        counts._exact, counts._shortfall = not arrays["lost"][0], int(arrays["lost"][1])
-        return counts
 
     def distinct(self) -> int:
         self._flush()

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ctr.data.features import AnyFeature, Category, Number
 from ctr.data.id_counts import IdCounts, make_counts
-from ctr.data.kept_values import has_raw_values, read_all_values
+from ctr.data.kept_values import has_raw_values, read_values
 from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
 from ctr.data.number_bits import numbers_of_ids
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
@@ -185,7 +185,7 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
 
 def _with_values(log: Path, features: Sequence[FeatureSummary]) -> tuple[FeatureSummary, ...]:
     wanted = {feature.name: [top.id for top in feature.top if top.value is None] for feature in features}
-    kept = read_all_values(log, wanted)
+    kept = read_values(log, wanted)
 
     def named(feature: FeatureSummary) -> FeatureSummary:
         values = kept[feature.name]

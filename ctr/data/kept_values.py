@@ -1,51 +1,37 @@
-"""Raw values behind ids, kept beside a log where its mapping asks for them (``keep_values``).
+"""Dictionaries of raw values by id, kept beside a log for the features that its mapping names (``keep_values``).
 
 ::
 
-    LOG/values/START-END-HASH.parquet    of one partition; HASH is that of its manifest
+    LOG/values/START-END-HASH.parquet    of one partition; the manifest has its hash
 
-Each file has the columns ``feature``, ``id`` (int64: a fingerprint where ids grow) and ``value``: every combination
-that occurs in the partition once, sorted. It is complete before the partition's manifest is published, is made of the
-partition's rows alone, and is no part of the log's content: a log is the same with it and without.
+Each file has the columns ``feature``, ``id`` (int64: a fingerprint where ids grow) and ``value``, sorted. It is made of
+the partition's rows alone, and complete before the partition's manifest is published. Of several values of one id it
+has the smallest. A feature with more than ``MOST_VALUES`` different values in a partition is not in its dictionary, but
+for features that a history names: ``ctr history`` writes all of their values.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BeforeValidator
 
 from ctr.data.features import AnyFeature, Category, Cross, Number, Text, is_multivalent
-from ctr.data.log import Manifest, manifest_bytes, read_manifests, read_schema
+from ctr.data.log import Manifest, ValuesEntry, read_manifests, read_schema
 from ctr.data.number_bits import numbers_of_ids
-from ctr.data.parquet_files import parquet_bytes, read_columns
+from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.shards import id_matrix
-from ctr.data.state_files import read_state_file, write_state_file
+from ctr.io.files import file_sha256, write_atomic_bytes
 
 FOLDER = "values"
+MOST_VALUES = 10_000
 VALUE_PREFIX = "@value:"
 """Before the name of a feature that of the column with its raw values, beside those of a shard."""
 
-_REMEDY = "restore it from a copy, or delete it to do without its values"
-_COLUMNS = ("feature", "id", "value")
-_SHOWN = 3
 _MISSING = "missing"
-
-
-def _all_or_names(content: Any) -> Any:
-    is_list = isinstance(content, list | tuple) and all(isinstance(name, str) for name in content)
-    if content != "all" and not is_list:
-        raise ValueError("use all, or a list of features such as [user, item]")
-    return content
-
-
-KeepValues = Annotated[Literal["all"] | tuple[str, ...], BeforeValidator(_all_or_names)]
-"""``keep_values`` of a mapping: names of features, or ``all`` that have raw values."""
 
 
 def has_raw_values(feature: AnyFeature) -> bool:
@@ -72,26 +58,19 @@ def value_of_id(feature: AnyFeature, number: int) -> str | None:
     return f"{edges[-1]} and more" if number > len(edges) else f"{edges[number - 2]} to {edges[number - 1]}"
 
 
-def kept_features(names: KeepValues, features: Sequence[AnyFeature]) -> tuple[str, ...]:
-    """Selects the features whose raw values are kept, in the order of ``features``."""
-    with_values = (feature.name for feature in features if has_raw_values(feature))
-    return tuple(name for name in with_values if names == "all" or name in names)
-
-
-def check_kept(names: KeepValues, features: Sequence[AnyFeature]) -> None:
+def check_kept(names: Sequence[str], features: Sequence[AnyFeature]) -> None:
     """Raises ValueError, with what is allowed, for a name that is there twice or of no feature with raw values."""
-    if names == "all":
-        return
-    allowed = ", ".join(kept_features("all", features)) or "none of this mapping"
+    with_values = [feature.name for feature in features if has_raw_values(feature)]
+    allowed = ", ".join(with_values) or "none of this mapping"
     known = {feature.name for feature in features}
     for place, name in enumerate(names):
         if name in names[:place]:
             raise ValueError(f"keep_values names {name} twice; each feature is named once")
         if name not in known:
-            raise ValueError(f"keep_values names {name}, which is not a feature; allowed: all, or {allowed}")
-        if name not in kept_features("all", features):
+            raise ValueError(f"keep_values names {name}, which is not a feature; allowed: {allowed}")
+        if name not in with_values:
             raise ValueError(
-                f"keep_values names {name}, whose ids say by themselves what they stand for; allowed: all, or {allowed}"
+                f"keep_values names {name}, whose ids say by themselves what they stand for; allowed: {allowed}"
             )
 
 
@@ -119,27 +98,65 @@ def without_values(table: pa.Table) -> pa.Table:
     return table.drop_columns([name for name in table.column_names if name.startswith(VALUE_PREFIX)])
 
 
-def partition_values(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.Table:
-    """Lists the values behind the ids of the features ``kept`` in ``rows``, each combination once, sorted."""
-    known = schema.by_name
+def with_values(
+    log: Path, schema: Schema, kept: Sequence[str], manifest: Manifest, rows: pa.Table
+) -> Manifest:
+    """Adds the dictionary of the features ``kept`` to a partition that is not published yet.
+
+    ``rows`` are those of the partition, with ``value_columns``.
+    """
+    values = value_dictionary(schema, kept, rows) if kept else _DICTIONARY.empty_table()
+    if not values.num_rows:
+        return manifest
+    content = parquet_bytes(values)
+    digest = hashlib.sha256(content).hexdigest()
+    entry = ValuesEntry(bytes=len(content), sha256=digest)
+    path = values_path(log, manifest.name, entry)
+    if not path.exists() or file_sha256(path) != digest:
+        write_atomic_bytes(path, content)
+    return manifest.model_copy(update={"values": entry})
+
+
+def values_path(log: Path, partition: str, entry: ValuesEntry) -> Path:
+    """Returns the path of the dictionary of a partition."""
+    return log / FOLDER / f"{partition}-{entry.sha256[:16]}.parquet"
+
+
+def value_dictionary(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.Table:
+    """Lists what the ids of the features ``kept`` in ``rows`` stand for: ``feature``, ``id``, ``value``, sorted."""
+    unlimited = {name for history in schema.histories.values() for name in history.names}
     ids = _IdsOfRows(schema, rows)
-    parts = []
-    for name in kept:
-        feature = known[name]
-        pairs = ids.crossed(feature) if isinstance(feature, Cross) else (ids.of(name), ids.raw(name))
-        table = pa.table(dict(zip(_COLUMNS[1:], (pa.array(pairs[0], pa.int64()), pairs[1]), strict=True)))
-        table = table.filter(pc.and_(pc.not_equal(table["id"], MISSING_ID), pc.is_valid(table["value"])))
-        table = table.group_by(list(_COLUMNS[1:])).aggregate([])
-        column = pa.array([name], pa.large_string()).take(pa.array(np.zeros(table.num_rows, np.int32)))
-        parts.append(table.add_column(0, _COLUMNS[0], column))
-    return pa.concat_tables(parts).sort_by([(name, "ascending") for name in _COLUMNS]).combine_chunks()
+    parts = [_DICTIONARY.empty_table()]
+    for name in sorted(kept):
+        table = ids.pairs(schema.by_name[name])
+        table = table.filter(pc.not_equal(table["id"], MISSING_ID))
+        if table.num_rows > MOST_VALUES and name not in unlimited:
+            continue
+        table = table.sort_by([("id", "ascending"), ("value", "ascending")])
+        is_first = np.diff(table["id"].to_numpy(), prepend=MISSING_ID) != 0
+        table = table.filter(pa.array(is_first))
+        feature = pa.array([name] * table.num_rows, pa.large_string())
+        parts.append(table.add_column(0, "feature", feature).cast(_DICTIONARY))
+    return pa.concat_tables(parts).combine_chunks()
+
+
+_DICTIONARY = pa.schema([("feature", pa.large_string()), ("id", pa.int64()), ("value", pa.large_string())])
 
 
 class _IdsOfRows:
     def __init__(self, schema: Schema, rows: pa.Table) -> None:
         self._schema, self._rows, self._matrix = schema, rows, id_matrix(rows, schema)
 
-    def of(self, name: str) -> np.ndarray:
+    def pairs(self, feature: AnyFeature) -> pa.Table:
+        """Lists the ids of a feature, each with all values that it stands for."""
+        if isinstance(feature, Cross):
+            return self._crossed(feature)
+        table = pa.table(
+            {"id": pa.array(self._of(feature.name), pa.int64()), "value": self._raw(feature.name)}
+        )
+        return table.group_by(["id", "value"]).aggregate([])
+
+    def _of(self, name: str) -> np.ndarray:
         if name in self._schema.single_valued:
             return self._matrix[:, self._schema.single_valued.index(name)]
         return self._list(name).flatten().to_numpy()
@@ -147,132 +164,58 @@ class _IdsOfRows:
     def _list(self, name: str) -> pa.Array:
         return self._rows.column(name).combine_chunks()
 
-    def raw(self, name: str) -> pa.Array:
-        """Null where the values of a row of a multivalent feature were not kept."""
+    def _raw(self, name: str) -> pa.Array:
         column = self._rows.column(VALUE_PREFIX + name).combine_chunks()
-        if name in self._schema.single_valued:
-            return column
-        if not column.null_count:
-            return column.flatten()
-        # Rows of an earlier ingest, which kept none.
-        places = np.full(int(self._lengths(name).sum()), -1)
-        there = np.repeat(column.is_valid().to_numpy(zero_copy_only=False), self._lengths(name))
-        places[there] = np.arange(np.count_nonzero(there))
-        return column.flatten().take(pa.array(places, mask=places < 0))
+        return column if name in self._schema.single_valued else column.flatten()
 
-    def _lengths(self, name: str) -> np.ndarray:
-        return np.diff(self._list(name).offsets.to_numpy())
-
-    def crossed(self, feature: Cross) -> tuple[np.ndarray, pa.Array]:
-        """Different ids of a cross, each with the values of its parts where it first occurs with them."""
+    def _crossed(self, feature: Cross) -> pa.Table:
+        """Lists the ids of a cross, each with the values of all parts that it is made of."""
         rows = np.arange(self._rows.num_rows)
         if feature.name in self._schema.multivalent:
-            rows = np.repeat(rows, self._lengths(feature.name))
-        there = np.flatnonzero(self._are_kept(feature)[rows])
-        ids, first = np.unique(self.of(feature.name)[there], return_index=True)
-        first = there[first]
-        rows = rows[first]
-        parts = [self._part(part, first if part in self._schema.multivalent else rows) for part in feature.of]
-        return ids, pc.binary_join_element_wise(*parts, pa.scalar(" x ", pa.large_string()))
-
-    def _are_kept(self, feature: Cross) -> np.ndarray:
-        kept = np.ones(self._rows.num_rows, bool)
-        for name in feature.of:
-            if not isinstance(self._schema.by_name[name], Number):
-                kept &= pc.is_valid(self._rows.column(VALUE_PREFIX + name)).to_numpy()
-        return kept
+            rows = np.repeat(rows, np.diff(self._list(feature.name).offsets.to_numpy()))
+        places = np.arange(len(rows))
+        at = {part: places if part in self._schema.multivalent else rows for part in feature.of}
+        ids = {part: self._of(part)[at[part]] for part in feature.of}
+        # No feature has these names.
+        table = pa.table({"": self._of(feature.name), **ids, "@first": places})
+        different = table.group_by(["", *feature.of]).aggregate([("@first", "min")])
+        first = different["@first_min"].to_numpy()
+        parts = [self._part(part, at[part][first]) for part in feature.of]
+        values = pc.binary_join_element_wise(*parts, pa.scalar(" x ", pa.large_string()))
+        return pa.table({"id": different[""].cast(pa.int64()), "value": values})
 
     def _part(self, name: str, places: np.ndarray) -> pa.Array:
         feature = self._schema.by_name[name]
         if isinstance(feature, Number):
-            numbers, codes = np.unique(self.of(name)[places], return_inverse=True)
+            numbers, codes = np.unique(self._of(name)[places], return_inverse=True)
             texts = pa.array([value_of_id(feature, one) for one in numbers.tolist()], pa.large_string())
             return texts.take(pa.array(codes))
-        values = self.raw(name).take(pa.array(places))
+        values = self._raw(name).take(pa.array(places))
         return pc.if_else(pc.equal(values, ""), pa.scalar(_MISSING, pa.large_string()), values)
 
 
-def values_path(log: Path, manifest: Manifest) -> Path:
-    """Returns the path of the values of a partition."""
-    digest = hashlib.sha256(manifest_bytes(manifest)).hexdigest()
-    return log / FOLDER / f"{manifest.name}-{digest[:16]}.parquet"
+def read_values(log: Path, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
+    """Reads what ids stand for, by feature, as far as the dictionaries say; of several values of one id the smallest.
 
-
-def write_values(log: Path, manifest: Manifest, values: pa.Table) -> None:
-    """Writes the values of a partition, which is not published before; the same values give the same bytes."""
-    write_state_file(values_path(log, manifest), parquet_bytes(values))
-
-
-def move_values(log: Path, before: Manifest, after: Manifest) -> None:
-    """Names the values of a partition, if there are any, by another manifest of it."""
-    if after != before and (path := values_path(log, before)).is_file():
-        write_state_file(values_path(log, after), read_state_file(path, _REMEDY).to_pybytes())
-        path.unlink(missing_ok=True)
-
-
-def read_values(log: Path | str, feature: str, ids: Iterable[int]) -> dict[int, str]:
-    """Reads the raw values behind ids of a feature, as far as kept; several of one id are joined by ``|``."""
-    return read_all_values(log, {feature: ids})[feature]
-
-
-def read_all_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-    """Reads the same for several features in one pass."""
-    log = Path(log)
-    sought = {name: {*numbers} - {MISSING_ID} for name, numbers in wanted.items()}
-    if not any(sought.values()) or not (log / FOLDER).is_dir():
-        return {name: {} for name in wanted}
+    Raises InputError: a dictionary is missing or damaged.
+    """
     # What a history lists are values of another feature.
     listed = {name: history.of for name, history in read_schema(log).histories.items()}
     kept_as = {name: listed.get(name, name) for name in wanted}
-    of_kept: dict[str, set[int]] = {}
-    for name, numbers in sought.items():
-        of_kept.setdefault(kept_as[name], set()).update(numbers)
-    texts = _read_kept(log, of_kept)
+    sought: dict[str, set[int]] = {name: set() for name in kept_as.values()}
+    for name, ids in wanted.items():
+        sought[kept_as[name]].update(ids)
+    texts: dict[str, dict[int, str]] = {name: {} for name in sought}
+    columns = {name: pa.array(sorted(ids), pa.int64()) for name, ids in sought.items() if ids}
+    for manifest in read_manifests(log) if columns else ():
+        if (entry := manifest.values) is not None:
+            table = read_verified_parquet(values_path(log, manifest.name, entry), entry.bytes, entry.sha256)
+            for name, ids in columns.items():
+                found = pc.and_(pc.equal(table["feature"], name), pc.is_in(table["id"], ids))
+                part = table.filter(found)
+                for one, value in zip(part["id"].to_pylist(), part["value"].to_pylist(), strict=True):
+                    texts[name][one] = min(value, texts[name].get(one, value))
     return {
-        name: {one: texts[kept_as[name]][one] for one in sorted(numbers) if one in texts[kept_as[name]]}
-        for name, numbers in sought.items()
+        name: {one: texts[kept_as[name]][one] for one in sorted(set(ids)) if one in texts[kept_as[name]]}
+        for name, ids in wanted.items()
     }
-
-
-def _read_kept(log: Path, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-    ids = {name: pa.array(sorted(numbers), pa.int64()) for name, numbers in wanted.items()}
-    found: dict[str, dict[int, list[str]]] = {name: {} for name in wanted}
-    for manifest in read_manifests(log):
-        path = values_path(log, manifest)
-        # Partitions from before ``keep_values`` have none.
-        if path.exists():
-            for batch in read_columns(path, _COLUMNS, read_state_file(path, _REMEDY)):
-                _collect(batch, ids, found)
-    return {name: {one: _shown(texts) for one, texts in own.items()} for name, own in found.items()}
-
-
-def _collect(
-    batch: pa.RecordBatch, ids: Mapping[str, pa.Array], found: Mapping[str, dict[int, list[str]]]
-) -> None:
-    features = batch.column("feature")
-    for name in pc.unique(features).to_pylist():
-        if name not in ids:
-            continue
-        of_feature = batch.filter(pc.and_(pc.equal(features, name), pc.is_in(batch.column("id"), ids[name])))
-        columns = (of_feature.column(column).to_pylist() for column in ("id", "value"))
-        for number, value in zip(*columns, strict=True):
-            texts = found[name].setdefault(number, [])
-            if value not in texts and len(texts) <= _SHOWN:
-                texts.append(value)
-
-
-def _shown(texts: Sequence[str]) -> str:
-    return " | ".join([*texts[:_SHOWN], *(["..."] if len(texts) > _SHOWN else [])])
-
-
-def name_ids(
-    schema: Schema, log: Path, wanted: Mapping[str, Iterable[int]]
-) -> Callable[[str, int], str | None]:
-    """Makes a function that names the ids in ``wanted``, by schema or kept values; None where neither says."""
-    hashed = {name: ids for name, ids in wanted.items() if has_raw_values(schema.by_name[name])}
-    kept = read_all_values(log, hashed)
-
-    def name_id(feature: str, one: int) -> str | None:
-        return value_of_id(schema.by_name[feature], one) or kept.get(feature, {}).get(one)
-
-    return name_id

@@ -6,7 +6,7 @@
     LOG/manifests/START-END.json         one partition [START, END) of query time, in microseconds, and its own hash
     LOG/shards/START-END-N-HASH.parquet  rows sorted by (query_time, query_id, example_id) (shards.py)
     LOG/sidecars/NAME/                   columns written later, keyed by example_id (sidecar.py)
-    LOG/values/                          the raw values behind ids, where they are kept (kept_values.py)
+    LOG/values/START-END-HASH.parquet    values behind the partition's ids, where they are kept (kept_values.py)
 
 A shard is complete before its name appears, and counts only once a manifest names it; a manifest is created
 exclusively. So a partition is there whole or not at all, also with several publishers, and publishing it again gives
@@ -48,14 +48,22 @@ class ShardEntry(StrictModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class ValuesEntry(StrictModel):
+    """Entry of a dictionary of values in a manifest; its file is named by the partition and the hash."""
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
 class Manifest(ShortModel):
     """One published partition [start, end) of query time, in microseconds, and the ``distinct`` ids that grow in it.
 
     ``pages``: its queries of several rows, as ``ctr.data.query_size.find_pages`` counts them; empty where they are not
-    counted (``ctr.data.shards.stage_partition``). ``labeled``: False where the rows have no labels.
+    counted (``ctr.data.shards.stage_partition``). ``labeled``: False where the rows have no labels. ``values``: the
+    dictionary of its values; None where it has none.
     """
 
-    left_out = ("distinct", "pages", "labeled")
+    left_out = ("distinct", "pages", "labeled", "values")
     format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
     start: int = Field(ge=0, lt=MAX_TIME_US)
     end: int = Field(gt=0, le=MAX_TIME_US)
@@ -68,6 +76,7 @@ class Manifest(ShortModel):
     distinct: dict[str, int] = {}
     pages: Pages = {}
     labeled: bool = True
+    values: ValuesEntry | None = None
 
     @property
     def name(self) -> str:

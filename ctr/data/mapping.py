@@ -16,7 +16,7 @@ from pydantic import (
 from ctr.config import LocalName, ShortModel, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
 from ctr.data.features import Category, Feature, LabelName, Number, Text, Vector
-from ctr.data.kept_values import KeepValues, check_kept, kept_features
+from ctr.data.kept_values import check_kept
 from ctr.data.schema import Schema, make_schema
 from ctr.data.time_formats import check_format
 from ctr.data.times import DAY_US, Duration, duration_us
@@ -407,8 +407,9 @@ class Mapping(ShortModel):
             memory.
         shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
-        keep_values: features whose raw values are kept beside the log, or ``all``: reports and ``ctr vocabulary`` then
-            show the values behind ids. Only hashed features have any: no numbers, vectors and vocabularies.
+        keep_values: features whose raw values are kept beside the log, where a partition has at most 10,000 of them:
+            reports and ``ctr inspect`` then show the values behind ids. Only hashed features have any: no numbers,
+            vectors and vocabularies.
     """
 
     left_out = ("labels",)
@@ -424,7 +425,7 @@ class Mapping(ShortModel):
     partition: Duration
     shard_rows: int = Field(default=1_000_000, ge=1)
     features: tuple[Feature, ...] = Field(min_length=1)
-    keep_values: KeepValues = ()
+    keep_values: tuple[str, ...] = ()
 
     @field_validator("query", mode="before", json_schema_input_type=Query | Literal["none"] | None)
     @classmethod
@@ -454,10 +455,6 @@ class Mapping(ShortModel):
             )
         check_kept(self.keep_values, self.features)
         return self
-
-    @property
-    def kept_values(self) -> tuple[str, ...]:
-        return kept_features(self.keep_values, self.features)
 
     @property
     def feature_schema(self) -> Schema:
@@ -526,12 +523,6 @@ class Mapping(ShortModel):
 def load_mapping(path: Path) -> Mapping:
     """Reads and validates a mapping file. Raises InputError with one line that names every fault."""
     return parse_model(Mapping, read_yaml(path, "mapping"), f"mapping {path}")
-
-
-def keeping_values(mapping: MappingT, names: str) -> MappingT:
-    """Makes a mapping keep the values of the features ``names``, parted by commas, or of ``all``; else InputError."""
-    kept = names if names == "all" else tuple(name.strip() for name in names.split(","))
-    return parse_model(type(mapping), {**dict(mapping), "keep_values": kept}, "--keep-values")
 
 
 def without_labels(mapping: Mapping) -> Mapping:

@@ -115,12 +115,12 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
     return (*record.earlier, AppliedSampling(name=record.name, config=record.config))
 
 
-def adopt_record(path: Path, record: StrictModel, free: Sequence[str] = ()) -> None:
-    """Creates the file, or raises InputError where it has other content, but for the keys ``free``, which it keeps."""
+def adopt_record(path: Path, record: StrictModel) -> None:
+    """Creates the file, or raises InputError where it has other content."""
     if create_exclusively(path, dump_yaml(record).encode()):
         return
     before = load_model(type(record), path, "record of sampling")
-    old, new = (one.model_dump(mode="json", exclude=set(free)) for one in (before, record))
+    old, new = (one.model_dump(mode="json") for one in (before, record))
     differences = differing_keys(old, new)
     if differences:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Files of state that a later command reads again: held rows, histories, events in a spool, raw values.
+"""Files of state that a later command reads again: held rows, histories, events in a spool.
 
 Their content is followed by 32 bytes: the SHA-256 of the file's folder and name, and of the content. So a flipped bit,
 a file that was cut, and two files that changed places are noticed before anything is made of them.

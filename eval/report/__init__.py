@@ -15,7 +15,7 @@ from ctr.eval import display
 from ctr.eval.report import page
 from ctr.eval.report.comparison import comparison_section
 from ctr.eval.report.faults import Fault
-from ctr.eval.report.features import health_section, slices_section
+from ctr.eval.report.features import shares_section, slices_section
 from ctr.eval.report.groups import calibration_section, gain_section, predictions_section, query_size_section
 from ctr.eval.report.html import check_page, render_page, write_page
 from ctr.eval.report.importance import importance_section
@@ -84,7 +84,7 @@ def run_page(runs: Sequence[ShownRun]) -> page.Page:
         slices_section(runs),
         query_size_section(runs),
         predictions_section(runs),
-        health_section(runs),
+        shares_section(runs),
         _faults(runs),
         _configuration(runs),
     )

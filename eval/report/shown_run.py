@@ -14,10 +14,10 @@ from ctr.eval.arrays import IntArray, ratio
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.click_ratio import describe, judge
 from ctr.eval.importance import Importance
-from ctr.eval.report.data_health import DataHealth, read_data_health
 from ctr.eval.report.faults import Fault, faults_of
 from ctr.eval.report.page import Mark
 from ctr.eval.timeline import Timeline, typical_size
+from ctr.io.errors import InputError
 
 COUNTS = {
     "log_rows": "rows of the log",
@@ -76,6 +76,45 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class FeatureShares:
+    """A feature of a run, with the shares of rows without a value and of numbers that are far from the others."""
+
+    name: str
+    kind: str
+    missing: float | None  # None without rows
+    out_of_range: float | None  # None of what has no statistics
+
+
+def feature_shares(run: run_files.Run) -> tuple[FeatureShares, ...]:
+    """Reads the shares in summary.json; raises InputError where they are damaged."""
+    shares = []
+    for name, entry in _entries(run, "features").items():
+        values = [entry.get(key) for key in ("missing", "out_of_range")]
+        if not all(one is None or (isinstance(one, int | float) and 0 <= one <= 1) for one in values):
+            raise InputError(f"{run.folder / 'summary.json'}: features.{name} must have shares from 0 to 1")
+        shares.append(FeatureShares(name, str(entry.get("kind")), *values))
+    return tuple(shares)
+
+
+def slice_names(run: run_files.Run) -> dict[str, dict[int, str]]:
+    """Reads the names of slices in summary.json, by feature and id; raises InputError where they are damaged."""
+    try:
+        return {
+            feature: {int(one): str(name) for one, name in names.items()}
+            for feature, names in _entries(run, "slice_names").items()
+        }
+    except ValueError as error:
+        raise InputError(f"{run.folder / 'summary.json'}: slice_names: {error!s:.120}") from None
+
+
+def _entries(run: run_files.Run, key: str) -> dict[str, dict[str, Any]]:
+    found = run.summary.get(key)
+    if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
+        raise InputError(f"{run.folder / 'summary.json'}: {key} must be an object of objects")
+    return found
+
+
+@dataclass(frozen=True)
 class ShownRun:
     """A run with its name, its look in all plots, and its tables."""
 
@@ -87,7 +126,8 @@ class ShownRun:
     windows: pd.DataFrame  # at most `MAX_WINDOWS`
     windows_read: int  # how many the pass has
     timeline: Timeline  # at most `MAX_WINDOWS` entries
-    health: DataHealth
+    features: tuple[FeatureShares, ...]
+    slice_names: dict[str, dict[int, str]]  # by feature and id, in the order of a table
     deciles: pd.DataFrame  # calibration by decile of prediction
     importance: Importance | None  # of the features; None when the run did not measure it
     sizes: pd.DataFrame  # PerQueryAUC by query size
@@ -174,7 +214,8 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 windows=_merged(windows, starts),
                 windows_read=len(windows),
                 timeline=timeline.joined(point_starts(timeline.windows[:, 3])),
-                health=read_data_health(folder),
+                features=feature_shares(run),
+                slice_names=slice_names(run),
                 deciles=calibration_buckets(run.metrics.auc),
                 importance=run_files.read_importance(folder),
                 sizes=run.metrics.per_query_auc.by_size(),

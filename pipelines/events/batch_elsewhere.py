@@ -9,53 +9,37 @@
 # mypy: allow-untyped-calls
 
 import hashlib
-import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-import numpy as np
 import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.transforms.window import GlobalWindows
 
 from ctr.data.event_mapping import EventMapping
-from ctr.data.schema import Schema
-from ctr.io.arrays import read_arrays
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.beam import run_pipeline
-from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.accounts import UnitReport, report_bytes, report_of
 from ctr.pipelines.events.parts import parts_of, tables_of
 from ctr.pipelines.events.read import Unit, read_unit
 from ctr.pipelines.events.rules import partition_rules
 from ctr.pipelines.events.steps import route_chunk, stage_events
 
-_MANIFEST, _REPORT, _IDS = "manifest", "report", "ids"
+_MANIFEST, _REPORT = "manifest", "report"
 _OUTCOME = pa.schema([("what", pa.string()), ("place", pa.int64()), ("content", pa.large_binary())])
 
 Finding = tuple[str, int, bytes]  # what it is, the number of its unit or begin of its partition, its content
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the workers of a batch have done."""
-
-    reports: list[UnitReport]  # of all units, in their order
-    staged: list[tuple[int, bytes]]  # as ``publish_staged`` takes them
-    met: Collisions  # the ids of the examples
-
-
 def run_elsewhere(
     mapping: EventMapping, log: Path, units: Sequence[Unit], options: PipelineOptions
-) -> Outcome:
+) -> tuple[list[UnitReport], list[tuple[int, bytes]]]:
     """Reads units, and joins and stages their partitions; no manifest is published yet.
 
-    The log was begun. Its workers see it under its path. Raises InputError: of a worker, or of
-    a runner; or the workers write elsewhere.
+    Returns the reports of all units, in their order, and what ``publish_staged`` takes. The log was begun. Its workers
+    see it under its path. Raises InputError: of a worker, or of a runner; or the workers write elsewhere.
     """
     names = [f"{unit.kind}\0{unit.name}\0{unit.row_groups}" for unit in units]
     path = log / f".outcome-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}"
@@ -68,11 +52,7 @@ def run_elsewhere(
     path.unlink(missing_ok=True)
     reports = [report_of(content) for what, _, content in found if what == _REPORT]
     staged = [(start, content) for what, start, content in found if what == _MANIFEST]
-    met = Collisions(mapping.feature_schema)
-    for what, _, content in found:
-        if what == _IDS:
-            met.merge(read_arrays(io.BytesIO(content)))
-    return Outcome(reports, staged, met)
+    return reports, staged
 
 
 class JoinElsewhere(beam.PTransform[Any, Any]):
@@ -93,11 +73,10 @@ class JoinElsewhere(beam.PTransform[Any, Any]):
         joined = (
             read.parts
             | "By partition" >> beam.GroupByKey()
-            | "Stage" >> beam.ParDo(_Stage(self._mapping, self._log)).with_outputs(_IDS, main=_MANIFEST)
+            | "Stage" >> beam.ParDo(_Stage(self._mapping, self._log))
         )
-        ids = joined[_IDS] | "All ids" >> beam.CombineGlobally(_merge_ids, self._mapping.feature_schema)
         return (
-            (read[_REPORT], joined[_MANIFEST], ids)
+            (read[_REPORT], joined)
             | "All findings" >> beam.Flatten()
             | "To one worker" >> beam.Map(_keyed).with_output_types(tuple[bytes, Finding])
             | "At the end" >> beam.GroupByKey()
@@ -122,37 +101,16 @@ class _Route(beam.DoFn):
 
 @beam.typehints.with_output_types(Finding)
 class _Stage(beam.DoFn):
-    # A partition's manifest, whose shards are complete; of each bundle the ids of its examples.
+    # A partition's manifest, whose shards are complete.
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         self._mapping, self._log, self._rules = mapping, log, partition_rules(mapping)
 
-    def start_bundle(self) -> None:
-        self._met = Collisions(self._mapping.feature_schema)
-
     def process(self, element: tuple[int, Iterable[tuple[str, bytes]]]) -> Iterator[Finding]:
         start, parts = element
         found = tables_of(parts)
-        examples, manifest = stage_events(self._log, self._mapping, start, found)
-        self._met.add(examples)
-        if manifest:
+        if manifest := stage_events(self._log, self._mapping, start, found):
             yield _MANIFEST, start, manifest
-
-    def finish_bundle(self) -> Iterator[Any]:
-        yield beam.pvalue.TaggedOutput(_IDS, GlobalWindows.windowed_value(_ids_bytes(self._met)))
-
-
-def _ids_bytes(met: Collisions) -> Finding:
-    content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, **met.to_arrays())
-    return _IDS, 0, content.getvalue()
-
-
-def _merge_ids(found: Iterable[Finding], schema: Schema) -> Finding:
-    met = Collisions(schema)
-    for _, _, content in found:
-        met.merge(read_arrays(io.BytesIO(content)))
-    return _ids_bytes(met)
 
 
 def _keyed(finding: Finding) -> tuple[bytes, Finding]:
@@ -164,6 +122,4 @@ def _write_outcome(element: tuple[bytes, Iterable[Finding]], path: Path) -> None
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, _OUTCOME) as writer:
         writer.write_table(pa.Table.from_pylist(rows, schema=_OUTCOME))
-    # What a worker that was lost has written is gone first: ids may have been merged in another order.
-    path.unlink(missing_ok=True)
     write_atomic_bytes(path, sink.getvalue().to_pybytes())

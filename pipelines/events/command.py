@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ctr.data.event_mapping import EventMapping, load_event_mapping
 from ctr.data.log import Manifest, check_log, read_manifests
-from ctr.data.mapping import keeping_values
 from ctr.io.errors import InputError
 from ctr.io.signals import stop_signals
 from ctr.pipelines.events.drivers import FollowSettings, KafkaSettings, choose_settings
@@ -29,8 +28,6 @@ def check_events(arguments: argparse.Namespace) -> EventMapping:
     something else.
     """
     mapping = load_event_mapping(arguments.mapping)
-    if arguments.keep_values is not None:
-        mapping = keeping_values(mapping, arguments.keep_values)
     check_reject_share(arguments.max_reject_share)
     choose_settings(arguments)
     check_log(arguments.out, mapping.feature_schema)
@@ -87,7 +84,7 @@ def _run_watch(
         progress = watch_events(
             mapping, arguments.input, arguments.out, watched, lambda: stop() is not None, _report_progress
         )
-    return dataclasses.asdict(progress), _progress_text(progress) + _live_note(arguments, mapping)
+    return dataclasses.asdict(progress), _progress_text(progress)
 
 
 def _run_stream(
@@ -114,15 +111,7 @@ def _run_stream(
     manifests = read_manifests(log)
     rows = sum(manifest.rows for manifest in manifests)
     result = {"partitions": len(manifests), "rows": rows, "last_published": last_published(log)}
-    return result, f"{len(manifests)} partitions, {rows} examples" + _live_note(arguments, mapping)
-
-
-def _live_note(arguments: argparse.Namespace, mapping: EventMapping) -> str:
-    from ctr.pipelines.collisions import hashed_buckets
-
-    # A job knows what it met since it began alone.
-    shares = bool(hashed_buckets(mapping.feature_schema))
-    return f"\nctr inspect {arguments.out} estimates how many values share an id" if shares else ""
+    return result, f"{len(manifests)} partitions, {rows} examples"
 
 
 def _report_progress(progress: "Progress", published: list[Manifest]) -> None:

@@ -22,15 +22,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from ctr.data.event_mapping import EventMapping
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, remove_temporaries
 from ctr.io.locks import hold
-from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.accounts import (
     AbsentColumns,
     EventCounts,
@@ -102,8 +99,6 @@ class EventsResult:
     examples: int
     clicks: int  # examples with label 1
     counters: dict[str, int]  # the sums of the partitions' counters
-    # Of each feature with ``buckets`` the estimated share of its values that share their id.
-    shared_ids: dict[str, float]
     warnings: list[str]
     seconds: dict[str, float]  # of each stage
 
@@ -165,7 +160,6 @@ def ingest_events(
         columns.check()
 
     if runner is None:
-        collisions = Collisions(mapping.feature_schema)
         with spill_folder(log) as spool:
             job = _Job(mapping, log, spool, _BATCH_THREADS)
             reports = job.read(units, keep_going=False)
@@ -173,17 +167,16 @@ def ingest_events(
             job.progress.clock_us = job.drained_clock(
                 arrivals_reached(reports, dict.fromkeys(mapping.kinds, -1))
             )
-            published = job.publish(collisions)
+            published = job.publish()
             left = job.open_starts()
             pending = count_impressions(spool, left)
     else:
         from ctr.pipelines.events.batch_elsewhere import run_elsewhere
 
         left, pending = [], 0
-        outcome = run_elsewhere(mapping, log, units, runner)
-        accept(outcome.reports)
-        published = list(publish_staged(log, mapping, histories_of(log, mapping), outcome.staged))
-        collisions = outcome.met
+        reports, staged = run_elsewhere(mapping, log, units, runner)
+        accept(reports)
+        published = list(publish_staged(log, mapping, histories_of(log, mapping), staged))
     seconds["join"] = time.perf_counter() - begun - seconds["spool"]
     seconds["total"] = time.perf_counter() - begun
     counters, examples = sum_counters(published), sum(manifest.rows for manifest in published)
@@ -199,8 +192,7 @@ def ingest_events(
         examples,
         sum(manifest.clicks for manifest in published),
         counters,
-        collisions.shares(),
-        [*left_out_warnings(left), *collisions.warnings()],
+        list(left_out_warnings(left)),
         seconds,
     )
 
@@ -280,7 +272,7 @@ class _Job:
         write_report(self.spool, unit, report)
         return report
 
-    def _stage(self, start: int) -> tuple[pa.Table, bytes]:
+    def _stage(self, start: int) -> bytes:
         return stage_events(self.log, self.mapping, start, read_partition(self.spool, self.rules, start))
 
     def drained_clock(self, arrived: Mapping[Kind, int]) -> int:
@@ -297,11 +289,8 @@ class _Job:
         """Lists the partitions with events that are not published."""
         return [start for start in list_starts(self.spool) if start > self.last_published]
 
-    def publish(self, collisions: Collisions | None = None) -> list[Manifest]:
-        """Publishes the partitions that are closed by the clock, in order, and deletes what no later one needs.
-
-        Adds the ids of their examples to ``collisions``.
-        """
+    def publish(self) -> list[Manifest]:
+        """Publishes the partitions that are closed by the clock, in order, and deletes what no later one needs."""
         starts = [
             start
             for start in list_starts(self.spool)
@@ -309,12 +298,8 @@ class _Job:
         ]
         if not starts:
             return []
-        staged = []
         with ThreadPoolExecutor(self._threads) as pool:
-            for start, (examples, manifest) in zip(starts, pool.map(self._stage, starts), strict=True):
-                staged.append((start, manifest))
-                if collisions is not None:
-                    collisions.add(examples)
+            staged = list(zip(starts, pool.map(self._stage, starts), strict=True))
         published = list(publish_staged(self.log, self.mapping, self._histories, staged))
         self.last_published = max([self.last_published, *starts])
         self.progress.published += len(published)

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.history_state import Histories
-from ctr.data.kept_values import move_values, partition_values, without_values, write_values
+from ctr.data.kept_values import with_values, without_values
 from ctr.data.log import (
     Manifest,
     check_log,
@@ -53,8 +53,7 @@ def begin_log(log: Path, mapping: EventMapping) -> None:
     if not (log / MAPPING_FILE).exists() and list_partitions(log):
         raise InputError(f"{log}: this log was not made from events: use another output directory")
     create_log(log, schema)
-    # Values lie beside the log: its content is the same whether they are kept or not.
-    adopt_record(log / MAPPING_FILE, mapping, free=("keep_values",))
+    adopt_record(log / MAPPING_FILE, mapping)
     if mapping.sampling is not None:
         adopt_record(log / RECORD, SampledLog(name=mapping.sampling.name, config=mapping.sampling.rule))
 
@@ -95,9 +94,7 @@ def _with_histories(log: Path, mapping: EventMapping, histories: Histories, mani
     histories.add(manifest.end, table)
     for file in {entry.file for entry in manifest.shards} - {entry.file for entry in found.shards}:
         (log / "shards" / file).unlink(missing_ok=True)
-    if mapping.kept_values:
-        move_values(log, manifest, found)
-    return found
+    return found.model_copy(update={"values": manifest.values})
 
 
 def _stage(
@@ -109,9 +106,9 @@ def _stage(
 
 def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -> Manifest:
     """Writes a partition but for its manifest, which it returns; InputError if something else was published before."""
-    schema, kept = mapping.feature_schema, mapping.kept_values
-    examples = without_values(joined.examples)
+    schema, examples = mapping.feature_schema, without_values(joined.examples)
     manifest = _stage(log, mapping, start, examples, joined.counters)
+    manifest = with_values(log, schema, mapping.keep_values, manifest, joined.examples)
     path = manifest_path(log, manifest)
     if not schema.histories and path.is_file() and path.read_bytes() != manifest_bytes(manifest):
         raise InputError(
@@ -126,8 +123,6 @@ def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -
     if mapping.teacher is not None and joined.teacher_logit is not None:
         columns = {"example_id": examples.column("example_id"), "logit": joined.teacher_logit}
         write_sidecar_partition(log, mapping.teacher.name, manifest, pa.table(columns))
-    if kept and examples.num_rows:
-        write_values(log, manifest, partition_values(schema, kept, joined.examples))
     return manifest
 
 

@@ -67,11 +67,10 @@ def route_chunk(
 
 def stage_events(
     log: Path, mapping: EventMapping, start: int, events: Mapping[str, Sequence[pa.Table]]
-) -> tuple[pa.Table, bytes]:
+) -> bytes:
     """Joins, scores and samples the events of a partition, and writes all of it but its manifest.
 
-    ``events`` are those of each kind, and ``EARLIER``. Returns the examples, and the manifest as JSON, empty without
-    events.
+    ``events`` are those of each kind, and ``EARLIER``. Returns the manifest as JSON, empty without events.
     """
     schema, rules = mapping.feature_schema, partition_rules(mapping)
     tables = {what: concat_events(what, mapping, events.get(what, ())) for what in (*mapping.kinds, EARLIER)}
@@ -80,8 +79,7 @@ def stage_events(
         joined = replace(joined, teacher_logit=_logits(mapping.teacher.model, start, joined.examples))
     if mapping.sampling is not None:
         joined = sample_joined(rules, start, joined, schema, mapping.sampling.rule)
-    manifest = b"" if joined.is_empty else manifest_bytes(stage_joined(log, mapping, start, joined))
-    return joined.examples, manifest
+    return b"" if joined.is_empty else manifest_bytes(stage_joined(log, mapping, start, joined))
 
 
 def _logits(model: Path, start: int, examples: pa.Table) -> np.ndarray:

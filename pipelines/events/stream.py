@@ -226,7 +226,7 @@ class _Stage(beam.DoFn):
             late = sum(table.num_rows for table in found.get(IMPRESSIONS, []))
             yield beam.pvalue.TaggedOutput(_READ, (start, -late))
         elif found:
-            yield start, stage_events(self._log, self._mapping, start, found)[1]
+            yield start, stage_events(self._log, self._mapping, start, found)
 
     def _write_late(self, start: int, found: dict[str, list[pa.Table]]) -> None:
         rules = partition_rules(self._mapping)

@@ -60,7 +60,7 @@ _UNLIMITED = int(np.iinfo(np.int64).max)
 def impression_schema(mapping: EventMapping) -> pa.Schema:
     """Returns the columns of an impression."""
     schema = mapping.feature_schema
-    values = value_columns(schema, mapping.kept_values).items()
+    values = value_columns(schema, mapping.keep_values).items()
     kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values]
     return pa.schema([*shard_schema(schema), *kept, pa.field(ARRIVAL, pa.int64(), False)])
 
@@ -187,7 +187,7 @@ def _pack_raw(
     tables = [pa.table(keys), pa.table({name: columns[name] for name in schema.read_sources})]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
-    kept = tuple(value_columns(schema, mapping.kept_values))
+    kept = tuple(value_columns(schema, mapping.keep_values))
     return pack_table(schema, tables[0], tables[1], kept)
 
 
@@ -306,9 +306,9 @@ def empty(kind: str, mapping: EventMapping) -> pa.Table:
 
 
 def concat_events(what: str, mapping: EventMapping, tables: Sequence[pa.Table]) -> pa.Table:
-    """Concatenates events of a kind, or ``EARLIER``; raw values are null where the job kept none when it read them."""
+    """Concatenates events of a kind, or ``EARLIER``."""
     first = EARLIER_SCHEMA.empty_table() if what == EARLIER else empty(what, mapping)
-    return pa.concat_tables([first, *tables], promote_options="default").select(first.column_names)
+    return pa.concat_tables([first, *tables])
 
 
 def wanted_columns(mapping: EventMapping, kind: Kind) -> Sequence[str]:

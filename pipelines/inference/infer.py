@@ -9,6 +9,7 @@ import numpy as np
 
 from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
+from ctr.data.kept_values import has_raw_values
 from ctr.data.mapping import DelimitedInput, Mapping
 from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError, joined
@@ -32,7 +33,6 @@ from ctr.pipelines.inference.sample import Sample
 from ctr.pipelines.inference.times import choose_time, is_other_time, with_range
 
 PARTITION_ROWS = 500_000  # at most, if all partitions had as many as the mean
-KEPT_ROWS = 1_000_000  # up to so many rows of a table the raw values behind its ids are kept
 _PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
 _ROW_ORDER = {"start": "2001-01-01T00:00:00Z", "step_us": 1000}
 _ROW_ORDER_PARTITION = "8m"
@@ -287,7 +287,8 @@ def _make_mapping(
             + ")",
             "--keep COLUMN keeps one that was excluded",
         )
-    content["keep_values"] = "all" if sample.table_rows <= KEPT_ROWS else []
+    result.mapping = parse_model(Mapping, content, "the inferred mapping")
+    content["keep_values"] = [one.name for one in result.mapping.features if has_raw_values(one)]
     result.mapping = parse_model(Mapping, content, "the inferred mapping")
     if lacking := [name for name in result.mapping.raw_columns if name in sample.lacking]:
         content["input"]["optional"] = lacking

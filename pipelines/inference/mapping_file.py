@@ -8,7 +8,7 @@ import yaml
 
 from ctr.config import Dumper
 from ctr.io.errors import printable
-from ctr.pipelines.inference.infer import KEPT_ROWS, Guess, Inference
+from ctr.pipelines.inference.infer import Guess, Inference
 
 _WIDTH = 108
 
@@ -42,13 +42,10 @@ def mapping_text(inferred: Inference, source: str) -> str:
         reason = inferred.reasons[feature["name"]]
         lines += [*_comment(reason, "  "), f"  - {_flow(feature)}"]
     if kept := content["keep_values"]:
-        text = "The raw values behind ids are kept beside the log, so that the report shows them."
-        lines += [*_comment(text), f"keep_values: {_flow(kept)}"]
-    else:
-        lines += _comment(
-            "keep_values: all would keep the raw values behind ids beside the log, so that the report shows them. Of "
-            f"more than {KEPT_ROWS:,} rows they take space on the disk."
+        text = (
+            "The values behind ids are kept beside the log where they are few, so that the report shows them."
         )
+        lines += [*_comment(text), f"keep_values: {_flow(kept)}"]
     unused = [guess for guess in inferred.guesses if guess.becomes == "not used"]
     if unused:
         lines += _comment("Not used:")

@@ -50,18 +50,9 @@ Result = TypeVar("Result")
 def spill_schema(mapping: Mapping) -> pa.Schema:
     """Returns the columns of a shard, kept raw values (null if held back without), and file and row."""
     schema = mapping.feature_schema
-    values = value_columns(schema, mapping.kept_values)
+    values = value_columns(schema, mapping.keep_values)
     kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]
     return pa.schema([*shard_schema(schema), *kept, *_ORIGIN])
-
-
-def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Gives rows that were held back the columns of the present mapping, which may keep other values."""
-    columns = [
-        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)
 
 
 _HOUR_US = DAY_US // 24
@@ -122,7 +113,7 @@ def make_examples(
     tables = [pa.table(keys), pa.table(raw), pa.table(origin)]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
-    packed = pack_table(schema, tables[0], tables[1], tuple(value_columns(schema, mapping.kept_values)))
+    packed = pack_table(schema, tables[0], tables[1], tuple(value_columns(schema, mapping.keep_values)))
     fields = spill_schema(mapping)
     for name in tables[2].column_names:
         packed = packed.append_column(fields.field(name), tables[2].column(name))

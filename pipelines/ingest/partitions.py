@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
-from ctr.data.kept_values import partition_values, values_path, write_values
+from ctr.data.kept_values import values_path, with_values
 from ctr.data.log import Manifest
 from ctr.data.mapping import Mapping, Query
 from ctr.data.row_order import KEY_COLUMNS, sort_rows
@@ -168,9 +168,8 @@ def stage(out: Path, mapping: Mapping, histories: Histories, start: int, table: 
         shard_rows=mapping.shard_rows,
         labeled=mapping.label is not None,
     )
+    manifest = with_values(out, mapping.feature_schema, mapping.keep_values, manifest, table)
     histories.add(end, table)
-    if mapping.kept_values and table.num_rows:
-        write_values(out, manifest, partition_values(mapping.feature_schema, mapping.kept_values, table))
     return manifest
 
 
@@ -198,7 +197,7 @@ def _parts(log: Path) -> list[Path]:
 def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) -> None:
     """Deletes what killed ingests left of these partitions and rejects; others' may be written right now."""
     parts = {shard.file for manifest in manifests for shard in manifest.shards}
-    parts |= {values_path(out, manifest).name for manifest in manifests}
+    parts |= {values_path(out, one.name, one.values).name for one in manifests if one.values is not None}
     names = {manifest.name for manifest in manifests}
     for path in _parts(out):
         if path.name not in parts and path.name[: len(next(iter(names), ""))] in names:

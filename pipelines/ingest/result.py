@@ -32,8 +32,6 @@ class IngestResult:
     # Before this query time the log takes no more rows, but in partitions without any.
     closed_until_us: int | None
     known_files: list[str]  # files of the input that were in the log before; they were not added again
-    # Of each feature with ``buckets`` the estimated share of its values that share their id with another one.
-    shared_ids: dict[str, float]
     warnings: list[str]
     seconds: dict[str, float]  # how long each stage was busy; stages overlap
 

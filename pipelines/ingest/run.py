@@ -35,7 +35,6 @@ from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
-from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.ingest.examples import (
     FILE_COLUMN,
     ROW_COLUMN,
@@ -45,7 +44,6 @@ from ctr.pipelines.ingest.examples import (
     spill_schema,
     timed,
     timeless_joins,
-    with_columns,
 )
 from ctr.pipelines.ingest.partitions import (
     closed_rejects,
@@ -153,7 +151,6 @@ class _Ingest:
         self._times = TimesFound(EARLY_US, time.time_ns() // 1000 if now_us is None else now_us)
         self._last_before = last_time(out, self._state)
         self.seconds = dict.fromkeys(_STAGES, 0.0)
-        self._collisions = Collisions(mapping.feature_schema)
         self._histories = Histories(out, mapping.feature_schema, checked=False)
         self._manifests: list[Manifest] = []
         self._warnings: list[str] = []
@@ -177,8 +174,7 @@ class _Ingest:
             hashing = ThreadPoolExecutor(1, "ingest-hash")
             stack.callback(hashing.shutdown, cancel_futures=True)
             hashes = [hashing.submit(file_sha256, source.path) for source in inputs.sources]
-            rows = self._collisions.watched(chain(self._held_tables(), tables))
-            spill = spill_rows(mapping, rows, folder / "rows", self.seconds)
+            spill = spill_rows(mapping, chain(self._held_tables(), tables), folder / "rows", self.seconds)
             self._rows = reading.rows
             self._rejects.check(self._rows)
             if inputs.sources:
@@ -212,9 +208,7 @@ class _Ingest:
     def _held_tables(self) -> Iterator[pa.Table]:
         """The rows that were held back, their files numbered after those of the input."""
         held_numbers = np.array(list(self._inputs.held_files), np.int64)
-        target = spill_schema(self._mapping)
         for table in read_held(self._out, self._inputs.held):
-            table = with_columns(table, target)
             numbers = np.searchsorted(held_numbers, table.column(FILE_COLUMN).to_numpy())
             numbers = (numbers + len(self._inputs.sources)).astype(np.int32)
             yield replace_columns(table, **{FILE_COLUMN: numbers})
@@ -402,7 +396,6 @@ class _Ingest:
             held_partitions=[] if held is None else [(start, start + length) for start in held.partitions],
             closed_until_us=published[-1][1] if published else None,
             known_files=self._inputs.known,
-            shared_ids=self._collisions.shares(),
             warnings=[*self._warnings, *self._content_warnings()],
             seconds=self.seconds,
         )
@@ -410,5 +403,4 @@ class _Ingest:
     def _content_warnings(self) -> Iterator[str]:
         if self._inputs.sources:
             yield from timeless_joins(self._mapping)
-        yield from self._collisions.warnings()
         yield from self._times.warnings(self._rows - len(self._rejects.rejects))

@@ -100,13 +100,18 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
         rule = "0 or 1" if label.op is None else f"{label.op} {label.value}"
     # Of a log without them the state is what it is without the key.
     labels = {f"labels.{name}": further.rule for name, further in mapping.labels.items()}
+    kept = {"keep_values": ", ".join(sorted(mapping.keep_values))} if mapping.keep_values else {}
     # Durations in seconds: 1d and 24h are the same.
-    return labels | {
-        "label": rule,
-        "weight": "none" if mapping.weight is None else "a column",
-        "query": grouped,
-        "partition": f"{mapping.partition_us / 1e6:.15g} s",
-    }
+    return (
+        labels
+        | kept
+        | {
+            "label": rule,
+            "weight": "none" if mapping.weight is None else "a column",
+            "query": grouped,
+            "partition": f"{mapping.partition_us / 1e6:.15g} s",
+        }
+    )
 
 
 def check_rules(log: Path, state: IngestState, rules: dict[str, str]) -> None:

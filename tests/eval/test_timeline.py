@@ -3,7 +3,7 @@ import pytest
 
 import run_directories
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.timeline import GROUPS, MAX_WINDOWS, SERIES, SLOT_COUNTS, Timeline
+from ctr.eval.timeline import GROUPS, MAX_WINDOWS, SERIES, Timeline
 
 
 def windows_of(rows, logit, count):
@@ -19,9 +19,9 @@ def windows_of(rows, logit, count):
 
 
 def timeline_of(rows, logit, count):
-    timeline, total = Timeline(["ad"]), ProgressiveMetrics()
+    timeline, total = Timeline(), ProgressiveMetrics()
     for place, (metrics, end) in enumerate(windows_of(rows, logit, count)):
-        timeline.add(metrics, end, (10 * place, 10 * place + 9), {"ad": [end, 1, end - 1, place]})
+        timeline.add(metrics, end, (10 * place, 10 * place + 9))
         total.merge(metrics)
     return timeline, total
 
@@ -56,28 +56,16 @@ def test_windows_add_up_to_the_metrics_of_the_pass(rows):
 
 def test_a_long_pass_keeps_few_entries_and_loses_nothing(rows):
     metrics, _ = next(windows_of(rows, run_directories.predict(rows, 1, 1.0), 1))
-    timeline = Timeline(["ad"], ["ad"])
+    timeline = Timeline()
     count = 2 * MAX_WINDOWS + 77
     for place in range(count):
-        slots = {"ad": [10 * place, 10_000, 11, 1, 2, 3, 4]}
-        timeline.add(metrics, place + 1, (place, place + 1), {"ad": [4, 1, 3, 2]}, slots)
+        timeline.add(metrics, place + 1, (place, place + 1))
     assert MAX_WINDOWS // 2 <= len(timeline) <= MAX_WINDOWS
     assert timeline.windows[:, -1].sum() == count and (timeline.windows[:-1, -1] == 4).all()
     assert timeline.windows[0].tolist()[:3] == [4, 0, 4] and timeline.windows[-1, 0] == count
-    total = {"rows": 4 * count, "missing": count, "values": 3 * count, "new": 2 * count}
-    assert timeline.total("ad") == total
-    assert timeline.new_share("ad")[-1] == 2 / 3 and timeline.missing_share("ad")[0] == 1 / 4
-    # What a window ends with is that of the last one; what happens in it is added up.
-    of_all = [10 * (count - 1), 10_000, 11 * count, count, 2 * count, 3 * count, 4 * count]
-    assert timeline.slot_total("ad") == dict(zip(SLOT_COUNTS, of_all, strict=True))
-    series = timeline.slot_series("ad")
-    assert series["occupancy"][:2].tolist() == [30, 70] and series["admitted"][:2].tolist() == [44, 44]
     coarse = timeline.joined(np.arange(0, len(timeline), 7))
-    assert len(coarse) == -(-len(timeline) // 7) and coarse.total("ad") == timeline.total("ad")
-    assert coarse.slot_total("ad") == timeline.slot_total("ad")
+    assert len(coarse) == -(-len(timeline) // 7)
     np.testing.assert_array_equal(timeline.joined(np.arange(len(timeline))).sums, timeline.sums)
-    ends = np.isin(timeline.windows[:, 0], coarse.windows[:, 0])
-    assert coarse.slot_series("ad")["occupancy"].tolist() == series["occupancy"][ends].tolist()
     assert coarse.windows[0, 1] == 0 and coarse.windows[-1, 0] == count
     for metric in SERIES:
         wanted = timeline.estimate(metric, cumulative=True).point[-1]
@@ -87,13 +75,12 @@ def test_a_long_pass_keeps_few_entries_and_loses_nothing(rows):
 @pytest.mark.parametrize("cut", [3, MAX_WINDOWS, MAX_WINDOWS + 9])
 def test_an_interruption_changes_no_bit(rows, cut):
     metrics, _ = next(windows_of(rows, run_directories.predict(rows, 1, 1.0), 1))
-    whole, resumed = Timeline(["ad"], ["ad"]), Timeline(["ad"], ["ad"])
+    whole, resumed = Timeline(), Timeline()
     for place in range(MAX_WINDOWS + 20):
         if place == cut:
             resumed = Timeline.from_arrays(resumed.to_arrays())
         for timeline in (whole, resumed):
-            slots = {"ad": [place, 9, place, 1, 0, 1, 4]}
-            timeline.add(metrics, place + 1, (place, place + 1), {"ad": [place, 1, 3, 2]}, slots)
+            timeline.add(metrics, place + 1, (place, place + 1))
     for name, array in whole.to_arrays().items():
         np.testing.assert_array_equal(resumed.to_arrays()[name], array)
 

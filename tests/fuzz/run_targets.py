@@ -19,9 +19,8 @@ import run_directories
 from ctr.eval import run_files
 from ctr.eval.prediction_difference import pair_predictions
 from ctr.eval.report import render_report
-from ctr.eval.report.data_health import read_data_health
 from ctr.eval.report.faults import faults_of
-from ctr.eval.report.shown_run import show_runs
+from ctr.eval.report.shown_run import feature_shares, show_runs, slice_names
 from ctr.eval.run_comparison import compare_runs
 from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError
@@ -95,7 +94,6 @@ RUN_FILES = {
     "metrics.jsonl": "jsonl",
     "config.yaml": "yaml",
     "rejects.jsonl": "jsonl",
-    "data_health.json": "json",
     "timeline.npz": "npz",
     "metric_states.npz": "npz",
     "predictions/*.parquet": "parquet",
@@ -127,7 +125,8 @@ def _read_run(run: Path, compares: bool, pairs: bool) -> None:
     found = run_files.read_run(run)
     for read in ("environment", "windows", "timeline"):
         getattr(run_files, f"read_{read}")(run)
-    read_data_health(run)
+    feature_shares(found)
+    slice_names(found)
     faults_of(found, run_files.count_rejects(run))
     if compares:
         show_runs([run])

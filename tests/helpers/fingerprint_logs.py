@@ -1,13 +1,15 @@
 """A log whose ids grow, with the values of some of them."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from ctr.data.features import Category
-from ctr.data.kept_values import write_values
-from ctr.data.log import read_manifests
+from ctr.data.kept_values import FOLDER, values_path
+from ctr.data.log import ValuesEntry, manifest_bytes, manifest_path, read_manifests
+from ctr.data.parquet_files import parquet_bytes
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids
 from ctr.io.hashing import splitmix64
@@ -50,12 +52,18 @@ def growing_table(rows: Examples) -> pa.Table:
 
 
 def publish_growing(folder: Path, rows: Examples) -> Path:
-    """Such a table as a log, with values for the users."""
+    """Such a table as a log, with a dictionary of the users."""
     publish(folder, growing_table(rows), schema=SCHEMA)
     users = np.arange(1, 30)
     values = {"feature": ["user"] * 29, "id": prints_of(users), "value": [f"user-{one}" for one in users]}
+    content = parquet_bytes(pa.table(values))
+    digest = hashlib.sha256(content).hexdigest()
+    (folder / FOLDER).mkdir()
     for manifest in read_manifests(folder):
-        write_values(folder, manifest, pa.table(values))
+        entry = ValuesEntry(bytes=len(content), sha256=digest)
+        values_path(folder, manifest.name, entry).write_bytes(content)
+        named = manifest.model_copy(update={"values": entry})
+        manifest_path(folder, manifest).write_bytes(manifest_bytes(named))
     return folder
 
 

@@ -46,7 +46,7 @@ class Growing:
 
 
 # What depends on where a run stood still, if it followed its log or was stopped, or only on the latter.
-STANDS = ("arrays", "newest", "timeline", "data health", "prediction files")
+STANDS = ("arrays", "newest", "timeline", "prediction files")
 FILES = ("arrays", "prediction files")
 
 
@@ -79,7 +79,6 @@ def outcome(run: Path) -> dict[str, Any]:
         "rejects": (run / "rejects.jsonl").read_text(),
         "metric states": metric_states,
         "timeline": (run / "timeline.npz").read_bytes(),
-        "data health": (run / "data_health.json").read_bytes(),
         "prediction files": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
         "predictions": pa.concat_tables(parts).combine_chunks().to_pydict() if parts else {},
     }

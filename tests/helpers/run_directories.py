@@ -76,7 +76,7 @@ def write_run(
     folder.mkdir(parents=True)
     total = ProgressiveMetrics(slices)
     lines = []
-    timeline, met = Timeline(["position"]), set()
+    timeline = Timeline()
     for part in _cut_between_queries(rows, windows):
         window = ProgressiveMetrics(slices)
         ids = {name: part[name].to_numpy() for name in slices}
@@ -94,11 +94,7 @@ def write_run(
             "examples_per_second": 5000.0 + len(lines),
         }
         line |= {f"loss_{term}": 0.1 * place for place, term in enumerate(terms, 1)}
-        positions = part.get("position", part["label"])
-        new = int((~positions.isin(met)).sum())
-        met |= set(positions)
-        times = line["window_begin"], line["window_end"]
-        timeline.add(window, line["examples"], times, {"position": [len(part), 1, len(part) - 1, new]})
+        timeline.add(window, line["examples"], (line["window_begin"], line["window_end"]))
         lines.append(line)
         total.merge(window)
     # The last window, cut short, has no rate.
@@ -109,21 +105,13 @@ def write_run(
     (folder / "rejects.jsonl").write_text("".join(json.dumps({"reason": why}) + "\n" for why in rejects))
     np.savez_compressed(folder / "metric_states.npz", **total.to_arrays())
     np.savez_compressed(folder / "timeline.npz", **timeline.to_arrays())
-    (folder / "data_health.json").write_text(json.dumps(_health(timeline, len(met))))
     hashes = {"config_sha256": "c" * 64, "log_sha256": log_sha256}
-    content = {**total.summary(), "log_rows": len(rows), **COST, **hashes, **summary}
+    features = {"position": {"kind": "category", "missing": 0.125, "out_of_range": None}}
+    about = {"features": features, "slice_names": {"position": {"0": "id 0", "3": "third"}}}
+    content = {**total.summary(), "log_rows": len(rows), **COST, **hashes, **about, **summary}
     (folder / "summary.json").write_text(json.dumps(content))
     write_predictions(folder, rows.drop(columns="position").assign(logit=logit), parts)
     return folder
-
-
-def _health(timeline: Timeline, met: int) -> dict[str, Any]:
-    top = [{"id": 1, "value": None, "count": 30}, {"id": 2, "value": None, "count": 20}]
-    feature = {"name": "position", "kind": "category", "hashed": True, "buckets": 100, "distinct_ids": met}
-    return {
-        "features": [{**feature, **timeline.total("position"), "counted": 100, "top": top}],
-        "slice_values": {"position": {"0": None, "3": "third"}},
-    }
 
 
 def write_predictions(folder: Path, table: pd.DataFrame, parts: int) -> Path:

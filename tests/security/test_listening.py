@@ -34,6 +34,7 @@ TABLE = {
     "label": "click",
     "partition": "1h",
     "features": [*CATEGORIES, {"name": "seen", "kind": "category", "history": HISTORY}],
+    "keep_values": ["user", "item"],
 }
 
 
@@ -117,7 +118,7 @@ def test_every_other_command(ctr):
     lines = [f"{row},{int(source.random() < 0.3)}" for row in rows]
     Path("table.csv").write_text("\n".join(["time,query,user,item,click", *lines, ""]))
     table = write_yaml("table.yaml", TABLE)
-    ctr("ingest", "table", "table.csv", "--mapping", table, "--out", "table", "--keep-values", "user,item")
+    ctr("ingest", "table", "table.csv", "--mapping", table, "--out", "table")
     ctr("history", "table", "--out", "histories.parquet")
     ctr("quickstart", "table.csv", "--out", "quick", "--label", "click", "--time", "time=s")
     ctr("demo", "--out", "demo", "--examples", 2000)

@@ -504,15 +504,6 @@ def find_slots(id_maps: Sequence[IdMap], ids: Sequence[tuple[np.ndarray, np.ndar
     return np.split(found, np.cumsum([len(own) for own in held])[:-1])
 
 
-def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, Occupants]:
-    """Returns the ids that have a slot, by feature; of several workers those that this one keeps."""
-    return {
-        feature.name: occupants.of_feature(index)
-        for number, occupants in ((number, id_map.occupants()) for number, id_map in id_maps.items())
-        for index, feature in enumerate(layouts[number].growing)
-    }
-
-
 def named_arrays(
     layouts: Sequence[TableLayout], of_maps: Mapping[int, Mapping[str, ValueT]]
 ) -> dict[str, ValueT]:

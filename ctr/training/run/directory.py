@@ -16,7 +16,6 @@
     RUN/timeline.npz           sums over time by group of queries, and of each feature missing and new ids
     RUN/default_slices.npz     calibration by the values of three features, of a short log where no slices are named
     RUN/importance.npz         by how much the loss of some rows grew without each feature (ctr.training.importance)
-    RUN/data_health.json       of each feature the ids that the pass met (id_counts.py)
     RUN/summary.json           the results
     RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (warm_start/)
     RUN/follow.jsonl           how far a run that follows a live log was behind it (ctr.training.follow)

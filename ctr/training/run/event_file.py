@@ -186,9 +186,6 @@ def _tags(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name in _TAGS:
             yield _TAGS[name], value
             continue
-        if name == "ids":
-            yield from _id_tags(value)
-            continue
         if name == "shampoo_spectra":
             for weight, spectrum in value.items():
                 for key, number in spectrum.items():
@@ -197,15 +194,6 @@ def _tags(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
         if prefix is not None:
             yield _PREFIXES[prefix] + name.removeprefix(prefix), value
-
-
-def _id_tags(ids: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields tags of all features together, and below the name of each count those of each feature."""
-    for feature, counts in (("", ids), *ids["features"].items()):
-        values = {**counts, "occupied_share": counts["occupancy"] / counts["capacity"]}
-        for name, value in values.items():
-            if name not in ("features", "capacity"):
-                yield (f"ids_{name}/{feature}" if feature else f"ids/{name}"), value
 
 
 def _is_shown(value: Any) -> bool:

@@ -9,13 +9,13 @@ import numpy as np
 from ctr.data.reader import Rows
 from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.timeline import SLOT_COUNTS, Timeline
+from ctr.eval.timeline import Timeline
 from ctr.objective.labels import label_outcomes
 from ctr.objective.losses import loss_terms
 from ctr.objective.slice_names import slice_names
 from ctr.training.config import TrainConfig
 from ctr.training.run.event_file import CUMULATIVE
-from ctr.training.run.id_counts import IdCounts, slots_content
+from ctr.training.run.features import MissingValues
 from ctr.training.state import TrainState
 
 # Of larger families of slices a line of metrics has the extremes of the duals only,
@@ -47,9 +47,8 @@ class RunMetrics:
         }
         # Of rows whose label is known, and counts.
         self.labels = {name: ProgressiveMetrics() for name in config.objective.labels}
-        self.ids = IdCounts(state.layouts, schema, state.tables.id_maps)  # the ids that the pass has met
-        # The sums of all windows, one by one.
-        self.timeline = Timeline(self.ids.features, self.ids.slots.features)
+        self.missing = MissingValues(schema)
+        self.timeline = Timeline()  # the sums of all windows, one by one
         self.window_times = [0, 0]  # query times, in microseconds, of the window's first and last row
         # Of the window: the sum of each term of the loss over its steps, each times its rows; last, these rows.
         self._terms = np.zeros(len(loss_terms(config.objective)) + 1)
@@ -76,6 +75,7 @@ class RunMetrics:
         if not self.window.traffic.examples:
             self.window_times[0] = int(rows.query_time[0])
         self.window_times[1] = int(rows.query_time[-1])
+        self.missing.update(rows)
         ids = {name: rows.ids[:, column] for name, column in self._slice_columns.items()}
         ids |= {name: slices[number] for name, number in self._measured_families(0).items()}
         self.window.update(rows.label, logit, rows.metric_weight, rows.query_id, ids)
@@ -120,8 +120,7 @@ class RunMetrics:
         """Adds the window to the total and the timeline, begins the next one, and returns what its line says."""
         begin, end = self.window_times
         line = self.window.line()
-        ids, slots = self.ids.close_window()
-        self.timeline.add(self.window, examples, (begin, end), ids, slots)
+        self.timeline.add(self.window, examples, (begin, end))
         self.total.merge(self.window)
         self.window.clear()
         total = self.total.headline()
@@ -129,7 +128,6 @@ class RunMetrics:
         names = loss_terms(self._config.objective) if rows else ()
         terms = {name: float(one / rows) for name, one in zip(names, self._terms, strict=False)}
         self._terms[:] = 0
-        by_name = {feature: dict(zip(SLOT_COUNTS, counts, strict=True)) for feature, counts in slots.items()}
         return {
             "window_begin": begin,
             "window_end": end,
@@ -137,7 +135,6 @@ class RunMetrics:
             **line,
             "terms": terms,
             "cumulative": {name: total[name] for name in CUMULATIVE},
-            **({"ids": slots_content(by_name)} if slots else {}),
         }
 
     def running(self, is_window_end: bool) -> dict[str, Any]:
@@ -157,7 +154,7 @@ class RunMetrics:
             "total": self.total.to_arrays(),
             "window": self.window.to_arrays(),
             "timeline": self.timeline.to_arrays(),
-            "ids": self.ids.to_arrays(),
+            "missing": {"counts": self.missing.counts},
             "terms": {"window": self._terms},
         }
         groups |= {f"other:{name}": metrics.to_arrays() for name, metrics in self.constraint_logs.items()}
@@ -177,7 +174,7 @@ class RunMetrics:
         for name in self.labels:
             self.labels[name] = ProgressiveMetrics.from_arrays(groups[f"label:{name}"])
         self.timeline = Timeline.from_arrays(groups["timeline"])
-        self.ids.restore(groups["ids"])
+        self.missing.counts[:] = groups["missing"]["counts"]
         self._terms[:] = groups["terms"]["window"]
         self.window_times = list(window_times)
 

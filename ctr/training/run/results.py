@@ -24,7 +24,7 @@ from ctr.io.errors import InputError
 from ctr.training.inputs import Inputs
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import CONSTRAINT_STATES, write_archive, write_json
-from ctr.training.run.id_counts import UsedIds, refusal_text, slots_of_pass, write_data_health
+from ctr.training.run.features import feature_shares, id_rows, refusal_text, slice_names
 from ctr.training.run.input_warnings import input_warnings
 from ctr.training.run.metrics import duals_of
 from ctr.training.run.position import set_aside_summary
@@ -90,17 +90,11 @@ def write_results(
     ``failure``: why the run ends with an error; ``timing``, called at the end: empty where nothing was left to pass,
     and the earlier stands.
     """
-    # Each worker keeps some of the ids that grow.
-    grown = run.metrics.ids.slots.most_used()
-    return run.workers.once(lambda: _write(inputs, run, failure, timing, grown))
+    return run.workers.once(lambda: _write(inputs, run, failure, timing))
 
 
 def _write(
-    inputs: Inputs,
-    run: Run,
-    failure: str | None,
-    timing: Callable[[], Mapping[str, float]],
-    grown: Mapping[str, UsedIds],
+    inputs: Inputs, run: Run, failure: str | None, timing: Callable[[], Mapping[str, float]]
 ) -> dict[str, Any]:
     run_dir, metrics = run.run_dir, run.metrics
     summary_path = run_dir / "summary.json"
@@ -117,16 +111,19 @@ def _write(
     for name, constraint_log in metrics.constraint_logs.items():
         write_archive(run_dir, f"{CONSTRAINT_STATES}/{name}", constraint_log.to_arrays())
     write_archive(run_dir, "timeline", metrics.timeline.to_arrays())
-    slices, families, log = summary["calibration_slices"], metrics.family_slices(), inputs.log.path
+    log = inputs.log.path
+    slices = {
+        name: [row["id"] for row in part["heaviest"]] for name, part in summary["calibration_slices"].items()
+    }
     if not run.config.metrics.slices:
         # Those by the size of queries are there already.
         found = default_slices(run_dir, log, inputs.log.manifests, run.schema.stored)
         write_archive(run_dir, "default_slices", slice_arrays(found))
-        slices = {**slices, **heaviest_ids(found)}
-    write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, slices, families, log, grown)
+        slices |= {name: heaviest_ids(state) for name, state in found.items()}
+    summary["slice_names"] = slice_names(run.schema, log, slices, metrics.family_slices())
     summary |= {**_result_hashes(run), **(timing() or timing_before(summary_path))}
     write_json(summary_path, summary)
-    if refused := refusal_text(metrics.timeline):
+    if refused := refusal_text(run.state.tables.id_maps.values(), run.schema):
         logger.warning("%s: %s", run_dir, refused)
     run.files.events.end(failure is None)
     return summary
@@ -149,6 +146,7 @@ def _result_hashes(run: Run) -> dict[str, str | None]:
 
 def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
     position, metrics, sampling = run.position, run.metrics, inputs.config.sampling
+    id_maps = run.state.tables.id_maps.values()
     only_kept = sampling is not None and sampling.score == "kept"
     return {
         **metrics.total.summary(),
@@ -168,7 +166,8 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         "nonfinite_predictions": position.nonfinite_predictions,
         **run.state.parameter_counts(),
         **run.state.expert_report(),
-        **slots_of_pass(metrics.timeline),
+        **({"ids": id_rows(id_maps, run.schema)} if id_maps else {}),
+        "features": feature_shares(run.state, metrics.missing, run.schema),
         "duals": duals_of(run.state),
         "constraint_logs": {name: one.summary() for name, one in metrics.constraint_logs.items()},
         **(
@@ -234,13 +233,10 @@ def default_slices(
     return {name: states[name] for name in best}
 
 
-def heaviest_ids(states: Mapping[str, SliceCalibration]) -> dict[str, dict[str, Any]]:
-    """The ids of the slices that a report shows, as in ``calibration_slices`` of summary.json."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, state in states.items():
-        table = state.result().sort_values(["weight", "id"], ascending=[False, True]).head(SLICES_SHOWN)
-        found[name] = {"heaviest": [{"id": one} for one in table["id"].tolist()]}
-    return found
+def heaviest_ids(state: SliceCalibration) -> list[int]:
+    """Returns the ids of the slices that a report shows, as in ``calibration_slices`` of summary.json."""
+    table = state.result().sort_values(["weight", "id"], ascending=[False, True]).head(SLICES_SHOWN)
+    return [int(one) for one in table["id"]]
 
 
 def slice_arrays(states: Mapping[str, SliceCalibration]) -> dict[str, np.ndarray]:

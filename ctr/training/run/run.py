@@ -213,7 +213,6 @@ class Run:
     def record(self, feed: Feed, scores: Scores) -> None:
         batch, position = feed.batch, self.position
         rows = batch.rows
-        self.metrics.ids.update(feed)
         position.rejected_rows += self._record_rejects(batch)
         position.read += len(rows) + len(batch.rejects)
         position.examples, position.scored_until = batch.end, batch.last_query
@@ -356,7 +355,6 @@ class Run:
         """Writes the line of the window that ends here; begins the next one."""
         measured = self.metrics.close_window(self.position.examples)
         terms, cumulative = measured.pop("terms"), measured.pop("cumulative")
-        ids = {name: measured.pop(name) for name in ("ids",) if name in measured}
         ramps, rates = self.ramps(), self.rates()
         spectra = {name: one._asdict() for name, one in self.state.optimizer_spectra().items()}
         line = {
@@ -371,7 +369,6 @@ class Run:
             **{f"shampoo_{name}": value for name, value in self.state.optimizer_report().items()},
             **({"shampoo_spectra": spectra} if spectra else {}),
             **timing,
-            **ids,
             "cumulative": cumulative,
         }
         self.files.metrics.append(line)

@@ -22,7 +22,6 @@ class TablePlan:
     values: np.ndarray  # int32 [V], positions of the multivalent ids, row by row, feature by feature
     segments: np.ndarray  # int32 [V], non-decreasing, ``row * M + feature``; B * M for padding
     distinct_count: int  # entries of ``distinct`` before the padding
-    counts: np.ndarray  # int64 [distinct_count], how often the batch refers to each of these
     pending: "PendingIds | None" = None  # until ``assign_rows``
     capacity: int | None = None  # what ``distinct`` is padded to, U; None: one of few sizes
 
@@ -62,14 +61,14 @@ def plan_table(
         import pandas as pd
 
         positions, distinct = pd.factorize(everything)
-        counts = np.bincount(positions, minlength=len(distinct))
     else:
-        distinct, positions, counts = _find_distinct(everything)
+        distinct, positions = _find_distinct(everything)
     of_single, of_values = np.split(positions, [single.size])
-    plan = TablePlan(distinct, of_single.reshape(single.shape), of_values, segments, len(distinct), counts)
+    plan = TablePlan(distinct, of_single.reshape(single.shape), of_values, segments, len(distinct))
     if not layout.growing:
         return plan
     features = keys.features(positions, segments, single.shape[1], len(distinct))
+    counts = np.bincount(positions, minlength=len(distinct))
     admitted = None
     if drawn is not None:
         row_of = np.concatenate(
@@ -131,8 +130,7 @@ def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan
     positions, kept = pd.factorize(distinct)
     if len(kept) < len(distinct):
         positions = positions.astype(np.int32)
-        counts = np.bincount(positions, plan.counts, len(kept)).astype(np.int64)
-        plan = replace(plan, single=positions[plan.single], values=positions[plan.values], counts=counts)
+        plan = replace(plan, single=positions[plan.single], values=positions[plan.values])
     distinct = _pad_rows(kept, table_rows, plan.capacity)
     return replace(plan, distinct=distinct, distinct_count=len(kept), pending=None)
 
@@ -226,8 +224,8 @@ def row_capacity(count: int) -> int:
     return max(step, -(-count // step) * step)
 
 
-def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the distinct values of ``rows``, int32 [N], not negative: sorted, with positions and counts."""
+def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the distinct values of ``rows``, int32 [N], not negative: sorted, with the positions of all."""
     # Row and position in one number: NumPy sorts numbers several times as fast as it finds their order.
     keys = (rows.astype(np.int64) << 32) | np.arange(len(rows))
     keys.sort()
@@ -236,8 +234,7 @@ def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
     positions = np.empty(len(rows), np.int32)
     positions[keys & 0xFFFFFFFF] = np.cumsum(is_new, dtype=np.int32) - 1
-    counts = np.diff(np.flatnonzero(is_new), append=len(rows))
-    return ordered[is_new], positions, counts
+    return ordered[is_new], positions
 
 
 def _merge_multivalent(

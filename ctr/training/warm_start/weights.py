@@ -21,7 +21,7 @@ from ctr.models.embeddings import tower_columns
 from ctr.models.rows import APART, STATISTICS, FeatureRows, TableLayout, all_numbers
 from ctr.objective.config import SliceConfig
 from ctr.training.config import TrainConfig
-from ctr.training.ids.id_map import live_ids, restored_maps
+from ctr.training.ids.id_map import restored_maps
 from ctr.training.learner import pairs_to_keep
 from ctr.training.optimizers import table_optimizer
 from ctr.training.state import TrainState, dense_shapes
@@ -95,7 +95,11 @@ def _take_ids(
 
     Returns by feature, int32 [N] each, rows in the new table, and the rows of the same ids in the old one.
     """
-    old_ids = live_ids(old.layouts, restored_maps(old.layouts, old.config.ids, old_arrays))
+    old_ids = {}
+    for number, id_map in restored_maps(old.layouts, old.config.ids, old_arrays).items():
+        occupants = id_map.occupants()
+        for index, feature in enumerate(old.layouts[number].growing):
+            old_ids[feature.name] = occupants.of_feature(index)
     meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
     slots = {}
     for number, layout in enumerate(new.layouts):

@@ -64,7 +64,6 @@ def test_each_fault_has_its_line(write_run):
 
 
 LINES, SUMMARY = "metrics.jsonl", "summary.json"
-HEALTH = "data_health.json"
 # A file, what happens to it, and what is said: a text is appended, of a pair the first is replaced, keys are set, None
 # deletes it.
 REFUSED = [
@@ -85,9 +84,9 @@ REFUSED = [
     ),
     (SUMMARY, {"shampoo": []}, "shampoo must be an object"),
     (SUMMARY, {"shampoo": {"failed": None}}, "shampoo.failed must be a number"),
-    (HEALTH, "{", r"data_health\.json: damaged"),
-    (HEALTH, ('"features"', '"others"'), r"data_health\.json: damaged, or of another version: no feat"),
-    (HEALTH, ('"missing": ', '"missing": -'), "missing must be a whole number"),
+    (SUMMARY, {"features": None}, r"summary\.json: features must be an object of objects"),
+    (SUMMARY, ('"missing": ', '"missing": -'), r"features\.position must have shares from 0 to 1"),
+    (SUMMARY, {"slice_names": {"position": {"a": "b"}}}, r"slice_names: invalid literal"),
 ]
 
 

@@ -26,7 +26,7 @@ from run_directories import make_rows, predict, write_run
 
 SECTIONS = ["results", "time", "calibration", "query-size", "predictions", "configuration"]
 SOMETIMES = ("comparison", "faults", "gain", "slices", "data")
-OF_RUNS = 8 + 4 + 1 + 1 + 1 + 2
+OF_RUNS = 8 + 4 + 1 + 1 + 1
 """Figures of a report about runs over one log, without the predictions of each run and paired differences."""
 PAIRED = 3
 METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias", "calibration_ratio")
@@ -71,7 +71,7 @@ def page(runs):
 def test_several_runs_are_compared_with_the_first(runs, page):
     alone = page_of(runs[0])
     assert "comparison" not in {section.name for section in alone.sections}
-    # Five metrics, traffic, click rates and throughput; four of calibration; gain; slices; query size; ids.
+    # Five metrics, traffic, click rates and throughput; four of calibration; gain; slices; query size.
     assert len(figures_of(alone)) == OF_RUNS + 1
     assert len(figures_of(page)) == OF_RUNS + PAIRED + 3
     comparison = page.section("comparison")

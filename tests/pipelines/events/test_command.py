@@ -15,7 +15,6 @@ import event_files
 from ctr.cli import main, make_parser
 from ctr.config import dump_yaml, parse_model
 from ctr.data.event_mapping import EventMapping
-from ctr.data.kept_values import read_values
 from ctr.data.log import list_partitions, read_manifests
 from ctr.io.errors import InputError
 from ctr.pipelines.beam import run_pipeline
@@ -24,7 +23,6 @@ from ctr.pipelines.events.drivers import FollowSettings, KafkaSettings
 from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
 from ctr.pipelines.events.steps import stage_events
 from ctr.pipelines.events.stream import check_rules, streaming_options
-from log_files import ids_of_rows
 
 EVENTS = event_files.draw_events(40)
 
@@ -45,17 +43,12 @@ def call(tmp_path):
     return run
 
 
-def test_the_batch_tells_what_became_of_the_events_and_keeps_values(call, tmp_path, capsys):
-    assert call("--keep-values", "price") == 1
-    assert "--keep-values: keep_values names price" in capsys.readouterr().err
-    assert call("--keep-values", "tags") == 0
+def test_the_batch_tells_what_became_of_the_events(call, tmp_path, capsys):
+    assert call() == 0
     reported = capsys.readouterr().out
     rows = sum(manifest.rows for manifest in read_manifests(tmp_path / "log"))
     assert f"{rows} examples, " in reported
     assert f"{len(EVENTS['impressions'])} impressions read" in reported
-    ids = {one for found in ids_of_rows(tmp_path / "log").values() for one in found["tags"]}
-    values = " | ".join(read_values(tmp_path / "log", "tags", ids).values())
-    assert set(values.split(" | ")) == {"a", "b", "c"}
 
 
 def test_the_result_as_json(call, tmp_path, capsys):
@@ -85,10 +78,10 @@ def test_a_runner_that_loses_a_partition_ends_a_drained_stream_with_an_error(
     lost: list[int] = []
 
     def stage(log: Path, mapping: EventMapping, start: int, events: Any) -> Any:
-        examples, manifest = stage_events(log, mapping, start, events)
+        manifest = stage_events(log, mapping, start, events)
         if not lost:
             lost.append(start)
-        return examples, b"" if start in lost else manifest
+        return b"" if start in lost else manifest
 
     with monkeypatch.context() as patched:
         patched.setattr("ctr.pipelines.events.stream.stage_events", stage)

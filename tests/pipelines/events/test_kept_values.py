@@ -1,4 +1,4 @@
-"""Raw values of events: those of the published examples, in the same bytes however the events came."""
+"""Dictionaries of the values of events: those of the published examples, in the same bytes however the events came."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 
 import event_files
 from ctr.data.kept_values import FOLDER, read_values
+from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
 from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
 from log_files import ids_of_rows
@@ -22,7 +23,7 @@ DRAIN = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drai
 
 
 def make_mapping(**changes: Any) -> Any:
-    return event_files.mapping(**{"features": FEATURES, "keep_values": "all", **changes})
+    return event_files.mapping(**{"features": FEATURES, "keep_values": KEPT, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +56,7 @@ def values_of(event: dict[str, Any]) -> dict[str, list[str]]:
 def check_values(log: Path, events: Any) -> int:
     """Checks that ids stand for the values of their events; returns how many examples there are."""
     ids = ids_of_rows(log)
-    kept = {
-        name: read_values(log, name, {one for found in ids.values() for one in found[name]}) for name in KEPT
-    }
+    kept = read_values(log, {name: {one for found in ids.values() for one in found[name]} for name in KEPT})
     for example, found in ids.items():
         # Of the impressions with one id the first one stays, unless it came too late.
         shown = [event for event in events["impressions"] if event["impression_id"] == example]
@@ -68,28 +67,6 @@ def check_values(log: Path, events: Any) -> int:
 
 def test_values_are_those_of_the_events(events, log):
     assert check_values(log, events) > 100
-
-
-def test_events_that_wait_since_before_values_were_kept_have_none(events, tmp_path):
-    half = len(events["impressions"]) // 2
-    early_alone = {**events["impressions"][0], "tags": ["early"]}
-    events = {**events, "impressions": [early_alone, *events["impressions"][1:]]}
-    files = event_files.encode_files(events, 2)
-    folder, out = tmp_path / "in", tmp_path / "log"
-    follow = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0)
-    mapping = {"partition": "1000s", "delay": "1000s"}
-    event_files.write_files(folder, files[:2])
-    turns = iter([False, True])
-    watch_events(make_mapping(**mapping, keep_values=[]), [folder], out, follow, lambda: next(turns))
-    event_files.write_files(folder, files[2:])
-    watch_events(make_mapping(**mapping), [folder], out, DRAIN, lambda: False)
-    ids = ids_of_rows(out)
-    kept = read_values(out, "own_labels", {one for found in ids.values() for one in found["own_labels"]})
-    early, late = (
-        {value for event in part for value in values_of(event)["own_labels"]}
-        for part in (events["impressions"][:half], events["impressions"][half:])
-    )
-    assert set(kept.values()) == late and early - late
 
 
 def test_every_driver_gives_the_same_values_in_any_order(tmp_path):
@@ -116,7 +93,9 @@ def test_every_driver_gives_the_same_values_in_any_order(tmp_path):
     assert sum(name.startswith(f"{FOLDER}/") for name in first) == 1
     # Of each impression the first value in the order of the alphabet: of what arrived at one time, no other is earlier.
     firsts = {min(event["color"] for event in shown if event["impression_id"] == one) for one in range(7)}
-    assert set(read_values(tmp_path / "batch", "color", [1])[1].split(" | ")) == firsts
+    assert read_values(tmp_path / "batch", {"color": [1]}) == {"color": {1: min(firsts)}}
+    [manifest] = [one for one in read_manifests(tmp_path / "batch") if one.rows]
+    assert manifest.values is not None
 
 
 def test_hashed_impressions_have_no_values():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import raw_logs
 from ctr.config import parse_model
 from ctr.data.ids.arrow import string_ids
-from ctr.data.kept_values import read_values
+from ctr.data.kept_values import has_raw_values, read_values
 from ctr.data.mapping import Mapping
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
@@ -125,22 +125,16 @@ def test_duplicates_propensities_and_ids_are_no_features(tmp_path):
     assert [feature["name"] for feature in kept] == ["item", "item_code"]
 
 
-def test_values_are_kept_of_tables_of_a_bounded_size(tmp_path, monkeypatch):
+def test_values_are_kept_of_what_is_hashed(tmp_path):
     path = write_table(tmp_path / "hotel.csv", hotel_searches())
     found = inferred(path, label="click_bool")
-    assert "\nkeep_values: all\n" in mapping_text(found, path.name)
+    hashed = [one.name for one in found.mapping.features if has_raw_values(one)]
+    assert parse_yaml(mapping_text(found, path.name))["keep_values"] == hashed != []
     ingested(found, path)
     hotel = str(hotel_searches()["prop_id"][0])
     [fingerprint] = string_ids(np.array([hotel])).tolist()
-    assert read_values(tmp_path / "log", "prop_id", [fingerprint]) == {fingerprint: hotel}
-
-    rows = len(hotel_searches()["prop_id"])
-    for limit, kept in ((rows, True), (rows - 1, False)):
-        monkeypatch.setattr("ctr.pipelines.inference.infer.KEPT_ROWS", limit)
-        assert bool(inferred(path, label="click_bool").mapping.kept_values) == kept
-    text = mapping_text(inferred(path, label="click_bool"), path.name)
-    assert "\n# keep_values: all would keep the raw values" in text
-    assert not parse_yaml(text).get("keep_values")
+    wanted = {"prop_id": [fingerprint]}
+    assert read_values(tmp_path / "log", wanted) == {"prop_id": {fingerprint: hotel}}
 
 
 @pytest.mark.parametrize(

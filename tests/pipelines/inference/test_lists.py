@@ -94,7 +94,7 @@ def test_a_log_of_lists_in_brackets_has_the_items_as_values(tmp_path):
     ingested(inferred(tmp_path / "x.csv"), tmp_path / "x.csv")
     columns = [pq.read_table(path, columns=["tags"]) for path in (tmp_path / "log").glob("shards/*.parquet")]
     ids = set(pa.concat_tables(columns)["tags"].combine_chunks().flatten().to_pylist())
-    values = read_values(tmp_path / "log", "tags", ids)
+    values = read_values(tmp_path / "log", {"tags": ids})["tags"]
     assert len(ids) == 3 and sorted(values.values()) == ["art", "music", "new york"]
 
 

@@ -172,7 +172,9 @@ def test_no_row_sees_the_future(whole, tmp_path):
     assert any(now[row["id"]] != then[row["id"]] for row in rows if row["id"] not in before)
 
 
-def test_the_command_writes_what_is_known(tmp_path, capsys):
+def test_the_command_writes_what_is_known(tmp_path, monkeypatch, capsys):
+    # Of what histories name all values are kept.
+    monkeypatch.setattr("ctr.data.kept_values.MOST_VALUES", 1)
     rows, mapping = make_rows(), make_mapping(keep_values=["user", "item"])
     ingest(mapping, [write(tmp_path / "rows.csv", rows)], tmp_path / "log", now_us=NOW)
     out = tmp_path / "known.parquet"

@@ -1,4 +1,4 @@
-"""Raw values that are kept beside a log: those of its rows, in the same bytes however it was ingested."""
+"""Dictionaries of values beside a log: those of its rows, in the same bytes however it was ingested."""
 
 import json
 from itertools import pairwise
@@ -9,9 +9,10 @@ import pytest
 import raw_logs
 from ctr.cli import main
 from ctr.data.ids.arrow import string_ids
-from ctr.data.kept_values import FOLDER, name_ids, read_values, values_path
-from ctr.data.log import read_manifests, read_schema
-from ctr.data.mapping import keeping_values, load_format
+from ctr.data.inspection import inspect_log
+from ctr.data.inspection_text import inspection_text
+from ctr.data.kept_values import FOLDER, MOST_VALUES, read_values, values_path
+from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
 from log_files import ids_of_rows
@@ -32,7 +33,7 @@ KEPT = ("user", "code", "labels", "words", "user_price", "color_labels")
 
 
 def make_mapping(**changes):
-    content = {"features": FEATURES, "derive": {}, "joins": None, "keep_values": "all", "query": None}
+    content = {"features": FEATURES, "derive": {}, "joins": None, "keep_values": KEPT, "query": None}
     return raw_logs.make_mapping(**{**content, **changes})
 
 
@@ -70,7 +71,8 @@ def log(given, tmp_path_factory):
 
 def values_in(log, name):
     """The values of a feature that are kept of the ids in a log."""
-    return read_values(log, name, {one for found in ids_of_rows(log).values() for one in found[name]})
+    wanted = {name: {one for found in ids_of_rows(log).values() for one in found[name]}}
+    return read_values(log, wanted)[name]
 
 
 def test_values_are_those_of_the_rows(log):
@@ -78,21 +80,65 @@ def test_values_are_those_of_the_rows(log):
     for name in KEPT:
         kept = values_in(log, name)
         assert set(kept) == {one for found in ids.values() for one in found[name]} != set()
+        # Of two ids three values share one: it has the smallest of all.
+        smallest: dict[int, str] = {}
         for row in ROWS:
-            values = [kept[one] for one in ids[int(row["id"])][name]]
-            if name == "code":
-                # Of two ids three values share one.
-                values = [value for shown in values for value in shown.split(" | ")]
-                assert set(values_of(row)[name]) <= set(values)
-            else:
-                assert values == values_of(row)[name], name
-    assert any(" | " in shown for shown in read_values(log, "code", {1, 2}).values())
+            for one, value in zip(ids[int(row["id"])][name], values_of(row)[name], strict=True):
+                smallest[one] = min(value, smallest.get(one, value))
+        assert kept == smallest
+        assert name == "code" or all(
+            [kept[one] for one in ids[int(row["id"])][name]] == values_of(row)[name] for row in ROWS
+        )
+    assert len({value for row in ROWS for value in values_of(row)["code"]}) > 2 == len(values_in(log, "code"))
     # By their fingerprints, made in another way; and ids that no row has.
     wanted = dict(zip(string_ids(np.array(["3", "7"])).tolist(), ["3", "7"], strict=True))
-    assert read_values(log, "user", [*wanted, 0, 5, -1]) == wanted
-    assert read_values(log, "price", [1, 2]) == {}
-    name = name_ids(read_schema(log), log, {"user": [0, 5], "price": [1]})
-    assert (name("user", 0), name("user", 5), name("price", 1)) == ("missing", None, "below 1")
+    assert read_values(log, {"user": [*wanted, 0, 5, -1], "price": [1, 2]}) == {"user": wanted, "price": {}}
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_feature_with_more_values_in_a_partition_than_a_dictionary_holds_has_none_there(tmp_path, more):
+    few = MOST_VALUES + more
+    rows = [
+        {"id": place, "time": 1_600_000_000 + place % 50, "user": f"u{place}", "color": f"c{place}"}
+        for place in range(few)
+    ]
+    rows += [
+        {"id": few + place, "time": 1_700_000_000, "user": f"u{place}", "color": ""} for place in range(2)
+    ]
+    for row in rows:
+        row |= {"code": row["id"] % 3, "price": "", "tags": "", "rating": 4, "weight": 1, "shop": ""}
+    path = raw_logs.write_rows(tmp_path, rows)
+    hashed = {"name": "hashed", "kind": "category", "source": "color", "buckets": 100}
+    crossed = {"name": "crossed", "kind": "cross", "of": ["user", "code"], "buckets": 100}
+    features = [FEATURES[0], FEATURES[1], hashed, crossed]
+    names = ["user", "code", "hashed", "crossed"]
+    ingest(make_mapping(features=features, keep_values=names), [path], tmp_path / "log", now_us=NOW)
+    first, last = read_manifests(tmp_path / "log")
+    assert first.rows == few and last.rows == 2
+    assert values_in(tmp_path / "log", "code")
+    # Values are counted, not the ids that they share.
+    assert len(values_in(tmp_path / "log", "user")) == (2 if more else few)
+    assert len(values_in(tmp_path / "log", "hashed")) == (0 if more else 99)
+    assert len(values_in(tmp_path / "log", "crossed")) == (2 if more else 99)
+
+
+def test_inspection_shows_growing_ids_with_their_values_or_fingerprints(given, log, tmp_path):
+    ingest(make_mapping(keep_values=[]), given, tmp_path / "log", now_us=NOW)
+    users = {row["user"] for row in ROWS}
+    for folder, is_kept in ((log, True), (tmp_path / "log", False)):
+        summary = inspect_log(folder)
+        user = next(one for one in summary.features if one.name == "user")
+        assert (user.buckets, user.ids, user.exact) == (None, len(users), True)
+        assert (user.shared, user.values) == (None, None)
+        [row, tops] = [
+            line.split() for line in inspection_text(summary).splitlines() if line.split()[:1] == ["user"]
+        ]
+        assert row[4:6] == ["growing", str(len(users))]
+        if is_kept:
+            assert {top.value for top in user.top} <= users and tops[1].removesuffix(":") in users
+        else:
+            assert {top.value for top in user.top} == {None}
+            assert len(tops[1]) == len("0x0123456789abcdef:") and tops[1].startswith("0x")
 
 
 @pytest.mark.parametrize("query", ["none", "session"])
@@ -106,57 +152,55 @@ def test_files_one_after_another_give_the_bytes_of_one_ingest(given, tmp_path, q
     assert sum(name.startswith(f"{FOLDER}/") for name in wanted) == len(read_manifests(tmp_path / "log"))
 
 
-def test_the_log_is_the_same_without_values(given, log, tmp_path):
-    ingest(make_mapping(keep_values=[]), given, tmp_path / "log", now_us=NOW)
-    without = raw_logs.log_bytes(tmp_path / "log")
-    wanted = raw_logs.log_bytes(log)
-    assert without == {name: content for name, content in wanted.items() if not name.startswith(FOLDER)}
+def test_shards_are_the_same_without_values_and_a_log_keeps_the_features_it_began_with(given, log, tmp_path):
+    ingest(make_mapping(keep_values=[]), given[:1], tmp_path / "log", append=True, now_us=NOW)
+    with pytest.raises(
+        InputError, match="ingested with keep_values: none, and the mapping now has keep_values: code"
+    ):
+        ingest(make_mapping(), given[1:], tmp_path / "log", now_us=NOW)
+    ingest(make_mapping(keep_values=[]), given[1:], tmp_path / "log", now_us=NOW)
+    without, wanted = raw_logs.log_bytes(tmp_path / "log"), raw_logs.log_bytes(log)
+    shards = [name for name in wanted if name.startswith("shards/")]
+    assert shards and {name: without.get(name) for name in shards} == {name: wanted[name] for name in shards}
+    assert not any(name.startswith(FOLDER) for name in without)
     assert values_in(tmp_path / "log", "user") == {}
 
 
-def test_rows_that_were_held_back_without_values_have_none(given, tmp_path):
-    out = tmp_path / "log"
-    ingest(make_mapping(keep_values=[], partition="7d"), given[:1], out, append=True, now_us=NOW)
-    ingest(make_mapping(keep_values=["user", "labels"], partition="7d"), given[1:], out, now_us=NOW)
-    for name in ("user", "labels"):
-        late = {value for row in ROWS[70:] for value in values_of(row)[name]}
-        assert set(values_in(out, name).values()) == late
-
-
-def test_a_damaged_file_is_named(given, tmp_path):
+def test_a_flipped_byte_is_noticed(given, tmp_path, capsys):
     ingest(make_mapping(), given, tmp_path / "log", now_us=NOW)
-    path = values_path(tmp_path / "log", read_manifests(tmp_path / "log")[0])
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(InputError, match=f"{path.name}: damaged"):
-        read_values(tmp_path / "log", "user", [1])
+    [first, *_] = read_manifests(tmp_path / "log")
+    path = values_path(tmp_path / "log", first.name, first.values)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        InputError, match=f"{path.name}: damaged: its {len(content)} bytes do not have the SHA-256"
+    ):
+        read_values(tmp_path / "log", {"user": [1]})
+    assert main(["inspect", str(tmp_path / "log")]) == 1
+    assert f"{path.name}: damaged" in capsys.readouterr().err
+    path.unlink()
+    with pytest.raises(InputError, match=path.name):
+        read_values(tmp_path / "log", {"user": [1]})
 
 
-def test_the_command_keeps_them_for_any_mapping(given, log, tmp_path, capsys):
-    content = raw_logs.base_content(features=FEATURES, derive={}, joins=[], query="none")
+def test_the_command_keeps_them(given, log, tmp_path):
+    content = raw_logs.base_content(features=FEATURES, derive={}, joins=[], query="none", keep_values=KEPT)
     (tmp_path / "mapping.yaml").write_text(json.dumps(content))
     arguments = ["ingest", "table", *map(str, given), "--mapping", str(tmp_path / "mapping.yaml")]
-    assert main([*arguments, "--out", str(tmp_path / "log"), "--keep-values", "all"]) == 0
+    assert main([*arguments, "--out", str(tmp_path / "log")]) == 0
     assert raw_logs.log_bytes(tmp_path / "log") == raw_logs.log_bytes(log)
-    assert main([*arguments, "--out", str(tmp_path / "few"), "--keep-values", "user, words"]) == 0
-    assert values_in(tmp_path / "few", "user") == values_in(log, "user") != {}
-    assert values_in(tmp_path / "few", "labels") == {}
-    capsys.readouterr()
-    assert main([*arguments, "--out", str(tmp_path / "none"), "--keep-values", "price"]) == 1
-    assert "keep_values names price, whose ids say by themselves" in capsys.readouterr().err
-    # Also for the formats of the package.
-    assert keeping_values(load_format("movielens"), "all").kept_values
 
 
 def test_features_without_raw_values_are_refused():
-    allowed = f"allowed: all, or {', '.join(KEPT)}$"
+    allowed = f"allowed: {', '.join(KEPT)}$"
     for names, message in (
         (["price"], f"keep_values names price, whose ids say by themselves what they stand for.*{allowed}"),
         (["color"], "keep_values names color, whose ids say"),
         (["user", "user"], "keep_values names user twice"),
         (["nothing"], f"nothing, which is not a feature; {allowed}"),
-        ({"user_price": "all"}, r"keep_values: {'user_price': 'all'} is not allowed: use all, or a list of"),
-        ("user_price", "keep_values: 'user_price' is not allowed: use all, or a list of features"),
-        (["user", 3], "is not allowed: use all, or a list of features"),
+        ("user_price", "keep_values"),
+        (["user", 3], "keep_values"),
     ):
         with pytest.raises(InputError, match=message):
             make_mapping(keep_values=names)

@@ -25,7 +25,11 @@ KEYS = {
         ],
         "derive": {},
     },
-    "keep_values": {"query": None, "features": raw_logs.GROWING_FEATURES, "keep_values": "all"},
+    "keep_values": {
+        "query": None,
+        "features": raw_logs.GROWING_FEATURES,
+        "keep_values": ["visitor", "labels"],
+    },
     "session": {},
     "row_order": {
         "time": {"row_order": {"start": "2020-01-01T00:00:00Z", "step_us": 600_000_000}},

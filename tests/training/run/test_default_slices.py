@@ -63,9 +63,7 @@ def test_the_features_that_differ_most_are_found_and_shown(log_and_run):
         probability = 1 / (1 + np.exp(-part["logit"].to_numpy(np.float64)))
         assert table.loc[one, "weight"] == len(part)
         assert table.loc[one, "calibration_ratio"] == pytest.approx(probability.sum() / part["label"].sum())
-    assert [row["id"] for row in heaviest_ids(found)["worst"]["heaviest"]] == list(
-        table.sort_values("weight", ascending=False).index
-    )
+    assert heaviest_ids(found["worst"]) == list(table.sort_values("weight", ascending=False).index)
     write_archive(run, "default_slices", slice_arrays(found))
     assert list(read_default_slices(run)) == list(found)
     pd.testing.assert_frame_equal(read_default_slices(run)["bad"].result(), found["bad"].result())

@@ -1,16 +1,22 @@
 """What runs say of ids that grow, against the rows of their logs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import small_runs
+from ctr.data.kept_values import values_path
+from ctr.data.log import read_manifests, read_schema
+from ctr.eval.display import fingerprint
+from ctr.eval.report import run_page
+from ctr.eval.report.shown_run import show_runs
 from ctr.training.loop import train
+from ctr.training.run.features import slice_names
 from fingerprint_logs import prints_of, publish_growing, values_of
-from growing_logs import lines_of
+from report_pages import words_of
 from small_runs import LOGISTIC, draw_examples
 
 CROWDED = {"ids": {"capacity": 100, "capacities": {"user": 12}, "eviction": {"policy": "none"}}}
@@ -39,8 +45,7 @@ def run(log, tmp_path_factory) -> Path:
 
 
 def test_where_there_is_room_each_id_is_admitted_once(run, rows):
-    lines, summary = lines_of(run), json.loads((run / "summary.json").read_text())
-    assert len(lines) > 3
+    summary = json.loads((run / "summary.json").read_text())
     total = 0
     for name in ("user", "tags", "position"):
         distinct = len(np.unique(values_of(rows, name)))
@@ -53,14 +58,10 @@ def test_where_there_is_room_each_id_is_admitted_once(run, rows):
             "refused": 0,
             "shared_share": 0,
         }
-        assert sum(line["ids"]["features"][name]["admitted"] for line in lines) == distinct
-        assert lines[-1]["ids"]["features"][name]["occupancy"] == distinct
         total += distinct
     assert set(summary["ids"]["features"]) == {"user", "tags", "position"}
     assert summary["ids"]["occupancy"] == summary["ids"]["admitted"] == total
     assert summary["ids"]["capacity"] == 3 * 2**22
-    levels = [line["ids"]["occupancy"] for line in lines]
-    assert levels == np.cumsum([line["ids"]["admitted"] for line in lines]).tolist()
 
 
 @pytest.mark.slow
@@ -85,50 +86,36 @@ def test_a_full_feature_shares_rows_and_is_warned_of(log, rows, tmp_path, caplog
     families = [{"name": "some", "features": {"user": ["a", 7], "position": [None, "b"]}}]
     constraints = {"objective": {"bias_constraints": {"families": families, "learning_rate": 0.1}}}
     evicting = config_of(CROWDED, constraints, {"ids": {"eviction": {"policy": "score"}}})
-    evicting = train(log, evicting, tmp_path / "other")
-    user = evicting["ids"]["features"]["user"]
+    evicting_run = train(log, evicting, tmp_path / "other")
+    user = evicting_run["ids"]["features"]["user"]
     assert user["evicted"] > 0 and user["occupancy"] == user["admitted"] - user["evicted"] <= 12
     # Slices of constraints have the values of the configuration. No row has these users: all are in no slice.
-    values = json.loads((tmp_path / "other/data_health.json").read_text())["slice_values"]["constraint:some"]
-    assert set(values) <= {"-1", "0", "1", "2", "3"} and values["-1"] == "no slice"
+    names = evicting_run["slice_names"]["constraint:some"]
+    assert set(names) <= {"-1", "0", "1", "2", "3"} and names["-1"] == "no slice"
 
 
-def test_data_health_has_the_ids_of_the_maps_with_their_values(run, rows):
-    health = json.loads((run / "data_health.json").read_text())
-    features = {feature["name"]: feature for feature in health["features"]}
-    for name in ("user", "tags", "position"):
-        feature, values = features[name], values_of(rows, name)
-        ids, counts = np.unique(values, return_counts=True)
-        assert feature["buckets"] is None and feature["distinct_ids"] == feature["new"] == len(ids)
-        assert feature["counted"] == len(values) == feature["slots"]["occurrences"]
-        assert [one["count"] for one in feature["top"]] == sorted(counts.tolist(), reverse=True)[:10]
-        known = dict(
-            zip(prints_of(ids).tolist(), zip(ids.tolist(), counts.tolist(), strict=True), strict=True)
-        )
-        for one in feature["top"]:
-            number, count = known[one["id"]]
-            assert one["count"] == count
-            assert one["value"] == (f"user-{number}" if name == "user" else None)
-    assert features["item"]["buckets"] == 50 and "slots" not in features["item"]
-    # A slice for each user, each under its value; hashed ids have none.
-    slices = json.loads((run / "summary.json").read_text())["calibration_slices"]["user"]
-    names = health["slice_values"]["user"]
+def test_slices_of_a_log_that_cannot_be_read_are_named_by_their_ids(log, tmp_path, caplog):
+    schema, [manifest, *_] = read_schema(log), read_manifests(log)
+    one = int(prints_of(np.array([3]))[0])
+    wanted = {"user": [one, 0], "item": [4]}
+    shown = {"user": {str(one): "user-3", "0": "missing"}, "item": {"4": "id 4"}}
+    assert slice_names(schema, log, wanted, {}) == shown and not caplog.records
+    damaged = shutil.copytree(log, tmp_path / "damaged")
+    values_path(damaged, manifest.name, manifest.values).write_bytes(b"PAR1")
+    for folder in (damaged, tmp_path / "nowhere"):
+        names = slice_names(schema, folder, wanted, {})
+        assert names == {**shown, "user": {str(one): fingerprint(one), "0": "missing"}}
+        assert "slices are named by their ids: " in caplog.messages.pop()
+
+
+def test_slices_have_the_names_of_their_values(run, rows):
+    summary = json.loads((run / "summary.json").read_text())
+    # A slice for each user, each under its value; other values have the numbers of their ids.
+    slices, names = summary["calibration_slices"]["user"], summary["slice_names"]["user"]
     assert slices["slices"] == len(np.unique(rows.ids[rows.metric_weight > 0, 0]))
     known = {str(one): f"user-{number}" for number, one in enumerate(prints_of(np.arange(1, 30)).tolist(), 1)}
     assert names == {str(row["id"]): {**known, "0": "missing"}[str(row["id"])] for row in slices["heaviest"]}
-    assert set(health["slice_values"]["item"].values()) <= {None, "missing"}
-
-
-def test_scalars_for_tensorboard(run):
-    found = {}
-    for path in (run / "tensorboard").glob("events.out.tfevents.*"):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                if value.tag.startswith("ids"):
-                    found.setdefault(value.tag, []).append(float(tf.make_ndarray(value.tensor)))
-    lines = lines_of(run)
-    assert found["ids/occupancy"] == [line["ids"]["occupancy"] for line in lines]
-    assert found["ids_admitted/user"] == [line["ids"]["features"]["user"]["admitted"] for line in lines]
-    assert found["ids/occupied_share"][-1] == pytest.approx(lines[-1]["ids"]["occupancy"] / (3 * 2**22))
-    assert {"ids/shared_share", "ids/evicted", "ids/refused", "ids_occupancy/tags"} <= set(found)
-    assert "ids/capacity" not in found
+    for one, name in summary["slice_names"]["item"].items():
+        assert name == ("missing" if one == "0" else f"id {one}")
+    words = words_of(run_page(show_runs([run])).section("slices"))
+    assert all(name in words for name in names.values()) and fingerprint(int(next(iter(known)))) not in words

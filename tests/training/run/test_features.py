@@ -1,0 +1,69 @@
+"""What a run says of the features of its log, against its rows."""
+
+import numpy as np
+import pytest
+
+from ctr.data.batches import whole_query_batches
+from ctr.data.features import Category, Number
+from ctr.data.kept_values import value_of_id
+from ctr.data.log import read_manifests
+from ctr.data.reader import read_rows
+from ctr.data.schema import Schema
+from ctr.eval.run_files import read_timeline, read_windows
+from ctr.training.loop import train
+from ctr.training.run.features import MissingValues
+from small_runs import make_config
+
+
+@pytest.fixture(scope="module")
+def batches(log, schema):
+    return list(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
+
+
+def test_missing_values_are_those_of_the_rows_and_a_state_goes_on_where_it_was(batches, schema):
+    missing = MissingValues(schema)
+    names = (*schema.single_valued, *schema.multivalent)
+    found = dict.fromkeys(names, 0)
+    for number, batch in enumerate(batches):
+        if number == 5:
+            saved = missing.counts.copy()
+            missing = MissingValues(schema)
+            missing.counts[:] = saved
+        missing.update(batch.rows)
+        for name in schema.single_valued:
+            ids = batch.rows.ids[:, schema.single_valued.index(name)]
+            found[name] += int((ids == 0).sum())
+        for name in schema.multivalent:
+            found[name] += int((np.diff(batch.rows.multivalent[name][1]) == 0).sum())
+    assert missing.by_feature == found and any(found.values())
+    assert missing.rows == sum(len(batch.rows) for batch in batches)
+
+
+def test_what_ids_stand_for():
+    words = Category(name="w", source="w", vocabulary=("tea", "coffee"))
+    assert [value_of_id(words, one) for one in range(4)] == ["missing", "tea", "coffee", "other"]
+    number = Number(name="n", source="n", boundaries=(0.5, 2, 10))
+    assert [value_of_id(number, one) for one in range(5)] == [
+        "missing", "below 0.5", "0.5 to 2", "2 to 10", "10 and more",
+    ]  # fmt: skip
+    assert value_of_id(Category(name="h", source="h", buckets=10), 3) is None
+
+
+@pytest.mark.slow
+def test_a_run_writes_what_it_met(log, schema: Schema, tmp_path):
+    config = make_config({"metrics": {"window_examples": 300}}, logistic=True)
+    summary = train(log, config, tmp_path / "run")
+    windows, timeline = read_windows(tmp_path / "run"), read_timeline(tmp_path / "run")
+    assert timeline.windows[:, 0].tolist() == windows["examples"].tolist()
+    # Of ids that grow it has nothing to say.
+    assert "ids" not in summary
+    for metric in ("per_query_auc", "logloss"):
+        np.testing.assert_allclose(timeline.estimate(metric).point, windows[metric], rtol=1e-9)
+        cumulative = timeline.estimate(metric, cumulative=True).point
+        assert cumulative[-1] == pytest.approx(summary[metric], rel=1e-9)
+    assert list(summary["features"]) == [one.name for one in schema.features]
+    shares = [entry["missing"] for entry in summary["features"].values()]
+    assert all(0 <= share < 1 for share in shares) and any(shares)
+    # No number is read as it is: none has statistics.
+    assert {entry["out_of_range"] for entry in summary["features"].values()} == {None}
+    assert set(summary["slice_names"]) == {"position"}
