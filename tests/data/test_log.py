@@ -194,7 +194,7 @@ def test_a_changed_schema_is_refused(log: Path) -> None:
         ({"features": []}, "features"),
         ({"version": "0" * 16}, "not match the recorded version 0000000000000000: the file was changed"),
         ({"format": 2}, "schema.json: made by an unreleased version of ctr; make it again"),
-        ({"more": 1}, "more: unknown key; allowed: counts_rows, derive, features, spelling"),
+        ({"more": 1}, "more: unknown key; allowed: counts_rows, derive, features, labels, spelling"),
     ):
         path.write_text(json.dumps({**json.loads(content), **values}))
         refused(message, read_manifests, log)
