@@ -207,11 +207,12 @@ class _IdsOfRows:
         return pc.if_else(pc.equal(values, ""), pa.scalar(_MISSING, pa.large_string()), values)
 
 
-def read_values(log: Path, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
+def read_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
     """Reads what ids stand for, by feature, as far as the dictionaries say; of several values of one id the smallest.
 
     Raises InputError: a dictionary is missing or damaged.
     """
+    log = Path(log)
     # What a history lists are values of another feature.
     listed = {name: history.of for name, history in read_schema(log).histories.items()}
     kept_as = {name: listed.get(name, name) for name in wanted}
