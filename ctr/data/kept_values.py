@@ -31,6 +31,7 @@ MOST_VALUES = 10_000
 VALUE_PREFIX = "@value:"
 """Before the name of a feature that of the column with its raw values, beside those of a shard."""
 
+_FIRST_ROWS = 65_536  # show that a feature has too many values, sooner than all do
 _MISSING = "missing"
 
 
@@ -128,7 +129,9 @@ def value_dictionary(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.
     ids = _IdsOfRows(schema, rows)
     parts = [_DICTIONARY.empty_table()]
     for name in sorted(kept):
-        table = ids.pairs(schema.by_name[name])
+        table = ids.pairs(schema.by_name[name], None if name in unlimited else MOST_VALUES)
+        if table is None:
+            continue
         table = table.filter(pc.not_equal(table["id"], MISSING_ID))
         if table.num_rows > MOST_VALUES and name not in unlimited:
             continue
@@ -143,18 +146,28 @@ def value_dictionary(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.
 _DICTIONARY = pa.schema([("feature", pa.large_string()), ("id", pa.int64()), ("value", pa.large_string())])
 
 
+def _first_of_each(values: pa.Array) -> np.ndarray:
+    """Finds where each different value stands first, int64, rising."""
+    # Codes count up in the order in which values appear.
+    codes = pc.dictionary_encode(values).indices.to_numpy()
+    return np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
+
+
 class _IdsOfRows:
     def __init__(self, schema: Schema, rows: pa.Table) -> None:
         self._schema, self._rows, self._matrix = schema, rows, id_matrix(rows, schema)
 
-    def pairs(self, feature: AnyFeature) -> pa.Table:
-        """Lists the ids of a feature, each with all values that it stands for."""
+    def pairs(self, feature: AnyFeature, most: int | None) -> pa.Table | None:
+        """Lists the ids of a feature, each with all values that it stands for; None where the first rows have more."""
         if isinstance(feature, Cross):
             return self._crossed(feature)
-        table = pa.table(
-            {"id": pa.array(self._of(feature.name), pa.int64()), "value": self._raw(feature.name)}
-        )
-        return table.group_by(["id", "value"]).aggregate([])
+        ids, raw = self._of(feature.name), self._raw(feature.name)
+        # Of ids that grow each is one value, and found sooner than text.
+        key = pa.array(ids) if feature.buckets is None else raw
+        if most is not None and len(_first_of_each(key.slice(0, _FIRST_ROWS))) > most + 1:
+            return None
+        first = _first_of_each(key)
+        return pa.table({"id": pa.array(ids[first], pa.int64()), "value": raw.take(pa.array(first))})
 
     def _of(self, name: str) -> np.ndarray:
         if name in self._schema.single_valued:
@@ -194,11 +207,12 @@ class _IdsOfRows:
         return pc.if_else(pc.equal(values, ""), pa.scalar(_MISSING, pa.large_string()), values)
 
 
-def read_values(log: Path, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
+def read_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
     """Reads what ids stand for, by feature, as far as the dictionaries say; of several values of one id the smallest.
 
     Raises InputError: a dictionary is missing or damaged.
     """
+    log = Path(log)
     # What a history lists are values of another feature.
     listed = {name: history.of for name, history in read_schema(log).histories.items()}
     kept_as = {name: listed.get(name, name) for name in wanted}
