@@ -312,7 +312,7 @@ def _complete_arguments(parser: argparse.ArgumentParser, files: object, name: st
             action.complete = _words(f"_ctr_{name}_keys", keys)  # type: ignore[attr-defined]
         elif (name, action.dest) == ("config", "key"):
             action.complete = _words("_ctr_config_keys", config_keys("train"))  # type: ignore[attr-defined]
-        elif action.metavar in _PLACES:
+        elif action.metavar in {*_PLACES, "SRC", "DST"}:
             action.complete = files  # type: ignore[attr-defined]
 
 

@@ -177,8 +177,10 @@ def _repeated(address: str, call: Callable[[], ValueT]) -> ValueT:
 class _Sync:
     """Passes over a source; another one copies what has changed since."""
 
-    def __init__(self, source: _Place, target: _Place, begin_us: int) -> None:
-        self._source, self._target, self._begin_us = source, target, begin_us
+    def __init__(
+        self, source: _Place, target: _Place, begin_us: int, progress: Callable[[int], object]
+    ) -> None:
+        self._source, self._target, self._begin_us, self._progress = source, target, begin_us, progress
         self._same: dict[str, tuple[str, str]] = {}  # the tags of both where they had the same content
         self._here: dict[str, tuple[int, str]] = {}
         self._there: dict[str, tuple[int, str]] = {}
@@ -199,7 +201,8 @@ class _Sync:
             for name in sorted(first):
                 self._create(name)
             with ThreadPoolExecutor(_THREADS, "sync") as threads:
-                any(threads.map(self._copy, sorted({*names} - {*first, *late})))
+                for _ in threads.map(self._copy, sorted({*names} - {*first, *late})):
+                    self._progress(len(self.copied))
             for name in filter(before.__contains__, late):
                 (self._create if name in exclusive else self._copy)(name)
         except _GoneError as gone:
@@ -259,17 +262,24 @@ def _matches(name: str, *patterns: str) -> bool:
     return any(PurePosixPath(name).match(pattern) for pattern in patterns)
 
 
-def sync(source: str, target: str, begin_us: int = 0, follow_seconds: float | None = None) -> int:
+def sync(
+    source: str,
+    target: str,
+    begin_us: int = 0,
+    follow_seconds: float | None = None,
+    progress: Callable[[int], object] = lambda files: None,
+) -> int:
     """Copies what ``target`` lacks of ``source``, each a folder or an address; returns how many files it copied.
 
     Args:
         begin_us: leaves out the partitions of a log that end by then, in microseconds.
         follow_seconds: looks again so often until SIGINT or SIGTERM, then once more, and raises Interrupted.
+        progress: called with the number of files copied so far.
 
     Raises InputError: a wrong address, or the target is another log or run; PassingError: a store does not answer.
     """
     try:
-        copies = _Sync(_Place(source), _Place(target), begin_us)
+        copies = _Sync(_Place(source), _Place(target), begin_us, progress)
     except ModuleNotFoundError:
         raise InputError("ctr sync requires the package obstore", "pip install 'clicktrain[cloud]'") from None
     if follow_seconds is None and not _ADDRESS.fullmatch(source) and not Path(source).is_dir():
