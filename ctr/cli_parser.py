@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeAlias
 from ctr import __version__
 from ctr.io.errors import InputError
 from ctr.io.log_lines import FORMATS, TEXT, say
-from ctr.io.paths import read_path
+from ctr.io.paths import check_local
 from ctr.io.words import did_you_mean
 
 # The files that ``ctr config`` describes, with the module and the name of each one's model.
@@ -109,9 +109,10 @@ def _add(parser: "argparse._ActionsContainer", usage: str, text: str) -> None:
 
 def _read_place(name: str, text: str) -> Path:
     try:
-        return read_path(text)
+        check_local(text)
     except InputError as error:
         raise InputError(f"{name} {error}") from None
+    return Path(text)
 
 
 def _read_choice(choices: Sequence[str], text: str) -> str:
