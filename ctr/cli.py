@@ -5,9 +5,11 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 
 from ctr import cli_logs, cli_trained
 from ctr.cli_output import (
+    Bar,
     connect,
     log,
     print_crash,
@@ -25,6 +27,32 @@ from ctr.workers.cluster import WorkerLostError
 
 
 @command(
+    "sync",
+    "copy a log, a run, an export or any directory between this machine and an object store",
+    {
+        "SRC": "a directory, or s3://BUCKET/NAME (gs://, az://)",
+        "DST": "another one, which gets what it lacks; nothing in it is deleted",
+        "[--from DAY]": "of a log the partitions from this day (UTC) on alone, e.g. 2026-03-01",
+        "[--follow]": "go on copying what is new until stopped",
+        "[--poll SECONDS]": "with --follow, seconds between two looks (5)",
+    },
+    poll=5.0,
+)
+def _sync(arguments: argparse.Namespace) -> None:
+    from ctr.config import parse_model
+    from ctr.data.time_range import TimeRange
+    from ctr.io.sync import sync
+
+    begin_us = parse_model(TimeRange, {"start": vars(arguments)["from"]}, "--from").start_us
+    if not 0 < arguments.poll < float("inf"):
+        raise InputError(f"--poll {arguments.poll:g}: allowed: a number of seconds above 0")
+    seconds = arguments.poll if arguments.follow else None
+    with closing(Bar(None, "files")) as bar:
+        files = sync(arguments.src, arguments.dst, begin_us, seconds, bar)
+    print_result(arguments, {"dst": arguments.dst, "files": files}, f"{arguments.dst}: {files} files copied")
+
+
+@command(
     "completion",
     "print a script with which a shell completes commands, flags and keys",
     {f"shell {{{','.join(SHELLS)}}}": "for instance: source <(ctr completion bash)"},
@@ -34,7 +62,7 @@ def _completion(arguments: argparse.Namespace) -> None:
     print_result(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
 
 
-_COMMANDS = (*cli_logs.COMMANDS, train, *cli_trained.COMMANDS, _completion)
+_COMMANDS = (*cli_logs.COMMANDS, _sync, train, *cli_trained.COMMANDS, _completion)
 
 
 def make_parser() -> argparse.ArgumentParser:

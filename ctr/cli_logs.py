@@ -291,29 +291,4 @@ def _sample(arguments: argparse.Namespace) -> None:
     print_result(arguments, result.as_dict(), result.as_text())
 
 
-@command(
-    "sync",
-    "copy a log, a run, an export or another folder between this machine and an object store",
-    {
-        "SRC": "a folder, or s3://BUCKET/NAME (gs://, az://)",
-        "DST": "another one; what it has already is not copied again, and nothing is deleted",
-        "[--from DAY]": "of a log the partitions from this day (UTC) on alone, e.g. 2026-03-01",
-        "[--follow]": "go on copying what is new until stopped",
-        "[--poll SECONDS]": "with --follow, seconds between two looks (5)",
-    },
-    poll=5.0,
-)
-def _sync(arguments: argparse.Namespace) -> None:
-    from ctr.config import parse_model
-    from ctr.data.time_range import TimeRange
-    from ctr.io.sync import sync
-
-    begin_us = parse_model(TimeRange, {"start": vars(arguments)["from"]}, "--from").start_us
-    if not 0 < arguments.poll < float("inf"):
-        raise InputError(f"--poll {arguments.poll:g}: allowed: a number of seconds above 0")
-    seconds = arguments.poll if arguments.follow else None
-    files = sync(arguments.src, arguments.dst, begin_us, seconds)
-    print_result(arguments, {"dst": arguments.dst, "files": files}, f"{arguments.dst}: {files} files copied")
-
-
-COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample, _sync)
+COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample)

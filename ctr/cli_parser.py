@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeAlias
 from ctr import __version__
 from ctr.io.errors import InputError
 from ctr.io.log_lines import FORMATS, TEXT, say
-from ctr.io.paths import read_path
+from ctr.io.paths import check_local
 from ctr.io.words import did_you_mean
 
 # The files that ``ctr config`` describes, with the module and the name of each one's model.
@@ -108,9 +108,10 @@ def _add(parser: "argparse._ActionsContainer", usage: str, text: str) -> None:
 
 def _read_place(name: str, text: str) -> Path:
     try:
-        return read_path(text)
+        check_local(text)
     except InputError as error:
         raise InputError(f"{name} {error}") from None
+    return Path(text)
 
 
 def _read_choice(choices: Sequence[str], text: str) -> str:
@@ -311,7 +312,7 @@ def _complete_arguments(parser: argparse.ArgumentParser, files: object, name: st
             action.complete = _words(f"_ctr_{name}_keys", keys)  # type: ignore[attr-defined]
         elif (name, action.dest) == ("config", "key"):
             action.complete = _words("_ctr_config_keys", config_keys("train"))  # type: ignore[attr-defined]
-        elif action.metavar in _PLACES:
+        elif action.metavar in {*_PLACES, "SRC", "DST"}:
             action.complete = files  # type: ignore[attr-defined]
 
 

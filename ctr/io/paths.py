@@ -6,7 +6,6 @@ written there. Such a path is refused here, for all commands, keys of configurat
 
 import os
 import re
-from pathlib import Path
 
 from ctr.io.errors import InputError
 
@@ -27,9 +26,3 @@ def check_local(given: str | os.PathLike[str]) -> None:
     if fault := address_fault(given):
         text = os.fspath(given)
         raise InputError(f"{text if '://' in text else text.replace(':/', '://', 1)}: {fault}")
-
-
-def read_path(given: str) -> Path:
-    """Reads a path. Raises InputError for an address."""
-    check_local(given)
-    return Path(given)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 from ctr.io.errors import InputError, PassingError, one_line
 from ctr.io.files import create_exclusively, is_temporary, write_atomic
@@ -25,8 +25,6 @@ from ctr.io.signals import Interrupted, stop_signals
 from ctr.io.versions import PARTIAL
 
 log = logging.getLogger(__name__)
-
-ValueT = TypeVar("ValueT")
 
 _ADDRESS = re.compile(r"(s3|gs|az)://([^/\s]+)((?:/(?!\.{0,2}(?:/|$))[^/]+)*)/?")
 _PIECE = 8 << 20  # bytes of an object's part
@@ -38,10 +36,6 @@ _NAMED = re.compile(rb'"file": *"([^"/]+\.(?:npz|parquet))"')
 _EXCLUSIVE = ("schema.json", "sidecars/*/[0-9]*.json", "checkpoints/*/state.json", "manifests/*.json")
 # What is copied after all else, in this order: a partition's sidecars are there before the partition is.
 _LATE = (*_EXCLUSIVE[1:3], "saved_model.pb", _EXCLUSIVE[3], "summary.json")
-
-
-class _GoneError(Exception):
-    """A file or an object is not there, or not any more."""
 
 
 class _Place:
@@ -66,7 +60,7 @@ class _Place:
                 # Otherwise forgotten. Google's address is https unless its credentials name another.
                 "allow_http": match[1] == "gs" or allows_http.lower() in ("1", "true"),
             },
-            retry_config={"max_retries": 3},  # ``_repeated`` goes on
+            retry_config={"max_retries": 3},  # ``_Sync.copy`` goes on
         )
 
     def entries(self) -> dict[str, tuple[int, str]]:
@@ -116,18 +110,12 @@ class _Place:
         return f"{whole.hexdigest()}-{len(parts)}" if len(parts) > 1 else parts[0].hexdigest()
 
     def read(self, name: str) -> Iterator[bytes]:
-        """Yields a content in pieces. Raises _GoneError."""
-        try:
-            if self._store is not None:
-                answer = self._store.get(self._folder + name)
-                yield from map(bytes, answer.stream(min_chunk_size=_PIECE))
-                return
+        """Yields a content in pieces. Raises FileNotFoundError."""
+        if self._store is not None:
+            yield from map(bytes, self._store.get(self._folder + name).stream(min_chunk_size=_PIECE))
+        else:
             with (self._path / name).open("rb") as file:
                 yield from iter(lambda: file.read(_PIECE), b"")
-        except FileNotFoundError as error:
-            if "NoSuchBucket" in str(error):
-                raise
-            raise _GoneError(name) from None
 
     def write(self, name: str, pieces: Iterator[bytes], mode: Any = "overwrite") -> str:
         """Creates or replaces a file, which appears whole; returns its tag. ``create``: empty where there is one."""
@@ -149,62 +137,69 @@ class _Place:
             return ""
 
 
-def _repeated(address: str, call: Callable[[], ValueT]) -> ValueT:
-    """Calls what asks a store, again where that fails for reasons that may pass, for ``_LIMIT`` seconds."""
-    from obstore import exceptions as known
-
-    # ValueError: a name that can be no key.
-    refusals = (known.PermissionDeniedError, known.UnauthenticatedError, known.InvalidPathError, ValueError)
-    begun = time.monotonic()
-    while True:
-        try:
-            return call()
-        except (known.BaseError, FileNotFoundError, ValueError) as error:
-            # What follows is for programmers, a request's query may hold a signature, and XML the key.
-            said = str(error).partition("\n\nDebug source")[0]
-            shown = re.sub(r"\?[^\s)\"]*|(?<=//)[^/@\s]*@|:?\s*<.*", "", said, flags=re.DOTALL)
-            fault = f"{address}: {one_line(Exception(shown))[:300]}"
-            if "NoSuchBucket" in said or "ContainerNotFound" in said:
-                raise InputError(f"{address}: no such bucket") from None
-            is_status = re.search(r"status code: 4(?!04|08|09|29)", said) and "RequestTimeout" not in said
-            if is_status or isinstance(error, refusals):
-                raise InputError(fault) from None
-            if time.monotonic() - begun > _LIMIT:
-                raise PassingError(fault) from None
-        time.sleep(min(0.2 + (time.monotonic() - begun) / 2, 10.0))
-
-
 class _Sync:
     """Passes over a source; another one copies what has changed since."""
 
-    def __init__(self, source: _Place, target: _Place, begin_us: int) -> None:
-        self._source, self._target, self._begin_us = source, target, begin_us
+    def __init__(
+        self, source: _Place, target: _Place, begin_us: int, progress: Callable[[int], object]
+    ) -> None:
+        self._source, self._target, self._begin_us, self._progress = source, target, begin_us, progress
+        self._stores = [one.address for one in (source, target) if _ADDRESS.fullmatch(one.address)] or [
+            source.address
+        ]
         self._same: dict[str, tuple[str, str]] = {}  # the tags of both where they had the same content
         self._here: dict[str, tuple[int, str]] = {}
         self._there: dict[str, tuple[int, str]] = {}
         self.copied: set[str] = set()
 
-    def copy(self) -> str:
-        """Copies what differs; returns what was listed or named and is not there, or nothing."""
+    def copy(self) -> None:
+        """Copies what differs, and goes on for ``_LIMIT`` seconds where that fails for reasons that may pass."""
+        from obstore import exceptions as known
+
+        # ValueError: a name that can be no key.
+        refusals = (
+            known.PermissionDeniedError,
+            known.UnauthenticatedError,
+            known.InvalidPathError,
+            ValueError,
+        )
+        begun, done = time.monotonic(), len(self.copied)
+        while True:
+            try:
+                return self._pass()
+            except (known.BaseError, FileNotFoundError, ValueError) as error:
+                # What follows is for programmers, a request's query may hold a signature, and XML the key.
+                said = str(error).partition("\n\nDebug source")[0]
+                shown = re.sub(r"\?[^\s)\"]*|(?<=//)[^/@\s]*@|:?\s*<.*", "", said, flags=re.DOTALL)
+                if "NoSuchBucket" in said or "ContainerNotFound" in said:
+                    shown = "no such bucket"
+                fault = f"{' and '.join(self._stores)}: {one_line(Exception(shown))[:300]}"
+                is_status = re.search(r"status code: 4(?!04|08|09|29)", said) and "RequestTimeout" not in said
+                if is_status or isinstance(error, refusals) or shown == "no such bucket":
+                    raise InputError(fault) from None
+                if len(self.copied) > done:
+                    begun, done = time.monotonic(), len(self.copied)
+                waited = time.monotonic() - begun
+                if waited > _LIMIT:
+                    raise PassingError(fault) from None
+            time.sleep(min(0.2 + waited / 2, 10.0))
+
+    def _pass(self) -> None:
         # What says that others are complete counts if it was there before these were listed.
-        before = _repeated(self._source.address, self._source.entries)
-        self._here = _repeated(self._source.address, self._source.entries)
-        self._there = _repeated(self._target.address, self._target.entries)
-        try:
-            names = [name for name in self._here if self._is_wanted(name) and not self._is_same(name)]
-            # First of all: whether these are the same log or run.
-            exclusive = {name for name in names if _matches(name, *_EXCLUSIVE)}
-            first = {name for name in exclusive if name in self._there or _matches(name, "schema.json")}
-            late = [name for one in _LATE for name in sorted({*names} - first) if _matches(name, one)]
-            for name in sorted(first):
-                self._create(name)
-            with ThreadPoolExecutor(_THREADS, "sync") as threads:
-                any(threads.map(self._copy, sorted({*names} - {*first, *late})))
-            for name in filter(before.__contains__, late):
-                (self._create if name in exclusive else self._copy)(name)
-        except _GoneError as gone:
-            return f"{self._source.address}/{gone}: is listed, or named by others, and not there"
-        return ""
+        before = self._source.entries()
+        self._here, self._there = self._source.entries(), self._target.entries()
+        names = [name for name in self._here if self._is_wanted(name) and not self._is_same(name)]
+        # First of all: whether these are the same log or run.
+        exclusive = {name for name in names if _matches(name, *_EXCLUSIVE)}
+        first = {name for name in exclusive if name in self._there or _matches(name, "schema.json")}
+        late = [name for one in _LATE for name in sorted({*names} - first) if _matches(name, one)]
+        for name in sorted(first):
+            self._create(name)
+        with ThreadPoolExecutor(_THREADS, "sync") as threads:
+            for _ in threads.map(self._copy, sorted({*names} - {*first, *late})):
+                self._progress(len(self.copied))
+        for name in filter(before.__contains__, late):
+            (self._create if name in exclusive else self._copy)(name)
 
     def _is_wanted(self, name: str) -> bool:
         parts = PurePosixPath(name).parts
@@ -225,32 +220,23 @@ class _Sync:
         return True
 
     def _copy(self, name: str) -> None:
-        where, tag = f"{self._target.address}/{name}", self._here.get(name, (0, ""))[1]
-        written = _repeated(where, lambda: self._target.write(name, self._source.read(name)))
-        self._same[name] = tag, written
+        tag = self._here.get(name, (0, ""))[1]
+        self._same[name] = tag, self._target.write(name, self._source.read(name))
         self.copied.add(name)
 
     def _create(self, name: str) -> None:
         """Creates a file after those that it says are complete, also after those that an old listing leaves out."""
-        where, folder = f"{self._target.address}/{name}", PurePosixPath(name).parent
-        content = _repeated(self._source.address, lambda: b"".join(self._source.read(name)))
+        content, folder = b"".join(self._source.read(name)), PurePosixPath(name).parent
         place = folder.parent / "shards" if folder.name == "manifests" else folder
         for file in _NAMED.findall(content) or [b"arrays.npz"] * (folder.parent.name == "checkpoints"):
             needed = str(place / file.decode())
             if not {name, needed} & (self._there.keys() | self.copied):
                 self._copy(needed)
-
-        def create() -> bytes:
-            if self._target.write(name, iter([content]), "create"):
-                self.copied.add(name)
-                return content
-            # After a lost answer it is what was sent. While somebody creates it, there may be nothing yet.
-            try:
-                return b"".join(self._target.read(name))
-            except _GoneError:
-                raise FileNotFoundError(f"{name} is being written") from None
-
-        if _repeated(where, create) != content:
+        if self._target.write(name, iter([content]), "create"):
+            self.copied.add(name)
+        # After a lost answer it is what was sent. While somebody creates it, there may be nothing yet.
+        elif b"".join(self._target.read(name)) != content:
+            where = f"{self._target.address}/{name}"
             raise InputError(f"{where}: is there, of another log or run, and is kept; use another DST")
         self._same[name] = self._here[name][1], self._there.get(name, (0, ""))[1]
 
@@ -259,17 +245,24 @@ def _matches(name: str, *patterns: str) -> bool:
     return any(PurePosixPath(name).match(pattern) for pattern in patterns)
 
 
-def sync(source: str, target: str, begin_us: int = 0, follow_seconds: float | None = None) -> int:
+def sync(
+    source: str,
+    target: str,
+    begin_us: int = 0,
+    follow_seconds: float | None = None,
+    progress: Callable[[int], object] = lambda files: None,
+) -> int:
     """Copies what ``target`` lacks of ``source``, each a folder or an address; returns how many files it copied.
 
     Args:
         begin_us: leaves out the partitions of a log that end by then, in microseconds.
         follow_seconds: looks again so often until SIGINT or SIGTERM, then once more, and raises Interrupted.
+        progress: called with the number of files copied so far.
 
     Raises InputError: a wrong address, or the target is another log or run; PassingError: a store does not answer.
     """
     try:
-        copies = _Sync(_Place(source), _Place(target), begin_us)
+        copies = _Sync(_Place(source), _Place(target), begin_us, progress)
     except ModuleNotFoundError:
         raise InputError("ctr sync requires the package obstore", "pip install 'clicktrain[cloud]'") from None
     if follow_seconds is None and not _ADDRESS.fullmatch(source) and not Path(source).is_dir():
@@ -282,11 +275,9 @@ def sync(source: str, target: str, begin_us: int = 0, follow_seconds: float | No
                 until = time.monotonic() + follow_seconds
                 while time.monotonic() < until and not stop():
                     time.sleep(min(follow_seconds, 0.1))
-            missing = copies.copy()
+            copies.copy()
     finally:
         os.umask(umask)
-    if missing:
-        raise PassingError(missing)
     if name := stop():
         raise Interrupted(name, f"interrupted; {target} has all of {source}")
     return len(copies.copied)

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import boto3
 import obstore
 import pytest
+import yaml
 from obstore.store import from_url
 
 from ctr.cli import main
@@ -218,7 +219,7 @@ def test_a_manifest_whose_shard_is_lost_is_not_copied_nor_are_later_ones(log, fa
     sync(str(log), f"{bucket}/log")
     (lost,) = [name for name in files(log) if name.startswith(f"shards/{ENDS[1]:019d}-{ENDS[2]:019d}-0000")]
     obstore.delete(from_url(bucket), f"log/{lost}")
-    with pytest.raises(PassingError, match=f"log/{lost}: is listed, or named by others, and not there"):
+    with pytest.raises(PassingError, match=f"^{bucket}/log: Object at location log/{lost} not found: "):
         sync(f"{bucket}/log", str(tmp_path / "back"))
     manifests = [name for name in files(tmp_path / "back") if name.startswith("manifests/")]
     assert manifests == [f"manifests/{ENDS[0]:019d}-{ENDS[1]:019d}.json"]
@@ -270,7 +271,7 @@ def test_names_that_can_be_no_keys_are_refused(faulty_store, tmp_path, capsys):
     (tmp_path / "run" / "a\nb").touch()
     assert main(["sync", str(tmp_path / "run"), f"{faulty_store[0]}/run"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "/run/a b: " in line
+    assert line.startswith(f"error: {faulty_store[0]}/run: ") and "a b" in line
 
 
 def test_two_at_once_and_a_third_one_with_another_log(log, faulty_store, tmp_path):
@@ -421,3 +422,52 @@ def test_between_two_folders_of_this_machine(log, tmp_path):
     assert sync(str(log), str(tmp_path / "copy")) == len(files(log))
     assert files(tmp_path / "copy") == files(log)
     assert sync(str(log), str(tmp_path / "copy")) == 0
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_on_another_machine_to_the_same_bits(
+    faulty_store, tmp_path, monkeypatch
+):
+    bucket, proxy = faulty_store
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "batch": {"rows": 16},
+        "checkpoint": {"every_examples": 200, "keep": 2},
+        "record_predictions": True,
+        "model": {"crosses": {"layers": 0}, "deep": {"units": [4]}},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    publish(tmp_path / "log", draw_examples(500).table(), ((0, 250_000), (250_000, 500_000)))
+    words = ["train", "log", "--config", "run.yaml", "--out"]
+    assert main([*words, "alone"]) == 0
+    follows = started("run", f"{bucket}/run", "--follow", "--poll", "0.02")
+    train = subprocess.Popen([sys.executable, "-m", "ctr", *words, "run"], stdout=subprocess.DEVNULL)
+    while proxy.count("PUT", "checkpoints/.*/state.json") < 2:
+        assert train.poll() is None and follows.poll() is None
+        time.sleep(0.005)
+    for process in (follows, train):
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "run" / "summary.json").exists()
+    (tmp_path / "run").rename(tmp_path / "lost")
+    sync(f"{bucket}/run", "elsewhere")
+    assert list((tmp_path / "elsewhere" / "checkpoints").glob("*/state.json"))
+    assert main([*words, "elsewhere"]) == 0
+    sync("elsewhere", f"{bucket}/run")
+    sync(f"{bucket}/run", "third")
+
+    def bits(run: str) -> dict[str, bytes]:
+        # The store keeps older checkpoints.
+        newest = {path.name for path in sorted((tmp_path / "alone" / "checkpoints").iterdir())}
+        found = {
+            name: content
+            for name, content in files(tmp_path / run).items()
+            if name.endswith((".npz", ".parquet"))
+        }
+        return {
+            name: one
+            for name, one in found.items()
+            if not name.startswith("ch") or name.split("/")[1] in newest
+        }
+
+    assert bits("third") == bits("elsewhere") == bits("alone") and len(bits("alone")) > 3
