@@ -327,21 +327,6 @@ def test_the_next_ingest_completes_one_that_was_killed_while_it_published(tmp_pa
     assert published(log) == published(tmp_path / "whole")
 
 
-def test_rejects_are_there_after_a_kill_that_an_ingest_is_committed_before(tmp_path):
-    mapping = raw_logs.make_mapping(query=None, partition="6h")
-    (rows,) = make_days(days=1, count=60)
-    rows[7]["rating"] = "bad"
-    (path,) = write_days(tmp_path / "in", [rows])
-    options = {"max_reject_share": 0.1, "now_us": NOW}
-    kill = fault_points.Counting("link.after", 2, die, str(tmp_path / "log"))
-    with pytest.raises(Killed), fault_points.watching(kill, training=False):
-        ingest(mapping, [path], tmp_path / "log", **options)
-    ingest(mapping, [path], tmp_path / "log", **options)
-    ingest(mapping, [path], tmp_path / "whole", **options)
-    assert raw_logs.log_bytes(tmp_path / "log") == raw_logs.log_bytes(tmp_path / "whole")
-    assert len(raw_logs.read_rejects(tmp_path / "log")) == 1
-
-
 @pytest.mark.parametrize("appended", [False, True])
 def test_a_copy_under_another_name_is_named_or_refused(appended, tmp_path):
     """Rows without an id of their own are others in a file of another name."""

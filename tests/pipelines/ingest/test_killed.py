@@ -117,6 +117,20 @@ def test_a_killed_append_is_made_good_by_the_same_command_at_once_and_after_anot
     assert sum(manifest.rows for manifest in read_manifests(late)) == 120
 
 
+def test_rejects_are_there_after_a_kill_of_what_was_committed(tmp_path):
+    rows = raw_logs.make_rows(60)
+    rows[7]["rating"] = "bad"
+    path = raw_logs.write_rows(tmp_path / "in", rows)
+    (tmp_path / "mapping.yaml").write_text(json.dumps(raw_logs.base_content(query="none", partition="1h")))
+    command = ["ingest", "table", str(path), "--mapping", str(tmp_path / "mapping.yaml")]
+    command += ["--max-reject-share", "0.1", "--out"]
+    assert run_killed_command([*command, str(tmp_path / "log")], *PUBLISHED) == -9
+    for log in ("log", "whole"):
+        assert main([*command, str(tmp_path / log)]) == 0
+    assert raw_logs.log_bytes(tmp_path / "log") == raw_logs.log_bytes(tmp_path / "whole")
+    assert [reject["row"] for reject in raw_logs.read_rejects(tmp_path / "log")] == [9]
+
+
 @pytest.mark.slow
 def test_a_lost_manifest_is_noticed_before_histories_are_made_without_it(logs, tmp_path, capsys):
     command, undisturbed = logs
