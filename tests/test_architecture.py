@@ -38,29 +38,29 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 9099,
-    "benchmarks/studies": 135,
-    "ctr": 2284,
-    "ctr/config": 1015,
-    "ctr/data": 7205,
+    "benchmarks": 3635,
+    "benchmarks/studies": 4949,
+    "ctr": 2185,
+    "ctr/config": 983,
+    "ctr/data": 7067,
     "ctr/experiments": 3881,
-    "ctr/io": 2330,
-    "ctr/objective": 1322,
+    "ctr/io": 1782,
+    "ctr/objective": 1284,
     "ctr/search": 2432,
-    "ctr/serving": 1604,
+    "ctr/serving": 1535,
     "ctr/simulator": 1414,
-    "ctr/training": 11781,
+    "ctr/training": 11219,
     "ctr/workers": 1402,
-    "eval": 5945,
+    "eval": 5574,
     "models": 2158,
-    "optim": 8108,
-    "pipelines": 12661,
-    "tests": 56001,
+    "optim": 7702,
+    "pipelines": 11495,
+    "tests": 54226,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 191, 31210
+LOOP_MODULES, LOOP_LINES = 185, 29297
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20
