@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from ctr import __version__
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, did_you_mean
+from ctr.io.files import check_local
 from ctr.io.log_lines import FORMATS, TEXT, say
-from ctr.io.paths import check_local
-from ctr.io.words import did_you_mean
 
 # The files that ``ctr config`` describes, with the module and the name of each one's model.
 CONFIGS = {

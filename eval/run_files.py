@@ -20,7 +20,7 @@ from ctr.eval.timeline import Timeline
 from ctr.io.arrays import read_arrays
 from ctr.io.documents import parse_json_object, parse_yaml
 from ctr.io.errors import InputError, one_line
-from ctr.io.paths import check_local
+from ctr.io.files import check_local
 
 METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias")
 """Metrics with an interval, the most telling first."""

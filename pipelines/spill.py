@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.io.errors import InputError
-from ctr.io.files import make_folder, naming
-from ctr.io.locks import hold
+from ctr.io.files import hold, make_folder, naming
 
 _PREFIX = ".spill-"
 _BUFFER_BYTES = 128 << 20

@@ -28,10 +28,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ctr.config.schema import field_meanings, key_tree, keys_at, settable_keys, summary
 from ctr.io.documents import parse_yaml, read_short_floats
-from ctr.io.errors import InputError
-from ctr.io.files import not_text, require_file
-from ctr.io.paths import address_fault
-from ctr.io.words import did_you_mean
+from ctr.io.errors import InputError, did_you_mean
+from ctr.io.files import address_fault, not_text, require_file
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, SerializeAsAny
 
 from ctr.config import StrictModel, parse_model
-from ctr.io.errors import InputError, one_line
-from ctr.io.words import did_you_mean
+from ctr.io.errors import InputError, did_you_mean, one_line
 
 Group = Literal["ctr.losses", "ctr.models", "ctr.features"]
 _WHAT: dict[Group, str] = {"ctr.losses": "loss", "ctr.models": "network", "ctr.features": "rule of columns"}

@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from ctr.config import Dumper
 from ctr.config.options import options_schema
 from ctr.config.schema import Schema, key_tree, members, values_of
-from ctr.io.errors import InputError
-from ctr.io.words import did_you_mean
+from ctr.io.errors import InputError, did_you_mean
 from ctr.optim.checked import Options
 
 _WIDTH = 100

@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from ctr.config import StrictModel
-from ctr.data.lists import places_of
 from ctr.data.times import Duration, duration_us, read_duration
+from ctr.data.value_arrays import places_of
 
 
 class History(StrictModel):

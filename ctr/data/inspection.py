@@ -19,13 +19,13 @@ from ctr.data.features import AnyFeature, Category, Number
 from ctr.data.id_counts import IdCounts, make_counts
 from ctr.data.kept_values import has_raw_values, read_values
 from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
-from ctr.data.number_bits import numbers_of_ids
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.reader import rows_beyond
 from ctr.data.sample_log import RECORD, applied_samplings
 from ctr.data.schema import MISSING_ID, Schema, id_bounds
 from ctr.data.shards import id_matrix
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
+from ctr.data.value_arrays import numbers_of_ids
 from ctr.io.errors import InputError
 
 TOP_IDS = 5

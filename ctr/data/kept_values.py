@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 
 from ctr.data.features import AnyFeature, Category, Cross, Number, Text, is_multivalent
 from ctr.data.log import Manifest, ValuesEntry, read_manifests, read_schema
-from ctr.data.number_bits import numbers_of_ids
 from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.shards import id_matrix
+from ctr.data.value_arrays import numbers_of_ids
 from ctr.io.files import file_sha256, write_atomic_bytes
 
 FOLDER = "values"

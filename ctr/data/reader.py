@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.lists import offsets_of, places_of
 from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.query_size import query_size_ids
-from ctr.data.row_order import Key, check_goes_on, key_at
 from ctr.data.schema import LABEL_PREFIX, Schema, id_bounds
-from ctr.data.shards import id_matrix, read_shard, single_array
+from ctr.data.shards import Key, check_goes_on, id_matrix, key_at, read_shard, single_array
+from ctr.data.value_arrays import offsets_of, places_of
 
 # Gradients grow with the weights, and their squares, summed over a pass, must stay within float32.
 LARGEST_WEIGHT = 1e9

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ctr.io.errors import InputError, of_another_version, one_line
-from ctr.io.paths import check_local
+from ctr.io.files import check_local
 
 _SEAL = "manifest_sha256"
 _DEEPEST = 100

@@ -1,4 +1,14 @@
-"""Files that appear whole or not at all, and hashes of files."""
+"""Files that appear whole or not at all, hashes of files, locks between processes, and folders of versions.
+
+Paths are of this machine alone. An address such as ``s3://bucket/log`` would be taken for a local path such as
+``s3:/bucket/log``, and outputs would be written there. Such a path is refused here, for all commands, keys of
+configurations and functions.
+
+Whoever holds a lock loses it when it dies, however it dies.
+
+A folder of a directory of versions is named by its version, a whole number. The name of a version that is not complete
+ends in ``PARTIAL``. TensorFlow Serving, which looks for numbers, ignores it.
+"""
 
 import contextlib
 import fcntl
@@ -7,16 +17,36 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
-from ctr.io.errors import InputError
-from ctr.io.paths import address_fault, check_local
+from ctr.io.errors import InputError, PassingError
 
 log = logging.getLogger(__name__)
+
+
+# One letter is a drive. A path has lost one of the slashes: Path("gs://bucket") is `gs:/bucket`.
+_ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
+def address_fault(given: str | os.PathLike[str]) -> str:
+    """Tells why a path cannot be one of this machine, without the path; empty where it can."""
+    found = _ADDRESS.match(os.fspath(given))
+    if found is None:
+        return ""
+    return f"is an address ({found[1]}://); allowed: a local path, to which ctr sync copies s3://, gs:// or az://"
+
+
+def check_local(given: str | os.PathLike[str]) -> None:
+    """Raises InputError for an address such as ``s3://bucket/log``."""
+    if fault := address_fault(given):
+        text = os.fspath(given)
+        raise InputError(f"{text if '://' in text else text.replace(':/', '://', 1)}: {fault}")
+
 
 _TEMPORARY_MARK = ".partial-"
 # Folders in which this process has looked for what others left.
@@ -202,6 +232,25 @@ def remove_temporaries(folder: Path) -> None:
                 path.unlink()
 
 
+@contextlib.contextmanager
+def hold(path: Path, busy: str = "") -> Iterator[None]:
+    """Holds a lock on a folder or a file for this process until the block ends.
+
+    Raises:
+        PassingError: another process holds it, with ``busy`` as the message. Without a message: waits for it.
+        FileNotFoundError: there is no such path.
+    """
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except BlockingIOError:
+            raise PassingError(busy) from None
+        yield
+    finally:
+        os.close(lock)
+
+
 def check_output_file(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
     """Refuses, with InputError, to write a file over anything but another one of its kind (see ``file_fault``)."""
     if fault := file_fault(path, kind, is_kind):
@@ -288,3 +337,30 @@ def names_in(folder: Path, suffix: str) -> list[str]:
         return [name for name in os.listdir(folder) if name.endswith(suffix)]
     except FileNotFoundError:
         return []
+
+
+PARTIAL = ".partial"
+MODEL_FILE = "saved_model.pb"
+
+
+def versions(folder: Path) -> list[Path]:
+    """Lists the versions in a folder, the lowest number first."""
+    return sorted(
+        (path for path in folder.glob("*") if path.name.isdecimal() and path.is_dir()), key=version_number
+    )
+
+
+def is_partial(name: str) -> bool:
+    """Returns whether a folder of this name is a version that is not complete."""
+    return name.endswith(PARTIAL) and name.removesuffix(PARTIAL).isdecimal()
+
+
+def delete_version(path: Path) -> None:
+    """Deletes a version, or a checkpoint, in a folder that this process holds."""
+    # Renamed first, so that nobody finds half of it under its own name.
+    shutil.rmtree(path.rename(path.with_name(f"{path.name}{PARTIAL}")))
+
+
+def version_number(path: Path) -> int:
+    """Returns the number of one of ``versions``."""
+    return int(path.name)

@@ -19,10 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ctr.io.errors import InputError, PassingError, one_line
-from ctr.io.files import create_exclusively, is_temporary, write_atomic
-from ctr.io.paths import check_local
+from ctr.io.files import PARTIAL, check_local, create_exclusively, is_temporary, write_atomic
 from ctr.io.signals import Interrupted, stop_signals
-from ctr.io.versions import PARTIAL
 
 log = logging.getLogger(__name__)
 

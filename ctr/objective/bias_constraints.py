@@ -21,10 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from ctr.data.ids.values import feature_ids
+from ctr.data.ids.tables import feature_ids
 from ctr.data.schema import Schema
-from ctr.io.errors import InputError
-from ctr.io.words import listed
+from ctr.io.errors import InputError, listed
 from ctr.objective.config import BiasConstraintsConfig, SliceConfig
 
 MOST_SLICES = 1_000_000

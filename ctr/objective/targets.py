@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from ctr.data.number_bits import numbers_of_ids
 from ctr.data.reader import Rows
 from ctr.data.stream import TEACHER_LOGIT
+from ctr.data.value_arrays import numbers_of_ids
 from ctr.models.rows import STATISTICS, TableLayout, all_numbers, number_count
 from ctr.objective.bias_constraints import Family, feature_slices
 from ctr.objective.config import ObjectiveConfig

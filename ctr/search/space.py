@@ -12,8 +12,7 @@ from ctr.config import parse_model
 from ctr.data.log import Manifest
 from ctr.data.schema import Schema
 from ctr.experiments.config import Changes, changed, merged
-from ctr.io.errors import InputError
-from ctr.io.words import listed
+from ctr.io.errors import InputError, listed
 from ctr.search.architecture import Part, Shape, part_of, shape_changes, shape_of
 from ctr.search.config import SearchConfig
 from ctr.training.config import TrainConfig

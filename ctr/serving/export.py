@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from ctr import __version__
 from ctr.io.errors import InputError
-from ctr.io.files import make_folder, sync_folder
-from ctr.io.versions import PARTIAL, delete_version, version_number, versions
+from ctr.io.files import PARTIAL, delete_version, make_folder, sync_folder, version_number, versions
 from ctr.serving.metadata import FORMAT, read_metadata
 from ctr.serving.saved_model import weights_hash, write_model
 from ctr.training.run.directory import check_models_folder, only_publisher

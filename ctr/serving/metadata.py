@@ -19,9 +19,7 @@ from ctr.config import parse_model
 from ctr.data.schema import Schema
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError, of_another_version
-from ctr.io.files import file_sha256
-from ctr.io.paths import check_local
-from ctr.io.versions import MODEL_FILE, versions
+from ctr.io.files import MODEL_FILE, check_local, file_sha256, versions
 
 FORMAT = 1
 EXTRA = "assets.extra"

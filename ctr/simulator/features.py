@@ -9,10 +9,10 @@ import pyarrow as pa
 from ctr.data.features import Category, Cross, LogBuckets, Number, Text
 from ctr.data.ids.tables import transform_table
 from ctr.data.kept_values import has_raw_values
-from ctr.data.lists import offsets_of
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, shard_schema
+from ctr.data.value_arrays import offsets_of
 from ctr.simulator.auction import Placed, ad_age_days
 from ctr.simulator.config import MAX_SLOTS, WorldConfig
 from ctr.simulator.world import (

@@ -13,8 +13,7 @@ from ctr.config.options import OptionsKey
 from ctr.data.features import Tower
 from ctr.data.schema import Schema
 from ctr.data.time_range import TimeRange
-from ctr.io.errors import InputError
-from ctr.io.words import listed
+from ctr.io.errors import InputError, listed
 from ctr.models.rows import TableLayout
 from ctr.objective.config import MOST_SECONDS, TERMS, ObjectiveConfig
 from ctr.objective.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, parse_schedule

@@ -23,11 +23,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from ctr.data.batches import whole_query_batches
-from ctr.data.lists import offsets_of, places_of
 from ctr.data.reader import Rows, rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema
 from ctr.data.stream import read_selection
+from ctr.data.value_arrays import offsets_of, places_of
 from ctr.eval.importance import SHARED, SHUFFLED, importance_of
 from ctr.eval.logistic import row_logloss
 from ctr.eval.rows import scored_rows

@@ -17,8 +17,7 @@ from ctr.data.query_size import pages_differ
 from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.data.time_range import TimeRange
 from ctr.io.documents import json_bytes
-from ctr.io.errors import InputError
-from ctr.io.words import listed
+from ctr.io.errors import InputError, listed
 from ctr.training.config import TrainConfig
 from ctr.training.model_config import fitting_width
 

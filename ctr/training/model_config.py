@@ -14,8 +14,7 @@ from ctr.config.plugins import NetworkPlugins
 from ctr.data.features import Category, Feature, Name, Number, Tower, Vector
 from ctr.data.query_size import with_query_size
 from ctr.data.schema import QUERY_SIZE, Schema
-from ctr.io.errors import InputError
-from ctr.io.words import listed
+from ctr.io.errors import InputError, listed
 from ctr.models.rows import FeatureRows, Numbers, Pooled, TableLayout, lay_out_tables
 from ctr.objective.ramps import Ramp, RampKey
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ctr.io.errors import INPUT, PASSING, InputError, printable
-from ctr.io.files import make_folder
-from ctr.io.locks import hold
+from ctr.io.files import hold, make_folder
 from ctr.io.log_lines import message_of
 from ctr.io.signals import Stop, stop_signals
 from ctr.workers.cluster import VARIABLE, WorkerLostError

@@ -19,8 +19,8 @@ from ctr.data.times import DAY_US
 from ctr.eval.logistic import sigmoid
 from ctr.eval.prediction_difference import JoinedPredictions
 from ctr.io.errors import InputError
+from ctr.io.files import check_local
 from ctr.io.hashing import splitmix64
-from ctr.io.paths import check_local
 from ctr.pipelines.rows.sources import faults_named, require_columns
 from ctr.serving.metadata import LEARNED
 

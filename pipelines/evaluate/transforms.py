@@ -26,8 +26,7 @@ from ctr.eval.prediction_difference import JoinedPredictions, PredictionDifferen
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.run_files import COMPARED
 from ctr.io.documents import json_number
-from ctr.io.errors import InputError
-from ctr.io.words import listed
+from ctr.io.errors import InputError, listed
 from ctr.pipelines.evaluate.rows import (
     Piece,
     Rows,

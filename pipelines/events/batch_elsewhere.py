@@ -22,10 +22,9 @@ from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.beam import run_pipeline
 from ctr.pipelines.events.accounts import UnitReport, report_bytes, report_of
-from ctr.pipelines.events.parts import parts_of, tables_of
 from ctr.pipelines.events.read import Unit, read_unit
 from ctr.pipelines.events.rules import partition_rules
-from ctr.pipelines.events.steps import route_chunk, stage_events
+from ctr.pipelines.events.steps import parts_of, route_chunk, stage_events, tables_of
 
 _MANIFEST, _REPORT = "manifest", "report"
 _OUTCOME = pa.schema([("what", pa.string()), ("place", pa.int64()), ("content", pa.large_binary())])

@@ -26,8 +26,7 @@ from ctr.data.event_mapping import EventMapping
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
-from ctr.io.files import make_folder, remove_temporaries
-from ctr.io.locks import hold
+from ctr.io.files import hold, make_folder, remove_temporaries
 from ctr.pipelines.events.accounts import (
     AbsentColumns,
     EventCounts,

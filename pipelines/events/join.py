@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.kept_values import VALUE_PREFIX, without_values
-from ctr.data.row_order import sort_rows
 from ctr.data.sample_log import low_visibility_ids
 from ctr.data.sampling import SamplingConfig, decide
 from ctr.data.schema import Schema, label_column
-from ctr.data.shards import id_matrix, shard_schema
+from ctr.data.shards import id_matrix, shard_schema, sort_rows
 from ctr.pipelines.events.rules import PartitionRules, known_from
 from ctr.pipelines.events.tables import ARRIVAL, CLICK_SCHEMA, CLICKS, EARLIER_SCHEMA, Kind
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ctr.data.mapping import Label, Time
-from ctr.io.errors import InputError
-from ctr.io.words import listed
+from ctr.io.errors import InputError, listed
 from ctr.pipelines.inference import lexicon
 from ctr.pipelines.inference.columns import ColumnProfile, Columns, count_rows, percent
 from ctr.pipelines.inference.features import Decision

@@ -12,8 +12,7 @@ from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.kept_values import values_path, with_values
 from ctr.data.log import Manifest
 from ctr.data.mapping import Mapping, Query
-from ctr.data.row_order import KEY_COLUMNS, sort_rows
-from ctr.data.shards import stage_partition
+from ctr.data.shards import KEY_COLUMNS, sort_rows, stage_partition
 from ctr.data.times import format_time
 from ctr.io.files import is_temporary, names_in
 from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, timed, work_ahead

@@ -30,8 +30,7 @@ from ctr.data.mapping import Mapping
 from ctr.data.state_files import read_state_file, write_state_file
 from ctr.io.documents import read_sealed, sealed_bytes
 from ctr.io.errors import InputError
-from ctr.io.files import file_sha256, make_folder, names_in, write_atomic_bytes
-from ctr.io.locks import hold
+from ctr.io.files import file_sha256, hold, make_folder, names_in, write_atomic_bytes
 from ctr.pipelines.rows.sources import SourceFile, mapped_files
 
 FOLDER = ".ingest"

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from ctr.data.mapping import Mapping, input_patterns
 from ctr.io.errors import InputError, PassingError
-from ctr.io.files import not_text
-from ctr.io.paths import check_local
+from ctr.io.files import check_local, not_text
 from ctr.pipelines.rows.rejects import Reject
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}

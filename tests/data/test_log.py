@@ -12,9 +12,8 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.data.log import check_log, create_log, list_partitions, log_sha256, read_manifests, read_schema
-from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
-from ctr.data.shards import publish_partition, read_shard
+from ctr.data.shards import publish_partition, read_shard, sort_rows
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
 from hashed_rows import hashed_rows

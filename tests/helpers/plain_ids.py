@@ -17,9 +17,9 @@ from ctr.data.derived import ColumnRule
 from ctr.data.features import Cross, Number
 from ctr.data.ids import graph
 from ctr.data.ids.rules import SMALLEST_NORMAL, FeatureIds, Made, apply_rule, cross_ids, derived_column
-from ctr.data.number_bits import ids_of_numbers, numbers_of_ids
 from ctr.data.schema import Schema
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast
+from ctr.data.value_arrays import ids_of_numbers, numbers_of_ids
 from ctr.io.farmhash import fingerprint64
 
 Ids = Sequence[int] | Sequence[Sequence[int]]

@@ -11,10 +11,10 @@ import pyarrow as pa
 from ctr.config import parse_model
 from ctr.data.features import Category, Number, Vector
 from ctr.data.log import create_log, read_manifests, read_schema
-from ctr.data.number_bits import ids_of_numbers
 from ctr.data.schema import Schema, label_column
 from ctr.data.shards import pack_ids, publish_partition, read_shard, unpack_ids
 from ctr.data.sidecar import write_sidecar_partition
+from ctr.data.value_arrays import ids_of_numbers
 from ctr.training.config import TrainConfig
 
 SCHEMA = Schema(

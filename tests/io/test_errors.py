@@ -2,8 +2,7 @@
 
 import pickle
 
-from ctr.io.errors import LONGEST_LINE, InputError, error_lines, joined
-from ctr.io.words import listed
+from ctr.io.errors import LONGEST_LINE, InputError, error_lines, joined, listed
 
 
 def test_a_long_error_is_a_line_and_a_hint():

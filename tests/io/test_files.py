@@ -10,13 +10,15 @@ import pytest
 
 from ctr.io.files import (
     create_exclusively,
+    is_partial,
     is_temporary,
     make_folder,
     remove_temporaries,
+    version_number,
+    versions,
     write_atomic,
     write_atomic_bytes,
 )
-from ctr.io.versions import is_partial, version_number, versions
 
 
 def names(folder: Path) -> list[str]:

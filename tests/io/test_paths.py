@@ -16,8 +16,7 @@ from ctr.config import AnyPath, StrictModel, parse_model
 from ctr.data.log import read_schema
 from ctr.data.mapping import load_format
 from ctr.io.errors import InputError
-from ctr.io.files import write_atomic_bytes
-from ctr.io.paths import address_fault, check_local
+from ctr.io.files import address_fault, check_local, write_atomic_bytes
 from ctr.serving.metadata import find_model
 
 ADDRESSES = (

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from ctr.data.log import create_log
-from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
-from ctr.data.shards import publish_partition
+from ctr.data.shards import publish_partition, sort_rows
 from model_cases import (
     MODELS,
     SCHEMA,

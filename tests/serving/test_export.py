@@ -16,7 +16,7 @@ from tensorflow_serving.apis import prediction_log_pb2
 
 from ctr.data.reader import rows_of_table
 from ctr.io.errors import InputError
-from ctr.io.locks import hold
+from ctr.io.files import hold
 from ctr.serving import export
 from ctr.serving.metadata import check_files, find_model, read_metadata, versions
 from ctr.serving.scorer import Scorer

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
-from ctr.data.number_bits import ids_of_numbers, numbers_of_ids
 from ctr.data.reader import Rows, rows_of_table
 from ctr.data.schema import Schema
+from ctr.data.value_arrays import ids_of_numbers, numbers_of_ids
 from ctr.io.errors import InputError
 from ctr.training.compiled_step import TrainStep
 from ctr.training.feed import make_feed

@@ -14,10 +14,9 @@ import pyarrow.compute as pc
 
 from ctr.data.derived import ColumnRule
 from ctr.data.ids.rules import SMALLEST_NORMAL, apply_rule
-from ctr.data.lists import places_of
-from ctr.data.number_bits import ids_of_numbers, numbers_of_ids
 from ctr.data.schema import MISSING_ID
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast, float_text
+from ctr.data.value_arrays import ids_of_numbers, numbers_of_ids, places_of
 from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprints_of
 

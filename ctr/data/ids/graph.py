@@ -19,9 +19,9 @@ from ctr.data.ids.rules import (
     cross_ids,
     derived_column,
 )
-from ctr.data.number_bits import NAN_BITS
 from ctr.data.schema import Schema
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast
+from ctr.data.value_arrays import NAN_BITS
 from ctr.io.errors import InputError
 
 Tensors: TypeAlias = tf.Tensor | tf.RaggedTensor

@@ -3,7 +3,7 @@
 Strings are hashed with FarmHash Fingerprint64: missing is 0, everything else ``1 + fingerprint mod (buckets - 1)``, or,
 where ids grow, the fingerprint itself, its 64 bits read as signed; a vocabulary gives ``1..n``, and ``n + 1`` to other
 values. A number gives 0 when missing, else ``1 + count(edges <= x)`` in float32, or as a value its bits
-(``ctr.data.number_bits``); so do the numbers of a vector. A cross mixes the full 64-bit
+(``ctr.data.value_arrays``); so do the numbers of a vector. A cross mixes the full 64-bit
 fingerprints of its parts (not their ids, which collide), for numbers their ids, in the order in which they are named; a
 missing part counts as a value of its own, and if all are missing the id is 0: ``h = mix((h * 0x9E3779B97F4A7C15) ^
 part)`` modulo 2^64 for each part, h = 1 at the start; ``mix`` is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93;
@@ -20,9 +20,8 @@ from ctr.data.features import Category, Cross, Number, Text
 from ctr.data.features import Vector as VectorFeature
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.spelling import CASTS, Cast
-from ctr.io.errors import InputError, one_line
+from ctr.io.errors import InputError, listed, one_line
 from ctr.io.farmhash import fingerprint64
-from ctr.io.words import listed
 
 Vector: TypeAlias = Any
 """Values one after the other: a tensor, a list, or an array, as the operations that made it have them."""
@@ -53,7 +52,7 @@ class Operations(Protocol):
     def look_up(self, prints: Vector, places: Mapping[int, int]) -> Vector: ...
     # 1 + how many edges are at or below.
     def rank(self, numbers: Vector, edges: Sequence[float]) -> Vector: ...
-    def bits(self, numbers: Vector) -> Vector: ...  # as ``ctr.data.number_bits`` has them
+    def bits(self, numbers: Vector) -> Vector: ...  # as ``ctr.data.value_arrays`` has them
     # Of rows without exactly so many bits of finite numbers, none.
     def whole(self, bits: Vector, rows: Rows, size: int) -> tuple[Vector, Rows]: ...
     def mix(self, parts: Sequence[Vector]) -> Vector: ...

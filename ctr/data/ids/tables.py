@@ -5,6 +5,7 @@ Derived columns are there already (``ctr.pipelines.rows.raw_columns``).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,13 +17,13 @@ from ctr.data.ids import arrow
 from ctr.data.ids.arrow import text_array
 from ctr.data.ids.rules import FeatureIds, Made, column_of, cross_ids
 from ctr.data.kept_values import VALUE_PREFIX
-from ctr.data.lists import offsets_of, places_of
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.schema import LABEL_PREFIX, Schema
 from ctr.data.shards import NO_LABEL, list_column, pack_ids, shard_schema
-from ctr.io.errors import InputError
-from ctr.io.words import listed
+from ctr.data.spelling import float_text, spell
+from ctr.data.value_arrays import offsets_of, places_of
+from ctr.io.errors import InputError, listed
 
 Lists = tuple[np.ndarray, np.ndarray]  # of a multivalent feature: ids, flat, and lengths int32 of each row
 
@@ -274,3 +275,69 @@ def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
         if not ((weights >= 0) & (weights <= LARGEST_WEIGHT)).all():
             raise InputError(f"the key column {name} holds values outside 0 to {LARGEST_WEIGHT:,.0f}")
     return column
+
+
+RawValue = bool | int | float | str | None
+
+_SHOWN = 20
+
+
+def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.ndarray:
+    """Makes the ids of raw values of a single-valued category or number, as a configuration names them.
+
+    Numbers stand for the bucket that they fall into; null or the empty text is missing. Raises InputError: there is no
+    such feature or value, or a value has the id of an earlier one.
+    """
+    feature = schema.by_name.get(name)
+    if feature is None:
+        raise InputError(f"{name} is not a feature of the log; allowed: {listed(list(schema.by_name), name)}")
+    if not isinstance(feature, Category | Number) or name not in schema.single_ids:
+        of_lists = isinstance(feature, Category) and feature.multivalent
+        kind = f"multivalent {feature.kind}" if of_lists else feature.kind
+        kind = "number as a value" if isinstance(feature, Number) else kind
+        raise InputError(
+            f"feature {name} is a {kind}; only single-valued categories and numbers in buckets have values to name"
+        )
+    if isinstance(feature, Category):
+        texts = _category_texts(feature, values, schema.spells_numbers(feature.source))
+        given: Any = pa.array(texts, pa.large_string())
+    else:
+        given = _number_values(feature, values)
+    ids: list[int] = FeatureIds(schema).of_values(arrow, feature, given).ids.tolist()
+    seen: dict[int, object] = {}
+    for value, number in zip(values, ids, strict=True):
+        if number in seen:
+            raise InputError(
+                f"feature {name}: {value!r} and {seen[number]!r} have the same id {number}; name one of them"
+            )
+        seen[number] = value
+    return np.array(ids, np.int64 if feature.buckets is None else np.int32)
+
+
+def _category_texts(feature: Category, values: Sequence[RawValue], spelled: bool) -> list[str]:
+    texts = [spell(_text(value)) if spelled else _text(value) for value in values]
+    if feature.vocabulary is not None:
+        unknown = [text for text in texts if text and text not in feature.vocabulary]
+        if unknown:
+            allowed = [*feature.vocabulary[:_SHOWN], *(["..."] if len(feature.vocabulary) > _SHOWN else [])]
+            raise InputError(
+                f"feature {feature.name}: {unknown[0]!r} is not in its vocabulary; allowed: {', '.join(allowed)}"
+            )
+    return texts
+
+
+def _text(value: RawValue) -> str:
+    if isinstance(value, float):
+        return float_text(value)
+    # As Arrow writes truth values.
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _number_values(feature: Number, values: Sequence[RawValue]) -> np.ndarray:
+    numbers = []
+    for value in values:
+        if isinstance(value, str) and value:
+            raise InputError(f"feature {feature.name}: {value!r} is not a number")
+        numbers.append(float("nan") if value is None or value == "" else float(value))
+    with np.errstate(over="ignore"):
+        return np.array(numbers, np.float32)

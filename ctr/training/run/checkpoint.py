@@ -28,8 +28,7 @@ import numpy as np
 from ctr.io.arrays import each_array, hash_arrays
 from ctr.io.documents import parse_json
 from ctr.io.errors import InputError, PassingError
-from ctr.io.files import file_sha256, make_folder, sync_folder, write_atomic
-from ctr.io.versions import PARTIAL, delete_version
+from ctr.io.files import PARTIAL, delete_version, file_sha256, make_folder, sync_folder, write_atomic
 from ctr.workers.cluster import WorkerLostError
 from ctr.workers.parts import Part, reshard, reshard_to, shard
 

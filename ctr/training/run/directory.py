@@ -42,18 +42,23 @@ from ctr.data.schema import Schema, differing_features
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError, joined
 from ctr.io.files import (
+    MODEL_FILE,
+    PARTIAL,
+    check_local,
     check_output_folder,
     create_exclusively,
+    delete_version,
+    hold,
+    is_partial,
     is_temporary,
     make_folder,
     remove_temporaries,
     sync_folder,
+    version_number,
+    versions,
     write_atomic,
     write_atomic_bytes,
 )
-from ctr.io.locks import hold
-from ctr.io.paths import check_local
-from ctr.io.versions import MODEL_FILE, PARTIAL, delete_version, is_partial, version_number, versions
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint
 

@@ -21,8 +21,8 @@ from ctr.data.inspection import inspect_log
 from ctr.data.inspection_text import inspection_text
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import Mapping
-from ctr.data.number_bits import numbers_of_ids
 from ctr.data.reader import join_rows, read_rows
+from ctr.data.value_arrays import numbers_of_ids
 from ctr.pipelines.events.follow import ingest_events
 from ctr.pipelines.ingest.run import ingest
 from plain_ids import RowIds

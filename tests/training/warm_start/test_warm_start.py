@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from ctr.data.log import create_log, read_manifests
-from ctr.data.row_order import sort_rows
-from ctr.data.shards import publish_partition
+from ctr.data.shards import publish_partition, sort_rows
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.logs import Log

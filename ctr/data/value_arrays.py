@@ -1,0 +1,31 @@
+"""Values of rows as arrays: numbers in the place of ids, and lists.
+
+A number is the bits of its float32 as an int32, so that logs carry it as they do ids. The bits are combined, by exclusive or, with those of NaN: a missing number is id 0, as of all features. Lists
+are the values of all rows one after the other, and how many each row has.
+"""
+
+import numpy as np
+
+NAN_BITS = int(np.float32(np.nan).view(np.int32))
+
+
+def ids_of_numbers(numbers: np.ndarray) -> np.ndarray:
+    """Makes int32 of float32 of any shape; every NaN is 0."""
+    plain = np.where(np.isnan(numbers), np.float32(np.nan), numbers.astype(np.float32, copy=False))
+    return plain.view(np.int32) ^ np.int32(NAN_BITS)
+
+
+def numbers_of_ids(ids: np.ndarray) -> np.ndarray:
+    """Inverts ``ids_of_numbers``, also of int64, which logs have with ids that grow."""
+    return (ids.astype(np.int32) ^ np.int32(NAN_BITS)).view(np.float32)
+
+
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+    """Returns where the values of each of N rows begin, and where the last ones end: int64 [N + 1]."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def places_of(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns the places of values of lists that begin anywhere, list after list: int64 [V]."""
+    offsets = offsets_of(lengths)
+    return np.repeat(begins - offsets[:-1], lengths) + np.arange(offsets[-1])
