@@ -137,6 +137,8 @@ def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
     return mapping.model_copy(update={"teacher": teacher})
 
 
+# On its way from the worker that reads it to the one that joins its partition: the partition's begin, and what it gets,
+# events of a kind or ``EARLIER``, as an Arrow stream.
 Part = tuple[int, tuple[str, bytes]]
 
 

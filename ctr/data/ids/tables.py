@@ -1,4 +1,4 @@
-"""Ids of the columns of tables: of the distinct values of each column, gathered for its rows.
+"""Ids of the columns of tables: of the distinct values of each column, gathered for its rows; and of single values.
 
 Derived columns are there already (``ctr.pipelines.rows.raw_columns``).
 """
