@@ -34,7 +34,7 @@ class ColumnRule(StrictModel):
     probes: ClassVar[tuple[str, ...]] = ()
 
     def of_text(self, text: str) -> str:
-        """Makes the text of a row, at ingestion and in the scorer of few rows; called once for each distinct one."""
+        """Makes the text of a row, at ingestion; called once for each distinct one."""
         raise NotImplementedError
 
     def of_tensor(self, texts: Any) -> Any:

@@ -114,11 +114,9 @@ Those are (id, occurrences, occurrences in clicked rows), ties by the smaller id
 """
 
 
-def make_counts(
-    buckets: Sequence[int | None], dense_ids: int = DENSE_IDS, kept_ids: int = KEPT_IDS
-) -> list[IdCounts]:
+def make_counts(buckets: Sequence[int | None], dense_ids: int = DENSE_IDS) -> list[IdCounts]:
     """Makes counters for features with so many ids each, None where they grow: exact ones while there is room."""
-    counts: list[IdCounts] = [BoundedCounts(kept_ids) for _ in buckets]
+    counts: list[IdCounts] = [BoundedCounts() for _ in buckets]
     bounded = [(number, index) for index, number in enumerate(buckets) if number is not None]
     for number, index in sorted(bounded):
         if number > dense_ids:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.features import AnyFeature, Category, Number
-from ctr.data.id_counts import IdCounts, make_counts
+from ctr.data.id_counts import make_counts
 from ctr.data.kept_values import has_raw_values, read_values
 from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
@@ -323,6 +323,7 @@ class _Pass:
             hashed_to = buckets if has_raw_values(feature) else None
             values, shared = shared_buckets(ids, hashed_to - 1) if hashed_to else (None, None)
             limited = multivalent and hasattr(feature, "max_values")
+            total = max(self._values[name], 1)
             yield FeatureSummary(
                 name=name,
                 kind=feature.kind,
@@ -337,13 +338,11 @@ class _Pass:
                 full_rows=self._full[name] / rows if limited else None,
                 values=values,
                 shared=shared,
-                top=tuple(self._top_ids(feature, counts)),
+                top=tuple(
+                    TopId(number, _value_of(feature, number), occurrences / total, clicks / occurrences)
+                    for number, occurrences, clicks in counts.top(TOP_IDS)
+                ),
             )
-
-    def _top_ids(self, feature: AnyFeature, counts: IdCounts) -> Iterator[TopId]:
-        total = max(self._values[feature.name], 1)
-        for number, occurrences, clicks in counts.top(TOP_IDS):
-            yield TopId(number, _value_of(feature, number), occurrences / total, clicks / occurrences)
 
 
 def _lists(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:

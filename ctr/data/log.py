@@ -161,19 +161,17 @@ def schema_bytes(schema: Schema) -> bytes:
 def read_schema(folder: Path) -> Schema:
     """Reads the features of a log. Raises InputError when it is missing, malformed or changed by hand."""
     absent = f"{folder} is not an example log: it has no schema.json"
+    tables = {".csv", ".tsv", ".txt", ".json", ".jsonl", ".parquet"}
     if folder.is_file():
         absent = (
             f"{folder} is a file, not the directory of an example log; ctr quickstart {folder} makes a log of a table "
             "and trains on it, ctr ingest makes a log"
         )
-    elif folder.is_dir() and any(_is_table(path) for path in folder.iterdir()):
+    elif folder.is_dir() and any(
+        path.is_file() and not tables.isdisjoint(path.suffixes) for path in folder.iterdir()
+    ):
         absent += f"; ctr quickstart {folder} makes a log of tables and trains on it, ctr ingest makes a log"
     return read_schema_file(folder / "schema.json", absent)
-
-
-def _is_table(path: Path) -> bool:
-    kinds = {".csv", ".tsv", ".txt", ".json", ".jsonl", ".parquet"}
-    return path.is_file() and not kinds.isdisjoint(path.suffixes)
 
 
 def read_schema_file(path: Path, absent: str) -> Schema:
@@ -214,12 +212,6 @@ def publish_once(path: Path, content: bytes) -> None:
         raise InputError(
             f"{path}: this partition was published before with other content; the first version is kept"
         )
-
-
-def is_published(folder: Path, manifest: Manifest) -> bool:
-    """Tells whether the partition is published with exactly this content. Its shards are not read."""
-    path = manifest_path(folder, manifest)
-    return path.is_file() and path.read_bytes() == manifest_bytes(manifest)
 
 
 def manifest_path(folder: Path, manifest: Manifest) -> Path:

@@ -31,7 +31,10 @@ def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
     compression: str | dict[str, str] = "zstd"
     level: int | dict[str, int] = 1
     if not are_ids_small:
-        columns = [_column_path(field) for field in table.schema]
+        columns = [
+            f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+            for field in table.schema
+        ]
         compression = {name: "lz4" if name == IDS_COLUMN else "zstd" for name in columns}
         level = {name: 1 for name in columns if name != IDS_COLUMN}
     pq.write_table(
@@ -47,10 +50,6 @@ def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
         store_schema=False,
     )
     return sink.getvalue()
-
-
-def _column_path(field: pa.Field) -> str:
-    return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
 def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:

@@ -48,7 +48,11 @@ def evaluate_text(result: dict[str, Any]) -> str:
         if new := result.get("new"):
             lines += [_traffic(new), *_metric_lines(new)]
         if days := result.get("days"):
-            lines += ["", *aligned(_day_rows(days))]
+            rows = [["day", "examples", *(METRIC_TITLES[name] for name in COMPARED)]]
+            for day, summary in days.items():
+                cells = [fixed(summary[name], decimals_for(*summary[f"{name}_ci95"])) for name in COMPARED]
+                rows.append([day, f"{summary['examples']:,}", *cells])
+            lines += ["", *aligned(rows)]
         return "\n".join(lines)
     difference = result["prediction_difference"]
     low, high = difference["ci95"]
@@ -67,7 +71,11 @@ def evaluate_text(result: dict[str, Any]) -> str:
     if result["metrics"] is not None:
         metrics = result["metrics"]
         reasons = {name: row["no_interval"] or "" for name, row in metrics.items()}
-        return "\n".join([*lines, "", *aligned(_paired_rows(metrics)), *no_interval_lines(reasons)])
+        rows = [["", "a", "b", "b - a", "95% interval", ""]]
+        for name, row in metrics.items():
+            cells = paired_cells(name, row["a"], row["b"], row["difference"], *row["ci95"])
+            rows.append([*cells, row["verdict"].ljust(VERDICT_WIDTH)])
+        return "\n".join([*lines, "", *aligned(rows), *no_interval_lines(reasons)])
     lines += ["", "The metrics are not paired: the two do not hold the same labeled examples."]
     for side in ("a", "b"):
         if result[side]["weight_sum"]:
@@ -108,20 +116,4 @@ def _metric_rows(summary: dict[str, Any]) -> list[list[str]]:
         low, high = summary[f"{name}_ci95"]
         decimals = decimals_for(low, high)
         rows.append([METRIC_TITLES[name], fixed(summary[name], decimals), interval(low, high, decimals)])
-    return rows
-
-
-def _day_rows(days: dict[str, Any]) -> list[list[str]]:
-    rows = [["day", "examples", *(METRIC_TITLES[name] for name in COMPARED)]]
-    for day, summary in days.items():
-        cells = [fixed(summary[name], decimals_for(*summary[f"{name}_ci95"])) for name in COMPARED]
-        rows.append([day, f"{summary['examples']:,}", *cells])
-    return rows
-
-
-def _paired_rows(metrics: dict[str, Any]) -> list[list[str]]:
-    rows = [["", "a", "b", "b - a", "95% interval", ""]]
-    for name, row in metrics.items():
-        cells = paired_cells(name, row["a"], row["b"], row["difference"], *row["ci95"])
-        rows.append([*cells, row["verdict"].ljust(VERDICT_WIDTH)])
     return rows

@@ -11,7 +11,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from ctr.data.log import Manifest
-from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.tables import CLICKS, ENOUGH_ARRIVALS, FAR_US, IMPRESSIONS, Kind
@@ -65,12 +64,6 @@ def arrivals_reached(reports: Iterable[UnitReport], before: Mapping[Kind, int]) 
         if not jumps or report.good + report.late >= ENOUGH_ARRIVALS:
             arrived[report.kind] = max(last, report.last_arrival)
     return arrived
-
-
-def left_out_warnings(starts: Sequence[int]) -> list[str]:
-    """Returns what a batch says of the partitions that it leaves open, as ``arrivals_reached`` has it."""
-    text = "the events from {} on are left out: few, and more than a year after all others"
-    return [text.format(format_time(start)) for start in starts[:1]]
 
 
 def report_bytes(report: UnitReport) -> bytes:

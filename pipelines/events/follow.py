@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.log import Manifest, read_manifests
+from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import hold, make_folder, remove_temporaries
 from ctr.pipelines.events.accounts import (
@@ -35,7 +35,6 @@ from ctr.pipelines.events.accounts import (
     arrivals_reached,
     check_conservation,
     check_rejects,
-    left_out_warnings,
     sum_counters,
     write_rejects,
 )
@@ -65,7 +64,6 @@ from ctr.pipelines.events.spool import (
     count_impressions,
     drop_partitions,
     drop_unfinished,
-    is_followed,
     list_reports,
     list_starts,
     read_clock,
@@ -79,9 +77,6 @@ from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_te
 from ctr.pipelines.events.tables import FAR_US, Kind
 from ctr.pipelines.rows.sources import Chunk, UnreadableNowError, faults_named
 from ctr.pipelines.spill import spill_folder
-
-if TYPE_CHECKING:
-    from apache_beam.options.pipeline_options import PipelineOptions
 
 _BATCH_THREADS = 2
 _FILES_A_ROUND = 32
@@ -137,11 +132,18 @@ def ingest_events(
     """
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)
-    runner = _runner_elsewhere(options)
+    runner = None
+    if options:
+        from ctr.pipelines.beam import read_beam_options, runs_in_this_process, split_beam_options
+
+        runner = read_beam_options(split_beam_options(options))
+        # A runner inside this process does what is done without Beam.
+        if runs_in_this_process(runner):
+            runner = None
     files = find_events(mapping, folders)
     if not files:
         raise nothing_found(mapping, folders)
-    if is_followed(log):
+    if (log / SPOOL / "units").is_dir():
         raise InputError(f"{log}: this log was made by following events: continue it with --follow")
     units = split_units(files)
     begin_log(log, mapping)
@@ -191,19 +193,13 @@ def ingest_events(
         examples,
         sum(manifest.clicks for manifest in published),
         counters,
-        list(left_out_warnings(left)),
+        # They are open, as ``arrivals_reached`` has it.
+        [
+            f"the events from {format_time(start)} on are left out: few, and more than a year after all others"
+            for start in left[:1]
+        ],
         seconds,
     )
-
-
-def _runner_elsewhere(options: str) -> "PipelineOptions | None":
-    """Reads Beam's options; None without any, or for the runners inside this process: Beam is not needed there."""
-    if not options:
-        return None
-    from ctr.pipelines.beam import read_beam_options, runs_in_this_process, split_beam_options
-
-    runner = read_beam_options(split_beam_options(options))
-    return None if runs_in_this_process(runner) else runner
 
 
 def watch_events(

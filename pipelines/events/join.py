@@ -159,9 +159,11 @@ def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, 
         return impressions, 0, impressions.slice(0, 0)
     suspects = _among(ids, np.sort(np.concatenate([repeated, seen_before])))
     places = np.flatnonzero(suspects)
-    content = _contents(impressions.take(pa.array(places)))
+    suspected = impressions.take(pa.array(places))
+    content = _contents(suspected)
     # Events with the same ids may have other values. They decide last, so that the examples are the same without them.
-    values = _kept_values(impressions.take(pa.array(places)))
+    kept = [name for name in suspected.column_names if name.startswith(VALUE_PREFIX)]
+    values = [repr(row) for row in suspected.select(kept).to_pylist()] if kept else [""] * len(places)
     by_id: dict[int, list[tuple[tuple[object, ...], str, int]]] = {}
     for place, (key, row), value in zip(places.tolist(), content, values, strict=True):
         by_id.setdefault(key, []).append((row, value, place))
@@ -198,12 +200,6 @@ def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
     columns = [table.column(name).to_pylist() for name in (*names, ARRIVAL)]
     ids = table.column("example_id").to_pylist()
     return list(zip(ids, map(tuple, zip(*columns, strict=True)), strict=True))
-
-
-def _kept_values(table: pa.Table) -> list[str]:
-    """Of each row a text that only rows with the same raw values have."""
-    names = [name for name in table.column_names if name.startswith(VALUE_PREFIX)]
-    return [repr(row) for row in table.select(names).to_pylist()] if names else [""] * table.num_rows
 
 
 # ---------------------------------------------------------------- clicks

@@ -28,11 +28,6 @@ CLOCK = "clock.json"
 SPOOL = ".events"  # inside a log that is made by following events
 
 
-def is_followed(log: Path) -> bool:
-    """Tells whether the log has a spool that outlives the process: that of a job that follows folders."""
-    return (log / SPOOL / "units").is_dir()
-
-
 def unit_digest(unit: Unit) -> str:
     """Makes the part of the names of a unit's files that identifies it."""
     text = f"{unit.kind}\0{unit.name}\0{unit.row_groups}"

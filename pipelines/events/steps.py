@@ -169,7 +169,8 @@ def tables_of(parts: Iterable[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
     """Reads what a partition got, as ``stage_events`` takes it."""
     found: dict[str, list[pa.Table]] = {}
     for what, content in parts:
-        found.setdefault(what, []).append(_from_bytes(content))
+        with pa.ipc.open_stream(content) as reader:
+            found.setdefault(what, []).append(reader.read_all())
     return found
 
 
@@ -178,8 +179,3 @@ def _to_bytes(table: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue().to_pybytes()
-
-
-def _from_bytes(content: bytes) -> pa.Table:
-    with pa.ipc.open_stream(content) as reader:
-        return reader.read_all()

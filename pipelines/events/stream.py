@@ -187,7 +187,13 @@ class _Route(beam.DoFn):
     def process(self, element: RawEvents) -> Iterator[Any]:
         report = UnitReport(element.kind, element.name, last_arrival=element.before)
         routed = route_chunk(self._mapping, self._log, report, element.chunk, stamps=element.stamps)
-        self._check_rejects(report)
+        self._recent.add(report)
+        self._recent.check_columns()
+        if report.rejected:
+            content = describe_rejects(report)
+            name = f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+            write_atomic_bytes(self._log / "rejects" / name, content)
+            self._recent.check_rejects()
         if element.kind == IMPRESSIONS:
             for start, table in routed.items():
                 if start > self._last:
@@ -196,15 +202,6 @@ class _Route(beam.DoFn):
             if start > self._last:
                 last_moment = Timestamp(micros=self._rules.closes_at(start) - _MILLISECOND)
                 yield TimestampedValue((start, part), last_moment)
-
-    def _check_rejects(self, report: UnitReport) -> None:
-        self._recent.add(report)
-        self._recent.check_columns()
-        if report.rejected:
-            content = describe_rejects(report)
-            name = f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
-            write_atomic_bytes(self._log / "rejects" / name, content)
-            self._recent.check_rejects()
 
 
 @beam.typehints.with_output_types(tuple[int, bytes])

@@ -208,7 +208,8 @@ def _pack_hashed(
         if not is_key and column.null_count:
             missing = column.is_null().to_numpy(zero_copy_only=False)
             verdict.refuse(missing, field.name, "missing", column, "ids")
-            column = pc.fill_null(column, _nothing(field.type))
+            nothing = [] if pa.types.is_list(field.type) else bytes(field.type.byte_width)
+            column = pc.fill_null(column, pa.scalar(nothing, field.type))
         try:
             # Values beyond the type are refused by now; what stands under a refused row is of no account.
             arrays.append(column.cast(field.type, safe=is_key))
@@ -242,10 +243,6 @@ def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Arra
     bad[column.value_parent_indices().to_numpy()[wrong]] = True
     verdict.refuse(bad, field.name, "not ids", column, "ids")
     return column if not bad.any() else pc.if_else(pa.array(bad), None, column)
-
-
-def _nothing(kind: pa.DataType) -> pa.Scalar:
-    return pa.scalar([] if pa.types.is_list(kind) else bytes(kind.byte_width), kind)
 
 
 def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:

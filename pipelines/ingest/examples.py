@@ -120,16 +120,6 @@ def make_examples(
     return packed, verdict.rejects
 
 
-def timeless_joins(mapping: Mapping) -> Iterator[str]:
-    """Warns of each side table whose values are taken at any time, also before they were known."""
-    for join in mapping.joins:
-        if join.valid_from is None:
-            yield (
-                f"the side table {join.file} has no times: rows of the past get its present values too; if values "
-                "change, give it a row for each, and the join valid_from: COLUMN"
-            )
-
-
 def work_ahead(
     work: Callable[[Item], Result], items: Iterable[Item], workers: int, ahead: int
 ) -> Iterator[Result]:

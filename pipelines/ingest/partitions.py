@@ -145,12 +145,6 @@ def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
     return table.filter(pa.array(~repeated)), rejects
 
 
-def examples_of(table: pa.Table) -> pa.Table:
-    """Drops the columns that a log's shards do not have."""
-    # No feature can have such a name.
-    return table.drop_columns([name for name in table.column_names if name.startswith("@")])
-
-
 def stage(out: Path, mapping: Mapping, histories: Histories, start: int, table: pa.Table) -> Manifest:
     """Stages a partition of ``sorted_partitions`` (``stage_partition``), with its histories and values.
 
@@ -163,7 +157,8 @@ def stage(out: Path, mapping: Mapping, histories: Histories, start: int, table: 
         mapping.feature_schema,
         start,
         end,
-        examples_of(table),
+        # Those of a shard: no feature can have the name of another one.
+        table.drop_columns([name for name in table.column_names if name.startswith("@")]),
         shard_rows=mapping.shard_rows,
         labeled=mapping.label is not None,
     )

@@ -45,7 +45,6 @@ from ctr.pipelines.ingest.examples import (
     read_examples,
     spill_schema,
     timed,
-    timeless_joins,
 )
 from ctr.pipelines.ingest.partitions import (
     closed_rejects,
@@ -71,7 +70,6 @@ from ctr.pipelines.ingest.state import (
     finish_publishing,
     ingest_lock,
     input_files,
-    label_text,
     last_time,
     read_held,
     read_state,
@@ -203,7 +201,14 @@ class _Ingest:
             self._state = finish_publishing(out, self._state)
         check_rules(out, self._state, rules_of(mapping))
         self._inputs = compare_inputs(given, self._state, append)
-        self._refuse_changed_files()
+        # Most of its rows would be added again, or fall into partitions that are published.
+        if changed := self._inputs.changed:
+            raise InputError(
+                f"input {few(changed)}: {out} has a file of this name with other content, and a published "
+                "partition never changes; nothing was added",
+                "give the rows that are missing in a file of another name, or ingest all files into another output "
+                "directory",
+            )
         self._rejects = RejectLog(self._inputs.names, max_reject_share)
         self._rejects_path = self._inputs.rejects_path(out)
         self._times = TimesFound(EARLY_US, time.time_ns() // 1000 if now_us is None else now_us)
@@ -213,16 +218,6 @@ class _Ingest:
         self._manifests: list[Manifest] = []
         self._warnings: list[str] = []
         self._rows = self._held_rows = 0
-
-    def _refuse_changed_files(self) -> None:
-        # Most of its rows would be added again, or fall into partitions that are published.
-        if changed := self._inputs.changed:
-            raise InputError(
-                f"input {few(changed)}: {self._out} has a file of this name with other content, and a published "
-                "partition never changes; nothing was added",
-                "give the rows that are missing in a file of another name, or ingest all files into another output "
-                "directory",
-            )
 
     def run(self, folder: Path, progress: Callable[[int], None] | None, block_bytes: int) -> None:
         mapping, inputs = self._mapping, self._inputs
@@ -237,7 +232,10 @@ class _Ingest:
             self._rejects.check(self._rows)
             if inputs.sources:
                 self._require_examples()
-            self._warn_of_empty_files(reading)
+            empty = [source.name for source in inputs.sources if not reading.rows_of[source.number]]
+            if empty:
+                total = len(inputs.sources)
+                self._warnings.append(f"{len(empty)} of {total} files hold no rows: {few(empty)}")
             added: list[InputFile] = []
             line = inputs.first_line
             for source, sha256 in zip(inputs.sources, hashes, strict=True):
@@ -282,12 +280,6 @@ class _Ingest:
             f"{self._out}: nothing was added: all {self._rows} rows of {names} were rejected, most often {reason} "
             f"({count} rows); see {self._rejects_path}"
         )
-
-    def _warn_of_empty_files(self, reading: Reading) -> None:
-        empty = [source.name for source in self._inputs.sources if not reading.rows_of[source.number]]
-        if empty:
-            total = len(self._inputs.sources)
-            self._warnings.append(f"{len(empty)} of {total} files hold no rows: {few(empty)}")
 
     def _warn_of_copies(self, added: Sequence[InputFile]) -> None:
         """Warns of files with the same bytes as others under other names, now or before."""
@@ -387,7 +379,6 @@ class _Ingest:
             "publishing": tuple(staged),
             "held": held,
             "rules": rules_of(self._mapping),
-            "label": label_text(self._mapping),
         }
         return state.model_copy(update=change)
 
@@ -460,5 +451,11 @@ class _Ingest:
 
     def _content_warnings(self) -> Iterator[str]:
         if self._inputs.sources:
-            yield from timeless_joins(self._mapping)
+            for join in self._mapping.joins:
+                # Their values are taken at any time, also before they were known.
+                if join.valid_from is None:
+                    yield (
+                        f"the side table {join.file} has no times: rows of the past get its present values too; if "
+                        "values change, give it a row for each, and the join valid_from: COLUMN"
+                    )
         yield from self._times.warnings(self._rows - len(self._rejects.rejects))

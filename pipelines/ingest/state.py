@@ -70,22 +70,10 @@ class IngestState(StrictModel):
     published: tuple[str, ...] = ()  # the names of the manifests that were published
     publishing: tuple[Manifest, ...] = ()  # have to be published before anything else
     rules: dict[str, str] = {}  # see ``rules_of``; empty before the first ingest
-    label: str = ""  # the column of the label, or the rule on it, as the last mapping has it (``label_text``)
 
     @property
     def lines(self) -> int:
         return max((file.first_line + file.lines for file in self.inputs), default=0)
-
-
-def label_text(mapping: Mapping) -> str:
-    """Formats the column of a mapping's label, or the rule on it; empty without one."""
-    label = mapping.label
-    if label is None:
-        return ""
-    if label.op is None:
-        return label.column
-    value = f"{label.value:g}" if isinstance(label.value, float) else label.value
-    return f"{label.column} {label.op} {value}"
 
 
 def rules_of(mapping: Mapping) -> dict[str, str]:

@@ -275,7 +275,13 @@ def _times_by_format(column: pa.Array, form: TimeFormat) -> tuple[pa.Array, Bad]
 def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
     """Reads [N] int8 labels, 0 where bad, and what is allowed; InputError for a type that the rule cannot compare."""
     if label.op is None:
-        return _plain_labels(column)
+        if is_text(column.type):
+            places = pc.fill_null(pc.index_in(column, pa.array(_LABEL_TEXTS, column.type)), -1).to_numpy()
+            return np.where(places < 0, 0, places % 2).astype(np.int8), places < 0, LABEL_ALLOWED
+        numbers, bad = parse_numbers(column)
+        values = pc.fill_null(numbers, np.nan).to_numpy()
+        bad = bad | ~((values == 0) | (values == 1))
+        return np.where(bad, 0, values).astype(np.int8), bad, LABEL_ALLOWED
     if isinstance(label.value, str):
         if not is_text_or_number(column.type):
             raise InputError(f"of type {column.type}, which the rule compares with no text")
@@ -290,16 +296,6 @@ def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
     bad = bad | np.isnan(values)
     compare = {">=": ge, ">": gt, "<=": le, "<": lt, "==": eq, "!=": ne}[label.op]
     return np.where(bad, 0, compare(values, label.value)).astype(np.int8), bad, "a number"
-
-
-def _plain_labels(column: pa.Array) -> tuple[np.ndarray, Bad, str]:
-    if is_text(column.type):
-        places = pc.fill_null(pc.index_in(column, pa.array(_LABEL_TEXTS, column.type)), -1).to_numpy()
-        return np.where(places < 0, 0, places % 2).astype(np.int8), places < 0, LABEL_ALLOWED
-    numbers, bad = parse_numbers(column)
-    values = pc.fill_null(numbers, np.nan).to_numpy()
-    bad = bad | ~((values == 0) | (values == 1))
-    return np.where(bad, 0, values).astype(np.int8), bad, LABEL_ALLOWED
 
 
 def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:

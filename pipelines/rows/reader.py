@@ -113,14 +113,14 @@ class _Reader:
                 fault = f"two side tables give the column {repeated}"
                 raise InputError(f"{folder}: {fault}: give the joins prefixes")
             self._sides[folder] = tuple(side for side in loaded if side.columns.num_columns)
-            self._check_time(folder, self._sides[folder])
+            name = self.mapping.time.column
+            if any(
+                side.versions is not None and name in side.columns.column_names
+                for side in self._sides[folder]
+            ):
+                fault = f"the column {name}, the time of the rows, is in a side table with valid_from"
+                raise InputError(f"{folder}: {fault}, which is looked up by that time")
         return self._sides[folder]
-
-    def _check_time(self, folder: Path, sides: Sequence[SideTable]) -> None:
-        name = self.mapping.time.column
-        if any(side.versions is not None and name in side.columns.column_names for side in sides):
-            fault = f"the column {name}, the time of the rows, is in a side table with valid_from"
-            raise InputError(f"{folder}: {fault}, which is looked up by that time")
 
     def _load_side(self, join: Join, folder: Path) -> SideTable:
         form = join.input or self.mapping.input

@@ -299,10 +299,25 @@ def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.nda
             f"feature {name} is a {kind}; only single-valued categories and numbers in buckets have values to name"
         )
     if isinstance(feature, Category):
-        texts = _category_texts(feature, values, schema.spells_numbers(feature.source))
+        texts = list(map(_text, values))
+        if schema.spells_numbers(feature.source):
+            texts = list(map(spell, texts))
+        vocabulary = feature.vocabulary
+        unknown = [text for text in texts if vocabulary is not None and text and text not in vocabulary]
+        if vocabulary is not None and unknown:
+            allowed = [*vocabulary[:_SHOWN], *(["..."] if len(vocabulary) > _SHOWN else [])]
+            raise InputError(
+                f"feature {name}: {unknown[0]!r} is not in its vocabulary; allowed: {', '.join(allowed)}"
+            )
         given: Any = pa.array(texts, pa.large_string())
     else:
-        given = _number_values(feature, values)
+        numbers = []
+        for value in values:
+            if isinstance(value, str) and value:
+                raise InputError(f"feature {name}: {value!r} is not a number")
+            numbers.append(float("nan") if value is None or value == "" else float(value))
+        with np.errstate(over="ignore"):
+            given = np.array(numbers, np.float32)
     ids: list[int] = FeatureIds(schema).of_values(arrow, feature, given).ids.tolist()
     seen: dict[int, object] = {}
     for value, number in zip(values, ids, strict=True):
@@ -314,30 +329,8 @@ def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.nda
     return np.array(ids, np.int64 if feature.buckets is None else np.int32)
 
 
-def _category_texts(feature: Category, values: Sequence[RawValue], spelled: bool) -> list[str]:
-    texts = [spell(_text(value)) if spelled else _text(value) for value in values]
-    if feature.vocabulary is not None:
-        unknown = [text for text in texts if text and text not in feature.vocabulary]
-        if unknown:
-            allowed = [*feature.vocabulary[:_SHOWN], *(["..."] if len(feature.vocabulary) > _SHOWN else [])]
-            raise InputError(
-                f"feature {feature.name}: {unknown[0]!r} is not in its vocabulary; allowed: {', '.join(allowed)}"
-            )
-    return texts
-
-
 def _text(value: RawValue) -> str:
     if isinstance(value, float):
         return float_text(value)
     # As Arrow writes truth values.
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _number_values(feature: Number, values: Sequence[RawValue]) -> np.ndarray:
-    numbers = []
-    for value in values:
-        if isinstance(value, str) and value:
-            raise InputError(f"feature {feature.name}: {value!r} is not a number")
-        numbers.append(float("nan") if value is None or value == "" else float(value))
-    with np.errstate(over="ignore"):
-        return np.array(numbers, np.float32)
