@@ -25,9 +25,8 @@ from ctr.io.errors import LONGEST_LINE, InputError, one_line
 from ctr.io.files import check_output_folder, write_atomic_bytes
 from ctr.io.signals import stop_signals
 from ctr.pipelines.inference.files import find_table
-from ctr.pipelines.inference.infer import Inference, infer
+from ctr.pipelines.inference.infer import Inference, guess_table, infer, mapping_text
 from ctr.pipelines.inference.leaks import is_suspicious, strongest_text
-from ctr.pipelines.inference.mapping_file import guess_table, mapping_text
 from ctr.pipelines.inference.roles import Doubt, Options
 from ctr.pipelines.inference.sample import read_sample
 from ctr.training.config import TrainConfig

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ctr.data.event_mapping import EventMapping
+from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.log import Manifest, read_manifests
 from ctr.data.times import format_time
@@ -44,7 +45,6 @@ from ctr.pipelines.events.publish import (
     LATE_EVENTS,
     UNMATCHED,
     begin_log,
-    histories_of,
     last_published,
     publish_staged,
 )
@@ -177,7 +177,7 @@ def ingest_events(
         left, pending = [], 0
         reports, staged = run_elsewhere(mapping, log, units, runner)
         accept(reports)
-        published = list(publish_staged(log, mapping, histories_of(log, mapping), staged))
+        published = list(publish_staged(log, mapping, Histories(log, mapping.feature_schema), staged))
     seconds["join"] = time.perf_counter() - begun - seconds["spool"]
     seconds["total"] = time.perf_counter() - begun
     counters, examples = sum_counters(published), sum(manifest.rows for manifest in published)
@@ -243,7 +243,7 @@ class _Job:
         self.rules = partition_rules(mapping)
         self.progress = Progress()
         self.last_published = -1  # the start of that partition
-        self._histories = histories_of(log, mapping)
+        self._histories = Histories(log, mapping.feature_schema)
 
     def read(self, units: Sequence[Unit], keep_going: bool) -> list[UnitReport]:
         """Stores the events of units in the spool; returns their reports.

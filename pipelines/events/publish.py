@@ -63,11 +63,6 @@ def last_published(log: Path) -> int:
     return max((start for start, _ in list_partitions(log)), default=-1)
 
 
-def histories_of(log: Path, mapping: EventMapping) -> Histories:
-    """Returns the histories of a log, which one process publishes."""
-    return Histories(log, mapping.feature_schema)
-
-
 def publish_staged(
     log: Path, mapping: EventMapping, histories: Histories, staged: Iterable[tuple[int, bytes]]
 ) -> Iterator[Manifest]:

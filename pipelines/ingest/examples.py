@@ -21,7 +21,6 @@ from ctr.data.times import DAY_US, format_time
 from ctr.pipelines.rows.raw_columns import (
     Verdict,
     add_derived,
-    add_versions,
     check_numbers,
     checked_columns,
     read_further_labels,
@@ -91,7 +90,11 @@ def make_examples(
     schema, verdict = mapping.feature_schema, Verdict(chunk)
     columns = checked_columns(chunk, sides, verdict, mapping.value_sources)
     times = read_times(mapping, columns, chunk, first, verdict)
-    add_versions(columns, sides, times)
+    for side in sides:
+        if side.versions is not None:
+            # What held at the rows' own times.
+            looked_up = side.attach(pa.table({side.key: columns[side.key]}), times)
+            columns |= {name: looked_up.column(name).combine_chunks() for name in side.columns.column_names}
     labels = read_labels(mapping, columns, verdict)
     further = read_further_labels(mapping, columns, times, verdict)
     weights = read_weights(mapping.weight, columns, verdict)

@@ -26,12 +26,12 @@ from ctr.data.log import (
     parse_manifest,
     publish_manifest,
 )
-from ctr.data.mapping import Mapping
+from ctr.data.mapping import Mapping, input_patterns
 from ctr.data.state_files import read_state_file, write_state_file
 from ctr.io.documents import read_sealed, sealed_bytes
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, hold, make_folder, names_in, write_atomic_bytes
-from ctr.pipelines.rows.sources import SourceFile, mapped_files
+from ctr.pipelines.rows.sources import SourceFile, find_files
 
 FOLDER = ".ingest"
 _STATE = "state.json"
@@ -161,7 +161,8 @@ def input_files(log: Path, mapping: Mapping, inputs: Sequence[Path], append: boo
     """
     check_log(log, mapping.feature_schema)
     if inputs:
-        return mapped_files(mapping, inputs)
+        side_tables = [join.file for join in mapping.joins]
+        return find_files(inputs, input_patterns(mapping.input), side_tables)
     state = read_state(log)
     if append or (state.held is None and not state.publishing):
         raise InputError(

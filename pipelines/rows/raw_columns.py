@@ -73,7 +73,7 @@ def checked_columns(
 ) -> Columns:
     """Makes the columns of a chunk UTF-8 and adds those of side tables; of ``encoded`` dictionaries stay such.
 
-    Side tables with ``valid_from`` are left to ``add_versions``, since their times are compared with the rows' own.
+    Side tables with ``valid_from`` are left to ``make_examples``, since their times are compared with the rows' own.
     """
     columns = {}
     for name in chunk.table.column_names:
@@ -87,14 +87,6 @@ def checked_columns(
     for side in sides:
         table = side.attach(table) if side.versions is None else table
     return {name: table.column(name).combine_chunks() for name in table.column_names}
-
-
-def add_versions(columns: Columns, sides: Iterable[SideTable], times: np.ndarray) -> None:
-    """Adds the columns of side tables with ``valid_from``: what held at the rows' own times, [N] int64 microseconds."""
-    for side in sides:
-        if side.versions is not None:
-            table = side.attach(pa.table({side.key: columns[side.key]}), times)
-            columns |= {name: table.column(name).combine_chunks() for name in side.columns.column_names}
 
 
 def read_times(mapping: Mapping, columns: Columns, chunk: Chunk, first: int, verdict: Verdict) -> np.ndarray:

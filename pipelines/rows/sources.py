@@ -13,7 +13,6 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.mapping import Mapping, input_patterns
 from ctr.io.errors import InputError, PassingError
 from ctr.io.files import check_local, not_text
 from ctr.pipelines.rows.rejects import Reject
@@ -78,11 +77,6 @@ HIDDEN = (".", "_")
 def is_hidden(path: Path) -> bool:
     """Tells whether a name on a relative path begins as those of files do that programs keep for themselves."""
     return any(part.startswith(HIDDEN) for part in path.parts)
-
-
-def mapped_files(mapping: Mapping, inputs: Sequence[Path]) -> list[SourceFile]:
-    """Finds the files of ``inputs`` that a mapping reads (see ``find_files``), without side tables."""
-    return find_files(inputs, input_patterns(mapping.input), [join.file for join in mapping.joins])
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:

@@ -10,8 +10,7 @@ import pyarrow as pa
 from ctr.data.mapping import Mapping, load_mapping
 from ctr.pipelines.inference.columns import ColumnProfile, profile_column
 from ctr.pipelines.inference.files import find_table
-from ctr.pipelines.inference.infer import Inference, infer
-from ctr.pipelines.inference.mapping_file import mapping_text
+from ctr.pipelines.inference.infer import Inference, infer, mapping_text
 from ctr.pipelines.inference.roles import Options
 from ctr.pipelines.inference.sample import read_sample
 from ctr.pipelines.ingest.run import ingest

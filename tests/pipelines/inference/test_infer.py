@@ -12,7 +12,7 @@ from ctr.data.kept_values import has_raw_values, read_values
 from ctr.data.mapping import Mapping
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
-from ctr.pipelines.inference.mapping_file import guess_table, mapping_text
+from ctr.pipelines.inference.infer import guess_table, mapping_text
 from made_tables import becomes, hotel_searches, inferred, ingested, write_table
 
 LABELS = {

@@ -7,8 +7,8 @@ from ctr.config import parse_model
 from ctr.data.mapping import Mapping
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
+from ctr.pipelines.inference.infer import mapping_text
 from ctr.pipelines.inference.labels import plain_label
-from ctr.pipelines.inference.mapping_file import mapping_text
 from made_tables import becomes, facts_of, inferred, reasons, write_table
 
 ROWS = 2000
