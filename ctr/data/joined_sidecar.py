@@ -79,13 +79,19 @@ class JoinedSidecar:
         # Earlier partitions show the types, too.
         published = published or [*islice(filter(self._is_published, reversed(range(needed))), 1)]
         if not published:
-            there = ", ".join(list_sidecars(log)) or "none"
-            raise InputError(f"{log} has no sidecar {name}; the sidecars beside it: {there}")
+            beside = ", ".join(list_sidecars(log)) or "none"
+            raise InputError(f"{log} has no sidecar {name}; the sidecars beside it: {beside}")
         # Only the partitions of the log are published in their order: those of a sidecar may be written side by side.
         folder = sidecar_folder(log, name)
         published_partitions(folder, folder, {manifest.name for manifest in self._manifests})
         for number in published:
-            self._check_columns(self._manifests[number])
+            partition = self._manifests[number]
+            there = read_sidecar_manifest(log, name, partition).columns
+            for column in self._columns:
+                if column not in there:
+                    names = ", ".join(other for other in there if other != _EXAMPLE_ID)
+                    path = self._path(partition)
+                    raise InputError(f"{path}: the sidecar {name} has no column {column}; it has {names}")
         # The types of the columns are known from here on, also for rows that are not found.
         self._cache[published[0]] = self._read(self._manifests[published[0]])
 
@@ -97,14 +103,6 @@ class JoinedSidecar:
 
     def _is_published(self, number: int) -> bool:
         return self._path(self._manifests[number]).is_file()
-
-    def _check_columns(self, partition: Manifest) -> None:
-        path = self._path(partition)
-        manifest = read_sidecar_manifest(self._log, self._name, partition)
-        for column in self._columns:
-            if column not in manifest.columns:
-                names = ", ".join(other for other in manifest.columns if other != _EXAMPLE_ID)
-                raise InputError(f"{path}: the sidecar {self._name} has no column {column}; it has {names}")
 
     def _read(self, partition: Manifest) -> _Partition:
         table = read_sidecar_partition(self._log, self._name, partition)

@@ -472,14 +472,9 @@ class Mapping(ShortModel):
             self.example_id,
             None if self.label is None else self.label.column,
             self.weight,
-            *self.label_columns,
+            *(name for label in self.labels.values() for name in label.columns),
         )
         return tuple(dict.fromkeys(name for name in names if name is not None))
-
-    @property
-    def label_columns(self) -> tuple[str, ...]:
-        """The columns of the further labels."""
-        return tuple(name for label in self.labels.values() for name in label.columns)
 
     @property
     def raw_columns(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ null where it is not known).
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -182,11 +182,14 @@ def _write_shards(
 ) -> tuple[ShardEntry, ...]:
     times = rows.column("query_time").to_numpy()
     shards: list[ShardEntry] = []
-    for index, (first, last) in enumerate(_shard_ranges(begins, len(times), shard_rows)):
+    first = 0
+    while first < len(times):
+        next_query = np.searchsorted(begins, first + shard_rows)
+        last = int(begins[next_query]) if next_query < len(begins) else len(times)
         part = rows.slice(first, last - first)
         content = parquet_bytes(part, schema.id_type == np.int32)
         digest = hashlib.sha256(content).hexdigest()
-        file = shard_file(stem, index, digest)
+        file = shard_file(stem, len(shards), digest)
         path = folder / "shards" / file
         if not path.exists() or file_sha256(path) != digest:
             write_atomic_bytes(path, content)
@@ -201,6 +204,7 @@ def _write_shards(
                 sha256=digest,
             )
         )
+        first = last
     return tuple(shards)
 
 
@@ -217,15 +221,6 @@ def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
         ids = matrix[:, columns[name]] if name in columns else rows.column(name).combine_chunks().flatten()
         counts[name] = int(np.count_nonzero(pd.unique(np.asarray(ids)) != MISSING_ID))
     return counts
-
-
-def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tuple[int, int]]:
-    first = 0
-    while first < rows:
-        next_query = np.searchsorted(begins, first + shard_rows)
-        last = int(begins[next_query]) if next_query < len(begins) else rows
-        yield first, last
-        first = last
 
 
 def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:

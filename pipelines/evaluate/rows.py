@@ -193,18 +193,14 @@ def part_by_day(groups: Sequence[RowGroup]) -> dict[str, list[RowGroup]]:
             for day in np.unique(_days(column)).tolist():
                 found.setdefault(day, []).append(replace(group, day=day))
     for path, (least, most) in spans.items():
-        _check_unit(path, least, most)
+        # All would be of this century in another unit, and are not in theirs.
+        begin, end = _CENTURY_US
+        for unit, per_unit in (("seconds", 10**6), ("milliseconds", 10**3), ("nanoseconds", 10**-3)):
+            if begin <= least * per_unit and most * per_unit < end and not (begin <= most and least < end):
+                factor = f"multiply by {per_unit:,}" if per_unit > 1 else "divide by 1,000"
+                got = f"got {least}, which seems to be {unit}"
+                raise InputError(f"{path}: column {_TIME} must be microseconds since 1970, {got}; {factor}")
     return {str(np.datetime64(day, "D")): found[day] for day in sorted(found)}
-
-
-def _check_unit(path: Path, least: int, most: int) -> None:
-    """Raises InputError where all times of a file would be of this century in another unit, and are not in theirs."""
-    begin, end = _CENTURY_US
-    for unit, per_unit in (("seconds", 10**6), ("milliseconds", 10**3), ("nanoseconds", 10**-3)):
-        if begin <= least * per_unit and most * per_unit < end and not (begin <= most and least < end):
-            factor = f"multiply by {per_unit:,}" if per_unit > 1 else "divide by 1,000"
-            got = f"got {least}, which seems to be {unit}"
-            raise InputError(f"{path}: column {_TIME} must be microseconds since 1970, {got}; {factor}")
 
 
 def _days(times: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:

@@ -42,7 +42,8 @@ def choose_query(roles: Roles) -> Chosen | Doubt:
     if text is not None:
         return _given_query(text, roles)
     free = list(filter(is_single, roles.free))
-    users = list(filter(_is_user, free))
+    ids = frozenset(("id", "hash"))
+    users = [c for c in free if c.consists_of(lexicon.USER_WORDS, ids) and c.distinct > FEW_USERS]
     named = list(filter(_is_query_name, free))
     grouped = [column for column in named if column.distinct == 1 or _groups(column, head)]
     found = [(column, _find_fault(column, users, roles)) for column in grouped]
@@ -102,10 +103,6 @@ def _is_query_name(column: ColumnProfile) -> bool:
 def _groups(column: ColumnProfile, head: int) -> bool:
     sent_twice = 2 * TOLERANCE if column.plain_name in lexicon.EXAMPLE_NAMES else 0.001
     return _rows_each(column, head) > 1 + sent_twice
-
-
-def _is_user(column: ColumnProfile) -> bool:
-    return column.consists_of(lexicon.USER_WORDS, frozenset(("id", "hash"))) and column.distinct > FEW_USERS
 
 
 def _rows_each(column: ColumnProfile, head: int) -> float:

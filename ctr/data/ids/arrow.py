@@ -21,16 +21,11 @@ from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprints_of
 
 
-def may_spell(strings: pa.Array) -> bool:
-    """Tells whether a string of an Arrow array may have another spelling: a quick test that excludes most columns."""
-    content = strings.buffers()[2]
-    # One byte is found many times faster than two.
-    return content is not None and b"." in (found := content.to_pybytes()) and b".0" in found
-
-
 def spell_array(strings: pa.Array) -> pa.Array:
     """Spells Arrow strings as a category does; null stays null."""
-    if not may_spell(strings):
+    content = strings.buffers()[2]
+    # A quick test excludes most columns. One byte is found many times faster than two.
+    if content is None or b"." not in (found := content.to_pybytes()) or b".0" not in found:
         return strings
     return pc.replace_substring_regex(strings, WHOLE, WHOLE_SPELLED)
 
@@ -71,13 +66,6 @@ def _sizes(strings: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         strings.offset : strings.offset + len(strings) + 1
     ]
     return offsets[:-1], np.diff(offsets)
-
-
-def _as_tensor(strings: pa.Array) -> Any:
-    import tensorflow as tf
-
-    content = strings.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
-    return tf.constant(content, tf.string, shape=(len(content),))
 
 
 def _on_distinct(function: Callable[..., pa.Array], strings: pa.Array, *arguments: object) -> pa.Array:
@@ -140,9 +128,13 @@ def keep(strings: pa.Array, rows: np.ndarray, most: int, which: str) -> tuple[pa
 def ngrams(
     strings: pa.Array, words: Sequence[int], subwords: Sequence[int], most: int
 ) -> tuple[Any, np.ndarray]:
+    import tensorflow as tf
+
     from ctr.data.ids import graph
 
-    grams, rows = graph.ngrams(_as_tensor(strings), words, subwords, most)
+    content = strings.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
+    texts = tf.constant(content, tf.string, shape=(len(content),))
+    grams, rows = graph.ngrams(texts, words, subwords, most)
     return grams, rows.row_lengths().numpy().astype(np.int32)
 
 

@@ -302,13 +302,13 @@ def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.nda
         texts = list(map(_text, values))
         if schema.spells_numbers(feature.source):
             texts = list(map(spell, texts))
-        vocabulary = feature.vocabulary
-        unknown = [text for text in texts if vocabulary is not None and text and text not in vocabulary]
-        if vocabulary is not None and unknown:
-            allowed = [*vocabulary[:_SHOWN], *(["..."] if len(vocabulary) > _SHOWN else [])]
-            raise InputError(
-                f"feature {name}: {unknown[0]!r} is not in its vocabulary; allowed: {', '.join(allowed)}"
-            )
+        if (vocabulary := feature.vocabulary) is not None:
+            unknown = [text for text in texts if text and text not in vocabulary]
+            if unknown:
+                allowed = [*vocabulary[:_SHOWN], *(["..."] if len(vocabulary) > _SHOWN else [])]
+                raise InputError(
+                    f"feature {name}: {unknown[0]!r} is not in its vocabulary; allowed: {', '.join(allowed)}"
+                )
         given: Any = pa.array(texts, pa.large_string())
     else:
         numbers = []
