@@ -18,7 +18,8 @@ from ctr.data.derived import Column, Derived
 from ctr.data.features import Category, Feature, LabelName, Number, Text, Vector
 from ctr.data.kept_values import check_kept
 from ctr.data.schema import Schema, make_schema
-from ctr.data.times import DAY_US, Duration, check_format, duration_us
+from ctr.data.time_formats import check_format
+from ctr.data.times import DAY_US, Duration, duration_us
 from ctr.io.errors import InputError
 
 FORMATS_FOLDER = Path(__file__).parent / "formats"

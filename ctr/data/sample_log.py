@@ -132,7 +132,7 @@ def adopt_record(path: Path, record: StrictModel) -> None:
 def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
     """Makes the ids of a rule's values. Raises InputError for an unknown feature or value."""
     # TensorFlow, which takes seconds to load, is needed for nothing else here.
-    from ctr.data.ids.tables import feature_ids
+    from ctr.data.ids.values import feature_ids
 
     try:
         return feature_ids(schema, rule.feature, rule.values)

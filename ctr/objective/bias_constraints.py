@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from ctr.data.ids.tables import feature_ids
+from ctr.data.ids.values import feature_ids
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError, listed
 from ctr.objective.config import BiasConstraintsConfig, SliceConfig

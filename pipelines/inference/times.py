@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from ctr.config import describe_validation_error
 from ctr.data.mapping import Time, TimeUnit
-from ctr.data.times import DAY_US, MONTHS, WEEKDAYS, ZONES
+from ctr.data.time_formats import MONTHS, WEEKDAYS, ZONES
+from ctr.data.times import DAY_US
 from ctr.io.errors import InputError
 from ctr.pipelines.inference import lexicon
 from ctr.pipelines.inference.columns import ColumnProfile, Columns, percent

@@ -11,7 +11,7 @@ from ctr.data.features import Vector
 from ctr.data.ids.arrow import spell_array, string_ids
 from ctr.data.mapping import TIME_LIMIT_US, Label, Time
 from ctr.data.reader import LARGEST_WEIGHT
-from ctr.data.times import TimeFormat, time_format
+from ctr.data.time_formats import TimeFormat, time_format
 from ctr.io.errors import InputError
 from ctr.io.hashing import mix64
 

@@ -16,7 +16,8 @@ from ctr.data.mapping import FIRST_TIME, LAST_TIME, TIME_LIMIT_US, Mapping, Time
 from ctr.data.schema import label_column
 from ctr.data.shards import NO_LABEL
 from ctr.data.spelling import CAST_NAMES
-from ctr.data.times import ZONES, duration_us
+from ctr.data.time_formats import ZONES
+from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.convert import (
     WEIGHT_ALLOWED,

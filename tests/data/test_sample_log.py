@@ -13,7 +13,7 @@ import pytest
 from ctr.config import parse_model
 from ctr.data import sample_log
 from ctr.data.features import Category, Text
-from ctr.data.ids.tables import feature_ids
+from ctr.data.ids.values import feature_ids
 from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import create_log, read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows

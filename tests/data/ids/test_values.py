@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.ids.arrow import spell_array, text_array
 from ctr.data.ids.graph import spell as spell_in_graph
-from ctr.data.ids.tables import feature_ids, transform_table
+from ctr.data.ids.tables import transform_table
+from ctr.data.ids.values import feature_ids
 from ctr.data.schema import Schema
 from ctr.data.spelling import float_text, spell
 from ctr.io.errors import InputError

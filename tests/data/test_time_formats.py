@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctr.data.mapping import Time
-from ctr.data.times import check_format, time_format
+from ctr.data.time_formats import check_format, time_format
 from ctr.pipelines.rows.convert import parse_times
 
 DATES = ("%Y-%m-%d", "%d.%m.%Y", "%Y%m%d", "%B %d, %Y", "%a, %d %b %Y", "%d%b%Y", "%y%m%d")
