@@ -26,7 +26,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import make_folder
 from ctr.io.signals import stop_signals
 from ctr.objective.bias_constraints import Family
-from ctr.objective.ramps import Ramp
+from ctr.objective.schedules import Ramp
 from ctr.search.config import SearchConfig
 from ctr.search.controller import Policy, entropy, new_controller
 from ctr.search.cost import Cost

@@ -36,8 +36,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import Session, open_session
 from ctr.training.run.directory import read_warm_start
 from ctr.training.run.files import GrowingFile, Unwritten
-from ctr.training.run.input_warnings import input_warnings
-from ctr.training.run.results import learning_failure
+from ctr.training.run.results import input_warnings, learning_failure
 from ctr.training.run.snapshot import Exporter
 from ctr.training.run.summary import LearningError
 from ctr.training.trainer import Phase

@@ -17,7 +17,7 @@ from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.io.errors import InputError
 from ctr.io.words import listed
 from ctr.models.rows import FeatureRows, Numbers, Pooled, TableLayout, lay_out_tables
-from ctr.objective.ramps import Ramp, RampKey
+from ctr.objective.schedules import Ramp, RampKey
 
 _MOST_LAYERS = 64
 _USUAL_WIDTH = 16

@@ -1,7 +1,7 @@
 """State of a run: its weights and what its optimizers keep."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,7 @@ from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
 from ctr.training.device import variables_beside_steps
 from ctr.training.division import Seat, seat_in
-from ctr.training.label_lessons import label_biases
+from ctr.training.experts import label_biases
 from ctr.training.optimizers import dense_optimizer, make_calibrators
 from ctr.training.retrain import initial_weights
 from ctr.training.tables.tables import EmbeddingTables
@@ -25,6 +25,30 @@ from ctr.workers.parts import Part, Sharding
 from ctr.workers.row_variables import read_rows, row_count
 
 _PIECE = 65536
+
+# Of a logit or a weight, either way. What lies beyond it has not been learned: the weights are broken, though finite.
+_LARGEST = 1e6
+
+# Of the variables by name: what predicts,
+_WEIGHTS = ("rows/", "dense/")
+# and what else a step changes by its gradient. Statistics and roots are certified instead.
+_CHECKED = (
+    *_WEIGHTS,
+    "rows_accumulator/",
+    "rows_prior/",
+    "rows_variance_slope/",
+    "rows_weight_slope/",
+    "prior_precision/",
+    "forgetting/",
+    "rows_moment/",
+    "rows_linear_accumulator/",
+    "columns_moment/",
+    "newton/",
+    "shampoo/tensor",
+    "adafactor/tensor",
+    "duals/",
+    "slices_seen/",
+)
 
 Sources = Mapping[str, tuple[tuple[int, ...], ...]]
 """Of a supernet, see ``Architecture``."""
@@ -228,3 +252,23 @@ def _layout(leaf: tf.Variable | np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
         return leaf.shape, leaf.dtype
     rows = () if leaf.shape.is_fully_defined() else (row_count(leaf),)
     return (*rows, *leaf.shape[len(rows) :]), np.dtype(leaf.dtype.as_numpy_dtype)
+
+
+def predicts_soundly(logit: np.ndarray) -> bool:
+    """Returns whether logits (float [N]) are such as sound weights give."""
+    # False also for NaN.
+    return bool((np.abs(logit) <= _LARGEST).all())
+
+
+def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
+    """Names the first variable, whole or in pieces, that is not finite or too large for a weight, and what is wrong."""
+    for name, array in arrays:
+        if not name.startswith(_CHECKED) or not array.size:
+            continue
+        # NaN is neither within nor beyond, and comes out of either.
+        low, high = float(array.min()), float(array.max())
+        if not (np.isfinite(low) and np.isfinite(high)):
+            return f"{name} is not finite"
+        if name.startswith(_WEIGHTS) and max(-low, high) > _LARGEST:
+            return f"{name} has weights beyond {_LARGEST:g}"
+    return None

@@ -17,7 +17,7 @@ from ctr.io.errors import InputError
 from ctr.workers.cluster import WorkerLostError
 from ctr.workers.collectives import Workers
 from ctr.workers.group import gather_divided, gather_uneven
-from ctr.workers.join import join
+from ctr.workers.local import join
 from ctr.workers.seats import read_place
 
 

@@ -21,7 +21,7 @@ from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.logs import open_logs
 from ctr.training.loop import open_session, train
-from ctr.training.pairs.combination import FIRST_LOOK, FIRST_ROWS, Combination
+from ctr.training.pair_combination import FIRST_LOOK, FIRST_ROWS, Combination
 from ctr.training.run import checkpoint
 from ctr.training.run.snapshot import read_snapshot
 from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing

@@ -24,8 +24,7 @@ from ctr.training.run.directory import remove_leftovers
 from ctr.training.run.files import Checkpoint, RunFiles, describe_rejects
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
 from ctr.training.run.position import Position, check_rejects, note_large_query, note_step
-from ctr.training.run.weight_checks import first_broken, predicts_soundly
-from ctr.training.state import TrainState
+from ctr.training.state import TrainState, first_broken, predicts_soundly
 from ctr.training.trainer import Scores
 from ctr.workers.parts import Part
 

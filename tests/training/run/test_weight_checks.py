@@ -7,7 +7,7 @@ import numpy as np
 from ctr.models.rows import FeatureRows, lay_out_tables
 from ctr.training.config import EmbeddingOptimizerConfig
 from ctr.training.optimizers import table_optimizer
-from ctr.training.run.weight_checks import first_broken, predicts_soundly
+from ctr.training.state import first_broken, predicts_soundly
 
 
 def test_what_tells_that_weights_are_broken():
