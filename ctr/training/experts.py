@@ -23,8 +23,8 @@ import tensorflow as tf
 from ctr.models.architecture import Architecture, label_weights
 from ctr.models.query_effect import query_effect, query_share
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.labels import label_losses, target_columns
-from ctr.objective.losses import bend, logit_curvature, normalizer
+from ctr.objective.losses import bend, label_losses, logit_curvature, normalizer
+from ctr.objective.targets import target_columns
 from ctr.optim.first_order.online_bias import Calibrator, OnlineBias
 from ctr.optim.first_order.online_newton import BatchSums, CalibrationStep
 from ctr.workers.collectives import Workers

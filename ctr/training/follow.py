@@ -128,14 +128,8 @@ class LagReport:
     def _published_at(self, partition: Manifest) -> float:
         return (self._session.inputs.log.path / "manifests" / f"{partition.name}.json").stat().st_mtime
 
-    def passed_batch(self, position: int) -> None:
-        self._note(position, is_end=False)
-
-    def advanced(self, waiting: int) -> None:
-        """Notes the end of an advance that left ``waiting`` rows."""
-        self._note(self._session.inputs.log.rows - waiting, is_end=True)
-
-    def _note(self, passed: int, is_end: bool) -> None:
+    def note(self, passed: int, is_end: bool) -> None:
+        """Notes a batch, or the end of an advance, that passed the log up to a row."""
         run = self._session.run
         self._waiting = self._session.inputs.log.rows - passed
         gone = self._pass_partitions(run.position.learned if run.config.label_delay else passed)
@@ -229,7 +223,7 @@ def _follow(
     def passed_batch(position: int, running: dict[str, Any]) -> None:
         nonlocal metrics
         metrics = running
-        report.passed_batch(position)
+        report.note(position, is_end=False)
         show()
 
     def show() -> None:
@@ -292,7 +286,8 @@ class _Patience:
 
 def _advance(session: Session, report: LagReport, patience: _Patience) -> None:
     if patience.agreed_stop() is None:
-        report.advanced(session.advance(stop=lambda: patience.stop() is not None).waiting)
+        waiting = session.advance(stop=lambda: patience.stop() is not None).waiting
+        report.note(session.inputs.log.rows - waiting, is_end=True)
     patience.restart()
 
 

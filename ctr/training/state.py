@@ -15,7 +15,7 @@ from ctr.optim.first_order.online_bias import all_variables
 from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
 from ctr.training.device import variables_beside_steps
-from ctr.training.division import Seat, seat_in
+from ctr.training.division import Seat
 from ctr.training.experts import label_biases
 from ctr.training.optimizers import dense_optimizer, make_calibrators
 from ctr.training.retrain import initial_weights
@@ -156,7 +156,8 @@ class TrainState:
     @property
     def seat(self) -> Seat | None:
         """Returns which parts of each batch this process computes; None: all of it, as it is alone."""
-        return seat_in(self.workers, self.tables.divided)
+        workers = self.workers
+        return None if workers.size == 1 else Seat(workers.rank, workers.size, self.tables.divided)
 
     @property
     def sharding(self) -> Sharding:
@@ -170,9 +171,6 @@ class TrainState:
 
     def leaves(self) -> dict[str, tf.Variable | np.ndarray]:
         """Returns the variables and the maps' arrays."""
-        return self._own_leaves()
-
-    def _own_leaves(self) -> dict[str, tf.Variable | np.ndarray]:
         return self.variables() | self.tables.id_arrays()
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -206,7 +204,8 @@ class TrainState:
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
         """Sets all variables and maps, of divided ones ``parts``. Raises ValueError: names or shapes differ."""
-        names = self._own_leaves().keys()
+        # Without those of a subclass, which restores them itself.
+        names = TrainState.leaves(self).keys()
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
         for name, variable in self.variables().items():

@@ -11,8 +11,8 @@ from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
 from ctr.objective.bias_constraints import slice_names
-from ctr.objective.labels import label_outcomes
 from ctr.objective.losses import loss_terms
+from ctr.objective.targets import label_outcomes
 from ctr.training.config import TrainConfig
 from ctr.training.run.event_file import CUMULATIVE
 from ctr.training.run.features import MissingValues

@@ -19,6 +19,7 @@ from ctr.eval.intervals import student_t_quantile
 from ctr.eval.progressive import SLICES_SHOWN
 from ctr.eval.rows import scored_rows
 from ctr.eval.run_files import prediction_parts, read_predictions
+from ctr.io.arrays import hash_arrays
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.models.numbers import FAR
@@ -141,7 +142,8 @@ def _result_hashes(run: Run) -> dict[str, str | None]:
         logit = read_predictions(part, ("logit",))["logit"].to_numpy(np.float32)
         digest.update(np.ascontiguousarray(logit, "<f4").data)
     with suppress(InputError):
-        weights = checkpoint.hash_state(run.run_dir / "checkpoints", run.position.examples)
+        arrays, _ = checkpoint.read(run.run_dir / "checkpoints", run.position.examples)
+        weights = hash_arrays(checkpoint.weights_of(arrays))
     return {"predictions_sha256": digest.hexdigest() if parts else None, "weights_sha256": weights}
 
 
