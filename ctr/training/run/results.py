@@ -22,12 +22,10 @@ from ctr.eval.run_files import prediction_parts, read_predictions
 from ctr.io.arrays import hash_arrays
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
-from ctr.models.numbers import FAR
-from ctr.models.rows import feature_names
 from ctr.training.inputs import Inputs
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import CONSTRAINT_STATES, write_archive, write_json
-from ctr.training.run.features import feature_shares, id_rows, outlying_values, refusal_text, slice_names
+from ctr.training.run.features import feature_shares, id_rows, input_warnings, refusal_text, slice_names
 from ctr.training.run.metrics import duals_of
 from ctr.training.run.position import set_aside_summary
 from ctr.training.run.run import Run
@@ -105,7 +103,7 @@ def _write(
         "learning_failure": failure,
         "calibration_warning": None,
     }
-    if warnings := input_warnings(run):
+    if warnings := input_warnings(metrics.labels, metrics.missing, run.state):
         summary["warnings"] = warnings
     if failure is None:
         summary["calibration_warning"] = calibration_warning(summary, run.config)
@@ -269,28 +267,3 @@ def _score(state: SliceCalibration) -> float:
     error = (table["ci95_high"] - table["ci95_low"]) / 2 / student_t_quantile(1000)
     excess = np.average(table["bias"] ** 2 - error**2, weights=table["weight"])
     return float(np.sqrt(max(0.0, excess)))
-
-
-def input_warnings(run: Run) -> list[str]:
-    """Names the labels and features that taught nothing, and values that are no part of a number's statistics."""
-    metrics, lines = run.metrics, []
-    for name, label in metrics.labels.items():
-        rows, weights = int(label.traffic.examples), label.logloss.class_weight.sum(axis=0)
-        if not rows:
-            lines.append(f"label {name}: nothing was learned: it is known of no row that was scored")
-        elif weights.any() and not weights.all():
-            only = "none of its {} rows is" if weights[0] else "all of its {} rows are"
-            lines.append(f"label {name}: nothing was learned: {only.format(rows)} positive")
-    lines += [
-        f"feature {name}: {left} values (mean {mean:g}) are more than {FAR:,.0f} deviations from the others, and no "
-        "part of its mean and deviation"
-        for name, (left, _, mean) in outlying_values(run.state).items()
-        if left
-    ]
-    missing, rows = metrics.missing.by_feature, metrics.missing.rows
-    lines += [
-        f"feature {name}: nothing was learned: it is missing in all {rows} rows"
-        for name in feature_names(run.state.layouts)
-        if rows and missing[name] == rows
-    ]
-    return lines
