@@ -309,11 +309,6 @@ class WorkersConfig(StrictModel):
 
     divided_from_mb: float = Field(default=32, ge=0)
 
-    @property
-    def divided_bytes(self) -> float:
-        """In bytes."""
-        return self.divided_from_mb * 1e6
-
 
 _JOINT = {"setup": "multi_task", "trains": "outside_embeddings"}
 """Keys of ranking whose values need ``model.network_loss`` joint."""
@@ -370,7 +365,16 @@ class TrainConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, content: Any) -> Any:
-        return _resolve_together(content) if isinstance(content, dict) else content
+        """Resolves what is ``auto`` and depends on other sections."""
+        if not isinstance(content, dict):
+            return content
+        model, objective = content.get("model"), content.get("objective")
+        ranking = objective.get("ranking") if isinstance(objective, dict) else None
+        if isinstance(ranking, dict) and any(ranking.get(name) == value for name, value in _JOINT.items()):
+            content = _with_auto(content, ("model", "network_loss"), "joint")
+        if isinstance(model, dict) and model.get("factorized") is not None:
+            content = _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")
+        return content
 
     @model_validator(mode="after")
     def _resolve_growth(self) -> Self:
@@ -496,17 +500,6 @@ class TrainConfig(StrictModel):
         """A hash of the meaning of the configuration."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _resolve_together(content: dict[str, Any]) -> dict[str, Any]:
-    """Resolves what is ``auto`` and depends on other sections."""
-    model, objective = content.get("model"), content.get("objective")
-    ranking = objective.get("ranking") if isinstance(objective, dict) else None
-    if isinstance(ranking, dict) and any(ranking.get(name) == value for name, value in _JOINT.items()):
-        content = _with_auto(content, ("model", "network_loss"), "joint")
-    if isinstance(model, dict) and model.get("factorized") is not None:
-        content = _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")
-    return content
 
 
 def _with_auto(content: Any, path: Sequence[str], value: str) -> Any:

@@ -1,7 +1,7 @@
 """Workers of one machine, which exchange arrays in shared memory and notes that they are there, and listen to nothing.
 
 A worker has two areas of memory, which take turns: who has the notes of an exchange knows that all others have read
-the arrays of the one before.
+the arrays of the one before. ``join`` joins a process to such workers, or to those of a cluster.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ import tensorflow as tf
 from ctr.workers.cluster import Cluster, WorkerLostError
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.seats import AREAS, Seat
-from ctr.workers.watch import begin_watch
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +37,12 @@ _NOTE = struct.Struct("<qqq")
 _LOSS = -1
 # An exchange in a step needs Python, which the thread that reads ahead gives away after so long.
 _SWITCH_SECONDS = 0.0005
+
+_JOIN_SECONDS = 3600.0
+"""Wait for the first worker, which a scheduler may start later; TensorFlow's own limit for the others."""
+
+_HEARTBEAT_SECONDS = 20.0
+"""Without a sign of life of a worker's process for so long, it is lost: its machine, the network, or it is stopped."""
 
 
 class LostError(Exception):
@@ -252,6 +257,10 @@ def join(place: Seat | Cluster | None, timeout: float) -> Workers:
 
 
 def _start_server(cluster: Cluster) -> None:
+    # Private parts of TensorFlow, which a process alone does not need.
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.eager import context
+
     log.info("cluster: %s", ", ".join(cluster.addresses))
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
@@ -262,5 +271,13 @@ def _start_server(cluster: Cluster) -> None:
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
-    begin_watch(cluster)
+    # Before the strategy is made, which would set it otherwise.
+    job = coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=cluster.size)
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        coordinated_jobs=[job],
+        cluster_register_timeout_in_ms=round(1000 * _JOIN_SECONDS),
+        heartbeat_timeout_in_ms=round(1000 * _HEARTBEAT_SECONDS),
+    )
     tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
