@@ -34,7 +34,8 @@ from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress
 from ctr.search.space import Choice, Space, described
 from ctr.training.config import DEFAULT_SHAMPOO, TrainConfig
 from ctr.training.device import make_deterministic
-from ctr.training.loop import Learner, open_session
+from ctr.training.learner import Learner
+from ctr.training.loop import open_session
 from ctr.training.state import TrainState
 from ctr.training.trainer import Phase, Trainer
 from ctr.workers.collectives import Workers
