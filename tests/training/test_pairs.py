@@ -156,7 +156,7 @@ def test_predictions_lie_between_those_of_two_models_by_what_the_second_has_gain
 def short_looks(monkeypatch) -> None:
     """An expert that has to prove itself within 96 rows, and is looked at again when the log is twice as long."""
     for name, value in (("FIRST_LOOK", 96), ("_AGAIN", 2)):
-        monkeypatch.setattr(f"ctr.training.pairs.combination.{name}", value)
+        monkeypatch.setattr(f"ctr.training.pair_combination.{name}", value)
 
 
 @pytest.mark.slow
