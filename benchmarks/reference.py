@@ -21,7 +21,7 @@ from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.experiments.config import merged
 from ctr.io.hashing import splitmix64
-from ctr.training.batch_config import BatchConfig
+from ctr.training.config import BatchConfig
 
 ZIPF = 1.2
 SLATE = 4

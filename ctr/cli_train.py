@@ -257,7 +257,7 @@ def _joined(arguments: argparse.Namespace, place: Seat | Cluster | None) -> Iter
             yield {"stop": stop}
         return
     global _has_joined
-    from ctr.workers.join import join
+    from ctr.workers.local import join
 
     _has_joined = True
     report("joining")

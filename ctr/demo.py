@@ -8,11 +8,11 @@ from ctr.eval.report import write_report
 from ctr.eval.run_comparison import compare_runs
 from ctr.io.files import check_output_folder
 from ctr.io.signals import stop_signals
-from ctr.objective.ramps import Ramp
+from ctr.objective.schedules import Ramp
 from ctr.simulator.config import SimulatorConfig
-from ctr.training.batch_config import BatchConfig
 from ctr.training.config import (
     TRAINER_SHAMPOO,
+    BatchConfig,
     CheckpointConfig,
     DenseOptimizerConfig,
     MetricsConfig,

@@ -14,7 +14,7 @@ import yaml
 
 import ctr.workers.launch
 from ctr.cli import main
-from ctr.training.loop import TIMING
+from ctr.training.run.summary import TIMING
 from growing_logs import STANDS, assert_same
 from small_runs import INTERVALS, SMALL, draw_examples, publish
 from worker_group import free_addresses

@@ -12,7 +12,7 @@ from ctr.config import load_model
 from ctr.training.config import TrainConfig
 from ctr.training.ids.id_map import DIVIDED_ARRAYS
 from ctr.training.loop import open_session
-from ctr.workers.join import join
+from ctr.workers.local import join
 from ctr.workers.seats import read_place
 
 

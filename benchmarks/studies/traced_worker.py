@@ -22,8 +22,7 @@ from processes import give
 from ctr.config import load_model
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.workers.join import join
-from ctr.workers.local import LocalWorkers
+from ctr.workers.local import LocalWorkers, join
 from ctr.workers.seats import read_place
 
 FIRST, STEPS = 8, 8

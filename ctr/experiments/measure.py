@@ -25,11 +25,11 @@ from ctr.experiments.config import merged
 from ctr.io.errors import DEFECT, InputError, exit_status, one_line
 from ctr.io.log_lines import say, say_crash
 from ctr.models.rows import TableLayout
-from ctr.training.analysis.flops import Touched, count_flops, dense_parameters
-from ctr.training.analysis.speed import TimedModel, ratio_quartiles, take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
+from ctr.training.flops import Touched, count_flops, dense_parameters
 from ctr.training.logs import resolve
+from ctr.training.speed import TimedModel, ratio_quartiles, take_turns
 
 BATCHES = 50
 """Batches of a turn: the steps between two of Shampoo's roots by default, so that each turn has one."""

@@ -1,6 +1,6 @@
 """Objective: what the weights are trained for.
 
 Begin with ``losses.py``, which sums the terms of a batch; ``config.py`` has their keys. ``pairs.py`` and
-``targets.py`` prepare a batch in NumPy, ``ramps.py`` has the weights that grow, ``bias_constraints.py`` the
-slices and their duals.
+``targets.py`` prepare a batch in NumPy, ``schedules.py`` has the weights that grow and the learning rates,
+``bias_constraints.py`` the slices and their duals.
 """

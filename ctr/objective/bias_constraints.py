@@ -17,6 +17,7 @@ features in alphabetical order, values in the order given, -1 for no slice.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +25,7 @@ import tensorflow as tf
 from ctr.data.ids.values import feature_ids
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError, listed
-from ctr.objective.config import BiasConstraintsConfig, SliceConfig
+from ctr.objective.config import BiasConstraintsConfig, RawValue, SliceConfig
 
 MOST_SLICES = 1_000_000
 _FORGETTING = 0.01
@@ -191,3 +192,21 @@ def _errors(
     """Returns which rows count, bool [B], and their y - p; 0 with a gradient of zero for the others."""
     inside = (index >= 0) & (weight > 0)
     return inside, tf.where(inside, label - probability, tf.zeros_like(probability))
+
+
+def slice_names(config: SliceConfig, family: Family) -> list[str]:
+    """Says in words what each slice holds, in the order of ``ctr.objective.bias_constraints``."""
+    axes = []
+    for (feature, values), axis in zip(sorted(config.features.items()), family.axes, strict=True):
+        if values == "all":
+            axes.append([f"{feature} id {place}" for place in range(axis.size)])
+        else:
+            axes.append([f"{feature} {_value(value)}" for value in values])
+    if bounds := family.boundaries:
+        inner = [f"estimated CTR {low:g} to {high:g}" for low, high in pairwise(bounds)]
+        axes.append([f"estimated CTR < {bounds[0]:g}", *inner, f"estimated CTR >= {bounds[-1]:g}"])
+    return [", ".join(parts) or "all examples" for parts in product(*axes)]
+
+
+def _value(value: RawValue) -> str:
+    return "missing" if value is None or value == "" else str(value)

@@ -13,8 +13,7 @@ from pydantic import (
 from ctr.config import AnyPath, ShortModel, StrictModel
 from ctr.config.plugins import LossPlugins
 from ctr.data.features import LabelName, Name
-from ctr.objective.ramps import Ramp, RampKey
-from ctr.objective.rate_schedule import ScheduleKey
+from ctr.objective.schedules import Ramp, RampKey, ScheduleKey
 
 if TYPE_CHECKING:
     import tensorflow as tf

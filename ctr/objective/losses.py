@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from ctr.objective.bias_constraints import Family, constraint_term, dual_step, slice_index
 from ctr.objective.config import ObjectiveConfig
+from ctr.objective.targets import target_columns
 from ctr.workers.collectives import ALONE, Workers
 
 _LEAST_CURVATURE = 1e-6
@@ -180,6 +181,28 @@ def loss_and_terms(
         terms.append(ramps["bias_constraints"] * tf.math.divide_no_nan(tf.add_n(constraints), total_weight))
         loss += terms[-1]
     return loss, tf.stack(terms)
+
+
+def label_losses(
+    config: ObjectiveConfig,
+    targets: Mapping[str, tf.Tensor],
+    logits: Mapping[str, tf.Tensor],
+    ramps: Mapping[str, tf.Tensor],
+    total_weight: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Computes what each label adds to the loss, scalars; its sum over rows is divided by ``total_weight``.
+
+    ``logits`` are float32 [n, B] by label, of n components, each of which learns by itself.
+    """
+    terms = []
+    for (term, label), (name, logit) in zip(config.label_terms.items(), logits.items(), strict=True):
+        positive, negative = (targets[column] for column in target_columns(name))
+        loss = positive * tf.nn.softplus(-logit) + negative * tf.nn.softplus(logit)
+        # Rows without the label count nothing, not even with a loss that is not finite.
+        loss = tf.reduce_sum(tf.where(positive + negative > 0, loss, tf.zeros_like(loss)))
+        share = label.weight * ramps[term] / logit.shape[0]
+        terms.append(share * tf.math.divide_no_nan(loss, total_weight))
+    return terms
 
 
 class LogitCurvature(NamedTuple):

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.data.reader import Rows
+from ctr.data.schema import label_column
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.data.value_arrays import numbers_of_ids
 from ctr.models.rows import STATISTICS, TableLayout, all_numbers, number_count
 from ctr.objective.bias_constraints import Family, feature_slices
-from ctr.objective.config import ObjectiveConfig
-from ctr.objective.labels import label_targets, target_columns
+from ctr.objective.config import LabelConfig, ObjectiveConfig
 from ctr.objective.pairs import Pairs, click_pairs
 
 Targets = dict[str, np.ndarray]
@@ -137,3 +137,27 @@ def target_signature(
     if count := number_count(layouts):
         signature[STATISTICS] = tf.TensorSpec([None, count], tf.float32)
     return signature
+
+
+# Further labels of a row, such as a conversion after a click.
+
+
+def target_columns(name: str) -> tuple[str, str]:
+    """Names the weights of rows as a label's positives, and as its negatives, among targets."""
+    return f"positive:{name}", f"negative:{name}"
+
+
+def label_outcomes(label: LabelConfig, name: str, rows: Rows) -> np.ndarray:
+    """Returns whether N rows have a label: float32 [N], 1 or 0; NaN where it is not known, or not asked for."""
+    outcomes = rows.joined[label_column(name)]
+    return outcomes if label.given == "all" else np.where(rows.label > 0, outcomes, np.float32(np.nan))
+
+
+def label_targets(config: ObjectiveConfig, rows: Rows) -> dict[str, np.ndarray]:
+    """Returns the train weights of N rows as positives and as negatives of each label, float32 [N]."""
+    targets = {}
+    for name, label in config.labels.items():
+        outcomes = label_outcomes(label, name, rows)
+        for column, value in zip(target_columns(name), (1, 0), strict=True):
+            targets[column] = np.where(outcomes == value, rows.train_weight, np.float32(0))
+    return targets

@@ -26,7 +26,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import make_folder
 from ctr.io.signals import stop_signals
 from ctr.objective.bias_constraints import Family
-from ctr.objective.ramps import Ramp
+from ctr.objective.schedules import Ramp
 from ctr.search.config import SearchConfig
 from ctr.search.controller import Policy, entropy, new_controller
 from ctr.search.cost import Cost
@@ -34,7 +34,8 @@ from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress
 from ctr.search.space import Choice, Space, described
 from ctr.training.config import DEFAULT_SHAMPOO, TrainConfig
 from ctr.training.device import make_deterministic
-from ctr.training.loop import Learner, open_session
+from ctr.training.learner import Learner
+from ctr.training.loop import open_session
 from ctr.training.state import TrainState
 from ctr.training.trainer import Phase, Trainer
 from ctr.workers.collectives import Workers

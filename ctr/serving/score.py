@@ -39,11 +39,6 @@ _LOG_LABELS = [pa.field("label", pa.int8()), *_LOG_WEIGHTS]
 _SCORES = [pa.field("logit", pa.float32()), pa.field("p", pa.float32())]
 
 
-def _scores(scorer: "Scorer") -> list[pa.Field]:
-    """The columns of a model's scores, those of the click last."""
-    return [*(pa.field(f"p_{name}", pa.float32()) for name in scorer.labels), *_SCORES]
-
-
 @dataclass(frozen=True)
 class ScoreResult:
     """Counts of a call."""
@@ -133,7 +128,9 @@ def score_log(
                 yield keys, scores, rejects
 
     fields = [pa.field(name, pa.int64()) for name in _LOG_KEYS]
-    schema_out = pa.schema([*fields, *labels, pa.field(LEARNED, pa.bool_()), *_scores(scorer)])
+    # Scores of further labels first, those of the click last.
+    scores = [*(pa.field(f"p_{name}", pa.float32()) for name in scorer.labels), *_SCORES]
+    schema_out = pa.schema([*fields, *labels, pa.field(LEARNED, pa.bool_()), *scores])
     return _write(out, schema_out, batches(), progress, until)
 
 

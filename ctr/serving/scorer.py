@@ -164,9 +164,6 @@ def _hashable(column: Any) -> list[Any]:
     return np.where(np.isnan(column), np.float32(np.nan), column).view(np.int32).tolist()
 
 
-ComputeRows = Callable[[list[int]], np.ndarray]
-
-
 class RowCache:
     """Rows of float32 by key, ``capacity`` of them; drops the least recently used. Threads may share it."""
 
@@ -182,7 +179,7 @@ class RowCache:
     def __len__(self) -> int:
         return len(self._places)
 
-    def get(self, keys: Sequence[Hashable], compute: ComputeRows) -> np.ndarray:
+    def get(self, keys: Sequence[Hashable], compute: Callable[[list[int]], np.ndarray]) -> np.ndarray:
         """Returns the rows of N keys; ``compute`` makes those at some positions, of unknown keys, none twice."""
         with self._lock:
             places = np.fromiter(map(self._places.get, keys, repeat(-1)), np.int64, len(keys))

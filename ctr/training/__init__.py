@@ -2,6 +2,5 @@
 
 Begin with ``loop.py``, which is the pass in its order, then ``step.py``, which is one batch. ``config.py``
 has the keys, ``state.py`` what is trained, ``feed.py`` what a batch becomes. Rooms: ``tables`` (embedding
-rows), ``ids`` (ids that grow), ``run`` (files of a run), ``warm_start`` (weights of an earlier run),
-``analysis`` (costs).
+rows), ``ids`` (ids that grow), ``run`` (files of a run), ``warm_start`` (weights of an earlier run).
 """

@@ -18,8 +18,7 @@ from ctr.models.rows import STATISTICS, with_numbers
 from ctr.objective.losses import loss_and_terms, normalizer, slices_of, without_ranking
 from ctr.optim.first_order.online_newton import CalibrationStep
 from ctr.training.config import TrainConfig
-from ctr.training.experts import joint_lesson, linear_curvature, own_lessons
-from ctr.training.label_lessons import label_lesson
+from ctr.training.experts import joint_lesson, label_lesson, linear_curvature, own_lessons
 from ctr.training.state import TrainState
 
 _Tensors: TypeAlias = dict[str, tf.Tensor]

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -16,18 +16,82 @@ from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError, listed
 from ctr.models.rows import TableLayout
 from ctr.objective.config import MOST_SECONDS, TERMS, ObjectiveConfig
-from ctr.objective.rate_schedule import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
+from ctr.objective.schedules import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
 from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.contrib.presets import PRESETS
 from ctr.optim.first_order.options import AdaGrad
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.training.batch_config import GROWTH, BatchConfig
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
 from ctr.training.retrain import RetrainConfig
 
+if TYPE_CHECKING:
+    from ctr.data.batches import BatchSize
+
+GROWTH, GROWTH_FUSED = 1 / 1024, 1 / 4096
+"""Shares of the rows before a batch, and where one call learns from many batches."""
+_OPEN = frozenset(("growth", "least"))
+
 ADAFACTOR = OptionsKey(AdafactorOptions(), frozenset({"epsilon1", "inverse_sqrt", "factored"}))
 ROW_ADAFACTOR = OptionsKey(AdafactorOptions(), ADAFACTOR.without | {"beta1"})
+
+
+class BatchConfig(StrictModel):
+    """How rows are packed into batches: whole queries, up to a number of rows.
+
+    Attributes:
+        rows: maximum rows of a batch; whole queries are packed until the next one no longer fits.
+        growth: the share of the rows before it that a batch may have, rounded down to a power of two, up to ``rows``
+            and at least ``least``: so a short log has many steps, and a long one large batches. ``auto``: null where
+            ``rows`` is given; 1/4096, or 1/1024 with what no call of many batches can do: ranking, a label delay,
+            constraint logs, roots on the host. Null: batches have ``rows`` from the start.
+        least: rows that a batch may have whatever ``growth`` says. ``auto``: 1, or 8 with a ``growth`` that is given,
+            and where ``auto`` takes 1/1024.
+        max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a batch of its own; one with
+            more than this is set aside, counted and named; where those but the largest one are more than a tenth of
+            the rows read so far, the run stops.
+        within_partitions: end a batch where a partition of the log ends, so that a partition is trained on
+            without waiting for the next one.
+        shapes: the sizes that batches are padded to, for each of which XLA compiles the step. ``many``: of rows, ids,
+            values and pairs one of several sizes each, so that little is padding. ``few``: at most four sets of sizes,
+            whatever the log has (``ctr.training.shapes``), where a compilation takes minutes; tables whose ids grow
+            have all rows from the start that ``ids.capacity`` allows. ``auto``: few on a TPU. Results change by
+            rounding only.
+        steps_per_execution: how many batches of up to 256 rows one compiled call scores and learns from, one after the
+            other, where nothing is due on the host between two of them (``ctr.training.fused_steps``). 1, or
+            ``jit`` false: each batch is a call of its own. Results change by rounding only.
+    """
+
+    rows: int = Field(default=4096, ge=1, le=2**20)
+    growth: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] | None = GROWTH_FUSED
+    least: Annotated[int, Field(ge=1, le=2**20)] | Literal["auto"] = 1
+    max_query_rows: int = Field(default=65536, ge=1, le=2**22)
+    within_partitions: bool = False
+    shapes: Literal["auto", "few", "many"] = "auto"
+    steps_per_execution: int = Field(default=64, ge=1, le=1024)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        given = {name: one for name, one in content.items() if name not in _OPEN or one != "auto"}
+        if "growth" in given:
+            return {"least": 8, **given}
+        return {"growth": None, **given} if "rows" in given else given
+
+    def sizes(self, origin: int = 0) -> "BatchSize":
+        """Returns how many rows batches have by position; ``origin`` is where the first one begins."""
+        from ctr.data.batches import BatchSize
+
+        growth = self.growth if isinstance(self.growth, float) else None
+        return BatchSize(self.rows, growth, first=int(self.least), origin=origin)
+
+    @model_validator(mode="after")
+    def _largest_at_least_rows(self) -> Self:
+        if self.max_query_rows < self.rows:
+            raise ValueError(f"max_query_rows ({self.max_query_rows}) must be at least rows ({self.rows})")
+        return self
 
 
 class EmbeddingOptimizerConfig(StrictModel):
@@ -244,11 +308,6 @@ class WorkersConfig(StrictModel):
 
     divided_from_mb: float = Field(default=32, ge=0)
 
-    @property
-    def divided_bytes(self) -> float:
-        """In bytes."""
-        return self.divided_from_mb * 1e6
-
 
 _JOINT = {"setup": "multi_task", "trains": "outside_embeddings"}
 """Keys of ranking whose values need ``model.network_loss`` joint."""
@@ -305,7 +364,16 @@ class TrainConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, content: Any) -> Any:
-        return _resolve_together(content) if isinstance(content, dict) else content
+        """Resolves what is ``auto`` and depends on other sections."""
+        if not isinstance(content, dict):
+            return content
+        model, objective = content.get("model"), content.get("objective")
+        ranking = objective.get("ranking") if isinstance(objective, dict) else None
+        if isinstance(ranking, dict) and any(ranking.get(name) == value for name, value in _JOINT.items()):
+            content = _with_auto(content, ("model", "network_loss"), "joint")
+        if isinstance(model, dict) and model.get("factorized") is not None:
+            content = _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")
+        return content
 
     @model_validator(mode="after")
     def _resolve_growth(self) -> Self:
@@ -431,17 +499,6 @@ class TrainConfig(StrictModel):
         """A hash of the meaning of the configuration."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _resolve_together(content: dict[str, Any]) -> dict[str, Any]:
-    """Resolves what is ``auto`` and depends on other sections."""
-    model, objective = content.get("model"), content.get("objective")
-    ranking = objective.get("ranking") if isinstance(objective, dict) else None
-    if isinstance(ranking, dict) and any(ranking.get(name) == value for name, value in _JOINT.items()):
-        content = _with_auto(content, ("model", "network_loss"), "joint")
-    if isinstance(model, dict) and model.get("factorized") is not None:
-        content = _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")
-    return content
 
 
 def _with_auto(content: Any, path: Sequence[str], value: str) -> Any:

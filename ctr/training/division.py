@@ -11,13 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctr.data.reader import Rows
 from ctr.models.rows import TableLayout, padded_size
-from ctr.objective.config import ObjectiveConfig
-from ctr.objective.pairs import Pairs
-from ctr.objective.targets import rank_pairs
 from ctr.training.tables.plan import TablePlan, value_count
-from ctr.workers.collectives import Workers
 
 PLAN = ("distinct", "single", "values", "segments")
 """What a step takes of the plan of a table."""
@@ -29,13 +24,6 @@ class Seat(NamedTuple):
     rank: int
     size: int  # W, the number of workers
     divided: tuple[bool, ...]  # for each table whether the workers have a part of it each
-
-
-def seat_in(group: Workers, divided: tuple[bool, ...]) -> Seat | None:
-    """Returns the seat of a member of a group; None: the process is alone."""
-    if group.size == 1:
-        return None
-    return Seat(group.rank, group.size, divided)
 
 
 @dataclass(frozen=True)
@@ -84,25 +72,7 @@ def positions_by_worker(workers: np.ndarray, size: int, capacity: int) -> np.nda
     return positions
 
 
-def part_of_batch(
-    objective: ObjectiveConfig, rows: Rows, source: np.ndarray, division: Division | None
-) -> tuple[Rows, np.ndarray, Pairs]:
-    """Returns the part of a batch that is made here: rows, the log of each, and their pairs."""
-    if division is not None:
-        own = division.rows_of(division.seat.rank)
-        rows, source = rows.keep(own), source[own]
-    return rows, source, rank_pairs(objective, rows, source)
-
-
 # Tables.
-
-
-def divide_plans(
-    layouts: Sequence[TableLayout], plans: Sequence[TablePlan], division: Division
-) -> list[dict[str, np.ndarray]]:
-    """Finds what this worker takes of each plan."""
-    parts = zip(layouts, plans, division.seat.divided, strict=True)
-    return [share_of_table(layout, plan, division, is_divided) for layout, plan, is_divided in parts]
 
 
 def share_of_table(

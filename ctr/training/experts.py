@@ -11,6 +11,8 @@ Each model learns by the objective of its own logits, as if they were the predic
 common taken out: the step that its bias makes in this batch, and, in the logistic loss alone, u_k. The biases learn
 each with its own model, gate and offset by the logistic loss of the prediction (``online_newton``). The
 experts of a model are named by ``ctr.models.architecture``; with a third, its gate joins the sum.
+
+The outputs of further labels learn so, too: their biases by themselves, the rest with the biases' steps taken out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +20,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from ctr.models.architecture import Architecture, label_weights
 from ctr.models.query_effect import query_effect, query_share
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.losses import bend, logit_curvature
-from ctr.optim.first_order.online_bias import Calibrator
+from ctr.objective.losses import bend, label_losses, logit_curvature, normalizer
+from ctr.objective.targets import target_columns
+from ctr.optim.first_order.online_bias import Calibrator, OnlineBias
 from ctr.optim.first_order.online_newton import BatchSums, CalibrationStep
 from ctr.workers.collectives import Workers
 
@@ -137,3 +141,44 @@ def _sums(
         share = query_share(targets["query"], curvature)
         gradient, curvature = gradient * share, curvature * share
     return calibrator.sums(columns, gradient, curvature, tf.reduce_sum(weight))
+
+
+def label_biases(architecture: Architecture, weights: Mapping[str, tf.Variable]) -> list[OnlineBias]:
+    """Makes what lets the biases of further labels learn: of each label those of the components."""
+    names = [
+        f"{prefix}{label_weights(label)[1]}"
+        for label in architecture.labels
+        for prefix in architecture.prefixes
+    ]
+    return [OnlineBias(name, weights[name]) for name in names]
+
+
+def label_lesson(
+    config: ObjectiveConfig,
+    biases: Sequence[OnlineBias],
+    workers: Workers,
+    targets: Mapping[str, tf.Tensor],
+    logits: Mapping[str, tf.Tensor],
+    ramps: Mapping[str, tf.Tensor],
+) -> tuple[list[tf.Tensor], list[CalibrationStep]]:
+    """Computes what the labels learn by from the logits of components, [n, B] by label.
+
+    Returns:
+        Of each label the term of the loss, scalars, and the steps of the biases.
+    """
+    each = [(name, own) for name, logit in logits.items() for own in tf.unstack(tf.stop_gradient(logit))]
+    sums = [_label_sums(bias, targets, *one) for bias, one in zip(biases, each, strict=True)]
+    steps = calibration_steps(biases, workers, sums)
+    moves = iter(tf.split(tf.stack([step.move for step in steps]), len(logits)))
+    # What the whole batch shares is the bias's.
+    moved = {name: logit + next(moves) for name, logit in logits.items()}
+    return label_losses(config, targets, moved, ramps, normalizer(config, targets)), steps
+
+
+def _label_sums(bias: OnlineBias, targets: Mapping[str, tf.Tensor], name: str, logit: tf.Tensor) -> BatchSums:
+    """Sums what a bias learns by from a component's logits [B]."""
+    positive, negative = (targets[column] for column in target_columns(name))
+    p = tf.sigmoid(logit)
+    gradient, curvature = negative * p - positive * (1.0 - p), (positive + negative) * p * (1.0 - p)
+    weight = tf.add_n([tf.reduce_sum(positive), tf.reduce_sum(negative)])
+    return bias.sums([tf.ones_like(p)], gradient, curvature, weight)

@@ -12,14 +12,13 @@ from ctr.data.reader import Rows, join_rows
 from ctr.models.rows import TableLayout, padded_size
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.targets import Targets, make_targets, query_begins, whole_batch_weight
+from ctr.objective.targets import Targets, make_targets, query_begins, rank_pairs, whole_batch_weight
 from ctr.training.division import (
     PLAN,
     Division,
     Seat,
-    divide_plans,
     divide_rows,
-    part_of_batch,
+    share_of_table,
 )
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
@@ -58,7 +57,14 @@ class Feed:
 
     @cached_property
     def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
-        return plan_tensors(self.layouts, self.plans, self.division)
+        """What the step takes of each plan, all of whose ids have rows."""
+        if self.division is None:
+            return [{name: tf.constant(getattr(plan, name)) for name in PLAN} for plan in self.plans]
+        each = zip(self.layouts, self.plans, self.division.seat.divided, strict=True)
+        shares = [
+            share_of_table(layout, plan, self.division, is_divided) for layout, plan, is_divided in each
+        ]
+        return [{name: tf.constant(value) for name, value in share.items()} for share in shares]
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
         """Sorts what a step returned for the rows of all workers as the good rows of the batch are."""
@@ -106,7 +112,11 @@ def make_feed(
     """
     rows, source = _all_rows(batch, constraint_batches)
     division = None if seat is None else divide_rows(query_begins(rows, source), source, seat, batch_rows)
-    part, part_source, pairs = part_of_batch(objective, rows, source, division)
+    part, part_source = rows, source
+    if division is not None:
+        own = division.rows_of(division.seat.rank)
+        part, part_source = rows.keep(own), source[own]
+    pairs = rank_pairs(objective, part, part_source)
     plans = _find_ids(layouts, rows, ids)
 
     # What everything is padded to.
@@ -132,7 +142,7 @@ def make_feed(
             for layout, plan, size in zip(layouts, plans, sizes, strict=True)
         ]
     else:
-        # The parts of the batch are padded by ``plan_tensors``.
+        # The parts of the batch are padded by ``Feed.plan_tensors``.
         plans = [
             pad_plan(layout, plan, len(plan.single), len(plan.values))
             for layout, plan in zip(layouts, plans, strict=True)
@@ -176,15 +186,3 @@ def _find_ids(layouts: Sequence[TableLayout], rows: Rows, ids: IdsConfig | None)
     if ids is not None and ids.admission.rule == "probability":
         drawn_rows = drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
     return [plan_table(layout, rows.ids, multivalent, drawn_rows) for layout in layouts]
-
-
-def plan_tensors(
-    layouts: Sequence[TableLayout],
-    plans: Sequence[TablePlan],
-    division: Division | None = None,
-) -> list[dict[str, tf.Tensor]]:
-    """Makes what the step takes of each plan, all of whose ids have rows."""
-    if division is None:
-        return [{name: tf.constant(getattr(plan, name)) for name in PLAN} for plan in plans]
-    arrays = divide_plans(layouts, plans, division)
-    return [{name: tf.constant(value) for name, value in table.items()} for table in arrays]

@@ -35,8 +35,8 @@ from ctr.io.signals import Stop
 from ctr.training.config import TrainConfig
 from ctr.training.loop import Session, open_session
 from ctr.training.run.directory import read_warm_start
+from ctr.training.run.features import input_warnings
 from ctr.training.run.files import GrowingFile, Unwritten
-from ctr.training.run.input_warnings import input_warnings
 from ctr.training.run.results import learning_failure
 from ctr.training.run.snapshot import Exporter
 from ctr.training.run.summary import LearningError
@@ -129,14 +129,8 @@ class LagReport:
     def _published_at(self, partition: Manifest) -> float:
         return (self._session.inputs.log.path / "manifests" / f"{partition.name}.json").stat().st_mtime
 
-    def passed_batch(self, position: int) -> None:
-        self._note(position, is_end=False)
-
-    def advanced(self, waiting: int) -> None:
-        """Notes the end of an advance that left ``waiting`` rows."""
-        self._note(self._session.inputs.log.rows - waiting, is_end=True)
-
-    def _note(self, passed: int, is_end: bool) -> None:
+    def note(self, passed: int, is_end: bool) -> None:
+        """Notes a batch, or the end of an advance, that passed the log up to a row."""
         run = self._session.run
         self._waiting = self._session.inputs.log.rows - passed
         gone = self._pass_partitions(run.position.learned if run.config.label_delay else passed)
@@ -230,7 +224,7 @@ def _follow(
     def passed_batch(position: int, running: dict[str, Any]) -> None:
         nonlocal metrics
         metrics = running
-        report.passed_batch(position)
+        report.note(position, is_end=False)
         show()
 
     def show() -> None:
@@ -250,8 +244,10 @@ def _follow(
         if failure := learning_failure(session.run):
             workers.leave()
             raise LearningError(f"{run_dir}: {failure}")
-        for warning in input_warnings(session.run) if workers.is_chief else ():
-            logger.warning("%s: %s", run_dir, warning)
+        if workers.is_chief:
+            own = session.run.metrics
+            for warning in input_warnings(own.labels, own.missing, session.run.state):
+                logger.warning("%s: %s", run_dir, warning)
         # While steps are being skipped nothing is saved: these rows are passed again.
         position, passed = session.run.saved_at, session.run.position.examples
         waiting = report.lag().rows + passed - position
@@ -293,7 +289,8 @@ class _Patience:
 
 def _advance(session: Session, report: LagReport, patience: _Patience) -> None:
     if patience.agreed_stop() is None:
-        report.advanced(session.advance(stop=lambda: patience.stop() is not None).waiting)
+        waiting = session.advance(stop=lambda: patience.stop() is not None).waiting
+        report.note(session.inputs.log.rows - waiting, is_end=True)
     patience.restart()
 
 

@@ -39,10 +39,10 @@ from ctr.workers.collectives import ALONE, Workers
 
 _LOOK_EVERY = 0.1  # seconds
 
-# What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
 Beside = Callable[[Feed], Feed | None]
 """Makes the feed of an expert beside the model, of the same batch; None: it needs none."""
 
+# What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
 _SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra_op_threads")
 
 

@@ -9,9 +9,7 @@ from ctr.data.schema import Schema
 from ctr.objective.bias_constraints import Family
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
-from ctr.training.pairs.layout import pair_layouts
-from ctr.training.pairs.state import PREFIX, PairState
-from ctr.training.pairs.trainer import PairTrainer
+from ctr.training.pairs import PREFIX, PairState, PairTrainer, pair_layouts
 from ctr.training.state import TrainState
 from ctr.training.trainer import Phase, Trainer
 from ctr.workers.collectives import ALONE, Workers

@@ -26,13 +26,11 @@ from ctr.training.run.metrics import finite_logits
 from ctr.training.run.results import learning_failure, unlearned_text, write_results
 from ctr.training.run.run import Run, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
-from ctr.training.run.summary import TIMING, LearningError, train_result
+from ctr.training.run.summary import LearningError, train_result
 from ctr.training.trainer import Phase, Scores, Trainer, announced
 from ctr.training.validate import check_possible, validate
 from ctr.training.warm_start.start import InitFrom, warm_start
 from ctr.workers.collectives import ALONE, Workers
-
-__all__ = ["TIMING", "Learner", "LearningError", "Session", "one_pass", "open_session", "train"]
 
 log = logging.getLogger(__name__)
 

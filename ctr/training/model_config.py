@@ -16,7 +16,7 @@ from ctr.data.query_size import with_query_size
 from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.io.errors import InputError, listed
 from ctr.models.rows import FeatureRows, Numbers, Pooled, TableLayout, lay_out_tables
-from ctr.objective.ramps import Ramp, RampKey
+from ctr.objective.schedules import Ramp, RampKey
 
 _MOST_LAYERS = 64
 _USUAL_WIDTH = 16

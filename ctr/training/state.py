@@ -1,7 +1,7 @@
 """State of a run: its weights and what its optimizers keep."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -15,8 +15,8 @@ from ctr.optim.first_order.online_bias import all_variables
 from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
 from ctr.training.device import variables_beside_steps
-from ctr.training.division import Seat, seat_in
-from ctr.training.label_lessons import label_biases
+from ctr.training.division import Seat
+from ctr.training.experts import label_biases
 from ctr.training.optimizers import dense_optimizer, make_calibrators
 from ctr.training.retrain import initial_weights
 from ctr.training.tables.tables import EmbeddingTables
@@ -25,6 +25,30 @@ from ctr.workers.parts import Part, Sharding
 from ctr.workers.row_variables import read_rows, row_count
 
 _PIECE = 65536
+
+# Of a logit or a weight, either way. What lies beyond it has not been learned: the weights are broken, though finite.
+_LARGEST = 1e6
+
+# Of the variables by name: what predicts,
+_WEIGHTS = ("rows/", "dense/")
+# and what else a step changes by its gradient. Statistics and roots are certified instead.
+_CHECKED = (
+    *_WEIGHTS,
+    "rows_accumulator/",
+    "rows_prior/",
+    "rows_variance_slope/",
+    "rows_weight_slope/",
+    "prior_precision/",
+    "forgetting/",
+    "rows_moment/",
+    "rows_linear_accumulator/",
+    "columns_moment/",
+    "newton/",
+    "shampoo/tensor",
+    "adafactor/tensor",
+    "duals/",
+    "slices_seen/",
+)
 
 Sources = Mapping[str, tuple[tuple[int, ...], ...]]
 """Of a supernet, see ``Architecture``."""
@@ -132,7 +156,8 @@ class TrainState:
     @property
     def seat(self) -> Seat | None:
         """Returns which parts of each batch this process computes; None: all of it, as it is alone."""
-        return seat_in(self.workers, self.tables.divided)
+        workers = self.workers
+        return None if workers.size == 1 else Seat(workers.rank, workers.size, self.tables.divided)
 
     @property
     def sharding(self) -> Sharding:
@@ -146,9 +171,6 @@ class TrainState:
 
     def leaves(self) -> dict[str, tf.Variable | np.ndarray]:
         """Returns the variables and the maps' arrays."""
-        return self._own_leaves()
-
-    def _own_leaves(self) -> dict[str, tf.Variable | np.ndarray]:
         return self.variables() | self.tables.id_arrays()
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -182,7 +204,8 @@ class TrainState:
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
         """Sets all variables and maps, of divided ones ``parts``. Raises ValueError: names or shapes differ."""
-        names = self._own_leaves().keys()
+        # Without those of a subclass, which restores them itself.
+        names = TrainState.leaves(self).keys()
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
         for name, variable in self.variables().items():
@@ -228,3 +251,23 @@ def _layout(leaf: tf.Variable | np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
         return leaf.shape, leaf.dtype
     rows = () if leaf.shape.is_fully_defined() else (row_count(leaf),)
     return (*rows, *leaf.shape[len(rows) :]), np.dtype(leaf.dtype.as_numpy_dtype)
+
+
+def predicts_soundly(logit: np.ndarray) -> bool:
+    """Returns whether logits (float [N]) are such as sound weights give."""
+    # False also for NaN.
+    return bool((np.abs(logit) <= _LARGEST).all())
+
+
+def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
+    """Names the first variable, whole or in pieces, that is not finite or too large for a weight, and what is wrong."""
+    for name, array in arrays:
+        if not name.startswith(_CHECKED) or not array.size:
+            continue
+        # NaN is neither within nor beyond, and comes out of either.
+        low, high = float(array.min()), float(array.max())
+        if not (np.isfinite(low) and np.isfinite(high)):
+            return f"{name} is not finite"
+        if name.startswith(_WEIGHTS) and max(-low, high) > _LARGEST:
+            return f"{name} has weights beyond {_LARGEST:g}"
+    return None

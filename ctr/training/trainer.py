@@ -1,5 +1,6 @@
 """Trainer: the weights of a run and its compiled step, which scores batches and learns from them."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,21 +15,20 @@ from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema
 from ctr.io.errors import InputError
 from ctr.models.part import WHOLE, Part
-from ctr.training.analysis.speed import RunningMedian, Throughput
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import accelerator, has_few_shapes, resolve_jit
 from ctr.training.feed import Feed, make_feed
 from ctr.training.fused_steps import FusedSteps
-from ctr.training.run.weight_checks import predicts_soundly
 from ctr.training.shapes import FewShapes, few_shapes, fused_shapes
-from ctr.training.state import TrainState
+from ctr.training.state import TrainState, predicts_soundly
 
 Phase = Callable[[str], None]
 Ramps = Mapping[str, float]
 Rates = Mapping[str, float]
 
 _SCORED_TOGETHER = 8192
+_SHORTEST, _LONGEST, _RATIO = 1e-6, 1e5, 1.01
 
 
 class Scores(NamedTuple):
@@ -39,6 +39,54 @@ class Scores(NamedTuple):
     applied: bool | None = None  # whether the step changed the weights; None: there was no step
     terms: np.ndarray | None = None  # float32 [T], what each term contributed to the step's loss
     labels: Sequence[np.ndarray] = ()  # for each further label its logits, float32 [N]
+
+
+class RunningQuantiles:
+    """Quantiles of any number of times, from a histogram on a logarithmic scale: to within 0.5%, from 1 us to a day."""
+
+    def __init__(self) -> None:
+        bins = math.ceil(math.log(_LONGEST / _SHORTEST) / math.log(_RATIO))
+        self._counts = np.zeros(bins, np.int64)
+
+    def add(self, seconds: float) -> None:
+        place = int(math.log(max(seconds, _SHORTEST) / _SHORTEST) / math.log(_RATIO))
+        self._counts[min(place, len(self._counts) - 1)] += 1
+
+    def quantile(self, share: float) -> float:
+        """Returns the time that this share of the times does not exceed, in seconds; 0 of none."""
+        behind = np.cumsum(self._counts)
+        if not behind[-1]:
+            return 0.0
+        place = int(np.searchsorted(behind, max(1, math.ceil(share * behind[-1]))))
+        return float(_SHORTEST * _RATIO ** (place + 0.5))
+
+
+class Throughput:
+    """Examples per second of the passes of this process; the time between two passes does not count."""
+
+    def __init__(self) -> None:
+        self.examples, self.seconds = 0, 0.0
+        self._last = 0.0
+        # A window that was begun before a resume is timed from the resume on.
+        self._window = 0, 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._last = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(0)
+
+    def add(self, examples: int) -> None:
+        """Counts examples that were passed, and the time since the last call."""
+        last, self._last = self._last, time.perf_counter()
+        self.examples += examples
+        self.seconds += self._last - last
+
+    def close_window(self) -> float:
+        (examples, seconds), self._window = self._window, (self.examples, self.seconds)
+        return round((self.examples - examples) / (self.seconds - seconds), 1)
 
 
 class Trainer:
@@ -64,7 +112,7 @@ class Trainer:
         self._fused: FusedSteps | None = None
         self._phase = phase
         self._compiled: set[tuple[object, ...]] = set()
-        self._step_seconds = RunningMedian()
+        self._step_seconds = RunningQuantiles()
         self.throughput = Throughput()
         self.last_applied: Feed | None = None  # of the last step that changed the weights
 

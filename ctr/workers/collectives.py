@@ -312,3 +312,39 @@ def _padded(numbers: np.ndarray) -> np.ndarray:
 
 
 ALONE = Workers()
+
+
+# Numbers of all workers, for the state outside the steps.
+
+
+def total(group: Workers, number: int) -> int:
+    """Sums a number over all workers, below 2^31."""
+    return int(group.sum_numbers(np.array([number], np.int32))[0])
+
+
+def gather_uneven(group: Workers, numbers: np.ndarray) -> np.ndarray:
+    """Concatenates int64 [N] of all workers, N being another one in each."""
+    (lengths,) = group.gather_numbers(np.array([len(numbers)], np.int64)).T
+    padded = np.pad(numbers.astype(np.int64, copy=False), (0, int(lengths.max()) - len(numbers)))
+    gathered = group.gather_numbers(padded)
+    return np.concatenate([row[:length] for row, length in zip(gathered, lengths, strict=True)])
+
+
+def gather_divided(group: Workers, own: np.ndarray, length: int, piece: int = 1 << 16) -> np.ndarray:
+    """Gathers in the first worker an array of which each has every W-th entry, from its rank on; empty in others.
+
+    ``own`` is int16 or int64, ``length`` that of the whole array; ``piece`` entries of each worker are sent at once.
+    """
+    if group.size == 1:
+        return own
+    whole = np.zeros(length if group.rank == 0 else 0, own.dtype)
+    for begin in range(0, -(-length // group.size), piece):
+        # The last entry is not there in all workers.
+        part = np.zeros(min(piece, -(-length // group.size) - begin), np.int64)
+        found = own[begin : begin + len(part)]
+        part[: len(found)] = found
+        together = group.gather_numbers(part)
+        if group.rank == 0:
+            at = whole[begin * group.size : (begin + len(part)) * group.size]
+            at[:] = together.T.reshape(-1)[: len(at)]
+    return whole

@@ -1,10 +1,11 @@
 """Workers of one machine, which exchange arrays in shared memory and notes that they are there, and listen to nothing.
 
 A worker has two areas of memory, which take turns: who has the notes of an exchange knows that all others have read
-the arrays of the one before.
+the arrays of the one before. ``join`` joins a process to such workers, or to those of a cluster.
 """
 
 import contextlib
+import logging
 import math
 import mmap
 import os
@@ -21,9 +22,11 @@ from typing import NoReturn
 import numpy as np
 import tensorflow as tf
 
-from ctr.workers.cluster import WorkerLostError
-from ctr.workers.collectives import Workers
+from ctr.workers.cluster import Cluster, WorkerLostError
+from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.seats import AREAS, Seat
+
+log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _LEAST_BYTES = 1 << 16
@@ -34,6 +37,12 @@ _NOTE = struct.Struct("<qqq")
 _LOSS = -1
 # An exchange in a step needs Python, which the thread that reads ahead gives away after so long.
 _SWITCH_SECONDS = 0.0005
+
+_JOIN_SECONDS = 3600.0
+"""Wait for the first worker, which a scheduler may start later; TensorFlow's own limit for the others."""
+
+_HEARTBEAT_SECONDS = 20.0
+"""Without a sign of life of a worker's process for so long, it is lost: its machine, the network, or it is stopped."""
 
 
 class LostError(Exception):
@@ -232,3 +241,43 @@ class LocalWorkers(Workers):
             with tf.control_dependencies([found]):
                 self._turn.assign_add(1)
         return found
+
+
+def join(place: Seat | Cluster | None, timeout: float) -> Workers:
+    """Joins the other workers, for up to an hour; must be called before TensorFlow computes anything."""
+    if place is None or place.size == 1:
+        return ALONE
+    log.info("worker %d of %d: joining", place.rank, place.size)
+    workers = LocalWorkers(place, timeout) if isinstance(place, Seat) else Workers(place, timeout)
+    with workers.noticing_losses():
+        if isinstance(place, Cluster):
+            _start_server(place)
+        workers.wait_for_all()
+    return workers
+
+
+def _start_server(cluster: Cluster) -> None:
+    # Private parts of TensorFlow, which a process alone does not need.
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.eager import context
+
+    log.info("cluster: %s", ", ".join(cluster.addresses))
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
+        task_type="worker",
+        task_id=cluster.rank,
+        rpc_layer="grpc",
+    )
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    # Before the strategy is made, which would set it otherwise.
+    job = coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=cluster.size)
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        coordinated_jobs=[job],
+        cluster_register_timeout_in_ms=round(1000 * _JOIN_SECONDS),
+        heartbeat_timeout_in_ms=round(1000 * _HEARTBEAT_SECONDS),
+    )
+    tf.distribute.MultiWorkerMirroredStrategy(resolver, options)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import select
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 VARIABLE = "CTR_REPORTS"
@@ -43,9 +43,9 @@ def _line(rank: int, kind: str, content: Mapping[str, Any]) -> bytes:
     return json.dumps([rank, kind, content]).encode() + b"\n"
 
 
-def reporter_of(environment: MutableMapping[str, str] = os.environ) -> Reporter | None:
+def reporter_of() -> Reporter | None:
     """Takes the way to the process that started this one from the environment, so that its own children lack it."""
-    descriptor, _, rank = environment.pop(VARIABLE, "").partition(":")
+    descriptor, _, rank = os.environ.pop(VARIABLE, "").partition(":")
     return Reporter(int(descriptor), int(rank)) if descriptor else None
 
 

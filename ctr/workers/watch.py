@@ -1,4 +1,4 @@
-"""Time that workers wait for each other, and who is lost: TensorFlow's coordination service, and a limit of our own."""
+"""Time that workers wait for each other, and who is lost by what TensorFlow's coordination service says."""
 
 import math
 import re
@@ -9,36 +9,12 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from ctr.workers.cluster import Cluster
-
-JOIN_SECONDS = 3600.0
-"""Wait for the first worker, which a scheduler may start later; TensorFlow's own limit for the others."""
-
-HEARTBEAT_SECONDS = 20.0
-"""Without a sign of life of a worker's process for so long, it is lost: its machine, the network, or it is stopped."""
-
 # The time that others, which wait for the same, have to say so.
 _ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _TIMED_OUT = "timed out"
 _SERVICE = "/tensorflow.CoordinationService/"
 _TASK = re.compile(r"/task:(\d+)")
-
-
-def begin_watch(cluster: Cluster) -> None:
-    """Sets how the workers of a cluster are watched; before the strategy is made, which would set it otherwise."""
-    # Private parts of TensorFlow, which a process alone does not need.
-    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-    from tensorflow.python.eager import context
-
-    job = coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=cluster.size)
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader="/job:worker/replica:0/task:0",
-        coordinated_jobs=[job],
-        cluster_register_timeout_in_ms=round(1000 * JOIN_SECONDS),
-        heartbeat_timeout_in_ms=round(1000 * HEARTBEAT_SECONDS),
-    )
 
 
 class TimeLimit:

@@ -15,9 +15,8 @@ import tensorflow as tf
 
 from ctr.io.errors import InputError
 from ctr.workers.cluster import WorkerLostError
-from ctr.workers.collectives import Workers
-from ctr.workers.group import gather_divided, gather_uneven
-from ctr.workers.join import join
+from ctr.workers.collectives import Workers, gather_divided, gather_uneven
+from ctr.workers.local import join
 from ctr.workers.seats import read_place
 
 

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 
 from ctr.data.schema import Schema
 from ctr.training.config import TrainConfig
-from ctr.training.loop import TIMING, open_session, train
+from ctr.training.loop import open_session, train
+from ctr.training.run.summary import TIMING
 from small_runs import publish
 
 ENDS = (0, 80_000, 160_000, 240_000)

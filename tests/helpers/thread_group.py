@@ -13,7 +13,7 @@ from ctr.workers.collectives import Workers
 
 
 class ThreadGroup:
-    """One of several workers (``ctr.workers.group.Group``)."""
+    """One of several workers, as the maps of ids need them (``ctr.workers.collectives.Workers``)."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, given: list[np.ndarray]) -> None:
         self.rank, self.size, self.calls = rank, size, 0

@@ -19,7 +19,7 @@ from ctr.training.loop import train
 from ctr.training.run.run import Run
 from ctr.training.warm_start.start import InitFrom
 from ctr.workers.collectives import Workers
-from ctr.workers.join import join
+from ctr.workers.local import join
 from ctr.workers.seats import read_place
 
 

@@ -8,7 +8,7 @@ from ctr.config import dump_yaml, parse_model
 from ctr.eval.run_files import LOSS_TERMS
 from ctr.io.errors import InputError
 from ctr.objective.config import TERMS, ObjectiveConfig, RankingConfig
-from ctr.objective.ramps import Ramp
+from ctr.objective.schedules import Ramp
 
 
 def parse(**content):

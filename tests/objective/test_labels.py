@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from ctr.config import parse_model
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.labels import label_losses, label_outcomes, label_targets
+from ctr.objective.losses import label_losses
+from ctr.objective.targets import label_outcomes, label_targets
 
 Z = np.linspace(-4, 3, 4)
 OUTCOMES = np.array([1, 0, np.nan, 1, 0, np.nan], np.float32)

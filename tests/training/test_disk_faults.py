@@ -16,8 +16,8 @@ from ctr.cli import main
 from ctr.config import dump_yaml
 from ctr.io.errors import InputError, exit_status, one_line
 from ctr.training.loop import train
+from ctr.training.run.event_file import written_by_tensorflow
 from ctr.training.run.run import Run
-from ctr.training.run.tensor_files import written_by_tensorflow
 from small_runs import make_config
 
 CHANGES = {**growing_logs.ROOTS, "checkpoint": {"every_examples": 150, "keep": 2}}

@@ -21,7 +21,7 @@ from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.logs import open_logs
 from ctr.training.loop import open_session, train
-from ctr.training.pairs.combination import FIRST_LOOK, FIRST_ROWS, Combination
+from ctr.training.pair_combination import FIRST_LOOK, FIRST_ROWS, Combination
 from ctr.training.run import checkpoint
 from ctr.training.run.snapshot import read_snapshot
 from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
@@ -156,7 +156,7 @@ def test_predictions_lie_between_those_of_two_models_by_what_the_second_has_gain
 def short_looks(monkeypatch) -> None:
     """An expert that has to prove itself within 96 rows, and is looked at again when the log is twice as long."""
     for name, value in (("FIRST_LOOK", 96), ("_AGAIN", 2)):
-        monkeypatch.setattr(f"ctr.training.pairs.combination.{name}", value)
+        monkeypatch.setattr(f"ctr.training.pair_combination.{name}", value)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.io.errors import InputError
-from ctr.objective.rate_schedule import parse_schedule
+from ctr.objective.schedules import parse_schedule
 from ctr.training.config import TrainConfig
 from ctr.training.loop import open_session
 from ctr.training.run.directory import read_warm_start

@@ -25,11 +25,11 @@ from ctr.data.stream import TEACHER_LOGIT
 from ctr.experiments.config import merged
 from ctr.objective.bias_constraints import resolve_families
 from ctr.optim.shampoo.dense import DenseShampoo
-from ctr.training.analysis.flops import Flops, Touched, count_flops
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic
 from ctr.training.feed import Feed, make_feed
+from ctr.training.flops import Flops, Touched, count_flops
 from ctr.training.state import TrainState, dense_weights
 
 OBJECTIVES = {

@@ -7,7 +7,7 @@ import numpy as np
 from ctr.io.hashing import splitmix64, uniform_hash
 from ctr.training.ids.config import AdmissionConfig
 from ctr.training.ids.id_table import IdTable, extended, mix
-from ctr.workers.group import ONE, Group, gather_uneven
+from ctr.workers.collectives import ALONE, Workers, gather_uneven
 
 DEPTH = 4
 WIDTH_PER_ID = 8
@@ -99,7 +99,7 @@ class WaitingIds:
     Of several workers, which make the same calls, each keeps its part of the exact counts; all have the sketch.
     """
 
-    def __init__(self, config: AdmissionConfig, group: Group = ONE) -> None:
+    def __init__(self, config: AdmissionConfig, group: Workers = ALONE) -> None:
         self._max_count = config.count
         self._exact_ids = config.exact_ids
         self._group = group

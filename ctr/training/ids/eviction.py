@@ -3,7 +3,7 @@
 import numpy as np
 
 from ctr.training.ids.config import EvictionConfig
-from ctr.workers.group import ONE, Group, total
+from ctr.workers.collectives import ALONE, Workers, total
 
 _RESCALE_HALF_LIVES = 256
 
@@ -56,7 +56,7 @@ def evicted_first(
     frequency: np.ndarray,
     count: int,
     places: np.ndarray | None = None,
-    group: Group = ONE,
+    group: Workers = ALONE,
 ) -> np.ndarray:
     """Chooses the ids that go: under ``none``, which evicts nobody, those of ``least_recent``.
 
@@ -104,7 +104,7 @@ def lowest(values: np.ndarray, count: int) -> np.ndarray:
     return np.sort(np.concatenate([below, equal]))
 
 
-def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Group) -> np.ndarray:
+def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Workers) -> np.ndarray:
     """Finds what ``lowest`` finds among the values of all workers, int64 or float64 >= 0, without sending them.
 
     ``places``: int64 [N], rising, below 2^31: their order among all.
@@ -123,7 +123,7 @@ def lowest_of_all(values: np.ndarray, count: int, places: np.ndarray, group: Gro
     return np.flatnonzero(chosen)
 
 
-def _bound_of_lowest(keys: np.ndarray, count: int, group: Group, bits: int = 64) -> tuple[np.uint64, int]:
+def _bound_of_lowest(keys: np.ndarray, count: int, group: Workers, bits: int = 64) -> tuple[np.uint64, int]:
     """Returns the highest of the ``count`` lowest keys (uint64) of all workers, and how many of these are equal to it.
 
     It is found byte by byte, from the highest one on, by how many keys have which value of it.

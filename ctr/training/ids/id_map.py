@@ -27,7 +27,7 @@ from ctr.training.ids.admission import WaitingIds
 from ctr.training.ids.config import AdmissionConfig, EvictionConfig, IdsConfig
 from ctr.training.ids.eviction import DecayClock, evicted_first, microseconds
 from ctr.training.ids.id_table import FREE, MAX_PLACES, IdTable, extended
-from ctr.workers.group import ONE, Group, gather_divided
+from ctr.workers.collectives import ALONE, Workers, gather_divided
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class IdMap:
         first_slot: int,
         admission: AdmissionConfig,
         eviction: EvictionConfig,
-        group: Group = ONE,
+        group: Workers = ALONE,
     ) -> None:
         self.features = tuple(features)
         self._first_slot = first_slot
@@ -470,7 +470,7 @@ def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:
     return np.sort(order[rank < room[features[order]]])
 
 
-def make_id_map(layout: TableLayout, ids: IdsConfig, group: Group = ONE) -> IdMap:
+def make_id_map(layout: TableLayout, ids: IdsConfig, group: Workers = ALONE) -> IdMap:
     """Makes the map, empty yet, of a table in which ids grow; of several workers each keeps a part of it."""
     offsets = layout.offsets()
     features = [

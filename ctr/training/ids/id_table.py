@@ -21,7 +21,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ctr.io.hashing import splitmix64
-from ctr.workers.group import ONE, Group, total
+from ctr.workers.collectives import ALONE, Workers, total
 
 FREE = np.int16(-1)
 """The feature of a place that no pair has."""
@@ -49,7 +49,7 @@ class IdTable:
     its own.
     """
 
-    def __init__(self, max_places: int = MAX_PLACES, group: Group = ONE) -> None:
+    def __init__(self, max_places: int = MAX_PLACES, group: Workers = ALONE) -> None:
         self._group = group
         self._max_held = len(range(group.rank, max_places, group.size))
         self.clear()

@@ -25,7 +25,7 @@ from typing import IO, Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from ctr.io.arrays import each_array, hash_arrays
+from ctr.io.arrays import each_array
 from ctr.io.documents import parse_json
 from ctr.io.errors import InputError, PassingError
 from ctr.io.files import PARTIAL, delete_version, file_sha256, make_folder, sync_folder, write_atomic
@@ -388,12 +388,6 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
                 raise InputError(
                     f"{chosen[0]}: the checkpoint is damaged ({error}); there are {positions}"
                 ) from None
-
-
-def hash_state(folder: Path, examples: int) -> str:
-    """Hashes the weights and the optimizers' state in the checkpoint of a position; raises InputError as ``read``."""
-    arrays, _ = read(folder, examples)
-    return hash_arrays(weights_of(arrays))
 
 
 def weights_of(arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:

@@ -9,10 +9,13 @@ All of it is made from metrics.jsonl, but for the times of the wall clock, which
 files that are there.
 """
 
+import contextlib
+import errno
 import itertools
 import json
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -33,7 +36,6 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from ctr.config import dump_yaml
 from ctr.io.files import make_folder
 from ctr.training.config import TrainConfig
-from ctr.training.run.tensor_files import written_by_tensorflow
 
 _METRICS = {
     "per_query_auc": "metrics/per_query_auc",
@@ -72,6 +74,13 @@ _PREFIXES = {
 _LARGEST_COUNT = 2**24
 _LARGEST = float(np.finfo(np.float32).max)
 _US_PER_HOUR = 3_600_000_000
+
+# Of TensorFlow's errors.
+_NUMBERS = {
+    tf.errors.ResourceExhaustedError: errno.ENOSPC,
+    tf.errors.PermissionDeniedError: errno.EACCES,
+    tf.errors.NotFoundError: errno.ENOENT,
+}
 
 _numbers = itertools.count()
 
@@ -213,3 +222,20 @@ def _flat(config: TrainConfig) -> dict[str, bool | int | float | str]:
             yield prefix, value if isinstance(value, bool | int | float | str) else json.dumps(value)
 
     return dict(entries("", config.model_dump(mode="json")))
+
+
+@contextlib.contextmanager
+def written_by_tensorflow(path: Path) -> Iterator[None]:
+    """Turns what TensorFlow says in the block of a disk that is full or fails into an OSError about ``path``."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        number = _NUMBERS.get(type(error), errno.EIO)
+        raise OSError(number, _words(number, error), str(path)) from error
+
+
+def _words(number: int, error: tf.errors.OpError) -> str:
+    if number != errno.EIO:
+        return os.strerror(number)
+    text = re.sub(r"\{\{.*?\}\}|\[Op:.*?\]", "", error.message.partition("\n")[0])
+    return text.strip(" ;:") or os.strerror(number)

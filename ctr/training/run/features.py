@@ -1,4 +1,4 @@
-"""What a summary says of the features: missing values, outlying numbers, rows of ids that grow, and names of slices."""
+"""What a summary says of labels and features: what taught nothing, outliers, rows of growing ids, names of slices."""
 
 import logging
 import math
@@ -13,7 +13,9 @@ from ctr.data.kept_values import has_raw_values, read_values, value_of_id
 from ctr.data.reader import Rows
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.eval import display
+from ctr.eval.progressive import ProgressiveMetrics
 from ctr.io.errors import InputError
+from ctr.models.numbers import FAR
 from ctr.models.rows import all_numbers, feature_names
 from ctr.training.ids.id_map import FeatureCounters, IdMap
 from ctr.training.state import TrainState
@@ -78,6 +80,33 @@ def feature_shares(state: TrainState, missing: MissingValues, schema: Schema) ->
                 "out_of_range": left / (left + others) if left + others else None,
             }
     return shares
+
+
+def input_warnings(
+    labels: Mapping[str, ProgressiveMetrics], missing: MissingValues, state: TrainState
+) -> list[str]:
+    """Names the labels and features that taught nothing, and values that are no part of a number's statistics."""
+    lines = []
+    for name, label in labels.items():
+        rows, weights = int(label.traffic.examples), label.logloss.class_weight.sum(axis=0)
+        if not rows:
+            lines.append(f"label {name}: nothing was learned: it is known of no row that was scored")
+        elif weights.any() and not weights.all():
+            only = "none of its {} rows is" if weights[0] else "all of its {} rows are"
+            lines.append(f"label {name}: nothing was learned: {only.format(rows)} positive")
+    lines += [
+        f"feature {name}: {left} values (mean {mean:g}) are more than {FAR:,.0f} deviations from the others, and no "
+        "part of its mean and deviation"
+        for name, (left, _, mean) in outlying_values(state).items()
+        if left
+    ]
+    by_feature, rows = missing.by_feature, missing.rows
+    lines += [
+        f"feature {name}: nothing was learned: it is missing in all {rows} rows"
+        for name in feature_names(state.layouts)
+        if rows and by_feature[name] == rows
+    ]
+    return lines
 
 
 def id_rows(id_maps: Iterable[IdMap], schema: Schema) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from ctr.data.reader import Rows
 from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
-from ctr.objective.labels import label_outcomes
+from ctr.objective.bias_constraints import slice_names
 from ctr.objective.losses import loss_terms
-from ctr.objective.slice_names import slice_names
+from ctr.objective.targets import label_outcomes
 from ctr.training.config import TrainConfig
 from ctr.training.run.event_file import CUMULATIVE
 from ctr.training.run.features import MissingValues

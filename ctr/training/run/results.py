@@ -19,13 +19,13 @@ from ctr.eval.intervals import student_t_quantile
 from ctr.eval.progressive import SLICES_SHOWN
 from ctr.eval.rows import scored_rows
 from ctr.eval.run_files import prediction_parts, read_predictions
+from ctr.io.arrays import hash_arrays
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.training.inputs import Inputs
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import CONSTRAINT_STATES, write_archive, write_json
-from ctr.training.run.features import feature_shares, id_rows, refusal_text, slice_names
-from ctr.training.run.input_warnings import input_warnings
+from ctr.training.run.features import feature_shares, id_rows, input_warnings, refusal_text, slice_names
 from ctr.training.run.metrics import duals_of
 from ctr.training.run.position import set_aside_summary
 from ctr.training.run.run import Run
@@ -103,7 +103,7 @@ def _write(
         "learning_failure": failure,
         "calibration_warning": None,
     }
-    if warnings := input_warnings(run):
+    if warnings := input_warnings(metrics.labels, metrics.missing, run.state):
         summary["warnings"] = warnings
     if failure is None:
         summary["calibration_warning"] = calibration_warning(summary, run.config)
@@ -140,7 +140,8 @@ def _result_hashes(run: Run) -> dict[str, str | None]:
         logit = read_predictions(part, ("logit",))["logit"].to_numpy(np.float32)
         digest.update(np.ascontiguousarray(logit, "<f4").data)
     with suppress(InputError):
-        weights = checkpoint.hash_state(run.run_dir / "checkpoints", run.position.examples)
+        arrays, _ = checkpoint.read(run.run_dir / "checkpoints", run.position.examples)
+        weights = hash_arrays(checkpoint.weights_of(arrays))
     return {"predictions_sha256": digest.hexdigest() if parts else None, "weights_sha256": weights}
 
 

@@ -21,11 +21,10 @@ from ctr.training.logs import LogsSeen
 from ctr.training.run import checkpoint
 from ctr.training.run.checkpoint import Share
 from ctr.training.run.directory import remove_leftovers
-from ctr.training.run.files import Checkpoint, RunFiles, describe_rejects
+from ctr.training.run.files import RunFiles, describe_rejects
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
 from ctr.training.run.position import Position, check_rejects, note_large_query, note_step
-from ctr.training.run.weight_checks import first_broken, predicts_soundly
-from ctr.training.state import TrainState
+from ctr.training.state import TrainState, first_broken, predicts_soundly
 from ctr.training.trainer import Scores
 from ctr.workers.parts import Part
 
@@ -41,7 +40,7 @@ def open_run(run_dir: Path, inputs: Inputs, state: TrainState) -> Iterator["Run"
     run = Run(run_dir, inputs, state)
     run.workers.once(lambda: remove_leftovers(run_dir))
     try:
-        run.resume(run.newest_checkpoint())
+        run.resume()
         # Touches the memory for the first checkpoint now, that what was restored is gone.
         run.files.background.submit(lambda: run._copies.make_room(run._weight_layout()))
         yield run
@@ -80,14 +79,12 @@ class Run:
 
     # From checkpoint to checkpoint.
 
-    def newest_checkpoint(self) -> Checkpoint | None:
+    def resume(self) -> None:
+        """Restores the newest checkpoint, or the beginning, and deletes what was written after it."""
         part = self.state.sharding.part
-        return self.files.newest_checkpoint(
+        saved = self.files.newest_checkpoint(
             lambda name, rows: part(name.removeprefix(checkpoint.WEIGHTS), rows)
         )
-
-    def resume(self, saved: Checkpoint | None) -> None:
-        """Sets everything to where a checkpoint, or the beginning, stands, and deletes what was written after it."""
         lengths: Mapping[str, int] = {"metrics": 0, "rejects": 0}
         parts: list[str] = []
         if saved is not None:

@@ -25,9 +25,8 @@ from ctr.models.rows import STATISTICS, TableLayout, check_table, number_count
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 from ctr.training.ids.id_map import IdMap, restored_maps
-from ctr.training.pairs.combination import Combination
-from ctr.training.pairs.layout import pair_config, pair_layouts
-from ctr.training.pairs.state import PairState, combination_of, of_pairs
+from ctr.training.pair_combination import Combination
+from ctr.training.pairs import PairState, combination_of, of_pairs, pair_config, pair_layouts
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 from ctr.training.run.run import Run

@@ -66,7 +66,8 @@ class EmbeddingTables:
         self._init_scale = config.model.init_scale
         own_seed = config.model.embedding_seed
         self._seed = config.seed if own_seed is None else own_seed
-        most, from_bytes = [most_rows(config, layout) for layout in layouts], config.workers.divided_bytes
+        most = [most_rows(config, layout) for layout in layouts]
+        from_bytes = config.workers.divided_from_mb * 1e6
         self._owners = [
             group if is_divided(layout, group.size, rows, from_bytes) else ALONE
             for layout, rows in zip(layouts, most, strict=True)

@@ -37,8 +37,7 @@ from ctr.training.run.directory import (
 )
 from ctr.training.run.position import Position
 from ctr.training.run.run import open_run
-from ctr.training.run.weight_checks import first_broken
-from ctr.training.state import dense_shapes
+from ctr.training.state import dense_shapes, first_broken
 from ctr.training.validate import needs_warm_start
 from ctr.training.warm_start.weights import Side, take_ramps, take_state
 

@@ -11,8 +11,8 @@ from ctr.models.click_model import TowerInput, ensemble_logit, forward
 from ctr.models.embeddings import tower_widths
 from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
-from ctr.training.analysis.flops import Touched, count_flops, dense_forward, dense_parameters
 from ctr.training.config import TrainConfig
+from ctr.training.flops import Touched, count_flops, dense_forward, dense_parameters
 from ctr.training.state import architecture
 
 DEEP = {"crosses": {"layers": 0}, "deep": {"units": [40, 24]}}

@@ -1,1 +1,0 @@
-"""What a configuration costs and what a run holds: operations, speed, vocabularies."""
