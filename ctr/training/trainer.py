@@ -13,7 +13,7 @@ from ctr.data.reader import FAULTS, Rows, add_query_size, rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema
 from ctr.io.errors import InputError
-from ctr.models.part import WHOLE, Part
+from ctr.models.row_curvature import WHOLE, Part
 from ctr.training.analysis.speed import RunningMedian, Throughput
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig

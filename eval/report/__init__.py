@@ -14,13 +14,12 @@ import pandas as pd
 from ctr.eval import display
 from ctr.eval.report import page
 from ctr.eval.report.comparison import comparison_section
-from ctr.eval.report.faults import Fault
 from ctr.eval.report.features import shares_section, slices_section
 from ctr.eval.report.groups import calibration_section, gain_section, predictions_section, query_size_section
 from ctr.eval.report.html import check_page, render_page, write_page
 from ctr.eval.report.importance import importance_section
 from ctr.eval.report.over_time import loss_figures, metric_figures, traffic_figures, uses_event_time
-from ctr.eval.report.shown_run import COUNTS, ShownRun, show_runs
+from ctr.eval.report.shown_run import COUNTS, Fault, ShownRun, show_runs
 from ctr.eval.run_comparison import COSTS
 from ctr.eval.run_files import COMPARED
 from ctr.io.errors import InputError

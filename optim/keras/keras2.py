@@ -10,9 +10,8 @@ import tf_keras
 from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.gradients import Gradient
 from ctr.optim.keras import common
-from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.options import SOAP_LEARNING_RATE, ShampooOptions, soap
 from ctr.optim.shampoo.schedule import when
-from ctr.optim.shampoo.soap import LEARNING_RATE, soap
 
 # The last two are part of every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
 _KERAS_OPTIONS = (*common.KERAS_OPTIONS, "jit_compile", "is_legacy_optimizer")
@@ -137,7 +136,7 @@ class Soap(Shampoo):
 
     def __init__(
         self,
-        learning_rate: Any = LEARNING_RATE,
+        learning_rate: Any = SOAP_LEARNING_RATE,
         *,
         beta1: float = 0.95,
         beta2: float = 0.95,

@@ -10,8 +10,7 @@ from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.gradients import Gradient
 from ctr.optim.keras import common
 from ctr.optim.keras.replicas import sum_over_replicas
-from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.soap import LEARNING_RATE, soap
+from ctr.optim.shampoo.options import SOAP_LEARNING_RATE, ShampooOptions, soap
 
 _KERAS_OPTIONS = (*common.KERAS_OPTIONS, "loss_scale_factor", "gradient_accumulation_steps")
 
@@ -103,7 +102,7 @@ class Soap(Shampoo):
 
     def __init__(
         self,
-        learning_rate: Any = LEARNING_RATE,
+        learning_rate: Any = SOAP_LEARNING_RATE,
         *,
         beta1: float = 0.95,
         beta2: float = 0.95,

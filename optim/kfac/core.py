@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from ctr.optim.first_order.momentum import add_weight_decay, momentum_step, update_momentum
+from ctr.optim.first_order.directions import add_weight_decay, momentum_step, update_momentum
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.factors import Factors
 from ctr.optim.kfac.options import KfacOptions

@@ -9,7 +9,7 @@ from ctr.config import parse_model
 from ctr.data.log import read_schema
 from ctr.experiments.measure import measure
 from ctr.search.config import SearchConfig
-from ctr.search.cost import cost_of, counted
+from ctr.search.problem import cost_of, counted
 from ctr.search.space import Space, make_space
 from small_runs import SMALL, merged
 

@@ -11,8 +11,7 @@ from ctr.data.log import read_manifests, read_schema
 from ctr.data.stream import Selection, read_selection
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
-from ctr.search.cost import cost_of
-from ctr.search.problem import find_prefix
+from ctr.search.problem import cost_of, find_prefix
 from ctr.search.space import Decision, Space
 from ctr.search.trials import draw_candidates
 from ctr.training.config import TrainConfig
