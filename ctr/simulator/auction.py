@@ -6,7 +6,6 @@ user is interested in at a time, and what they add to the logit, are here too.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import numpy as np
 
@@ -217,10 +216,10 @@ def make_world(config: WorldConfig) -> World:
     return calibrate(config, draw_world(config))
 
 
-def days(config: WorldConfig, world: World, first: int = 0) -> Iterator[Day]:
-    """Yields day number ``first``, the next one, and so on without end."""
+def days(config: WorldConfig, world: World) -> Iterator[Day]:
+    """Yields the first day, the second, and so on without end."""
     seasons = zip(walk(config, world), ads_by_day(config, world), strict=False)
-    for number, (now, ads) in islice(enumerate(seasons), first, None):
+    for number, (now, ads) in enumerate(seasons):
         queries = draw_queries(config, world, number)
         yield Day(number, queries, ads, retrieval_order(ads, config.topics), now)
 

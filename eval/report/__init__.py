@@ -19,7 +19,7 @@ from ctr.eval.report.groups import calibration_section, gain_section, prediction
 from ctr.eval.report.html import check_page, render_page, write_page
 from ctr.eval.report.importance import importance_section
 from ctr.eval.report.over_time import loss_figures, metric_figures, traffic_figures, uses_event_time
-from ctr.eval.report.shown_run import COUNTS, Fault, ShownRun, show_runs
+from ctr.eval.report.shown_run import COUNTS, ShownRun, show_runs
 from ctr.eval.run_comparison import COSTS
 from ctr.eval.run_files import COMPARED
 from ctr.io.errors import InputError
@@ -209,16 +209,13 @@ def _faults(runs: Sequence[ShownRun]) -> page.Section | None:
     about = "What could not be used or failed, and what the run did about it."
     blocks: list[page.Block] = [page.Words(about, "quiet")]
     for shown in runs:
-        blocks.append(page.heading(shown.mark))
-        blocks.append(_fault_table(shown.faults) if shown.faults else page.Words("No faults."))
+        rows: list[page.Row] = [
+            [fault.title, display.amount(fault.count), page.Cell("", tuple(fault.details))]
+            for fault in shown.faults
+        ]
+        table = page.Table(("fault", "number", page.Column("which", words=True)), rows)
+        blocks += [page.heading(shown.mark), table if rows else page.Words("No faults.")]
     return page.Section("faults", "Faults", "Faults", blocks)
-
-
-def _fault_table(faults: Sequence[Fault]) -> page.Table:
-    rows: list[page.Row] = [
-        [fault.title, display.amount(fault.count), page.Cell("", tuple(fault.details))] for fault in faults
-    ]
-    return page.Table(("fault", "number", page.Column("which", words=True)), rows)
 
 
 def _configuration(runs: Sequence[ShownRun]) -> page.Section:

@@ -34,8 +34,8 @@ _FEATURES_NAMED = 3
 _SMALLEST_POINT = 40
 """A window with less than this part of the pass, and much smaller than most, is drawn with its neighbors."""
 
-_SHOWN = 5
-_ROOTS = {
+_DETAILS_SHOWN = 5
+_ROOT_FAULTS = {
     "failed": "roots that failed, or whose result was rejected by its check",
     "lost": "roots that were lost",
 }
@@ -316,18 +316,20 @@ def _text(value: object) -> str:
 def faults_of(run: Run, rejects: Mapping[str, int]) -> list[Fault]:
     """Kinds of faults that occurred in a run; raises InputError where summary.json records them otherwise."""
     reasons = [f"{reason}: {display.amount(count)}" for reason, count in rejects.items()]
-    skipped = [f"rows {_range(run, rows)}" for rows in _skipped_ranges(run)]
+    skipped = [f"rows {_row_range(run, rows)}" for rows in _skipped_ranges(run)]
+    if len(skipped) > _DETAILS_SHOWN:
+        skipped[_DETAILS_SHOWN:] = [f"and {len(skipped) - _DETAILS_SHOWN} more"]
     found = [
         Fault("rejected rows", run.number("rejected_rows") or 0, reasons),
         Fault("rows set aside, in queries with too many rows", run.number("set_aside_rows") or 0, []),
-        Fault("skipped steps", run.number("skipped_steps") or 0, _first(skipped)),
+        Fault("skipped steps", run.number("skipped_steps") or 0, skipped),
         Fault("rows left out by skip: scored, but not trained on", run.number("left_out_rows") or 0, []),
         Fault("predictions that were not finite", run.number("nonfinite_predictions") or 0, []),
     ]
     roots = run.summary.get("shampoo", {})
     if not isinstance(roots, dict):
         raise _malformed(run, "shampoo", "an object", roots)
-    for key, title in _ROOTS.items():
+    for key, title in _ROOT_FAULTS.items():
         count = roots.get(key, 0)
         if isinstance(count, bool) or not isinstance(count, int):
             raise _malformed(run, f"shampoo.{key}", "a number", count)
@@ -335,11 +337,7 @@ def faults_of(run: Run, rejects: Mapping[str, int]) -> list[Fault]:
     return [fault for fault in found if fault.count or (fault.details and fault.title != "rejected rows")]
 
 
-def _first(lines: list[str]) -> list[str]:
-    return [*lines[:_SHOWN], *([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])]
-
-
-def _range(run: Run, rows: object) -> list[int]:
+def _row_range(run: Run, rows: object) -> list[int]:
     if isinstance(rows, list) and len(rows) == 2 and all(type(end) is int for end in rows):
         return rows
     raise _malformed(run, "skipped_ranges", "pairs of whole numbers, [first, last]", rows)

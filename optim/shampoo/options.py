@@ -225,10 +225,11 @@ SOAP_LEARNING_RATE = 3e-3
 
 
 def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **changed: Any) -> ShampooOptions:
-    """Returns SOAP's options (Vyas et al., arXiv 2409.11321; PSO App. C): Adam in the eigenbases of Shampoo's statistics, and Adam where there are none.
+    """Returns SOAP's options (Vyas et al., arXiv 2409.11321; PSO App. C).
 
-    Not step by step that of its authors, which takes no step with the first gradient, changes bases after the step
-    and by one power iteration. Theirs come as often as with ``statistics={"frequency": 1}, precondition_frequency=10``.
+    They are Adam in the eigenbases of Shampoo's statistics, and Adam where there are none. Not step by step that of its
+    authors, which takes no step with the first gradient, changes bases after the step and by one power iteration.
+    Theirs come as often as with ``statistics={"frequency": 1}, precondition_frequency=10``.
 
     Args:
         beta1: decay of the average of gradients.

@@ -1,5 +1,6 @@
-"""First-order directions where there is nothing to divide by; momentum by hand. All others are in the replay of Shampoo's
-steps.
+"""First-order directions where there is nothing to divide by, and momentum, by hand.
+
+All other directions are in the replay of Shampoo's steps.
 """
 
 import pytest
