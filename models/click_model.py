@@ -174,9 +174,9 @@ def ensemble_logit(logits: tf.Tensor) -> tf.Tensor:
 def transfer(factors: Factors, weights: Weights, s: tf.Tensor) -> tf.Tensor:
     """Computes logits, float32 [B], of products s, float32 [B]: tau of p = tau(Q . U) (FF section 6).
 
-    Both kinds start increasing in Q . U, with tau(0) = prior.
     Without pieces, scale * s + bias. Otherwise a learned continuous function of linear pieces, each of which increases:
-    a slope is the softplus of its weight, so it is always above 0. The first and the last piece are unbounded.
+    a slope is the softplus of its weight, so it is always above 0. The first and the last piece are unbounded. Both
+    start increasing, with tau(0) = prior.
 
     Args:
         weights: of the component.
