@@ -108,13 +108,9 @@ def progress_line(pace: Pace, total: int | None, unit: str, metrics: Sequence[st
     if rate := pace.rate():
         parts.append(f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s")
     if (left := pace.seconds_left()) is not None:
-        parts.append(f"{duration_text(left)} left")
+        # As 1:02:03, or with days before it.
+        parts.append(f"{datetime.timedelta(seconds=round(left))} left")
     return ", ".join([*parts, *metrics])
-
-
-def duration_text(seconds: float) -> str:
-    """Formats seconds as ``1:02:03``, or with days before it."""
-    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def fitting(texts: Mapping[str, str], room: int, first: Sequence[str]) -> list[str]:

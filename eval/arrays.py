@@ -1,4 +1,4 @@
-"""Array types, and the checks of input columns that every metric shares; all raise ValueError."""
+"""What metrics share: array types, checks of input columns, which all raise ValueError, and the logistic function."""
 
 from collections.abc import Callable
 
@@ -67,6 +67,24 @@ def ratio(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
     below = np.asarray(denominator, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(below != 0, np.divide(numerator, below), np.nan)
+
+
+def sigmoid(logit: npt.ArrayLike) -> FloatArray:
+    """1 / (1 + exp(-logit)), without overflow; float64 [...]."""
+    logit = np.asarray(logit, dtype=np.float64)
+    decay: FloatArray = np.exp(-np.abs(logit))
+    numerator: FloatArray = np.where(logit >= 0, 1.0, decay)
+    return numerator / (1.0 + decay)
+
+
+def row_logloss(label: BoolArray, logit: FloatArray) -> FloatArray:
+    """-log of the probability that `logit` [N] gives to `label` [N], in nats, float64 [N].
+
+    Computed as max(z, 0) + log(1 + exp(-abs(z))) with z = -logit for a click and z = logit otherwise, which
+    neither overflows nor loses the loss of a confident prediction (a probability rounded to 1 would).
+    """
+    wrong_way = np.where(label, -logit, logit)
+    return np.maximum(wrong_way, 0.0) + np.log1p(np.exp(-np.abs(logit)))
 
 
 def _check_one_dimensional(name: str, column: npt.NDArray[np.generic]) -> None:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from ctr.eval.arrays import BoolArray, FloatArray, IntArray, check_same_length, checked_ids, ratio
+from ctr.eval.arrays import BoolArray, FloatArray, IntArray, check_same_length, checked_ids, ratio, sigmoid
 from ctr.eval.auc import LogitHistogram, coarse_edges
 from ctr.eval.click_ratio import click_ratio_interval
 from ctr.eval.intervals import Estimate, deletions, difference, quotient
-from ctr.eval.logistic import sigmoid
 from ctr.eval.rows import ScoredRows
 from ctr.eval.states import BUCKETS, Arrays, SumState
 

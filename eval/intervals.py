@@ -28,9 +28,8 @@ from typing import Literal
 
 import numpy as np
 
-from ctr.eval.arrays import BoolArray, FloatArray, IntArray, ratio
+from ctr.eval.arrays import BoolArray, FloatArray, IntArray, ratio, sigmoid
 from ctr.eval.display import Number
-from ctr.eval.logistic import sigmoid
 from ctr.eval.states import BUCKETS
 
 CONFIDENCE = 0.95

@@ -18,9 +18,9 @@ from ctr.eval.arrays import (
     checked_ids,
     checked_probabilities,
     ratio,
+    sigmoid,
 )
 from ctr.eval.intervals import Estimate, deletions
-from ctr.eval.logistic import sigmoid
 from ctr.eval.run_files import prediction_parts, read_predictions
 from ctr.eval.states import BUCKETS, SumState, query_bucket
 from ctr.io.errors import InputError

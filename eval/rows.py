@@ -15,8 +15,9 @@ from ctr.eval.arrays import (
     checked_ids,
     checked_labels,
     checked_weights,
+    row_logloss,
+    sigmoid,
 )
-from ctr.eval.logistic import row_logloss, sigmoid
 from ctr.eval.states import query_bucket
 
 

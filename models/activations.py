@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from ctr.models.own_gradient import own_gradient
-from ctr.models.passes import one_pass, sum_of_rows
+from ctr.models.own_gradient import one_pass, own_gradient, sum_of_rows
 
 Activation = Callable[[tf.Tensor], tf.Tensor]
 
@@ -70,7 +69,7 @@ def biased_activation(activation: Activation, compiled: bool) -> BiasedActivatio
 
     Args:
         activation: takes and returns float32.
-        compiled: whether it is one compiled pass in each direction (``ctr.models.passes``).
+        compiled: whether it is one compiled pass in each direction (``ctr.models.own_gradient``).
     """
 
     def value(z: tf.Tensor, bias: tf.Tensor) -> list[tf.Tensor]:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from ctr.models.own_gradient import own_gradient
-from ctr.models.passes import one_pass, sum_of_rows
+from ctr.models.own_gradient import one_pass, own_gradient, sum_of_rows
 
 Layer = tuple[Sequence[tf.Tensor], tf.Tensor]
 """The matrices of n layers of one shape, each [n, ., .], W alone or U and V, and their biases, [n, 1, units]."""

@@ -65,7 +65,7 @@ def hidden_layers(
         tower: its name.
         e0: [n, B, m], the concatenated embeddings, or [1, B, m], the same for all; float32 or the compute dtype.
         alpha2: float32 scalar in [0, 1].
-        compiled: whether XLA compiles what lies between the products (``ctr.models.passes``).
+        compiled: whether XLA compiles what lies between the products (``ctr.models.own_gradient``).
     """
     shape, dtype, hidden = architecture.towers[tower], architecture.compute_dtype, [e0]
     if architecture.network is not None and tower == "quality":

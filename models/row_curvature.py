@@ -1,10 +1,12 @@
-"""Curvature of the loss by the linear weights of a batch's rows, and whose rows these are."""
+"""Curvature of the loss by the linear weights of a batch's rows, and the part of a model that a step computes with."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from ctr.models.dcn import Weights
+from ctr.models.embeddings import LookedUp
 from ctr.models.query_effect import shared_by_query
 from ctr.models.rows import TableLayout
 
@@ -70,3 +72,22 @@ def of_present(found: RowCurvature, present: tf.Tensor) -> RowCurvature:
     """
     share = tf.gather(present, tf.maximum(found.groups, 0))
     return found._replace(curvature=found.curvature * share)
+
+
+class Part:
+    """All of a model; a search steps with other parts, of its candidates."""
+
+    def weights(self, weights: Weights) -> Weights:
+        """The dense weights that are computed with."""
+        return weights
+
+    def looked_up(self, layout: TableLayout, looked_up: LookedUp) -> LookedUp:
+        """Returns what is computed with of what a table gives."""
+        return looked_up
+
+    def curvature(self, layout: TableLayout, curvature: RowCurvature) -> RowCurvature:
+        """The curvature of the rows of a table by their own linear weights."""
+        return curvature
+
+
+WHOLE = Part()

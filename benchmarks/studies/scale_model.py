@@ -42,8 +42,7 @@ from reference import REFERENCE, ZIPF, Size, dense_shapes
 from runner import main
 from scipy.special import zeta
 
-from ctr.optim.balance import loads
-from ctr.optim.shampoo.assignment import blocks_of, owners_of, step_cost
+from ctr.optim.shampoo.assignment import blocks_of, loads, owners_of, step_cost
 from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
 

@@ -37,7 +37,7 @@ from ctr.data.schema import Schema
 from ctr.models.initial_weights import init_weights
 from ctr.search.config import SearchConfig
 from ctr.search.controller import Policy
-from ctr.search.cost import cost_of, counted
+from ctr.search.problem import cost_of, counted
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, batch_loss
 from ctr.search.space import Choice, space_of
 from ctr.search.supernet import check_supernet, search_supernet

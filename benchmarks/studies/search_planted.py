@@ -27,7 +27,7 @@ from ctr.data.features import Category
 from ctr.data.log import create_log
 from ctr.data.schema import Schema
 from ctr.search.config import SearchConfig
-from ctr.search.cost import cost_of, counted
+from ctr.search.problem import cost_of, counted
 from ctr.search.space import Choice, Space, space_of
 from ctr.search.supernet import search_supernet
 from ctr.training.config import TrainConfig

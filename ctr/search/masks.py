@@ -27,8 +27,7 @@ from ctr.models.architecture import Architecture, Tower
 from ctr.models.dcn import Weights
 from ctr.models.embeddings import LookedUp
 from ctr.models.own_gradient import own_gradient
-from ctr.models.part import Part
-from ctr.models.row_curvature import RowCurvature, of_present
+from ctr.models.row_curvature import Part, RowCurvature, of_present
 from ctr.models.rows import TableLayout
 from ctr.search.architecture import Shape
 

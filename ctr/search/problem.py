@@ -1,7 +1,9 @@
 """What a search works on: prefixes of a log, the baseline with its space and costs, and experiments over them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,39 @@ from ctr.data.stream import Selection, read_selection
 from ctr.data.time_range import TimeRange
 from ctr.experiments.config import ArmConfig, ExperimentConfig, changed
 from ctr.experiments.jobs import Failure
+from ctr.experiments.measure import Operations
 from ctr.experiments.run import Options, run_experiment
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, write_atomic_bytes
 from ctr.search.config import SearchConfig
-from ctr.search.cost import Cost
 from ctr.search.record import BASELINE, SearchRecord, Tried
-from ctr.search.space import Choice, Space
+from ctr.search.space import Choice, Content, Space
+from ctr.training.config import TrainConfig
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Cost = Callable[[Choice], float]  # of a candidate, in units of that of the base (FF 3.2)
+Measure = Callable[[TrainConfig], float]  # cost of a configuration, in any unit above 0
+
+
+def cost_of(space: Space, base: TrainConfig | Content, measure: Measure) -> Cost:
+    """Costs over that of the base, kept once known; raise InputError where a configuration is not possible."""
+    unit = measure(space.apply_values(base, {}))
+
+    @cache
+    def cost(choice: Choice) -> float:
+        return measure(space.apply(base, choice)) / unit
+
+    return cost
+
+
+def counted(log: Path, purpose: str) -> Measure:
+    """Counts the operations of a configuration for an example of a log.
+
+    ``purpose`` is ``training``: to learn from an example, or ``serving``: to score it alone.
+    """
+    count, key = Operations(log), {"training": "train_flops", "serving": "inference_flops"}[purpose]
+    return lambda config: float(count(config)[key])
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,8 @@ from ctr.experiments.tasks import read_object
 from ctr.io.errors import INPUT, InputError, joined
 from ctr.io.files import make_folder, write_atomic_bytes
 from ctr.search.config import SEARCH_FILE, SearchConfig, check_search_folder, read_search
-from ctr.search.cost import cost_of, counted
 from ctr.search.judge import judge
-from ctr.search.problem import Problem, find_prefix
+from ctr.search.problem import Problem, cost_of, counted, find_prefix
 from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, TRIALS, SearchRecord, Tried
 from ctr.search.space import described, make_space, with_widths
 from ctr.search.trials import draw_candidates, run_trials

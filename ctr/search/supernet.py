@@ -29,7 +29,7 @@ from ctr.objective.bias_constraints import Family
 from ctr.objective.schedules import Ramp
 from ctr.search.config import SearchConfig
 from ctr.search.controller import Policy, entropy, new_controller
-from ctr.search.cost import Cost
+from ctr.search.problem import Cost
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress_of
 from ctr.search.space import Choice, Space, described
 from ctr.training.config import DEFAULT_SHAMPOO, TrainConfig

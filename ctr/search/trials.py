@@ -18,8 +18,7 @@ from ctr.experiments.plan import read_plan
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError
 from ctr.io.hashing import uniform_hash
-from ctr.search.cost import Cost
-from ctr.search.problem import Problem
+from ctr.search.problem import Cost, Problem
 from ctr.search.record import BASELINE, TRIALS, Tried
 from ctr.search.space import Choice, Content, Space, described
 

@@ -11,9 +11,8 @@ import tensorflow as tf
 from ctr.models.click_model import Scores, forward
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.numbers import look_up_numbers, split_values
-from ctr.models.part import Part
 from ctr.models.pooling import pool
-from ctr.models.row_curvature import row_curvature
+from ctr.models.row_curvature import Part, row_curvature
 from ctr.models.rows import STATISTICS, with_numbers
 from ctr.objective.losses import loss_and_terms, normalizer, slices_of, without_ranking
 from ctr.optim.first_order.online_newton import CalibrationStep

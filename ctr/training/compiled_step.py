@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctr.models.part import WHOLE, Part
+from ctr.models.row_curvature import WHOLE, Part
 from ctr.objective.targets import target_signature
 from ctr.training.config import TrainConfig
 from ctr.training.device import accelerator, on_step_device

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctr.models.part import WHOLE
+from ctr.models.row_curvature import WHOLE
 from ctr.objective.losses import loss_terms
 from ctr.objective.targets import target_signature
 from ctr.optim.protocol import RowGradient

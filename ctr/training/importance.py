@@ -28,8 +28,8 @@ from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema
 from ctr.data.stream import read_selection
 from ctr.data.value_arrays import offsets_of, places_of
+from ctr.eval.arrays import row_logloss
 from ctr.eval.importance import SHARED, SHUFFLED, importance_of
-from ctr.eval.logistic import row_logloss
 from ctr.eval.rows import scored_rows
 from ctr.eval.states import BUCKETS
 from ctr.io.arrays import read_arrays

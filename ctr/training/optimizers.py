@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctr.models.architecture import Expert
 from ctr.models.rows import TableLayout
-from ctr.optim.adafactor.dense import DenseAdafactor
+from ctr.optim.adafactor.core import DenseAdafactor
 from ctr.optim.first_order.online_bias import Calibrator, OnlineBias
 from ctr.optim.first_order.online_newton import OnlineNewton
 from ctr.optim.protocol import DenseOptimizer

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import tensorflow as tf
 
 from ctr.models.numbers import next_statistics
-from ctr.models.part import Part
+from ctr.models.row_curvature import Part
 from ctr.models.rows import STATISTICS
 from ctr.objective.losses import next_duals, slices_of
 from ctr.optim.gradients import all_finite, clip_by_global_norm

@@ -14,7 +14,7 @@ from ctr.data.reader import FAULTS, Rows, add_query_size, rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema
 from ctr.io.errors import InputError
-from ctr.models.part import WHOLE, Part
+from ctr.models.row_curvature import WHOLE, Part
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import accelerator, has_few_shapes, resolve_jit

@@ -14,7 +14,6 @@ import pandas as pd
 from ctr.eval import display
 from ctr.eval.report import page
 from ctr.eval.report.comparison import comparison_section
-from ctr.eval.report.faults import Fault
 from ctr.eval.report.features import shares_section, slices_section
 from ctr.eval.report.groups import calibration_section, gain_section, predictions_section, query_size_section
 from ctr.eval.report.html import check_page, render_page, write_page
@@ -210,16 +209,13 @@ def _faults(runs: Sequence[ShownRun]) -> page.Section | None:
     about = "What could not be used or failed, and what the run did about it."
     blocks: list[page.Block] = [page.Words(about, "quiet")]
     for shown in runs:
-        blocks.append(page.heading(shown.mark))
-        blocks.append(_fault_table(shown.faults) if shown.faults else page.Words("No faults."))
+        rows: list[page.Row] = [
+            [fault.title, display.amount(fault.count), page.Cell("", tuple(fault.details))]
+            for fault in shown.faults
+        ]
+        table = page.Table(("fault", "number", page.Column("which", words=True)), rows)
+        blocks += [page.heading(shown.mark), table if rows else page.Words("No faults.")]
     return page.Section("faults", "Faults", "Faults", blocks)
-
-
-def _fault_table(faults: Sequence[Fault]) -> page.Table:
-    rows: list[page.Row] = [
-        [fault.title, display.amount(fault.count), page.Cell("", tuple(fault.details))] for fault in faults
-    ]
-    return page.Table(("fault", "number", page.Column("which", words=True)), rows)
 
 
 def _configuration(runs: Sequence[ShownRun]) -> page.Section:

@@ -9,9 +9,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from ctr.eval import display
-from ctr.eval.arrays import FloatArray, ratio
+from ctr.eval.arrays import FloatArray, ratio, sigmoid
 from ctr.eval.auc import LOGIT_LIMIT
-from ctr.eval.logistic import sigmoid
 from ctr.eval.per_query_auc import SIZE_NAMES
 from ctr.eval.report import page
 from ctr.eval.report.over_time import click_ratio_figures, margins

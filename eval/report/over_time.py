@@ -52,9 +52,9 @@ def _middle_time(table: pd.DataFrame) -> npt.NDArray[np.int64]:
 class Pass:
     """Places of the windows of some runs along the pass: by event time where it spreads them out, or by examples."""
 
-    def __init__(self, windows: Sequence[pd.DataFrame | Timeline], by_time: bool = True) -> None:
+    def __init__(self, windows: Sequence[pd.DataFrame | Timeline]) -> None:
         self.tables = [_places_of(one) if isinstance(one, Timeline) else one for one in windows]
-        self.by_time = by_time and uses_event_time(self.tables)
+        self.by_time = uses_event_time(self.tables)
 
     def x(self, place: int = 0) -> npt.NDArray[np.generic]:
         table = self.tables[place]

@@ -14,8 +14,8 @@ from ctr.eval.arrays import IntArray, ratio
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.click_ratio import describe, judge
 from ctr.eval.importance import Importance
-from ctr.eval.report.faults import Fault, faults_of
 from ctr.eval.report.page import Mark
+from ctr.eval.run_files import Run
 from ctr.eval.timeline import Timeline, typical_size
 from ctr.io.errors import InputError
 
@@ -33,6 +33,21 @@ MAX_WINDOWS = 400  # points of a line in a plot; the windows of a longer pass ar
 _FEATURES_NAMED = 3
 _SMALLEST_POINT = 40
 """A window with less than this part of the pass, and much smaller than most, is drawn with its neighbors."""
+
+_DETAILS_SHOWN = 5
+_ROOT_FAULTS = {
+    "failed": "roots that failed, or whose result was rejected by its check",
+    "lost": "roots that were lost",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault: how often it occurred, and the first of them, or what they were, a line each."""
+
+    title: str
+    count: float
+    details: list[str]
 
 
 @dataclass(frozen=True)
@@ -296,3 +311,44 @@ def _text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, value)) or "none"
     return "none" if value is None else display.amount(value) if isinstance(value, float) else str(value)
+
+
+def faults_of(run: Run, rejects: Mapping[str, int]) -> list[Fault]:
+    """Kinds of faults that occurred in a run; raises InputError where summary.json records them otherwise."""
+    reasons = [f"{reason}: {display.amount(count)}" for reason, count in rejects.items()]
+    skipped = [f"rows {_row_range(run, rows)}" for rows in _skipped_ranges(run)]
+    if len(skipped) > _DETAILS_SHOWN:
+        skipped[_DETAILS_SHOWN:] = [f"and {len(skipped) - _DETAILS_SHOWN} more"]
+    found = [
+        Fault("rejected rows", run.number("rejected_rows") or 0, reasons),
+        Fault("rows set aside, in queries with too many rows", run.number("set_aside_rows") or 0, []),
+        Fault("skipped steps", run.number("skipped_steps") or 0, skipped),
+        Fault("rows left out by skip: scored, but not trained on", run.number("left_out_rows") or 0, []),
+        Fault("predictions that were not finite", run.number("nonfinite_predictions") or 0, []),
+    ]
+    roots = run.summary.get("shampoo", {})
+    if not isinstance(roots, dict):
+        raise _malformed(run, "shampoo", "an object", roots)
+    for key, title in _ROOT_FAULTS.items():
+        count = roots.get(key, 0)
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise _malformed(run, f"shampoo.{key}", "a number", count)
+        found.append(Fault(title, count, []))
+    return [fault for fault in found if fault.count or (fault.details and fault.title != "rejected rows")]
+
+
+def _row_range(run: Run, rows: object) -> list[int]:
+    if isinstance(rows, list) and len(rows) == 2 and all(type(end) is int for end in rows):
+        return rows
+    raise _malformed(run, "skipped_ranges", "pairs of whole numbers, [first, last]", rows)
+
+
+def _skipped_ranges(run: Run) -> list[Any]:
+    value = run.summary.get("skipped_ranges", [])
+    if not isinstance(value, list):
+        raise _malformed(run, "skipped_ranges", "a list", value)
+    return value
+
+
+def _malformed(run: Run, key: str, allowed: str, value: object) -> InputError:
+    return InputError(f"{run.folder / 'summary.json'}: {key} must be {allowed}, got {value!r:.80}")

@@ -15,15 +15,15 @@ step touches all rows this is algorithm 4 to the last digit of arithmetic.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from ctr.optim.adafactor.options import AdafactorOptions
-from ctr.optim.first_order.momentum import update_momentum
+from ctr.optim.first_order.directions import update_momentum
 from ctr.optim.gradients import GradientSteps, RootSource, present_among
-from ctr.optim.protocol import WithoutHost
+from ctr.optim.protocol import Cost, WithoutHost
 from ctr.optim.variables import Create, Variables, create_variable
 from ctr.workers.collectives import ALONE, Workers
 
@@ -245,3 +245,31 @@ class AdafactorCore(GradientSteps, WithoutHost):
             shape = "x".join(map(str, weight.shape)) or "scalar"
             lines.append(f"{name}  {shape}  Adafactor by {how}, {size} bytes of state")
         return "\n".join(lines)
+
+
+_OPERATIONS = 12  # for each weight: squares, their sums, two divisions, two root mean squares, and the step
+
+
+class DenseAdafactor(WithoutHost):
+    """Adafactor over dense weights. Each worker has all of its state."""
+
+    name = "adafactor"
+    core: AdafactorCore
+
+    def __init__(self, options: AdafactorOptions, workers: Workers = ALONE) -> None:
+        del workers
+        self.options = options
+
+    def build(self, weights: Mapping[str, tf.Variable]) -> None:
+        self.core = AdafactorCore(self.options, list(weights.values()))
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        return {f"adafactor/{name}": variable for name, variable in self.core.variables.items()}
+
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
+        del compiled
+        self.core.update(gradients, rate)
+
+    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        return Cost(update=_OPERATIONS * sum(math.prod(shape) for shape in shapes))

@@ -18,7 +18,7 @@ from ctr.optim.keras.replicas import Replicas
 from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.division import Group, divide
 from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.options import SOAP_LEARNING_RATE, ShampooOptions, soap
 from ctr.optim.variables import Create
 from ctr.workers.collectives import ALONE
 
@@ -166,11 +166,17 @@ Example:
 """
 
 
-def documented(text: str, options: Any) -> str:
-    """Adds an optimizer's options, and their defaults, to its documentation."""
-    meanings = inspect.cleandoc(type(options).__doc__ or "").partition("Attributes:\n")[2]
-    defaults = "\n".join(f"    {name}: {value!r}" for name, value in dataclasses.asdict(options).items())
-    return f"{text}\nOptions:\n{meanings}\n\nTheir defaults:\n{defaults}\n"
+def document(shampoo: type, soap_: type, adafactor: type, callback: type) -> None:
+    """Gives the classes of either Keras their documentation, that of optimizers with all options and their defaults."""
+    callback.__doc__ = CallbackMixin.__doc__
+    for optimizer, text, options in (
+        (shampoo, DOCUMENTATION, ShampooOptions()),
+        (soap_, SOAP_DOCUMENTATION, soap()),
+        (adafactor, ADAFACTOR_DOCUMENTATION, AdafactorOptions()),
+    ):
+        meanings = inspect.cleandoc(type(options).__doc__ or "").partition("Attributes:\n")[2]
+        defaults = "\n".join(f"    {name}: {value!r}" for name, value in dataclasses.asdict(options).items())
+        optimizer.__doc__ = f"{text}\nOptions:\n{meanings}\n\nTheir defaults:\n{defaults}\n"
 
 
 def split_options(
@@ -344,6 +350,45 @@ class OptimizerMixin:
         ordered = [gradients.get(index) for index in range(len(self._core.weights))]
         self._core.update_if_finite(ordered, learning_rate, decayed, roots)
         after(lambda variable: variable)
+
+
+class ShampooArguments:
+    """Arguments of ``Shampoo``; stands before the optimizer of either Keras, as do the next two."""
+
+    kind = SHAMPOO
+
+    def __init__(
+        self, learning_rate: Any = 0.02, *, num_replicas_per_group: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(learning_rate, **options)  # type: ignore[call-arg]
+        self.num_replicas_per_group = check_group(num_replicas_per_group)
+
+
+class SoapArguments:
+    """Arguments of ``Soap``, which is ``Shampoo`` with other defaults."""
+
+    kind = SOAP
+
+    def __init__(
+        self,
+        learning_rate: Any = SOAP_LEARNING_RATE,
+        *,
+        beta1: float = 0.95,
+        beta2: float = 0.95,
+        epsilon: float = 1e-8,
+        **options: Any,
+    ) -> None:
+        own = {name: options.pop(name) for name in ShampooOptions.names() if name in options}
+        super().__init__(learning_rate, **vars(soap(beta1, beta2, epsilon, **own)), **options)  # type: ignore[call-arg]
+
+
+class AdafactorArguments:
+    """Arguments of ``Adafactor``."""
+
+    kind = ADAFACTOR
+
+    def __init__(self, learning_rate: Any = 0.01, **options: Any) -> None:
+        super().__init__(learning_rate, **options)  # type: ignore[call-arg]
 
 
 class CallbackMixin:

@@ -7,12 +7,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.gradients import Gradient
 from ctr.optim.keras import common
-from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.schedule import when
-from ctr.optim.shampoo.soap import LEARNING_RATE, soap
 
 # The last two are part of every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
 _KERAS_OPTIONS = (*common.KERAS_OPTIONS, "jit_compile", "is_legacy_optimizer")
@@ -117,52 +114,22 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
 
 
 @tf_keras.saving.register_keras_serializable(package="ctr")
-class Shampoo(_Optimizer):
+class Shampoo(common.ShampooArguments, _Optimizer):
     """Shampoo."""
 
-    kind = common.SHAMPOO
-
-    def __init__(
-        self, learning_rate: Any = 0.02, *, num_replicas_per_group: int | None = None, **options: Any
-    ) -> None:
-        super().__init__(learning_rate, **options)
-        self.num_replicas_per_group = common.check_group(num_replicas_per_group)
-
 
 @tf_keras.saving.register_keras_serializable(package="ctr")
-class Soap(Shampoo):
+class Soap(common.SoapArguments, Shampoo):
     """Shampoo with the defaults of SOAP."""
 
-    kind = common.SOAP
-
-    def __init__(
-        self,
-        learning_rate: Any = LEARNING_RATE,
-        *,
-        beta1: float = 0.95,
-        beta2: float = 0.95,
-        epsilon: float = 1e-8,
-        **options: Any,
-    ) -> None:
-        own = {name: options.pop(name) for name in ShampooOptions.names() if name in options}
-        super().__init__(learning_rate, **vars(soap(beta1, beta2, epsilon, **own)), **options)
-
 
 @tf_keras.saving.register_keras_serializable(package="ctr")
-class Adafactor(_Optimizer):
+class Adafactor(common.AdafactorArguments, _Optimizer):
     """Adafactor."""
-
-    kind = common.ADAFACTOR
-
-    def __init__(self, learning_rate: Any = 0.01, **options: Any) -> None:
-        super().__init__(learning_rate, **options)
 
 
 class ShampooCallback(common.CallbackMixin, tf_keras.callbacks.Callback):
     """The callback for Keras 2 (tf_keras)."""
 
 
-Shampoo.__doc__ = common.documented(common.DOCUMENTATION, ShampooOptions())
-Soap.__doc__ = common.documented(common.SOAP_DOCUMENTATION, soap())
-ShampooCallback.__doc__ = common.CallbackMixin.__doc__
-Adafactor.__doc__ = common.documented(common.ADAFACTOR_DOCUMENTATION, AdafactorOptions())
+common.document(Shampoo, Soap, Adafactor, ShampooCallback)

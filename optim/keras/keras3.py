@@ -6,12 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.gradients import Gradient
 from ctr.optim.keras import common
 from ctr.optim.keras.replicas import sum_over_replicas
-from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.soap import LEARNING_RATE, soap
 
 _KERAS_OPTIONS = (*common.KERAS_OPTIONS, "loss_scale_factor", "gradient_accumulation_steps")
 
@@ -83,52 +80,22 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
 
 
 @keras.saving.register_keras_serializable(package="ctr")
-class Shampoo(_Optimizer):
+class Shampoo(common.ShampooArguments, _Optimizer):
     """Shampoo."""
 
-    kind = common.SHAMPOO
-
-    def __init__(
-        self, learning_rate: Any = 0.02, *, num_replicas_per_group: int | None = None, **options: Any
-    ) -> None:
-        super().__init__(learning_rate, **options)
-        self.num_replicas_per_group = common.check_group(num_replicas_per_group)
-
 
 @keras.saving.register_keras_serializable(package="ctr")
-class Soap(Shampoo):
+class Soap(common.SoapArguments, Shampoo):
     """Shampoo with the defaults of SOAP."""
 
-    kind = common.SOAP
-
-    def __init__(
-        self,
-        learning_rate: Any = LEARNING_RATE,
-        *,
-        beta1: float = 0.95,
-        beta2: float = 0.95,
-        epsilon: float = 1e-8,
-        **options: Any,
-    ) -> None:
-        own = {name: options.pop(name) for name in ShampooOptions.names() if name in options}
-        super().__init__(learning_rate, **vars(soap(beta1, beta2, epsilon, **own)), **options)
-
 
 @keras.saving.register_keras_serializable(package="ctr")
-class Adafactor(_Optimizer):
+class Adafactor(common.AdafactorArguments, _Optimizer):
     """Adafactor."""
-
-    kind = common.ADAFACTOR
-
-    def __init__(self, learning_rate: Any = 0.01, **options: Any) -> None:
-        super().__init__(learning_rate, **options)
 
 
 class ShampooCallback(common.CallbackMixin, keras.callbacks.Callback):
     """The callback for Keras 3."""
 
 
-Shampoo.__doc__ = common.documented(common.DOCUMENTATION, ShampooOptions())
-Soap.__doc__ = common.documented(common.SOAP_DOCUMENTATION, soap())
-ShampooCallback.__doc__ = common.CallbackMixin.__doc__
-Adafactor.__doc__ = common.documented(common.ADAFACTOR_DOCUMENTATION, AdafactorOptions())
+common.document(Shampoo, Soap, Adafactor, ShampooCallback)

@@ -18,8 +18,7 @@ import tensorflow as tf
 from ctr.optim.checked import Real, refuse_unknown
 from ctr.optim.gradients import all_finite
 from ctr.optim.kfac import factors as kfac
-from ctr.optim.kfac.core import KfacCore, Layer
-from ctr.optim.kfac.options import KfacOptions
+from ctr.optim.kfac.core import KfacCore, KfacOptions, Layer
 from ctr.optim.kfac.output_losses import LOSSES, LossName, check_labels, gradient_by_outputs
 from ctr.optim.kfac.record import (
     is_dense,
@@ -45,7 +44,7 @@ class KfacTrainer:
         loss: its name; cross-entropies are those of logits, so that the last layer has no sigmoid or softmax.
         learning_rate: of every step.
         jit_compile: whether XLA compiles the step.
-        **options: of ``ctr.optim.kfac.options.KfacOptions``.
+        **options: of ``ctr.optim.kfac.core.KfacOptions``.
 
     Attributes:
         core: the optimizer; its ``variables`` are all of its state.

@@ -13,10 +13,10 @@ import tensorflow as tf
 from ctr.optim.protocol import Cost, RowGradient, Spectrum
 from ctr.optim.rows.adagrad import RowAdaGrad, graft_rows, row_direction
 from ctr.optim.rows.rule import RowSetup, State
+from ctr.optim.shampoo.blocks import gram
 from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.layout import Blocks, lay_out
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.products import gram
 from ctr.optim.shampoo.schedule import collection_due, collection_weight, shampoo_share, when
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.variables import Variables, create_variable

@@ -26,8 +26,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from ctr.optim.shampoo.blocks import multiply
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.products import multiply
 from ctr.optim.shampoo.roots import (
     TOLERANCE,
     FloatArray,
@@ -61,7 +61,7 @@ def decomposition_residual(matrix: FloatArray, values: FloatArray, vectors: Floa
     return residual if np.isfinite(residual) else np.inf
 
 
-def eigenbasis(matrix: FloatArray, tolerance: float = TOLERANCE) -> Root:
+def eigenbasis(matrix: FloatArray) -> Root:
     """Computes the eigenvectors of A, float64 [n, n], in columns by ascending eigenvalue, with a certificate.
 
     The residual is ``decomposition_residual``'s for A with a hundred-millionth of its largest eigenvalue added.
@@ -81,12 +81,12 @@ def eigenbasis(matrix: FloatArray, tolerance: float = TOLERANCE) -> Root:
         damping = _CERTIFIED_ABOVE * float(values[-1]) + max(-float(values[0]), 0.0)
         damped = scaled + damping * np.eye(len(scaled))
         residual = decomposition_residual(damped, values + damping, vectors)
-        if residual <= tolerance:
+        if residual <= TOLERANCE:
             condition = float((values[-1] + damping) / (values[0] + damping))
             smallest, largest = np.ldexp([max(float(values[0]), 0.0), float(values[-1])], doublings)
             spectrum = (float(smallest), float(largest))
             return Root(vectors, residual, "eigh", condition, tuple(failures), spectrum)
-        failures.append(f"eigh({triangle}): residual {residual:.2g} above {tolerance:.2g}")
+        failures.append(f"eigh({triangle}): residual {residual:.2g} above {TOLERANCE:.2g}")
     raise RootError("no eigenbasis: " + "; ".join(failures))
 
 

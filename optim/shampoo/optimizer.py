@@ -20,9 +20,11 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.first_order.momentum import add_weight_decay
+from ctr.optim.first_order.directions import add_weight_decay
+from ctr.optim.first_order.options import AdaGrad
 from ctr.optim.gradients import GradientSteps, Present, RootSource, present_among
 from ctr.optim.protocol import Spectrum
+from ctr.optim.rows.adagrad import graft_rows, row_direction
 from ctr.optim.shampoo.describe import describe
 from ctr.optim.shampoo.directions import Eigenbases, InverseRoots
 from ctr.optim.shampoo.exchange import RootExchange
@@ -32,11 +34,53 @@ from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
 from ctr.optim.shampoo.momentum import AveragedGradients, Momentum
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics
-from ctr.optim.shampoo.tables import Tables
 from ctr.optim.update_limit import limit_update
 from ctr.optim.variables import Create, Variables, create_variable
 
 Tensors = dict[int, tf.Tensor]
+
+
+class Tables:
+    """Tables that learn by the rows that a batch touches: AdaGrad, or one-sided Shampoo at its step sizes (PSO App. D).
+
+    AdaGrad's sums are of each element or of each row.
+    """
+
+    def __init__(
+        self,
+        options: ShampooOptions,
+        layout: ShampooLayout,
+        weights: Sequence[tf.Variable],
+        variables: Variables,
+    ) -> None:
+        self.options, self.layout, self.weights = options, layout, weights
+        grafting = options.grafting
+        initial = grafting.initial_accumulator if isinstance(grafting, AdaGrad) else 1e-6
+        self.accumulators = {}
+        for index in layout.tables:
+            rows, columns = layout.tensors[index].shape
+            sums = [rows, 1 if options.rows == "adagrad_row" else columns]
+            self.accumulators[index] = variables.make(f"tensor{index}/accumulator", sums, value=initial)
+
+    def update(
+        self,
+        index: int,
+        slices: tf.IndexedSlices,
+        rate: tf.Tensor,
+        roots: Sequence[tf.Variable],
+        share: tf.Tensor | None,
+    ) -> None:
+        """Takes a step on distinct touched rows, in place; repetitions with zero gradient do no harm."""
+        table, accumulator = self.weights[index], self.accumulators[index]
+        rows, values = slices.indices, slices.values
+        step, squared = row_direction(tf.gather(accumulator, rows), values)
+        # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
+        accumulator.scatter_add(tf.IndexedSlices(squared, rows))
+        if index in self.layout.table_factors and share is not None:
+            factor, place = self.layout.table_factors[index]
+            direction = tf.matmul(values, roots[factor][place])
+            step = graft_rows(direction, step, share[index])
+        table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))
 
 
 class ShampooCore(GradientSteps):

@@ -5,10 +5,21 @@ ShampooOptions(method="eigenvalue_corrected", beta2=0.95)
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from ctr.optim.checked import Decay, Frequency, NotNegative, Options, Real, Share, Size, Steps, Whole
-from ctr.optim.first_order.options import AdaGrad, AnyGraft
+from ctr.optim.checked import (
+    Decay,
+    Frequency,
+    NotNegative,
+    Options,
+    Real,
+    Share,
+    Size,
+    Steps,
+    Whole,
+    refuse_unknown,
+)
+from ctr.optim.first_order.options import AdaGrad, Adam, AnyGraft
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,3 +219,30 @@ class ShampooOptions(Options):
         if not self.corrects:
             return 1
         return 3 if self.beta1 and not self.averages_in_bases else 2
+
+
+SOAP_LEARNING_RATE = 3e-3
+
+
+def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **changed: Any) -> ShampooOptions:
+    """Returns SOAP's options (Vyas et al., arXiv 2409.11321; PSO App. C).
+
+    They are Adam in the eigenbases of Shampoo's statistics, and Adam where there are none. Not step by step that of its
+    authors, which takes no step with the first gradient, changes bases after the step and by one power iteration.
+    Theirs come as often as with ``statistics={"frequency": 1}, precondition_frequency=10``.
+
+    Args:
+        beta1: decay of the average of gradients.
+        beta2: decay of the second moments at each step, and of the statistics each time they are collected.
+        epsilon: added to the root of the second moments.
+        **changed: other options; TypeError where there is no such option.
+    """
+    refuse_unknown("Soap", changed, ShampooOptions.names())
+    return ShampooOptions(
+        method="eigenvalue_corrected",
+        grafting=Adam(beta2=beta2, epsilon=epsilon, norm="none"),
+        roots=Roots(damping="absolute"),
+        beta1=beta1,
+        beta2=beta2,
+        epsilon=epsilon,
+    ).changed(changed)

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.gradients import Present, keep, of_owners, powers
+from ctr.optim.shampoo.blocks import gram
 from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.products import gram
 from ctr.optim.shampoo.schedule import collection_due, collection_weight, when
 from ctr.optim.shampoo.triangles import multiplicities, pack, packed_size
 from ctr.optim.variables import Variables

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ctr.eval.base_rate import nothing_learned
 from ctr.eval.display import (
     METRIC_TITLES,
     VERDICT_WIDTH,
@@ -13,6 +12,7 @@ from ctr.eval.display import (
     fixed,
     interval,
     no_interval_lines,
+    nothing_learned,
     paired_cells,
 )
 from ctr.eval.run_files import COMPARED

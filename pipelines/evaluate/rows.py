@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ctr.data.times import DAY_US
-from ctr.eval.logistic import sigmoid
+from ctr.eval.arrays import sigmoid
 from ctr.eval.prediction_difference import JoinedPredictions
 from ctr.io.errors import InputError
 from ctr.io.files import check_local

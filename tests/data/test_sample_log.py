@@ -22,7 +22,7 @@ from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.data.sidecar import list_sidecars, read_sidecar_partition, write_sidecar_partition
-from ctr.eval.logistic import row_logloss
+from ctr.eval.arrays import row_logloss
 from ctr.io.errors import InputError
 from hashed_rows import hashed_rows
 from log_files import digests, rows_of

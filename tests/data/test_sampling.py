@@ -14,7 +14,7 @@ from ctr.config import apply_settings, parse_model
 from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.sampling import SamplingConfig, Strata, condition_names, decide
 from ctr.data.time_range import TimeRange
-from ctr.eval.logistic import row_logloss
+from ctr.eval.arrays import row_logloss
 from ctr.io.errors import InputError
 from ctr.io.hashing import uniform_hash
 

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ctr.eval.arrays import sigmoid
 from ctr.eval.auc import StreamingAUC, roc_auc
 from ctr.eval.calibration import Calibration, SliceCalibration, calibration_buckets
-from ctr.eval.logistic import sigmoid
 from ctr.eval.logloss import Logloss
 from ctr.eval.rows import scored_rows
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
+from ctr.eval.arrays import sigmoid
 from ctr.eval.compare import compare, same_examples
 from ctr.eval.intervals import difference
-from ctr.eval.logistic import sigmoid
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import query_bucket
 

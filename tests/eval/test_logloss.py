@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctr.eval.base_rate import nothing_learned
-from ctr.eval.logistic import row_logloss, sigmoid
+from ctr.eval.arrays import row_logloss, sigmoid
+from ctr.eval.display import nothing_learned
 from ctr.eval.logloss import Logloss
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.rows import scored_rows

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ctr.eval.logistic import sigmoid
+from ctr.eval.arrays import sigmoid
 from ctr.eval.prediction_difference import (
     PredictionDifference,
     join_predictions,

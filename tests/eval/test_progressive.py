@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ctr.eval.arrays import sigmoid
 from ctr.eval.auc import roc_auc
-from ctr.eval.logistic import sigmoid
 from ctr.eval.progressive import ProgressiveMetrics
 
 COUNTS = ["examples", "queries", "queries_scored", "queries_one_class", "weight_sum"]

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from ctr.eval.arrays import sigmoid
 from ctr.eval.auc import StreamingAUC
 from ctr.eval.calibration import Calibration, KeyedSums, SliceCalibration
 from ctr.eval.intervals import Estimate
-from ctr.eval.logistic import sigmoid
 from ctr.eval.logloss import Logloss
 from ctr.eval.per_query_auc import PerQueryAUC
 from ctr.eval.prediction_difference import PredictionDifference

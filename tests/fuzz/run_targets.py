@@ -19,8 +19,7 @@ import run_directories
 from ctr.eval import run_files
 from ctr.eval.prediction_difference import pair_predictions
 from ctr.eval.report import render_report
-from ctr.eval.report.faults import faults_of
-from ctr.eval.report.shown_run import feature_shares, show_runs, slice_names
+from ctr.eval.report.shown_run import faults_of, feature_shares, show_runs, slice_names
 from ctr.eval.run_comparison import compare_runs
 from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError

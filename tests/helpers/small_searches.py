@@ -5,7 +5,7 @@ from typing import Any
 
 from ctr.config import parse_model
 from ctr.search.config import SearchConfig
-from ctr.search.cost import cost_of, counted
+from ctr.search.problem import cost_of, counted
 from ctr.search.space import space_of
 from ctr.search.supernet import SupernetResult, search_supernet
 from ctr.training.config import TrainConfig

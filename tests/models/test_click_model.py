@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.models.architecture import Architecture, Factors
-from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, rounded_weights, ui
+from ctr.models.click_model import (
+    TowerInput,
+    combine,
+    ensemble_logit,
+    forward,
+    quality,
+    rounded_weights,
+    transfer,
+    ui,
+)
 from ctr.models.initial_weights import init_weights
-from ctr.models.transfer import transfer
 
 PLAIN = Architecture(cross_layers=1, cross_rank=2, deep_units=(5,), prior=0.2, activation="tanh")
 FACTORIZED = replace(PLAIN, factors=Factors(width=4, ui_units=(6,), pieces=0, reach=6.0))

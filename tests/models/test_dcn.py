@@ -10,7 +10,7 @@ from ctr.models.architecture import Architecture
 from ctr.models.crosses import crosses, fused_crosses
 from ctr.models.dcn import hidden_layers, tower_outputs
 from ctr.models.initial_weights import init_weights
-from ctr.models.passes import sum_of_rows
+from ctr.models.own_gradient import sum_of_rows
 
 # Asymmetric, and of different width and rank: a transposed or swapped factor changes the numbers.
 U = np.array([[1.0, -2.0], [0.5, 3.0], [-1.5, 0.25]])

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import shampoo_reference as reference
 from ctr.optim.gradients import clip_by_global_norm, sum_duplicates
+from ctr.optim.shampoo.blocks import gram
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.products import gram
 
 ROWS, WIDTH = 12, 3
 INITIAL = 1e-6

@@ -8,7 +8,7 @@ import pytest
 from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
 from ctr.data.reader import rows_of_table
-from ctr.models.part import WHOLE
+from ctr.models.row_curvature import WHOLE
 from ctr.objective.config import TERMS
 from ctr.search.architecture import Shape
 from ctr.search.masks import MaskedPart, masks_of, passed_over

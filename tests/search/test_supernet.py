@@ -10,7 +10,7 @@ import pytest
 from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.search.config import SearchConfig
-from ctr.search.cost import cost_of, counted
+from ctr.search.problem import cost_of, counted
 from ctr.search.shared_weights import Plan, progress_of
 from ctr.search.space import space_of
 from ctr.training.config import TrainConfig

@@ -1,4 +1,4 @@
-"""Drawn candidates, and prefixes of a log."""
+"""Drawn candidates, their costs, and prefixes of a log."""
 
 from pathlib import Path
 
@@ -7,15 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctr.config import parse_model
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.stream import Selection, read_selection
 from ctr.data.time_range import TimeRange
+from ctr.experiments.measure import measure
 from ctr.io.errors import InputError
-from ctr.search.cost import cost_of
-from ctr.search.problem import find_prefix
-from ctr.search.space import Decision, Space
+from ctr.search.config import SearchConfig
+from ctr.search.problem import cost_of, counted, find_prefix
+from ctr.search.space import Decision, Space, make_space
 from ctr.search.trials import draw_candidates
 from ctr.training.config import TrainConfig
+from small_runs import SMALL, merged
 
 SPACE = Space(
     (
@@ -89,3 +92,30 @@ def test_a_prefix_without_rows_is_refused(log):
     late = TimeRange.model_validate({"start": "2030-01-01"})
     with pytest.raises(InputError, match="no rows in the time range"):
         find_prefix(log, late, 0.5)
+
+
+WIDTHS = {"user": 4, "item": 4}
+RANKED = merged(SMALL, {"model": {"deep": {"units": [16, 8], "ranks": [4, 0]}, "widths": WIDTHS}})
+CHOICES = {
+    "model.deep.units.0": [8, 16],
+    "model.deep.units.1": [0, 4, 8],
+    "model.deep.ranks.0": [0, 2, 4],
+    "model.crosses.layers": [0, 2],
+    "model.crosses.rank": [1, 3],
+    "model.widths.user,item": [0, 2, 4],
+    "features.tags": [True, False],
+    "batch.rows": [25, 50],
+}
+
+
+@pytest.mark.parametrize(("purpose", "key"), [("training", "train_flops"), ("serving", "inference_flops")])
+def test_the_cost_is_what_an_experiment_counts(log, purpose, key):
+    search = parse_model(SearchConfig, {"method": "random", "space": CHOICES}, "search")
+    space = make_space(search, RANKED, read_schema(log), "search")
+    cost = cost_of(space, RANKED, counted(log, purpose))
+    choices = [space.number(index) for index in range(0, space.size, 101)]
+    configs = {str(choice): space.apply(RANKED, choice).model_dump(mode="json") for choice in choices}
+    found = measure(log, {**configs, "base": RANKED}, "base", 0)
+    for choice in choices:
+        assert cost(choice) == found[str(choice)][key] / found["base"][key]
+    assert cost(space.baseline(RANKED)) == 1.0

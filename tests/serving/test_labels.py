@@ -6,7 +6,7 @@ import pytest
 
 from ctr.data.log import create_log
 from ctr.data.shards import publish_partition, sort_rows
-from ctr.eval.logistic import sigmoid
+from ctr.eval.arrays import sigmoid
 from ctr.serving.export import publish
 from ctr.serving.score import score_log
 from ctr.serving.scorer import Scorer

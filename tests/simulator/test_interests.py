@@ -12,9 +12,16 @@ from ctr.data.log import read_manifests
 from ctr.data.sidecar import read_sidecar_partition
 from ctr.data.times import DAY_US
 from ctr.io.errors import InputError
-from ctr.simulator.auction import Placed, days, make_world, quality_logit, true_logit
+from ctr.simulator.auction import (
+    Placed,
+    current_themes,
+    days,
+    make_world,
+    quality_logit,
+    themes_of_ads,
+    true_logit,
+)
 from ctr.simulator.config import InterestsConfig, WorldConfig
-from ctr.simulator.interests import current_themes, themes_of_ads
 from ctr.simulator.simulate import TRUTH, simulate
 from log_files import digests, rows_of
 

@@ -14,7 +14,7 @@ from ctr.data.features import Category
 from ctr.data.reader import Rows
 from ctr.data.schema import Schema
 from ctr.data.stream import TEACHER_LOGIT
-from ctr.models.part import WHOLE
+from ctr.models.row_curvature import WHOLE
 from ctr.objective.bias_constraints import resolve_families
 from ctr.objective.config import TERMS
 from ctr.training.batch_gradients import Differentiation

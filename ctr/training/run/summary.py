@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ctr.eval import display
-from ctr.eval.base_rate import nothing_learned
 from ctr.eval.click_ratio import describe, judge
+from ctr.eval.display import nothing_learned
 from ctr.eval.timeline import Timeline
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError

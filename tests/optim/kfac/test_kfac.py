@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ctr.optim.kfac import factors as kfac
-from ctr.optim.kfac.core import KfacCore, Layer
-from ctr.optim.kfac.options import KfacOptions
+from ctr.optim.kfac.core import KfacCore, KfacOptions, Layer
 from ctr.optim.kfac.trainer import KfacTrainer
 
 keras = tf.keras

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.optim.balance import balanced, loads
+from ctr.optim.shampoo.assignment import balanced, loads
 
 sides = st.integers(1, 600)
 pieces = st.tuples(st.integers(0, 30).map(float) | st.floats(0, 10), sides, sides)
