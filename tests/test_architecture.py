@@ -39,28 +39,28 @@ LONGEST_FUNCTION = 120
 
 LINES = {
     "benchmarks": 3635,
-    "benchmarks/studies": 4949,
-    "ctr": 2185,
-    "ctr/config": 983,
-    "ctr/data": 7067,
+    "benchmarks/studies": 4947,
+    "ctr": 2179,
+    "ctr/config": 979,
+    "ctr/data": 7017,
     "ctr/experiments": 3881,
-    "ctr/io": 1782,
-    "ctr/objective": 1284,
-    "ctr/search": 2432,
-    "ctr/serving": 1535,
-    "ctr/simulator": 1414,
-    "ctr/training": 11219,
-    "ctr/workers": 1402,
-    "eval": 5574,
-    "models": 2158,
-    "optim": 7702,
-    "pipelines": 11495,
-    "tests": 54226,
+    "ctr/io": 1765,
+    "ctr/objective": 1270,
+    "ctr/search": 2423,
+    "ctr/serving": 1521,
+    "ctr/simulator": 1406,
+    "ctr/training": 11099,
+    "ctr/workers": 1359,
+    "eval": 5545,
+    "models": 2130,
+    "optim": 7654,
+    "pipelines": 11379,
+    "tests": 54215,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 185, 29297
+LOOP_MODULES, LOOP_LINES = 156, 28960
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20
