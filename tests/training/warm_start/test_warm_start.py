@@ -285,10 +285,10 @@ def test_a_run_that_gives_nothing_is_refused(old, whole, copy_run, tmp_path):
     (swapped / "config.yaml").write_text(text.replace("units:\n    - 8", "units:\n    - 9"))
     another = "the checkpoint is not one of its config.yaml: "
     refused(swapped, rf"{another}dense/006 has the shape \[14, 8\], not \[14, 9\]")
-    gradient, content = {"beta1": 0.5}, yaml.safe_load(text)
-    content["optimizer"]["dense"]["shampoo"]["gradient"] = gradient
+    content = yaml.safe_load(text)
+    content["optimizer"]["dense"]["shampoo"]["beta1"] = 0.5
     (swapped / "config.yaml").write_text(yaml.safe_dump(content))
-    averaging = config_of({"optimizer": {"dense": {"shampoo": {"gradient": gradient}}}})
+    averaging = config_of({"optimizer": {"dense": {"shampoo": {"beta1": 0.5}}}})
     refused(swapped, f"{another}.*tensor0/gradient_average", config=averaging)
     others = [changed(feature, source=f"{feature.source}2") for feature in SCHEMA.features]
     refused(old, "no feature of the log is the same as in this run", publish(tmp_path / "log", others))
