@@ -35,7 +35,7 @@ from ctr.search.controller import (
 from ctr.search.masks import MaskedPart, masks_of, passed_over
 from ctr.search.space import Choice, Space
 from ctr.training.config import TrainConfig
-from ctr.training.device import resolve_compute_dtype
+from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
 from ctr.training.trainer import Phase, Ramps, Rates, Scores, Trainer
@@ -125,6 +125,7 @@ class SharedState(TrainState):
     """State of a run, and with it what the search remembers."""
 
     def __init__(self, plan: Plan, config: TrainConfig, schema: Schema, families: Sequence[Family]) -> None:
+        make_deterministic(config.seed)
         sizes = plan.policy.sizes
         self.progress = tf.Variable(Progress(new_controller(sizes)).to_array(), trainable=False)
         layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config)

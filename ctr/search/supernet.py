@@ -33,7 +33,6 @@ from ctr.search.problem import Cost
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress_of
 from ctr.search.space import Choice, Space, described
 from ctr.training.config import DEFAULT_SHAMPOO, TrainConfig
-from ctr.training.device import make_deterministic
 from ctr.training.learner import Learner
 from ctr.training.loop import open_session
 from ctr.training.state import TrainState
@@ -161,7 +160,6 @@ def _one_pass(
     def make_state(
         config: TrainConfig, schema: Schema, families: Sequence[Family], workers: Workers
     ) -> TrainState:
-        make_deterministic(config.seed)
         state = SharedState(plan, config, schema, families)
         if before is not None:
             start = replace(progress_of(before["search"], sizes), rows=0)
