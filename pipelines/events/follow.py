@@ -74,7 +74,7 @@ from ctr.pipelines.events.spool import (
     write_segment,
 )
 from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_teacher
-from ctr.pipelines.events.tables import FAR_US, Kind
+from ctr.pipelines.events.tables import CLICKS, FAR_US, IMPRESSIONS, Kind
 from ctr.pipelines.rows.sources import Chunk, UnreadableNowError, faults_named
 from ctr.pipelines.spill import spill_folder
 
@@ -273,10 +273,11 @@ class _Job:
     def drained_clock(self, arrived: Mapping[Kind, int]) -> int:
         """Returns the arrival at which all partitions with events are closed, -1 without any.
 
-        One that begins more than a year after what the kinds have reached stays open: the clocks of its few events are
-        wrong, and a log that ends with it could not go on.
+        One that begins more than a year after what impressions and clicks have reached stays open: the clocks of its
+        few events are wrong, and a log that ends with it could not go on. A label may have no event for longer.
         """
-        last = min((arrival for arrival in arrived.values() if arrival >= 0), default=-1) + FAR_US
+        reached = [arrived[kind] for kind in (IMPRESSIONS, CLICKS) if arrived[kind] >= 0]
+        last = min(reached, default=-1) + FAR_US
         starts = (start for start in list_starts(self.spool) if start <= last)
         return max((int(self.rules.closes_at(start)) for start in starts), default=-1)
 

@@ -108,6 +108,33 @@ def test_a_file_of_the_year_2099_alone_waits_and_a_log_goes_on_without_it(ingest
     assert event_files.published(log) == event_files.published(tmp_path / "batch")
 
 
+SALE = {"sale": {**event_files.content()["clicks"], "window": "20s"}}
+
+
+@pytest.mark.parametrize("driver", [*DRIVERS, "elsewhere"])
+def test_a_rare_label_holds_no_partition_back(driver, ingest, tmp_path, monkeypatch):
+    """Its last event comes long before the last impression: any driver publishes all partitions, of the same bytes."""
+    (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content(labels=SALE)))
+    shown, clicks = ([make(number, 5) for number in range(20)] for make in (impression, click))
+    for number in range(3):
+        later = {
+            "impressions": moved(shown, number * 300 * 86_400),
+            "clicks": moved(clicks, number * 300 * 86_400),
+        }
+        jsonl(tmp_path / "events", **{f"{kind}_{number}": events for kind, events in later.items()})
+    jsonl(tmp_path / "events", sale_0=[click(3, 9)])
+    if driver == "elsewhere":
+        monkeypatch.setattr("ctr.pipelines.beam.runs_in_this_process", lambda options: False)
+        driver, options = "batch", ["--beam-options=--runner=BundleBasedDirectRunner"]
+    else:
+        options = []
+    result = ingest(tmp_path / "events", tmp_path / "log", driver, *options)
+    assert result["warnings"] == []
+    assert [manifest.rows for manifest in read_manifests(tmp_path / "log")] == [20, 20, 20]
+    ingest(tmp_path / "events", tmp_path / "batch", "batch")
+    assert event_files.published(tmp_path / "log") == event_files.published(tmp_path / "batch")
+
+
 def test_a_column_that_no_event_has_is_refused_unless_it_may_be_missing(ingest, tmp_path):
     """As the reader of a table does; that a key is there suffices, its values may all be missing."""
     events = [{**impression(number, 5), "colour": "red"} for number in range(3)]
