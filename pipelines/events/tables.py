@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.event_mapping import EventMapping, EventSource
+from ctr.data.ids.arrow import is_text
 from ctr.data.ids.tables import pack_table
 from ctr.data.kept_values import VALUE_PREFIX, value_columns
 from ctr.data.reader import FAULTS, rows_of_table
@@ -28,7 +29,6 @@ from ctr.data.schema import MISSING_ID, label_column
 from ctr.data.shards import shard_schema
 from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.convert import is_text
 from ctr.pipelines.rows.raw_columns import (
     Columns,
     Verdict,

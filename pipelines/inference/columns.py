@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctr.data.ids.arrow import text_array
+from ctr.data.ids.arrow import is_text, text_array
 from ctr.data.spelling import CASTS
-from ctr.pipelines.rows.convert import is_text, parse_numbers
+from ctr.pipelines.rows.convert import parse_numbers
 
 _MARKS = (*"|;,^#~\x01\x02\x03\x1c\x1d\x1e\x1f\t", ", ", " ")
 # What no text but a list has between its parts.

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from ctr.config import describe_validation_error
+from ctr.data.ids.arrow import is_text
 from ctr.data.mapping import Label, LabelOp
 from ctr.io.errors import InputError
 from ctr.pipelines.inference import lexicon
@@ -25,7 +26,7 @@ from ctr.pipelines.inference.roles import (
     find_column,
     rejects_text,
 )
-from ctr.pipelines.rows.convert import is_text, parse_labels
+from ctr.pipelines.rows.convert import parse_labels
 
 _ZEROS, _ONES = {"0", "false", "0.0"}, {"1", "true", "1.0"}
 # Values that say that a row is positive, and those of events that have an outcome: click, purchase and so on.

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from ctr.config import describe_validation_error
+from ctr.data.ids.arrow import is_text
 from ctr.data.mapping import Time, TimeUnit
 from ctr.data.time_formats import MONTHS, WEEKDAYS, ZONES
 from ctr.data.times import DAY_US
@@ -28,7 +29,7 @@ from ctr.pipelines.inference.roles import (
     find_column,
     show_value,
 )
-from ctr.pipelines.rows.convert import SERIAL_OF_1970, is_text, parse_times
+from ctr.pipelines.rows.convert import SERIAL_OF_1970, parse_times
 from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE
 
 _TOKEN = re.compile(

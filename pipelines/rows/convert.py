@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.features import Vector
-from ctr.data.ids.arrow import spell_array, string_ids
+from ctr.data.ids.arrow import is_text, spell_array, string_ids
 from ctr.data.mapping import TIME_LIMIT_US, Label, Time
 from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.time_formats import TimeFormat, time_format
@@ -44,11 +44,6 @@ _PLAIN_ISO = (
 _HAS_OFFSET = r"[T ].*(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
 
 Bad = np.ndarray  # [N] bool: the rows that a conversion refuses
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Tells whether a type holds UTF-8 text."""
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def is_text_or_number(kind: pa.DataType) -> bool:

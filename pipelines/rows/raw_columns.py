@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from ctr.data.derived import Derived
 from ctr.data.features import Vector
 from ctr.data.ids import arrow
+from ctr.data.ids.arrow import is_text
 from ctr.data.ids.rules import derived_column
 from ctr.data.mapping import FIRST_TIME, LAST_TIME, TIME_LIMIT_US, Mapping, Time
 from ctr.data.schema import label_column
@@ -23,7 +24,6 @@ from ctr.pipelines.rows.convert import (
     WEIGHT_ALLOWED,
     check_encoded,
     check_utf8,
-    is_text,
     is_text_or_number,
     mix_ids,
     parse_ids,

@@ -21,6 +21,11 @@ from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprints_of
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Tells whether a type holds UTF-8 text."""
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
 def spell_array(strings: pa.Array) -> pa.Array:
     """Spells Arrow strings as a category does; null stays null."""
     content = strings.buffers()[2]
@@ -33,7 +38,7 @@ def spell_array(strings: pa.Array) -> pa.Array:
 def text_array(values: pa.Array) -> pa.Array:
     """Writes strings, integers, decimals, truth values or floats of an Arrow array as text; NaN is null."""
     kind = values.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if is_text(kind):
         return values
     if not pa.types.is_floating(kind):
         return values.cast(pa.string())
@@ -50,7 +55,7 @@ def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:
         raise InputError(
             f"{array.null_count} of the values to be converted to ids are null; every row requires one"
         )
-    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+    if not is_text(array.type):
         raise InputError(f"values of type {array.type} cannot be converted to ids; strings are required")
     array = array.cast(pa.large_string())
     if isinstance(array, pa.ChunkedArray):

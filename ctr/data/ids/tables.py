@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ctr.data.features import Category, Cross, Number, Text, Vector
 from ctr.data.ids import arrow
-from ctr.data.ids.arrow import text_array
+from ctr.data.ids.arrow import is_text, text_array
 from ctr.data.ids.rules import FeatureIds, Made, column_of, cross_ids
 from ctr.data.kept_values import VALUE_PREFIX
 from ctr.data.parquet_files import IDS_COLUMN
@@ -54,7 +54,7 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
         kind = column.type
     if pa.types.is_dictionary(kind):
         return _of_dictionary(column.unify_dictionaries(), lengths)
-    text = _is_text(kind) or pa.types.is_string_view(kind)
+    text = is_text(kind) or pa.types.is_string_view(kind)
     if not (text or _is_number(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
         raise InputError(
             f"feature {feature.name}: its source column {feature.source} is of type {kind}; a {feature.kind} reads "
@@ -71,7 +71,7 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
 def _has_usable_dictionaries(column: pa.ChunkedArray) -> bool:
     """Returns whether its dictionaries hold text and can be joined into one, with a further value for null."""
     # Indices of fewer bits may leave no room for the values of other chunks.
-    if not _is_text(column.type.value_type) or column.type.index_type != pa.int32():
+    if not is_text(column.type.value_type) or column.type.index_type != pa.int32():
         return False
     # Arrow joins no dictionaries with nulls.
     return column.num_chunks <= 1 or not any(chunk.dictionary.null_count for chunk in column.chunks)
@@ -79,10 +79,6 @@ def _has_usable_dictionaries(column: pa.ChunkedArray) -> bool:
 
 def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _is_number(kind: pa.DataType) -> bool:
