@@ -381,7 +381,8 @@ class FurtherLabel(StrictModel):
     def rule(self) -> str:
         # In seconds: 1d and 24h are the same.
         seconds = "" if self.window is None else f"within {duration_us(self.window) / 1e6:.15g} s"
-        return seconds if self.value is None else self.value.rule
+        watched = "" if self.until is None else ", watched until a column"
+        return seconds + watched if self.value is None else self.value.rule
 
 
 def _or_text(schema: dict[str, Any]) -> None:

@@ -172,7 +172,8 @@ def _optional_times(
 
 
 def _is_missing(column: pa.Array) -> np.ndarray:
-    missing: np.ndarray = column.is_null().to_numpy(zero_copy_only=False)
+    """Returns [N] bool: no value, an empty text, or NaN."""
+    missing: np.ndarray = column.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
     if is_text(column.type):
         missing |= pc.fill_null(pc.equal(column, ""), True).to_numpy(zero_copy_only=False)
     return missing

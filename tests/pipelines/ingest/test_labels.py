@@ -2,6 +2,8 @@
 
 import random
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import fault_points
@@ -98,6 +100,21 @@ def test_an_event_counts_to_the_end_of_its_window(tmp_path):
     assert read_labels(tmp_path / "log") == {1: (1, 0), 2: (0, 0), 3: (None, 0), 4: (0, None)}
 
 
+def test_no_number_of_a_parquet_file_is_missing_as_null_is(tmp_path):
+    """As other programs write missing times and labels."""
+    end, nan = FIRST + 12.0 * HOUR, float("nan")
+    rows = [(nan, end, 1.0), (FIRST, nan, nan), (None, None, None), (FIRST, end, 0.0)]
+    bought, watched, rated = zip(*rows, strict=True)
+    columns = {"id": [1, 2, 3, 4], "time": [FIRST] * 4, "user": [5] * 4, "clicked": [0] * 4}
+    numbers = {"bought": bought, "watched": watched, "rated": rated}
+    columns |= {name: pa.array(values, pa.float64()) for name, values in numbers.items()}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    mapping = mapping_of(input={"type": "parquet"})
+    result = ingest(mapping, [tmp_path / "rows.parquet"], tmp_path / "log", max_reject_share=1.0, now_us=NOW)
+    assert result.reject_reasons == {}
+    assert read_labels(tmp_path / "log") == {1: (0, 1), 2: (None, None), 3: (None, None), 4: (1, 0)}
+
+
 def test_of_a_query_that_lasts_each_row_has_a_window_of_its_own(tmp_path):
     rows = [f"1,{FIRST},5,0,{FIRST + 12 * HOUR + 1},,0", f"2,{FIRST + 60},5,1,{FIRST + 12 * HOUR + 1},,1"]
     label = {"purchase": {**LABELS["purchase"], "until": None}}
@@ -136,7 +153,10 @@ def test_day_by_day_or_killed_anywhere_the_same_bytes(tmp_path):
         assert files(log) == files(tmp_path / "whole")
     assert kills >= 3
     rules = read_state(tmp_path / "log0").rules
-    assert (rules["labels.purchase"], rules["labels.rating"]) == ("within 43200 s", "0 or 1")
+    assert (rules["labels.purchase"], rules["labels.rating"]) == (
+        "within 43200 s, watched until a column",
+        "0 or 1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,5 +196,12 @@ def test_a_log_of_other_labels_or_windows_is_refused(tmp_path):
         ingest(mapping_of(), paths, tmp_path / "log", append=True, now_us=NOW)
     ingest(mapping_of(), paths[:1], tmp_path / "labeled", append=True, now_us=NOW)
     longer = mapping_of({**LABELS, "purchase": {**LABELS["purchase"], "window": "1d"}})
-    with pytest.raises(InputError, match=r"within 43200 s, and the mapping now has .* within 86400 s"):
+    with pytest.raises(
+        InputError, match=r"within 43200 s, .*and the mapping now has .* within 86400 s, watched"
+    ):
         ingest(longer, paths, tmp_path / "labeled", append=True, now_us=NOW)
+    ended = mapping_of({**LABELS, "purchase": {**LABELS["purchase"], "until": None}})
+    with pytest.raises(
+        InputError, match=r"watched until a column, and the mapping now has .* within 43200 s; "
+    ):
+        ingest(ended, paths, tmp_path / "labeled", append=True, now_us=NOW)
