@@ -96,13 +96,16 @@ class EventCounts:
     labels: dict[str, KindCounts] = field(default_factory=dict)
     damaged: int = 0
 
+    @classmethod
+    def of(cls, labels: Iterable[str]) -> "EventCounts":
+        """Makes the counts before the first event; those of a label that never has one stay 0."""
+        return cls(labels={name: KindCounts() for name in labels})
+
     @property
     def by_kind(self) -> dict[Kind, KindCounts]:
         return {IMPRESSIONS: self.impressions, CLICKS: self.clicks, **self.labels}
 
     def add(self, report: UnitReport) -> None:
-        if report.kind not in self.by_kind:
-            self.labels[report.kind] = KindCounts()
         counts = self.by_kind[report.kind]
         counts.read += report.events
         counts.late += report.late

@@ -18,7 +18,7 @@ that may still be needed.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ctr.data.event_mapping import EventMapping
@@ -53,6 +53,7 @@ from ctr.pipelines.events.read import (
     Unit,
     Version,
     find_events,
+    looked_for,
     nothing_found,
     read_unit,
     split_units,
@@ -108,7 +109,7 @@ class WatchSettings(FollowSettings):
 class Progress:
     """Work of a watch so far, also before this process."""
 
-    counts: EventCounts = field(default_factory=EventCounts)
+    counts: EventCounts
     clock_us: int = -1  # the arrival that the clock has reached, -1 before the first
     pending: int = 0  # impressions that wait in open partitions
     published: int = 0  # partitions, by this process
@@ -126,7 +127,7 @@ def ingest_events(
     """Publishes the examples that the events of ``folders`` make as the log ``log``, in one round.
 
     Every partition with events is closed: it cannot be published with others later. Beam's ``options`` name another
-    runner, whose workers must see folders and log under the same paths or addresses; without them Beam is not loaded.
+    runner, whose workers must see folders and log under the same paths; without them Beam is not loaded.
     A job that was killed can be run again: it publishes the same bytes. Raises InputError: no events, a damaged file,
     a missing column, too many rejects, a log of something else, or not a single example.
     """
@@ -148,7 +149,7 @@ def ingest_events(
     units = split_units(files)
     begin_log(log, mapping)
     seconds: dict[str, float] = {}
-    counts = EventCounts()
+    counts = EventCounts.of(mapping.labels)
 
     def accept(reports: Sequence[UnitReport]) -> None:
         seconds["spool"] = time.perf_counter() - begun
@@ -193,8 +194,13 @@ def ingest_events(
         examples,
         sum(manifest.clicks for manifest in published),
         counters,
-        # They are open, as ``arrivals_reached`` has it.
         [
+            f"no files of {kind} found; looked for {', '.join(looked_for(mapping, folders, kind))}"
+            for kind in mapping.kinds
+            if not any(unit.kind == kind for unit in files)
+        ]
+        # They are open, as ``arrivals_reached`` has it.
+        + [
             f"the events from {format_time(start)} on are left out: few, and more than a year after all others"
             for start in left[:1]
         ],
@@ -241,7 +247,7 @@ class _Job:
     def __init__(self, mapping: EventMapping, log: Path, spool: Path, threads: int = 1) -> None:
         self.mapping, self.log, self.spool, self._threads = mapping, log, spool, threads
         self.rules = partition_rules(mapping)
-        self.progress = Progress()
+        self.progress = Progress(EventCounts.of(mapping.labels))
         self.last_published = -1  # the start of that partition
         self._histories = Histories(log, mapping.feature_schema)
 

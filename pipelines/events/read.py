@@ -81,13 +81,13 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
 
 def nothing_found(mapping: EventMapping, folders: Sequence[Path]) -> InputError:
     """Makes the error of folders without a file of events; it says where files were looked for."""
-    looked = [
-        f"{folder}/{pattern}"
-        for folder in folders
-        for kind in mapping.kinds
-        for pattern in _patterns(mapping, kind)
-    ]
+    looked = [place for kind in mapping.kinds for place in looked_for(mapping, folders, kind)]
     return InputError(f"no files of impressions or clicks found; looked for {', '.join(looked)}")
+
+
+def looked_for(mapping: EventMapping, folders: Sequence[Path], kind: Kind) -> list[str]:
+    """Lists the folders and patterns of a kind's files."""
+    return [f"{folder}/{pattern}" for folder in folders for pattern in _patterns(mapping, kind)]
 
 
 def _patterns(mapping: EventMapping, kind: Kind) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from ctr.pipelines.events.tables import CLICK_SCHEMA, CLICKS, EARLIER_SCHEMA, Ki
 
 _SHARE = 0.005  # of early, late and orphan clicks, from which on a job speaks of them
 _RECENT_CLICKS = 100_000  # in the latest partitions; no others are judged
+_RECENT_PARTITIONS = 1_000  # at most: of rare events
 _MOST = 0.9  # of the clicks that a longer duration would match, that the proposed one does
 _STEPS = [
     *((seconds, f"{seconds}s") for seconds in (1, 2, 5, 10, 20, 30)),
@@ -33,8 +34,8 @@ _STEPS = [
 def unmatched_warnings(mapping: EventMapping, log: Path) -> list[str]:
     """Returns how many of a log's clicks are early, late or orphans, where more than 0.5% are, and what would help.
 
-    Looks at the latest partitions with 100,000 clicks, and for their impressions up to a day before and after. The
-    events of each label are judged as clicks are.
+    Looks at the latest partitions with 100,000 clicks, a thousand at most, and for their impressions up to a day before
+    and after. The events of each label are judged as clicks are.
     """
     manifests, rules = read_manifests(log), partition_rules(mapping)
     return [line for kind in rules.windows for line in _warnings(mapping, rules, kind, log, manifests)]
@@ -44,10 +45,12 @@ def _warnings(
     mapping: EventMapping, rules: PartitionRules, kind: Kind, log: Path, manifests: Sequence[Manifest]
 ) -> list[str]:
     chosen: list[Manifest] = []
-    for manifest in reversed(manifests):
-        if sum_counters(chosen).get(kind, 0) >= _RECENT_CLICKS:
+    found = 0
+    for manifest in manifests[: -_RECENT_PARTITIONS - 1 : -1]:
+        if found >= _RECENT_CLICKS:
             break
         chosen.append(manifest)
+        found += manifest.counters.get(kind, 0)
     counters = sum_counters(chosen)
     clicks = sum(counters.get(name, 0) for name in fate_counters(kind))
     early, late, orphans = (counters.get(f"{name}_{kind}", 0) for name in ("early", "late", "orphan"))

@@ -11,7 +11,8 @@ import yaml
 import event_files
 from ctr.cli import main
 from ctr.config import dump_yaml
-from ctr.data.log import read_manifests
+from ctr.data.log import Manifest, read_manifests
+from ctr.pipelines.events.unmatched import unmatched_warnings
 from event_files import SECOND_US, click, impression
 from raw_logs import read_rejects
 
@@ -180,8 +181,7 @@ def test_clicks_that_miss_their_impression_are_told_with_what_would_match_them(i
 
 
 def test_conversions_that_miss_their_impression_are_told_as_clicks_are(ingest, tmp_path):
-    sale = {**event_files.content()["clicks"], "window": "20s"}
-    (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content(labels={"sale": sale})))
+    (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content(labels=SALE)))
     shown = [impression(number, 18.5) for number in range(100)]
     clicks, sales = [click(number, 18.6) for number in range(100)], [(0, 38.5), (1, 38.51), (5_000, 9)]
     jsonl(tmp_path / "events", impressions_0=shown, clicks_0=clicks, sale_0=[click(*one) for one in sales])
@@ -200,3 +200,42 @@ def test_what_is_not_found_says_where_it_was_looked_for(ingest, tmp_path):
     told = ingest(tmp_path / "empty", tmp_path / "log", "batch")["error"]
     for kind in ("impressions", "clicks"):
         assert f"{tmp_path}/empty/{kind}/*.jsonl" in told
+
+
+def test_a_kind_without_files_is_counted_and_a_batch_says_where_they_were_looked_for(ingest, tmp_path):
+    (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content(labels=SALE)))
+    jsonl(
+        tmp_path / "events", impressions_0=[impression(1, 5)], clicks_0=[click(1, 6)], sales_0=[click(1, 7)]
+    )
+    for driver in ("batch", "follow"):
+        result = ingest(tmp_path / "events", tmp_path / driver, driver)
+        assert result["counts"]["labels"] == {"sale": {"read": 0, "late": 0, "rejected": 0}}
+        looked = ", ".join(f"{tmp_path}/events/sale/*.jsonl{packed}" for packed in ("", ".gz", ".zst"))
+        warned = [f"no files of sale found; looked for {looked}"] if driver == "batch" else []
+        assert result["warnings"] == warned
+
+
+def test_unmatched_events_are_judged_by_a_thousand_partitions_at_most(tmp_path, monkeypatch):
+    mapping, hour = event_files.mapping(labels=SALE), 3600 * SECOND_US
+
+    def warned(place: int) -> list[str]:
+        """The only orphan is in the partition ``place``, counted from the latest."""
+        manifests = [
+            Manifest(
+                start=hour * number,
+                end=hour * (number + 1),
+                schema_version="",
+                rows=0,
+                queries=0,
+                clicks=0,
+                shards=(),
+                counters={},
+            )
+            for number in range(1_500)
+        ]
+        manifests[-1 - place].counters.update(sale=1, orphan_sale=1)
+        monkeypatch.setattr("ctr.pipelines.events.unmatched.read_manifests", lambda log: manifests)
+        return unmatched_warnings(mapping, tmp_path)
+
+    said = "0 of 1 events of sale are early, which matches, 0 late, 1 orphans"
+    assert [warned(place) for place in (0, 999, 1_000)] == [[said], [said], []]
