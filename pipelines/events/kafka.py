@@ -49,7 +49,9 @@ class EventsInKafka(beam.PTransform[Any, Any]):
     def __init__(self, mapping: EventMapping, settings: KafkaSettings, since_us: int = 0) -> None:
         super().__init__()
         if mapping.impressions.topic is None:
-            raise InputError("mapping: impressions.topic and clicks.topic are required to read from Kafka")
+            raise InputError(
+                f"mapping: topic: required for all of {', '.join(mapping.kinds)} to read from Kafka"
+            )
         if mapping.impressions.hashed:
             fault = "records are JSON objects, hashed impressions are Parquet"
             raise InputError(f"mapping: impressions.hashed: {fault}")

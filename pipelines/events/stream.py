@@ -95,7 +95,7 @@ def check_rules(mapping: EventMapping) -> PartitionRules:
 class PublishStream(beam.PTransform[Any, Any]):
     """Publishes partitions of ``RawEvents`` with their arrival as Beam's timestamp.
 
-    The mapping has its teacher pinned; all workers see the log, which was begun, under its path or address; the share
+    The mapping has its teacher pinned; all workers see the log, which was begun, under its path; the share
     of rejects is that of the latest events of a worker. When the watermark reaches the end of time, ``counts`` gets the
     impressions that were read for each partition as JSON.
     """
@@ -249,7 +249,7 @@ def stream_events(
     """Runs the job on a streaming runner until its source ends, or it is canceled.
 
     ``source`` makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned; all workers see the
-    log under its path or address; a signal of ``stop``, called ten times a second, cancels the job. With ``drain`` the
+    log under its path; a signal of ``stop``, called ten times a second, cancels the job. With ``drain`` the
     source ends by itself. Raises InputError: a runner that cannot do it, another mapping's log, or too many rejects.
     """
     if runs_in_this_process(options) and not drain:

@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 
 def spill_schema(mapping: Mapping) -> pa.Schema:
-    """Returns the columns of a shard, kept raw values (null if held back without), and file and row."""
+    """Returns the columns of a shard, kept raw values, and file and row."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.keep_values)
     kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]

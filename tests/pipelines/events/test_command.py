@@ -120,7 +120,10 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
         (("a", "--follow", "--beam-options=--runner=direct"), "--follow runs on this machine, without Beam"),
         (kafka, "--kafka requires a running expansion service: --expansion-service HOST:PORT"),
         (served, "--stream requires a runner that waits for watermarks"),
-        ((*served, "--beam-options=--runner=FlinkRunner --job_endpoint=h:1"), "topic and clicks.topic"),
+        (
+            (*served, "--beam-options=--runner=FlinkRunner --job_endpoint=h:1"),
+            "required for all of impressions, clicks to read",
+        ),
     ):
         parsed = arguments(*given, folder=tmp_path)
         with pytest.raises(InputError, match=complaint):
@@ -177,3 +180,7 @@ def test_what_a_stream_or_a_topic_cannot_be_is_refused():
     )
     with pytest.raises(InputError, match="hashed impressions are Parquet"):
         EventsInKafka(parse_model(EventMapping, content, "test"), KafkaSettings("h:1", "h:2"))
+    topics = "topic: required for all of impressions, clicks, sale to read from Kafka"
+    without = event_files.mapping(labels={"sale": {**sale, "window": "1h"}})
+    with pytest.raises(InputError, match=topics):
+        EventsInKafka(without, KafkaSettings("h:1", "h:2"))

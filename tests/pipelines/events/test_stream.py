@@ -10,8 +10,22 @@ import pytest
 import event_files
 from ctr.data.log import list_partitions
 from ctr.pipelines.events.publish import begin_log
+from ctr.pipelines.events.rules import partition_rules
 from ctr.pipelines.events.stream import first_needed, last_published
-from event_files import CLOSES, LENGTH, WINDOW, click, impression, labels, mapping, raw, read_side, run_stream
+from event_files import (
+    CLOSES,
+    DELAY,
+    LENGTH,
+    WINDOW,
+    click,
+    impression,
+    labels,
+    mapping,
+    microseconds,
+    raw,
+    read_side,
+    run_stream,
+)
 from raw_logs import read_rejects
 
 
@@ -68,3 +82,20 @@ def test_what_is_needed_again_begins_as_far_back_as_a_click_is_told_late(tmp_pat
     assert first_needed(mapping().model_copy(update={"future": None}), log) == 0
     near = mapping(late_window="1s", future="1s")
     assert first_needed(near, log) == event_files.microseconds(7)
+
+
+def test_a_source_keeps_what_is_read_again_by_the_formula_that_users_are_told(tmp_path):
+    """Until the partition after the last published one closes, records are needed: see docs/howto/events.md."""
+    timestamp = {"timestamp": {"column": "shown_at", "unit": "us"}}
+    sale = {**event_files.content()["clicks"], "window": "25s"}
+    durations = {"show_window": "6s", "late_window": "4s", "clock_skew": "2s", "future": "7s"}
+    made = mapping(impressions=timestamp, labels={"sale": sale}, **durations)
+    run_stream(
+        tmp_path / "log",
+        [raw("impressions", {**impression(1, 5), "shown_at": microseconds(5)}, made=made)],
+        made,
+    )
+    assert last_published(tmp_path / "log") == event_files.BEGIN_US
+    closes = partition_rules(made).closes_at(event_files.BEGIN_US + LENGTH * event_files.SECOND_US)
+    kept = LENGTH + 2 * 6 + 2 * 25 + 4 + DELAY + 2 * 2 + 7
+    assert closes - first_needed(made, tmp_path / "log") == kept * event_files.SECOND_US
