@@ -279,11 +279,12 @@ class _Job:
     def drained_clock(self, arrived: Mapping[Kind, int]) -> int:
         """Returns the arrival at which all partitions with events are closed, -1 without any.
 
-        One that begins more than a year after what impressions and clicks have reached stays open: the clocks of its
-        few events are wrong, and a log that ends with it could not go on. A label may have no event for longer.
+        One that begins more than a year and the windows after what impressions and clicks have reached stays open: the
+        clocks of its few events are wrong, and a log that ends with it could not go on. A label may have no event for
+        longer.
         """
         reached = [arrived[kind] for kind in (IMPRESSIONS, CLICKS) if arrived[kind] >= 0]
-        last = min(reached, default=-1) + FAR_US
+        last = min(reached, default=-1) + FAR_US + self.rules.lookback
         starts = (start for start in list_starts(self.spool) if start <= last)
         return max((int(self.rules.closes_at(start)) for start in starts), default=-1)
 

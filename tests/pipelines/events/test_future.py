@@ -20,20 +20,24 @@ DRIVERS = {
     "batch": (),
     "follow": ("--follow", "--drain", "--poll", "0"),
     "stream": ("--stream", "--drain", "--beam-options=--runner=DirectRunner"),
+    "elsewhere": ("--beam-options=--runner=BundleBasedDirectRunner",),
 }
 YEAR = 365 * 86_400
 Ingest = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def ingest(tmp_path, capsys) -> Ingest:
+def ingest(tmp_path, capsys, monkeypatch) -> Ingest:
     """Runs the command over a folder, as a driver does it; returns its result."""
     mapping = tmp_path / "mapping.yaml"
     mapping.write_text(dump_yaml(event_files.mapping()))
 
     def run(events: Path, log: Path, driver: str, *options: str) -> dict[str, Any]:
         given = [str(events), "--mapping", str(mapping), "--out", str(log), *DRIVERS[driver], *options]
-        status = main(["ingest", "events", *given, "--json"])
+        with monkeypatch.context() as patch:
+            if driver == "elsewhere":
+                patch.setattr("ctr.pipelines.beam.runs_in_this_process", lambda options: False)
+            status = main(["ingest", "events", *given, "--json"])
         told = capsys.readouterr()
         result: dict[str, Any] = json.loads(told.out) if not status else {"error": told.err}
         assert status in (0, None) or (status == 1 and len(told.err.splitlines()) <= 2)
@@ -112,8 +116,8 @@ def test_a_file_of_the_year_2099_alone_waits_and_a_log_goes_on_without_it(ingest
 SALE = {"sale": {**event_files.content()["clicks"], "window": "20s"}}
 
 
-@pytest.mark.parametrize("driver", [*DRIVERS, "elsewhere"])
-def test_a_rare_label_holds_no_partition_back(driver, ingest, tmp_path, monkeypatch):
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_rare_label_holds_no_partition_back(driver, ingest, tmp_path):
     """Its last event comes long before the last impression: any driver publishes all partitions, of the same bytes."""
     (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content(labels=SALE)))
     shown, clicks = ([make(number, 5) for number in range(20)] for make in (impression, click))
@@ -124,14 +128,22 @@ def test_a_rare_label_holds_no_partition_back(driver, ingest, tmp_path, monkeypa
         }
         jsonl(tmp_path / "events", **{f"{kind}_{number}": events for kind, events in later.items()})
     jsonl(tmp_path / "events", sale_0=[click(3, 9)])
-    if driver == "elsewhere":
-        monkeypatch.setattr("ctr.pipelines.beam.runs_in_this_process", lambda options: False)
-        driver, options = "batch", ["--beam-options=--runner=BundleBasedDirectRunner"]
-    else:
-        options = []
-    result = ingest(tmp_path / "events", tmp_path / "log", driver, *options)
+    result = ingest(tmp_path / "events", tmp_path / "log", driver)
     assert result["warnings"] == []
     assert [manifest.rows for manifest in read_manifests(tmp_path / "log")] == [20, 20, 20]
+    ingest(tmp_path / "events", tmp_path / "batch", "batch")
+    assert event_files.published(tmp_path / "log") == event_files.published(tmp_path / "batch")
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_the_last_event_of_a_window_of_years_is_counted(driver, ingest, tmp_path):
+    sale = {"sale": {**SALE["sale"], "window": "500d"}}
+    (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content(labels=sale, partition="30d")))
+    sold = [click(3, 499 * 86_400)]
+    jsonl(tmp_path / "events", impressions_0=[impression(3, 5)], clicks_0=[click(3, 6)], sale_0=sold)
+    assert ingest(tmp_path / "events", tmp_path / "log", driver)["warnings"] == []
+    matched = [manifest.counters["matched_sale"] for manifest in read_manifests(tmp_path / "log")]
+    assert (sum(matched), matched[-1]) == (1, 1)
     ingest(tmp_path / "events", tmp_path / "batch", "batch")
     assert event_files.published(tmp_path / "log") == event_files.published(tmp_path / "batch")
 
