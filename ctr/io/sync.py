@@ -19,15 +19,26 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ctr.io.errors import InputError, PassingError, one_line
-from ctr.io.files import PARTIAL, check_local, create_exclusively, is_temporary, write_atomic
+from ctr.io.files import (
+    PARTIAL,
+    address_fault,
+    create_exclusively,
+    directory_fault,
+    is_temporary,
+    write_atomic,
+)
 from ctr.io.signals import Interrupted, stop_signals
 
 log = logging.getLogger(__name__)
 
+_Progress = Callable[[int], object]
 _ADDRESS = re.compile(r"(s3|gs|az)://([^/\s]+)((?:/(?!\.{0,2}(?:/|$))[^/]+)*)/?")
 _PIECE = 8 << 20  # bytes of an object's part
 _THREADS = 8  # a request takes tens of milliseconds, whatever it is for
 _LIMIT = 180.0  # seconds for which a request that fails is repeated
+# Names of exceptions. ValueError: a name that can be no key.
+_REFUSALS = {"PermissionDeniedError", "UnauthenticatedError", "InvalidPathError", "ValueError"}
+_FAULTS = {"BaseError", "FileNotFoundError", "ValueError"}
 _LEFT_OUT = (".lock", PARTIAL, ".damaged", ".launching")
 _PARTITION = re.compile(r"[0-9]{19}-([0-9]{19})")
 _NAMED = re.compile(rb'"file": *"([^"/]+\.(?:npz|parquet))"')
@@ -45,21 +56,26 @@ class _Place:
         self._skipped: set[str] = set()
         match = _ADDRESS.fullmatch(address)
         if match is None:
-            check_local(address)
+            if address_fault(address):
+                allowed = "a folder, or s3://BUCKET/NAME (gs, az) without //, . and .."
+                raise InputError(f"{address}: allowed: {allowed}")
             return
+        from obstore.exceptions import BaseError
         from obstore.store import from_url
 
         self._folder = f"{match[3]}/".removeprefix("/")
         allows_http = os.environ.get("AWS_ALLOW_HTTP" if match[1] == "s3" else "AZURE_ALLOW_HTTP", "")
-        self._store = from_url(
-            f"{match[1]}://{match[2]}",
-            client_options={
-                "timeout": timedelta(minutes=10),  # of a request with its body
-                # Otherwise forgotten. Google's address is https unless its credentials name another.
-                "allow_http": match[1] == "gs" or allows_http.lower() in ("1", "true"),
-            },
-            retry_config={"max_retries": 3},  # ``_Sync.copy`` goes on
-        )
+        options: dict[str, Any] = {
+            "timeout": timedelta(minutes=10),  # of a request with its body
+            # Otherwise forgotten. Google's address is https unless its credentials name another.
+            "allow_http": match[1] == "gs" or allows_http.lower() in ("1", "true"),
+        }
+        retries: Any = {"max_retries": 3}  # ``_Sync.copy`` goes on
+        try:
+            url = f"{match[1]}://{match[2]}"
+            self._store = from_url(url, client_options=options, retry_config=retries)
+        except (BaseError, ValueError) as error:
+            raise InputError(f"{address}: {_shown(error)[:300]}") from None
 
     def entries(self) -> dict[str, tuple[int, str]]:
         """Lists, by names, sizes in bytes and tags, which differ where contents do."""
@@ -138,13 +154,8 @@ class _Place:
 class _Sync:
     """Passes over a source; another one copies what has changed since."""
 
-    def __init__(
-        self, source: _Place, target: _Place, begin_us: int, progress: Callable[[int], object]
-    ) -> None:
+    def __init__(self, source: _Place, target: _Place, begin_us: int, progress: _Progress) -> None:
         self._source, self._target, self._begin_us, self._progress = source, target, begin_us, progress
-        self._stores = [one.address for one in (source, target) if _ADDRESS.fullmatch(one.address)] or [
-            source.address
-        ]
         self._same: dict[str, tuple[str, str]] = {}  # the tags of both where they had the same content
         self._here: dict[str, tuple[int, str]] = {}
         self._there: dict[str, tuple[int, str]] = {}
@@ -152,28 +163,21 @@ class _Sync:
 
     def copy(self) -> None:
         """Copies what differs, and goes on for ``_LIMIT`` seconds where that fails for reasons that may pass."""
-        from obstore import exceptions as known
-
-        # ValueError: a name that can be no key.
-        refusals = (
-            known.PermissionDeniedError,
-            known.UnauthenticatedError,
-            known.InvalidPathError,
-            ValueError,
-        )
         begun, done = time.monotonic(), len(self.copied)
         while True:
             try:
                 return self._pass()
-            except (known.BaseError, FileNotFoundError, ValueError) as error:
-                # What follows is for programmers, a request's query may hold a signature, and XML the key.
-                said = str(error).partition("\n\nDebug source")[0]
-                shown = re.sub(r"\?[^\s)\"]*|(?<=//)[^/@\s]*@|:?\s*<.*", "", said, flags=re.DOTALL)
-                if "NoSuchBucket" in said or "ContainerNotFound" in said:
-                    shown = "no such bucket"
-                fault = f"{' and '.join(self._stores)}: {one_line(Exception(shown))[:300]}"
-                is_status = re.search(r"status code: 4(?!04|08|09|29)", said) and "RequestTimeout" not in said
-                if is_status or isinstance(error, refusals) or shown == "no such bucket":
+            except Exception as error:
+                # By name, since between two folders obstore need not be installed.
+                kinds = {kind.__name__ for kind in type(error).__mro__}
+                if not kinds & _FAULTS:
+                    raise
+                shown = _shown(error)
+                places = (self._source.address, self._target.address)
+                fault = f"{' and '.join(filter(_ADDRESS.fullmatch, places)) or places[0]}: {shown[:300]}"
+                is_status = re.search(r"status code: 4(?!04|08|09|29)", shown)
+                is_refused = is_status and "RequestTimeout" not in str(error)
+                if is_refused or kinds & _REFUSALS or shown == "no such bucket":
                     raise InputError(fault) from None
                 if len(self.copied) > done:
                     begun, done = time.monotonic(), len(self.copied)
@@ -239,6 +243,14 @@ class _Sync:
         self._same[name] = self._here[name][1], self._there.get(name, (0, ""))[1]
 
 
+def _shown(error: Exception) -> str:
+    # What follows is for programmers, a request's query may hold a signature, and XML the key.
+    said = str(error).partition("\n\nDebug source")[0]
+    if "NoSuchBucket" in said or "ContainerNotFound" in said:
+        return "no such bucket"
+    return one_line(Exception(re.sub(r"\?[^\s)\"]*|(?<=//)[^/@\s]*@|:?\s*<.*", "", said, flags=re.DOTALL)))
+
+
 def _matches(name: str, *patterns: str) -> bool:
     return any(PurePosixPath(name).match(pattern) for pattern in patterns)
 
@@ -248,7 +260,7 @@ def sync(
     target: str,
     begin_us: int = 0,
     follow_seconds: float | None = None,
-    progress: Callable[[int], object] = lambda files: None,
+    progress: _Progress = lambda files: None,
 ) -> int:
     """Copies what ``target`` lacks of ``source``, each a folder or an address; returns how many files it copied.
 
@@ -263,8 +275,11 @@ def sync(
         copies = _Sync(_Place(source), _Place(target), begin_us, progress)
     except ModuleNotFoundError:
         raise InputError("ctr sync requires the package obstore", "pip install 'clicktrain[cloud]'") from None
-    if follow_seconds is None and not _ADDRESS.fullmatch(source) and not Path(source).is_dir():
-        raise InputError(f"{source}: no such folder")
+    is_missing = not _ADDRESS.fullmatch(source) and not Path(source).is_dir()
+    # One that is followed may appear later.
+    missing = "" if follow_seconds else f"{source}: no such folder"
+    if is_missing and (fault := directory_fault(Path(source)) or missing):
+        raise InputError(fault)
     umask = os.umask(0o077)  # copies can be read by their owner alone
     try:
         with stop_signals() if follow_seconds else nullcontext(lambda: None) as stop:
