@@ -80,7 +80,7 @@ class _Place:
     def entries(self) -> dict[str, tuple[int, str]]:
         """Lists, by names, sizes in bytes and tags, which differ where contents do."""
         if self._store is None:
-            files = [Path(folder, name) for folder, _, names in os.walk(self._path) for name in names]
+            files = [folder / name for folder, names in self._walk() for name in names]
             stats = {path.relative_to(self._path).as_posix(): path.stat() for path in files if path.is_file()}
             return {name: (stat.st_size, str(stat.st_mtime_ns)) for name, stat in stats.items()}
         items = self._list(self._folder.rstrip("/"))
@@ -90,6 +90,19 @@ class _Place:
         kept = {name: item for name, item in found.items() if name not in folders}
         # Some stores list a tag without the quotes that it has elsewhere.
         return {name: (item["size"], str(item["e_tag"]).strip('"')) for name, item in kept.items()}
+
+    def _walk(self) -> Iterator[tuple[Path, list[str]]]:
+        def fail(error: OSError) -> None:
+            raise error
+
+        if not self._path.is_dir():
+            return
+        for name, _, files in os.walk(self._path, onerror=fail, followlinks=True):
+            folder = Path(name)
+            above = folder.absolute().parents
+            if folder.is_symlink() and folder.resolve() in {place.resolve() for place in above}:
+                raise InputError(f"{folder}: links to a folder that holds it; remove the link")
+            yield folder, files
 
     def _list(self, folder: str, offset: str | None = None) -> Iterator[Any]:
         import obstore
