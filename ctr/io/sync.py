@@ -20,7 +20,6 @@ from typing import Any
 
 from ctr.io.errors import InputError, PassingError, one_line
 from ctr.io.files import (
-    PARTIAL,
     address_fault,
     create_exclusively,
     directory_fault,
@@ -39,12 +38,21 @@ _LIMIT = 180.0  # seconds for which a request that fails is repeated
 # Names of exceptions. ValueError: a name that can be no key.
 _REFUSALS = {"PermissionDeniedError", "UnauthenticatedError", "InvalidPathError", "ValueError"}
 _FAULTS = {"BaseError", "FileNotFoundError", "ValueError"}
-_LEFT_OUT = (".lock", PARTIAL, ".damaged", ".launching")
-_PARTITION = re.compile(r"[0-9]{19}-([0-9]{19})")
+# Folders for use here: versions and checkpoints that are not whole, runs that are being made, rows on their way.
+_LEFT_OUT = re.compile(
+    r"[0-9]+(\.damaged|(\.damaged|\.former)?\.partial)|\..+\.launching|\.spill-[0-9a-f]{16}"
+)
+_PARTITION = r"[0-9]{19}-([0-9]{19})"
+_SHARD = rf"shards/{_PARTITION}-[0-9]{{4,}}-[0-9a-f]{{16}}\.parquet"
 _NAMED = re.compile(rb'"file": *"([^"/]+\.(?:npz|parquet))"')
-_EXCLUSIVE = ("schema.json", "sidecars/*/[0-9]*.json", "checkpoints/*/state.json", "manifests/*.json")
+_EXCLUSIVE = (
+    r"schema\.json",
+    rf"sidecars/[^/]+/{_PARTITION}\.json",
+    r"checkpoints/[0-9]{20}/state\.json",
+    rf"manifests/{_PARTITION}\.json",
+)
 # What is copied after all else, in this order: a partition's sidecars are there before the partition is.
-_LATE = (*_EXCLUSIVE[1:3], "saved_model.pb", _EXCLUSIVE[3], "summary.json")
+_LATE = (*_EXCLUSIVE[1:3], r"saved_model\.pb", _EXCLUSIVE[3], r"summary\.json")
 
 
 class _Place:
@@ -206,7 +214,7 @@ class _Sync:
         names = [name for name in self._here if self._is_wanted(name) and not self._is_same(name)]
         # First of all: whether these are the same log or run.
         exclusive = {name for name in names if _matches(name, *_EXCLUSIVE)}
-        first = {name for name in exclusive if name in self._there or _matches(name, "schema.json")}
+        first = {name for name in exclusive if name in self._there or _matches(name, _EXCLUSIVE[0])}
         late = [name for one in _LATE for name in sorted({*names} - first) if _matches(name, one)]
         for name in sorted(first):
             self._create(name)
@@ -217,19 +225,18 @@ class _Sync:
             (self._create if name in exclusive else self._copy)(name)
 
     def _is_wanted(self, name: str) -> bool:
-        parts = PurePosixPath(name).parts
-        is_local = any(part.endswith(_LEFT_OUT) or part.startswith(".spill-") for part in parts)
-        partition = _PARTITION.match(parts[-1])
+        *folders, file = PurePosixPath(name).parts
+        partition = re.match(_PARTITION, file)
         is_before = partition is not None and int(partition[1]) <= self._begin_us
-        return not is_local and not is_before and not is_temporary(Path(name))
+        is_local = file == ".lock" or is_temporary(Path(file)) or any(map(_LEFT_OUT.fullmatch, folders))
+        return not is_local and not is_before
 
     def _is_same(self, name: str) -> bool:
         (size, tag), (other_size, other_tag) = self._here[name], self._there.get(name, (-1, ""))
         if size != other_size or self._same.get(name) == (tag, other_tag):
             return size == other_size
         # The name of a shard has a hash of its content.
-        is_shard = PurePosixPath(name).parent.name == "shards"
-        if not is_shard and self._source.etag(name, tag) != self._target.etag(name, other_tag):
+        if not _matches(name, _SHARD) and self._source.etag(name, tag) != self._target.etag(name, other_tag):
             return False
         self._same[name] = tag, other_tag
         return True
@@ -250,7 +257,9 @@ class _Sync:
         if self._target.write(name, iter([content]), "create"):
             self.copied.add(name)
         # After a lost answer it is what was sent. While somebody creates it, there may be nothing yet.
-        elif b"".join(self._target.read(name)) != content:
+        elif (found := b"".join(self._target.read(name))) != content:
+            if _matches(name, _EXCLUSIVE[0]) and b'"version"' not in found:
+                return self._copy(name)  # over somebody's file of this name, of no log or run
             where = f"{self._target.address}/{name}"
             raise InputError(f"{where}: is there, of another log or run, and is kept; use another DST")
         self._same[name] = self._here[name][1], self._there.get(name, (0, ""))[1]
@@ -265,7 +274,7 @@ def _shown(error: Exception) -> str:
 
 
 def _matches(name: str, *patterns: str) -> bool:
-    return any(PurePosixPath(name).match(pattern) for pattern in patterns)
+    return any(re.search(rf"(?:^|/){pattern}\Z", name) for pattern in patterns)
 
 
 def sync(
