@@ -162,9 +162,10 @@ class _Place:
             return str((self._path / name).stat().st_mtime_ns)
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        first = next(pieces, b"")
-        is_small = len(first) < _PIECE or mode == "create"
-        content = b"".join([first, *pieces]) if is_small else itertools.chain([first], pieces)
+        first, second = next(pieces, b""), next(pieces, b"")
+        is_small = len(first) + len(second) <= _PIECE or mode == "create"
+        whole = itertools.chain([first, second], pieces)
+        content = b"".join(whole) if is_small else whole
         how = {"mode": mode, "use_multipart": not is_small, "chunk_size": _PIECE, "max_concurrency": 4}
         try:
             return str(self._store.put(self._folder + name, content, **how)["e_tag"]).strip('"')
@@ -248,10 +249,16 @@ class _Sync:
 
     def _create(self, name: str) -> None:
         """Creates a file after those that it says are complete, also after those that an old listing leaves out."""
-        content, folder = b"".join(self._source.read(name)), PurePosixPath(name).parent
-        place = folder.parent / "shards" if folder.name == "manifests" else folder
-        for file in _NAMED.findall(content) or [b"arrays.npz"] * (folder.parent.name == "checkpoints"):
-            needed = str(place / file.decode())
+        content, path = b"".join(self._source.read(name)), PurePosixPath(name)
+        folder, log_folder = path.parent, path.parent.parent
+        place = log_folder / "shards" if folder.name == "manifests" else folder
+        files = [place / file.decode() for file in _NAMED.findall(content)]
+        files += [
+            log_folder / f"values/{path.stem}-{one.decode()}.parquet" for one in _VALUES.findall(content)
+        ]
+        if log_folder.name == "checkpoints" and not files:
+            files = [folder / "arrays.npz"]
+        for needed in map(str, files):
             if not {name, needed} & (self._there.keys() | self.copied):
                 self._copy(needed)
         if self._target.write(name, iter([content]), "create"):
