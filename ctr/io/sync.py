@@ -19,13 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ctr.io.errors import InputError, PassingError, one_line
-from ctr.io.files import (
-    address_fault,
-    create_exclusively,
-    directory_fault,
-    is_temporary,
-    write_atomic,
-)
+from ctr.io.files import address_fault, create_exclusively, directory_fault, is_temporary, write_atomic
 from ctr.io.signals import Interrupted, stop_signals
 
 log = logging.getLogger(__name__)
@@ -39,12 +33,11 @@ _LIMIT = 180.0  # seconds for which a request that fails is repeated
 _REFUSALS = {"PermissionDeniedError", "UnauthenticatedError", "InvalidPathError", "ValueError"}
 _FAULTS = {"BaseError", "FileNotFoundError", "ValueError"}
 # Folders for use here: versions and checkpoints that are not whole, runs that are being made, rows on their way.
-_LEFT_OUT = re.compile(
-    r"[0-9]+(\.damaged|(\.damaged|\.former)?\.partial)|\..+\.launching|\.spill-[0-9a-f]{16}"
-)
+_LEFT_OUT = re.compile(r"[0-9]+(\.former|\.damaged)?\.(partial|damaged)|\..+\.launching|\.spill-[0-9a-f]{16}")
 _PARTITION = r"[0-9]{19}-([0-9]{19})"
 _SHARD = rf"shards/{_PARTITION}-[0-9]{{4,}}-[0-9a-f]{{16}}\.parquet"
 _NAMED = re.compile(rb'"file": *"([^"/]+\.(?:npz|parquet))"')
+_VALUES = re.compile(rb'"values": *\{[^}]*"sha256": *"([0-9a-f]{16})')
 _EXCLUSIVE = (
     r"schema\.json",
     rf"sidecars/[^/]+/{_PARTITION}\.json",
@@ -67,6 +60,8 @@ class _Place:
             if address_fault(address):
                 allowed = "a folder, or s3://BUCKET/NAME (gs, az) without //, . and .."
                 raise InputError(f"{address}: allowed: {allowed}")
+            if fault := directory_fault(self._path):
+                raise InputError(fault)
             return
         from obstore.exceptions import BaseError
         from obstore.store import from_url
@@ -88,8 +83,8 @@ class _Place:
     def entries(self) -> dict[str, tuple[int, str]]:
         """Lists, by names, sizes in bytes and tags, which differ where contents do."""
         if self._store is None:
-            files = [folder / name for folder, names in self._walk() for name in names]
-            stats = {path.relative_to(self._path).as_posix(): path.stat() for path in files if path.is_file()}
+            files = _files(self._path) if self._path.is_dir() else ()
+            stats = {path.relative_to(self._path).as_posix(): path.stat() for path in files}
             return {name: (stat.st_size, str(stat.st_mtime_ns)) for name, stat in stats.items()}
         items = self._list(self._folder.rstrip("/"))
         found = {item["path"].removeprefix(self._folder): item for item in items}
@@ -98,19 +93,6 @@ class _Place:
         kept = {name: item for name, item in found.items() if name not in folders}
         # Some stores list a tag without the quotes that it has elsewhere.
         return {name: (item["size"], str(item["e_tag"]).strip('"')) for name, item in kept.items()}
-
-    def _walk(self) -> Iterator[tuple[Path, list[str]]]:
-        def fail(error: OSError) -> None:
-            raise error
-
-        if not self._path.is_dir():
-            return
-        for name, _, files in os.walk(self._path, onerror=fail, followlinks=True):
-            folder = Path(name)
-            above = folder.absolute().parents
-            if folder.is_symlink() and folder.resolve() in {place.resolve() for place in above}:
-                raise InputError(f"{folder}: links to a folder that holds it; remove the link")
-            yield folder, files
 
     def _list(self, folder: str, offset: str | None = None) -> Iterator[Any]:
         import obstore
@@ -250,15 +232,11 @@ class _Sync:
     def _create(self, name: str) -> None:
         """Creates a file after those that it says are complete, also after those that an old listing leaves out."""
         content, path = b"".join(self._source.read(name)), PurePosixPath(name)
-        folder, log_folder = path.parent, path.parent.parent
-        place = log_folder / "shards" if folder.name == "manifests" else folder
+        folder, above = path.parent, path.parent.parent
+        place = above / "shards" if folder.name == "manifests" else folder
         files = [place / file.decode() for file in _NAMED.findall(content)]
-        files += [
-            log_folder / f"values/{path.stem}-{one.decode()}.parquet" for one in _VALUES.findall(content)
-        ]
-        if log_folder.name == "checkpoints" and not files:
-            files = [folder / "arrays.npz"]
-        for needed in map(str, files):
+        files += [above / f"values/{path.stem}-{one.decode()}.parquet" for one in _VALUES.findall(content)]
+        for needed in map(str, files or [folder / "arrays.npz"] * (above.name == "checkpoints")):
             if not {name, needed} & (self._there.keys() | self.copied):
                 self._copy(needed)
         if self._target.write(name, iter([content]), "create"):
@@ -270,6 +248,17 @@ class _Sync:
             where = f"{self._target.address}/{name}"
             raise InputError(f"{where}: is there, of another log or run, and is kept; use another DST")
         self._same[name] = self._here[name][1], self._there.get(name, (0, ""))[1]
+
+
+def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    place = folder.resolve()
+    if place in above:
+        raise InputError(f"{folder}: links to a folder that holds it; remove the link")
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _files(path, (*above, place))
+        elif path.is_file():
+            yield path
 
 
 def _shown(error: Exception) -> str:
@@ -304,11 +293,8 @@ def sync(
         copies = _Sync(_Place(source), _Place(target), begin_us, progress)
     except ModuleNotFoundError:
         raise InputError("ctr sync requires the package obstore", "pip install 'clicktrain[cloud]'") from None
-    is_missing = not _ADDRESS.fullmatch(source) and not Path(source).is_dir()
-    # One that is followed may appear later.
-    missing = "" if follow_seconds else f"{source}: no such folder"
-    if is_missing and (fault := directory_fault(Path(source)) or missing):
-        raise InputError(fault)
+    if follow_seconds is None and not _ADDRESS.fullmatch(source) and not Path(source).is_dir():
+        raise InputError(f"{source}: no such folder")
     umask = os.umask(0o077)  # copies can be read by their owner alone
     try:
         with stop_signals() if follow_seconds else nullcontext(lambda: None) as stop:

@@ -470,14 +470,14 @@ def test_linked_folders_are_copied_and_loops_and_faults_refused(log, tmp_path, m
     where = source / "below" / "loop"
     assert capsys.readouterr().err == f"error: {where}: links to a folder that holds it; remove the link\n"
     where.unlink()
-    scandir = os.scandir
+    iterdir = Path.iterdir
 
-    def refuse(folder: str) -> object:
-        if str(folder).endswith("below"):
+    def refuse(folder: Path) -> Iterator[Path]:
+        if folder.name == "below":
             raise PermissionError(13, "Permission denied", str(folder))
-        return scandir(folder)
+        return iterdir(folder)
 
-    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(Path, "iterdir", refuse)
     assert main(["sync", str(source), str(tmp_path / "other")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "Permission denied" in line and str(source / "below") in line
