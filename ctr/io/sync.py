@@ -1,8 +1,9 @@
 """Copies logs, runs, exports and other folders between this machine and object stores, such as ``s3://bucket/log``.
 
 Whoever reads the target finds it whole at any moment: manifests, in the order of time, checkpoints' ``state.json``,
-``saved_model.pb`` and ``summary.json`` come after what they say is complete. Schemas, manifests and states are created
-exclusively; all else is copied where it differs. Nothing is deleted.
+``saved_model.pb`` and ``summary.json`` come after what they say is complete, and what an ingest goes on from at the end.
+Schemas, manifests and checkpoints' states are created exclusively; all else is copied where it differs. Nothing is
+deleted.
 """
 
 import hashlib
@@ -46,6 +47,8 @@ _EXCLUSIVE = (
 )
 # What is copied after all else, in this order: a partition's sidecars are there before the partition is.
 _LATE = (*_EXCLUSIVE[1:3], r"saved_model\.pb", _EXCLUSIVE[3], r"summary\.json")
+# What an ingest goes on from, with the files that it speaks of: copied last of all, in this order.
+_STATES = (r"\.events/units/[^/]+\.json", r"\.ingest/state\.json", r"\.events/clock\.json")
 
 
 class _Place:
@@ -192,9 +195,18 @@ class _Sync:
 
     def _pass(self) -> None:
         # What says that others are complete counts if it was there before these were listed.
-        before = self._source.entries()
-        self._here, self._there = self._source.entries(), self._target.entries()
-        names = [name for name in self._here if self._is_wanted(name) and not self._is_same(name)]
+        before = self._here = self._source.entries()
+        self._there = self._target.entries()
+        found = [name for one in _STATES for name in sorted(before) if _matches(name, one)]
+        states = {name: b"".join(self._source.read(name)) for name in found if not self._is_same(name)}
+        self._here = self._source.entries()
+        if states and self._here != before:
+            log.warning(
+                "%s: changes; .ingest and .events are complete after the next copy", self._source.address
+            )
+            states = {}
+        wanted = [name for name in self._here if self._is_wanted(name) and not _matches(name, *_STATES)]
+        names = [name for name in wanted if not self._is_same(name)]
         # First of all: whether these are the same log or run.
         exclusive = {name for name in names if _matches(name, *_EXCLUSIVE)}
         first = {name for name in exclusive if name in self._there or _matches(name, _EXCLUSIVE[0])}
@@ -206,6 +218,8 @@ class _Sync:
                 self._progress(len(self.copied))
         for name in filter(before.__contains__, late):
             (self._create if name in exclusive else self._copy)(name)
+        for name, content in states.items():
+            self._copy(name, content)
 
     def _is_wanted(self, name: str) -> bool:
         *folders, file = PurePosixPath(name).parts
@@ -224,9 +238,9 @@ class _Sync:
         self._same[name] = tag, other_tag
         return True
 
-    def _copy(self, name: str) -> None:
-        tag = self._here.get(name, (0, ""))[1]
-        self._same[name] = tag, self._target.write(name, self._source.read(name))
+    def _copy(self, name: str, content: bytes | None = None) -> None:
+        pieces = self._source.read(name) if content is None else iter([content])
+        self._same[name] = self._here.get(name, (0, ""))[1], self._target.write(name, pieces)
         self.copied.add(name)
 
     def _create(self, name: str) -> None:

@@ -564,21 +564,22 @@ def test_what_an_ingest_goes_on_from_is_of_one_moment_with_the_rest(log, tmp_pat
 
     def ingest(place: module._Place) -> object:
         if place.address == str(source):
-            write_files(source, {f"shards/{next(number)}": "new", ".ingest/state.json": "2"})
+            write_files(source, {f".events/units/new {next(number)}.json": "new", ".ingest/state.json": "2"})
         return entries(place)
 
     # While something changes all the time, it waits.
     monkeypatch.setattr(module._Place, "entries", ingest)
     assert main(["sync", str(source), str(target)]) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"warning: {source}: changes ")
-    assert not set(STATES) & set(files(target)) and set(SPOKEN_OF) < set(files(target))
+    assert line.startswith(f"warning: {source}: changes; ")
+    assert not [name for name in files(target) if "units" in name or name in STATES]
+    assert set(SPOKEN_OF) < set(files(target))
     monkeypatch.setattr(module._Place, "entries", entries)
 
     # What comes after the shards were listed is not told of.
-    def copy_beside(one: module._Sync, name: str) -> None:
+    def copy_beside(one: module._Sync, name: str, *content: bytes) -> None:
         write_files(source, {".ingest/state.json": "3", "shards/late": "late"})
-        copy(one, name)
+        copy(one, name, *content)
 
     write_files(source, {"new": "1"})
     monkeypatch.setattr(module._Sync, "_copy", copy_beside)
