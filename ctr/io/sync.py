@@ -1,9 +1,8 @@
 """Copies logs, runs, exports and other folders between this machine and object stores, such as ``s3://bucket/log``.
 
 Whoever reads the target finds it whole at any moment: manifests, in the order of time, checkpoints' ``state.json``,
-``saved_model.pb`` and ``summary.json`` come after what they say is complete, and what an ingest goes on from at the end.
-Schemas, manifests and checkpoints' states are created exclusively; all else is copied where it differs. Nothing is
-deleted.
+``saved_model.pb`` and ``summary.json`` come after what they say is complete, and last what an ingest goes on from.
+Schemas, manifests and states of checkpoints are created exclusively; all else is copied where it differs.
 """
 
 import hashlib
@@ -27,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _Progress = Callable[[int], object]
 _ADDRESS = re.compile(r"(s3|gs|az)://([^/\s]+)((?:/(?!\.{0,2}(?:/|$))[^/]+)*)/?")
+_ALLOWED = "allowed: a folder, or s3://BUCKET/NAME (gs, az) without //, . and .."
 _PIECE = 8 << 20  # bytes of an object's part
 _THREADS = 8  # a request takes tens of milliseconds, whatever it is for
 _LIMIT = 180.0  # seconds for which a request that fails is repeated
@@ -60,11 +60,9 @@ class _Place:
         self._skipped: set[str] = set()
         match = _ADDRESS.fullmatch(address)
         if match is None:
-            if address_fault(address):
-                allowed = "a folder, or s3://BUCKET/NAME (gs, az) without //, . and .."
-                raise InputError(f"{address}: allowed: {allowed}")
-            if fault := directory_fault(self._path):
-                raise InputError(fault)
+            wrong = f"{address}: {_ALLOWED}" if address_fault(address) else directory_fault(self._path)
+            if wrong:
+                raise InputError(wrong)
             return
         from obstore.exceptions import BaseError
         from obstore.store import from_url
@@ -78,8 +76,7 @@ class _Place:
         }
         retries: Any = {"max_retries": 3}  # ``_Sync.copy`` goes on
         try:
-            url = f"{match[1]}://{match[2]}"
-            self._store = from_url(url, client_options=options, retry_config=retries)
+            self._store = from_url(f"{match[1]}://{match[2]}", client_options=options, retry_config=retries)
         except (BaseError, ValueError) as error:
             raise InputError(f"{address}: {_shown(error)[:300]}") from None
 
@@ -147,10 +144,9 @@ class _Place:
             return str((self._path / name).stat().st_mtime_ns)
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        first, second = next(pieces, b""), next(pieces, b"")
-        is_small = len(first) + len(second) <= _PIECE or mode == "create"
-        whole = itertools.chain([first, second], pieces)
-        content = b"".join(whole) if is_small else whole
+        start = list(itertools.islice(pieces, 2))
+        is_small = sum(map(len, start)) <= _PIECE or mode == "create"
+        content = b"".join([*start, *pieces]) if is_small else itertools.chain(start, pieces)
         how = {"mode": mode, "use_multipart": not is_small, "chunk_size": _PIECE, "max_concurrency": 4}
         try:
             return str(self._store.put(self._folder + name, content, **how)["e_tag"]).strip('"')
@@ -182,9 +178,10 @@ class _Sync:
                 shown = _shown(error)
                 places = (self._source.address, self._target.address)
                 fault = f"{' and '.join(filter(_ADDRESS.fullmatch, places)) or places[0]}: {shown[:300]}"
-                is_status = re.search(r"status code: 4(?!04|08|09|29)", shown)
-                is_refused = is_status and "RequestTimeout" not in str(error)
-                if is_refused or kinds & _REFUSALS or shown == "no such bucket":
+                is_status = re.search(
+                    r"status code: 4(?!04|08|09|29)", shown
+                ) and "RequestTimeout" not in str(error)
+                if is_status or kinds & _REFUSALS or shown == "no such bucket":
                     raise InputError(fault) from None
                 if len(self.copied) > done:
                     begun, done = time.monotonic(), len(self.copied)
@@ -201,12 +198,9 @@ class _Sync:
         states = {name: b"".join(self._source.read(name)) for name in found if not self._is_same(name)}
         self._here = self._source.entries()
         if states and self._here != before:
-            log.warning(
-                "%s: changes; .ingest and .events are complete after the next copy", self._source.address
-            )
+            log.warning("%s: changes; .ingest and .events wait for the next copy", self._source.address)
             states = {}
-        wanted = [name for name in self._here if self._is_wanted(name) and not _matches(name, *_STATES)]
-        names = [name for name in wanted if not self._is_same(name)]
+        names = [name for name in self._here if self._is_wanted(name) and not self._is_same(name)]
         # First of all: whether these are the same log or run.
         exclusive = {name for name in names if _matches(name, *_EXCLUSIVE)}
         first = {name for name in exclusive if name in self._there or _matches(name, _EXCLUSIVE[0])}
@@ -226,7 +220,7 @@ class _Sync:
         partition = re.match(_PARTITION, file)
         is_before = partition is not None and int(partition[1]) <= self._begin_us
         is_local = file == ".lock" or is_temporary(Path(file)) or any(map(_LEFT_OUT.fullmatch, folders))
-        return not is_local and not is_before
+        return not (is_local or is_before or _matches(name, *_STATES))
 
     def _is_same(self, name: str) -> bool:
         (size, tag), (other_size, other_tag) = self._here[name], self._there.get(name, (-1, ""))
