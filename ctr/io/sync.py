@@ -68,14 +68,14 @@ class _Place:
 
         self._folder = f"{match[3]}/".removeprefix("/")
         allows_http = os.environ.get("AWS_ALLOW_HTTP" if match[1] == "s3" else "AZURE_ALLOW_HTTP", "")
-        options: dict[str, Any] = {
+        options = {
             "timeout": timedelta(minutes=10),  # of a request with its body
             # Otherwise forgotten. Google's address is https unless its credentials name another.
             "allow_http": match[1] == "gs" or allows_http.lower() in ("1", "true"),
         }
-        retries: Any = {"max_retries": 3}  # ``_Sync.copy`` goes on
+        how: Any = {"client_options": options, "retry_config": {"max_retries": 3}}  # ``_Sync.copy`` goes on
         try:
-            self._store = from_url(f"{match[1]}://{match[2]}", client_options=options, retry_config=retries)
+            self._store = from_url(f"{match[1]}://{match[2]}", **how)
         except (BaseError, ValueError) as error:
             raise InputError(f"{address}: {_shown(error)[:300]}") from None
 
@@ -155,10 +155,8 @@ class _Sync:
                 shown = _shown(error)
                 places = (self._source.address, self._target.address)
                 fault = f"{' and '.join(filter(_ADDRESS.fullmatch, places)) or places[0]}: {shown[:300]}"
-                is_status = re.search(
-                    r"status code: 4(?!04|08|09|29)", shown
-                ) and "RequestTimeout" not in str(error)
-                if is_status or kinds & _REFUSALS or shown == "no such bucket":
+                is_refused = re.search(r"^no such bucket$|status code: 4(?!04|08|09|29)", shown)
+                if kinds & _REFUSALS or (is_refused and "RequestTimeout" not in str(error)):
                     raise InputError(fault) from None
                 if len(self.copied) > done:
                     begun, done = time.monotonic(), len(self.copied)
