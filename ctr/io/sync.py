@@ -39,14 +39,11 @@ _PARTITION = r"[0-9]{19}-([0-9]{19})"
 _SHARD = rf"shards/{_PARTITION}-[0-9]{{4,}}-[0-9a-f]{{16}}\.parquet"
 _NAMED = re.compile(rb'"file": *"([^"/]+\.(?:npz|parquet))"')
 _VALUES = re.compile(rb'"values": *\{[^}]*"sha256": *"([0-9a-f]{16})')
-_EXCLUSIVE = (
-    r"schema\.json",
-    rf"sidecars/[^/]+/{_PARTITION}\.json",
-    r"checkpoints/[0-9]{20}/state\.json",
-    rf"manifests/{_PARTITION}\.json",
-)
+_SCHEMA, _MANIFEST = r"schema\.json", rf"manifests/{_PARTITION}\.json"
+_PARTS = (rf"sidecars/[^/]+/{_PARTITION}\.json", r"checkpoints/[0-9]{20}/state\.json")
+_EXCLUSIVE = (_SCHEMA, *_PARTS, _MANIFEST)
 # What is copied after all else, in this order: a partition's sidecars are there before the partition is.
-_LATE = (*_EXCLUSIVE[1:3], r"saved_model\.pb", _EXCLUSIVE[3], r"summary\.json")
+_LATE = (*_PARTS, r"saved_model\.pb", _MANIFEST, r"summary\.json")
 # What an ingest goes on from, with the files that it speaks of: copied last of all, in this order.
 _STATES = (r"\.events/units/[^/]+\.json", r"\.ingest/state\.json", r"\.events/clock\.json")
 
@@ -59,8 +56,7 @@ class _Place:
         self._store: Any = None
         match = _ADDRESS.fullmatch(address)
         if match is None:
-            wrong = f"{address}: {_ALLOWED}" if address_fault(address) else directory_fault(self._path)
-            if wrong:
+            if wrong := (f"{address}: {_ALLOWED}" if address_fault(address) else directory_fault(self._path)):
                 raise InputError(wrong)
             return
         from obstore.exceptions import BaseError
@@ -85,9 +81,7 @@ class _Place:
             files = _files(self._path) if self._path.is_dir() else ()
             stats = {path.relative_to(self._path).as_posix(): path.stat() for path in files}
             return {name: (stat.st_size, str(stat.st_mtime_ns)) for name, stat in stats.items()}
-        import obstore
-
-        items: Any = obstore.list(self._store, self._folder.rstrip("/") or None).collect()
+        items = self._store.list(self._folder.rstrip("/") or None).collect()
         found = {item["path"].removeprefix(self._folder): item for item in items}
         # Some tools make an object for a folder.
         folders = {str(folder) for name in found for folder in PurePosixPath(name).parents}
@@ -178,7 +172,7 @@ class _Sync:
         names = [name for name in self._here if self._is_wanted(name) and not self._is_same(name)]
         # First of all: whether these are the same log or run.
         exclusive = {name for name in names if _matches(name, *_EXCLUSIVE)}
-        first = {name for name in exclusive if name in self._there or _matches(name, _EXCLUSIVE[0])}
+        first = {name for name in exclusive if name in self._there or _matches(name, _SCHEMA)}
         late = [name for one in _LATE for name in sorted({*names} - first) if _matches(name, one)]
         for name in sorted(first):
             self._create(name)
@@ -226,7 +220,7 @@ class _Sync:
             self.copied.add(name)
         # After a lost answer it is what was sent. While somebody creates it, there may be nothing yet.
         elif (found := b"".join(self._target.read(name))) != content:
-            if _matches(name, _EXCLUSIVE[0]) and b'"version"' not in found:
+            if _matches(name, _SCHEMA) and b'"version"' not in found:
                 return self._copy(name)  # over somebody's file of this name, of no log or run
             where = f"{self._target.address}/{name}"
             raise InputError(f"{where}: is there, of another log or run, and is kept; use another DST")
