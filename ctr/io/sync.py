@@ -1,8 +1,8 @@
 """Copies logs, runs, exports and other folders between this machine and object stores, such as ``s3://bucket/log``.
 
 Whoever reads the target finds it whole at any moment: manifests, in the order of time, checkpoints' ``state.json``,
-``saved_model.pb`` and ``summary.json`` come after what they say is complete. Schemas, manifests and states are created
-exclusively; all else is copied where it differs. Nothing is deleted.
+``saved_model.pb`` and ``summary.json`` come after what they say is complete, and last what an ingest goes on from.
+Schemas, manifests and states of checkpoints are created exclusively; all else is copied where it differs.
 """
 
 import hashlib
@@ -19,21 +19,33 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ctr.io.errors import InputError, PassingError, one_line
-from ctr.io.files import PARTIAL, check_local, create_exclusively, is_temporary, write_atomic
+from ctr.io.files import address_fault, create_exclusively, directory_fault, is_temporary, write_atomic
 from ctr.io.signals import Interrupted, stop_signals
 
 log = logging.getLogger(__name__)
 
+_Progress = Callable[[int], object]
 _ADDRESS = re.compile(r"(s3|gs|az)://([^/\s]+)((?:/(?!\.{0,2}(?:/|$))[^/]+)*)/?")
+_ALLOWED = "allowed: a folder, or s3://BUCKET/NAME (gs, az) without //, . and .."
 _PIECE = 8 << 20  # bytes of an object's part
 _THREADS = 8  # a request takes tens of milliseconds, whatever it is for
 _LIMIT = 180.0  # seconds for which a request that fails is repeated
-_LEFT_OUT = (".lock", PARTIAL, ".damaged", ".launching")
-_PARTITION = re.compile(r"[0-9]{19}-([0-9]{19})")
+# Names of exceptions. ValueError: a name that can be no key.
+_REFUSALS = {"PermissionDeniedError", "UnauthenticatedError", "InvalidPathError", "ValueError"}
+_FAULTS = {"BaseError", "FileNotFoundError", "ValueError"}
+# Folders for use here: versions and checkpoints that are not whole, runs that are being made, rows on their way.
+_LEFT_OUT = re.compile(r"[0-9]+(\.former|\.damaged)?\.(partial|damaged)|\..+\.launching|\.spill-[0-9a-f]{16}")
+_PARTITION = r"[0-9]{19}-([0-9]{19})"
+_SHARD = rf"shards/{_PARTITION}-[0-9]{{4,}}-[0-9a-f]{{16}}\.parquet"
 _NAMED = re.compile(rb'"file": *"([^"/]+\.(?:npz|parquet))"')
-_EXCLUSIVE = ("schema.json", "sidecars/*/[0-9]*.json", "checkpoints/*/state.json", "manifests/*.json")
+_VALUES = re.compile(rb'"values": *\{[^}]*"sha256": *"([0-9a-f]{16})')
+_SCHEMA, _MANIFEST = r"schema\.json", rf"manifests/{_PARTITION}\.json"
+_PARTS = (rf"sidecars/[^/]+/{_PARTITION}\.json", r"checkpoints/[0-9]{20}/state\.json")
+_EXCLUSIVE = (_SCHEMA, *_PARTS, _MANIFEST)
 # What is copied after all else, in this order: a partition's sidecars are there before the partition is.
-_LATE = (*_EXCLUSIVE[1:3], "saved_model.pb", _EXCLUSIVE[3], "summary.json")
+_LATE = (*_PARTS, r"saved_model\.pb", _MANIFEST, r"summary\.json")
+# What an ingest goes on from, with the files that it speaks of: copied last of all, in this order.
+_STATES = (r"\.events/units/[^/]+\.json", r"\.ingest/state\.json", r"\.events/clock\.json")
 
 
 class _Place:
@@ -42,62 +54,40 @@ class _Place:
     def __init__(self, address: str) -> None:
         self.address, self._path = address, Path(address)
         self._store: Any = None
-        self._skipped: set[str] = set()
         match = _ADDRESS.fullmatch(address)
         if match is None:
-            check_local(address)
+            if wrong := (f"{address}: {_ALLOWED}" if address_fault(address) else directory_fault(self._path)):
+                raise InputError(wrong)
             return
+        from obstore.exceptions import BaseError
         from obstore.store import from_url
 
         self._folder = f"{match[3]}/".removeprefix("/")
         allows_http = os.environ.get("AWS_ALLOW_HTTP" if match[1] == "s3" else "AZURE_ALLOW_HTTP", "")
-        self._store = from_url(
-            f"{match[1]}://{match[2]}",
-            client_options={
-                "timeout": timedelta(minutes=10),  # of a request with its body
-                # Otherwise forgotten. Google's address is https unless its credentials name another.
-                "allow_http": match[1] == "gs" or allows_http.lower() in ("1", "true"),
-            },
-            retry_config={"max_retries": 3},  # ``_Sync.copy`` goes on
-        )
+        options = {
+            "timeout": timedelta(minutes=10),  # of a request with its body
+            # Otherwise forgotten. Google's address is https unless its credentials name another.
+            "allow_http": match[1] == "gs" or allows_http.lower() in ("1", "true"),
+        }
+        how: Any = {"client_options": options, "retry_config": {"max_retries": 3}}  # ``_Sync.copy`` goes on
+        try:
+            self._store = from_url(f"{match[1]}://{match[2]}", **how)
+        except (BaseError, ValueError) as error:
+            raise InputError(f"{address}: {_shown(error)[:300]}") from None
 
     def entries(self) -> dict[str, tuple[int, str]]:
         """Lists, by names, sizes in bytes and tags, which differ where contents do."""
         if self._store is None:
-            files = [Path(folder, name) for folder, _, names in os.walk(self._path) for name in names]
-            stats = {path.relative_to(self._path).as_posix(): path.stat() for path in files if path.is_file()}
+            files = _files(self._path) if self._path.is_dir() else ()
+            stats = {path.relative_to(self._path).as_posix(): path.stat() for path in files}
             return {name: (stat.st_size, str(stat.st_mtime_ns)) for name, stat in stats.items()}
-        items = self._list(self._folder.rstrip("/"))
+        items = self._store.list(self._folder.rstrip("/") or None).collect()
         found = {item["path"].removeprefix(self._folder): item for item in items}
         # Some tools make an object for a folder.
         folders = {str(folder) for name in found for folder in PurePosixPath(name).parents}
         kept = {name: item for name, item in found.items() if name not in folders}
         # Some stores list a tag without the quotes that it has elsewhere.
         return {name: (item["size"], str(item["e_tag"]).strip('"')) for name, item in kept.items()}
-
-    def _list(self, folder: str, offset: str | None = None) -> Iterator[Any]:
-        import obstore
-        from obstore.exceptions import InvalidPathError
-
-        try:
-            yield from obstore.list(self._store, folder or None, offset=offset).collect()
-        except InvalidPathError as error:
-            # obstore refuses a whole listing with such a key: then folder by folder, and what comes after the key.
-            key = re.findall(r'[Pp]ath "(.*?)"(?: contained|: Encountered)', str(error), re.DOTALL)[0]
-            parts = key.split("/")
-            wrong = [index for index, part in enumerate(parts) if part in ("", ".", "..")]
-            if not wrong:
-                raise InputError(f"{self.address}: no file can have the key {key}; delete it") from None
-            if key not in self._skipped:
-                log.warning("%s: skipped %s, and what sorts before it in its folder", self.address, key)
-            self._skipped.add(key)
-            if "/".join(parts[: wrong[0]]) == folder:
-                yield from self._list(folder, "/".join([*parts[: wrong[0]], f"{parts[wrong[0]]}0"]))
-                return
-            here = obstore.list_with_delimiter(self._store, folder or None)
-            yield from here["objects"]
-            for below in here["common_prefixes"]:
-                yield from self._list(below)
 
     def etag(self, name: str, tag: str) -> str:
         """Returns the tag that S3 gives to a file put by ``write``; of an object its own."""
@@ -125,9 +115,9 @@ class _Place:
             return str((self._path / name).stat().st_mtime_ns)
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        first = next(pieces, b"")
-        is_small = len(first) < _PIECE or mode == "create"
-        content = b"".join([first, *pieces]) if is_small else itertools.chain([first], pieces)
+        start = list(itertools.islice(pieces, 2))
+        is_small = sum(map(len, start)) <= _PIECE or mode == "create"
+        content = b"".join([*start, *pieces]) if is_small else itertools.chain(start, pieces)
         how = {"mode": mode, "use_multipart": not is_small, "chunk_size": _PIECE, "max_concurrency": 4}
         try:
             return str(self._store.put(self._folder + name, content, **how)["e_tag"]).strip('"')
@@ -138,13 +128,8 @@ class _Place:
 class _Sync:
     """Passes over a source; another one copies what has changed since."""
 
-    def __init__(
-        self, source: _Place, target: _Place, begin_us: int, progress: Callable[[int], object]
-    ) -> None:
+    def __init__(self, source: _Place, target: _Place, begin_us: int, progress: _Progress) -> None:
         self._source, self._target, self._begin_us, self._progress = source, target, begin_us, progress
-        self._stores = [one.address for one in (source, target) if _ADDRESS.fullmatch(one.address)] or [
-            source.address
-        ]
         self._same: dict[str, tuple[str, str]] = {}  # the tags of both where they had the same content
         self._here: dict[str, tuple[int, str]] = {}
         self._there: dict[str, tuple[int, str]] = {}
@@ -152,28 +137,20 @@ class _Sync:
 
     def copy(self) -> None:
         """Copies what differs, and goes on for ``_LIMIT`` seconds where that fails for reasons that may pass."""
-        from obstore import exceptions as known
-
-        # ValueError: a name that can be no key.
-        refusals = (
-            known.PermissionDeniedError,
-            known.UnauthenticatedError,
-            known.InvalidPathError,
-            ValueError,
-        )
         begun, done = time.monotonic(), len(self.copied)
         while True:
             try:
                 return self._pass()
-            except (known.BaseError, FileNotFoundError, ValueError) as error:
-                # What follows is for programmers, a request's query may hold a signature, and XML the key.
-                said = str(error).partition("\n\nDebug source")[0]
-                shown = re.sub(r"\?[^\s)\"]*|(?<=//)[^/@\s]*@|:?\s*<.*", "", said, flags=re.DOTALL)
-                if "NoSuchBucket" in said or "ContainerNotFound" in said:
-                    shown = "no such bucket"
-                fault = f"{' and '.join(self._stores)}: {one_line(Exception(shown))[:300]}"
-                is_status = re.search(r"status code: 4(?!04|08|09|29)", said) and "RequestTimeout" not in said
-                if is_status or isinstance(error, refusals) or shown == "no such bucket":
+            except Exception as error:
+                # By name, since between two folders obstore need not be installed.
+                kinds = {kind.__name__ for kind in type(error).__mro__}
+                if not kinds & _FAULTS:
+                    raise
+                shown = _shown(error)
+                places = (self._source.address, self._target.address)
+                fault = f"{' and '.join(filter(_ADDRESS.fullmatch, places)) or places[0]}: {shown[:300]}"
+                is_refused = re.search(r"^no such bucket$|status code: 4(?!04|08|09|29)", shown)
+                if kinds & _REFUSALS or (is_refused and "RequestTimeout" not in str(error)):
                     raise InputError(fault) from None
                 if len(self.copied) > done:
                     begun, done = time.monotonic(), len(self.copied)
@@ -184,12 +161,18 @@ class _Sync:
 
     def _pass(self) -> None:
         # What says that others are complete counts if it was there before these were listed.
-        before = self._source.entries()
-        self._here, self._there = self._source.entries(), self._target.entries()
+        before = self._here = self._source.entries()
+        self._there = self._target.entries()
+        found = [name for one in _STATES for name in sorted(before) if _matches(name, one)]
+        states = {name: b"".join(self._source.read(name)) for name in found if not self._is_same(name)}
+        self._here = self._source.entries()
+        if states and self._here != before:
+            log.warning("%s: changes; .ingest and .events wait for the next copy", self._source.address)
+            states = {}
         names = [name for name in self._here if self._is_wanted(name) and not self._is_same(name)]
         # First of all: whether these are the same log or run.
         exclusive = {name for name in names if _matches(name, *_EXCLUSIVE)}
-        first = {name for name in exclusive if name in self._there or _matches(name, "schema.json")}
+        first = {name for name in exclusive if name in self._there or _matches(name, _SCHEMA)}
         late = [name for one in _LATE for name in sorted({*names} - first) if _matches(name, one)]
         for name in sorted(first):
             self._create(name)
@@ -198,49 +181,73 @@ class _Sync:
                 self._progress(len(self.copied))
         for name in filter(before.__contains__, late):
             (self._create if name in exclusive else self._copy)(name)
+        for name, content in states.items():
+            self._copy(name, content)
 
     def _is_wanted(self, name: str) -> bool:
-        parts = PurePosixPath(name).parts
-        is_local = any(part.endswith(_LEFT_OUT) or part.startswith(".spill-") for part in parts)
-        partition = _PARTITION.match(parts[-1])
+        *folders, file = PurePosixPath(name).parts
+        partition = re.match(_PARTITION, file)
         is_before = partition is not None and int(partition[1]) <= self._begin_us
-        return not is_local and not is_before and not is_temporary(Path(name))
+        is_local = file == ".lock" or is_temporary(Path(file)) or any(map(_LEFT_OUT.fullmatch, folders))
+        return not (is_local or is_before or _matches(name, *_STATES))
 
     def _is_same(self, name: str) -> bool:
         (size, tag), (other_size, other_tag) = self._here[name], self._there.get(name, (-1, ""))
         if size != other_size or self._same.get(name) == (tag, other_tag):
             return size == other_size
         # The name of a shard has a hash of its content.
-        is_shard = PurePosixPath(name).parent.name == "shards"
-        if not is_shard and self._source.etag(name, tag) != self._target.etag(name, other_tag):
+        if not _matches(name, _SHARD) and self._source.etag(name, tag) != self._target.etag(name, other_tag):
             return False
         self._same[name] = tag, other_tag
         return True
 
-    def _copy(self, name: str) -> None:
-        tag = self._here.get(name, (0, ""))[1]
-        self._same[name] = tag, self._target.write(name, self._source.read(name))
+    def _copy(self, name: str, content: bytes | None = None) -> None:
+        pieces = self._source.read(name) if content is None else iter([content])
+        self._same[name] = self._here.get(name, (0, ""))[1], self._target.write(name, pieces)
         self.copied.add(name)
 
     def _create(self, name: str) -> None:
         """Creates a file after those that it says are complete, also after those that an old listing leaves out."""
-        content, folder = b"".join(self._source.read(name)), PurePosixPath(name).parent
-        place = folder.parent / "shards" if folder.name == "manifests" else folder
-        for file in _NAMED.findall(content) or [b"arrays.npz"] * (folder.parent.name == "checkpoints"):
-            needed = str(place / file.decode())
+        content, path = b"".join(self._source.read(name)), PurePosixPath(name)
+        folder, above = path.parent, path.parent.parent
+        place = above / "shards" if folder.name == "manifests" else folder
+        files = [place / file.decode() for file in _NAMED.findall(content)]
+        files += [above / f"values/{path.stem}-{one.decode()}.parquet" for one in _VALUES.findall(content)]
+        for needed in map(str, files or [folder / "arrays.npz"] * (above.name == "checkpoints")):
             if not {name, needed} & (self._there.keys() | self.copied):
                 self._copy(needed)
         if self._target.write(name, iter([content]), "create"):
             self.copied.add(name)
         # After a lost answer it is what was sent. While somebody creates it, there may be nothing yet.
-        elif b"".join(self._target.read(name)) != content:
+        elif (found := b"".join(self._target.read(name))) != content:
+            if _matches(name, _SCHEMA) and b'"version"' not in found:
+                return self._copy(name)  # over somebody's file of this name, of no log or run
             where = f"{self._target.address}/{name}"
             raise InputError(f"{where}: is there, of another log or run, and is kept; use another DST")
         self._same[name] = self._here[name][1], self._there.get(name, (0, ""))[1]
 
 
+def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    place = folder.resolve()
+    if place in above:
+        raise InputError(f"{folder}: links to a folder that holds it; remove the link")
+    for path in folder.iterdir():
+        if path.is_dir():
+            yield from _files(path, (*above, place))
+        elif path.is_file():
+            yield path
+
+
+def _shown(error: Exception) -> str:
+    # What follows is for programmers, a request's query may hold a signature, and XML the key.
+    said = str(error).partition("\n\nDebug source")[0]
+    if "NoSuchBucket" in said or "ContainerNotFound" in said:
+        return "no such bucket"
+    return one_line(Exception(re.sub(r"\?[^\s)\"]*|(?<=//)[^/@\s]*@|:?\s*<.*", "", said, flags=re.DOTALL)))
+
+
 def _matches(name: str, *patterns: str) -> bool:
-    return any(PurePosixPath(name).match(pattern) for pattern in patterns)
+    return any(re.search(rf"(?:^|/){pattern}\Z", name) for pattern in patterns)
 
 
 def sync(
@@ -248,7 +255,7 @@ def sync(
     target: str,
     begin_us: int = 0,
     follow_seconds: float | None = None,
-    progress: Callable[[int], object] = lambda files: None,
+    progress: _Progress = lambda files: None,
 ) -> int:
     """Copies what ``target`` lacks of ``source``, each a folder or an address; returns how many files it copied.
 

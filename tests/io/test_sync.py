@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -18,7 +18,8 @@ import yaml
 from obstore.store import from_url
 
 from ctr.cli import main
-from ctr.data.log import read_manifests
+from ctr.data.kept_values import values_path
+from ctr.data.log import ValuesEntry, publish_manifest, read_manifests
 from ctr.data.reader import join_rows, read_rows
 from ctr.data.sidecar import read_sidecar_partition
 from ctr.io import sync as module
@@ -145,16 +146,18 @@ def test_large_files_go_in_parts_and_are_known_again(faulty_store, tmp_path, mon
     bucket, proxy = faulty_store
     (tmp_path / "run").mkdir()
     contents = {"a": os.urandom(17 << 20), "b": os.urandom(16 << 20), "c": os.urandom(1000), "d": b""}
+    contents["e"] = os.urandom(8 << 20)
     for name, content in contents.items():
         (tmp_path / "run" / name).write_bytes(content)
     proxy.faults = [
         Fault("lose", "PUT", "partNumber", 2),
         Fault("status", "PUT", "partNumber", 2, 400, TIMEOUT),
     ]
-    assert sync(str(tmp_path / "run"), bucket) == 4
-    assert proxy.faults == []
+    assert sync(str(tmp_path / "run"), bucket) == 5
+    # A file of exactly one part is put at once, so that its tag is known again.
+    assert proxy.faults == [] and proxy.count("POST", "/e\\?") == 0 < proxy.count("POST", "/b\\?")
     assert sync(str(tmp_path / "run"), bucket) == 0
-    assert sync(bucket, str(tmp_path / "back")) == 4
+    assert sync(bucket, str(tmp_path / "back")) == 5
     assert files(tmp_path / "back") == contents
     assert sync(bucket, str(tmp_path / "back")) == 0
 
@@ -184,9 +187,11 @@ def test_a_store_that_stays_away_and_one_that_refuses(log, faulty_store, tmp_pat
     assert lines[2] == "error: s3://no-such-bucket/log: no such bucket"
     for secret in ("test-secret", "Signature", "Credential", "AWSAccessKeyId", "<"):
         assert secret not in "\n".join(lines)
+    allowed = "allowed: a folder, or s3://BUCKET/NAME (gs, az) without //, . and .."
     for wrong in ("hdfs://a/b", "s3://b/../x", "s3://b//x", "s3://"):
-        assert main(["sync", str(log), wrong]) == 1
-        assert "is an address" in capsys.readouterr().err
+        for words in ([str(log), wrong], [wrong, str(log)]):
+            assert main(["sync", *words]) == 1
+            assert capsys.readouterr().err == f"error: {wrong}: {allowed}\n"
     assert main(["sync", str(tmp_path / "nothing"), f"{bucket}/log"]) == 1
     assert "no such folder" in capsys.readouterr().err
 
@@ -226,8 +231,7 @@ def test_a_manifest_whose_shard_is_lost_is_not_copied_nor_are_later_ones(log, fa
 
 
 BESIDE = ["a//x", "../x", "//x", "./x"]
-ABOVE = ["a/log//x", "a/log/./x", "a/log/../../x"]
-BELOW = ["a/log/shards//x", "a/log/deep/er/../x"]
+KEYS = ["a/log//x", "a/log/./x", "a/log/../../x", "a/log/shards//x", "a/log/deep/er/../x"]
 
 
 @pytest.fixture
@@ -245,24 +249,19 @@ def put_keys(log, faulty_store):
     return put
 
 
-@pytest.mark.parametrize("bad", [ABOVE, BELOW], ids=["above", "below"])
-def test_keys_that_can_be_no_files_are_named_and_skipped(bad, put_keys, log, tmp_path, capsys):
-    # Beside them an object for a folder, as some tools make it.
-    address = put_keys([*bad, *BESIDE, "a/log/shards/"])
-    assert main(["sync", address, str(tmp_path / "x" / "back")]) == 0
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == len(bad)
-    for key in bad:
-        assert any(line.startswith(f"warning: {address}: skipped {key}, ") for line in lines)
-    # Nothing anywhere else.
-    assert files(tmp_path) == {f"x/back/{name}": content for name, content in files(log).items()}
+def test_keys_elsewhere_and_objects_for_folders_are_left_out(put_keys, log, tmp_path):
+    # Some tools make an object for a folder.
+    address = put_keys([*BESIDE, "a/log/shards/"])
+    assert sync(address, str(tmp_path / "back")) == len(files(log))
+    assert files(tmp_path / "back") == files(log)
 
 
-def test_keys_that_hide_others_are_refused(put_keys, tmp_path, capsys):
-    address = put_keys(["a/log//x", "a/log/shards//x", "a/log/deep/../x"])
+@pytest.mark.parametrize("key", KEYS)
+def test_keys_that_can_be_no_files_are_refused(key, put_keys, tmp_path, capsys):
+    address = put_keys([key])
     assert main(["sync", address, str(tmp_path / "back")]) == 1
-    *_, line = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {address}: Encountered object with invalid path") and "a/log/" in line
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {address}: ") and f'"{key}"' in line
     assert not (tmp_path / "back").exists()
 
 
@@ -416,6 +415,174 @@ def test_what_is_new_follows_until_a_signal(name, log, faulty_store, tmp_path):
     assert process.returncode == 128 + signal.Signals[name]
     assert f"interrupted; {bucket}/log has all of {tmp_path / 'grows'}" in said
     assert proxy.count("PUT", "log/new") == 1
+
+
+def test_a_source_that_is_a_file_is_refused_also_with_follow(log, tmp_path, capsys):
+    for more in ([], ["--follow"]):
+        assert main(["sync", str(log / "schema.json"), str(tmp_path / "copy"), *more]) == 1
+        assert capsys.readouterr().err == f"error: {log}/schema.json: is a file; allowed: a directory\n"
+
+
+WRONG_SETTINGS = [
+    ("az://ads/log", {}, "Account must be specified"),
+    ("gs://ads/log", {"GOOGLE_SERVICE_ACCOUNT": "/nope.json"}, "/nope.json"),
+    ("s3://ads/log", {"AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "maybe"}, "maybe"),
+]
+
+
+@pytest.mark.parametrize(("address", "variables", "said"), WRONG_SETTINGS, ids=["az", "gs", "s3"])
+def test_wrong_settings_of_a_store_are_one_line(address, variables, said, log, monkeypatch, capsys):
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["sync", str(log), address]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {address}: Generic ") and said in line
+
+
+def test_between_two_folders_of_this_machine_without_obstore(log, tmp_path, monkeypatch, capsys):
+    for name in ["obstore", *(name for name in sys.modules if name.startswith("obstore."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert sync(str(log), str(tmp_path / "copy")) == len(files(log))
+    assert files(tmp_path / "copy") == files(log)
+    assert main(["sync", str(log), "s3://ads/log"]) == 1
+    assert "pip install 'clicktrain[cloud]'" in capsys.readouterr().err
+
+
+def test_linked_folders_are_copied_and_loops_and_faults_refused(log, tmp_path, monkeypatch, capsys):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "linked").symlink_to(log)
+    (source / "file").symlink_to(log / "schema.json")
+    copied = {f"linked/{name}": content for name, content in files(log).items()}
+    assert sync(str(source), str(tmp_path / "copy")) == len(copied) + 1
+    assert files(tmp_path / "copy") == copied | {"file": (log / "schema.json").read_bytes()}
+    (source / "below").mkdir()
+    (source / "below" / "loop").symlink_to(source)
+    assert main(["sync", str(source), str(tmp_path / "other")]) == 1
+    where = source / "below" / "loop"
+    assert capsys.readouterr().err == f"error: {where}: links to a folder that holds it; remove the link\n"
+    where.unlink()
+    iterdir = Path.iterdir
+
+    def refuse(folder: Path) -> Iterator[Path]:
+        if folder.name == "below":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert main(["sync", str(source), str(tmp_path / "other")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Permission denied" in line and str(source / "below") in line
+
+
+def write_files(folder: Path, contents: dict[str, str]) -> None:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+
+
+def test_only_what_is_written_here_has_a_meaning(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    others = (
+        *("poetry.lock", "x.damaged", "old.partial", "5.partial", "a.launching/b", "raw.partial/5"),
+        *("shards/notes.txt", f"shards/{ENDS[0]:019d}-{ENDS[1]:019d}.txt", "manifests/x.json", "schema.json"),
+        *("checkpoints/mine/state.json", "sidecars/a/0.json"),
+    )
+    left_out = (
+        *(".lock", "run/.lock", ".run.launching/config.yaml", f".spill-{'0' * 16}/1"),
+        *("run/checkpoints/00000000000000000003.partial/arrays.npz", "exports/3.partial/saved_model.pb"),
+        *("run/checkpoints/00000000000000000003.former.partial/state.json",),
+        *("run/checkpoints/00000000000000000002.damaged/state.json", "exports/2.damaged.partial/x"),
+        *(f"metrics.jsonl.partial-{'0' * 16}",),
+    )
+    write_files(source, dict.fromkeys((*others, *left_out), "a"))
+    assert sync(str(source), str(target)) == len(others)
+    assert set(files(target)) == set(others)
+    # All of it may change, also to what has the same size.
+    write_files(source, dict.fromkeys(others, "b"))
+    assert sync(str(source), str(target)) == len(others)
+    assert set(files(target).values()) == {b"b"}
+
+
+def test_a_dictionary_of_values_that_a_listing_leaves_out_comes_with_its_manifest(log, tmp_path, monkeypatch):
+    grows, target = tmp_path / "grows", tmp_path / "copy"
+    (grows / "manifests").mkdir(parents=True)
+    (grows / "schema.json").write_bytes((log / "schema.json").read_bytes())
+    entry = ValuesEntry(bytes=6, sha256="5" * 64)
+    manifest = read_manifests(log)[0].model_copy(
+        update={"values": entry, "rows": 0, "queries": 0, "shards": ()}
+    )
+    publish_manifest(grows, manifest)
+    path = values_path(grows, manifest.name, entry)
+    write_files(grows, {str(path.relative_to(grows)): "values"})
+    entries = module._Place.entries
+    monkeypatch.setattr(
+        module._Place,
+        "entries",
+        lambda place: {name: one for name, one in entries(place).items() if not name.startswith("values/")},
+    )
+    assert sync(str(grows), str(target)) == 3
+    assert files(target) == files(grows)
+
+
+STATES = [".events/units/1.json", ".events/units/2.json", ".ingest/state.json", ".events/clock.json"]
+SPOKEN_OF = [".events/segments/1/click-1-000000.arrow", ".ingest/held-1.arrow"]
+
+
+def test_what_an_ingest_goes_on_from_comes_after_all_that_it_speaks_of(log, faulty_store, tmp_path):
+    bucket, proxy = faulty_store
+    source = tmp_path / "logs"
+    for place in ("one", "two"):
+        sync(str(log), str(source / place))
+        write_files(source / place, dict.fromkeys((*STATES, *SPOKEN_OF, "summary.json"), "1"))
+    assert sync(str(source), bucket) == len(files(source))
+    client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+    assert client.list_objects_v2(Bucket=bucket.removeprefix("s3://"))["KeyCount"] == len(files(source))
+    written = [one.target.partition("?")[0] for one in proxy.requests if one.method == "PUT"]
+    assert len(written) == len(files(source))
+    for place in ("one", "two"):
+        ours = [name.partition(f"/{place}/")[2] for name in written if f"/{place}/" in name]
+        assert ours[-len(STATES) :] == STATES
+    # They may change, and are no conflict.
+    write_files(source / "one", dict.fromkeys(STATES, "2"))
+    assert sync(str(source), bucket) == len(STATES) == 4
+
+
+def test_what_an_ingest_goes_on_from_is_of_one_moment_with_the_rest(log, tmp_path, monkeypatch, capsys):
+    source, target = tmp_path / "log", tmp_path / "copy"
+    sync(str(log), str(source))
+    write_files(source, dict.fromkeys((*STATES, *SPOKEN_OF), "1"))
+    entries, copy, number = module._Place.entries, module._Sync._copy, count()
+
+    def ingest(place: module._Place) -> object:
+        if place.address == str(source):
+            write_files(source, {f".events/units/new {next(number)}.json": "new", ".ingest/state.json": "2"})
+        return entries(place)
+
+    # While something changes all the time, it waits.
+    monkeypatch.setattr(module._Place, "entries", ingest)
+    assert main(["sync", str(source), str(target)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {source}: changes; ")
+    assert not [name for name in files(target) if "units" in name or name in STATES]
+    assert set(SPOKEN_OF) < set(files(target))
+    monkeypatch.setattr(module._Place, "entries", entries)
+
+    # What comes after the shards were listed is not told of.
+    def copy_beside(one: module._Sync, name: str, *content: bytes) -> None:
+        write_files(source, {".ingest/state.json": "3", "shards/late": "late"})
+        copy(one, name, *content)
+
+    write_files(source, {"new": "1"})
+    monkeypatch.setattr(module._Sync, "_copy", copy_beside)
+    sync(str(source), str(target))
+    assert (target / ".ingest/state.json").read_text() == "2"
+    assert set(STATES) < set(files(target)) and "shards/late" not in files(target)
+    monkeypatch.setattr(module._Sync, "_copy", copy)
+    assert sync(str(source), str(target)) == 2
+    assert files(target) == files(source) and sync(str(source), str(target)) == 0
 
 
 def test_between_two_folders_of_this_machine(log, tmp_path):
