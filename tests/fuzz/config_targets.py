@@ -65,7 +65,7 @@ def _check(model: Any) -> None:
     if hasattr(model, "feature_schema"):
         require_usable(model.feature_schema)
         assert 0 < getattr(model, "partition_us", 1) < 2**62 and model.raw_columns
-        assert max(getattr(model, "windows_us", [0])) < 2**62
+        assert all(max(windows) < 2**62 for windows in getattr(model, "windows_us", {}).values())
     if isinstance(model, TrainConfig):
         layouts = model.table_layouts(parse_model(Schema, {"features": FEATURES}, "test"))
         assert sum(layout.rows * layout.columns for layout in layouts) < 2**40
