@@ -20,7 +20,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.loop import open_session, train
 from ctr.training.state import TrainState
-from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
+from fingerprint_logs import SCHEMA, growing_table, prints_of
 from growing_logs import STANDS, Growing, assert_same, whole_and_in_parts
 from small_runs import SMALL, Examples, draw_examples, merged, publish
 
@@ -62,7 +62,7 @@ def batch_of(rows: Examples, time_us: int | None = None) -> Batch:
 
 @pytest.fixture(scope="module")
 def growing_log(tmp_path_factory) -> Path:
-    return publish_growing(tmp_path_factory.mktemp("ids") / "log", draw_examples())
+    return publish(tmp_path_factory.mktemp("ids") / "log", growing_table(draw_examples()), schema=SCHEMA)
 
 
 def metrics_of(run: Path) -> dict[str, Any]:
