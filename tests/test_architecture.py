@@ -38,8 +38,8 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 3635,
-    "benchmarks/studies": 4947,
+    "benchmarks": 3872,
+    "benchmarks/studies": 4710,
     "ctr": 2179,
     "ctr/config": 979,
     "ctr/data": 7019,
