@@ -1,4 +1,4 @@
-"""What metrics share: array types, checks of input columns, which all raise ValueError, and the logistic function."""
+"""Common parts of metrics: array types, checks of input columns, which raise ValueError, and the logistic function."""
 
 from collections.abc import Callable
 

@@ -67,7 +67,7 @@ def test_the_job_for_kubernetes_gives_ctr_what_it_takes(root):
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts.keys() == {volume["name"] for volume in pod["spec"]["volumes"]}
     places = [train.log, train.config, train.out]
-    assert all(place.is_relative_to(mounts["work"]) for place in places)
+    assert all(place.is_relative_to(mounts["data"]) for place in places)
     variables = {one["name"]: one["value"] for one in container["env"]}
     threads = {value for name, value in variables.items() if name.endswith("THREADS")}
     assert threads == {container["resources"]["requests"]["cpu"]} == {container["resources"]["limits"]["cpu"]}

@@ -89,7 +89,7 @@ class ImpressionSource(EventSource):
 
 
 class LabelSource(EventSource):
-    """How the events of a further label are read, such as conversions.
+    """Source of the events of a further label, such as conversions.
 
     Attributes:
         window: how long after its impression was shown such an event counts.
@@ -253,7 +253,7 @@ class EventMapping(ShortModel):
 
     @property
     def sources(self) -> dict[str, EventSource]:
-        """How the events of each kind are read: ``impressions``, ``clicks`` and those of each label, by its name."""
+        """The sources of events by kind: ``impressions``, ``clicks``, and the name of each label."""
         return {"impressions": self.impressions, "clicks": self.clicks, **self.labels}
 
     @property

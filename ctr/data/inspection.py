@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.features import AnyFeature, Category, Number
 from ctr.data.id_counts import make_counts
-from ctr.data.kept_values import has_raw_values, read_values
+from ctr.data.kept_values import has_raw_values, read_values, value_of_id
 from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.reader import rows_beyond
@@ -25,7 +24,6 @@ from ctr.data.sample_log import RECORD, applied_samplings
 from ctr.data.schema import MISSING_ID, Schema, id_bounds
 from ctr.data.shards import id_matrix
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
-from ctr.data.value_arrays import numbers_of_ids
 from ctr.io.errors import InputError
 
 TOP_IDS = 5
@@ -339,7 +337,7 @@ class _Pass:
                 values=values,
                 shared=shared,
                 top=tuple(
-                    TopId(number, _value_of(feature, number), occurrences / total, clicks / occurrences)
+                    TopId(number, value_of_id(feature, number), occurrences / total, clicks / occurrences)
                     for number, occurrences, clicks in counts.top(TOP_IDS)
                 ),
             )
@@ -348,19 +346,6 @@ class _Pass:
 def _lists(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
     offsets = column.offsets.to_numpy()
     return column.flatten().to_numpy(), np.diff(offsets)
-
-
-def _value_of(feature: AnyFeature, number: int) -> str | None:
-    if not feature.has_ids:
-        return f"{numbers_of_ids(np.array(number)):g}"
-    if isinstance(feature, Number):
-        edges = feature.edges()
-        low = f"{edges[number - 2]:g}" if number >= 2 else "-inf"
-        high = f"{edges[number - 1]:g}" if number <= len(edges) else "inf"
-        return f"{low} to {high}"
-    if isinstance(feature, Category) and feature.vocabulary is not None:
-        return feature.vocabulary[number - 1] if number <= len(feature.vocabulary) else "(other values)"
-    return None
 
 
 def shared_buckets(ids: int, buckets: int) -> tuple[int, float]:

@@ -5,7 +5,6 @@ a file that was cut, and two files that changed places are noticed before anythi
 """
 
 import hashlib
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,23 +12,9 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from ctr.io.errors import InputError, one_line
-from ctr.io.files import write_atomic
+from ctr.io.files import HashingFile, write_atomic
 
 _SIZE = hashlib.sha256().digest_size
-
-
-class _Hashed(io.BufferedIOBase):
-    # Hashes what is written on to a file.
-
-    def __init__(self, file: BinaryIO, digest: Any) -> None:
-        self._file, self._digest = file, digest
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        self._digest.update(content)
-        return self._file.write(content)
 
 
 def write_state_file(path: Path, write: bytes | Callable[[Any], object]) -> None:
@@ -37,7 +22,7 @@ def write_state_file(path: Path, write: bytes | Callable[[Any], object]) -> None
 
     def write_all(file: BinaryIO) -> None:
         digest = _begin(path)
-        stream = _Hashed(file, digest)
+        stream = HashingFile(file, digest)
         if isinstance(write, bytes):
             stream.write(write)
         else:

@@ -22,7 +22,7 @@ import stat
 from collections.abc import Callable, Iterator
 from io import RawIOBase
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ctr.io.errors import InputError, PassingError
 
@@ -34,7 +34,7 @@ _ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
 def address_fault(given: str | os.PathLike[str]) -> str:
-    """Tells why a path cannot be one of this machine, without the path; empty where it can."""
+    """Returns why a path cannot be one of this machine, without the path; empty where it can."""
     found = _ADDRESS.match(os.fspath(given))
     if found is None:
         return ""
@@ -209,6 +209,20 @@ def create_exclusively(path: Path, content: bytes) -> bool:
     sync_folder(path.parent)
     log.info("wrote %s", path)
     return True
+
+
+class HashingFile(RawIOBase):
+    """Writes to a file front to back, and hashes what it writes: the file need not be read again for that."""
+
+    def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
+        self._file, self._digest = file, digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._digest.update(content)
+        return self._file.write(content)
 
 
 def file_sha256(path: Path) -> str:

@@ -89,7 +89,7 @@ def _pairs(features: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 PREFIX = "pairs/"
-"""What names of the expert's arrays begin with in checkpoints."""
+"""Prefix of the names of the expert's arrays in checkpoints."""
 _COMBINATION = f"{PREFIX}combination"
 
 ValueT = TypeVar("ValueT")

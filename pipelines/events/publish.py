@@ -4,7 +4,7 @@
 
     LOG/events.yaml                       the mapping of the job
     LOG/unmatched/START-END.parquet       clicks in the partition that count for no example, with the reason
-    LOG/unmatched/START-END-NAME.parquet  events of the label NAME, likewise
+    LOG/unmatched/START-END-NAME.parquet  the same for events of the label NAME
     LOG/conflicting/START-END.parquet     impressions with the id of another one
     LOG/late/KIND-HASH.parquet            events that arrived after their partition was closed
     LOG/values/                           the raw values of the examples, where the mapping asks for them

@@ -133,9 +133,9 @@ def test_features(log, rows):
         top = feature.top[0]
         assert counts[values == top.id] == counts.max() and top.share == counts.max() / counts.sum()
         assert top.click_rate == pytest.approx(label[ids == top.id].mean())
-    assert {top.value for top in found["device"].top} == {"phone", "desk", "(other values)"}
+    assert {top.value for top in found["device"].top} == {"phone", "desk", "other"}
     names = {top.id: top.value for top in found["price"].top}
-    assert names == {1: "-inf to 0", 2: "0 to 1", 3: "1 to 2", 4: "2 to 4", 5: "4 to inf"}
+    assert names == {1: "below 0", 2: "0 to 1", 3: "1 to 2", 4: "2 to 4", 5: "4 and more"}
     for name in SCHEMA.multivalent:
         lists, feature = rows[name].to_pylist(), found[name]
         lengths = np.array([len(ids) for ids in lists])

@@ -576,7 +576,7 @@ def test_what_an_ingest_goes_on_from_is_of_one_moment_with_the_rest(log, tmp_pat
     assert set(SPOKEN_OF) < set(files(target))
     monkeypatch.setattr(module._Place, "entries", entries)
 
-    # What comes after the shards were listed is not told of.
+    # What comes after the shards were listed is not mentioned.
     def copy_beside(one: module._Sync, name: str, *content: bytes) -> None:
         write_files(source, {".ingest/state.json": "3", "shards/late": "late"})
         copy(one, name, *content)

@@ -1,4 +1,4 @@
-"""Which rows are targets of a label, and the loss that is learned from them."""
+"""Targets and losses of further labels."""
 
 from types import SimpleNamespace
 

@@ -22,7 +22,7 @@ from ctr.io.farmhash import fingerprints_of
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Tells whether a type holds UTF-8 text."""
+    """Returns whether a type holds UTF-8 text."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 

@@ -12,7 +12,6 @@ all have; which parts they are is noted beside. So any other number of workers c
 """
 
 import hashlib
-import io
 import json
 import logging
 import secrets
@@ -21,14 +20,22 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from ctr.io.arrays import each_array
 from ctr.io.documents import parse_json
 from ctr.io.errors import InputError, PassingError
-from ctr.io.files import PARTIAL, delete_version, file_sha256, make_folder, sync_folder, write_atomic
+from ctr.io.files import (
+    PARTIAL,
+    HashingFile,
+    delete_version,
+    file_sha256,
+    make_folder,
+    sync_folder,
+    write_atomic,
+)
 from ctr.workers.cluster import WorkerLostError
 from ctr.workers.parts import Part, reshard, reshard_to, shard
 
@@ -67,22 +74,8 @@ class Share(NamedTuple):
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
     """Writes an archive, which appears whole or not at all; returns its SHA-256."""
     digest = hashlib.sha256()
-    write_atomic(path, lambda file: _write(cast(IO[bytes], _Hashing(file, digest)), arrays))
+    write_atomic(path, lambda file: _write(cast(IO[bytes], HashingFile(file, digest)), arrays))
     return digest.hexdigest()
-
-
-class _Hashing(io.RawIOBase):
-    """Writes to a file front to back, and hashes what it writes: the file need not be read again for that."""
-
-    def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
-        self._file, self._digest = file, digest
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        self._digest.update(content)
-        return self._file.write(content)
 
 
 def _write(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:

@@ -1,4 +1,4 @@
-"""What a summary says of labels and features: what taught nothing, outliers, rows of growing ids, names of slices."""
+"""Labels and features in a summary: those that taught nothing, outliers, rows of growing ids, names of slices."""
 
 import logging
 import math
