@@ -28,14 +28,13 @@ def _configs() -> dict[str, TrainConfig]:
         "metrics": MetricsConfig(window_examples=20_000, slices=("position",)),
         "checkpoint": CheckpointConfig(every_examples=100_000),
     }
-    # Each model alone, without the expert for pairs beside it.
-    logistic = ModelConfig(prior=0.08, crosses=CrossConfig(layers=0), deep=DeepConfig(units=()), pairs=False)
+    logistic = ModelConfig(prior=0.08, experts=("linear",))
     dense = DenseOptimizerConfig(shampoo=TRAINER_SHAMPOO)
     dcn = ModelConfig(
         prior=0.08,
         crosses=CrossConfig(layers=2, rank=32, ramp=Ramp(0, 50_000)),
         deep=DeepConfig(units=(128, 64)),
-        pairs=False,
+        experts=("linear", "network"),
     )
     return {
         "logistic-regression": TrainConfig(model=logistic, **common),

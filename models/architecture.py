@@ -19,20 +19,6 @@ class Network(Protocol):
     def forward(self, weights: Mapping[str, Array], e0: Array, alpha2: Array) -> Array: ...
 
 
-class Expert(NamedTuple):
-    """A model with a loss of its own, by the names of the weights that are fitted for it.
-
-    Attributes:
-        name: of the expert.
-        bias: of its logit.
-        gate: how far the prediction moves from the first expert to this one; empty for the first.
-    """
-
-    name: str
-    bias: str
-    gate: str = ""
-
-
 class Tower(NamedTuple):
     """The hidden layers of a tower: crosses, then deep layers.
 
@@ -85,14 +71,10 @@ class Architecture:
         rank_head: whether there is a second output, for a ranking loss (FF 4.1.1, multi-task).
         components: of the ensemble; 1: no ensemble.
         factors: None: the plain model.
-        gated: whether linear weights and network are experts: models with a loss each, which fitted numbers combine::
-
-            linear = sum of linear weights + b,    network = w . DCN(e_0) + b_n
-            logit = linear + gate * (network - linear) + offset
+        linear: whether the linear weights are added to the logit.
         sources: of each tower, see ``Tower``; empty: each layer reads the one before it.
         pooled: the features that are pooled by attention.
         network: in place of crosses and deep layers, of which there is one then, of the width of its output.
-        pairs: whether a served model has the linear weights of pairs of features (``ctr.training.pairs``).
         labels: names of further labels, each with an output of its own that reads what the network's reads.
     """
 
@@ -107,9 +89,8 @@ class Architecture:
     rank_head: bool = False
     components: int = 1
     factors: Factors | None = None
-    gated: bool = False
+    linear: bool = True
     sources: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
-    pairs: bool = False
     pooled: tuple[Pooled, ...] = ()
     network: Network | None = None
     labels: tuple[str, ...] = ()
@@ -117,8 +98,6 @@ class Architecture:
     def __post_init__(self) -> None:
         if self.factors is not None and not self.has_network:
             raise ValueError("a factorized model needs crosses or deep layers")
-        if self.gated and (self.factors is not None or self.rank_head or self.components > 1):
-            raise ValueError("a gated model is not factorized, and has no rank head and one component")
         if self.pooled and (self.components > 1 or not self.has_network):
             raise ValueError("pooling by attention needs crosses or deep layers, and one component")
         if self.labels and (self.factors is not None or not self.has_network):
@@ -135,14 +114,6 @@ class Architecture:
     def prefixes(self) -> list[str]:
         """Returns what the names of each component's weights begin with."""
         return [f"component_{number}/" for number in range(self.components)] if self.components > 1 else [""]
-
-    @property
-    def experts(self) -> tuple[Expert, ...]:
-        """The experts of a gated model, the linear weights first; none where there is one model."""
-        if not self.gated:
-            return ()
-        linear, network = Expert("linear", "output_bias"), Expert("network", "network_bias", "gate")
-        return (linear, network) if self.has_network else (linear,)
 
     @property
     def towers(self) -> dict[str, Tower]:
@@ -164,30 +135,6 @@ class Architecture:
             {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
             for prefix in self.prefixes
         ]
-
-    def combine_experts(
-        self, weights: Mapping[str, Array], logits: Array, models: Mapping[str, Array]
-    ) -> tuple[Array, dict[str, Array]]:
-        """Moves the first expert's logits towards those of each other expert by its gate.
-
-        Args:
-            logits: of the first expert, with its bias and the offset.
-            models: the logits of each expert, of the first one with its bias.
-
-        Returns:
-            The logits of the model, and those of each expert with its bias.
-        """
-        first, *others = self.experts
-        experts = {first.name: models[first.name]}
-        for expert in others:
-            own = experts[expert.name] = models[expert.name] + weights[expert.bias]
-            logits = logits + weights[expert.gate] * (own - experts[first.name])
-        return logits, experts
-
-    def add_pairs(self, weights: Mapping[str, Array], logits: Array, linear: Array) -> Array:
-        """Moves logits towards those of the pairs, of which ``linear`` are the sums of linear weights."""
-        pairs = linear + weights["pairs_bias"]
-        return logits + weights["pairs_gate"] * (pairs - logits) + weights["pairs_offset"]
 
     def input_dtype(self, tower: str) -> str:
         """Returns the dtype of a tower's embeddings: the compute dtype, float32 where no layer computes with them."""

@@ -1,6 +1,6 @@
 """The dense part of the click model: plain or factorized, of one component or of several (FF 4.3, 5, 6).
 
-Plain, on the features of both towers (without crosses and deep layers: a logistic regression)::
+Plain, on the features of both towers::
 
     logit = w . DCN(e_0) + b + sum of linear weights
 
@@ -8,7 +8,8 @@ Factorized, where Q knows the features of the Quality tower alone and U those of
 
     logit = tau(Q . U),   Q = [W_q DCN(e_0), linear, 1],   U = [W_u MLP(e_0) + b_u, 1, linear]
 
-so that the linear weights are still added. An ensemble's prediction is the mean of its components' probabilities.
+so that the linear weights are still added; an ``Architecture`` without them has neither these terms nor the ones that
+they meet. An ensemble's prediction is the mean of its components' probabilities.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,13 +41,11 @@ class Scores(NamedTuple):
     Attributes:
         logits: float32 [n, B], of the click.
         rank_scores: float32 [n, B], of the rank head, which only training uses; without such a head the logits.
-        experts: float32 [1, B] each, the logits of ``Architecture.experts`` by name, with their biases.
         labels: float32 [n, B] each, the logits of ``Architecture.labels`` by name.
     """
 
     logits: tf.Tensor
     rank_scores: tf.Tensor
-    experts: Mapping[str, tf.Tensor] = MappingProxyType({})
     labels: Mapping[str, tf.Tensor] = MappingProxyType({})
 
     @property
@@ -72,15 +71,10 @@ def forward(
     """
     a, own = architecture, architecture.by_component(weights)
     if a.factors is None:
-        scores = _plain_scores(a, own, inputs["quality"], alpha2, compiled)
-        return (
-            scores._replace(logits=a.add_pairs(weights, scores.logits, inputs["pairs"].linear))
-            if a.pairs
-            else scores
-        )
+        return _plain_scores(a, own, inputs["quality"], alpha2, compiled)
     q, *ranked = tower_outputs(a, own, "quality", inputs["quality"].e0, alpha2, compiled)
     (u,) = tower_outputs(a, own, "ui", inputs["ui"].e0, alpha2, compiled)
-    both = _with_linear(q, inputs["quality"].linear, True), _with_linear(u, inputs["ui"].linear, False)
+    both = _with_linear(a, q, inputs["quality"], True), _with_linear(a, u, inputs["ui"], False)
     logits = _transfers(a, own, tf.reduce_sum(both[0] * both[1], axis=2))
     # The ranking has its own Q for the same U.
     return Scores(logits, tf.reduce_sum(ranked[0] * u, axis=2) if ranked else logits)
@@ -103,33 +97,28 @@ def _plain_scores(
     alpha2: tf.Tensor,
     compiled: bool,
 ) -> Scores:
-    linear = inputs.linear + stacked(components, "output_bias")[:, tf.newaxis]
-    logits = linear + components[0]["offset"] if a.experts else linear
-    if not a.has_network:
-        return Scores(logits, logits, {"linear": linear} if a.experts else {})
+    bias = stacked(components, "output_bias")[:, tf.newaxis]
+    logits = inputs.linear + bias if a.linear else bias
     outputs = tower_outputs(a, components, "quality", inputs.e0, alpha2, compiled)
     network, *others = [tf.squeeze(output, axis=2) for output in outputs]
     ranked = others[: len(others) - len(a.labels)]
     labels = dict(zip(a.labels, others[len(ranked) :], strict=True))
-    if a.experts:
-        logits, experts = a.combine_experts(components[0], logits, {"linear": linear, "network": network})
-        return Scores(logits, logits, experts, labels)
     logits += network
-    return Scores(logits, ranked[0] if ranked else logits, labels=labels)
+    return Scores(logits, ranked[0] if ranked else logits, labels)
 
 
 def quality(architecture: Architecture, weights: Weights, inputs: TowerInput, alpha2: tf.Tensor) -> tf.Tensor:
     """Computes Q of a factorized model, float32 [B, n, K + 2], with the K learned numbers first."""
     own = architecture.by_component(weights)
     learned = tower_outputs(architecture, own, "quality", inputs.e0, alpha2)[0]
-    return tf.transpose(_with_linear(learned, inputs.linear, True), [1, 0, 2])
+    return tf.transpose(_with_linear(architecture, learned, inputs, True), [1, 0, 2])
 
 
 def ui(architecture: Architecture, weights: Weights, inputs: TowerInput) -> tf.Tensor:
     """Computes U of a factorized model, float32 [B, n, K + 2]."""
     own = architecture.by_component(weights)
     (learned,) = tower_outputs(architecture, own, "ui", inputs.e0, tf.constant(0.0))
-    return tf.transpose(_with_linear(learned, inputs.linear, False), [1, 0, 2])
+    return tf.transpose(_with_linear(architecture, learned, inputs, False), [1, 0, 2])
 
 
 def combine(architecture: Architecture, weights: Weights, quality: tf.Tensor, ui: tf.Tensor) -> tf.Tensor:
@@ -143,9 +132,11 @@ def combine(architecture: Architecture, weights: Weights, quality: tf.Tensor, ui
     return _transfers(architecture, architecture.by_component(weights), products)
 
 
-def _with_linear(learned: tf.Tensor, linear: tf.Tensor, is_quality: bool) -> tf.Tensor:
-    """Adds to the learned numbers of Q or U, [n, B, K], the linear weights [c, B] and a one that meets the other's."""
-    linear = tf.broadcast_to(linear[:, :, tf.newaxis], tf.concat([tf.shape(learned)[:2], [1]], 0))
+def _with_linear(a: Architecture, learned: tf.Tensor, inputs: TowerInput, is_quality: bool) -> tf.Tensor:
+    """Adds to the learned numbers of Q or U, [n, B, K], the linear weights and a one that meets the other's."""
+    if not a.linear:
+        return learned
+    linear = tf.broadcast_to(inputs.linear[:, :, tf.newaxis], tf.concat([tf.shape(learned)[:2], [1]], 0))
     ones = tf.ones_like(linear)
     return tf.concat([learned, *((linear, ones) if is_quality else (ones, linear))], axis=2)
 

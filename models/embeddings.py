@@ -313,7 +313,7 @@ def tower_columns(layouts: Sequence[TableLayout], factorized: bool) -> dict[str,
 
 
 def _tower(layout: TableLayout, factorized: bool) -> str:
-    return layout.tower if factorized or layout.tower == "pairs" else "quality"
+    return layout.tower if factorized or layout.tower != "ui" else "quality"
 
 
 def initial_rows(

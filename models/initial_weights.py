@@ -81,13 +81,6 @@ def weight_shapes(architecture: Architecture, widths: Mapping[str, int]) -> dict
     }
 
 
-def fitted_names(architecture: Architecture) -> list[str]:
-    """Returns the names of the scalars that combine experts: their biases, gates and the offset."""
-    experts = architecture.experts
-    gates = [expert.gate for expert in experts if expert.gate]
-    return [*(expert.bias for expert in experts), *gates, "offset"] if experts else []
-
-
 def _turn(name: str) -> tuple[bool, int]:
     return "_from_" in name, next(n for n, begin in enumerate(_SEEDED) if name.startswith(begin))
 
@@ -128,11 +121,8 @@ def _starts(architecture: Architecture, widths: Mapping[str, int]) -> dict[str, 
         for part, shape in pooled.shapes.items():
             draw = glorot_uniform if part == "query" else 0.0
             found[f"pooling/{pooled.name}/{part}"] = _Start(shape, draw)
-    biases = {expert.bias for expert in a.experts}
     for matrix, bias in map(label_weights, a.labels):
         found |= {matrix: heads["quality"], bias: _Start((), prior)}
-    for name in fitted_names(a)[1:]:
-        found[name] = _Start((), prior if name in biases else 0.0)
     return found
 
 

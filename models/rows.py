@@ -97,7 +97,7 @@ class FeatureRows:
             without a slot share.
         single: its column in the id matrix, None if multivalent.
         growing: whether its ids grow.
-        of: of a pair of features, whose ids are made of theirs, these two; else None.
+        of: where it is not itself a feature of the log: the one whose ids it has, or the two of whose ids its are made.
         pooled: how its values are pooled; None: by their mean.
     """
 
@@ -107,8 +107,13 @@ class FeatureRows:
     tower: str
     single: int | None
     growing: bool = False
-    of: tuple[str, str] | None = None
+    of: tuple[str, ...] = ()
     pooled: Pooled | None = None
+
+    @property
+    def source(self) -> str:
+        """The feature of the log whose ids it has, where these are not made of two others'."""
+        return self.of[0] if len(self.of) == 1 else self.name
 
     @cached_property
     def salt(self) -> np.int64:
@@ -207,7 +212,7 @@ def all_numbers(layouts: Sequence[TableLayout]) -> tuple[Numbers, ...]:
 
 def feature_names(layouts: Sequence[TableLayout]) -> list[str]:
     """Lists the features of a log that a model has; pairs are made of these."""
-    names = [one.name for layout in layouts for one in layout.features if one.of is None]
+    names = [one.name for layout in layouts for one in layout.features if not one.of]
     return names + [one.name for one in all_numbers(layouts)]
 
 

@@ -63,7 +63,7 @@ class RankingConfig(StrictModel):
         trains: the weights that learn from the pairs. ``outside_embeddings``: linear weights, layers and
             heads, while embeddings learn from the other losses alone. The two losses are then
             L_logistic + alpha1 / (1 - alpha1) L_rank, so that the gradient of embeddings is that of a model
-            without ranking; each step has a second pass backward; and ``model.network_loss`` is joint.
+            without ranking, and each step has a second pass backward.
         max_pairs: maximum pairs of a query. From a query with more, this many are drawn and weighted so that
             the expected sum is unchanged. The default covers every pair of up to 128 impressions.
         query_exponent: the pairs of a query are divided by their number (the sum of their weights) to this

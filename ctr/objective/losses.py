@@ -170,7 +170,9 @@ def loss_and_terms(
     terms = [tf.add_n(list(parts)) / len(components) for parts in by_term]
     if config.anti_distillation is not None:
         share = config.anti_distillation.weight * ramps["anti_distillation"]
-        correlation = squared_correlation(logits, targets["own_weight"], workers)
+        correlation = tf.constant(0.0)
+        if len(components) > 1:
+            correlation = squared_correlation(logits, targets["own_weight"], workers)
         terms.append(share * _counted_once(correlation, workers))
         loss += terms[-1]
     if config.bias_constraints is not None:

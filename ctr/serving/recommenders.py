@@ -35,9 +35,9 @@ from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.models.activations import make_activation
 from ctr.models.embeddings import tower_widths
-from ctr.models.initial_weights import fitted_names
 from ctr.models.rows import all_numbers
 from ctr.serving.signatures import Ids, inputs_of
+from ctr.training.experts.forward import tables_of
 from ctr.training.run.snapshot import Snapshot, read_snapshot
 
 
@@ -56,12 +56,13 @@ def ids_of_rows(schema: Schema, rows: Rows) -> Ids:
 
 
 class RecommendersModel(tfrs.Model):
-    """Click model of a run, with its tables and weights, and the logistic loss.
+    """The network of a run, with its tables and weights, and the logistic loss.
 
-    It is called with ids as a log holds them (``ids_of_rows``; of raw columns ``ctr.data.ids.graph.transform_tensors``
-    makes them) and returns logits, float32 [N]: those of the run's export up to rounding. The weight alpha2 of the
-    crosses is a factor of their last matrices and biases, ``x_0 * (x U (alpha2 V) + alpha2 b) + x``. Everything is
-    float32; a run that computes in bfloat16 rounds its products, and its logits differ by that.
+    Of a run with other experts it is the network alone, whose logits are not the run's predictions. It is called with
+    ids as a log holds them (``ids_of_rows``; of raw columns ``ctr.data.ids.graph.transform_tensors`` makes them) and
+    returns logits, float32 [N]: of a run with this expert alone those of the run's export up to rounding. The weight
+    alpha2 of the crosses is a factor of their last matrices and biases, ``x_0 * (x U (alpha2 V) + alpha2 b) + x``.
+    Everything is float32; a run that computes in bfloat16 rounds its products, and its logits differ by that.
 
     Ids without a row of their own use the rows that they share; no id gets a row of its own here.
 
@@ -74,11 +75,10 @@ class RecommendersModel(tfrs.Model):
         crosses: of ``tfrs.layers.dcn.Cross``.
         deep: the deep layers, one ``tf.keras.Sequential`` each: with a bottleneck of two ``Dense``, else of one.
         head: ``Dense`` of one unit without a bias.
-        scalars: the output bias, and what combines linear weights and network in a gated model, by name.
+        bias: of the output.
 
     Raises:
-        InputError: a factorized model, an ensemble, linear weights alone, attention, or an expert for pairs beside the
-            model.
+        InputError: a factorized model, an ensemble, linear weights alone, or attention.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -90,7 +90,6 @@ class RecommendersModel(tfrs.Model):
             "an ensemble": shape.components > 1,
             "of linear weights alone": not shape.has_network,
             "a network of another package (model.network)": shape.network is not None,
-            "one with an expert for pairs (model.pairs)": shape.pairs,
             "one that pools by attention (model.pooling)": bool(shape.pooled),
             "one that reads numbers as values": bool(all_numbers(snapshot.layouts)),
         }
@@ -98,13 +97,14 @@ class RecommendersModel(tfrs.Model):
             if is_so:
                 raise InputError(
                     f"{snapshot.run_dir}: the model is {what}; allowed for tensorflow-recommenders: one model with "
-                    "crosses or deep layers, not factorized, without pairs and attention"
+                    "crosses or deep layers, not factorized, without attention"
                 )
+        layouts = tables_of(snapshot.experts.network_alone, snapshot.layouts)
         self.tables = [
             tf.Variable(table.numpy(), name=f"rows/{layout.name}")
-            for table, layout in zip(snapshot.tables, snapshot.layouts, strict=True)
+            for table, layout in zip(snapshot.tables, layouts, strict=False)
         ]
-        self._snapshot = replace(snapshot, tables=self.tables)
+        self._snapshot = replace(snapshot, tables=self.tables, layouts=layouts)
         tower = shape.towers["quality"]
         rank, activation = shape.cross_rank or None, make_activation(shape.activation, shape.smelu_beta)
         dense = tf.keras.layers.Dense
@@ -118,8 +118,7 @@ class RecommendersModel(tfrs.Model):
             for n, (units, rank) in enumerate(zip(tower.units, tower.ranks, strict=True))
         ]
         self.head = dense(1, use_bias=False, name="head")
-        names = fitted_names(shape) or ["output_bias"]
-        self.scalars = {name: tf.Variable(snapshot.weights[name].numpy(), name=name) for name in names}
+        self.bias = tf.Variable(snapshot.weights["output_bias"].numpy(), name="output_bias")
         self.task = tfrs.tasks.Ranking(loss=tf.keras.losses.BinaryCrossentropy(from_logits=True))
         self._carry_over()
 
@@ -157,11 +156,8 @@ class RecommendersModel(tfrs.Model):
     def call(self, ids: Ids) -> tf.Tensor:
         """Computes logits, float32 [N]."""
         inputs = inputs_of(self._snapshot, ids)["quality"]
-        network, linear = self._network(inputs.e0[0]), inputs.linear[0] + self.scalars["output_bias"]
-        if "gate" not in self.scalars:
-            return linear + network
-        moved = network + self.scalars["network_bias"] - linear
-        return linear + self.scalars["offset"] + self.scalars["gate"] * moved
+        network = self._network(inputs.e0[0]) + self.bias
+        return network + inputs.linear[0] if self._snapshot.architecture.linear else network
 
     def compute_loss(self, inputs: tuple[Any, ...], training: bool = False) -> tf.Tensor:
         """Computes the mean logistic loss of (ids, clicks) or (ids, clicks, weights), the latter two [N]."""
@@ -179,4 +175,4 @@ class RecommendersModel(tfrs.Model):
     def dense_trainable_variables(self) -> Sequence[tf.Variable]:
         """All trainable variables but the tables."""
         layers = [weight for layer in self.layers for weight in layer.trainable_variables]
-        return [*layers, *self.scalars.values()]
+        return [*layers, self.bias]

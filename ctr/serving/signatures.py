@@ -4,8 +4,9 @@
     raw columns -> ``p`` and ``logit``, and ``p_NAME`` for each further label. Derived columns are made inside: of other
     columns, or of the time of the row, ``time_us``.
 ``quality(features)``, ``ui(features)``, ``combine(Q, U)``
-    of a factorized model: ``Q`` and ``U``, [N, components, K], and of these ``p`` and ``logit``. A tower takes the
-    columns that its own features need. One row of Q goes with any number of rows of U, and the other way round.
+    of a factorized network that is the only expert: ``Q`` and ``U``, [N, components, K], and of these ``p`` and
+    ``logit``. A tower takes the columns that its own features need. One row of Q goes with any number of rows of U, and
+    the other way round.
 ``predict_ids(ids)``
     ids as a log holds them -> the same; so that logs are scored, which have no raw columns.
 
@@ -28,7 +29,7 @@ from ctr.data.ids import graph
 from ctr.data.ids.graph import row_numbers, transform_tensors
 from ctr.data.ids.rules import pair_ids
 from ctr.data.schema import MISSING_ID, QUERY_SIZE, InputKind, Schema
-from ctr.models.click_model import TowerInput, combine, ensemble_logit, forward, quality, ui
+from ctr.models.click_model import TowerInput, combine, ensemble_logit, quality, ui
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.numbers import look_up_numbers
 from ctr.models.pooling import pool
@@ -112,14 +113,18 @@ def _plain_name(source: str, place: int) -> str:
 def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
     """Makes the functions of a model, by name."""
     schema, model = snapshot.schema, (snapshot.architecture, snapshot.served_weights)
+    experts, weights = snapshot.experts, snapshot.served_weights
     alpha2 = tf.constant(snapshot.alpha2, tf.float32)
     # Of all columns, so that one has the same name and type in every function.
     names, kinds = input_names(schema.inputs), schema.inputs
 
     def scores(ids: Ids) -> dict[str, tf.Tensor]:
-        found = forward(*model, inputs_of(snapshot, ids), alpha2)
-        labels = {f"p_{name}": tf.sigmoid(ensemble_logit(own)) for name, own in found.labels.items()}
-        return _outputs(found.logits) | labels
+        found = experts.scores(weights, inputs_of(snapshot, ids), alpha2)
+        logit, *labels = experts.predictions(weights, found)
+        names = snapshot.architecture.labels
+        return _outputs(logit) | {
+            f"p_{name}": tf.sigmoid(one) for name, one in zip(names, labels, strict=True)
+        }
 
     def only_q(ids: Ids) -> dict[str, tf.Tensor]:
         return {"Q": quality(*model, inputs_of(snapshot, ids, "quality")["quality"], alpha2)}
@@ -128,13 +133,13 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
         return {"U": ui(*model, inputs_of(snapshot, ids, "ui")["ui"])}
 
     def combined(made: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        return _outputs(combine(*model, made["Q"], made["U"]))
+        return _outputs(ensemble_logit(combine(*model, made["Q"], made["U"])))
 
     signatures = {
         "predict": _raw_signature(served_schema(snapshot), names, kinds, scores),
         "predict_ids": _packed_signature(schema, scores),
     }
-    if (factors := snapshot.config.model.factorized) is not None:
+    if (factors := snapshot.config.model.factorized) is not None and len(experts.names) == 1:
         for tower, function in (("quality", only_q), ("ui", only_u)):
             own = [layout for layout in snapshot.layouts if layout.tower == tower]
             needed = schema.only(feature_names(own))
@@ -180,8 +185,7 @@ def served_schema(snapshot: Snapshot) -> Schema:
     return snapshot.schema.only(feature_names(snapshot.layouts))
 
 
-def _outputs(logits: tf.Tensor) -> dict[str, tf.Tensor]:
-    logit = ensemble_logit(logits)
+def _outputs(logit: tf.Tensor) -> dict[str, tf.Tensor]:
     return {"p": tf.sigmoid(logit), "logit": logit}
 
 
@@ -237,14 +241,14 @@ def _packed_signature(schema: Schema, compute: Callable[[Ids], dict[str, tf.Tens
 
 def _plan(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> dict[str, tf.Tensor]:
     """Rows of a table that N examples need, for ``ctr.models.embeddings.look_up`` on the whole table."""
-    some = ids[layout.features[0].name]
+    some = ids[layout.features[0].source]
     rows = some.nrows(tf.int32) if isinstance(some, tf.RaggedTensor) else tf.shape(some)[0]
     plan = {"single": tf.zeros([rows, 0], tf.int32)}
     if layout.single:
         plan["single"] = _single_rows(layout, keys, ids)
     values, segments = [], []
     for index, feature in enumerate(layout.multivalent):
-        ragged = ids[feature.name]
+        ragged = ids[feature.source]
         if feature.growing:
             values.append(_growing_rows(layout, keys, [feature], ragged.values[:, tf.newaxis])[:, 0])
         else:
@@ -262,7 +266,7 @@ def _single_rows(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> tf.
     growing = [feature for feature in layout.single if feature.growing]
     parts = []
     if fixed:
-        numbers = tf.stack([ids[feature.name] for feature in fixed], axis=1)
+        numbers = tf.stack([ids[feature.source] for feature in fixed], axis=1)
         parts.append(tf.cast(numbers, tf.int32) + tf.constant([offsets[feature.name] for feature in fixed]))
     if growing:
         parts.append(_growing_rows(layout, keys, growing, _growing_ids(growing, ids)))
@@ -274,9 +278,9 @@ def _single_rows(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> tf.
 
 def _growing_ids(features: Sequence[FeatureRows], ids: Ids) -> tf.Tensor:
     """Returns ids that grow of N rows, int64 [N, G]: those of pairs, which stand last, are made of the others'."""
-    parts = [ids[feature.name] for feature in features if feature.of is None]
+    parts = [ids[feature.source] for feature in features if len(feature.of) < 2]
     found = [tf.stack(parts, axis=1)] if parts else []
-    pairs = [feature.of for feature in features if feature.of is not None]
+    pairs = [feature.of for feature in features if len(feature.of) == 2]
     if pairs:
         names = sorted({name for pair in pairs for name in pair})
         columns = tf.stack([tf.cast(ids[name], tf.int64) for name in names], axis=1)

@@ -3,21 +3,24 @@
 Functions of tensors alone, which ``ctr.training.step`` calls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from ctr.models.click_model import Scores, forward
+from ctr.models.click_model import Scores
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.numbers import look_up_numbers, split_values
 from ctr.models.pooling import pool
 from ctr.models.row_curvature import Part, row_curvature
 from ctr.models.rows import STATISTICS, with_numbers
-from ctr.objective.losses import loss_and_terms, normalizer, slices_of, without_ranking
+from ctr.objective.losses import normalizer, slices_of
+from ctr.optim.first_order.online_bias import Calibrator
 from ctr.optim.first_order.online_newton import CalibrationStep
 from ctr.training.config import TrainConfig
-from ctr.training.experts import joint_lesson, label_lesson, linear_curvature, own_lessons
+from ctr.training.experts.forward import linear_expert, tables_of
+from ctr.training.experts.learning import Batch, lesson_of
+from ctr.training.label_outputs import label_lesson
 from ctr.training.state import TrainState
 
 _Tensors: TypeAlias = dict[str, tf.Tensor]
@@ -27,9 +30,9 @@ Curvature: TypeAlias = tuple[tf.Tensor, ...]
 class BatchGradients(NamedTuple):
     """A batch's scores as in ``StepResult``, the gradients of rows and of dense weights, and what they are of.
 
-    ``logits`` are those of the click and of each further label, float32 [B]; ``bends`` what the curvature of rows is
-    made of, None where the optimizer needs none; ``curvatures`` for each table the last fields of a ``RowGradient``,
-    None: not computed yet.
+    ``logits`` are those of the click and of each further label, float32 [B]; ``bends`` what the curvature of each
+    table's rows is made of, empty where the optimizer needs none; ``curvatures`` for each table the last fields of a
+    ``RowGradient``, None: not computed yet. ``gain`` is that of ``ctr.training.experts.learning.Lesson``.
     """
 
     logits: list[tf.Tensor]
@@ -38,8 +41,9 @@ class BatchGradients(NamedTuple):
     terms: tf.Tensor
     row_gradients: list[tf.Tensor]
     dense_gradients: list[tf.Tensor]
-    steps: Sequence[CalibrationStep]
-    bends: tuple[tf.Tensor, tf.Tensor] | None
+    steps: Sequence[tuple[Calibrator, CalibrationStep]]
+    bends: Sequence[tuple[tf.Tensor, tf.Tensor]]
+    gain: tf.Tensor | None
     curvatures: list[Curvature] | None = None
 
 
@@ -60,13 +64,10 @@ class Differentiation:
         plans: Sequence[_Tensors],
         alpha2: tf.Tensor,
         part: Part,
-    ) -> Scores:
-        """Scores the batch."""
-        model, layouts, weights = (
-            self.state.architecture,
-            self.state.layouts,
-            part.weights(self.state.weights),
-        )
+    ) -> dict[str, Scores]:
+        """Scores the batch, by each expert that has its tables among ``plans``."""
+        model, layouts = self.state.architecture, self.state.layouts[: len(plans)]
+        weights = part.weights(self.state.all_weights)
         with tf.name_scope("look_up"):
             looked_up = [
                 part.looked_up(
@@ -81,7 +82,11 @@ class Differentiation:
                 looked_up += look_up_numbers(*own, layouts[0].copies, model.input_dtype)
                 layouts = with_numbers(layouts)
             inputs = tower_inputs(looked_up, layouts, model.factors is not None)
-        return forward(model, weights, inputs, alpha2, compiled=True)
+        return self.state.experts_of(plans).scores(weights, inputs, alpha2, compiled=True)
+
+    def predictions(self, scores: Mapping[str, Scores], plans: Sequence[_Tensors]) -> list[tf.Tensor]:
+        """Computes the logits of the click, and of each further label: float32 [B] each."""
+        return self.state.experts_of(plans).predictions(self.state.all_weights, scores)
 
     def differentiate(
         self,
@@ -99,51 +104,29 @@ class Differentiation:
             tape.watch(rows)
             tape.watch(state.dense)
             scores = self.scores(targets, rows, plans, ramps["alpha2"], part)
-            logit, *label_logits = scores.predictions
+            logit, *label_logits = self.predictions(scores, plans)
             slices = slices_of(state.families, targets, logit)
-
-            def loss_of(
-                prediction: tf.Tensor, scores: Scores, shifted: tf.Tensor | None = None
-            ) -> tuple[tf.Tensor, tf.Tensor]:
-                of_batch = scores.logits, scores.rank_scores, ramps, duals, slices, self._workers, shifted
-                return loss_and_terms(objective, targets, prediction, *of_batch)
-
+            batch = Batch(objective, targets, ramps, duals, slices, self._workers)
             with tf.name_scope("loss"):
-                loss, terms = loss_of(logit, scores)
-                if scores.experts:
-                    lesson = own_lessons(
-                        lambda one, shifted: loss_of(one[0], Scores(one, one), shifted)[0],
-                        state.calibrators,
-                        self._workers,
-                        targets,
-                        logit,
-                        list(scores.experts.values()),
-                    )
-                else:
-                    lesson = joint_lesson(loss, targets, logit)
-                if scores.labels:
-                    label_terms, label_steps = label_lesson(
-                        objective,
-                        state.label_biases,
-                        self._workers,
-                        targets,
-                        scores.labels,
-                        ramps,
-                    )
+                lesson = lesson_of(state.experts, state.experts_of(plans), batch, scores, logit)
+                loss, terms, learned, rest = lesson.loss, lesson.terms, lesson.learned, lesson.unranked
+                steps = list(lesson.steps)
+                if state.label_biases:
+                    label_terms, label_steps = label_lesson(batch, state.label_biases, scores)
                     added = tf.add_n(label_terms)
                     loss, terms = loss + added, tf.concat([terms, tf.stack(label_terms)], axis=0)
-                    lesson = lesson._replace(loss=lesson.loss + added, steps=[*lesson.steps, *label_steps])
-                rest = without_ranking(objective, terms) if outside else None
+                    learned, rest = learned + added, rest + added
+                    steps += label_steps
         zero = tf.UnconnectedGradients.ZERO
         row_gradients, dense_gradients = tape.gradient(
-            lesson.loss, (rows, state.dense), unconnected_gradients=zero
+            learned, (rows, state.dense), unconnected_gradients=zero
         )
         dense_gradients = [tf.convert_to_tensor(gradient) for gradient in dense_gradients]
-        if rest is not None:
+        if outside:
             unranked = tape.gradient(rest, rows, unconnected_gradients=zero)
             row_gradients = [
                 tf.where(layout.by_column(1, 0) > 0, *both)
-                for layout, *both in zip(state.layouts, unranked, row_gradients, strict=True)
+                for layout, *both in zip(state.layouts, unranked, row_gradients, strict=False)
             ]
         # The loss is a mean over components. What is one component's own learns as if that one were alone.
         components = state.architecture.components
@@ -151,17 +134,29 @@ class Differentiation:
             dense_gradients = [gradient * components for gradient in dense_gradients]
             row_gradients = [
                 tf.convert_to_tensor(gradient) * layout.copies
-                for gradient, layout in zip(row_gradients, state.layouts, strict=True)
+                for gradient, layout in zip(row_gradients, state.layouts, strict=False)
             ]
         row_gradients = [tf.convert_to_tensor(gradient) for gradient in row_gradients]
         if self.config.optimizer.embeddings.gradient == "sum":
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
-        bends = None
+        bends: list[tuple[tf.Tensor, tf.Tensor]] = []
         if state.tables.optimizer.needs_curvature:
-            bends = linear_curvature(objective, targets, ramps, lesson)
+            experts = state.experts_of(plans)
+            bends = [
+                lesson.curvature[linear_expert(experts, layout)]
+                for layout in tables_of(experts, state.layouts)
+            ]
         return BatchGradients(
-            [logit, *label_logits], slices, loss, terms, row_gradients, dense_gradients, lesson.steps, bends
+            [logit, *label_logits],
+            slices,
+            loss,
+            terms,
+            row_gradients,
+            dense_gradients,
+            steps,
+            bends,
+            lesson.gain,
         )
 
     def curvatures(
@@ -172,11 +167,11 @@ class Differentiation:
         part: Part,
     ) -> list[Curvature]:
         """Computes for each table the last fields of a ``RowGradient``, where the optimizer needs them."""
-        if batch.bends is None:
+        if not batch.bends:
             return [() for _ in plans]
         return [
-            part.curvature(layout, row_curvature(layout, plan, *batch.bends, targets["query"]))
-            for layout, plan in zip(self.state.layouts, plans, strict=True)
+            part.curvature(layout, row_curvature(layout, plan, *bends, targets["query"]))
+            for layout, plan, bends in zip(self.state.layouts, plans, batch.bends, strict=False)
         ]
 
 

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -18,6 +18,12 @@ from ctr.training.step import Step, StepResult
 log = logging.getLogger(__name__)
 
 
+class _Functions(NamedTuple):
+    learning: Callable[..., Any]  # the ``tf.function`` that ``learn`` calls
+    learn: Callable[..., Any]
+    score: Callable[..., Any]
+
+
 class TrainStep:
     """Compiled functions of a run: the first of ``parts`` scores, and all learn by the mean of their gradients."""
 
@@ -28,21 +34,29 @@ class TrainStep:
         # Products with sparse matrices, of which GPUs have no deterministic kernel.
         by_products = not jit and accelerator() is None
         step = Step(state, config, parts, by_products, exchanges=jit)
-        is_divided = state.workers.size > 1
+        is_divided, self._step = state.workers.size > 1, step
         self._learned_targets = target_signature(config.objective, state.families, state.layouts, is_divided)
         # What is scored may also be a feed to learn from, which has more.
         scored = config.objective.scored_part
         self._scored_targets = target_signature(scored, state.families, state.layouts)
-        scalar, plans = tf.TensorSpec([], tf.float32), state.tables.signature()
-        ramps, rates = (
-            dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))
-        )
-        self._learning = self._compile(step.learn, [self._learned_targets, plans, ramps, rates])
-        score = self._compile(step.score, [self._scored_targets, plans, ramps])
-        self._compiled_learn, self._compiled_score = (
-            timed("learns", on_step_device(self._learning), jit),
-            timed("scores", on_step_device(score), jit),
-        )
+        # By the number of tables that there are plans for.
+        self._functions: dict[int, _Functions] = {}
+
+    def _of_tables(self, count: int) -> "_Functions":
+        if count not in self._functions:
+            scalar, plans = tf.TensorSpec([], tf.float32), self.state.tables.signature(count)
+            ramps, rates = (
+                dict.fromkeys(numbers, scalar)
+                for numbers in (self.config.ramps_at(0), self.config.rates_at(0))
+            )
+            learning = self._compile(self._step.learn, [self._learned_targets, plans, ramps, rates])
+            score = self._compile(self._step.score, [self._scored_targets, plans, ramps])
+            self._functions[count] = _Functions(
+                learning,
+                timed("learns", on_step_device(learning), self.jit),
+                timed("scores", on_step_device(score), self.jit),
+            )
+        return self._functions[count]
 
     def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
         # XLA compiles each of the few padded sizes by itself, from one trace.
@@ -52,7 +66,8 @@ class TrainStep:
         return compiled
 
     def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
-        result = self._compiled_learn(*self._learning_arguments(feed, ramps, rates))
+        functions = self._of_tables(len(feed.plans))
+        result = functions.learn(*self._learning_arguments(feed, ramps, rates))
         if self.jit:
             # XLA compiles no call to the host.
             self.state.tables.optimizer.exchange()
@@ -63,7 +78,8 @@ class TrainStep:
         self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Returns the ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
-        return self._learning, self._learning_arguments(feed, ramps, rates)
+        learning = self._of_tables(len(feed.plans)).learning
+        return learning, self._learning_arguments(feed, ramps, rates)
 
     def _learning_arguments(
         self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
@@ -74,7 +90,8 @@ class TrainStep:
     def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Scores a batch alone: logits of the click and of each label, float32 [B], and slices as in ``StepResult``."""
         feed = feed.with_rows(self.state.tables)
-        logits, slices = self._compiled_score(*_tensors(feed, self._scored_targets), _scalars(ramps))
+        functions = self._of_tables(len(feed.plans))
+        logits, slices = functions.score(*_tensors(feed, self._scored_targets), _scalars(ramps))
         return logits, slices
 
 

@@ -21,6 +21,8 @@ from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.contrib.presets import PRESETS
 from ctr.optim.first_order.options import AdaGrad
 from ctr.optim.shampoo.options import ShampooOptions
+from ctr.training.experts.names import has_linear_inside
+from ctr.training.experts.pairs import with_pair_table
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
 from ctr.training.retrain import RetrainConfig
@@ -309,10 +311,6 @@ class WorkersConfig(StrictModel):
     divided_from_mb: float = Field(default=32, ge=0)
 
 
-_JOINT = {"setup": "multi_task", "trains": "outside_embeddings"}
-"""Keys of ranking whose values need ``model.network_loss`` joint."""
-
-
 class TrainConfig(StrictModel):
     """Everything that decides what a run computes.
 
@@ -365,14 +363,10 @@ class TrainConfig(StrictModel):
     @classmethod
     def _resolve(cls, content: Any) -> Any:
         """Resolves what is ``auto`` and depends on other sections."""
-        if not isinstance(content, dict):
-            return content
-        model, objective = content.get("model"), content.get("objective")
-        ranking = objective.get("ranking") if isinstance(objective, dict) else None
-        if isinstance(ranking, dict) and any(ranking.get(name) == value for name, value in _JOINT.items()):
-            content = _with_auto(content, ("model", "network_loss"), "joint")
-        if isinstance(model, dict) and model.get("factorized") is not None:
-            content = _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")
+        model = content.get("model") if isinstance(content, dict) else None
+        is_factorized = isinstance(model, dict) and model.get("factorized") is not None
+        if is_factorized and has_linear_inside(ModelConfig.model_validate(model)):
+            return _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")
         return content
 
     @model_validator(mode="after")
@@ -384,23 +378,18 @@ class TrainConfig(StrictModel):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if self.model.factorized is not None and self.optimizer.embeddings.linear_rule == "newton":
-            raise ValueError("optimizer.embeddings.linear_rule newton is not possible with model.factorized")
+        is_newton = self.optimizer.embeddings.linear_rule == "newton"
+        if self.model.factorized is not None and is_newton and has_linear_inside(self.model):
+            raise ValueError(
+                "optimizer.embeddings.linear_rule newton is not possible with model.factorized, which has the linear "
+                "weights inside; allowed: adagrad, or linear among model.experts"
+            )
         ranking = self.objective.ranking
         if ranking is not None and ranking.setup == "multi_task" and not self.model.has_network:
             raise ValueError(
                 "objective.ranking.setup multi_task needs crosses or deep layers for the two heads to share; "
                 "without them only multi_objective is allowed"
             )
-        joint = [
-            name for name, value in _JOINT.items() if ranking is not None and getattr(ranking, name) == value
-        ]
-        if joint and self.model.network_loss == "own":
-            raise ValueError(
-                f"model.network_loss own is not possible with objective.ranking.{joint[0]} {_JOINT[joint[0]]}"
-            )
-        if self.model.pairs is True and (obstacle := self.pair_obstacle) is not None:
-            raise ValueError(f"model.pairs true is not possible: {obstacle}")
         for name in self.objective.labels:
             if self.model.factorized is not None or not self.model.has_network:
                 raise ValueError(
@@ -430,17 +419,6 @@ class TrainConfig(StrictModel):
         )
 
     @property
-    def pair_obstacle(self) -> str | None:
-        """Says which key is in the way of ``model.pairs``; None: none is."""
-        if self.model.network_loss != "own":
-            return "it needs model.network_loss own"
-        if self.optimizer.embeddings.linear_rule != "newton":
-            return "it needs optimizer.embeddings.linear_rule newton"
-        if self.objective != ObjectiveConfig():
-            return "it needs an objective of the logistic loss alone"
-        return None
-
-    @property
     def schedules(self) -> dict[str, RateSchedule]:
         """The schedules by the groups of variables that they are for, those that change something."""
         constraints = self.objective.bias_constraints
@@ -464,7 +442,9 @@ class TrainConfig(StrictModel):
                 f"config: ids.capacities names {unknown[0]}, which is not a feature whose ids grow; "
                 f"allowed: {listed(schema.growing, unknown[0])}"
             )
-        return self.model.table_layouts(schema, self.ids.shared_rows)
+        layouts = self.model.table_layouts(schema, self.ids.shared_rows)
+        columns = len(self.model.features(schema).single_valued)
+        return with_pair_table(layouts, self.model, columns, self.ids.shared_rows)
 
     def ramps_at(self, examples: int, before: Mapping[str, int] | None = None) -> dict[str, float]:
         """Returns what every ramp has reached when ``examples`` examples were trained on; 0 for what is off.

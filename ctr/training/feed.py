@@ -1,6 +1,6 @@
 """Feeds: from batches to the arrays that the step takes: first the sizes of all of them, then what they hold."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from ctr.training.division import (
     divide_rows,
     share_of_table,
 )
+from ctr.training.experts.pairs import with_pair_ids
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
 from ctr.training.shapes import FewShapes, Shape, TableSizes, require_shape, shape_of_batch
@@ -44,8 +45,7 @@ class Feed:
     division: Division | None = None
     shape: Shape | None = None  # the one of few that it is padded to; None: its sizes are some of many
     is_fused: bool = False  # ``ctr.training.fused_steps`` learns from it
-    batch_rows: int = 0  # what batches are padded to where no shape says it
-    beside: "Feed | None" = None  # of the same batch, of an expert beside the model
+    again: Callable[[tuple[TableLayout, ...]], "Feed"] | None = None  # makes it anew, for other tables
 
     @property
     def rows(self) -> int:
@@ -77,6 +77,12 @@ class Feed:
         if all(plan.pending is None for plan in self.plans):
             _ = self.plan_tensors
 
+    def of_tables(self, layouts: tuple[TableLayout, ...]) -> "Feed":
+        """Returns the feed of the same batch for these tables."""
+        if len(layouts) == len(self.layouts) or self.again is None:
+            return self
+        return self.again(layouts)
+
     def with_rows(self, tables: EmbeddingTables, learning: bool = False) -> "Feed":
         """Gives ids that grow their rows (``EmbeddingTables.find_rows``); returns itself if they have them already."""
         rows, begun = tables.find_rows(self.plans, self.batch.times[1], learning)
@@ -101,15 +107,30 @@ def make_feed(
     constraint_batches: Sequence[Batch | None] = (),
     ids: IdsConfig | None = None,
     seat: Seat | None = None,
-    shapes: FewShapes | None = None,
-    fused: FewShapes = (),
+    shapes: Callable[[tuple[TableLayout, ...]], FewShapes] | None = None,
+    fused: Callable[[tuple[TableLayout, ...]], FewShapes] | None = None,
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, decides what it is padded to, and fills the arrays.
 
     A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes`` each size is
-    one of a few by itself, but for batches that are ``fused``, where one of those shapes holds them. Raises InputError:
-    no shape holds the batch.
+    one of a few by itself, but for batches that are ``fused``, where one of those shapes holds them; both are functions
+    of the tables. Raises InputError: no shape holds the batch.
     """
+
+    def again(layouts: tuple[TableLayout, ...]) -> Feed:
+        return make_feed(
+            batch,
+            layouts,
+            batch_rows,
+            objective,
+            families,
+            constraint_batches,
+            ids,
+            seat,
+            shapes,
+            fused,
+        )
+
     rows, source = _all_rows(batch, constraint_batches)
     division = None if seat is None else divide_rows(query_begins(rows, source), source, seat, batch_rows)
     part, part_source = rows, source
@@ -122,9 +143,9 @@ def make_feed(
     # What everything is padded to.
     shape = None
     if shapes is not None:
-        shape = require_shape(shapes, batch.begin, len(rows), len(pairs.weight), plans)
-    elif fused and len(batch.rows):
-        shape = shape_of_batch(fused, len(rows), len(pairs.weight), plans)
+        shape = require_shape(shapes(layouts), batch.begin, len(rows), len(pairs.weight), plans)
+    elif fused is not None and len(batch.rows):
+        shape = shape_of_batch(fused(layouts), len(rows), len(pairs.weight), plans)
     if shape is not None:
         capacity, most_pairs = shape.rows, shape.pairs
     else:
@@ -159,7 +180,7 @@ def make_feed(
         division,
         shape,
         is_fused,
-        batch_rows,
+        again,
     )
 
 
@@ -185,4 +206,5 @@ def _find_ids(layouts: Sequence[TableLayout], rows: Rows, ids: IdsConfig | None)
     drawn_rows = None
     if ids is not None and ids.admission.rule == "probability":
         drawn_rows = drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
-    return [plan_table(layout, rows.ids, multivalent, drawn_rows) for layout in layouts]
+    all_ids = with_pair_ids(rows.ids, layouts)
+    return [plan_table(layout, all_ids, multivalent, drawn_rows) for layout in layouts]

@@ -35,8 +35,9 @@ from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
 from ctr.models.rows import TableLayout, number_count
 from ctr.training.config import TrainConfig
+from ctr.training.experts.forward import make_experts
 from ctr.training.optimizers import dense_optimizer, table_optimizer
-from ctr.training.state import architecture, dense_shapes
+from ctr.training.state import dense_shapes
 
 _CLIPPING = 3
 """Operations for each element of a gradient whose norm is limited."""
@@ -77,7 +78,7 @@ def count_flops(
     config: TrainConfig, layouts: tuple[TableLayout, ...], touched: Mapping[str, Touched], batch_rows: float
 ) -> Flops:
     """Counts the operations of a configuration for an example, of batches of ``batch_rows`` good rows on average."""
-    model = architecture(config, "float32", layouts=layouts)
+    model = make_experts(config, "float32", layouts).network
     widths = tower_widths(layouts, config.model.factorized is not None)
     looked_up = sum(_look_up(layout, touched[layout.name]) for layout in layouts)
     numbers = number_count(layouts)

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.models.row_curvature import WHOLE
+from ctr.models.rows import TableLayout
 from ctr.objective.losses import loss_terms
 from ctr.objective.targets import target_signature
 from ctr.optim.protocol import RowGradient
@@ -53,22 +54,29 @@ class FusedResult(NamedTuple):
 class FusedSteps:
     """Compiled loop over small batches, for a model that is whole in one process."""
 
-    def __init__(self, state: TrainState, config: TrainConfig, shapes: Sequence[Shape]) -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        config: TrainConfig,
+        layouts: Sequence[TableLayout],
+        shapes: Sequence[Shape],
+    ) -> None:
+        """Prepares to learn with the first tables of a state, whose layouts are given."""
         self.limit = config.batch.steps_per_execution
         self._terms, self._families = len(loss_terms(config.objective)), len(state.families)
         signature = target_signature(config.objective, state.families, state.layouts)
         self._targets = list(signature)
         self._tables = state.tables
-        scratch = self._scratch = ScratchTables(state.tables, shapes)
+        scratch = self._scratch = ScratchTables(state.tables, len(layouts), shapes)
         own: Any = copy(state)
         own.tables = scratch
         if config.compute_dtype == "auto":
             # On a CPU, XLA computes with bfloat16 as with float32 and rounds.
-            own.architecture = replace(state.architecture, compute_dtype="float32")
+            own.experts = state.experts.in_float32()
         self._step = Step(own, config, (WHOLE,), by_products=False, exchanges=True)
         loop = tf.function(self._learn_all, jit_compile=True, autograph=False)
         self._loop = timed("learns", loop, jit=True)
-        used = [[tf.TensorSpec([None], tf.int32) for _ in state.layouts]]
+        used = [[tf.TensorSpec([None], tf.int32) for _ in layouts]]
         self._load, self._store = (
             tf.function(copies, used, autograph=False) for copies in (scratch.load, scratch.store)
         )
@@ -183,14 +191,15 @@ class ScratchTables:
 
     divided: tuple[bool, ...] = ()
 
-    def __init__(self, tables: EmbeddingTables, shapes: Sequence[Shape]) -> None:
+    def __init__(self, tables: EmbeddingTables, count: int, shapes: Sequence[Shape]) -> None:
+        """Makes scratch tables for the first ``count`` ones."""
         self._tables, self.optimizer = tables, tables.optimizer
         self.rows: list[int] = []  # of each table
         self._widths: list[list[int]] = []
         self._values: list[tf.Variable] = []
         # By table, and by the distinct ids of a shape.
         self._hands: list[dict[int, tf.Variable]] = []
-        for number, table in enumerate(tables.weights):
+        for number, table in enumerate(tables.weights[:count]):
             state = self.optimizer.first_state(number)
             widths = [table.shape[1], *map(len, state)]
             first = np.concatenate([np.zeros(widths[0], np.float32), *state])

@@ -39,8 +39,9 @@ from ctr.workers.collectives import ALONE, Workers
 
 _LOOK_EVERY = 0.1  # seconds
 
-Beside = Callable[[Feed], Feed | None]
-"""Makes the feed of an expert beside the model, of the same batch; None: it needs none."""
+Tables = Callable[[], tuple[TableLayout, ...]]
+"""Returns the tables that feeds are made for now."""
+Shapes = Callable[[tuple[TableLayout, ...]], FewShapes]
 
 # What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
 _SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra_op_threads")
@@ -167,13 +168,12 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
 
 def read_turns(
     inputs: Inputs,
-    layouts: tuple[TableLayout, ...],
+    tables: Tables,
     position: Position,
     partial: bool,
     hold: Callable[[int], None],
     seat: Seat | None = None,
-    fused: FewShapes = (),
-    beside: Beside | None = None,
+    fused: Shapes | None = None,
 ) -> Generator[tuple[Feed, bool, bool], None, None]:
     """Yields the batches of the log from a position on, in the order in which a run scores and learns from them.
 
@@ -186,15 +186,15 @@ def read_turns(
     delay = round(inputs.config.label_delay * 1_000_000)
     starts = position.learned, position.constraint_logs
     if not delay:
-        given = inputs, layouts, *starts, partial, hold, seat, fused, beside
+        given = inputs, tables, *starts, partial, hold, seat, fused
         with closing(read_feeds(*given)) as feeds:
             for feed in feeds:
                 yield feed, True, True
         return
     with (
         # A stream of its own, so that the batches in between need not be kept.
-        closing(read_feeds(inputs, layouts, *starts, partial, seat=seat)) as labeled,
-        closing(read_feeds(inputs, layouts, position.examples, None, partial, hold, seat)) as new,
+        closing(read_feeds(inputs, tables, *starts, partial, seat=seat)) as labeled,
+        closing(read_feeds(inputs, tables, position.examples, None, partial, hold, seat)) as new,
     ):
         waiting = next(labeled, None)
         for feed in new:
@@ -214,26 +214,27 @@ def batch_size(inputs: Inputs) -> BatchSize:
 
 def read_feeds(
     inputs: Inputs,
-    layouts: tuple[TableLayout, ...],
+    tables: Tables,
     start: int,
     other_starts: Mapping[str, int] | None = None,
     partial: bool = True,
     hold: Callable[[int], None] = lambda position: None,
     seat: Seat | None = None,
-    fused: FewShapes = (),
-    beside: Beside | None = None,
+    fused: Shapes | None = None,
 ) -> Generator[Feed, None, None]:
     """Yields the run's feeds from a position on, made by a thread that reads ahead.
 
-    Without ``other_starts``, the positions in constraint logs, they are only scored. ``beside`` makes the feeds beside
-    them. Unless ``partial``, batches that would not be the same if the logs went on are left out, and ``hold`` is
-    called with the position of the first.
+    Without ``other_starts``, the positions in constraint logs, they are only scored. The trainer may want them for
+    other ``tables`` when it comes to them (``Feed.of_tables``). Unless ``partial``, batches that would not be the same
+    if the logs went on are left out, and ``hold`` is called with the position of the first.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if other_starts is not None else config.objective.scored_part
-    shapes = None
-    if has_few_shapes(config):
-        shapes = few_shapes(config, inputs.schema, layouts)
+
+    def few(layouts: tuple[TableLayout, ...]) -> FewShapes:
+        return few_shapes(config, inputs.schema, layouts)
+
+    shapes = few if has_few_shapes(config) else None
 
     def feeds() -> Iterator[Feed]:
         selection = selection_of(inputs, start)
@@ -253,10 +254,10 @@ def read_feeds(
             until = [stream.until(one.times[1] - 1) for stream in streams]
             due = [None if rows is None else set_rejects_apart(rows) for rows in until]
             usual = size.at(one.begin)
-            own = fused if is_fused_from(size, one.begin) else ()
+            own = fused if is_fused_from(size, one.begin) else None
             feed = make_feed(
                 learned_batch(one, config.retrain),
-                layouts,
+                tables(),
                 usual,
                 objective,
                 inputs.families,
@@ -266,8 +267,6 @@ def read_feeds(
                 shapes,
                 own,
             )
-            if beside is not None:
-                feed = replace(feed, beside=beside(feed))
             # By this thread, and not by the one that trains.
             feed.prepare()
             yield feed

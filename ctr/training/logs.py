@@ -19,10 +19,8 @@ from ctr.data.time_range import TimeRange
 from ctr.io.documents import json_bytes
 from ctr.io.errors import InputError, listed
 from ctr.training.config import TrainConfig
+from ctr.training.experts.names import choose_experts
 from ctr.training.model_config import fitting_width
-
-_MOST_PAIRED = 32
-"""Features up to which ``model.pairs`` is on by itself: 496 pairs cost more than a network."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
 
 
 def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) -> TrainConfig:
-    """Fills in what the configuration leaves open: ``query_size``, ``widths`` and ``pairs`` of ``ModelConfig``.
+    """Fills in what the configuration leaves open: ``query_size``, ``widths`` and ``experts`` of ``ModelConfig``.
 
     No label is read, nor what follows the first partition: a run that follows the log has the same configuration.
     """
@@ -136,17 +134,15 @@ def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) 
         is_free = not _has_own(schema.stored) and QUERY_SIZE not in model.without
         is_useful = pages_differ(first.rows, first.queries, first.pages)
         model = model.model_copy(update={"query_size": is_free and is_useful})
-    if model.pairs == "auto":
-        singles = len(model.features(schema).single_ids)
-        is_possible = config.pair_obstacle is None and 2 <= singles <= _MOST_PAIRED
-        model = model.model_copy(update={"pairs": is_possible})
+    experts, _ = choose_experts(model, schema)
+    model = model.model_copy(update={"experts": experts})
     features = model.features(schema).features
     open_widths = [f for f in features if f.width is None and f.name not in model.widths and f.has_ids]
     if open_widths:
         distinct = _first_with_rows(manifests).distinct
         widths = {f.name: fitting_width(distinct.get(f.name, f.buckets)) for f in open_widths}
         model = model.model_copy(update={"widths": {**model.widths, **widths}})
-    return config if model is config.model else config.model_copy(update={"model": model})
+    return config.model_copy(update={"model": model})
 
 
 def _first_with_rows(manifests: Sequence[Manifest]) -> Manifest:

@@ -107,13 +107,12 @@ def one_pass(
     state = trainer.state
     turns = read_turns(
         inputs,
-        state.layouts,
+        lambda: state.active_layouts,
         run.position,
         partial,
         held.append,
         state.seat,
         trainer.fused_shapes,
-        trainer.beside,
     )
     with closing(turns), trainer.throughput.running():
         # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
@@ -180,15 +179,16 @@ def _fused(
     """Groups turns that one call learns from: of one shape, and nothing is due after any but the last."""
     group: list[tuple[Feed, bool, bool]] = []
     rows, limit = 0, run.config.batch.steps_per_execution
-    for turn in turns:
-        feed = turn[0]
+    for read, is_new, has_labels in turns:
+        feed = read.of_tables(trainer.state.active_layouts)
+        turn = feed, is_new, has_labels
         is_alone = not feed.is_fused or run.is_left_out(feed.batch)
         if group and (is_alone or feed.shape is not group[0][0].shape):
             yield group
             group, rows = [], 0
         group.append(turn)
         rows += len(feed.batch.rows)
-        is_due = run.is_due_after(rows, feed.batch.end) or trainer.is_due_after(rows)
+        is_due = run.is_due_after(rows, feed.batch.end) or trainer.state.experts.is_due_after(rows)
         if is_alone or len(group) == limit or is_due:
             yield group
             group, rows = [], 0

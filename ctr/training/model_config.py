@@ -17,6 +17,7 @@ from ctr.data.schema import QUERY_SIZE, Schema
 from ctr.io.errors import InputError, listed
 from ctr.models.rows import FeatureRows, Numbers, Pooled, TableLayout, lay_out_tables
 from ctr.objective.schedules import Ramp, RampKey
+from ctr.training.experts.names import ExpertName, check_experts, reads_embeddings
 
 _MOST_LAYERS = 64
 _USUAL_WIDTH = 16
@@ -165,11 +166,15 @@ class ModelConfig(ShortModel):
     """DCNv2; without crosses and deep layers a logistic regression.
 
     Attributes:
-        network_loss: what crosses and deep layers are trained on. ``own``: linear weights and network are two models,
-            each with a loss of its own; the prediction lies between the two, by a gate that is fitted as the log goes
-            by, so that a network that does not help costs next to nothing. ``joint``: both are trained on the loss of
-            their sum. ``auto``: own, unless the model is factorized, an ensemble or has a rank head, or
-            ``objective.ranking.trains`` is not ``all``.
+        experts: models that each learn by the whole objective of their own logits. ``network``: crosses and deep
+            layers, with the linear weights inside where there is no ``linear``; alone, it is FF's model. ``linear``:
+            the linear weights of all features. ``pairs``, beside one of these: linear weights of all pairs of
+            single-valued features, too, which helps where two of them mean something together that neither means
+            alone; where they have not paid, they are left out after 32,768 rows until the log is eight times as long.
+            The prediction moves from the first of linear, network and pairs towards the others, by gates and an offset
+            that are fitted as the log goes by, so that an expert that does not help costs next to nothing. ``auto``:
+            all; without network where there are neither crosses nor deep layers, without pairs where the log has more
+            than 32 single-valued features, and network alone with ``factorized``.
         prior: the initial predicted click probability.
         init_scale: the standard deviation of new embeddings.
         embedding_seed: the seed of new embeddings. Null: the seed of the run.
@@ -182,11 +187,6 @@ class ModelConfig(ShortModel):
             It is missing for a query whose rows have different times, such as a session. ``auto``: where the log's
             first partition has queries of different numbers of rows, and hardly any whose rows have different times.
             Switch it off if it is not known, when a row is scored, how many are shown.
-        pairs: whether an expert beside the model has linear weights for all pairs of single-valued features, which
-            helps where two of them mean something together that neither means alone, and costs time. It predicts as far
-            as that has paid, and where it has not, it is left out after 32,768 rows until the log is eight times as
-            long. ``auto``: yes, with up to 32 such features, ``network_loss`` own, ``linear_rule`` newton and no
-            other loss than the logistic one.
         without: features of the log that the model does not have, neither embeddings nor linear weights.
         network: a network of another package (entry points ``ctr.models``) by its name, with its keys; it takes the
             place of crosses and deep layers, of whose keys ``crosses.ramp`` alone still counts. Empty: none.
@@ -197,14 +197,13 @@ class ModelConfig(ShortModel):
     deep: DeepConfig = DeepConfig()
     factorized: FactorizedConfig | None = None
     ensemble: EnsembleConfig = EnsembleConfig()
-    network_loss: Literal["auto", "own", "joint"] = "auto"
+    experts: Literal["auto"] | tuple[ExpertName, ...] = "auto"
     prior: float = Field(default=0.1, gt=0, lt=1)
     init_scale: float = Field(default=0.01, ge=0)
     embedding_seed: int | None = Field(default=None, ge=0, lt=2**31)
     widths: dict[str, int] = {}
     pooling: dict[str, Pooling] = {}
     query_size: Literal["auto", True, False] = "auto"
-    pairs: Literal["auto", True, False] = "auto"
     without: tuple[Name, ...] = ()
     network: Annotated[NetworkPlugins, AfterValidator(_one_network)] = {}
 
@@ -213,43 +212,25 @@ class ModelConfig(ShortModel):
         """The network of another package; None: it is a DCN."""
         return next((one for one in self.network.values() if isinstance(one, NetworkPlugin)), None)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve(cls, content: Any) -> Any:
-        if isinstance(content, dict) and content.get("network_loss", "auto") == "auto":
-            ensemble = content.get("ensemble") or {}
-            # What is neither is refused where the field itself is read.
-            default = ensemble.get("components", 1) if isinstance(ensemble, dict) else 1
-            components = getattr(ensemble, "components", default)
-            is_joint = content.get("factorized") is not None or components != 1
-            return {**content, "network_loss": "joint" if is_joint else "own"}
-        return content
+    @property
+    def has_layers(self) -> bool:
+        """Returns whether there is a network that could be an expert."""
+        return bool(self.crosses.layers or self.deep.units or self.network)
 
     @property
     def has_network(self) -> bool:
         """Returns whether embeddings are used at all."""
-        return bool(self.crosses.layers or self.deep.units or self.network)
+        return reads_embeddings(self)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         for name, width in self.widths.items():
             if not 0 <= width <= 4096:
                 raise ValueError(f"widths.{name} is {width}; allowed: 0..4096")
-        if not self.has_network and self.factorized is not None:
-            raise ValueError("factorized needs crosses or deep layers for the Quality tower")
-        if self.network_loss == "own" and (self.factorized is not None or self.ensemble.components > 1):
-            raise ValueError(
-                "network_loss own is not possible with factorized or several ensemble.components"
-            )
+        check_experts(self)
         attention = [name for name, pooling in self.pooling.items() if pooling.kind != "mean"]
-        if attention and (self.ensemble.components > 1 or not self.has_network):
-            raise ValueError(
-                f"pooling.{attention[0]}: attention needs crosses or deep layers, and one ensemble.component"
-            )
-        if not self.has_network and self.ensemble.components > 1:
-            raise ValueError(
-                "ensemble.components above 1 need crosses or deep layers in which they can differ"
-            )
+        if attention and self.ensemble.components > 1:
+            raise ValueError(f"pooling.{attention[0]}: attention needs one ensemble.component")
         return self
 
     def features(self, schema: Schema) -> Schema:

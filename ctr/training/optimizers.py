@@ -1,15 +1,10 @@
 """The optimizers that a configuration asks for: a new one has its keys in ``config.py`` and is made here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import assert_never
 
-import tensorflow as tf
-
-from ctr.models.architecture import Expert
 from ctr.models.rows import TableLayout
 from ctr.optim.adafactor.core import DenseAdafactor
-from ctr.optim.first_order.online_bias import Calibrator, OnlineBias
-from ctr.optim.first_order.online_newton import OnlineNewton
 from ctr.optim.protocol import DenseOptimizer
 from ctr.optim.rows.adafactor import RowAdafactor
 from ctr.optim.rows.adagrad import RowAdaGrad
@@ -20,11 +15,6 @@ from ctr.optim.shampoo.dense import DenseShampoo
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from ctr.workers.collectives import ALONE, Workers
-
-_PRIOR = 100.0
-"""Of the offset and the gates in ``OnlineNewton``: an offset that swings costs more than it gains."""
-_OFFSETS, _GATES = (-20.0, 20.0), (0.0, 1.0)
-"""Their ranges: a gate alone never leaves the range between the first expert and its own."""
 
 
 def dense_optimizer(config: DenseOptimizerConfig, workers: Workers = ALONE) -> DenseOptimizer:
@@ -66,7 +56,10 @@ def table_optimizer(
     )
     if newton:
         features = [len(layout.features) for layout in layouts]
-        return RowNewton(setup, features, precision=sum(features))
+        # Where features are not the log's own, a table is a model of its own.
+        of_model = sum(not one.of for layout in layouts for one in layout.features)
+        precisions = [len(layout.features) if layout.features[0].of else of_model for layout in layouts]
+        return RowNewton(setup, features, precisions)
     if config.rule == "adafactor":
         return RowAdafactor(setup, config.adafactor)
     if config.rule == "one_sided":
@@ -74,20 +67,3 @@ def table_optimizer(
     if config.rule == "adagrad":
         return RowAdaGrad(setup)
     assert_never(config.rule)
-
-
-def make_calibrators(weights: Mapping[str, tf.Variable], experts: Sequence[Expert]) -> tuple[Calibrator, ...]:
-    """The optimizers of what combines experts; none without experts.
-
-    One for each bias, which learns with its own expert, and a last one that sees the prediction, of the offset and the
-    gates.
-    """
-    if not experts:
-        return ()
-    gates = [weights[expert.gate] for expert in experts if expert.gate]
-    ranges = [_OFFSETS, *[_GATES] * len(gates)]
-    priors = [_PRIOR] * len(ranges)
-    return (
-        *(OnlineBias(expert.bias.removeprefix("output_"), weights[expert.bias]) for expert in experts),
-        OnlineNewton("prediction", [weights["offset"], *gates], priors, 1.0, ranges),
-    )

@@ -24,6 +24,7 @@ from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig
+from ctr.training.experts.pairs import ids_of
 from ctr.training.tables.plan import TablePlan
 
 FUSED_FROM = 4096
@@ -126,7 +127,8 @@ def is_fused_from(size: BatchSize, position: int) -> bool:
 
 def most_rows(config: TrainConfig, layout: TableLayout) -> int:
     """Returns the rows that a table may get."""
-    return layout.rows + sum(config.ids.capacity_of(feature.name) for feature in layout.growing)
+    ids = ids_of(config.ids, layout)
+    return layout.rows + sum(ids.capacity_of(feature.name) for feature in layout.growing)
 
 
 def _shape(
@@ -141,7 +143,7 @@ def _shape(
     ids_divisor, values_divisor = (_USUAL_IDS, _USUAL_VALUES) if is_usual else (1, 1)
     tables = []
     for layout in layouts:
-        each = sum(_max_values(schema, feature.name) for feature in layout.multivalent)
+        each = sum(_max_values(schema, feature.source) for feature in layout.multivalent)
         values = max(_LEAST, rows * each // values_divisor) if each else 0
         ids = -(-rows * len(layout.single) // ids_divisor) + values
         tables.append(TableSizes(min(ids, most_rows(config, layout)), values))

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from ctr.models.architecture import Architecture, Factors
+from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
-from ctr.models.initial_weights import fitted_names, init_weights, weight_shapes
+from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.models.rows import APART, FIRST_NUMBERS, STATISTICS, TableLayout, number_count
 from ctr.objective.bias_constraints import Family
 from ctr.optim.first_order.online_bias import all_variables
@@ -16,8 +16,10 @@ from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
 from ctr.training.device import variables_beside_steps
 from ctr.training.division import Seat
-from ctr.training.experts import label_biases
-from ctr.training.optimizers import dense_optimizer, make_calibrators
+from ctr.training.experts.forward import Experts, Sources, make_experts, tables_of
+from ctr.training.experts.state import ExpertState
+from ctr.training.label_outputs import label_biases
+from ctr.training.optimizers import dense_optimizer
 from ctr.training.retrain import initial_weights
 from ctr.training.tables.tables import EmbeddingTables
 from ctr.workers.collectives import ALONE, Workers
@@ -44,53 +46,18 @@ _CHECKED = (
     "rows_linear_accumulator/",
     "columns_moment/",
     "newton/",
+    "experts/",
     "shampoo/tensor",
     "adafactor/tensor",
     "duals/",
     "slices_seen/",
 )
 
-Sources = Mapping[str, tuple[tuple[int, ...], ...]]
-"""Of a supernet, see ``Architecture``."""
-
-
-def architecture(
-    config: TrainConfig,
-    compute_dtype: str,
-    sources: Sources | None = None,
-    layouts: Sequence[TableLayout] = (),
-) -> Architecture:
-    """Makes the model's architecture under a configuration, with tables of these layouts."""
-    model, ranking, factorized = config.model, config.objective.ranking, config.model.factorized
-    factors = None
-    if factorized is not None:
-        pieces = factorized.pieces if factorized.transfer == "piecewise_linear" else 0
-        factors = Factors(factorized.width, factorized.ui_units, pieces, factorized.knot_range)
-    network = model.plugin
-    return Architecture(
-        cross_layers=model.crosses.layers if network is None else 0,
-        cross_rank=model.crosses.rank,
-        deep_units=model.deep.units if network is None else (network.units,),
-        deep_ranks=model.deep.ranks if network is None else (),
-        activation=model.deep.activation,
-        smelu_beta=model.deep.smelu_beta,
-        prior=model.prior,
-        compute_dtype=compute_dtype,
-        rank_head=ranking is not None and ranking.setup == "multi_task",
-        components=model.ensemble.components,
-        factors=factors,
-        gated=model.network_loss == "own",
-        sources=sources or {},
-        pooled=tuple(one.pooled for layout in layouts for one in layout.features if one.pooled is not None),
-        network=network,
-        labels=tuple(config.objective.labels),
-    )
-
 
 def dense_shapes(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a model's dense weights by name, in the order of checkpoints."""
     widths = tower_widths(layouts, config.model.factorized is not None)
-    return weight_shapes(architecture(config, "float32", layouts=layouts), widths)
+    return weight_shapes(make_experts(config, "float32", layouts).network, widths)
 
 
 def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -130,22 +97,41 @@ class TrainState:
 
     def _create_dense(self, config: TrainConfig, compute_dtype: str, sources: Sources | None) -> None:
         optimizer = config.optimizer.dense
-        self.architecture = architecture(config, compute_dtype, sources, self.layouts)
+        experts = make_experts(config, compute_dtype, self.layouts, sources)
         widths = tower_widths(self.layouts, config.model.factorized is not None)
-        initial = initial_weights(init_weights(self.architecture, widths, config.seed), config.retrain)
+        initial = initial_weights(init_weights(experts.network, widths, config.seed), config.retrain)
         # By the names of ``ctr.models.initial_weights``.
         self.weights = {name: tf.Variable(value, name=name) for name, value in initial.items()}
-        self.label_biases = label_biases(self.architecture, self.weights)
-        # What combines experts, and the biases of labels.
-        self.fitted = {*fitted_names(self.architecture), *(bias.name for bias in self.label_biases)}
+        self.experts = ExpertState(experts, self.weights)
+        self.label_biases = label_biases(experts.network, self.weights)
+        # Of the weights, those that learn by steps of their own.
+        self.fitted = {*self.experts.fitted, *(bias.name for bias in self.label_biases)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
         self.dense_optimizer = dense_optimizer(optimizer, self.workers)
         self.dense_optimizer.build(weights)
-        self.calibrators = make_calibrators(self.weights, self.architecture.experts)
+
+    @property
+    def architecture(self) -> Architecture:
+        """The network."""
+        return self.experts.experts.network
+
+    @property
+    def all_weights(self) -> dict[str, tf.Variable]:
+        """All weights but those of tables, by name."""
+        return {**self.weights, **self.experts.weights}
+
+    @property
+    def active_layouts(self) -> tuple[TableLayout, ...]:
+        """The tables that a step reads: those of experts that learn, the first ones of all."""
+        return tables_of(self.experts.active, self.layouts)
+
+    def experts_of(self, plans: Sequence[object]) -> Experts:
+        """Returns the experts of a batch that has plans for the first tables alone, or for all."""
+        return self.experts.experts if len(plans) == len(self.layouts) else self.experts.experts.without_pairs
 
     def variables(self) -> dict[str, tf.Variable]:
         named = self.tables.variables | dense_weights(self.weights) | self.dense_optimizer.variables
-        named |= all_variables((*self.calibrators, *self.label_biases))
+        named |= {**self.experts.variables(), **all_variables(self.label_biases)}
         if self.statistics is not None:
             named[STATISTICS], named[APART] = self.statistics, self.apart
         for family, variable, seen in zip(self.families, self.duals, self.slices_seen, strict=True):
@@ -204,17 +190,12 @@ class TrainState:
 
     def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
         """Sets all variables and maps, of divided ones ``parts``. Raises ValueError: names or shapes differ."""
-        # Without those of a subclass, which restores them itself.
-        names = TrainState.leaves(self).keys()
+        names = self.leaves().keys()
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
         for name, variable in self.variables().items():
             variable.assign(arrays[name])
         self.tables.restore(arrays, parts or {})
-
-    def expert_report(self) -> dict[str, float]:
-        """Returns what metrics say of experts beside the model."""
-        return {}
 
     def optimizer_report(self) -> dict[str, float | int]:
         return {**self.tables.optimizer.report(), **self.dense_optimizer.report()}

@@ -103,9 +103,10 @@ class Step:
                 gathered, batch.row_gradients, curvatures, rates["embeddings"], self.exchanges
             )
             self._update_dense(batch.dense_gradients, rates["dense"])
-            calibrators = *state.calibrators, *state.label_biases
-            for calibrator, step in zip(calibrators, batch.steps, strict=True):
+            for calibrator, step in batch.steps:
                 calibrator.apply(step)
+            if batch.gain is not None:
+                state.experts.gain.assign_add(tf.cast(batch.gain, tf.float64))
             for variable, value in numbers:
                 variable.assign(value)
             for dual, weights, (next_dual, next_seen) in zip(
@@ -123,9 +124,8 @@ class Step:
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Scores a batch alone: logits of the click and of each label, float32 [B], and slices as in ``StepResult``."""
         gathered = self.state.tables.gather(plans)
-        found = self._model.scores(
-            targets, gathered.rows, gathered.views, ramps["alpha2"], self.parts[0]
-        ).predictions
+        scores = self._model.scores(targets, gathered.rows, gathered.views, ramps["alpha2"], self.parts[0])
+        found = self._model.predictions(scores, plans)
         slices = slices_of(self.state.families, targets, found[0])
         return gather_scores(self._workers, tf.constant(True), found, slices)[1:]
 

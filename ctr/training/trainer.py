@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema
 from ctr.io.errors import InputError
 from ctr.models.row_curvature import WHOLE, Part
+from ctr.models.rows import TableLayout
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import accelerator, has_few_shapes, resolve_jit
@@ -105,24 +107,22 @@ class Trainer:
         # XLA compiles the functions for each size of their arguments.
         self._jit = resolve_jit(config, state.workers.size)
         self._step = TrainStep(state, config, self._jit, parts)
-        self.fused_shapes: FewShapes = ()
         is_whole = tuple(parts) == (WHOLE,) and state.workers.size == 1
-        if is_whole and not has_few_shapes(config) and accelerator() != "TPU":
-            self.fused_shapes = fused_shapes(config, state.layouts)
-        self._fused: FusedSteps | None = None
+        self._fuses = is_whole and not has_few_shapes(config) and accelerator() != "TPU"
+        self._fused_shapes: dict[tuple[TableLayout, ...], FewShapes] = {}
+        self._fused: dict[tuple[TableLayout, ...], FusedSteps] = {}
         self._phase = phase
         self._compiled: set[tuple[object, ...]] = set()
         self._step_seconds = RunningQuantiles()
         self.throughput = Throughput()
         self.last_applied: Feed | None = None  # of the last step that changed the weights
 
-    def beside(self, feed: Feed) -> Feed | None:
-        """Makes the feed of an expert beside the model, of the same batch; None: there is none."""
-        return None
-
-    def is_due_after(self, rows: int) -> bool:
-        """Tells whether something is decided when so many more rows are learned from, before the next batch."""
-        return False
+    def fused_shapes(self, layouts: tuple[TableLayout, ...]) -> FewShapes:
+        """Returns the shapes of batches that ``learn_fused`` takes, for some tables."""
+        if layouts not in self._fused_shapes:
+            found = fused_shapes(self._config, layouts) if self._fuses else ()
+            self._fused_shapes[layouts] = found
+        return self._fused_shapes[layouts]
 
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
         """Makes a step with a batch, unless it has no good rows: the scores are those of the weights from before it."""
@@ -136,6 +136,7 @@ class Trainer:
         logit = feed.in_order(result.logit.numpy())
         slices = [feed.in_order(index.numpy()) for index in result.slices]
         applied, terms = bool(result.applied), result.terms.numpy()
+        self.state.experts.count(len(feed.batch.rows))
         self._step_seconds.add(time.perf_counter() - begun)
         if applied:
             self.last_applied = feed
@@ -145,11 +146,13 @@ class Trainer:
         self, feeds: Sequence[Feed], ramps: Sequence[Ramps], rates: Sequence[Rates]
     ) -> list[Scores]:
         """Makes steps with batches of one of ``fused_shapes``, in one call: each is scored before it is learned."""
-        if self._fused is None:
-            self._fused = FusedSteps(self.state, self._config, self.fused_shapes)
+        layouts = feeds[0].layouts
+        if layouts not in self._fused:
+            self._fused[layouts] = FusedSteps(self.state, self._config, layouts, self.fused_shapes(layouts))
         begun = time.perf_counter()
         with self._calling("learn", feeds[0]):
-            results = self._fused.learn(feeds, ramps, rates)
+            results = self._fused[layouts].learn(feeds, ramps, rates)
+        self.state.experts.count(sum(len(feed.batch.rows) for feed in feeds))
         seconds = (time.perf_counter() - begun) / len(feeds)
         for feed, result in zip(feeds, results, strict=True):
             self._step_seconds.add(seconds)
@@ -191,7 +194,7 @@ class Trainer:
         # A call of the compiled function costs as much as a thousand rows.
         at_once, shapes = max(batch_rows, _SCORED_TOGETHER), None
         if has_few_shapes(self._config):
-            at_once, shapes = batch_rows, few_shapes(self._config, schema, self.state.layouts)
+            at_once, shapes = batch_rows, partial(few_shapes, self._config, schema)
         logit = np.zeros(len(good), np.float32)
         for begin in range(0, len(good), at_once):
             end = min(begin + at_once, len(good))
@@ -199,7 +202,7 @@ class Trainer:
             # Padded as the batches of the log are, so that nothing is compiled for it.
             feed = make_feed(
                 batch,
-                self.state.layouts,
+                self.state.active_layouts,
                 batch_rows,
                 objective,
                 self.state.families,
@@ -211,7 +214,10 @@ class Trainer:
 
     def predicts_soundly(self, ramps: Ramps) -> bool:
         """Tells whether the weights, after its step, predict soundly for the last batch that they learned from."""
-        return self.last_applied is None or predicts_soundly(self.score(self.last_applied, ramps).logit)
+        if self.last_applied is None:
+            return True
+        feed = self.last_applied.of_tables(self.state.active_layouts)
+        return predicts_soundly(self.score(feed, ramps).logit)
 
     def timing(self) -> dict[str, float]:
         """Returns how fast this process was, as summary.json has it; empty before a batch.

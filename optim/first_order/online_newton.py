@@ -47,22 +47,23 @@ class OnlineNewton:
     def __init__(
         self,
         name: str,
-        weights: Sequence[tf.Variable],
+        weights: tf.Variable,
         prior: Sequence[float],
         forgetting: float,
         ranges: Sequence[tuple[float, float]] | None = None,
     ) -> None:
-        self.name, self.weights = name, tuple(weights)
+        """Makes the state for ``weights``, float32 [K], with nothing learned."""
+        self.name, self.weights = name, weights
         self._prior = np.diag(np.array(prior, np.float32))
         self._forgetting = forgetting
         self._ranges = None if ranges is None else np.array(ranges, np.float32).T
-        size = len(self.weights)
-        self._information = tf.Variable(tf.zeros([size, size]), trainable=False)
-        self._seen = tf.Variable(0.0, trainable=False)
+        size = weights.shape[0]
+        self.information = tf.Variable(tf.zeros([size, size]), trainable=False)
+        self.seen = tf.Variable(0.0, trainable=False)
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        return {f"newton/{self.name}/information": self._information, f"newton/{self.name}/seen": self._seen}
+        return {f"newton/{self.name}/information": self.information, f"newton/{self.name}/seen": self.seen}
 
     def sums(
         self, inputs: Sequence[tf.Tensor], gradient: tf.Tensor, curvature: tf.Tensor, weight: tf.Tensor
@@ -78,18 +79,17 @@ class OnlineNewton:
 
     def step(self, sums: BatchSums) -> CalibrationStep:
         total, found, weight = sums
-        seen = self._seen + weight
+        seen = self.seen + weight
         kept = tf.maximum(0.0, 1.0 - self._forgetting * tf.math.divide_no_nan(weight, seen))
-        information = kept * self._information + found
+        information = kept * self.information + found
         move = -newton_solve(information + self._prior, total)
         move = tf.clip_by_value(move, -MAX_STEP, MAX_STEP)
         if self._ranges is not None:
-            before = tf.stack([weight.read_value() for weight in self.weights])
+            before = self.weights.read_value()
             move = tf.clip_by_value(before + move, *self._ranges) - before
         return CalibrationStep(move, (information, seen))
 
     def apply(self, step: CalibrationStep) -> None:
-        for weight, move in zip(self.weights, tf.unstack(step.move), strict=True):
-            weight.assign_add(move)
-        for variable, value in zip((self._information, self._seen), step.after, strict=True):
+        self.weights.assign_add(step.move)
+        for variable, value in zip((self.information, self.seen), step.after, strict=True):
             variable.assign(value)

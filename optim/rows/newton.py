@@ -144,7 +144,7 @@ class RowNewton(RowAdaGrad):
 
     The information S is where AdaGrad would have the sum of squares of a linear weight, the last column of each of
     the ``copies`` in a row. Rates of linear weights are factors of the step. ``features`` are the numbers of each
-    table's features, whose T begins as ``precision``.
+    table's features, whose T begins as its ``precisions``.
     """
 
     row_state: tuple[str, ...] = (
@@ -156,19 +156,19 @@ class RowNewton(RowAdaGrad):
     feature_state: tuple[str, ...] = ("prior_precision", "forgetting")
     needs_curvature = True
 
-    def __init__(self, setup: RowSetup, features: Sequence[int], precision: float) -> None:
+    def __init__(self, setup: RowSetup, features: Sequence[int], precisions: Sequence[float]) -> None:
         super().__init__(setup)
-        self.features, self.starts = tuple(features), (precision, 0.0, 0.0)
+        self.features, self.precisions = tuple(features), tuple(precisions)
 
     def first_state(self, table: int) -> Sequence[np.ndarray]:
-        starts = (np.full(self.copies, start, np.float32) for start in self.starts)
+        starts = (np.full(self.copies, start, np.float32) for start in (self.precisions[table], 0.0, 0.0))
         return *super().first_state(table), *starts
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         super().build(weights)
         # Of each feature and copy log T or log k, and the information on it: [F, 2 copies].
-        begins = ((np.log(self.starts[0]), PRIOR_INFORMATION), (np.log(FORGETTING), FORGETTING_INFORMATION))
-        for name, features in zip(weights, self.features, strict=True):
+        for name, features, precision in zip(weights, self.features, self.precisions, strict=True):
+            begins = (np.log(precision), PRIOR_INFORMATION), (np.log(FORGETTING), FORGETTING_INFORMATION)
             for kind, begin in zip(self.feature_state, begins, strict=True):
                 value = np.tile(np.array([begin], np.float32), (features, self.copies))
                 self.shared[f"{kind}/{name}"] = tf.Variable(value, trainable=False)

@@ -92,17 +92,17 @@ class RowRule(WithoutHost):
             set_rows(variable, rows, np.broadcast_to(row, (len(rows), len(row))))
 
     def read(self, rows: Sequence[tf.Tensor]) -> list[State]:
-        """Reads the state of rows, int32 [U] of each table, for ``update``; beside the forward pass."""
+        """Reads the state of rows, int32 [U] of each of the first tables, for ``update``; beside the forward pass."""
         return [
             tuple(tf.gather(variable, touched) for variable in state)
-            for state, touched in zip(self.kept.values(), rows, strict=True)
+            for state, touched in zip(self.kept.values(), rows, strict=False)
         ]
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
-        """Takes one step; ``rate`` is a factor of the columns' own rates."""
+        """Takes a step of the first tables; ``rate`` is a factor of the columns' own rates."""
         del compiled
         # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
-        for number, (name, given) in enumerate(zip(self.tables, gradients, strict=True)):
+        for number, (name, given) in enumerate(zip(self.tables, gradients, strict=False)):
             with tf.name_scope("row_update"):
                 values, state = self.step(number, given, rate * self.rates[number])
                 for variable, new in zip(self.kept[name], state, strict=True):

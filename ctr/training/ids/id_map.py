@@ -23,6 +23,7 @@ import numpy as np
 from ctr.io.errors import InputError
 from ctr.io.hashing import splitmix64
 from ctr.models.rows import TableLayout
+from ctr.training.experts.pairs import ids_of
 from ctr.training.ids.admission import WaitingIds
 from ctr.training.ids.config import AdmissionConfig, EvictionConfig, IdsConfig
 from ctr.training.ids.eviction import DecayClock, evicted_first, microseconds
@@ -489,7 +490,11 @@ def restored_maps(
     layouts: Sequence[TableLayout], ids: IdsConfig, arrays: Mapping[str, np.ndarray]
 ) -> dict[int, IdMap]:
     """Restores the maps of tables from a state's arrays, by the tables' numbers; for a process alone."""
-    maps = {number: make_id_map(layout, ids) for number, layout in enumerate(layouts) if layout.growing}
+    maps = {
+        number: make_id_map(layout, ids_of(ids, layout))
+        for number, layout in enumerate(layouts)
+        if layout.growing
+    }
     for number, id_map in maps.items():
         id_map.restore(id_arrays(layouts[number], arrays))
     return maps

@@ -166,7 +166,7 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         **(set_aside_summary(position) if position.set_aside_rows else {}),
         "nonfinite_predictions": position.nonfinite_predictions,
         **run.state.parameter_counts(),
-        **run.state.expert_report(),
+        **run.state.experts.report(),
         **({"ids": id_rows(id_maps, run.schema)} if id_maps else {}),
         "features": feature_shares(run.state, metrics.missing, run.schema),
         "duals": duals_of(run.state),

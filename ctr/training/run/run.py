@@ -362,7 +362,7 @@ class Run:
             **{f"rate_{group}": rates[group] for group in self.config.schedules},
             **{f"loss_{name}": term for name, term in terms.items()},
             **dual_scalars(self.state),
-            **self.state.expert_report(),
+            **self.state.experts.report(),
             **{f"shampoo_{name}": value for name, value in self.state.optimizer_report().items()},
             **({"shampoo_spectra": spectra} if spectra else {}),
             **timing,

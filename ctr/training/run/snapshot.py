@@ -24,13 +24,13 @@ from ctr.models.initial_weights import weight_shapes
 from ctr.models.rows import STATISTICS, TableLayout, check_table, number_count
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
+from ctr.training.experts.forward import Experts, make_experts, tables_of
+from ctr.training.experts.state import active_experts
 from ctr.training.ids.id_map import IdMap, restored_maps
-from ctr.training.pair_combination import Combination
-from ctr.training.pairs import PairState, combination_of, of_pairs, pair_config, pair_layouts
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 from ctr.training.run.run import Run
-from ctr.training.state import TrainState, architecture, dense_weights
+from ctr.training.state import TrainState, dense_weights
 
 LAST_KEY = np.int64(np.iinfo(np.int64).max)
 """The last of all keys, which no id has: a search among keys always finds a place."""
@@ -50,10 +50,16 @@ class Snapshot:
     # By layout in which ids grow: keys of the rows behind the fixed ones, rising, and ``LAST_KEY``.
     keys: Mapping[int, tf.Variable]
     ids: Mapping[str, int]  # by feature whose ids grow the number of those that have a row
-    architecture: Architecture
-    # By the names of ``ctr.models.initial_weights``, float32, without those that only training uses.
+    experts: Experts
+    # Those of ``ctr.models.initial_weights`` and ``Experts.initial`` by name, float32, without those that only training
+    # uses.
     weights: Mapping[str, tf.Variable]
     progress: Mapping[str, Any]  # ``Run.progress``
+
+    @property
+    def architecture(self) -> Architecture:
+        """The network."""
+        return self.experts.network
 
     @property
     def examples(self) -> int:
@@ -81,7 +87,7 @@ _Parts: TypeAlias = tuple[
     list[tf.Variable],
     dict[int, tf.Variable],
     dict[str, int],
-    Architecture,
+    Experts,
     dict[str, tf.Variable],
 ]
 """``layouts`` to ``weights`` of a ``Snapshot``."""
@@ -97,10 +103,7 @@ def take_snapshot(run: Run) -> Snapshot:
     """
     state, config, compute_dtype = run.state, run.config, resolve_compute_dtype(run.config)
     parts = (*_parts_of(state, config, compute_dtype), run.progress())
-    taken = Snapshot(run.run_dir, config, run.schema, compute_dtype, *parts)
-    if isinstance(state, PairState) and state.combination.is_awake:
-        return _with_pairs(taken, _parts_of(state.pairs, state.pair_config, compute_dtype), state.combination)
-    return taken
+    return Snapshot(run.run_dir, config, run.schema, compute_dtype, *parts)
 
 
 def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
@@ -114,29 +117,22 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
     weights = checkpoint.weights_of(arrays)
     try:
         parts = _parts_in(weights, config.table_layouts(schema), config, compute_dtype)
-        read = Snapshot(run_dir, config, schema, compute_dtype, *parts, progress)
-        if config.model.pairs is True and (combination := combination_of(weights)).is_awake:
-            own, layouts = pair_config(config, schema), pair_layouts(config, schema)
-            return _with_pairs(read, _parts_in(of_pairs(weights), layouts, own, compute_dtype), combination)
     except (KeyError, ValueError) as error:
         raise InputError(f"{run_dir}: the checkpoint is of another model than config.yaml: {error}") from None
-    return read
+    return Snapshot(run_dir, config, schema, compute_dtype, *parts, progress)
 
 
 def _parts_of(state: TrainState, config: TrainConfig, compute_dtype: str) -> _Parts:
     """Returns the weights of a state; in the first worker all rows."""
-    kept = dense_weights(state.weights)
+    kept = {**dense_weights(state.weights), **state.experts.weights}
     if state.statistics is not None:
         kept[STATISTICS] = state.statistics
     weights = {name: variable.numpy() for name, variable in kept.items()}
-    network = _network(state.layouts, config, compute_dtype, weights)
+    layouts, experts = state.active_layouts, state.experts.active
+    served = _served_weights(layouts, config, compute_dtype, experts.names, weights)
     whole = state.tables.whole()
     known = {number: id_map.ids_by_row() for number, id_map in state.tables.id_maps.items()}
-    return (
-        state.layouts,
-        *_served_tables(state.layouts, whole, known if state.workers.is_chief else {}),
-        *network,
-    )
+    return (layouts, *_served_tables(layouts, whole, known if state.workers.is_chief else {}), *served)
 
 
 def _parts_in(
@@ -146,30 +142,12 @@ def _parts_in(
     compute_dtype: str,
 ) -> _Parts:
     """Returns the weights in a checkpoint. Raises KeyError or ValueError: it is of another model."""
+    names = active_experts(make_experts(config, compute_dtype, layouts), weights).names
     tables, id_maps = _trained_tables(layouts, config, weights)
     known = {number: id_map.ids_by_row() for number, id_map in id_maps.items()}
-    network = _network(layouts, config, compute_dtype, weights)
-    return layouts, *_served_tables(layouts, tables, known), *network
-
-
-def _with_pairs(snapshot: Snapshot, pairs: _Parts, combination: Combination) -> Snapshot:
-    """Adds the expert for pairs to the model, as a table of its own and three weights."""
-    layouts, tables, keys, _, _, weights = pairs
-    first = len(snapshot.layouts)
-    gate, offset = combination.served
-    bias = weights["output_bias"].numpy() + weights["offset"].numpy()
-    added = {"pairs_bias": bias, "pairs_gate": gate, "pairs_offset": offset}
-    return replace(
-        snapshot,
-        layouts=(*snapshot.layouts, *(replace(layout, tower="pairs") for layout in layouts)),
-        tables=[*snapshot.tables, *tables],
-        keys={**snapshot.keys, **{first + number: own for number, own in keys.items()}},
-        architecture=replace(snapshot.architecture, pairs=True),
-        weights={
-            **snapshot.weights,
-            **{name: tf.Variable(value, dtype=tf.float32, name=name) for name, value in added.items()},
-        },
-    )
+    experts, served = _served_weights(layouts, config, compute_dtype, names, weights)
+    layouts = tables_of(experts, layouts)
+    return layouts, *_served_tables(layouts, tables, known), experts, served
 
 
 def _trained_tables(
@@ -193,8 +171,10 @@ def _served_tables(
     known: Mapping[int, tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> tuple[list[tf.Variable], dict[int, tf.Variable], dict[str, int]]:
     """Returns ``tables``, ``keys`` and ``ids`` of a ``Snapshot``. ``known``: what maps return of their ids."""
-    served, keys, ids = list(tables), dict[int, tf.Variable](), dict[str, int]()
+    served, keys, ids = list(tables[: len(layouts)]), dict[int, tf.Variable](), dict[str, int]()
     for number, (places, features, fingerprints) in known.items():
+        if number >= len(layouts):
+            continue
         layout = layouts[number]
         salts = np.array([feature.salt for feature in layout.growing], np.int64)
         # Two features' ids with the same key (one pair in 2^64) cannot be distinguished: only one of them has its row.
@@ -204,20 +184,25 @@ def _served_tables(
         served[number] = tf.Variable(tf.gather(tables[number], rows))
         keys[number] = tf.Variable(np.append(found[: len(first)], LAST_KEY), trainable=False)
         counts = np.bincount(features[first], minlength=len(layout.growing))
-        ids |= {feature.name: int(count) for feature, count in zip(layout.growing, counts, strict=True)}
+        counted = zip(layout.growing, counts, strict=True)
+        ids |= {feature.name: int(count) for feature, count in counted if not feature.of}
     return served, keys, ids
 
 
-def _network(
+def _served_weights(
     layouts: tuple[TableLayout, ...],
     config: TrainConfig,
     compute_dtype: str,
+    names: tuple[str, ...],
     weights: Mapping[str, np.ndarray],
-) -> tuple[Architecture, dict[str, tf.Variable]]:
-    """Returns architecture and weights of a ``Snapshot``. Raises KeyError or ValueError where they do not fit."""
-    shape = architecture(config, compute_dtype, layouts=layouts)
-    shapes = weight_shapes(shape, tower_widths(layouts, config.model.factorized is not None))
-    served = {}
+) -> tuple[Experts, dict[str, tf.Variable]]:
+    """Returns experts and weights of a ``Snapshot``. Raises KeyError or ValueError where they do not fit.
+
+    ``names`` are those of the experts that predict.
+    """
+    experts = replace(make_experts(config, compute_dtype, layouts), names=names)
+    shapes = weight_shapes(experts.network, tower_widths(layouts, config.model.factorized is not None))
+    served = {name: tf.Variable(weights[name], name=name) for name in experts.served}
     for key, name in dense_weights({name: name for name in shapes}).items():
         if weights[key].shape != shapes[name]:
             raise ValueError(f"{name} has the shape {list(weights[key].shape)}, not {list(shapes[name])}")
@@ -227,4 +212,4 @@ def _network(
         if weights[STATISTICS].shape != (3, count):
             raise ValueError(f"{STATISTICS} has the shape {list(weights[STATISTICS].shape)}")
         served[STATISTICS] = tf.Variable(weights[STATISTICS], trainable=False, name=STATISTICS)
-    return shape, served
+    return experts, served

@@ -246,7 +246,7 @@ def _merge_multivalent(
     values = []
     segments = []
     for index, feature in enumerate(layout.multivalent):
-        ids, lengths = multivalent[feature.name]
+        ids, lengths = multivalent[feature.source]
         values.append(keys.of_feature(feature, ids))
         segments.append(np.repeat(np.arange(rows, dtype=np.int32) * count + index, lengths))
     if count == 1:

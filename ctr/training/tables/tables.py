@@ -23,6 +23,7 @@ from ctr.models.rows import TableLayout
 from ctr.optim.protocol import RowGradient
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes
+from ctr.training.experts.pairs import ids_of
 from ctr.training.ids.id_map import Occupants, find_slots, id_arrays, make_id_map, named_arrays
 from ctr.training.optimizers import table_optimizer
 from ctr.training.shapes import most_rows
@@ -80,7 +81,7 @@ class EmbeddingTables:
         self.divided = tuple(of.size > 1 for of in self._owners)
         self._counts = [layout.rows for layout in layouts]  # of all owners' parts
         self.id_maps = {
-            number: make_id_map(layout, config.ids, group)
+            number: make_id_map(layout, ids_of(config.ids, layout), group)
             for number, layout in enumerate(layouts)
             if layout.growing
         }
@@ -114,7 +115,11 @@ class EmbeddingTables:
         ``learning``, once for a batch: ids are counted, admitted and evicted. Also returned are the rows that are used
         anew, which ``begin_rows`` must be called with before the batch is learned from.
         """
-        pending = {number: ids for number in self.id_maps if (ids := plans[number].pending) is not None}
+        pending = {
+            number: plan.pending
+            for number, plan in enumerate(plans)
+            if number in self.id_maps and plan.pending is not None
+        }
         maps = [self.id_maps[number] for number in pending]
         slots = find_slots(maps, [(ids.features, ids.fingerprints) for ids in pending.values()])
         found, begun = {}, []
@@ -138,6 +143,8 @@ class EmbeddingTables:
         """
         assigned, begun = [list(plans) for plans in batches], []
         for number, id_map in self.id_maps.items():
+            if number >= len(batches[0]):
+                continue
             pending = [plans[number].pending for plans in batches]
             features, fingerprints, counts = (
                 [getattr(ids, name) for ids in pending] for name in ("features", "fingerprints", "counts")
@@ -196,7 +203,8 @@ class EmbeddingTables:
 
     # In a step.
 
-    def signature(self) -> list[dict[str, tf.TensorSpec]]:
+    def signature(self, count: int) -> list[dict[str, tf.TensorSpec]]:
+        """Returns the types of the plans of the first ``count`` tables."""
         indices = tf.TensorSpec([None], tf.int32)
         return [
             {
@@ -206,21 +214,22 @@ class EmbeddingTables:
                 "segments": indices,
                 **({"asked": tf.TensorSpec([self._group.size, None], tf.int32)} if is_divided else {}),
             }
-            for layout, is_divided in zip(self.layouts, self.divided, strict=True)
+            for layout, is_divided in zip(self.layouts[:count], self.divided, strict=False)
         ]
 
     def gather(self, plans: Sequence[Plan], learning: bool = False) -> Gathered:
         """Reads the distinct rows of a batch, and those of other members; to learn also what the optimizer keeps.
 
+        There may be plans for the first tables alone; then no other one is read or changed.
         Of a divided table the members exchange rows: float32 [W * P, C] come to this one.
         """
         distinct = [plan["distinct"] for plan in plans]
         with tf.name_scope("gather"):
-            held = [tf.gather(table, rows) for table, rows in zip(self.weights, distinct, strict=True)]
+            held = [tf.gather(table, rows) for table, rows in zip(self.weights, distinct, strict=False)]
             state = self.optimizer.read(distinct) if learning else []
         needed, views = list(held), list(plans)
-        if any(self.divided):
-            tables = self._numbers(divided=True)
+        if any(self.divided[: len(plans)]):
+            tables = self._numbers(len(plans), divided=True)
             sent = [tf.gather(held[number], plans[number]["asked"]) for number in tables]
             with tf.name_scope("exchange_rows"):
                 received = self._group.exchange(sent)
@@ -229,8 +238,8 @@ class EmbeddingTables:
                 views[number] = {**plans[number], "distinct": tf.reshape(plans[number]["asked"], [-1])}
         return Gathered(plans, held, state, needed, views)
 
-    def _numbers(self, divided: bool) -> list[int]:
-        return [number for number, is_divided in enumerate(self.divided) if is_divided == divided]
+    def _numbers(self, count: int, divided: bool) -> list[int]:
+        return [number for number, is_divided in enumerate(self.divided[:count]) if is_divided == divided]
 
     def add_up(
         self, gathered: Gathered, gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
@@ -242,7 +251,7 @@ class EmbeddingTables:
         """
         group, plans = self._group, gathered.plans
         packed = [_pack(*both) for both in zip(gradients, curvatures, strict=True)]
-        tables, mirrored = self._numbers(divided=True), self._numbers(divided=False)
+        tables, mirrored = (self._numbers(len(plans), divided) for divided in (True, False))
         of_others = [
             tf.reshape(packed[number], [group.size, -1, packed[number].shape[1]]) for number in tables
         ]
@@ -260,7 +269,7 @@ class EmbeddingTables:
             packed[number] = sum_by_position(flat, positions, tf.shape(plans[number]["distinct"])[0])
         unpacked = [
             _unpack(total, layout.columns, bool(curvature))
-            for total, layout, curvature in zip(packed, self.layouts, curvatures, strict=True)
+            for total, layout, curvature in zip(packed, self.layouts, curvatures, strict=False)
         ]
         return [gradient for gradient, _ in unpacked], [curvature for _, curvature in unpacked]
 

@@ -21,8 +21,8 @@ from ctr.models.embeddings import tower_columns
 from ctr.models.rows import APART, STATISTICS, FeatureRows, TableLayout, all_numbers
 from ctr.objective.config import SliceConfig
 from ctr.training.config import TrainConfig
+from ctr.training.experts.names import has_linear_inside
 from ctr.training.ids.id_map import restored_maps
-from ctr.training.learner import pairs_to_keep
 from ctr.training.optimizers import table_optimizer
 from ctr.training.state import TrainState, dense_shapes
 
@@ -57,11 +57,20 @@ class Side:
             for feature in layout.features
         }
 
+    def meaning(self, feature: FeatureRows) -> dict[str, Any]:
+        """Returns how the features of the log are defined whose ids a feature has; empty where one is missing."""
+        meanings = feature_meanings(self.schema)
+        known = [meanings.get(name) for name in feature.of or (feature.name,)]
+        if any(one is None for one in known):
+            return {}
+        return known[0] or {} if len(known) == 1 else {"of": known}
+
     def network_inputs(self) -> dict[str, Any]:
         """Returns what decides the meaning of dense weights, beside their names and shapes."""
-        model = self.config.model
+        model, own = self.config.model, self.config.model.table_layouts(self.schema, 1)
         return {
-            "embeddings": tower_columns(self.layouts, model.factorized is not None),
+            "embeddings": tower_columns(own, model.factorized is not None),
+            "model.experts": has_linear_inside(model),
             "model.network": model.network,
             "model.factorized.knot_range": model.factorized and model.factorized.knot_range,
         }
@@ -83,8 +92,7 @@ def take_state(
         *_take_dense(arrays, old_arrays, new, old, [*state.dense_optimizer.variables]),
         *_take_slices(arrays, old_arrays, new, old),
     ]
-    take_calibrators(arrays, old_arrays)
-    arrays |= pairs_to_keep(old_arrays, (old.config, old.schema), (new.config, new.schema))
+    take_combination(arrays, old_arrays)
     return arrays, lines
 
 
@@ -100,12 +108,11 @@ def _take_ids(
         occupants = id_map.occupants()
         for index, feature in enumerate(old.layouts[number].growing):
             old_ids[feature.name] = occupants.of_feature(index)
-    meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
     slots = {}
     for number, layout in enumerate(new.layouts):
         for index, feature in enumerate(layout.growing):
             name = feature.name
-            if name in old_ids and meanings[name] == old_meanings[name]:
+            if name in old_ids and new.meaning(feature) == old.meaning(feature):
                 rows = state.tables.adopt(number, index, old_ids[name])
                 fits = rows >= 0
                 slots[name] = rows[fits], old_ids[name].rows[fits]
@@ -121,7 +128,6 @@ def _take_rows(
 ) -> list[Line]:
     """Copies the rows of the features that both runs define alike."""
     features, old_features = new.features(), old.features()
-    meanings, old_meanings = feature_meanings(new.schema), feature_meanings(old.schema)
     # The sum over a batch and its mean are gradients of different scales, and rules have state of their own.
     rules, old_rules = (side.config.optimizer.embeddings for side in (new, old))
     differing = [
@@ -136,10 +142,11 @@ def _take_rows(
         if name in old_features:
             old_layout, old_begin, old_feature = old_features[name]
             why = differing_keys(
-                {**old_meanings[name], "width": old_feature.width, "components": old_layout.copies},
-                {**meanings[name], "width": feature.width, "components": layout.copies},
+                {**old.meaning(feature), "width": old_feature.width, "components": old_layout.copies},
+                {**new.meaning(feature), "width": feature.width, "components": layout.copies},
             )
-        lines.append(Line("feature", name, "fresh" if why else "taken", "; ".join(why)))
+        if not feature.of:
+            lines.append(Line("feature", name, "fresh" if why else "taken", "; ".join(why)))
         if why:
             continue
         # Where ids grow: a missing value and, if there are as many, the rows that ids without a slot share.
@@ -155,7 +162,8 @@ def _take_rows(
             arrays[f"{group}/{layout.name}"][number] = old_arrays[f"{group}/{old_layout.name}"][old_number]
         for group in () if differing else optimizer.table_state:
             arrays[f"{group}/{layout.name}"][...] = old_arrays[f"{group}/{old_layout.name}"]
-    lines += [Line("feature", name, "left", "") for name in old_features if name not in features]
+    left = (name for name, (*_, one) in old_features.items() if name not in features and not one.of)
+    lines += [Line("feature", name, "left", "") for name in left]
     return [*lines, Line("optimizer", "embeddings", "fresh" if differing else "taken", "; ".join(differing))]
 
 
@@ -208,16 +216,12 @@ def _take_dense(
     return [*lines, Line("optimizer", "dense", "fresh" if whys else "taken", "; ".join(whys))]
 
 
-def take_calibrators(arrays: dict[str, np.ndarray], old_arrays: Arrays) -> None:
-    """Copies the biases, the offset and the gate, each with the information that it was fitted with."""
-    by_calibrator: dict[str, list[str]] = {}
-    for name in arrays:
-        if name.startswith("newton/"):
-            by_calibrator.setdefault(name.rpartition("/")[0], []).append(name)
-    for names in by_calibrator.values():
-        if all(name in old_arrays and old_arrays[name].shape == arrays[name].shape for name in names):
-            for name in names:
-                arrays[name][...] = old_arrays[name]
+def take_combination(arrays: dict[str, np.ndarray], old_arrays: Arrays) -> None:
+    """Copies what combines experts, and their biases, with the information that these were fitted with."""
+    for name, array in arrays.items():
+        is_fitted = name.startswith(("experts/", "newton/")) and name in old_arrays
+        if is_fitted and old_arrays[name].shape == array.shape:
+            array[...] = old_arrays[name]
 
 
 def _take_slices(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side) -> list[Line]:

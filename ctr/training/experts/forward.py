@@ -1,0 +1,152 @@
+"""Forward functions of experts, and their combination: pure functions of named weights, for training and serving.
+
+::
+
+    z_k        = the logits of expert k, with its bias; of an ensemble those of its mean probability
+    prediction = z_1 + offset + sum of gate_k (z_k - z_1), k > 1
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.models.architecture import Architecture, Factors
+from ctr.models.click_model import Scores, TowerInput, ensemble_logit, forward
+from ctr.models.rows import TableLayout
+from ctr.training.config import TrainConfig
+from ctr.training.experts.names import LINEAR, NETWORK, PAIRS, expert_names
+
+Weights = Mapping[str, tf.Tensor]
+"""By name: those of ``ctr.models.initial_weights``, and those of ``Experts.initial``."""
+
+Sources = Mapping[str, tuple[tuple[int, ...], ...]]
+"""Of a supernet, see ``Architecture``."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of a model, in their order, and the architecture of the network."""
+
+    names: tuple[str, ...]
+    network: Architecture
+
+    @property
+    def without_pairs(self) -> "Experts":
+        return replace(self, names=tuple(name for name in self.names if name != PAIRS))
+
+    @property
+    def network_alone(self) -> "Experts":
+        return replace(self, names=(NETWORK,))
+
+    @property
+    def combination(self) -> str:
+        """Names what combines several experts, float32 [K]: the offset, and the gate of each but the first."""
+        return f"experts/{'+'.join(self.names)}"
+
+    @property
+    def served(self) -> list[str]:
+        """Names the weights beside the network's that a prediction needs."""
+        found = [bias_of(name) for name in self.names if name != NETWORK]
+        return found + ([self.combination] if len(self.names) > 1 else [])
+
+    def initial(self) -> dict[str, np.ndarray]:
+        """Returns the weights that are fitted beside the network's, float32, as a run begins with them."""
+        prior = np.float32(math.log(self.network.prior / (1 - self.network.prior)))
+        found = dict.fromkeys([*self.served, *self.without_pairs.served], np.array(prior))
+        for some in (self, self.without_pairs):
+            if some.combination in found:
+                found[some.combination] = np.zeros(len(some.names), np.float32)
+        return found
+
+    def scores(
+        self, weights: Weights, inputs: Mapping[str, TowerInput], alpha2: tf.Tensor, compiled: bool = False
+    ) -> dict[str, Scores]:
+        """Computes the scores of each expert for B rows; see ``ctr.models.click_model.forward``.
+
+        Args:
+            inputs: of each tower of a factorized network, otherwise of ``quality`` alone; and of ``pairs``.
+        """
+        found: dict[str, Scores] = {}
+        for name in self.names:
+            if name == NETWORK:
+                found[name] = forward(self.network, weights, inputs, alpha2, compiled)
+                continue
+            own = [one for tower, one in inputs.items() if (tower == PAIRS) == (name == PAIRS)]
+            # Where components have linear weights of their own, all learn the same.
+            linear = [tf.reduce_mean(one.linear, axis=0, keepdims=True) for one in own]
+            logits = tf.add_n(linear) + weights[bias_of(name)]
+            found[name] = Scores(logits, logits)
+        return found
+
+    def combine(self, weights: Weights, logits: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Computes the prediction, float32 [B], of the logits z_k, float32 [B]."""
+        first, *others = (logits[name] for name in self.names)
+        if not others:
+            return first
+        offset, *gates = tf.unstack(weights[self.combination])
+        moves = [gate * (other - first) for gate, other in zip(gates, others, strict=True)]
+        return tf.add_n([first + offset, *moves])
+
+    def gates(self, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Returns how far the prediction is moved from the first expert to each other one, in [0, 1]."""
+        if len(self.names) == 1:
+            return {}
+        return dict(zip(self.names[1:], weights[self.combination][1:].tolist(), strict=True))
+
+    def predictions(self, weights: Weights, scores: Mapping[str, Scores]) -> list[tf.Tensor]:
+        """Computes the logits of the click, and of each further label: float32 [B] each."""
+        logits = {name: ensemble_logit(own.logits) for name, own in scores.items()}
+        labels = scores[NETWORK].labels.values() if NETWORK in scores else ()
+        return [self.combine(weights, logits), *map(ensemble_logit, labels)]
+
+
+def bias_of(name: str) -> str:
+    """Names the bias of an expert without a network, float32 scalar."""
+    return f"experts/{name}"
+
+
+def tables_of(experts: Experts, layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:
+    """Selects the tables that experts read: all, or without pairs all but the last."""
+    return tuple(one for one in layouts if one.tower != PAIRS or PAIRS in experts.names)
+
+
+def linear_expert(experts: Experts, layout: TableLayout) -> str:
+    """Names the expert whose weights the linear weights of a table are."""
+    return PAIRS if layout.tower == PAIRS else experts.names[0]
+
+
+def make_experts(
+    config: TrainConfig,
+    compute_dtype: str,
+    layouts: Sequence[TableLayout],
+    sources: Sources | None = None,
+) -> Experts:
+    """Makes the experts of a configuration, with tables of these layouts."""
+    model, ranking, factorized = config.model, config.objective.ranking, config.model.factorized
+    names, factors, plugin = expert_names(config.model), None, config.model.plugin
+    if factorized is not None:
+        pieces = factorized.pieces if factorized.transfer == "piecewise_linear" else 0
+        factors = Factors(factorized.width, factorized.ui_units, pieces, factorized.knot_range)
+    has_layers = NETWORK in names
+    network = Architecture(
+        cross_layers=model.crosses.layers if has_layers and plugin is None else 0,
+        cross_rank=model.crosses.rank,
+        deep_units=() if not has_layers else model.deep.units if plugin is None else (plugin.units,),
+        deep_ranks=model.deep.ranks if has_layers and plugin is None else (),
+        activation=model.deep.activation,
+        smelu_beta=model.deep.smelu_beta,
+        prior=model.prior,
+        compute_dtype=compute_dtype,
+        rank_head=ranking is not None and ranking.setup == "multi_task",
+        components=model.ensemble.components,
+        factors=factors,
+        linear=LINEAR not in names,
+        sources=sources or {},
+        pooled=tuple(one.pooled for layout in layouts for one in layout.features if one.pooled is not None),
+        network=plugin,
+        labels=tuple(config.objective.labels),
+    )
+    return Experts(names, network)

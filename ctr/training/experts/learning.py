@@ -1,0 +1,216 @@
+"""What experts learn by: each by the whole objective of its own logits, as if these were the prediction.
+
+What they have in common is taken out of that: the step that a model's bias makes in this batch and, in the logistic
+loss alone, the effects u of queries (``ctr.models.query_effect``), which are made of this batch's labels::
+
+    logistic loss    sees z_k + step of the bias + u
+    other terms      see z_k
+
+Linear weights learn by Newton's steps, with the curvature of all terms that their gradient has. The biases learn each
+with its own expert, and what combines experts by the logistic loss of the prediction. A network that is alone has
+neither: it learns by the objective of the prediction.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from ctr.models.click_model import Scores, ensemble_logit
+from ctr.models.query_effect import query_effect, query_share
+from ctr.objective.config import ObjectiveConfig
+from ctr.objective.losses import (
+    bend,
+    logistic_loss,
+    logit_curvature,
+    loss_and_terms,
+    loss_terms,
+    weighted_sum,
+    without_ranking,
+)
+from ctr.optim.first_order.online_bias import Calibrator
+from ctr.optim.first_order.online_newton import BatchSums, CalibrationStep
+from ctr.training.experts.forward import Experts
+from ctr.training.experts.names import NETWORK, PAIRS
+from ctr.training.experts.state import ExpertState
+from ctr.workers.collectives import Workers
+
+Targets = Mapping[str, tf.Tensor]
+
+
+class Batch(NamedTuple):
+    """What the objective is computed of, beside logits; see ``ctr.objective.losses.loss_and_terms``."""
+
+    config: ObjectiveConfig
+    targets: Targets
+    ramps: Mapping[str, tf.Tensor]
+    duals: Sequence[tf.Tensor]
+    slices: Sequence[tf.Tensor]
+    workers: Workers
+
+    def loss(
+        self, prediction: tf.Tensor, scores: Scores, shifted: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        given = scores.logits, scores.rank_scores, self.ramps, self.duals, self.slices, self.workers, shifted
+        return loss_and_terms(self.config, self.targets, prediction, *given)
+
+
+class Lesson(NamedTuple):
+    """What a batch teaches.
+
+    Attributes:
+        loss: float32 scalar, the objective of the prediction.
+        terms: float32 [T], what adds up to it.
+        learned: float32 scalar, of which the weights' gradients are taken: the sum of the experts' own losses.
+        unranked: the same without the rank loss.
+        curvature: by expert with linear weights, ``curvature`` and ``shared`` of ``row_curvature``, float32 [B].
+        steps: of the biases and of what combines experts.
+        gain: float32 [2], what the batch adds to ``ExpertState.gain``; None where no pairs learn.
+    """
+
+    loss: tf.Tensor
+    terms: tf.Tensor
+    learned: tf.Tensor
+    unranked: tf.Tensor
+    curvature: dict[str, tuple[tf.Tensor, tf.Tensor]]
+    steps: list[tuple[Calibrator, CalibrationStep]]
+    gain: tf.Tensor | None = None
+
+
+def lesson_of(
+    state: ExpertState,
+    experts: Experts,
+    batch: Batch,
+    scores: Mapping[str, Scores],
+    prediction: tf.Tensor,
+) -> Lesson:
+    """Computes what experts learn by from a batch.
+
+    Args:
+        experts: those that learn.
+        scores: of each of them.
+        prediction: float32 [B].
+    """
+    logits = {name: ensemble_logit(own.logits) for name, own in scores.items()}
+    steps, gain = _fitting(state, experts, batch, scores, logits, prediction)
+    moves = {calibrator: step.move for calibrator, step in steps}
+    losses, unranked, curvature, of_each = [], [], {}, {}
+    for name, own in scores.items():
+        biases = state.biases.get(name)
+        shifted, left = own.logits, None
+        if biases is not None:
+            # What the whole batch shares is the bias's, what a query shares is nobody's.
+            moved = own.logits + tf.stack([moves[bias] for bias in biases]) if biases else own.logits
+            effects, left = _query_effects(batch.targets, moved)
+            shifted = moved + effects
+        loss, terms = of_each[name] = batch.loss(logits[name], _ranked(batch.config, name, own), shifted)
+        losses.append(loss)
+        unranked.append(without_ranking(batch.config, terms))
+        if name in (experts.names[0], PAIRS):
+            if left is None:
+                left = _query_effects(batch.targets, logits[name][tf.newaxis])[1]
+            clicked = ensemble_logit(shifted)
+            curvature[name] = _curvature(batch, logits[name], clicked, left[0])
+    loss, terms = of_each[NETWORK] if not state.biases else _of_prediction(batch, prediction, of_each)
+    return Lesson(loss, terms, tf.add_n(losses), tf.add_n(unranked), curvature, steps, gain)
+
+
+def _ranked(config: ObjectiveConfig, name: str, scores: Scores) -> Scores:
+    """The scores of an expert as the rank loss sees them: where the network has a head for it, others learn nothing."""
+    if config.ranking is None or config.ranking.setup != "multi_task" or name == NETWORK:
+        return scores
+    return scores._replace(rank_scores=tf.stop_gradient(scores.rank_scores))
+
+
+def _of_prediction(
+    batch: Batch, prediction: tf.Tensor, of_each: Mapping[str, tuple[tf.Tensor, tf.Tensor]]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The objective of what experts predict, and its terms; what components have in common is the network's."""
+    loss, terms = batch.loss(prediction, Scores(prediction[tf.newaxis], prediction[tf.newaxis]))
+    if batch.config.anti_distillation is None:
+        return loss, terms
+    place = loss_terms(batch.config).index("anti_distillation")
+    common = of_each[NETWORK][1][place]
+    return loss + common, terms + common * tf.one_hot(place, terms.shape[0])
+
+
+def _query_effects(targets: Targets, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The effects of the queries of rows with logits [n, B], and what is left; nothing learns from them."""
+    found = [
+        query_effect(targets["query"], probability, targets["label"], targets["own_weight"])
+        for probability in tf.unstack(tf.sigmoid(tf.stop_gradient(logits)))
+    ]
+    effects, left = zip(*found, strict=True)
+    return tf.stack(effects), tf.stack(left)
+
+
+def _curvature(
+    batch: Batch, logit: tf.Tensor, clicked: tf.Tensor, left: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """``curvature`` and ``shared`` of ``row_curvature``: of the loss, by the logit of linear weights, float32 [B]."""
+    clicked, others, ranked = logit_curvature(batch.config, batch.targets, logit, clicked, batch.ramps)
+    shared = clicked * left
+    if others is not None:
+        clicked, shared = clicked + others, shared + others
+    return clicked if ranked is None else clicked + ranked, shared
+
+
+def _fitting(
+    state: ExpertState,
+    experts: Experts,
+    batch: Batch,
+    scores: Mapping[str, Scores],
+    logits: Mapping[str, tf.Tensor],
+    prediction: tf.Tensor,
+) -> tuple[list[tuple[Calibrator, CalibrationStep]], tf.Tensor | None]:
+    """The steps of the experts' biases and of what combines them, and what pairs gain (``ExpertState.gain``)."""
+    targets, sums = batch.targets, list[tuple[Calibrator, BatchSums]]()
+    for name in scores:
+        biases = state.biases.get(name, ())
+        for bias, logit in zip(biases, tf.unstack(scores[name].logits), strict=False):
+            sums.append((bias, _sums(targets, bias, logit, [], is_bias=True)))
+    predictions, gain = [(experts, prediction)], list[tf.Tensor]()
+    if PAIRS in experts.names:
+        rest = experts.without_pairs
+        predictions.append((rest, rest.combine(state.weights, logits)))
+    for some, logit in predictions:
+        if len(some.names) > 1:
+            first, *others = (logits[name] for name in some.names)
+            combiner = state.combiners[some.combination]
+            sums.append((combiner, _sums(targets, combiner, logit, [other - first for other in others])))
+    if PAIRS in experts.names:
+        with_pairs, without = (
+            weighted_sum(logistic_loss(targets["label"], tf.stop_gradient(logit)), targets["own_weight"])
+            for _, logit in predictions
+        )
+        gain = [tf.stack([without - with_pairs, without])]
+    steps, gain = calibration_steps(sums, batch.workers, gain)
+    return steps, gain[0] if gain else None
+
+
+def calibration_steps(
+    sums: Sequence[tuple[Calibrator, BatchSums]], workers: Workers, others: Sequence[tf.Tensor] = ()
+) -> tuple[list[tuple[Calibrator, CalibrationStep]], list[tf.Tensor]]:
+    """Computes the steps of calibrators by the sums of each over this worker's rows, and also sums ``others``."""
+    # In one message: each has its latency.
+    total = iter(workers.all_reduce([*(part for _, own in sums for part in own), *others]))
+    steps = [(one, one.step(BatchSums(next(total), next(total), next(total)))) for one, _ in sums]
+    return steps, list(total)
+
+
+def _sums(
+    targets: Targets,
+    calibrator: Calibrator,
+    logit: tf.Tensor,
+    inputs: Sequence[tf.Tensor],
+    is_bias: bool = False,
+) -> BatchSums:
+    """Returns what a calibrator learns by from a logit, which multiplies a constant and ``inputs``."""
+    logit, weight = tf.stop_gradient(logit), targets["own_weight"]
+    gradient = weight * (tf.sigmoid(logit) - targets["label"])
+    columns = [tf.ones_like(weight), *(tf.stop_gradient(one) for one in inputs)]
+    curvature = weight * bend(logit)
+    if is_bias:
+        share = query_share(targets["query"], curvature)
+        gradient, curvature = gradient * share, curvature * share
+    return calibrator.sums(columns, gradient, curvature, tf.reduce_sum(weight))

@@ -1,0 +1,86 @@
+"""Which experts a model has. Loads no TensorFlow."""
+
+from typing import TYPE_CHECKING, Literal
+
+from ctr.data.schema import Schema
+
+if TYPE_CHECKING:
+    from ctr.training.model_config import ModelConfig
+
+ExpertName = Literal["linear", "network", "pairs"]
+
+LINEAR: ExpertName = "linear"
+NETWORK: ExpertName = "network"
+PAIRS: ExpertName = "pairs"
+EXPERTS: tuple[ExpertName, ...] = (LINEAR, NETWORK, PAIRS)
+"""In their order: the others move the prediction of the first."""
+
+_MOST_PAIRED = 32
+"""Features up to which pairs are an expert by themselves: 496 pairs cost more than a network."""
+
+
+def expert_names(model: "ModelConfig") -> tuple[ExpertName, ...]:
+    """Returns the experts of a model in their order; of ``auto``, before a log is known, those without pairs."""
+    if model.experts != "auto":
+        return tuple(name for name in EXPERTS if name in model.experts)
+    if model.factorized is not None:
+        return (NETWORK,)
+    return (LINEAR, NETWORK) if model.has_layers else (LINEAR,)
+
+
+def reads_embeddings(model: "ModelConfig") -> bool:
+    """Returns whether a network is among the experts."""
+    return NETWORK in expert_names(model)
+
+
+def has_linear_inside(model: "ModelConfig") -> bool:
+    """Returns whether the linear weights are part of the network."""
+    return LINEAR not in expert_names(model)
+
+
+def check_experts(model: "ModelConfig") -> None:
+    """Raises ValueError where the experts that a configuration names do not fit its other keys."""
+    names = expert_names(model)
+    if not {LINEAR, NETWORK} & {*names}:
+        raise ValueError("experts must name linear or network: pairs alone are no model")
+    if NETWORK in names:
+        if not model.has_layers:
+            raise ValueError("experts: network needs crosses or deep layers")
+        return
+    attention = [name for name, pooling in model.pooling.items() if pooling.kind != "mean"]
+    needing = {
+        "factorized": model.factorized is not None,
+        "ensemble.components above 1": model.ensemble.components > 1,
+        f"pooling.{''.join(attention[:1])}": bool(attention),
+    }
+    for key, is_set in needing.items():
+        if is_set:
+            raise ValueError(f"{key} needs the expert network, with crosses or deep layers")
+
+
+def choose_experts(model: "ModelConfig", schema: Schema) -> tuple[tuple[ExpertName, ...], list[str]]:
+    """Chooses the experts of a model for the features of a log, where they are ``auto``.
+
+    Returns them, and a line for each one that is left out because of another key, or of the log.
+    """
+    names = expert_names(model)
+    if model.experts != "auto":
+        return names, []
+    if model.factorized is not None:
+        why = "linear and pairs, as model.factorized makes the prediction of Q and U alone"
+        return names, [f"model.experts: {why}"]
+    notes = []
+    if not model.has_layers:
+        notes.append("model.experts: network, as there are neither crosses nor deep layers")
+    singles = len(paired_features(model, schema))
+    if 2 <= singles <= _MOST_PAIRED:
+        names += (PAIRS,)
+    elif singles > _MOST_PAIRED:
+        why = f"pairs, as the log has {singles} single-valued features, more than {_MOST_PAIRED}"
+        notes.append(f"model.experts: {why}")
+    return names, notes
+
+
+def paired_features(model: "ModelConfig", schema: Schema) -> list[str]:
+    """Names the features of the log that pairs are made of."""
+    return [name for name in model.features(schema).single_ids if name not in model.without]

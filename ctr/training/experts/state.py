@@ -1,0 +1,143 @@
+"""State of experts: their biases, what combines them, and whether pairs are among those that learn.
+
+Pairs that do not pay are left out of the step, and come back for a look when the log is eight times as long. What pays
+is decided by the losses of two combinations, of all experts and of those without pairs, each fitted to its own logits.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim.first_order.online_bias import Calibrator, OnlineBias
+from ctr.optim.first_order.online_newton import OnlineNewton
+from ctr.training.experts.forward import Experts, bias_of
+from ctr.training.experts.names import NETWORK, PAIRS
+
+_OFFSET_PRIOR, _GATE_PRIOR = 100.0, 10.0
+"""P of ``OnlineNewton``: an offset that swings costs more than it gains."""
+_OFFSETS, _GATES = (-20.0, 20.0), (0.0, 1.0)
+"""Ranges: a gate alone never leaves the range between the first expert and its own."""
+
+FIRST_LOOK = 32768
+"""Rows after which it is decided for the first time, by the second half of them, whether pairs stay."""
+_LEAST_GAIN = 0.001
+"""The share of the loss that they have to save to stay."""
+_AGAIN, _LOOK = 8, 32
+"""They are looked at again when the log is so many times as long, for a ``_LOOK``-th of it, ``FIRST_LOOK`` at least."""
+_LEARNING, _COUNTED, _ASLEEP = 0.0, 1.0, 2.0
+_WATCH = "experts/watch"
+
+
+class ExpertState:
+    """Variables that combine the experts of a run.
+
+    Attributes:
+        experts: all of them.
+        weights: those of ``Experts.initial``.
+        biases: for each expert the steps of its bias, or of each component's; of a network that is alone, and of one
+            that is factorized, none: its bias learns as its other weights do.
+        combiners: the steps of what combines all experts, and those without pairs.
+        gain: float64 [2], of the rows that a decision is made by: what pairs have saved, of which loss.
+    """
+
+    def __init__(self, experts: Experts, network: Mapping[str, tf.Variable]) -> None:
+        """Begins with nothing learned; ``network`` are the weights of the network."""
+        self.experts = experts
+        self.weights = {name: tf.Variable(value, name=name) for name, value in experts.initial().items()}
+        self.biases: dict[str, list[OnlineBias]] = {}
+        for name in experts.names:
+            if name != NETWORK:
+                self.biases[name] = [OnlineBias(name, self.weights[bias_of(name)])]
+            elif len(experts.names) > 1:
+                own = [f"{prefix}output_bias" for prefix in experts.network.prefixes]
+                self.biases[name] = [OnlineBias(bias, network[bias]) for bias in own if bias in network]
+        self.combiners: dict[str, OnlineNewton] = {}
+        for some in (experts, experts.without_pairs):
+            if (count := len(some.names) - 1) and some.combination not in self.combiners:
+                key = some.combination
+                ranges, priors = [_OFFSETS] + [_GATES] * count, [_OFFSET_PRIOR] + [_GATE_PRIOR] * count
+                self.combiners[key] = OnlineNewton(key, self.weights[key], priors, 1.0, ranges)
+        # Phase, rows passed, rows at which the phase began, and rows at which it ends.
+        self._watch = tf.Variable([_LEARNING, 0, 0, FIRST_LOOK / 2], dtype=tf.float64, trainable=False)
+        self.gain = tf.Variable([0.0, 0.0], dtype=tf.float64, trainable=False)
+
+    def in_float32(self) -> "ExpertState":
+        """Returns the same variables, for a network that computes in float32."""
+        changed = copy(self)
+        network = replace(self.experts.network, compute_dtype="float32")
+        changed.experts = replace(self.experts, network=network)
+        return changed
+
+    @property
+    def has_pairs(self) -> bool:
+        return PAIRS in self.experts.names
+
+    @property
+    def active(self) -> Experts:
+        """The experts that learn and predict."""
+        return active_experts(self.experts, {_WATCH: self._watch.numpy()})
+
+    @property
+    def fitted(self) -> set[str]:
+        """Names of the network's weights that learn by steps of their own."""
+        return {bias.name for bias in self.biases.get(NETWORK, ())}
+
+    def variables(self) -> dict[str, tf.Variable]:
+        calibrators: list[Calibrator] = [bias for own in self.biases.values() for bias in own]
+        named = dict(self.weights)
+        for calibrator in (*calibrators, *self.combiners.values()):
+            named |= calibrator.variables
+        return named | ({_WATCH: self._watch, "experts/gain": self.gain} if self.has_pairs else {})
+
+    def report(self) -> dict[str, float]:
+        """Returns the gates, as metrics name them: of pairs that are left out 0."""
+        active = self.active
+        gates = active.gates({name: weight.numpy() for name, weight in self.weights.items()})
+        return {f"{name}_gate": round(gates.get(name, 0.0), 6) for name in self.experts.names[1:]}
+
+    def is_due_after(self, rows: int) -> bool:
+        """Returns whether something is decided when so many more rows are learned from, before the next batch."""
+        return self.has_pairs and bool(self._watch[1] + rows >= self._watch[3])
+
+    def count(self, rows: int) -> None:
+        """Counts rows that were learned from, and decides where that is due."""
+        if not self.has_pairs:
+            return
+        phase, passed, begun, due = self._watch.numpy()
+        passed += rows
+        if passed >= due:
+            saved, loss = self.gain.numpy()
+            if phase == _ASLEEP:
+                self._begin_again()
+                look = max(FIRST_LOOK, passed // _LOOK)
+                phase, begun, due = _LEARNING, passed, passed + look / 2
+            elif phase == _LEARNING:
+                phase, due = _COUNTED, 2 * passed - begun
+                self.gain.assign([0.0, 0.0])
+            elif saved >= _LEAST_GAIN * loss:
+                phase, begun, due = _LEARNING, passed, 1.5 * passed
+            else:
+                phase, due = _ASLEEP, _AGAIN * passed
+        self._watch.assign([phase, passed, begun, due])
+
+    def _begin_again(self) -> None:
+        """Lets pairs begin without a say: what their gate knew is old."""
+        combiner = self.combiners[self.experts.combination]
+        others = self.combiners.get(self.experts.without_pairs.combination)
+        size = combiner.weights.shape[0]
+        weights, information = np.zeros(size, np.float32), np.zeros((size, size), np.float32)
+        if others is not None:
+            weights[:-1], information[:-1, :-1] = others.weights.numpy(), others.information.numpy()
+            combiner.seen.assign(others.seen)
+        combiner.weights.assign(weights)
+        combiner.information.assign(information)
+
+
+def active_experts(experts: Experts, arrays: Mapping[str, np.ndarray]) -> Experts:
+    """Returns those that learn and predict, by all arrays of a state."""
+    if PAIRS in experts.names and arrays[_WATCH][0] == _ASLEEP:
+        return experts.without_pairs
+    return experts

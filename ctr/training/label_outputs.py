@@ -1,0 +1,54 @@
+"""What the outputs of further labels learn by: each of the loss of its label, and its bias by itself.
+
+A bias takes a step of its own (``ctr.optim.first_order.online_bias``), which the rest of the loss sees.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from ctr.models.architecture import Architecture, label_weights
+from ctr.models.click_model import Scores
+from ctr.objective.losses import label_losses, normalizer
+from ctr.objective.targets import target_columns
+from ctr.optim.first_order.online_bias import Calibrator, OnlineBias
+from ctr.optim.first_order.online_newton import BatchSums, CalibrationStep
+from ctr.training.experts.learning import Batch, calibration_steps
+
+
+def label_biases(architecture: Architecture, weights: Mapping[str, tf.Variable]) -> list[OnlineBias]:
+    """Makes what lets the biases of further labels learn: of each label those of the components."""
+    names = [
+        f"{prefix}{label_weights(label)[1]}"
+        for label in architecture.labels
+        for prefix in architecture.prefixes
+    ]
+    return [OnlineBias(name, weights[name]) for name in names]
+
+
+def label_lesson(
+    batch: Batch, biases: Sequence[OnlineBias], scores: Mapping[str, Scores]
+) -> tuple[list[tf.Tensor], list[tuple[Calibrator, CalibrationStep]]]:
+    """Computes what the labels learn by from the logits of components, [n, B] by label.
+
+    Returns:
+        Of each label the term of the loss, scalars, and the steps of the biases.
+    """
+    logits = {name: logit for own in scores.values() for name, logit in own.labels.items()}
+    each = [(name, own) for name, logit in logits.items() for own in tf.unstack(tf.stop_gradient(logit))]
+    sums = [(bias, _sums(bias, batch.targets, *one)) for bias, one in zip(biases, each, strict=True)]
+    steps, _ = calibration_steps(sums, batch.workers)
+    moves = iter(tf.split(tf.stack([step.move for _, step in steps]), len(logits)))
+    # What the whole batch shares is the bias's.
+    moved = {name: logit + next(moves) for name, logit in logits.items()}
+    total_weight = normalizer(batch.config, batch.targets)
+    return label_losses(batch.config, batch.targets, moved, batch.ramps, total_weight), steps
+
+
+def _sums(bias: OnlineBias, targets: Mapping[str, tf.Tensor], name: str, logit: tf.Tensor) -> BatchSums:
+    """Sums what a bias learns by from a component's logits [B]."""
+    positive, negative = (targets[column] for column in target_columns(name))
+    p = tf.sigmoid(logit)
+    gradient, curvature = negative * p - positive * (1.0 - p), (positive + negative) * p * (1.0 - p)
+    weight = tf.add_n([tf.reduce_sum(positive), tf.reduce_sum(negative)])
+    return bias.sums([tf.ones_like(p)], gradient, curvature, weight)
