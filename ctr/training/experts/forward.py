@@ -44,7 +44,7 @@ class Experts:
     @property
     def combination(self) -> str:
         """Names what combines several experts, float32 [K]: the offset, and the gate of each but the first."""
-        return f"experts/{'+'.join(self.names)}"
+        return f"experts/{'-'.join(self.names)}"
 
     @property
     def served(self) -> list[str]:
