@@ -130,7 +130,7 @@ def test_the_default_model_is_trained(place, capfd):
     used = load_model(TrainConfig, place / "o" / "run" / "config.yaml", "config")
     # But for what the log decides: its pages have different sizes.
     assert used.model.query_size is True
-    decided = {"widths": {}, "query_size": "auto", "pairs": "auto"}
+    decided = {"widths": {}, "query_size": "auto", "experts": "auto"}
     assert used.model_copy(update={"model": used.model.model_copy(update=decided)}) == TrainConfig()
 
 
