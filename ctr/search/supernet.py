@@ -98,7 +98,7 @@ def _without_pairs(base: TrainConfig, schema: Schema, progress: Callable[[str], 
         return base
     names = expert_names(model)
     if PAIRS in choose_experts(model, schema)[0]:
-        progress(f"supernet: model.experts auto is {', '.join(names)} here: no mask is on pairs")
+        progress("supernet: model.experts is without pairs, as no mask is on them")
     return base.model_copy(update={"model": model.model_copy(update={"experts": names})})
 
 

@@ -248,7 +248,7 @@ def learn_ids(state: TrainState, config: TrainConfig, rows: Rows) -> None:
 
 def trainer_logits(state: TrainState, config: TrainConfig, rows: Rows) -> list[np.ndarray]:
     """What the trainer predicts for rows before it learns from them, of the click and each label, float32 [N]."""
-    feed = make_feed(set_rejects_apart(rows), state.layouts, BATCH_ROWS)
+    feed = make_feed(set_rejects_apart(rows), state.active_layouts, BATCH_ROWS)
     if state.tables.id_maps:
         feed = feed.with_rows(state.tables)
     logits, _ = TrainStep(state, config, jit=False).score(feed, config.ramps_at(TRAINED_EXAMPLES))

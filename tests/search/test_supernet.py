@@ -99,7 +99,7 @@ def test_a_search_learns_from_all_and_accounts_for_what_it_costs(found):
     assert "entropy" in said[-1]
     # Pairs are no part of it, which is said once.
     of_experts = [line for line in said if "model.experts" in line]
-    assert of_experts == ["supernet: model.experts auto is linear, network here: no mask is on pairs"]
+    assert of_experts == ["supernet: model.experts is without pairs, as no mask is on them"]
     used = load_model(TrainConfig, out / "pass-1" / "config.yaml", "config")
     assert used.model.experts == ("linear", "network")
     # The second pass goes on with the weights of the first: AdaGrad's sums only grow.
