@@ -20,7 +20,7 @@ from ctr.data.mapping import load_mapping
 from ctr.pipelines.inference.roles import Choice, Doubt, Options
 from ctr.quickstart import Tools, default_out, run_quickstart
 from ctr.training.config import TrainConfig
-from ctr.training.model_config import CrossConfig, DeepConfig, ModelConfig
+from ctr.training.model_config import ModelConfig
 from made_tables import hotel_searches, write_table
 
 
@@ -35,7 +35,7 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def small_model(monkeypatch):
     """A model that compiles quickly, in place of the default."""
-    model = ModelConfig(crosses=CrossConfig(layers=0), deep=DeepConfig(units=()))
+    model = ModelConfig(experts=("linear",))
     monkeypatch.setattr("ctr.quickstart.TrainConfig", lambda: TrainConfig(model=model))
 
 

@@ -148,9 +148,7 @@ class _TouchedRows(NamedTuple):
             plans = make_feed(replace(batch, rows=rows), tuple(alone), batch_rows).plans
             distinct.update({f.name: plan.distinct_count for f, plan in zip(features, plans, strict=True)})
         many = [feature for feature in features if feature.single is None]
-        values = {
-            f.name: sum(len(batch.rows.multivalent[f.source][0]) for batch in batches) for f in many
-        }
+        values = {f.name: sum(len(batch.rows.multivalent[f.source][0]) for batch in batches) for f in many}
         count = sum(len(batch.rows) for batch in batches)
         return cls(count, count / len(batches), values, distinct)
 

@@ -233,12 +233,18 @@ NO_LAYERS = {"crosses": {"layers": 0}, "deep": {"units": []}}
     [
         ({"experts": []}, "experts must name linear or network"),
         ({"experts": ["pairs"]}, "experts must name linear or network"),
-        ({"experts": ["linear", "trees"]}, "'trees' is not allowed: Input should be 'linear', 'network' or 'pairs'"),
+        (
+            {"experts": ["linear", "trees"]},
+            "'trees' is not allowed: Input should be 'linear', 'network' or 'pairs'",
+        ),
         ({"factorized": {}, "experts": "all"}, "config: model.experts"),
         ({"experts": ["network"], **NO_LAYERS}, "experts: network needs crosses or deep layers"),
         ({"experts": ["linear", "pairs"], "factorized": {}}, "factorized needs the expert network"),
         ({"factorized": {}, **NO_LAYERS}, "experts: network needs crosses or deep layers"),
-        ({"experts": ["linear"], "ensemble": {"components": 2}}, "ensemble.components above 1 needs the expert"),
+        (
+            {"experts": ["linear"], "ensemble": {"components": 2}},
+            "ensemble.components above 1 needs the expert",
+        ),
         ({"experts": ["linear"], "pooling": {"tags": "target"}}, "pooling.tags needs the expert network"),
     ],
     ids=str,

@@ -172,7 +172,10 @@ def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path):
         ({"optimizer": {"dense": {"rule": "adafactor"}}}, "AdaGrad, not by Shampoo"),
         ({"optimizer": {"embeddings": {"rule": "one_sided"}}}, "embeddings.rule is one_sided"),
         ({"model": {"ensemble": {"components": 2}}}, "ensemble.components"),
-        ({"model": {"experts": ["network", "pairs"]}}, "model.experts names pairs, .* allowed: auto, .* random"),
+        (
+            {"model": {"experts": ["network", "pairs"]}},
+            "model.experts names pairs, .* allowed: auto, .* random",
+        ),
         (
             merged(RANKING, {"objective": {"ranking": {"setup": "multi_task"}}}),
             "no mask is on the head that ranks",

@@ -54,7 +54,9 @@ AGREEING = [
     pytest.param("ensemble of all", "float32", id="linear weights by component, one expert", marks=SLOW),
     pytest.param("factorized beside others", "float32", id="two towers beside other experts", marks=SLOW),
     pytest.param("factorized ensemble", "float32", id="tables and slopes by component", marks=SOAK),
-    pytest.param("linear and network", "float32", id="a network with a loss of its own, and a gate", marks=SOAK),
+    pytest.param(
+        "linear and network", "float32", id="a network with a loss of its own, and a gate", marks=SOAK
+    ),
     pytest.param("factorized beside others", "bfloat16", id="two rounded towers beside others", marks=SOAK),
     pytest.param("plain", "bfloat16", id="one rounded network", marks=SOAK),
     pytest.param("logistic", "float32", id="linear weights alone", marks=SOAK),
