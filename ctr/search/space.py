@@ -16,6 +16,7 @@ from ctr.io.errors import InputError, listed
 from ctr.search.architecture import Part, Shape, part_of, shape_changes, shape_of
 from ctr.search.config import SearchConfig
 from ctr.training.config import TrainConfig
+from ctr.training.experts.names import PAIRS, choose_experts, expert_names
 from ctr.training.logs import resolve
 
 Choice = tuple[int, ...]  # candidate: for each decision the number of its choice
@@ -170,6 +171,22 @@ def with_widths(
     names = {name for part in parts for name in part.features}
     decided = {name: widths[name] for name in schema.by_name if name in names}
     return merged(content, {"model": {"widths": decided}}) if decided else dict(content)
+
+
+def without_pairs(base: TrainConfig, schema: Schema) -> tuple[TrainConfig, str]:
+    """Names the experts of a supernet where they are ``auto``, and says where pairs would be among them; else empty.
+
+    Raises InputError: the configuration names pairs.
+    """
+    model, names = base.model, expert_names(base.model)
+    if PAIRS in names:
+        raise InputError(
+            "config: model.experts names pairs, which is not allowed with method supernet: no mask is on pairs; "
+            "allowed: auto, linear and network, or method random"
+        )
+    has_pairs = PAIRS in choose_experts(model, schema)[0]
+    named = base.model_copy(update={"model": model.model_copy(update={"experts": names})})
+    return named, "model.experts is without pairs, as no mask is on them" if has_pairs else ""
 
 
 def space_of(search: SearchConfig) -> Space:
