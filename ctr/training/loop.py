@@ -5,7 +5,7 @@ the same result.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -263,6 +263,8 @@ def open_session(
             check_possible(config, workers.size, exporter is not None)
         inputs = open_inputs(log, config, workers)
         config = inputs.config
+        if workers.is_chief:
+            _say_notes(run_dir, inputs.notes)
 
         def check_new_run() -> bool:
             # What has waited may be long, and the wish to stop has to be heard (``advance``).
@@ -280,6 +282,11 @@ def open_session(
             checked = inputs.log.rows if is_checked else run.position.examples
             published = PublishedInputs(inputs, wait_for_sidecars, workers)
             yield Session(run, trainer, published, checked, progress, exporter)
+
+
+def _say_notes(run_dir: Path, notes: Sequence[str]) -> None:
+    for note in notes:
+        log.warning("%s: %s", run_dir, note)
 
 
 class Advance(NamedTuple):

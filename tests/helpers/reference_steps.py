@@ -54,17 +54,16 @@ class Bias:
         return move
 
 
-class OffsetAndGate:
-    """logit = alone + gate (network - alone) + offset: A = (1 - drift) A + sum h x x', w -= (A + P)^-1 sum g x.
+class Combiner:
+    """logit = z_1 + offset + sum of gate_k (z_k - z_1): A = (1 - drift) A + sum h x x', w -= (A + P)^-1 sum g x.
 
-    Without a network there is no gate.
+    A single expert is the prediction.
     """
 
-    low, high = (-20, 0), (20, 1)
-
-    def __init__(self, values):
-        self.values = np.array(values, float)
-        self.known = np.zeros((len(values), len(values)))
+    def __init__(self, experts):
+        self.values, self.known = np.zeros(experts), np.zeros((experts, experts))
+        self.prior = np.diag([100.0] + [10.0] * (experts - 1))
+        self.low, self.high = [-20.0] + [0.0] * (experts - 1), [20.0] + [1.0] * (experts - 1)
 
     def inputs(self, logits):
         return np.stack([np.ones_like(logits[0]), *(other - logits[0] for other in logits[1:])])
@@ -73,11 +72,13 @@ class OffsetAndGate:
         return logits[0] + self.values @ self.inputs(logits)
 
     def step(self, batch, drift):
-        x, n = self.inputs(batch.logits), len(self.values)
+        if len(batch.logits) == 1:
+            return
+        x = self.inputs(batch.logits)
         g, h = batch.weight * (sigmoid(batch.logit) - batch.label), batch.weight * bend(batch.logit)
         self.known = (1 - drift) * self.known + h * x @ x.T
-        move = np.clip(np.linalg.solve(self.known + 100 * np.eye(n), x @ g), -1, 1)
-        self.values = np.clip(self.values - move, self.low[:n], self.high[:n])
+        move = np.clip(np.linalg.solve(self.known + self.prior, x @ g), -1, 1)
+        self.values = np.clip(self.values - move, self.low, self.high)
 
 
 class LinearWeights:

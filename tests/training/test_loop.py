@@ -126,7 +126,6 @@ def passed(short_log, faulty_log, tmp_path_factory) -> Callable[[str], SimpleNam
     def make(name: str) -> SimpleNamespace:
         if name not in made:
             content, stopped_at = PASSES[name]
-            content = merged(content, {"model": {"pairs": False}})
             own_log, run = (
                 faulty_log if name == "linear" else short_log,
                 tmp_path_factory.mktemp("pass") / "run",

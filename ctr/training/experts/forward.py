@@ -105,7 +105,7 @@ class Experts:
 
 def bias_of(name: str) -> str:
     """Names the bias of an expert without a network, float32 scalar."""
-    return f"experts/{name}"
+    return f"experts/{name}/bias"
 
 
 def tables_of(experts: Experts, layouts: Sequence[TableLayout]) -> tuple[TableLayout, ...]:

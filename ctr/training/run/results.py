@@ -167,6 +167,7 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         "nonfinite_predictions": position.nonfinite_predictions,
         **run.state.parameter_counts(),
         **run.state.experts.report(),
+        "notes": list(inputs.notes),
         **({"ids": id_rows(id_maps, run.schema)} if id_maps else {}),
         "features": feature_shares(run.state, metrics.missing, run.schema),
         "duals": duals_of(run.state),
