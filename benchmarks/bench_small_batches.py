@@ -3,9 +3,9 @@
     python benchmarks/bench_small_batches.py [--rows 100000] [--batch 64] [--rounds 3]
 
 The reference log with 18 features whose ids grow, and the model that a run has without a configuration but for
-``batch``, without the expert for pairs and, third, with it. All arms pass the same log in one process, in turns;
+``batch``, without pairs among its experts and, third, with them. All arms pass the same log in one process, in turns;
 compilation and start are in ``wall_seconds`` alone. ``step_ms`` is a batch's share of the calls that learn, ids and
-copies included, without the expert's own.
+copies included.
 """
 
 import tempfile
@@ -29,8 +29,9 @@ def measure(rows: int = 100_000, batch: int = 64, rounds: int = 3) -> dict[str, 
         folder = Path(name)
         log = make_log(folder / "log", rows, SIZE)
 
-        def arm(steps: int, pairs: bool = False) -> dict[str, float]:
-            content = {"batch": {"rows": batch, "steps_per_execution": steps}, "model": {"pairs": pairs}}
+        def arm(steps: int, *others: str) -> dict[str, float]:
+            model = {"experts": ["linear", "network", *others]}
+            content = {"batch": {"rows": batch, "steps_per_execution": steps}, "model": model}
             config = parse_model(TrainConfig, content, "benchmark")
             with tempfile.TemporaryDirectory(dir=folder) as run:
                 summary = train(log, config, Path(run) / "run")
@@ -43,7 +44,7 @@ def measure(rows: int = 100_000, batch: int = 64, rounds: int = 3) -> dict[str, 
         arms = {
             "a call each": lambda: arm(1),
             f"{FUSED} in a call": lambda: arm(FUSED),
-            "and the expert for pairs": lambda: arm(FUSED, pairs=True),
+            "and pairs": lambda: arm(FUSED, "pairs"),
         }
         return compare(arms, rounds, warm=0)
 

@@ -221,7 +221,7 @@ def train_config(
     content = {
         "seed": seed,
         "batch": {"rows": batch},
-        "model": {"network_loss": "joint", "init_scale": 0.05, **plan.model},
+        "model": {"experts": ["network"], "init_scale": 0.05, **plan.model},
         "optimizer": {
             "embeddings": {
                 "rule": optimizer.rows,

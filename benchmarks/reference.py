@@ -36,7 +36,7 @@ RATE, INITIAL_ACCUMULATOR, SCALE = 0.02, 1e-6, 0.05
 """How all frameworks learn, on the gradient of a batch's mean loss, and the standard deviation of fresh embeddings."""
 INTERVAL_ROWS = 200_000
 MODEL: dict[str, Any] = {
-    "network_loss": "joint",
+    "experts": ["network"],
     "prior": 0.5,
     "init_scale": SCALE,
     "crosses": {"layers": 3, "rank": 64, "ramp": 100_000},

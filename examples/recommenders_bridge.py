@@ -160,8 +160,8 @@ def main(folder: Path) -> None:
         folder / "ranking.parquet", held_out, ranking(ranking_features(schema, held_out)).numpy()
     )
 
-    # An expert for pairs of features has no layer in tensorflow-recommenders.
-    settings = (f"time_range.end={format_time(begin)}", "compute_dtype=float32", "model.pairs=false")
+    # What is carried over is the network, here the only expert: its logits are those of ctr.
+    settings = (f"time_range.end={format_time(begin)}", "compute_dtype=float32", "model.experts=[network]")
     run_ctr("train", log, "--out", run, *(part for one in settings for part in ("--set", one)), "--quiet")
     model = RankedModel.from_run(run)
     carried = model(ids_of_rows(model.schema, held_out)).numpy()

@@ -20,7 +20,7 @@ from ctr.data.mapping import load_mapping
 from ctr.pipelines.inference.roles import Choice, Doubt, Options
 from ctr.quickstart import Tools, default_out, run_quickstart
 from ctr.training.config import TrainConfig
-from ctr.training.model_config import CrossConfig, DeepConfig, ModelConfig
+from ctr.training.model_config import ModelConfig
 from made_tables import hotel_searches, write_table
 
 
@@ -35,7 +35,7 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def small_model(monkeypatch):
     """A model that compiles quickly, in place of the default."""
-    model = ModelConfig(crosses=CrossConfig(layers=0), deep=DeepConfig(units=()))
+    model = ModelConfig(experts=("linear",))
     monkeypatch.setattr("ctr.quickstart.TrainConfig", lambda: TrainConfig(model=model))
 
 
@@ -130,7 +130,7 @@ def test_the_default_model_is_trained(place, capfd):
     used = load_model(TrainConfig, place / "o" / "run" / "config.yaml", "config")
     # But for what the log decides: its pages have different sizes.
     assert used.model.query_size is True
-    decided = {"widths": {}, "query_size": "auto", "pairs": "auto"}
+    decided = {"widths": {}, "query_size": "auto", "experts": "auto"}
     assert used.model_copy(update={"model": used.model.model_copy(update=decided)}) == TrainConfig()
 
 

@@ -250,7 +250,7 @@ class Simulated:
 
     def logistic_regression(self, batch: int) -> Record:
         """Returns how far the long log's truth is from main effects."""
-        linear = {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": self.plan.model["prior"]}
+        linear = {"experts": ["linear"], "prior": self.plan.model["prior"]}
         values = START._replace(rate=OPTIMIZERS["adagrad"].start).values
         plan = replace(self.plan, model=linear)
         config = train_config(plan, OPTIMIZERS["adagrad"], batch, values, self.plan.seeds[0], {})

@@ -61,7 +61,7 @@ BASE: dict[str, Any] = {
         "crosses": {"layers": 2, "rank": 8, "ramp": 2000},
         "deep": {"units": [32, 32]},
         "init_scale": 0.1,
-        "network_loss": "joint",
+        "experts": ["network"],
         "prior": 0.2,
         "widths": {"user": 12, "item": 12, "hour": 2, "noise": 2},
     },

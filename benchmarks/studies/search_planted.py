@@ -44,7 +44,7 @@ CONTENT: dict[str, Any] = {
         "crosses": {"layers": 0},
         "deep": {"units": [16]},
         "init_scale": 0.05,
-        "network_loss": "joint",
+        "experts": ["network"],
         "prior": 0.2,
         "widths": dict.fromkeys(EFFECTS, 8),
     },

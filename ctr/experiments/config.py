@@ -188,8 +188,8 @@ def check_once(key: str, values: tuple[Any, ...]) -> None:
         raise ValueError(f"{key}: {repeated[0]} appears twice")
 
 
-_ALIKE: dict[str, Any] = {"model": {"pairs": False}, "metrics": {"importance_rows": 0}}
-"""Settings of every arm where an experiment leaves them open: each technique can have them, no table shows them."""
+_ALIKE: dict[str, Any] = {"metrics": {"importance_rows": 0}}
+"""Settings of every arm where an experiment leaves them open: no table shows what they measure."""
 _ALIKE_BATCHES: dict[str, Any] = {"batch": {"growth": 1 / 1024}}
 
 

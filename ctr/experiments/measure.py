@@ -26,6 +26,7 @@ from ctr.io.errors import DEFECT, InputError, exit_status, one_line
 from ctr.io.log_lines import say, say_crash
 from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig
+from ctr.training.experts.pairs import with_pair_ids
 from ctr.training.feed import make_feed
 from ctr.training.flops import Touched, count_flops, dense_parameters
 from ctr.training.logs import resolve
@@ -115,7 +116,7 @@ class Operations:
 
     def _first_batches(self, config: TrainConfig) -> "_TouchedRows":
         batch, model = config.batch.model_dump_json(), config.model
-        key = (batch, config.time_range, config.ids.shared_rows, model.query_size)
+        key = (batch, config.time_range, config.ids.shared_rows, model.query_size, model.experts)
         if key not in self._touched:
             every = model.model_copy(update={"without": ()})
             layouts = config.model_copy(update={"model": every}).table_layouts(self.schema)
@@ -134,16 +135,22 @@ class _TouchedRows(NamedTuple):
 
     @classmethod
     def of(cls, layouts: Sequence[TableLayout], batches: Sequence[Batch], batch_rows: int) -> Self:
-        alone = [replace(layout, features=(feature,)) for layout in layouts for feature in layout.features]
-        names = [layout.features[0].name for layout in alone]
+        # Each feature has a table of its own, that of pairs as well, whose ids are made here.
+        alone = [
+            replace(layout, features=(feature,), tower="quality")
+            for layout in layouts
+            for feature in layout.features
+        ]
+        features = [layout.features[0] for layout in alone]
         distinct = Counter[str]()
         for batch in batches:
-            plans = make_feed(batch, tuple(alone), batch_rows).plans
-            distinct.update({name: plan.distinct_count for name, plan in zip(names, plans, strict=True)})
-        many = [name for name, layout in zip(names, alone, strict=True) if layout.multivalent]
-        values = {name: sum(len(batch.rows.multivalent[name][0]) for batch in batches) for name in many}
-        rows = sum(len(batch.rows) for batch in batches)
-        return cls(rows, rows / len(batches), values, distinct)
+            rows = replace(batch.rows, ids=with_pair_ids(batch.rows.ids, layouts))
+            plans = make_feed(replace(batch, rows=rows), tuple(alone), batch_rows).plans
+            distinct.update({f.name: plan.distinct_count for f, plan in zip(features, plans, strict=True)})
+        many = [feature for feature in features if feature.single is None]
+        values = {f.name: sum(len(batch.rows.multivalent[f.source][0]) for batch in batches) for f in many}
+        count = sum(len(batch.rows) for batch in batches)
+        return cls(count, count / len(batches), values, distinct)
 
     def of_table(self, layout: TableLayout) -> Touched:
         """Counts per row what batches touch of a table."""

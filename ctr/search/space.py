@@ -202,8 +202,8 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
     smallest = _check_choices(space, content, schema, where)
     if search.method == "supernet" and not smallest.model.has_network:
         raise InputError(
-            f"{where}: space: a candidate has neither crosses nor deep layers, which a supernet cannot be; "
-            "allowed: choices of at least one layer"
+            f"{where}: space: a candidate has no network, which a supernet cannot be; allowed: choices of at least one "
+            "layer, and network among model.experts"
         )
     return space
 

@@ -33,6 +33,7 @@ from ctr.search.problem import Cost
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress_of
 from ctr.search.space import Choice, Space, described
 from ctr.training.config import DEFAULT_SHAMPOO, TrainConfig
+from ctr.training.experts.names import PAIRS, choose_experts, expert_names
 from ctr.training.learner import Learner
 from ctr.training.loop import open_session
 from ctr.training.state import TrainState
@@ -67,11 +68,13 @@ def search_supernet(
     The time range of ``base`` is what the search reads. Raises InputError: the base learns otherwise than by
     AdaGrad, no candidate keeps to the target, or what ``ctr.training.loop.open_session`` raises.
     """
+    schema = read_schema(log)
+    base = _without_pairs(base, schema, progress)
     largest = check_supernet(space, base)
     policy = Policy(space, cost, config.target, config.controller, config.seed)
     policy.most_likely(new_controller(policy.sizes).logits)
     make_folder(out)
-    blocks = read_selection(log, read_schema(log), read_manifests(log), Selection(time_range=base.time_range))
+    blocks = read_selection(log, schema, read_manifests(log), Selection(time_range=base.time_range))
     rows, passes = sum(len(block) for block in blocks), config.controller.passes
     plan = Plan(config, space, base, policy, max(1, round(passes * rows)), out / "controller.jsonl")
     arrays: Mapping[str, np.ndarray] | None = None
@@ -88,6 +91,17 @@ def search_supernet(
     return SupernetResult(policy.most_likely(own.controller.logits), own.examples, operations / whole)
 
 
+def _without_pairs(base: TrainConfig, schema: Schema, progress: Callable[[str], None]) -> TrainConfig:
+    """Names the experts of the supernet where they are ``auto``, and tells where pairs would be among them."""
+    model = base.model
+    if model.experts != "auto":
+        return base
+    names = expert_names(model)
+    if PAIRS in choose_experts(model, schema)[0]:
+        progress("supernet: model.experts is without pairs, as no mask is on them")
+    return base.model_copy(update={"model": model.model_copy(update={"experts": names})})
+
+
 def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
     """Returns the configuration of the largest network. Raises InputError: see ``search_supernet``."""
     model, optimizer = base.model, base.optimizer
@@ -95,6 +109,11 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
         raise InputError(
             "config: model.ensemble.components above 1 is not allowed with method supernet: components are alike and "
             "learn by themselves, so search for one, and train as many of it as are wanted"
+        )
+    if PAIRS in expert_names(model):
+        raise InputError(
+            "config: model.experts names pairs, which is not allowed with method supernet: no mask is on pairs; "
+            "allowed: auto, linear and network, or method random"
         )
     attention = [name for name, pooling in model.pooling.items() if pooling.kind != "mean"]
     if attention:

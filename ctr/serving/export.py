@@ -153,6 +153,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
         "config_sha256": snapshot.config.sha256(),
         "compute_dtype": snapshot.compute_dtype,
         "model": {
+            "experts": snapshot.experts.names,
             "factorized": snapshot.architecture.factors is not None,
             "components": snapshot.architecture.components,
             "alpha2": snapshot.alpha2,

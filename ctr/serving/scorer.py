@@ -124,7 +124,8 @@ class Scorer:
     def _require_factors(self) -> None:
         if not self.factorized:
             raise InputError(
-                f"{self.path}: the model is not factorized: it has only predict, not quality and ui"
+                f"{self.path}: the model is not factorized, or has other experts beside: it has only predict, not "
+                "quality and ui"
             )
 
     def _call(self, name: str, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:

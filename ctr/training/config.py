@@ -364,10 +364,18 @@ class TrainConfig(StrictModel):
     def _resolve(cls, content: Any) -> Any:
         """Resolves what is ``auto`` and depends on other sections."""
         model = content.get("model") if isinstance(content, dict) else None
-        is_factorized = isinstance(model, dict) and model.get("factorized") is not None
-        if is_factorized and has_linear_inside(ModelConfig.model_validate(model)):
-            return _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")
-        return content
+        if not isinstance(model, dict) or model.get("factorized") is None:
+            return content
+        try:
+            is_inside = has_linear_inside(ModelConfig.model_validate(model))
+        except ValueError:
+            # What is wrong is refused where the field itself is read.
+            return content
+        return (
+            _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")
+            if is_inside
+            else content
+        )
 
     @model_validator(mode="after")
     def _resolve_growth(self) -> Self:

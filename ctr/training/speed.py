@@ -18,10 +18,7 @@ from ctr.training.state import TrainState
 
 
 class TimedModel:
-    """A fresh model, and batches that it learns from again and again; what sidecars have is made up.
-
-    An expert for pairs beside it is not timed.
-    """
+    """A fresh model, and batches that it learns from again and again; what sidecars have is made up."""
 
     def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
         schema = config.model.features(schema)
@@ -33,7 +30,10 @@ class TimedModel:
         self._steps = TrainStep(self.state, config, resolve_jit(config))
         if objective.distillation is not None:
             batches = [_with_teacher(batch) for batch in batches]
-        self.feeds = [make_feed(one, layouts, config.batch.rows, objective, families) for one in batches]
+        given = layouts, config.batch.rows, objective, families
+        feeds = [make_feed(one, *given, ids=config.ids) for one in batches]
+        # Ids that grow have their rows, as they have in a run.
+        self.feeds = [feed.with_rows(self.state.tables, learning=True) for feed in feeds]
         self._ramps, self._rates = config.ramps_at(10**9), config.rates_at(10**9)
 
     def seconds(self) -> float:

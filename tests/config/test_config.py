@@ -225,11 +225,47 @@ def test_batches_begin_with_one_row_where_many_share_a_call(content, expected):
     assert (batch.growth, batch.least) == expected
 
 
-def test_pairs_outside_embeddings_need_one_logit_of_linear_weights_and_network():
-    ranking = {"objective": {"ranking": {"trains": "outside_embeddings"}}}
-    assert parse_model(TrainConfig, ranking, "config").model.network_loss == "joint"
-    with pytest.raises(InputError, match=r"network_loss own is not possible .*trains outside_embeddings"):
-        parse_model(TrainConfig, {**ranking, "model": {"network_loss": "own"}}, "config")
+NO_LAYERS = {"crosses": {"layers": 0}, "deep": {"units": []}}
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"experts": []}, "experts must name linear or network"),
+        ({"experts": ["pairs"]}, "experts must name linear or network"),
+        (
+            {"experts": ["linear", "trees"]},
+            "'trees' is not allowed: Input should be 'linear', 'network' or 'pairs'",
+        ),
+        ({"factorized": {}, "experts": "all"}, "config: model.experts"),
+        ({"experts": ["network"], **NO_LAYERS}, "experts: network needs crosses or deep layers"),
+        ({"experts": ["linear", "pairs"], "factorized": {}}, "factorized needs the expert network"),
+        ({"factorized": {}, **NO_LAYERS}, "experts: network needs crosses or deep layers"),
+        (
+            {"experts": ["linear"], "ensemble": {"components": 2}},
+            "ensemble.components above 1 needs the expert",
+        ),
+        ({"experts": ["linear"], "pooling": {"tags": "target"}}, "pooling.tags needs the expert network"),
+    ],
+    ids=str,
+)
+def test_experts_that_do_not_fit_other_keys_are_refused(model, message):
+    with pytest.raises(InputError, match=re.escape(message)) as error:
+        parse_model(TrainConfig, {"model": model}, "config")
+    assert "\n" not in str(error.value)
+
+
+RANKING: dict[str, Any] = {"ranking": {"trains": "outside_embeddings", "setup": "multi_task"}}
+
+
+@pytest.mark.parametrize(
+    "objective", [RANKING, {"distillation": {"teacher": "t"}}, {"labels": {"sale": {}}}], ids=str
+)
+def test_no_objective_leaves_out_an_expert(objective):
+    every = ("linear", "network", "pairs")
+    config = parse_model(TrainConfig, {"objective": objective, "model": {"experts": every}}, "config")
+    assert config.model.experts == every
+    assert parse_model(TrainConfig, {"objective": objective}, "config").model.experts == "auto"
 
 
 def test_the_dump_holds_every_key_in_order_and_the_hash_its_meaning_only():

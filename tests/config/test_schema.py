@@ -158,7 +158,6 @@ def test_the_schema_takes_every_value_that_is_taken(kind, share):
         "batch.growth",
         "batch.least",
         "metrics.window_examples",
-        "model.pairs",
         "model.query_size",
         "jit",
         "start",

@@ -93,15 +93,18 @@ def test_every_arm_has_its_changes_over_the_baseline(plan_of):
     written = json.loads(json.dumps(plan.as_json()))["arms"][1]
     assert (written["name"], written["set"]) == ("late", {"time_range.start": "2026-01-05"})
     assert tasks.arms["late"][0].config.time_range.start == datetime(2026, 1, 5, tzinfo=UTC)
-    # Arms with other techniques have the same batches, and no expert that one of them could not have.
+    # Arms with other techniques have the same batches, and the experts of a run without a configuration.
     arms = {"late": {"set": {"label_delay": 60}}, "rows": {"set": {"batch.rows": 64}}}
+    arms["network"] = {"set": {"model.experts": ["network"]}}
     _, tasks = plan_of({"title": "Two", "arms": arms}, {"model": {"deep": {"units": [4]}}})
     batches = {name: one.config.batch for name, (one, *_) in tasks.arms.items()}
     assert [(one.rows, one.growth, one.least) for one in (batches["baseline"], batches["late"])] == [
         (4096, 1 / 1024, 8)
     ] * 2
     assert (batches["rows"].rows, batches["rows"].growth) == (64, None)
-    assert not any(run.config.model.pairs for runs in tasks.arms.values() for run in runs)
+    experts = {name: one.config.model.experts for name, (one, *_) in tasks.arms.items()}
+    every = ("linear", "network", "pairs")
+    assert experts == {"baseline": every, "late": every, "rows": every, "network": ("network",)}
     # What no table of an experiment shows is not measured, unless that was asked for.
     assert not any(run.config.metrics.importance_rows for runs in tasks.arms.values() for run in runs)
     base = {"metrics": {"importance_rows": 9}}

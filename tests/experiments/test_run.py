@@ -1,5 +1,6 @@
 """An experiment from its file to those that its report is made of; mostly with training stood in for."""
 
+import itertools
 import json
 import os
 import shlex
@@ -14,13 +15,15 @@ import pytest
 import yaml
 
 from ctr.cli import main
-from ctr.data.log import log_sha256, read_manifests
+from ctr.config import parse_model
+from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.data.sidecar import list_sidecars
-from ctr.experiments.measure import measure
+from ctr.experiments.measure import first_batches, measure
 from ctr.experiments.run import Options, run_experiment
 from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
+from ctr.training.config import TrainConfig
 
 # Writes what ``ctr train`` and ``ctr sample`` would; fails as a configuration's prior or a file beside it asks.
 STAND_IN = """#!{python}
@@ -313,6 +316,23 @@ def test_costs_of_real_models(made_log):
     assert 128 < found["narrow"]["batch_rows"] <= 256
 
 
+def test_rows_of_pairs_are_counted(made_log):
+    """Their table has the rows of all features, and one for each two ids that are together in a row."""
+    sets = {"linear": ["linear"], "both": ["linear", "pairs"]}
+    contents = {name: {"batch": {"rows": 64}, "model": {"experts": one}} for name, one in sets.items()}
+    found = measure(made_log, contents, "linear", 0)
+    schema = read_schema(made_log)
+    config = parse_model(TrainConfig, contents["linear"], "test")
+    own = together = 0
+    for batch in first_batches(made_log, schema, config):
+        columns = batch.rows.ids.T.tolist()
+        lists = [values.tolist() for values, _ in batch.rows.multivalent.values()]
+        own += sum(len(set(one)) for one in [*columns, *lists])
+        together += sum(len(set(zip(*two, strict=True))) for two in itertools.combinations(columns, 2))
+    ratio = found["both"]["flops"]["rows"] / found["linear"]["flops"]["rows"]
+    assert ratio == pytest.approx((2 * own + together) / own) and together > own
+
+
 @pytest.mark.slow
 def test_real_runs(place):
     assert run({**EXPERIMENT, "seeds": [1]}, timing=False) == {}
@@ -321,8 +341,9 @@ def test_real_runs(place):
     assert costs["baseline"]["learned_share"] == 1
     assert 0.4 < costs["student"]["learned_share"] < 1
     summary = json.loads(next(Path("out/runs").glob("student-*/summary.json")).read_text())
-    for count in ("dense", "embedding"):
-        assert costs["student"][f"{count}_parameters"] == summary[f"parameters_{count}"]
+    assert costs["student"]["dense_parameters"] == summary["parameters_dense"]
+    # Pairs of ids get their rows as a run goes on.
+    assert costs["student"]["embedding_parameters"] < summary["parameters_embedding"]
     times = {path: path.stat().st_mtime_ns for path in Path("out/runs").rglob("*")}
     assert run({**EXPERIMENT, "seeds": [1]}, timing=False) == {}
     assert {path: path.stat().st_mtime_ns for path in Path("out/runs").rglob("*")} == times

@@ -80,6 +80,7 @@ NUMBERS = parse_model(
 )
 
 NETWORK: dict[str, Any] = {
+    "experts": ["network"],
     "crosses": {"layers": 2, "rank": 3, "ramp": [10, 110]},
     "deep": {"units": [16, 8], "activation": "smelu"},
     "prior": 0.2,
@@ -90,22 +91,30 @@ WIDE = {
     "crosses": {**NETWORK["crosses"], "rank": 0},
     "deep": {"units": [16, 8], "ranks": [4, 0], "activation": "gelu"},
 }
-# Every kind of layer, head, ensemble and factor is in one of them.
+TWO, ALL = {"experts": ["linear", "network"]}, {"experts": ["linear", "network", "pairs"]}
+RELU = {**NETWORK, "deep": {"units": [16, 8], "activation": "relu"}}
+NO_LAYERS: dict[str, Any] = {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.2}
+# Every kind of layer, head, ensemble and factor is in one of them, and every set of experts.
 MODELS: dict[str, dict[str, Any]] = {
     "plain": NETWORK,
     "wide": WIDE,
-    "gated": {**NETWORK, "network_loss": "own", "deep": {"units": [16, 8], "activation": "relu"}},
-    "attention": {**NETWORK, "init_scale": 1.0, "pooling": {"tags": {"kind": "target", "of": "user"}}},
-    "logistic": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.2},
-    "ensemble": {**WIDE, "ensemble": {"components": 2}},
+    "linear and network": {**RELU, **TWO},
+    "all experts": {**RELU, **ALL},
+    "linear and pairs": {**NO_LAYERS, "experts": ["linear", "pairs"]},
+    "network and pairs": {**RELU, "experts": ["network", "pairs"]},
+    "attention": {**NETWORK, **ALL, "init_scale": 1.0, "pooling": {"tags": {"kind": "target", "of": "user"}}},
+    "logistic": {**NO_LAYERS, "experts": ["linear"]},
+    "ensemble": {**WIDE, **TWO, "ensemble": {"components": 2}},
+    "ensemble of all": {**NETWORK, **ALL, "ensemble": {"components": 2, "embeddings": "separate"}},
     "factorized": {**NETWORK, "factorized": FACTORS},
+    "factorized beside others": {**NETWORK, **ALL, "factorized": FACTORS},
     "factorized ensemble": {
         **NETWORK,
         "factorized": {**FACTORS, "transfer": "piecewise_linear", "pieces": 5, "knot_range": 2.0},
         "ensemble": {"components": 2, "embeddings": "separate"},
     },
 }
-MODELS |= {"numbers": MODELS["gated"], "numbers by tower": MODELS["factorized ensemble"]}
+MODELS |= {"numbers": MODELS["linear and network"], "numbers by tower": MODELS["factorized ensemble"]}
 SCHEMAS = {name: NUMBERS if name.startswith("numbers") else SCHEMA for name in MODELS}
 TRAINED_EXAMPLES = 60
 BATCH_ROWS = 64
@@ -193,14 +202,27 @@ def packed_ids(rows: Rows) -> dict[str, np.ndarray]:
 
 
 def randomize(state: TrainState, seed: int) -> None:
-    """Weights as if something had been learned: linear weights and biases are not 0, nothing is symmetric."""
+    """Weights as if something had been learned: linear weights and biases are not 0, nothing is symmetric.
+
+    Each expert has a say.
+    """
     rng = np.random.default_rng(seed)
     for table in state.tables.weights:
-        table.assign(rng.normal(0, 0.4, table.shape))
+        table.assign(rng.normal(0, 0.4, table.numpy().shape))
     for weight in state.dense:
         weight.assign(weight.numpy() + rng.normal(0, 0.2, weight.shape))
+    move_experts(state, rng)
     if state.statistics is not None:
         state.statistics.assign(np.abs(rng.normal(3, 2, state.statistics.shape)))
+
+
+def move_experts(state: TrainState, rng: np.random.Generator) -> None:
+    """Changes biases, offsets and gates."""
+    for weight in state.experts.weights.values():
+        values = rng.normal(-1, 0.2, weight.shape)
+        if values.ndim:
+            values[1:] = rng.uniform(0.3, 0.7, len(values) - 1)
+        weight.assign(values)
 
 
 def make_snapshot(
@@ -217,9 +239,16 @@ def make_snapshot(
     return take_snapshot(run)
 
 
+def learn_ids(state: TrainState, config: TrainConfig, rows: Rows) -> None:
+    """Gives ids that grow their slots."""
+    if state.tables.id_maps:
+        feed = make_feed(set_rejects_apart(rows), state.layouts, BATCH_ROWS, ids=config.ids)
+        feed.with_rows(state.tables, learning=True)
+
+
 def trainer_logits(state: TrainState, config: TrainConfig, rows: Rows) -> list[np.ndarray]:
     """What the trainer predicts for rows before it learns from them, of the click and each label, float32 [N]."""
-    feed = make_feed(set_rejects_apart(rows), state.layouts, BATCH_ROWS)
+    feed = make_feed(set_rejects_apart(rows), state.active_layouts, BATCH_ROWS)
     if state.tables.id_maps:
         feed = feed.with_rows(state.tables)
     logits, _ = TrainStep(state, config, jit=False).score(feed, config.ramps_at(TRAINED_EXAMPLES))
@@ -254,8 +283,7 @@ def make_case(
     labels: dict[str, Any] | None = None,
 ) -> Case:
     # A second head, which ranks: no part of what is served.
-    has_two = model["deep"]["units"] and model.get("network_loss") != "own"
-    ranking = {"setup": "multi_task"} if has_two else {}
+    ranking = {"setup": "multi_task"} if model["deep"]["units"] else {}
     content = {
         "model": model,
         "compute_dtype": compute_dtype,
@@ -265,8 +293,11 @@ def make_case(
     raw = draw_raw(rows) if raw is None else raw
     table = packed_table(raw, schema)
     state = TrainState(config.table_layouts(schema), config, compute_dtype)
+    packed = rows_of_table(table, schema, 0)
+    # Of pairs, the ids of the first rows alone have rows of their own.
+    learn_ids(state, config, packed.slice(0, rows // 2))
     randomize(state, examples)
-    logit, *of_labels = trainer_logits(state, config, rows_of_table(table, schema, 0))
+    logit, *of_labels = trainer_logits(state, config, packed)
     snapshot = make_snapshot(state, config, schema, folder, examples)
     return Case(raw, logit, snapshot, state, table, tuple(of_labels))
 
@@ -281,11 +312,8 @@ class GrowingRun:
 
     def learn(self, raw: dict[str, list[Any]]) -> None:
         """Gives the ids of rows their slots; new rows of tables, which begin near 0, are drawn."""
-        feed = make_feed(
-            set_rejects_apart(log_rows(raw, GROWING)), self.state.layouts, BATCH_ROWS, ids=self.config.ids
-        )
         before = [row_count(table) for table in self.state.tables.weights]
-        feed.with_rows(self.state.tables, learning=True)
+        learn_ids(self.state, self.config, log_rows(raw, GROWING))
         for number, (table, old) in enumerate(zip(self.state.tables.weights, before, strict=True)):
             values = table.numpy()
             values[old:] = np.random.default_rng(number).normal(0, 0.4, values[old:].shape)
@@ -299,6 +327,7 @@ class GrowingRun:
             table.assign(values + rng.normal(0, 0.4, values.shape))
         for weight in self.state.dense:
             weight.assign(weight.numpy() + rng.normal(0, 0.2, weight.shape))
+        move_experts(self.state, rng)
 
     def score(self, raw: dict[str, list[Any]]) -> np.ndarray:
         return trainer_logit(self.state, self.config, log_rows(raw, GROWING))

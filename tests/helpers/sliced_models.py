@@ -37,9 +37,8 @@ def sliced(
     if kept_ui is not None:
         small |= _deep(weights, "ui", candidate.ui_units, (), kept_ui, outputs)
         small["ui_head_bias"] = weights["ui_head_bias"][:outputs]
-    others = ("output_bias", "network_bias", "gate", "offset")
-    transfer = {name: one for name, one in weights.items() if name.startswith("transfer")}
-    return small | transfer | {name: weights[name] for name in others if name in weights}
+    whole = ("transfer", "experts/", "output_bias")
+    return small | {name: one for name, one in weights.items() if name.startswith(whole)}
 
 
 def _deep(

@@ -142,7 +142,7 @@ SMALL: dict[str, Any] = {
         "crosses": {"layers": 2, "rank": 3, "ramp": [100, 600]},
         "deep": {"units": [8]},
         "init_scale": 0.05,
-        "network_loss": "joint",
+        "experts": ["network"],
         "prior": 0.3,
         # Rows are scored alone, too.
         "query_size": False,
@@ -164,7 +164,7 @@ LOGISTIC = {
     "model": {
         "crosses": {"layers": 0},
         "deep": {"units": []},
-        "network_loss": "joint",
+        "experts": ["linear"],
         "prior": 0.3,
         "query_size": False,
     },

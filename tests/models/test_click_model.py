@@ -75,14 +75,18 @@ def tower_by_hand(w: dict[str, np.ndarray], tower: str, e0: np.ndarray, alpha2: 
     return hidden
 
 
-def by_hand(w: dict[str, np.ndarray], given, copy: int, alpha2: float) -> tuple[np.ndarray, np.ndarray]:
+def by_hand(
+    w: dict[str, np.ndarray], given, copy: int, alpha2: float, has_linear: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Logit and rank score of one component, by the formulas."""
     e0, linear = (value.numpy()[copy].astype(np.float64) for value in given["quality"])
+    linear *= has_linear
     hidden = tower_by_hand(w, "quality", e0, alpha2)
     if "ui" not in given:
         logit = (hidden @ w["quality_head"])[:, 0] + linear + w["output_bias"]
         return logit, (hidden @ w["rank_head"])[:, 0] if "rank_head" in w else logit
     ui_e0, ui_linear = (value.numpy()[copy].astype(np.float64) for value in given["ui"])
+    ui_linear *= has_linear
     u = tower_by_hand(w, "ui", ui_e0, 0.0) @ w["ui_head"] + w["ui_head_bias"]
     s = np.sum(hidden @ w["quality_head"] * u, axis=1) + linear + ui_linear
     if "transfer_scale" in w:
@@ -99,8 +103,12 @@ def by_hand(w: dict[str, np.ndarray], given, copy: int, alpha2: float) -> tuple[
 
 KINDS = pytest.mark.parametrize(
     "architecture",
-    [PLAIN, *(replace(kind, rank_head=True) for kind in (PLAIN, FACTORIZED, PIECES))],
-    ids=["without a rank head", "plain", "sigmoid", "pieces"],
+    [
+        PLAIN,
+        *(replace(kind, rank_head=True) for kind in (PLAIN, FACTORIZED, PIECES)),
+        *(replace(kind, linear=False) for kind in (PLAIN, FACTORIZED)),
+    ],
+    ids=["without a rank head", "plain", "sigmoid", "pieces", "network alone", "towers alone"],
 )
 
 
@@ -112,7 +120,7 @@ def test_every_kind_and_each_component_of_an_ensemble_follows_its_formula(archit
     scores = forward(whole, weights, given, tf.constant(0.7))
     for index in range(components):
         own = weights_of(weights, index if components > 1 else None)
-        logit, ranked = by_hand(own, given, index if copies > 1 else 0, 0.7)
+        logit, ranked = by_hand(own, given, index if copies > 1 else 0, 0.7, architecture.linear)
         np.testing.assert_allclose(scores.logits[index], logit, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(scores.rank_scores[index], ranked, rtol=1e-4, atol=1e-5)
     assert architecture.rank_head == (np.abs(scores.logits - scores.rank_scores).max() > 0.01)
@@ -152,16 +160,6 @@ def test_gradients_of_the_mean_are_finite_for_huge_logits():
     assert np.isfinite(tape.gradient(total, logits)).all()
 
 
-def test_without_layers_it_is_a_logistic_regression_that_starts_at_the_prior():
-    architecture = Architecture(0, 0, (), prior=0.05)
-    weights = init_weights(architecture, {"quality": 0}, seed=0)
-    assert list(weights) == ["output_bias"]
-    given = {"quality": TowerInput(tf.zeros([1, 2, 0]), tf.constant([[0.0, 1.5]]))}
-    logit = forward(architecture, weights, given, tf.constant(1.0)).logits[0]
-    np.testing.assert_allclose(1 / (1 + np.exp(-logit[0])), 0.05, rtol=1e-6)
-    assert float(logit[1]) == pytest.approx(float(logit[0]) + 1.5)
-
-
 def test_components_start_differently_and_predict_the_prior_together():
     architecture = replace(PLAIN, components=3)
     weights = fresh(architecture)
@@ -191,8 +189,6 @@ def test_architectures_that_are_impossible_are_refused():
         Architecture(0, 0, (), rank_head=True)
     with pytest.raises(ValueError, match="factorized model needs crosses or deep layers"):
         Architecture(0, 0, (), factors=FACTORIZED.factors)
-    with pytest.raises(ValueError, match="gated model is not factorized"):
-        replace(PLAIN, gated=True, components=2)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ctr.models.initial_weights import init_weights, weight_shapes
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.search.architecture import Shape
 from ctr.search.masks import MaskedPart, candidate_weights, masked, masks_of, passed_over
+from ctr.training.experts.forward import Experts
 from sliced_models import sliced
 
 ROWS = 6
@@ -30,7 +31,10 @@ UNITS = (5, 4, 3)
 UI_UNITS, FACTORS = (4, 3), 3
 
 
-def architecture(gated=False, full=False, activation="smelu", dtype="float32") -> Architecture:
+ALONE, BESIDE = ("network",), ("linear", "network")
+
+
+def architecture(linear=True, full=False, activation="smelu", dtype="float32") -> Architecture:
     # SmeLU of 0 is not 0: what masks leave of a unit must not be seen.
     return Architecture(
         cross_layers=2,
@@ -39,20 +43,18 @@ def architecture(gated=False, full=False, activation="smelu", dtype="float32") -
         deep_ranks=(0, 3, 0),
         activation=activation,
         prior=0.2,
-        gated=gated,
+        linear=linear,
         compute_dtype=dtype,
         sources={"quality": passed_over([(0, width) for width in UNITS])},
     )
 
 
-def made(shape: Architecture, width=8, seed=0) -> dict[str, tf.Tensor]:
+def made(experts: Experts, width=8, seed=0) -> dict[str, tf.Tensor]:
     """Weights none of which is where it starts."""
     rng = np.random.default_rng(seed)
-    weights = {}
-    for name, own in weight_shapes(shape, {"quality": width}).items():
-        value = rng.normal(size=own) * 0.4
-        weights[name] = tf.constant(abs(value) if name == "gate" else value, tf.float32)
-    return weights
+    shapes = weight_shapes(experts.network, {"quality": width})
+    shapes |= {name: value.shape for name, value in experts.initial().items()}
+    return {name: tf.constant(rng.normal(size=own) * 0.4, tf.float32) for name, own in shapes.items()}
 
 
 def alone(shape: Architecture, candidate: Shape, width: int, weights) -> Architecture:
@@ -65,9 +67,10 @@ def alone(shape: Architecture, candidate: Shape, width: int, weights) -> Archite
         deep_ranks=tuple(candidate.deep_ranks[place] if shape.deep_ranks[place] else 0 for place in present),
         activation=shape.activation,
         prior=0.2,
-        gated=shape.gated,
+        linear=shape.linear,
     )
-    assert weight_shapes(plain, {"quality": width}) == {name: np.shape(one) for name, one in weights.items()}
+    shapes = {name: np.shape(one) for name, one in weights.items() if not name.startswith("experts/")}
+    assert weight_shapes(plain, {"quality": width}) == shapes
     return plain
 
 
@@ -107,26 +110,27 @@ def inputs(kept: np.ndarray | None = None) -> np.ndarray:
     return values if kept is None else values * kept
 
 
-def scores(shape: Architecture, weights, e0: np.ndarray) -> np.ndarray:
+def prediction(experts: Experts, weights, e0: np.ndarray) -> np.ndarray:
     linear = tf.constant(np.random.default_rng(2).normal(size=(1, ROWS)), tf.float32)
     given = {"quality": TowerInput(tf.constant(e0[np.newaxis], tf.float32), linear)}
-    return forward(shape, weights, given, tf.constant(0.7)).logits.numpy()[0]
+    (logit,) = experts.predictions(weights, experts.scores(weights, given, tf.constant(0.7)))
+    return logit.numpy()
 
 
-@pytest.mark.parametrize(("gated", "full"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("names", "full"), [(ALONE, False), (BESIDE, False), (BESIDE, True)])
 @settings(deadline=None, max_examples=15)
 @given(candidate=candidates())
-def test_a_masked_network_is_the_smaller_one(gated, full, candidate):
+def test_a_masked_network_is_the_smaller_one(names, full, candidate):
     """With crosses of a rank, or with full ones, that are left out as a whole."""
-    shape = architecture(gated, full)
+    shape = architecture(names == ALONE, full)
     of_features = masks_of(candidate, shape, LAYOUTS)
     of_columns = [of_features[f"features/{layout.name}"][:, :-1].ravel() for layout in LAYOUTS]
     np.testing.assert_array_equal(np.concatenate(of_columns), columns_of(candidate))
-    largest, kept = made(shape), columns_of(candidate)
+    largest, kept = made(Experts(names, shape)), columns_of(candidate)
     weights = sliced({name: one.numpy() for name, one in largest.items()}, candidate, kept)
-    found = scores(shape, candidate_of(shape, largest, candidate), inputs(kept))
-    plain = alone(shape, candidate, int(kept.sum()), weights)
-    np.testing.assert_allclose(found, scores(plain, weights, inputs()[:, kept]), rtol=0, atol=2e-6)
+    found = prediction(Experts(names, shape), candidate_of(shape, largest, candidate), inputs(kept))
+    plain = Experts(names, alone(shape, candidate, int(kept.sum()), weights))
+    np.testing.assert_allclose(found, prediction(plain, weights, inputs()[:, kept]), rtol=0, atol=2e-6)
 
 
 def factorized(candidate: Shape | None = None, pieces: int = 0) -> Architecture:
@@ -200,8 +204,8 @@ def test_a_masked_factorized_model_is_the_smaller_one(pieces, candidate):
 
 def test_masks_of_ones_change_no_bit():
     for dtype in ("float32", "bfloat16"):
-        shape = Architecture(2, 3, UNITS, (0, 3, 0), activation="smelu", compute_dtype=dtype, gated=True)
-        weights = made(shape)
+        shape = Architecture(2, 3, UNITS, (0, 3, 0), activation="smelu", compute_dtype=dtype)
+        weights = made(Experts(ALONE, shape))
         everything = masks_of(Shape(UNITS, (0, 3, 0), 2, 3, {}, ()), shape, LAYOUTS)
         assert all((mask == 1).all() for mask in everything.values())
         e0 = tf.constant(inputs()[np.newaxis], dtype)

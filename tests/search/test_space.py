@@ -185,7 +185,7 @@ REFUSED = [
     ),
     (
         {"model.crosses.layers": (0, 1), "model.deep.layers": (0, 1)},
-        "space: a candidate has neither crosses nor deep layers, which a supernet cannot be",
+        "space: a candidate has no network, which a supernet cannot be",
     ),
     ({"model.depth": (1, 2), **TRAINED}, "space.model.depth: model.depth: unknown key"),
     ({"seed": (1, 2), **TRAINED}, "space.seed: is set by the search itself"),
@@ -212,8 +212,8 @@ def test_a_wrong_space_is_refused_in_one_line(given, message):
 
 
 def test_an_impossible_candidate_is_named():
-    space = Space((Decision("model.network_loss", ("own",)), Decision("model.ensemble.components", (1, 2))))
+    space = Space((Decision("model.experts", (("linear",),)), Decision("model.ensemble.components", (1, 2))))
     space.apply(BASE, (0, 0))
-    message = r"candidate model.network_loss own, model.ensemble.components 2: model"
+    message = r"candidate model.experts \('linear',\), model.ensemble.components 2: model"
     with pytest.raises(InputError, match=message):
         space.apply(BASE, (0, 1))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctr.config import parse_model
+from ctr.config import load_model, parse_model
 from ctr.io.errors import InputError
 from ctr.search.config import SearchConfig
 from ctr.search.problem import cost_of, counted
@@ -50,16 +50,20 @@ def assert_same_search(one: Path, other: Path) -> None:
 
 
 FACTORIZED: dict[str, Any] = {"model": {"factorized": {"width": 4, "ui_units": [5]}}}
+ALONE: dict[str, Any] = {"model": {"experts": ["network"]}}
 RANKING: dict[str, Any] = {"objective": {"ranking": {"weight": 0.4, "max_pairs": 5, "ramp": [200, 500]}}}
 
 
 @pytest.mark.slow(first=1)
-@pytest.mark.parametrize("changes", [{}, FACTORIZED, RANKING], ids=["plain", "factorized", "ranking"])
+@pytest.mark.parametrize(
+    "changes", [{}, ALONE, FACTORIZED, RANKING], ids=["default", "network", "factorized", "ranking"]
+)
 def test_with_one_candidate_it_is_the_plain_model_bit_for_bit(log, tmp_path, changes):
     space = {"model.deep.units.0": [8], "features.tags": [True]}
     result = search(log, tmp_path / "search", space, changes)
-    # Searches do without an expert for pairs.
-    content = merged(merged(BASE, changes), {"model": {"pairs": False}})
+    # A supernet does without pairs.
+    experts = ["network"] if changes in (FACTORIZED, ALONE) else ["linear", "network"]
+    content = merged(merged(BASE, changes), {"model": {"experts": experts}})
     train(log, parse_model(TrainConfig, content, "test"), tmp_path / "plain")
     ours, plain = last_arrays(tmp_path / "search" / "pass-1"), last_arrays(tmp_path / "plain")
     ours.pop("search")
@@ -92,7 +96,12 @@ def test_a_search_learns_from_all_and_accounts_for_what_it_costs(found):
     remembered = progress_of(last_arrays(out / "pass-2")["search"], [len(own) for own in SPACE.values()])
     assert remembered.examples == result.examples
     assert remembered.batches >= result.examples / BASE["batch"]["rows"]
-    assert said and "entropy" in said[-1]
+    assert "entropy" in said[-1]
+    # Pairs are no part of it, which is said once.
+    of_experts = [line for line in said if "model.experts" in line]
+    assert of_experts == ["supernet: model.experts is without pairs, as no mask is on them"]
+    used = load_model(TrainConfig, out / "pass-1" / "config.yaml", "config")
+    assert used.model.experts == ("linear", "network")
     # The second pass goes on with the weights of the first: AdaGrad's sums only grow.
     first, second = (last_arrays(out / f"pass-{number}") for number in (1, 2))
     for name in (name for name in second if "accumulator/quality" in name):
@@ -163,6 +172,10 @@ def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path):
         ({"optimizer": {"dense": {"rule": "adafactor"}}}, "AdaGrad, not by Shampoo"),
         ({"optimizer": {"embeddings": {"rule": "one_sided"}}}, "embeddings.rule is one_sided"),
         ({"model": {"ensemble": {"components": 2}}}, "ensemble.components"),
+        (
+            {"model": {"experts": ["network", "pairs"]}},
+            "model.experts names pairs, .* allowed: auto, .* random",
+        ),
         (
             merged(RANKING, {"objective": {"ranking": {"setup": "multi_task"}}}),
             "no mask is on the head that ranks",

@@ -23,7 +23,16 @@ from ctr.serving.scorer import Scorer
 from ctr.training.config import ExportConfig
 from ctr.training.state import dense_weights
 from fault_points import Counting, watching
-from model_cases import Case, packed_ids, saved_variables
+from model_cases import (
+    MODELS,
+    SCHEMA,
+    Case,
+    make_case,
+    make_snapshot,
+    packed_ids,
+    saved_variables,
+    trainer_logit,
+)
 
 # Of logits. The batches of trainer and server differ in size, so sums of products may be rounded otherwise; one
 # rounding of a logit of 1 to bfloat16 is 0.004.
@@ -38,9 +47,17 @@ AGREEING = [
     pytest.param("numbers by tower", "float32", id="numbers in both towers", marks=SLOW),
     pytest.param("factorized ensemble", "bfloat16", id="tables and slopes by component, rounded", marks=SLOW),
     pytest.param("ensemble", "float32", id="whole and divided matrices over one embedding", marks=SLOW),
-    pytest.param("gated", "bfloat16", id="a rounded network and a gate that is not", marks=SLOW),
+    pytest.param("all experts", "float32", id="linear weights, a network and pairs"),
+    pytest.param("linear and network", "bfloat16", id="a rounded network and a gate that is not", marks=SLOW),
+    pytest.param("linear and pairs", "float32", id="linear weights and pairs", marks=SLOW),
+    pytest.param("network and pairs", "float32", id="linear weights inside a network, and pairs", marks=SLOW),
+    pytest.param("ensemble of all", "float32", id="linear weights by component, one expert", marks=SLOW),
+    pytest.param("factorized beside others", "float32", id="two towers beside other experts", marks=SLOW),
     pytest.param("factorized ensemble", "float32", id="tables and slopes by component", marks=SOAK),
-    pytest.param("gated", "float32", id="a network with a loss of its own, and a gate", marks=SOAK),
+    pytest.param(
+        "linear and network", "float32", id="a network with a loss of its own, and a gate", marks=SOAK
+    ),
+    pytest.param("factorized beside others", "bfloat16", id="two rounded towers beside others", marks=SOAK),
     pytest.param("plain", "bfloat16", id="one rounded network", marks=SOAK),
     pytest.param("logistic", "float32", id="linear weights alone", marks=SOAK),
     pytest.param("wide", "bfloat16", id="whole crosses", marks=SOAK),
@@ -118,6 +135,20 @@ def check_agreement(made: Case, folder: Path, tolerance: float) -> None:
             np.testing.assert_allclose(scorer.combine(q[row : row + 1], u[:20]), in_graph, rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_pairs_that_are_left_out_are_no_part_of_it(tmp_path):
+    made = make_case(MODELS["all experts"], "float32", tmp_path / "run")
+    made.state.variables()["experts/watch"].assign([2.0, 100.0, 100.0, 800.0])
+    snapshot = make_snapshot(made.state, made.snapshot.config, SCHEMA, tmp_path / "run", 124)
+    expected = trainer_logit(made.state, snapshot.config, rows_of_table(made.table, SCHEMA, 0))
+    assert np.abs(expected - made.logit).max() > 0.1
+    found = Scorer(export.publish(snapshot, tmp_path / "models").path)
+    assert found.metadata["model"]["experts"] == ["linear", "network"]
+    np.testing.assert_allclose(found.score(made.raw)["logit"], expected, rtol=0, atol=1e-5)
+    whole = export.publish(made.snapshot, tmp_path / "whole").path
+    assert len(saved_variables(found.path)) < len(saved_variables(whole))
+
+
 # Given the model's folder and a file of inputs by signature; prints the outputs. Nothing of the project is there.
 PLAIN_CLIENT = """
 import json, sys
@@ -191,6 +222,7 @@ def test_metadata(case, exported):
     }  # fmt: skip
     assert metadata["logs"] == [{"log": "", "intervals": 1, "sha256": "0" * 64}]
     assert metadata["model"]["alpha2"] == 0.5
+    assert metadata["model"]["experts"] == ["network"]
     versions_of = {"tensorflow": tf.__version__, "python": sys.version.split()[0]}
     assert metadata["versions"].items() >= versions_of.items()
     assert metadata["signatures"]["predict"]["inputs"]["user_id"] == {
@@ -203,6 +235,9 @@ def test_metadata(case, exported):
     assert columns["ui"] == {"position", "size", "user:id"}
     assert columns["quality"] == {"user:id", "class", "price", "tags", "title"}
     assert set(metadata["signatures"]) == {"predict", "predict_ids"}
+    # Beside other experts, a factorized network is no prediction of Q and U.
+    beside = read_metadata(exported("factorized beside others"))
+    assert set(beside["signatures"]) == {"predict", "predict_ids"}
     assert set(signatures) == {"predict", "predict_ids", "quality", "ui", "combine"}
 
 

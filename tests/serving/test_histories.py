@@ -77,7 +77,7 @@ def test_listens_are_held_out_by_day(tmp_path, capsys):
         "time_range.end=1970-01-05",
         "batch.rows=64",
         "batch.growth=null",
-        "model.pairs=true",
+        "model.experts=[linear,network,pairs]",
         "model.pooling.liked=target",
     ]
     assert main(["ingest", "yambda", str(tmp_path), "--out", log]) == 0
@@ -91,7 +91,7 @@ def test_listens_are_held_out_by_day(tmp_path, capsys):
     days = evaluate([tmp_path / "scores.parquet"], by_day=True)["days"]
     assert [*days] == ["1970-01-05", "1970-01-06"] and all(day in text for day in days)
     assert all(one["auc"] > 0.6 for one in days.values())
-    # With an expert for pairs beside it, too, a few rows are scored as all of them are.
+    # With pairs among the experts, too, a few rows are scored as all of them are.
     schema, scorer = read_schema(tmp_path / "log"), Scorer(tmp_path / "models")
     manifest = read_manifests(tmp_path / "log")[-1]
     rows = rows_of_table(rows_of(tmp_path / "log", manifest), schema, 0)

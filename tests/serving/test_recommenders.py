@@ -1,4 +1,4 @@
-"""Runs as models of tensorflow-recommenders: the predictions of the trainer and of exports, and what is refused."""
+"""Networks of runs as models of tensorflow-recommenders: the trainer's and the exports' logits; what is refused."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from ctr.io.errors import InputError
 from ctr.optim import Shampoo
 from ctr.serving.recommenders import RecommendersModel, ids_of_rows
 from ctr.serving.scorer import Scorer
-from model_cases import GROWING, SCHEMA, draw_raw, log_rows, make_growing_run
+from model_cases import GROWING, SCHEMA, draw_raw, log_rows, make_growing_run, trainer_logit
 
 
 def ids_of(case):
@@ -18,7 +18,7 @@ def ids_of(case):
 
 
 @pytest.mark.slow(first=1)
-@pytest.mark.parametrize("kind", ["gated", "wide", "plain"])
+@pytest.mark.parametrize("kind", ["wide", "plain"])
 def test_predictions_are_the_trainers_and_the_exports(case, exported, kind):
     made = case(kind)
     model = RecommendersModel(made.snapshot)
@@ -34,6 +34,24 @@ def test_predictions_are_the_trainers_and_the_exports(case, exported, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["linear and network", "all experts", "network and pairs"])
+def test_beside_other_experts_it_is_the_network(case, kind):
+    made = case(kind)
+    logit = RecommendersModel(made.snapshot)(ids_of(made)).numpy()
+    assert np.abs(logit - made.logit).max() > 0.1
+    # What the trainer predicts where the network has the whole say.
+    names, weights = made.state.experts.experts.names, made.state.experts.weights
+    combination = weights[made.state.experts.experts.combination]
+    before = combination.numpy()
+    combination.assign([0.0, *(float(name == "network") for name in names[1:])])
+    try:
+        expected = trainer_logit(made.state, made.snapshot.config, rows_of_table(made.table, SCHEMA, 0))
+    finally:
+        combination.assign(before)
+    np.testing.assert_allclose(logit, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_ids_that_grow_have_their_rows_and_unknown_ones_the_shared_rows(tmp_path):
     run = make_growing_run(tmp_path / "run", learned=40)
     model, raw = RecommendersModel(run.snapshot(100)), draw_raw(50, seed=3, unknown=True)
@@ -43,7 +61,7 @@ def test_ids_that_grow_have_their_rows_and_unknown_ones_the_shared_rows(tmp_path
 
 @pytest.mark.slow
 def test_it_trains_by_rows_and_by_shampoo(case):
-    made = case("gated")
+    made = case("all experts")
     model = RecommendersModel(made.snapshot)
     ids, clicks = ids_of(made), tf.cast(tf.range(90) % 4 == 0, tf.float32)
     logit = model(ids).numpy().astype(np.float64)
