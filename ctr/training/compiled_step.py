@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -37,12 +38,19 @@ class TrainStep:
         ramps, rates = (
             dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))
         )
-        self._learning = self._compile(step.learn, [self._learned_targets, plans, ramps, rates])
+        # Two traces: the first batches of a run may be too small for more than first-order steps.
+        self._learning = {
+            preconditions: self._compile(
+                partial(step.learn, preconditions), [self._learned_targets, plans, ramps, rates]
+            )
+            for preconditions in (False, True)
+        }
         score = self._compile(step.score, [self._scored_targets, plans, ramps])
-        self._compiled_learn, self._compiled_score = (
-            timed("learns", on_step_device(self._learning), jit),
-            timed("scores", on_step_device(score), jit),
-        )
+        self._compiled_learn = {
+            preconditions: timed("learns", on_step_device(learn), jit)
+            for preconditions, learn in self._learning.items()
+        }
+        self._compiled_score = timed("scores", on_step_device(score), jit)
 
     def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
         # XLA compiles each of the few padded sizes by itself, from one trace.
@@ -52,10 +60,11 @@ class TrainStep:
         return compiled
 
     def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
-        result = self._compiled_learn(*self._learning_arguments(feed, ramps, rates))
+        result = self._compiled_learn[feed.preconditions](*self._learning_arguments(feed, ramps, rates))
         if self.jit:
             # XLA compiles no call to the host.
             self.state.tables.optimizer.exchange()
+        if feed.preconditions:
             self.state.dense_optimizer.exchange()
         return StepResult(*result)
 
@@ -63,7 +72,7 @@ class TrainStep:
         self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Returns the ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
-        return self._learning, self._learning_arguments(feed, ramps, rates)
+        return self._learning[feed.preconditions], self._learning_arguments(feed, ramps, rates)
 
     def _learning_arguments(
         self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]

@@ -46,6 +46,7 @@ class Feed:
     is_fused: bool = False  # ``ctr.training.fused_steps`` learns from it
     batch_rows: int = 0  # what batches are padded to where no shape says it
     beside: "Feed | None" = None  # of the same batch, of an expert beside the model
+    preconditions: bool = True  # the batch is large enough for more than first-order steps of dense weights
 
     @property
     def rows(self) -> int:

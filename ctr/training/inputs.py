@@ -266,6 +266,7 @@ def read_feeds(
                 shapes,
                 own,
             )
+            feed = replace(feed, preconditions=config.preconditions_at(usual))
             if beside is not None:
                 feed = replace(feed, beside=beside(feed))
             # By this thread, and not by the one that trains.

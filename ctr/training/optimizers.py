@@ -27,17 +27,20 @@ _OFFSETS, _GATES = (-20.0, 20.0), (0.0, 1.0)
 """Their ranges: a gate alone never leaves the range between the first expert and its own."""
 
 
-def dense_optimizer(config: DenseOptimizerConfig, workers: Workers = ALONE) -> DenseOptimizer:
+def dense_optimizer(
+    config: DenseOptimizerConfig, preconditions: bool = True, workers: Workers = ALONE
+) -> DenseOptimizer:
     """The optimizer of dense weights, without its weights yet.
 
     Args:
         config: which one.
+        preconditions: whether any batch is large enough for more than its first-order steps.
         workers: who divide its state.
     """
     if config.rule == "adafactor":
         return DenseAdafactor(config.adafactor, workers)
     if config.rule == "shampoo":
-        return DenseShampoo(config.shampoo, workers)
+        return DenseShampoo(config.shampoo if preconditions else config.shampoo.graft_alone(), workers)
     assert_never(config.rule)
 
 

@@ -129,7 +129,6 @@ class TrainState:
             self.slices_seen = [_unlearned([2, family.slices]) for family in families]
 
     def _create_dense(self, config: TrainConfig, compute_dtype: str, sources: Sources | None) -> None:
-        optimizer = config.optimizer.dense
         self.architecture = architecture(config, compute_dtype, sources, self.layouts)
         widths = tower_widths(self.layouts, config.model.factorized is not None)
         initial = initial_weights(init_weights(self.architecture, widths, config.seed), config.retrain)
@@ -139,7 +138,7 @@ class TrainState:
         # What combines experts, and the biases of labels.
         self.fitted = {*fitted_names(self.architecture), *(bias.name for bias in self.label_biases)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
-        self.dense_optimizer = dense_optimizer(optimizer, self.workers)
+        self.dense_optimizer = dense_optimizer(config.optimizer.dense, config.preconditions, self.workers)
         self.dense_optimizer.build(weights)
         self.calibrators = make_calibrators(self.weights, self.architecture.experts)
 

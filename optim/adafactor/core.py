@@ -267,7 +267,7 @@ class DenseAdafactor(WithoutHost):
     def variables(self) -> dict[str, tf.Variable]:
         return {f"adafactor/{name}": variable for name, variable in self.core.variables.items()}
 
-    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
         del compiled
         self.core.update(gradients, rate)
 

@@ -45,12 +45,17 @@ def cut(rows, sizes):
     ends = np.append(np.flatnonzero(np.diff(rows.query_id)) + 1, len(rows))
     start = 0
     while start < len(rows):
-        size = sizes.rows
-        if sizes.growth:
-            size = min(size, max(sizes.least, 2 ** int(np.log2(max(1, sizes.growth * start)))))
+        size = most_rows(sizes, start)
         end = max(ends[ends <= start + size].max(initial=0), ends[ends > start].min())
         yield rows.slice(start, end)
         start = end
+
+
+def most_rows(sizes, start):
+    """The rows that a batch may have by where it begins."""
+    if not sizes.growth:
+        return sizes.rows
+    return min(sizes.rows, max(sizes.least, 2 ** int(np.log2(max(1, sizes.growth * start)))))
 
 
 def begin(config, schema):
@@ -78,7 +83,8 @@ def begin(config, schema):
 
 def read_batch(features, rows):
     """The good rows of a batch; and of each feature its ids, the row of each, and its share of that row's mean."""
-    times, rows, ids = (rows.query_time[0], rows.query_time[-1]), rows.keep(rows.fault == 0), []
+    times, start = (rows.query_time[0], rows.query_time[-1]), rows.position[0]
+    rows, ids = rows.keep(rows.fault == 0), []
     for feature in (one.feature for one in features):
         values, offsets = rows.multivalent.get(feature.name, (None, np.arange(len(rows) + 1)))
         row = np.repeat(np.arange(len(rows)), np.diff(offsets))
@@ -87,7 +93,7 @@ def read_batch(features, rows):
         )
     query = np.cumsum(np.append(0, np.diff(rows.query_id) != 0))
     label, weight = rows.label.astype(float), rows.train_weight.astype(float)
-    return SimpleNamespace(times=times, ids=ids, query=query, label=label, weight=weight)
+    return SimpleNamespace(times=times, start=start, ids=ids, query=query, label=label, weight=weight)
 
 
 def predict(model, batch, alpha2):
@@ -155,8 +161,10 @@ def learn(model, batch, config):
         of_embedding = np.zeros_like(feature.embedding.value)
         np.add.at(of_embedding, ids, share[:, None] * own[row])
         feature.embedding.step(of_embedding)  # By the sum of the losses; the network by their mean.
+    least = config.optimizer.dense.preconditioned_from_rows
+    is_large = least is not None and most_rows(config.batch, batch.start) >= least
     for name, weight in model.network.items():
-        weight.step(of_network[name].numpy() / (total or 1.0))
+        weight.step(of_network[name].numpy() / (total or 1.0), is_large)
 
 
 def is_shared(query, ids, counts):

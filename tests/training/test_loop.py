@@ -33,23 +33,32 @@ NETWORK: dict[str, Any] = {
     "metrics": {"window_examples": 150},
 }
 LINEAR: dict[str, Any] = {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": PRIOR}
-# As printed: statistics of every step, roots at once from all of them.
-PRINTED = {
-    "statistics": {"frequency": 1},
-    "precondition_frequency": 5,
-    "start_preconditioning_step": 10,
-    "roots": {"early_growth": 0, "asynchronous": False, "drift_bound": 0},
-    "exponent_override": None,
-}
+OFTEN = {"precondition_frequency": 5, "start_preconditioning_step": 10}
 # What differs from what a stranger's run begins with, and where it is stopped and resumed.
 PASSES: dict[str, tuple[dict[str, Any], int | None]] = {
     "default": (NETWORK, None),
+    # Stopped between the first batch of 8 rows, with which Shampoo begins, and its first roots.
+    "large batches": (
+        merged(
+            NETWORK,
+            {
+                "batch": {"rows": 16, "growth": 0.05, "least": 1},
+                "optimizer": {"dense": {"preconditioned_from_rows": 8, "shampoo": OFTEN}},
+            },
+        ),
+        230,
+    ),
     # And two features without embeddings.
     "shampoo": (
         merged(
             NETWORK,
             {
-                "optimizer": {"dense": {"shampoo": PRINTED}},
+                "optimizer": {
+                    "dense": {
+                        "preconditioned_from_rows": 1,
+                        "shampoo": {**OFTEN, "roots": {"asynchronous": False}},
+                    }
+                },
                 "model": {"widths": {"user": 0, "item": 0}},
                 "metrics": {"window_examples": "auto"},
             },
@@ -64,7 +73,7 @@ PASSES: dict[str, tuple[dict[str, Any], int | None]] = {
             {
                 "label_delay": 0.02,
                 "batch": {"rows": 40},
-                "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}},
+                "optimizer": {"dense": {"preconditioned_from_rows": None}},
             },
         ),
         330,
