@@ -11,12 +11,9 @@ from ctr.io.signals import stop_signals
 from ctr.objective.schedules import Ramp
 from ctr.simulator.config import SimulatorConfig
 from ctr.training.config import (
-    TRAINER_SHAMPOO,
     BatchConfig,
     CheckpointConfig,
-    DenseOptimizerConfig,
     MetricsConfig,
-    OptimizerConfig,
     TrainConfig,
 )
 from ctr.training.model_config import CrossConfig, DeepConfig, ModelConfig
@@ -30,7 +27,6 @@ def _configs() -> dict[str, TrainConfig]:
     }
     # Each model alone, without the expert for pairs beside it.
     logistic = ModelConfig(prior=0.08, crosses=CrossConfig(layers=0), deep=DeepConfig(units=()), pairs=False)
-    dense = DenseOptimizerConfig(shampoo=TRAINER_SHAMPOO)
     dcn = ModelConfig(
         prior=0.08,
         crosses=CrossConfig(layers=2, rank=32, ramp=Ramp(0, 50_000)),
@@ -39,7 +35,7 @@ def _configs() -> dict[str, TrainConfig]:
     )
     return {
         "logistic-regression": TrainConfig(model=logistic, **common),
-        "dcn": TrainConfig(model=dcn, optimizer=OptimizerConfig(dense=dense), **common),
+        "dcn": TrainConfig(model=dcn, **common),
     }
 
 
