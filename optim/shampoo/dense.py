@@ -67,7 +67,8 @@ class DenseShampoo:
     def report(self) -> dict[str, float | int]:
         report = self.core.report()
         del report["nonfinite_steps"]
-        return {"steps": int(self.core.step.numpy()), **report}
+        assert self.core.grafted is not None
+        return {"steps": int(self.core.step.numpy()), "graft_steps": int(self.core.grafted.numpy()), **report}
 
     def spectra(self) -> dict[str, Spectrum]:
         return self.core.spectra(self._names)

@@ -120,7 +120,9 @@ def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
         return graft
     if not steps or not config.preconditions:
         return f"Shampoo (never started: batches stayed below {least} rows; until then {graft})"
-    began = f"{steps} steps, from batches of {least} rows on; {graft} before"
+    began = f"{steps} steps, from batches of {least} rows on"
+    if before := report["graft_steps"]:
+        began = f"{began}; {graft} in {before} steps before"
     if options.start_preconditioning_step is None:
         return f"{graft} with momentum ({began})" if options.momentum else graft
     if not report["layers_ready"]:
