@@ -44,7 +44,10 @@ SMALL = (
 )
 OFTEN = "precondition_frequency=5 statistics.frequency=2 start_preconditioning_step=5 momentum=0.9"
 SHAMPOO = " ".join(
-    ["optimizer.dense.preconditioned_from_rows=1", *(f"optimizer.dense.shampoo.{one}" for one in OFTEN.split())]
+    [
+        "optimizer.dense.preconditioned_from_rows=1",
+        *(f"optimizer.dense.shampoo.{one}" for one in OFTEN.split()),
+    ]
 )
 GROWING = (
     "ids={capacity: 40, shared_rows: 4, admission: {rule: count, count: 2}, "

@@ -194,9 +194,7 @@ class Step:
             curvatures=curvatures,
         )
 
-    def _update_dense(
-        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool
-    ) -> None:
+    def _update_dense(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
         gradients = [
             tf.zeros_like(gradient) if name in self.state.fitted else gradient
             for name, gradient in zip(self.state.weights, gradients, strict=True)

@@ -268,7 +268,7 @@ class DenseAdafactor(WithoutHost):
         return {f"adafactor/{name}": variable for name, variable in self.core.variables.items()}
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
-        del compiled
+        del preconditions
         self.core.update(gradients, rate)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:

@@ -197,7 +197,9 @@ def _take_dense(
         lines.append(Line("weight", name, "fresh" if why else "taken", why))
     lines += [Line("weight", name, "left", "") for name in old_names if name not in names]
     options, old_options = (
-        side.config.optimizer.dense.model_dump(exclude={"learning_rate", "schedule", "preconditioned_from_rows"})
+        side.config.optimizer.dense.model_dump(
+            exclude={"learning_rate", "schedule", "preconditioned_from_rows"}
+        )
         for side in (new, old)
     )
     whys = [f"optimizer.dense.{change}" for change in differing_keys(old_options, options)]

@@ -71,7 +71,8 @@ def test_steps_before_the_first_one_are_those_of_the_graft_to_the_bit(grafting):
     for core in (late, alone):
         core.update([tf.constant(gradient, tf.float32) for gradient in history[5]], RATE)
     moved, other = (
-        [weight.numpy() - old for weight, old in zip(core.weights, before, strict=True)] for core in (late, alone)
+        [weight.numpy() - old for weight, old in zip(core.weights, before, strict=True)]
+        for core in (late, alone)
     )
     mu = options.momentum
     for own, plain in zip(moved, other, strict=True):
