@@ -206,10 +206,13 @@ def _take_dense(
     if any(line.status != "taken" for line in lines):
         whys.append("it knows all weights, and some were not taken")
     if not whys:
-        for name in optimizer_names:
-            # Batches of one of the two may always be too small for statistics and roots.
-            if name in old_arrays and arrays[name].shape == old_arrays[name].shape:
-                arrays[name][...] = old_arrays[name]
+        names = optimizer_names
+        if new.config.preconditions != old.config.preconditions:
+            # The batches of one of the two are too small for statistics and roots: what both have is the graft's.
+            own = {name: array.shape for name, array in old_arrays.items()}
+            names = [name for name in names if own.get(name) == arrays[name].shape]
+        for name in names:
+            arrays[name][...] = old_arrays[name]
     return [*lines, Line("optimizer", "dense", "fresh" if whys else "taken", "; ".join(whys))]
 
 
