@@ -11,12 +11,9 @@ from ctr.io.signals import stop_signals
 from ctr.objective.schedules import Ramp
 from ctr.simulator.config import SimulatorConfig
 from ctr.training.config import (
-    TRAINER_SHAMPOO,
     BatchConfig,
     CheckpointConfig,
-    DenseOptimizerConfig,
     MetricsConfig,
-    OptimizerConfig,
     TrainConfig,
 )
 from ctr.training.model_config import CrossConfig, DeepConfig, ModelConfig
@@ -29,7 +26,6 @@ def _configs() -> dict[str, TrainConfig]:
         "checkpoint": CheckpointConfig(every_examples=100_000),
     }
     logistic = ModelConfig(prior=0.08, experts=("linear",))
-    dense = DenseOptimizerConfig(shampoo=TRAINER_SHAMPOO)
     dcn = ModelConfig(
         prior=0.08,
         crosses=CrossConfig(layers=2, rank=32, ramp=Ramp(0, 50_000)),
@@ -38,7 +34,7 @@ def _configs() -> dict[str, TrainConfig]:
     )
     return {
         "logistic-regression": TrainConfig(model=logistic, **common),
-        "dcn": TrainConfig(model=dcn, optimizer=OptimizerConfig(dense=dense), **common),
+        "dcn": TrainConfig(model=dcn, **common),
     }
 
 

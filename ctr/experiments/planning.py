@@ -72,6 +72,7 @@ def make_plan(
                 name = f"{variant.name}~{kind}"
                 trainings_again.append(Training(name, seed, config, needs))
         config, families = checked[variant.seeds[0]]
+        _check_changes(variant, config, trainings, where)
         _check_scored(experiment.scored, config, manifests, f"{where}: {variant.name}")
         planned.append(variant.planned(runs, retrains, families))
         trainings[variant.name] = runs
@@ -226,6 +227,20 @@ def _check_no_seeds(experiment: ExperimentConfig, where: str) -> None:
     for key, changes in by_key.items():
         if "seed" in changes:
             raise InputError(f"{where}: {key}.seed: not allowed here: set seeds, or the seed of a teacher")
+
+
+def _check_changes(
+    variant: _Variant, config: TrainConfig, trainings: Mapping[str, Sequence[Training]], where: str
+) -> None:
+    """Raises InputError where an arm has changes, and yet the configuration of the baseline."""
+    if variant.name == BASELINE or variant.point is not None or not variant.arm.set:
+        return
+    baseline = trainings[BASELINE][0].config
+    if config.model_copy(update={"seed": baseline.seed}).sha256() == baseline.sha256():
+        raise InputError(
+            f"{where}: {variant.key}: {', '.join(variant.arm.set)} changes nothing: the arm {variant.name} would be "
+            "trained as the baseline is; change another key, or leave the arm out"
+        )
 
 
 def _check_scored(scored: TimeRange, config: TrainConfig, manifests: Sequence[Manifest], where: str) -> None:

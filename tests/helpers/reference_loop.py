@@ -46,12 +46,17 @@ def cut(rows, sizes):
     ends = np.append(np.flatnonzero(np.diff(rows.query_id)) + 1, len(rows))
     start = 0
     while start < len(rows):
-        size = sizes.rows
-        if sizes.growth:
-            size = min(size, max(sizes.least, 2 ** int(np.log2(max(1, sizes.growth * start)))))
+        size = most_rows(sizes, start)
         end = max(ends[ends <= start + size].max(initial=0), ends[ends > start].min())
         yield rows.slice(start, end)
         start = end
+
+
+def most_rows(sizes, start):
+    """The rows that a batch may have by where it begins."""
+    if not sizes.growth:
+        return sizes.rows
+    return min(sizes.rows, max(sizes.least, 2 ** int(np.log2(max(1, sizes.growth * start)))))
 
 
 def begin(config, schema):
@@ -90,7 +95,8 @@ def begin(config, schema):
 
 def read_batch(features, rows):
     """The good rows of a batch; and of each feature its ids, the row of each, and its share of that row's mean."""
-    times, rows, ids = (rows.query_time[0], rows.query_time[-1]), rows.keep(rows.fault == 0), {}
+    times, start = (rows.query_time[0], rows.query_time[-1]), rows.position[0]
+    rows, ids = rows.keep(rows.fault == 0), {}
     for feature in features:
         values, offsets = rows.multivalent.get(feature.name, (None, np.arange(len(rows) + 1)))
         row = np.repeat(np.arange(len(rows)), np.diff(offsets))
@@ -102,7 +108,7 @@ def read_batch(features, rows):
         ids[(one, other)] = left * other.buckets + right, row, share
     query = np.cumsum(np.append(0, np.diff(rows.query_id) != 0))
     label, weight = rows.label.astype(float), rows.train_weight.astype(float)
-    return SimpleNamespace(times=times, ids=ids, query=query, label=label, weight=weight)
+    return SimpleNamespace(times=times, start=start, ids=ids, query=query, label=label, weight=weight)
 
 
 def predict(model, batch, alpha2):
@@ -160,7 +166,9 @@ def learn(model, batch, config):
         effect, left = query_effect(batch, shifted)
         gradient = batch.weight * (sigmoid(shifted + effect) - batch.label)
         if name == "network":
-            learn_network(model, batch, gradient)
+            least = config.optimizer.dense.preconditioned_from_rows
+            is_large = least is not None and most_rows(config.batch, batch.start) >= least
+            learn_network(model, batch, gradient, is_large)
         curvature = batch.weight * bend(shifted + effect)
         for of, weights in expert.linear.items():
             ids, row, share = batch.ids[of]
@@ -171,7 +179,7 @@ def learn(model, batch, config):
             weights.step(*of_ids)
 
 
-def learn_network(model, batch, gradient):
+def learn_network(model, batch, gradient, is_large):
     of_e0, of_network = batch.tape.gradient(batch.output, batch.inputs, tf.constant(gradient))
     for feature in model.features:
         (ids, row, share), table = batch.ids[(feature,)], model.embeddings[feature.name]
@@ -180,7 +188,7 @@ def learn_network(model, batch, gradient):
         np.add.at(of_embedding, ids, share[:, None] * own[row])
         table.step(of_embedding)  # By the sum of the losses; the network by their mean.
     for name, weight in model.network.items():
-        weight.step(of_network[name].numpy() / (batch.weight.sum() or 1.0))
+        weight.step(of_network[name].numpy() / (batch.weight.sum() or 1.0), is_large)
 
 
 def is_shared(query, ids, counts):
