@@ -279,7 +279,8 @@ def _check_shown(
 def _used_samplings(experiment: ExperimentConfig) -> dict[str, tuple[SamplingConfig, str | None, str]]:
     """Samplings that an arm needs: of each its experiment's teacher, if any, and the key of that rule."""
     found = {}
-    for name in dict.fromkeys(arm.sampling for arm in experiment.arms.values() if arm.sampling is not None):
+    arms = (experiment.baseline, *experiment.arms.values())
+    for name in dict.fromkeys(arm.sampling for arm in arms if arm.sampling is not None):
         config = experiment.samplings[name]
         key, rule = config.by_teacher or ("", None)
         own = rule is not None and rule.log is None and rule.teacher in experiment.teachers
@@ -292,7 +293,7 @@ def _make_teachers(
 ) -> dict[str, Training]:
     """Trainings of those teachers that an arm needs, itself or for its sampling; equal ones are one."""
     used = {teacher for _, teacher, _ in _used_samplings(experiment).values()}
-    used |= {arm.teacher for arm in experiment.arms.values()}
+    used |= {arm.teacher for arm in (experiment.baseline, *experiment.arms.values())}
     teachers: dict[str, Training] = {}
     for name, teacher in experiment.teachers.items():
         if name in used:
