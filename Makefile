@@ -26,7 +26,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 .PHONY: help demo test slow soak lint types docs bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small tpu-vm accelerator dist
 
 help:
-	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
+	@echo "make demo    from raw events to a student of a teacher, compared and reported: the results are in runs/demo"
 	@echo "make test    the tests, without the slow ones"
 	@echo "make slow    the slow tests"
 	@echo "make soak    for hours: kills, fuzzing, products of options, faults put into the code, a pass over 20 million examples"

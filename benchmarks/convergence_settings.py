@@ -71,7 +71,11 @@ MAIN = (*BASELINES, "shampoo", "shampoo_nesterov")
 """What is compared unless others are asked for."""
 
 # All other options of Shampoo are the defaults.
-_SHAMPOO = {"exponent_override": 2}
+_SHAMPOO = {
+    "exponent_override": 2,
+    "start_preconditioning_step": 1,
+    "roots": {"early_growth": 0.25, "drift_bound": 0.02},
+}
 _ADAGRAD = {"exponent_override": None, "start_preconditioning_step": None}
 # The default is every tenth step, once exchanges of roots are tau1 apart; that is one of the ablations.
 _STATISTICS_FREQUENCY = 1
@@ -83,10 +87,10 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "exponent -1/4": {"exponent_override": None},
     "statistics every 10 steps": {"statistics": {"frequency": 10}},
     "first roots at step 25": {"start_preconditioning_step": 25},
-    "no early roots": {"roots": {"early_growth": 0.0}},
+    "no early roots": {"roots": {"early_growth": 0.0, "drift_bound": 0.02}},
     "roots every 5 steps": {"precondition_frequency": 5},
     "roots every 200 steps": {"precondition_frequency": 200},
-    "roots always anew": {"roots": {"drift_bound": 0.0}},
+    "roots always anew": {"roots": {"early_growth": 0.25, "drift_bound": 0.0}},
     "damping 1e-8": {"epsilon": 1e-8},
     "damping 1e-4": {"epsilon": 1e-4},
     "damping 1e-2": {"epsilon": 1e-2},
@@ -205,7 +209,7 @@ def dense_settings(
         options |= {**_SHAMPOO, **optimizer.options, **changes}
     else:
         options |= {**_ADAGRAD, **optimizer.options}
-    return {"learning_rate": values["rate"], "shampoo": options}
+    return {"learning_rate": values["rate"], "preconditioned_from_rows": 1, "shampoo": options}
 
 
 def train_config(

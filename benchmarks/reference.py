@@ -26,11 +26,7 @@ from ctr.training.config import BatchConfig
 ZIPF = 1.2
 SLATE = 4
 """Rows of a query."""
-ADAGRAD = {
-    "optimizer": {
-        "dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0.0, "nesterov": False}}
-    }
-}
+ADAGRAD = {"optimizer": {"dense": {"preconditioned_from_rows": None}}}
 """The configuration of plain AdaGrad, without Shampoo and momentum."""
 RATE, INITIAL_ACCUMULATOR, SCALE = 0.02, 1e-6, 0.05
 """How all frameworks learn, on the gradient of a batch's mean loss, and the standard deviation of fresh embeddings."""
@@ -48,7 +44,7 @@ _OPTIMIZER = {
         **{"learning_rate": 0.1, "initial_accumulator": 0.1},
         **{"linear_learning_rate": 0.1, "linear_initial_accumulator": 0.1},
     },
-    "dense": {"learning_rate": RATE, "shampoo": {"momentum": 0.9, "nesterov": True}},
+    "dense": {"learning_rate": RATE, "shampoo": {"grafting": {"initial_accumulator": INITIAL_ACCUMULATOR}}},
 }
 
 

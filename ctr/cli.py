@@ -1,16 +1,21 @@
 """Command line ``ctr``: its commands, and what becomes of their errors. ``--help`` loads no TensorFlow."""
 
 import argparse
+import contextlib
+import io
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 
 from ctr import cli_logs, cli_trained
 from ctr.cli_output import (
     Bar,
     connect,
+    is_quiet,
+    load_tensorflow,
     log,
     print_crash,
     print_error,
@@ -24,6 +29,29 @@ from ctr.io.errors import DEFECT, INPUT, INTERRUPTED, InputError, error_lines, e
 from ctr.io.log_lines import log_format
 from ctr.io.signals import Interrupted
 from ctr.workers.cluster import WorkerLostError
+
+
+@command(
+    "demo",
+    "simulate a log, run the commands of examples/factory-floor.yaml on it, compare and write a report",
+    {"[--out DIR]": "output directory (runs/demo)", "[--examples N]": "examples to simulate (100000)"},
+    out=Path("runs/demo"),
+    examples=100_000,
+)
+def _demo(arguments: argparse.Namespace) -> None:
+    from ctr.demo import check_demo_folder, demo_commands
+
+    check_demo_folder(arguments.out)
+    load_tensorflow()
+    # The report alone is the result.
+    shown = io.StringIO() if is_quiet() else sys.stderr if arguments.json else sys.stdout
+    with contextlib.redirect_stdout(shown):
+        for words in demo_commands(arguments.out, arguments.examples):
+            print(f"\nctr {shlex.join(words)}", flush=True)
+            step = parse(make_parser(), words)
+            step.call(step)
+    report = arguments.out / "report.html"
+    print_result(arguments, {"report": str(report)}, f"The report: {report}")
 
 
 @command(
@@ -62,7 +90,7 @@ def _completion(arguments: argparse.Namespace) -> None:
     print_result(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
 
 
-_COMMANDS = (*cli_logs.COMMANDS, _sync, train, *cli_trained.COMMANDS, _completion)
+_COMMANDS = (_demo, *cli_logs.COMMANDS, _sync, train, *cli_trained.COMMANDS, _completion)
 
 
 def make_parser() -> argparse.ArgumentParser:

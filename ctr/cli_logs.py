@@ -1,11 +1,9 @@
 """Commands that make logs, and those that do all in one. Each imports what it needs when it runs."""
 
 import argparse
-import functools
 import shutil
 import sys
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from ctr.cli_output import Bar, is_quiet, load_tensorflow, print_result
@@ -23,23 +21,6 @@ FORMATS = {
 }
 LOG = {"LOG": "directory of the log"}
 _OUT = {"--out LOG": "output directory of the log"}
-
-
-@command(
-    "demo",
-    "simulate a log, train two models on it, compare them and write a report",
-    {"[--out DIR]": "output directory (runs/demo)", "[--examples N]": "examples to simulate (300000)"},
-    out=Path("runs/demo"),
-    examples=300_000,
-)
-def _demo(arguments: argparse.Namespace) -> None:
-    from ctr.demo import check_demo_folder, run_demo
-
-    check_demo_folder(arguments.out)
-    load_tensorflow()
-
-    report = run_demo(arguments.out, arguments.examples, functools.partial(_say, arguments), Bar)
-    print_result(arguments, {"report": str(report)}, f"The report: {report}")
 
 
 def _say(arguments: argparse.Namespace, text: str) -> None:
@@ -291,4 +272,4 @@ def _sample(arguments: argparse.Namespace) -> None:
     print_result(arguments, result.as_dict(), result.as_text())
 
 
-COMMANDS = (_demo, _quickstart, _simulate, *_INGESTS, _sample)
+COMMANDS = (_quickstart, _simulate, *_INGESTS, _sample)

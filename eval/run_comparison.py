@@ -34,6 +34,7 @@ SEED_NOTE = (
 )
 _FEWEST_WINDOWS = 4
 _TEXT_WIDTH = 110
+_VALUE_WIDTH = 36
 _SEEDS = frozenset({"seed", "model.embedding_seed"})
 _TIMES_NOTE = (
     "Ranges of b / a: of a step from the quartiles of all steps, of examples/s 95% over windows, with reading and "
@@ -156,7 +157,7 @@ class RunComparison:
             lines += ["", "The configurations are equal."]
         for title, differences in (("configuration", self.configuration), ("environment", self.environment)):
             if differences:
-                rows = [[entry.key, entry.shown("a"), entry.shown("b")] for entry in differences]
+                rows = [[entry.key, *(_clipped(entry.shown(side)) for side in "ab")] for entry in differences]
                 lines += ["", *display.aligned([[title, "a", "b"], *rows])]
         if self.environment:
             lines.append("Speeds may differ by more than the configuration.")
@@ -241,6 +242,12 @@ def differing_keys(a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
         if len(values) < 2 or values["a"] != values["b"]:
             differences.append(Difference(key, values))
     return differences
+
+
+def _clipped(text: str) -> str:
+    """Cuts the middle out of a long value: ``ctr compare --json`` has all of it."""
+    half = _VALUE_WIDTH // 2
+    return text if len(text) <= _VALUE_WIDTH else f"{text[: half - 2]}...{text[1 - half :]}"
 
 
 def is_seed_alone(configuration: Sequence[Difference]) -> bool:

@@ -4,6 +4,7 @@ To add an optimizer, write a class with the methods of ``DenseOptimizer`` in a m
 configurations are mapped to optimizers.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -70,15 +71,18 @@ class DenseOptimizer(Protocol):
     def parts(self) -> Mapping[str, Part]:
         """Names the variables that hold only this worker's part; all others are the same on all workers."""
 
-    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
-        """Takes one step on all weights, in place; called in the graph of the step. All gradients are finite.
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
+        """Takes one step on all weights, in place; called in the graph of the step, which may not call the host.
 
-        ``rate`` is a float32 scalar. Where XLA compiles the step (``compiled``), nothing in it may call the host, and
-        ``exchange`` is called after every step.
+        All gradients are finite, and ``rate`` is a float32 scalar. Without ``preconditions`` a second-order optimizer
+        takes the step of its first-order one: a run's first batches are too small for it.
         """
 
+    def steps_to_exchange(self) -> int:
+        """Counts the steps with ``preconditions`` until ``exchange`` has something to do, at least 1."""
+
     def exchange(self) -> None:
-        """Exchanges with the host what is due after a step that XLA compiled."""
+        """Exchanges with the host what is due; called between steps, at least after ``steps_to_exchange`` of them."""
 
     def report(self) -> dict[str, float | int]:
         """Returns numbers to watch, by name."""
@@ -95,6 +99,9 @@ class DenseOptimizer(Protocol):
 
 class WithoutHost:
     """Defaults of optimizers that leave nothing to the host, divide no state, and where nothing is to be watched."""
+
+    def steps_to_exchange(self) -> int:
+        return sys.maxsize
 
     def exchange(self) -> None:
         """Does nothing."""

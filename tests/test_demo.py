@@ -6,6 +6,14 @@ import sys
 
 import pytest
 
+from ctr.config import load_model
+from ctr.data.sampling import SamplingConfig
+from ctr.demo import demo_commands
+from ctr.experiments.config import changed, read_experiment
+from ctr.training.config import TrainConfig
+
+RUNS = ("teacher", "student", "logistic", "default")
+
 
 def run_ctr(*arguments):
     command = [sys.executable, "-m", "ctr", *map(str, arguments)]
@@ -14,20 +22,39 @@ def run_ctr(*arguments):
 
 @pytest.mark.slow
 def test_demo_ends_by_naming_its_report_and_does_nothing_twice(tmp_path):
-    first = run_ctr("demo", "--out", tmp_path / "demo", "--examples", 20_000)
+    demo = tmp_path / "demo"
+    first = run_ctr("demo", "--out", demo, "--examples", 4_000)
     assert first.returncode == 0, first.stderr
-    report = tmp_path / "demo" / "report.html"
+    report = demo / "report.html"
     assert first.stdout.splitlines()[-1].endswith(str(report))
     assert report.stat().st_size > 10_000
-    summaries = {}
-    for name in ("logistic-regression", "dcn"):
-        summaries[name] = json.loads((tmp_path / "demo" / name / "summary.json").read_bytes())
-        assert summaries[name]["examples"] == 20_000
-        assert summaries[name]["skipped_steps"] == 0
+    assert (demo / "scores.parquet").is_file() and [*(demo / "model").iterdir()]
+    summaries = {name: json.loads((demo / name / "summary.json").read_bytes()) for name in RUNS}
+    assert len({summary["log_sha256"] for summary in summaries.values()}) == 1
+    assert {summary["skipped_steps"] for summary in summaries.values()} == {0}
+    assert summaries["student"]["trained_rows"] < summaries["teacher"]["trained_rows"] > 3_900
     # A bias and the offset of the prediction.
-    assert summaries["dcn"]["parameters_dense"] > summaries["logistic-regression"]["parameters_dense"] == 2
+    assert summaries["student"]["parameters_dense"] > summaries["logistic"]["parameters_dense"] == 2
 
-    again = run_ctr("demo", "--out", tmp_path / "demo", "--examples", 20_000)
+    again = run_ctr("demo", "--out", demo, "--examples", 4_000, "--json")
     assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == {"report": str(report)}
     for name, summary in summaries.items():
-        assert json.loads((tmp_path / "demo" / name / "summary.json").read_bytes()) == summary
+        assert json.loads((demo / name / "summary.json").read_bytes()) == summary
+
+
+def test_a_folder_with_a_space_and_braces_stays_one_word(tmp_path):
+    commands = demo_commands(tmp_path / "a {b}", 10)
+    assert [words[0] for words in commands].count("train") == 4
+    assert commands[0][-1] == f"{tmp_path}/a {{b}}/events"
+
+
+def test_the_replay_has_the_teacher_and_the_sample_of_the_commands(root):
+    examples = root / "examples"
+    experiment, content = read_experiment(examples / "replay/factory-floor.yaml")
+    teacher = TrainConfig.model_validate(changed(content, experiment.teachers["wide"].set))
+    assert teacher == load_model(TrainConfig, examples / "factory-floor/teacher.yaml", "config")
+    sample = experiment.samplings["sample"].model_dump()
+    sample["uninformative"]["low_loss"]["teacher"] = "teacher"
+    shipped = load_model(SamplingConfig, examples / "factory-floor/sampling.yaml", "config")
+    assert sample == shipped.model_dump()

@@ -43,7 +43,12 @@ SMALL = (
     "metrics.window_examples=700 checkpoint.every_examples=900 metrics.slices=[rendering]"
 )
 OFTEN = "precondition_frequency=5 statistics.frequency=2 start_preconditioning_step=5 momentum=0.9"
-SHAMPOO = " ".join(f"optimizer.dense.shampoo.{option}" for option in OFTEN.split())
+SHAMPOO = " ".join(
+    [
+        "optimizer.dense.preconditioned_from_rows=1",
+        *(f"optimizer.dense.shampoo.{one}" for one in OFTEN.split()),
+    ]
+)
 GROWING = (
     "ids={capacity: 40, shared_rows: 4, admission: {rule: count, count: 2}, "
     "eviction: {policy: least_recent, share: 0.1}}"

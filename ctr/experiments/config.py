@@ -46,23 +46,24 @@ class BaselineConfig(StrictModel):
         title: its name in tables and plots.
         note: a remark for the report.
         set: values by dotted keys of the training configuration.
+        teacher: the teacher whose predictions it distills (FF 4.1.2), one of ``teachers``. Null: none.
+        sampling: the sampling whose kept rows it is trained on (FF 3.3), one of ``samplings``. Null: none.
+        score: which rows are scored with a sampling, as ``sampling.score`` of a training configuration.
     """
 
     title: str = "Baseline"
     note: str = ""
     set: Changes = {}
+    teacher: str | None = None
+    sampling: str | None = None
+    score: Literal["all", "kept"] = "all"
 
 
-class ArmConfig(StrictModel):
-    """The baseline with one change or several.
+class ArmConfig(BaselineConfig):
+    """The baseline's ``set`` with one change or several; its teacher and its sampling are its own.
 
     Attributes:
         title: its name in tables and plots; empty: its key.
-        note: a remark for the report.
-        set: its changes: values by dotted keys of the training configuration.
-        teacher: the teacher whose predictions it distills (FF 4.1.2), one of ``teachers``. Null: none.
-        sampling: the sampling whose kept rows it is trained on (FF 3.3), one of ``samplings``. Null: none.
-        score: which rows are scored with a sampling, as ``sampling.score`` of a training configuration.
         retrain: those of the experiment's ``retrain`` that its runs are trained with once more. Null: all of them.
         against: the arm that it is compared with.
         paper: what a paper reports about it: short texts by name of the column (accuracy, training_cost,
@@ -70,11 +71,6 @@ class ArmConfig(StrictModel):
     """
 
     title: str = ""
-    note: str = ""
-    set: Changes = {}
-    teacher: str | None = None
-    sampling: str | None = None
-    score: Literal["all", "kept"] = "all"
     retrain: tuple[str, ...] | None = None
     against: str = BASELINE
     paper: dict[str, str] = {}
@@ -155,9 +151,13 @@ class ExperimentConfig(StrictModel):
         if SEED in self.retrain:
             raise ValueError(f"retrain.{SEED}: this name is reserved for pairs of seeds, which every arm has")
         arms = (BASELINE, *self.arms)
+        for key, one in (
+            ("baseline", self.baseline),
+            *((f"arms.{name}", arm) for name, arm in self.arms.items()),
+        ):
+            _check_name(f"{key}.teacher", one.teacher, self.teachers)
+            _check_name(f"{key}.sampling", one.sampling, self.samplings)
         for name, arm in self.arms.items():
-            _check_name(f"arms.{name}.teacher", arm.teacher, self.teachers)
-            _check_name(f"arms.{name}.sampling", arm.sampling, self.samplings)
             for kind in arm.retrain or ():
                 _check_name(f"arms.{name}.retrain", kind, self.retrain)
             _check_name(f"arms.{name}.against", arm.against, [other for other in arms if other != name])

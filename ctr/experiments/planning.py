@@ -72,6 +72,7 @@ def make_plan(
                 name = f"{variant.name}~{kind}"
                 trainings_again.append(Training(name, seed, config, needs))
         config, families = checked[variant.seeds[0]]
+        _check_changes(variant, config, trainings, where)
         _check_scored(experiment.scored, config, manifests, f"{where}: {variant.name}")
         planned.append(variant.planned(runs, retrains, families))
         trainings[variant.name] = runs
@@ -228,6 +229,20 @@ def _check_no_seeds(experiment: ExperimentConfig, where: str) -> None:
             raise InputError(f"{where}: {key}.seed: not allowed here: set seeds, or the seed of a teacher")
 
 
+def _check_changes(
+    variant: _Variant, config: TrainConfig, trainings: Mapping[str, Sequence[Training]], where: str
+) -> None:
+    """Raises InputError where an arm has changes, and yet the configuration of the baseline."""
+    if variant.name == BASELINE or variant.point is not None or not variant.arm.set:
+        return
+    baseline = trainings[BASELINE][0].config
+    if config.model_copy(update={"seed": baseline.seed}).sha256() == baseline.sha256():
+        raise InputError(
+            f"{where}: {variant.key}: {', '.join(variant.arm.set)} changes nothing: the arm {variant.name} would be "
+            "trained as the baseline is; change another key, or leave the arm out"
+        )
+
+
 def _check_scored(scored: TimeRange, config: TrainConfig, manifests: Sequence[Manifest], where: str) -> None:
     """Raises InputError where a run can have no predictions of the query times that count."""
     if scored == TimeRange():
@@ -264,7 +279,8 @@ def _check_shown(
 def _used_samplings(experiment: ExperimentConfig) -> dict[str, tuple[SamplingConfig, str | None, str]]:
     """Samplings that an arm needs: of each its experiment's teacher, if any, and the key of that rule."""
     found = {}
-    for name in dict.fromkeys(arm.sampling for arm in experiment.arms.values() if arm.sampling is not None):
+    arms = (experiment.baseline, *experiment.arms.values())
+    for name in dict.fromkeys(arm.sampling for arm in arms if arm.sampling is not None):
         config = experiment.samplings[name]
         key, rule = config.by_teacher or ("", None)
         own = rule is not None and rule.log is None and rule.teacher in experiment.teachers
@@ -277,7 +293,7 @@ def _make_teachers(
 ) -> dict[str, Training]:
     """Trainings of those teachers that an arm needs, itself or for its sampling; equal ones are one."""
     used = {teacher for _, teacher, _ in _used_samplings(experiment).values()}
-    used |= {arm.teacher for arm in experiment.arms.values()}
+    used |= {arm.teacher for arm in (experiment.baseline, *experiment.arms.values())}
     teachers: dict[str, Training] = {}
     for name, teacher in experiment.teachers.items():
         if name in used:

@@ -32,7 +32,7 @@ from ctr.search.controller import Policy, entropy, new_controller
 from ctr.search.problem import Cost
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress_of
 from ctr.search.space import Choice, Space, described, without_pairs
-from ctr.training.config import DEFAULT_SHAMPOO, TrainConfig
+from ctr.training.config import DEFAULT_SHAMPOO, DenseOptimizerConfig, TrainConfig
 from ctr.training.learner import Learner
 from ctr.training.loop import open_session
 from ctr.training.state import TrainState
@@ -72,6 +72,11 @@ def search_supernet(
     if note:
         progress(f"supernet: {note}")
     largest = check_supernet(space, base)
+    if base.preconditions:
+        progress(
+            "the weights that all candidates share learn by AdaGrad alone: the supernet has "
+            "optimizer.dense.preconditioned_from_rows null"
+        )
     policy = Policy(space, cost, config.target, config.controller, config.seed)
     policy.most_likely(new_controller(policy.sizes).logits)
     make_folder(out)
@@ -117,10 +122,11 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
             "config: objective.labels is not allowed with method supernet: no mask is on the outputs of labels; "
             "allowed: method random"
         )
-    given = optimizer.dense.shampoo
-    initial = getattr(given.grafting, "initial_accumulator", 0.0)
+    dense = optimizer.dense
+    initial = getattr(dense.shampoo.grafting, "initial_accumulator", 0.0)
     plain = DEFAULT_SHAMPOO.changed({"grafting": {"initial_accumulator": initial}})
-    if optimizer.dense.rule != "shampoo" or given != plain:
+    is_open = dense.preconditioned_from_rows in (None, DenseOptimizerConfig().preconditioned_from_rows)
+    if dense.rule != "shampoo" or dense.shampoo != plain or not is_open:
         raise InputError(
             "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo or Adafactor, whose "
             "statistics are of all candidates and would move what is masked; allowed with method supernet: "
@@ -130,7 +136,12 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
         raise InputError(
             f"config: optimizer.embeddings.rule is {optimizer.embeddings.rule}; allowed with method supernet: adagrad"
         )
-    quiet = {"record_predictions": False, "export": None}
+    alone = dense.model_copy(update={"preconditioned_from_rows": None})
+    quiet = {
+        "record_predictions": False,
+        "export": None,
+        "optimizer": optimizer.model_copy(update={"dense": alone}),
+    }
     return space.apply(base, space.largest).model_copy(update=quiet)
 
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -39,24 +40,27 @@ class TrainStep:
         # What is scored may also be a feed to learn from, which has more.
         scored = config.objective.scored_part
         self._scored_targets = target_signature(scored, state.families, state.layouts)
-        # By the number of tables that there are plans for.
-        self._functions: dict[int, _Functions] = {}
+        # By the number of tables that there are plans for, and by whether batches are too small for more than
+        # first-order steps: traces of their own.
+        self._functions: dict[tuple[int, bool], _Functions] = {}
 
-    def _of_tables(self, count: int) -> "_Functions":
-        if count not in self._functions:
-            scalar, plans = tf.TensorSpec([], tf.float32), self.state.tables.signature(count)
+    def _functions_of(self, feed: Feed) -> "_Functions":
+        key = len(feed.plans), feed.preconditions
+        if key not in self._functions:
+            scalar, plans = tf.TensorSpec([], tf.float32), self.state.tables.signature(len(feed.plans))
             ramps, rates = (
                 dict.fromkeys(numbers, scalar)
                 for numbers in (self.config.ramps_at(0), self.config.rates_at(0))
             )
-            learning = self._compile(self._step.learn, [self._learned_targets, plans, ramps, rates])
+            learn = partial(self._step.learn, feed.preconditions)
+            learning = self._compile(learn, [self._learned_targets, plans, ramps, rates])
             score = self._compile(self._step.score, [self._scored_targets, plans, ramps])
-            self._functions[count] = _Functions(
+            self._functions[key] = _Functions(
                 learning,
                 timed("learns", on_step_device(learning), self.jit),
                 timed("scores", on_step_device(score), self.jit),
             )
-        return self._functions[count]
+        return self._functions[key]
 
     def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
         # XLA compiles each of the few padded sizes by itself, from one trace.
@@ -66,11 +70,12 @@ class TrainStep:
         return compiled
 
     def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
-        functions = self._of_tables(len(feed.plans))
+        functions = self._functions_of(feed)
         result = functions.learn(*self._learning_arguments(feed, ramps, rates))
         if self.jit:
             # XLA compiles no call to the host.
             self.state.tables.optimizer.exchange()
+        if feed.preconditions:
             self.state.dense_optimizer.exchange()
         return StepResult(*result)
 
@@ -78,8 +83,7 @@ class TrainStep:
         self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Returns the ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
-        learning = self._of_tables(len(feed.plans)).learning
-        return learning, self._learning_arguments(feed, ramps, rates)
+        return self._functions_of(feed).learning, self._learning_arguments(feed, ramps, rates)
 
     def _learning_arguments(
         self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
@@ -90,8 +94,9 @@ class TrainStep:
     def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Scores a batch alone: logits of the click and of each label, float32 [B], and slices as in ``StepResult``."""
         feed = feed.with_rows(self.state.tables)
-        functions = self._of_tables(len(feed.plans))
-        logits, slices = functions.score(*_tensors(feed, self._scored_targets), _scalars(ramps))
+        logits, slices = self._functions_of(feed).score(
+            *_tensors(feed, self._scored_targets), _scalars(ramps)
+        )
         return logits, slices
 
 

@@ -18,7 +18,7 @@ from ctr.models.rows import TableLayout
 from ctr.objective.config import MOST_SECONDS, TERMS, ObjectiveConfig
 from ctr.objective.schedules import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
 from ctr.optim.adafactor.options import AdafactorOptions
-from ctr.optim.contrib.presets import PRESETS
+from ctr.optim.contrib.presets import FF, PRESETS
 from ctr.optim.first_order.options import AdaGrad
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.training.experts.names import has_linear_inside
@@ -46,7 +46,7 @@ class BatchConfig(StrictModel):
         growth: the share of the rows before it that a batch may have, rounded down to a power of two, up to ``rows``
             and at least ``least``: so a short log has many steps, and a long one large batches. ``auto``: null where
             ``rows`` is given; 1/4096, or 1/1024 with what no call of many batches can do: ranking, a label delay,
-            constraint logs, roots on the host. Null: batches have ``rows`` from the start.
+            constraint logs, one-sided Shampoo of embeddings. Null: batches have ``rows`` from the start.
         least: rows that a batch may have whatever ``growth`` says. ``auto``: 1, or 8 with a ``growth`` that is given,
             and where ``auto`` takes 1/1024.
         max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a batch of its own; one with
@@ -172,20 +172,10 @@ class EmbeddingOptimizerConfig(StrictModel):
         return (self.update_limit_relative, absolute) if absolute else None
 
 
-TRAINER_SHAMPOO = ShampooOptions(exponent_override=2, momentum=0.9, nesterov=True)
-"""Shampoo's options where a configuration gives some of them; better than its own defaults on simulated logs."""
+DEFAULT_SHAMPOO = replace(FF, grafting=AdaGrad(initial_accumulator=1e-3))
+"""The paper's, and AdaGrad's sums as the many small steps of a short log want them."""
 
-DEFAULT_SHAMPOO = replace(
-    TRAINER_SHAMPOO,
-    start_preconditioning_step=None,
-    momentum=0.0,
-    nesterov=False,
-    grafting=AdaGrad(initial_accumulator=1e-3),
-)
-"""Where it gives none: plain AdaGrad, which fits the many small steps of a short log."""
-
-
-SHAMPOO = OptionsKey(TRAINER_SHAMPOO, frozenset({"rows"}), presets=PRESETS)
+SHAMPOO = OptionsKey(DEFAULT_SHAMPOO, frozenset({"rows"}), presets=PRESETS)
 
 
 def _without_momentum(content: Any) -> Any:
@@ -203,9 +193,13 @@ class DenseOptimizerConfig(StrictModel):
         learning_rate: the learning rate of dense weights.
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
-        shampoo: options of Shampoo; without any of them AdaGrad alone. ``start_preconditioning_step: null`` leaves
-            AdaGrad with momentum; ``weight_decay`` applies to matrices, not to biases. ``preset`` begins with those of
-            a paper: ``ff`` (FF 4.2), ``pso`` (PSO algorithm II) or ``pt`` (PT algorithm 2).
+        preconditioned_from_rows: Shampoo begins with the first batch that may have so many rows (``batch``): before it
+            dense weights learn by ``shampoo.grafting`` alone, AdaGrad by default, and its steps count from there on.
+            Where batches stay smaller it never begins, and costs nothing. 1: with the first batch. Null: never.
+        shampoo: options of Shampoo. ``start_preconditioning_step: null`` leaves AdaGrad with momentum; ``weight_decay``
+            applies to matrices, not to biases. ``preset`` begins with those of a paper: ``ff`` (FF 4.2), ``pso`` (PSO
+            algorithm II) or ``pt`` (PT algorithm 2). Without it they are those of ``ff``, but AdaGrad's sums begin at
+            0.001.
         adafactor: options of Adafactor, for ``rule`` adafactor.
         schedule: how the learning rate changes with the examples trained on: ``constant``, or as ``warmup 10000, cosine
             1000000 to 0.1``: it grows linearly from 0 over 10,000 examples, then falls over 1,000,000 to a tenth. Each
@@ -216,6 +210,7 @@ class DenseOptimizerConfig(StrictModel):
     rule: Literal["shampoo", "adafactor"] = "shampoo"
     learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
+    preconditioned_from_rows: int | None = Field(default=256, ge=1, le=2**20)
     shampoo: Annotated[ShampooOptions, SHAMPOO, BeforeValidator(_without_momentum)] = DEFAULT_SHAMPOO
     adafactor: Annotated[AdafactorOptions, ADAFACTOR] = AdafactorOptions()
     schedule: ScheduleKey = "constant"
@@ -413,18 +408,41 @@ class TrainConfig(StrictModel):
     @property
     def fuses_steps(self) -> bool:
         """Tells whether one call can learn from many batches: nothing is done on the host between two of them."""
-        objective, embeddings, dense = self.objective, self.optimizer.embeddings, self.optimizer.dense
-        constraints, has_roots = (
-            objective.bias_constraints,
-            dense.shampoo.start_preconditioning_step is not None,
-        )
-        uses_host = (dense.rule == "shampoo" and has_roots) or embeddings.rule == "one_sided"
+        objective, uses_host = self.objective, self.optimizer.embeddings.rule == "one_sided"
+        constraints = objective.bias_constraints
         has_more_rows = bool(self.label_delay or objective.labels) or (
             constraints is not None and bool(constraints.logs)
         )
         return (
             not uses_host and not has_more_rows and objective.ranking is None and self.batch.shapes != "few"
         )
+
+    @property
+    def notes(self) -> list[str]:
+        """Says which ``auto`` is not what it would be without another key, and why, a line each."""
+        embeddings, notes = self.optimizer.embeddings, []
+        is_factorized = self.model.factorized is not None and has_linear_inside(self.model)
+        causes = {
+            "gradient is mean": embeddings.gradient == "mean",
+            f"rule is {embeddings.rule}": embeddings.rule != "adagrad",
+            "model.factorized has the linear weights inside": is_factorized,
+        }
+        notes += [
+            f"optimizer.embeddings.linear_rule is adagrad, as {cause}"
+            for cause, is_so in causes.items()
+            if is_so
+        ]
+        return notes
+
+    @property
+    def preconditions(self) -> bool:
+        """Returns whether any batch may have enough rows for Shampoo to begin."""
+        return self.preconditions_at(self.batch.rows)
+
+    def preconditions_at(self, rows: int) -> bool:
+        """Returns whether Shampoo has begun where batches may have so many rows (``BatchSize.at``)."""
+        least = self.optimizer.dense.preconditioned_from_rows
+        return least is not None and rows >= least
 
     @property
     def schedules(self) -> dict[str, RateSchedule]:

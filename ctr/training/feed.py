@@ -46,6 +46,7 @@ class Feed:
     shape: Shape | None = None  # the one of few that it is padded to; None: its sizes are some of many
     is_fused: bool = False  # ``ctr.training.fused_steps`` learns from it
     again: Callable[[tuple[TableLayout, ...]], "Feed"] | None = None  # makes it anew, for other tables
+    preconditions: bool = True  # the batch is large enough for more than first-order steps of dense weights
 
     @property
     def rows(self) -> int:
@@ -60,7 +61,7 @@ class Feed:
         """What the step takes of each plan, all of whose ids have rows."""
         if self.division is None:
             return [{name: tf.constant(getattr(plan, name)) for name in PLAN} for plan in self.plans]
-        each = zip(self.layouts, self.plans, self.division.seat.divided, strict=True)
+        each = zip(self.layouts, self.plans, self.division.seat.divided, strict=False)
         shares = [
             share_of_table(layout, plan, self.division, is_divided) for layout, plan, is_divided in each
         ]
@@ -81,7 +82,7 @@ class Feed:
         """Returns the feed of the same batch for these tables."""
         if len(layouts) == len(self.layouts) or self.again is None:
             return self
-        return self.again(layouts)
+        return replace(self.again(layouts), preconditions=self.preconditions)
 
     def with_rows(self, tables: EmbeddingTables, learning: bool = False) -> "Feed":
         """Gives ids that grow their rows (``EmbeddingTables.find_rows``); returns itself if they have them already."""

@@ -85,7 +85,7 @@ def count_flops(
     normalizing = _NORMALIZING * numbers
     scored, learned = (dense_forward(model, widths, training) for training in (False, True))
     shapes, optimizer = list(dense_shapes(config, layouts).values()), config.optimizer
-    dense = dense_optimizer(optimizer.dense).cost(shapes)
+    dense = dense_optimizer(optimizer.dense, config.preconditions).cost(shapes)
     clipping = 0 if optimizer.dense.clip_norm is None else _CLIPPING * sum(map(math.prod, shapes))
     rows = table_optimizer(optimizer.embeddings, layouts).cost(
         [(touched[layout.name].distinct * batch_rows, layout.columns) for layout in layouts]

@@ -267,6 +267,7 @@ def read_feeds(
                 shapes,
                 own,
             )
+            feed = replace(feed, preconditions=config.preconditions_at(usual))
             # By this thread, and not by the one that trains.
             feed.prepare()
             yield feed

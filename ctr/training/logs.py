@@ -58,6 +58,7 @@ class Logs:
     log: Log  # that the run makes a pass over
     constraint_logs: Mapping[str, Log]
     teacher_log: Log | None  # beside which the teacher's sidecar lies, where it is another one
+    notes: tuple[str, ...]  # what ``auto`` has become because of another key, or of the log
 
     @property
     def sidecars(self) -> dict[str, tuple[Log, str]]:
@@ -82,6 +83,7 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
                 f"{listed(schema.labels, name)}"
             )
     _check_query_size(path, config, schema)
+    notes = (*choose_experts(config.model, schema)[1], *config.notes)
     config = resolve(config, schema, log.manifests)
     schema = config.model.features(schema)
     for name in config.metrics.slices:
@@ -106,7 +108,7 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
     distillation = config.objective.distillation
     taught = None if distillation is None or distillation.log is None else Path(distillation.log)
     teacher_log = None if taught is None else Log(taught, read_manifests(taught))
-    return Logs(config, schema, log, constraint_logs, teacher_log)
+    return Logs(config, schema, log, constraint_logs, teacher_log, notes)
 
 
 def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:

@@ -5,7 +5,7 @@ the same result.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -178,22 +178,28 @@ def _fused(
 ) -> Iterator[list[tuple[Feed, bool, bool]]]:
     """Groups turns that one call learns from: of one shape, and nothing is due after any but the last."""
     group: list[tuple[Feed, bool, bool]] = []
-    rows, limit = 0, run.config.batch.steps_per_execution
+    rows = most = 0
     for read, is_new, has_labels in turns:
         feed = read.of_tables(trainer.state.active_layouts)
         turn = feed, is_new, has_labels
         is_alone = not feed.is_fused or run.is_left_out(feed.batch)
-        if group and (is_alone or feed.shape is not group[0][0].shape):
+        if group and (is_alone or not _are_alike(feed, group[0][0])):
             yield group
             group, rows = [], 0
+        if not group:
+            most = trainer.most_steps(feed)
         group.append(turn)
         rows += len(feed.batch.rows)
         is_due = run.is_due_after(rows, feed.batch.end) or trainer.state.experts.is_due_after(rows)
-        if is_alone or len(group) == limit or is_due:
+        if is_alone or len(group) == most or is_due:
             yield group
             group, rows = [], 0
     if group:
         yield group
+
+
+def _are_alike(one: Feed, other: Feed) -> bool:
+    return one.shape is other.shape and one.preconditions == other.preconditions
 
 
 def _export(run: Run, exporter: Exporter) -> None:
@@ -263,6 +269,8 @@ def open_session(
             check_possible(config, workers.size, exporter is not None)
         inputs = open_inputs(log, config, workers)
         config = inputs.config
+        if workers.is_chief:
+            _say_notes(run_dir, inputs.notes)
 
         def check_new_run() -> bool:
             # What has waited may be long, and the wish to stop has to be heard (``advance``).
@@ -280,6 +288,11 @@ def open_session(
             checked = inputs.log.rows if is_checked else run.position.examples
             published = PublishedInputs(inputs, wait_for_sidecars, workers)
             yield Session(run, trainer, published, checked, progress, exporter)
+
+
+def _say_notes(run_dir: Path, notes: Sequence[str]) -> None:
+    for note in notes:
+        log.warning("%s: %s", run_dir, note)
 
 
 class Advance(NamedTuple):

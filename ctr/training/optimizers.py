@@ -17,17 +17,20 @@ from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from ctr.workers.collectives import ALONE, Workers
 
 
-def dense_optimizer(config: DenseOptimizerConfig, workers: Workers = ALONE) -> DenseOptimizer:
+def dense_optimizer(
+    config: DenseOptimizerConfig, preconditions: bool = True, workers: Workers = ALONE
+) -> DenseOptimizer:
     """The optimizer of dense weights, without its weights yet.
 
     Args:
         config: which one.
+        preconditions: whether any batch is large enough for more than its first-order steps.
         workers: who divide its state.
     """
     if config.rule == "adafactor":
         return DenseAdafactor(config.adafactor, workers)
     if config.rule == "shampoo":
-        return DenseShampoo(config.shampoo, workers)
+        return DenseShampoo(config.shampoo if preconditions else config.shampoo.graft_alone(), workers)
     assert_never(config.rule)
 
 

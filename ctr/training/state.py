@@ -96,7 +96,6 @@ class TrainState:
             self.slices_seen = [_unlearned([2, family.slices]) for family in families]
 
     def _create_dense(self, config: TrainConfig, compute_dtype: str, sources: Sources | None) -> None:
-        optimizer = config.optimizer.dense
         experts = make_experts(config, compute_dtype, self.layouts, sources)
         widths = tower_widths(self.layouts, config.model.factorized is not None)
         initial = initial_weights(init_weights(experts.network, widths, config.seed), config.retrain)
@@ -107,7 +106,7 @@ class TrainState:
         # Of the weights, those that learn by steps of their own.
         self.fitted = {*self.experts.fitted, *(bias.name for bias in self.label_biases)}
         self.dense, weights = list(self.weights.values()), dense_weights(self.weights)
-        self.dense_optimizer = dense_optimizer(optimizer, self.workers)
+        self.dense_optimizer = dense_optimizer(config.optimizer.dense, config.preconditions, self.workers)
         self.dense_optimizer.build(weights)
 
     @property

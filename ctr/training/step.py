@@ -52,7 +52,7 @@ class Step:
         state: the variables that ``learn`` changes.
         config: of the run.
         parts: of the model; it learns by the mean of their gradients, and the first one scores.
-        exchanges: whether statistics go to the host, and roots from it, between two steps, and not in them.
+        exchanges: whether statistics of rows go to the host, and roots from it, between two steps, and not in them.
 
     ``by_products``: whether multivalent embeddings are averaged by products with sparse matrices.
     """
@@ -69,8 +69,18 @@ class Step:
         self._workers = state.workers
         self._model = Differentiation(state, config, by_products)
 
-    def learn(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors, rates: _Tensors) -> StepResult:
-        """Scores a batch by the weights from before the step, and then learns from it."""
+    def learn(
+        self,
+        preconditions: bool,
+        targets: _Tensors,
+        plans: list[_Tensors],
+        ramps: _Tensors,
+        rates: _Tensors,
+    ) -> StepResult:
+        """Scores a batch by the weights from before the step, and then learns from it.
+
+        Without ``preconditions`` dense weights take first-order steps, as by batches that are small.
+        """
         state = self.state
         # The optimizer's state of the rows is read here, too, where there is time for it beside the products.
         gathered = state.tables.gather(plans, learning=True)
@@ -102,7 +112,7 @@ class Step:
             state.tables.update(
                 gathered, batch.row_gradients, curvatures, rates["embeddings"], self.exchanges
             )
-            self._update_dense(batch.dense_gradients, rates["dense"])
+            self._update_dense(batch.dense_gradients, rates["dense"], preconditions)
             for calibrator, step in batch.steps:
                 calibrator.apply(step)
             if batch.gain is not None:
@@ -184,7 +194,7 @@ class Step:
             curvatures=curvatures,
         )
 
-    def _update_dense(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
+    def _update_dense(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
         gradients = [
             tf.zeros_like(gradient) if name in self.state.fitted else gradient
             for name, gradient in zip(self.state.weights, gradients, strict=True)
@@ -199,7 +209,7 @@ class Step:
                 for gradient in clip_by_global_norm(gradients[begin : begin + size], norm)
             ]
         with tf.name_scope("dense_update"):
-            self.state.dense_optimizer.update(gradients, rate, self.exchanges)
+            self.state.dense_optimizer.update(gradients, rate, preconditions)
 
 
 def gather_scores(

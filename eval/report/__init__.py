@@ -222,6 +222,8 @@ def _configuration(runs: Sequence[ShownRun]) -> page.Section:
     counts: list[page.Row] = [
         [title, *(display.amount(shown.run.number(key)) for shown in runs)] for key, title in COUNTS.items()
     ]
+    learned_by = [str(shown.run.summary.get("dense_optimizer", display.ABSENT)) for shown in runs]
+    counts.append(["dense weights learned by", *learned_by])
     left_out = "queries without both a click and a non-click, not in PerQueryAUC"
     counts += [
         [left_out, *(display.amount(shown.summary["queries_one_class"]) for shown in runs)],

@@ -173,7 +173,8 @@ class ShownRun:
         accuracy = f"{auc} {self.number('auc').margin()}"
         if self.summary["auc"] is None:
             accuracy = f"{auc} undefined, because all rows are clicks, or none is"
-        return f"{self._learned()}; {ratio}. {accuracy}{self._used()}."
+        notes = "".join(f" {note}." for note in self.summary.get("notes", ()))
+        return f"{self._learned()}; {ratio}. {accuracy}{self._used()}.{self._combined()}{notes}"
 
     def _learned(self) -> str:
         entropy, (low, high) = self.summary["normalized_entropy"], self.summary["normalized_entropy_ci95"]
@@ -201,6 +202,12 @@ class ShownRun:
         if len(shown) == 1:
             return f"; the only feature that is certain to matter alone is {shown[0]}"
         return f"; the features that it uses most are {', '.join(shown[:-1])} and {shown[-1]}"
+
+    def _combined(self) -> str:
+        """How the prediction is combined of several models, as a sentence of its own; empty where there is one."""
+        gates = {key.removesuffix("_gate"): one for key, one in self.summary.items() if key.endswith("_gate")}
+        shares = [f"{one:.2f} towards {name}" for name, one in gates.items()]
+        return f" The prediction moves from the first expert {' and '.join(shares)}." if shares else ""
 
     @property
     def calibration(self) -> tuple[str, str]:

@@ -267,8 +267,8 @@ class DenseAdafactor(WithoutHost):
     def variables(self) -> dict[str, tf.Variable]:
         return {f"adafactor/{name}": variable for name, variable in self.core.variables.items()}
 
-    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
-        del compiled
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
+        del preconditions
         self.core.update(gradients, rate)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:

@@ -35,7 +35,8 @@ class DenseShampoo:
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         blocks = divide(self.options, self._workers)
-        self.core = ShampooCore(self.options, list(weights.values()), create=_create, divide=blocks)
+        given = self.options, list(weights.values())
+        self.core = ShampooCore(*given, create=_create, divide=blocks, starts_late=True)
         self._names = list(weights)
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 
@@ -47,10 +48,18 @@ class DenseShampoo:
         found = {f"shampoo/{name}": self.core.blocks.part(name) for name in self.core.variables}
         return {name: part for name, part in found.items() if part is not None}
 
-    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
-        self.core.update(gradients, rate, self._decayed, "between_steps" if compiled else "host")
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
+        if preconditions:
+            self.core.update(gradients, rate, self._decayed, "between_steps")
+        else:
+            self.core.graft(gradients, rate, self._decayed)
+
+    def steps_to_exchange(self) -> int:
+        return max(1, self.core.steps_to_exchange())
 
     def exchange(self) -> None:
+        if self.core.steps_to_exchange() > 0:
+            return
         # Of an accelerator, windows and roots are moved, and float64 stays on the host.
         with tf.device("CPU:0"):
             self.core.exchange()
@@ -58,7 +67,8 @@ class DenseShampoo:
     def report(self) -> dict[str, float | int]:
         report = self.core.report()
         del report["nonfinite_steps"]
-        return report
+        assert self.core.grafted is not None
+        return {"steps": int(self.core.step.numpy()), "graft_steps": int(self.core.grafted.numpy()), **report}
 
     def spectra(self) -> dict[str, Spectrum]:
         return self.core.spectra(self._names)

@@ -16,13 +16,21 @@ statistics of a step serves that step. A layer takes the first-order direction u
 root from real statistics.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from ctr.optim.first_order.directions import add_weight_decay
 from ctr.optim.first_order.options import AdaGrad
-from ctr.optim.gradients import GradientSteps, Present, RootSource, present_among
+from ctr.optim.gradients import (
+    Gradient,
+    GradientSteps,
+    Present,
+    RootSource,
+    present_among,
+    split_gradients,
+)
 from ctr.optim.protocol import Spectrum
 from ctr.optim.rows.adagrad import graft_rows, row_direction
 from ctr.optim.shampoo.describe import describe
@@ -33,6 +41,7 @@ from ctr.optim.shampoo.host import COUNTERS, HostPipeline
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
 from ctr.optim.shampoo.momentum import AveragedGradients, Momentum
 from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.shampoo.schedule import next_exchange
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.update_limit import limit_update
 from ctr.optim.variables import Create, Variables, create_variable
@@ -86,7 +95,8 @@ class Tables:
 class ShampooCore(GradientSteps):
     """Shampoo over variables of any floating dtype; works in float32, or in float64 if one of them has it.
 
-    ``divide`` makes the blocks that are here of a layout: by default all of them.
+    ``divide`` makes the blocks that are here of a layout: by default all of them. Where it ``starts_late``, there are
+    steps of the first-order optimizer before the first one (``graft``), which only that counts.
     """
 
     def __init__(
@@ -97,6 +107,7 @@ class ShampooCore(GradientSteps):
         create: Create = create_variable,
         host: HostPipeline | None = None,
         divide: Callable[[ShampooLayout], Blocks] = Blocks,
+        starts_late: bool = False,
     ) -> None:
         self.options, self.weights, self.tables = options, list(weights), tuple(tables)
         self.layout = lay_out(options, [weight.shape for weight in weights], tables)
@@ -107,6 +118,7 @@ class ShampooCore(GradientSteps):
         dense = [index for index in range(len(self.weights)) if index not in self.tables]
         preconditioned = [index for index in dense if self.layout.tensors[index].is_preconditioned]
         self.step = variables.make("step", [], tf.int64)
+        self.grafted = variables.make("grafted_steps", [], tf.int64) if starts_late else None
         self.statistics = Statistics(options, blocks.own, variables)
         self.exchanged = RootExchange(options, blocks, variables, host)
         roots = self.exchanged.roots
@@ -124,6 +136,22 @@ class ShampooCore(GradientSteps):
         own = preconditioned if options.grafting.momentum == "before" else []
         self.graft_momentum = Momentum(options, "graft_momentum", blocks, own, variables)
         self._between_steps = blocks.between_steps(lambda: self._exchange(None, on_device=False))
+
+    def graft(
+        self,
+        gradients: Sequence[Gradient],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool] | None = None,
+    ) -> None:
+        """Takes one step of the first-order optimizer on dense weights, in place; nothing else moves."""
+        assert self.grafted is not None
+        dense, _ = split_gradients(gradients, self.weights, self.tables, self.dtype)
+        count, rate = self.grafted.assign_add(1, read_value=True), self._rate(learning_rate)
+        own = self.blocks.take(dense)
+        self.grafting.collect(own)
+        found = self._with_decay(self.grafting.directions(own, count), decayed)
+        for index, direction in self.blocks.gather(found).items():
+            self._step_along(index, direction, rate)
 
     def _update(
         self,
@@ -168,10 +196,11 @@ class ShampooCore(GradientSteps):
         grafting, order = self.grafting, self.options.grafting.momentum
         is_used = share is not None and bool(self.layout.stacks)
         tensors, at_once = self.layout.tensors, moving
+        count = step if self.grafted is None else step + self.grafted
         if is_used and self.options.grafting.norm == "none" and order == "after":
             # The others are seldom needed.
             at_once = {i: gradient for i, gradient in moving.items() if not tensors[i].is_preconditioned}
-        found = grafts = grafting.directions(at_once, step)
+        found = grafts = grafting.directions(at_once, count)
         if share is not None and is_used:
             with tf.name_scope("precondition"):
                 blocks, averages = self.preconditioner.update(stacked, moving, step, present)
@@ -181,7 +210,7 @@ class ShampooCore(GradientSteps):
             def missing() -> Tensors:
                 own = averages()
                 needed = {index: own[index] for index in shampoos if index not in grafts}
-                return grafting.directions(needed, step)
+                return grafting.directions(needed, count)
 
             if order == "before":
                 shampoos = self.momentum.update(shampoos, active=share > 0)
@@ -220,6 +249,13 @@ class ShampooCore(GradientSteps):
         self.exchanged.update(
             self.statistics, self.step.read_value(), present, on_device, self.preconditioner.replace_roots
         )
+
+    def steps_to_exchange(self) -> int:
+        """Counts the steps until an exchange is due, on the host; 0 or less where it is due now."""
+        if not self.blocks.whole.factors:
+            return sys.maxsize
+        last = int(self.exchanged.exchanged_at.numpy())
+        return next_exchange(self.options, last) - int(self.step.numpy())
 
     def exchange(self) -> None:
         """Exchanges roots with the host if it is due, between two steps."""

@@ -4,8 +4,8 @@ ShampooOptions(block_size=512, grafting=Adam(beta2=0.99), roots=Roots(asynchrono
 ShampooOptions(method="eigenvalue_corrected", beta2=0.95)
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self
 
 from ctr.optim.checked import (
     Decay,
@@ -197,6 +197,12 @@ class ShampooOptions(Options):
         first = self.start_preconditioning_step if self.roots.first is None else self.roots.first
         assert first is not None
         return first
+
+    def graft_alone(self) -> Self:
+        """Returns options of the first-order optimizer: nothing is preconditioned, and there is no momentum."""
+        grafting: Any = replace(self.grafting, momentum="after")
+        off: dict[str, Any] = {"beta1": 0.0, "momentum": 0.0, "nesterov": False}
+        return replace(self, start_preconditioning_step=None, grafting=grafting, **off)
 
     def root_order(self, preconditioned: int) -> int:
         """Returns p of the roots A^(-1/p) of a tensor with so many preconditioned dimensions (PSO lemma 1)."""

@@ -213,8 +213,9 @@ def test_the_dump_of_a_configuration_is_that_configuration(tmp_path_factory, see
         ({"label_delay": 3}, (1 / 1024, 8)),
         ({"label_delay": 3, "batch": {"least": 2}}, (1 / 1024, 2)),
         ({"objective": {"ranking": {}}}, (1 / 1024, 8)),
-        ({"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": 5}}}}, (1 / 1024, 8)),
+        ({"optimizer": {"embeddings": {"rule": "one_sided"}}}, (1 / 1024, 8)),
         ({"batch": {"shapes": "few"}}, (1 / 1024, 8)),
+        ({"optimizer": {"dense": {"preconditioned_from_rows": 1}}}, (1 / 4096, 1)),
         # These change results by rounding only.
         ({"batch": {"steps_per_execution": 1}, "jit": False}, (1 / 4096, 1)),
     ],
@@ -266,6 +267,28 @@ def test_no_objective_leaves_out_an_expert(objective):
     config = parse_model(TrainConfig, {"objective": objective, "model": {"experts": every}}, "config")
     assert config.model.experts == every
     assert parse_model(TrainConfig, {"objective": objective}, "config").model.experts == "auto"
+
+
+@pytest.mark.parametrize(
+    ("content", "begins_at"),
+    [
+        ({}, 2**20),
+        ({"batch": {"rows": 256}}, 0),
+        ({"batch": {"rows": 255}}, None),
+        ({"batch": {"rows": 512, "growth": 0.01}}, 25_600),
+        ({"optimizer": {"dense": {"preconditioned_from_rows": None}}}, None),
+        ({"optimizer": {"dense": {"preconditioned_from_rows": 1}}}, 0),
+        ({"batch": {"rows": 64}, "optimizer": {"dense": {"preconditioned_from_rows": 64}}}, 0),
+    ],
+    ids=str,
+)
+def test_shampoo_begins_where_batches_may_have_so_many_rows(content, begins_at):
+    config = parse_model(TrainConfig, content, "test")
+    assert config.preconditions == (begins_at is not None)
+    sizes = config.batch.sizes(origin=7)
+    for position in (0, 7, 25_606, 25_607, 2**20 + 6, 2**20 + 7, 10**9):
+        begun = begins_at is not None and position >= (begins_at and begins_at + 7)
+        assert config.preconditions_at(sizes.at(position)) == begun
 
 
 def test_the_dump_holds_every_key_in_order_and_the_hash_its_meaning_only():

@@ -71,7 +71,7 @@ def test_the_options_of_shampoo_that_a_file_can_give_are_there_with_the_default(
     with pytest.raises(InputError, match="roots: unknown key phases; allowed: asynchronous, damping"):
         parse_model(TrainConfig, {"optimizer": {"dense": {"shampoo": {"roots": {"phases": 1}}}}}, "x")
     momentum = rows["optimizer.dense.shampoo.momentum"]
-    assert momentum["default"] == TrainConfig().optimizer.dense.shampoo.momentum == 0.0
+    assert momentum["default"] == TrainConfig().optimizer.dense.shampoo.momentum == 0.9
     assert momentum["allowed"] == "number, at least 0, below 1"
     assert "optimizer.dense.adafactor.beta1" in rows
     assert "optimizer.embeddings.adafactor.beta1" not in rows

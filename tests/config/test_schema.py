@@ -99,6 +99,9 @@ def test_all_schemas_are_written_for_editors_and_pages(tmp_path, root, capfd):
         "examples/search": "search",
         "examples/events": "events",
         "examples/histories": "mapping",
+        "examples/factory-floor": "train",
+        "examples/factory-floor/events.yaml": "events",
+        "examples/factory-floor/sampling.yaml": "sampling",
         "ctr/data/formats": "mapping",
     }
     files = {name: content for name, content in documents(root).items() if "/docs/" not in name}

@@ -190,6 +190,10 @@ REFUSED = [
     ({"arms": {"dcn": {"set": {"model.deep.width": 3}}}}, "arms.dcn.set.model.deep.width: unknown key; allo"),
     ({"arms": {"dcn": {"set": {"metrics.slices": ["x"]}}}}, "arms.dcn.set: metrics.slices names x, which is"),
     ({"arms": {"dcn": {"set": {"seed": 2}}}}, "arms.dcn.set.seed: not allowed here: set seeds"),
+    (
+        {"arms": {"plain": {}, "dcn": {"set": {"optimizer.dense.rule": "shampoo"}}}},
+        "arms.dcn.set: optimizer.dense.rule changes nothing: the arm dcn would be trained as the baseline is",
+    ),
     ({"arms": {"a@b": {}}}, "arms.a@b: 'a@b' is not allowed: String should match pattern"),
     ({"arms": {"baseline": {}}}, "arms.baseline: this name is reserved for the arm that the others"),
     ({"retrain": {"seed": {}}}, "retrain.seed: this name is reserved for pairs of seeds"),

@@ -1,10 +1,11 @@
 """The pass as formulas: read a log, predict a batch, then learn from it. One process, no files, float64.
 
-It is what ``ctr.training.loop.train`` computes with a model of the default kind (docs/howto/model.md): linear weights
-and network are two models, each with a loss of its own, and the prediction lies between them. ``reference_steps.py``
-has the steps of each kind of weights. From the trainer are only the reader, the configuration and the initial weights.
+It is what ``ctr.training.loop.train`` computes with a model of the default kind (docs/howto/model.md): experts, models
+that each learn by a loss of their own, and the prediction between them. ``reference_steps.py`` has the steps of each
+kind of weights. From the trainer are only the reader, the configuration and the initial weights.
 """
 
+from itertools import combinations
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows
 from ctr.training.learner import fresh_state
 from ctr.training.logs import resolve
-from reference_steps import AdaGrad, Bias, LinearWeights, OffsetAndGate, Shampoo, bend, query_effect, sigmoid
+from reference_steps import AdaGrad, Bias, Combiner, LinearWeights, Shampoo, bend, query_effect, sigmoid
 
 
 def progressive_pass(log, config):
@@ -45,12 +46,17 @@ def cut(rows, sizes):
     ends = np.append(np.flatnonzero(np.diff(rows.query_id)) + 1, len(rows))
     start = 0
     while start < len(rows):
-        size = sizes.rows
-        if sizes.growth:
-            size = min(size, max(sizes.least, 2 ** int(np.log2(max(1, sizes.growth * start)))))
+        size = most_rows(sizes, start)
         end = max(ends[ends <= start + size].max(initial=0), ends[ends > start].min())
         yield rows.slice(start, end)
         start = end
+
+
+def most_rows(sizes, start):
+    """The rows that a batch may have by where it begins."""
+    if not sizes.growth:
+        return sizes.rows
+    return min(sizes.rows, max(sizes.least, 2 ** int(np.log2(max(1, sizes.growth * start)))))
 
 
 def begin(config, schema):
@@ -60,53 +66,78 @@ def begin(config, schema):
         config.optimizer.embeddings,
         config.optimizer.dense,
     )
-    features = []
-    for layout, table in zip(state.layouts, state.tables.weights, strict=True):
+    layouts = [layout for layout in state.layouts if not layout.features[0].of]
+    features = [feature for layout in layouts for feature in layout.features]
+    singles = sorted((one for one in features if one.single is not None), key=lambda one: one.single)
+    pairs = list(combinations(singles, 2))
+    tables = {}
+    for layout, table in zip(layouts, state.tables.weights, strict=False):
         for feature, row in zip(layout.features, layout.offsets().values(), strict=True):
-            table_rows = table.numpy()[row : row + feature.buckets, :-1]
-            embedding = AdaGrad(table_rows, embeddings.learning_rate, embeddings.initial_accumulator)
-            linear = LinearWeights(feature.buckets, features=len(schema.features))
-            features.append(SimpleNamespace(feature=feature, embedding=embedding, linear=linear))
+            rows = table.numpy()[row : row + feature.buckets, :-1]
+            tables[feature.name] = AdaGrad(rows, embeddings.learning_rate, embeddings.initial_accumulator)
     weights = {name: weight.numpy() for name, weight in state.weights.items()}
-    biases = [Bias(weights.pop(name)) for name in ("output_bias", "network_bias") if name in weights]
-    combiner = OffsetAndGate([weights.pop(name) for name in ("offset", "gate") if name in weights])
-    network = {name: Shampoo(weight, dense.learning_rate, dense.shampoo) for name, weight in weights.items()}
+    network = {name: Shampoo(w, dense.learning_rate, dense.shampoo) for name, w in weights.items()}
+    prior = np.log(config.model.prior / (1 - config.model.prior))
+    experts = {name: SimpleNamespace(bias=Bias(prior), linear={}) for name in config.model.experts}
+    # Of one feature, or of a pair, each of whose ids is made of two.
+    sizes = {(one,): one.buckets for one in features}
+    both = sizes | {(one, other): one.buckets * other.buckets for one, other in pairs}
+    for name, own in (("linear", sizes), ("pairs", both)):
+        if name in experts:
+            experts[name].linear = {of: LinearWeights(ids, len(own)) for of, ids in own.items()}
+    if "network" in experts:
+        network.pop("output_bias")
     return SimpleNamespace(
-        features=features, network=network, biases=biases, combiner=combiner, seen=0.0, examples=0
-    )
+        features=features, embeddings=tables, network=network, experts=experts,
+        combiner=Combiner(len(experts)), seen=0.0, examples=0,
+    )  # fmt: skip
 
 
 def read_batch(features, rows):
     """The good rows of a batch; and of each feature its ids, the row of each, and its share of that row's mean."""
-    times, rows, ids = (rows.query_time[0], rows.query_time[-1]), rows.keep(rows.fault == 0), []
-    for feature in (one.feature for one in features):
+    times, start = (rows.query_time[0], rows.query_time[-1]), rows.position[0]
+    rows, ids = rows.keep(rows.fault == 0), {}
+    for feature in features:
         values, offsets = rows.multivalent.get(feature.name, (None, np.arange(len(rows) + 1)))
         row = np.repeat(np.arange(len(rows)), np.diff(offsets))
-        ids.append(
-            (rows.ids[:, feature.single] if values is None else values, row, 1 / np.diff(offsets)[row])
-        )
+        own = rows.ids[:, feature.single] if values is None else values
+        ids[(feature,)] = own.astype(np.int64), row, 1 / np.diff(offsets)[row]
+    singles = sorted((one for one in features if one.single is not None), key=lambda one: one.single)
+    for one, other in combinations(singles, 2):
+        (left, row, share), (right, *_) = ids[(one,)], ids[(other,)]
+        ids[(one, other)] = left * other.buckets + right, row, share
     query = np.cumsum(np.append(0, np.diff(rows.query_id) != 0))
     label, weight = rows.label.astype(float), rows.train_weight.astype(float)
-    return SimpleNamespace(times=times, ids=ids, query=query, label=label, weight=weight)
+    return SimpleNamespace(times=times, start=start, ids=ids, query=query, label=label, weight=weight)
 
 
 def predict(model, batch, alpha2):
-    """The logits, float64 [B]. The batch keeps those of both models."""
-    linear, e0 = np.zeros(len(batch.label)), []
-    for feature, (ids, row, share) in zip(model.features, batch.ids, strict=True):
-        e0.append(np.zeros((len(linear), feature.embedding.value.shape[1])))
-        np.add.at(e0[-1], row, share[:, None] * feature.embedding.value[ids])
-        np.add.at(linear, row, share * feature.linear.value[ids])
-    batch.logits = [linear + model.biases[0].value]
-    if model.network:
-        weights = {name: tf.constant(weight.value) for name, weight in model.network.items()}
-        batch.inputs = [tf.constant(np.hstack(e0)), weights]
-        with tf.GradientTape() as batch.tape:
-            batch.tape.watch(batch.inputs)
-            batch.output = network_output(*batch.inputs, alpha2)
-        batch.logits.append(batch.output.numpy() + model.biases[1].value)
+    """The logits, float64 [B]. The batch keeps those of each expert."""
+    batch.logits = []
+    for name, expert in model.experts.items():
+        logit = np.zeros(len(batch.label))
+        for of, weights in expert.linear.items():
+            ids, row, share = batch.ids[of]
+            np.add.at(logit, row, share * weights.value[ids])
+        if name == "network":
+            logit = network_logits(model, batch, alpha2)
+        batch.logits.append(logit + expert.bias.value)
     batch.logit = model.combiner.predict(batch.logits)
     return batch.logit
+
+
+def network_logits(model, batch, alpha2):
+    e0 = []
+    for feature in model.features:
+        (ids, row, share), table = batch.ids[(feature,)], model.embeddings[feature.name]
+        e0.append(np.zeros((len(batch.label), table.value.shape[1])))
+        np.add.at(e0[-1], row, share[:, None] * table.value[ids])
+    weights = {name: tf.constant(weight.value) for name, weight in model.network.items()}
+    batch.inputs = [tf.constant(np.hstack(e0)), weights]
+    with tf.GradientTape() as batch.tape:
+        batch.tape.watch(batch.inputs)
+        batch.output = network_output(*batch.inputs, alpha2)
+    return batch.output.numpy()
 
 
 def network_output(e0, weights, alpha2):
@@ -128,35 +159,36 @@ def learn(model, batch, config):
     model.seen += total
     model.examples += len(batch.label)
     drift = total / model.seen if model.seen else 0.0
-    # What a batch shares is learned by the bias of each model, and what a query shares by nothing.
-    shifted = [
-        own + bias.step(batch, own, drift) for own, bias in zip(batch.logits, model.biases, strict=True)
-    ]
-    effects = [query_effect(batch, own) for own in shifted]
     model.combiner.step(batch, drift)
-    gradients = [
-        batch.weight * (sigmoid(own + effect) - batch.label)
-        for own, (effect, _) in zip(shifted, effects, strict=True)
-    ]
-    curvature, left = batch.weight * bend(shifted[0] + effects[0][0]), effects[0][1]
-    for feature, (ids, row, share) in zip(model.features, batch.ids, strict=True):
-        known = curvature[row] * share**2
-        if feature.feature.single is not None:
-            known = np.where(is_shared(batch.query, ids, curvature > 0), left * known, known)
-        of_ids = (
-            np.bincount(ids, part, len(feature.linear.value)) for part in (share * gradients[0][row], known)
-        )
-        feature.linear.step(*of_ids)
-    if not model.network:
-        return
-    of_e0, of_network = batch.tape.gradient(batch.output, batch.inputs, tf.constant(gradients[1]))
-    for feature, (ids, row, share) in zip(model.features, batch.ids, strict=True):
-        own, of_e0 = np.split(of_e0, [feature.embedding.value.shape[1]], axis=1)
-        of_embedding = np.zeros_like(feature.embedding.value)
+    for (name, expert), logit in zip(model.experts.items(), batch.logits, strict=True):
+        # What a batch shares is learned by the bias of each model, and what a query shares by nothing.
+        shifted = logit + expert.bias.step(batch, logit, drift)
+        effect, left = query_effect(batch, shifted)
+        gradient = batch.weight * (sigmoid(shifted + effect) - batch.label)
+        if name == "network":
+            least = config.optimizer.dense.preconditioned_from_rows
+            is_large = least is not None and most_rows(config.batch, batch.start) >= least
+            learn_network(model, batch, gradient, is_large)
+        curvature = batch.weight * bend(shifted + effect)
+        for of, weights in expert.linear.items():
+            ids, row, share = batch.ids[of]
+            known = curvature[row] * share**2
+            if of[0].single is not None:
+                known = np.where(is_shared(batch.query, ids, curvature > 0), left * known, known)
+            of_ids = (np.bincount(ids, part, len(weights.value)) for part in (share * gradient[row], known))
+            weights.step(*of_ids)
+
+
+def learn_network(model, batch, gradient, is_large):
+    of_e0, of_network = batch.tape.gradient(batch.output, batch.inputs, tf.constant(gradient))
+    for feature in model.features:
+        (ids, row, share), table = batch.ids[(feature,)], model.embeddings[feature.name]
+        own, of_e0 = np.split(of_e0, [table.value.shape[1]], axis=1)
+        of_embedding = np.zeros_like(table.value)
         np.add.at(of_embedding, ids, share[:, None] * own[row])
-        feature.embedding.step(of_embedding)  # By the sum of the losses; the network by their mean.
+        table.step(of_embedding)  # By the sum of the losses; the network by their mean.
     for name, weight in model.network.items():
-        weight.step(of_network[name].numpy() / (total or 1.0))
+        weight.step(of_network[name].numpy() / (batch.weight.sum() or 1.0), is_large)
 
 
 def is_shared(query, ids, counts):

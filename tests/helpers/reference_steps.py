@@ -54,17 +54,16 @@ class Bias:
         return move
 
 
-class OffsetAndGate:
-    """logit = alone + gate (network - alone) + offset: A = (1 - drift) A + sum h x x', w -= (A + P)^-1 sum g x.
+class Combiner:
+    """logit = z_1 + offset + sum of gate_k (z_k - z_1): A = (1 - drift) A + sum h x x', w -= (A + P)^-1 sum g x.
 
-    Without a network there is no gate.
+    A single expert is the prediction.
     """
 
-    low, high = (-20, 0), (20, 1)
-
-    def __init__(self, values):
-        self.values = np.array(values, float)
-        self.known = np.zeros((len(values), len(values)))
+    def __init__(self, experts):
+        self.values, self.known = np.zeros(experts), np.zeros((experts, experts))
+        self.prior = np.diag([100.0] + [10.0] * (experts - 1))
+        self.low, self.high = [-20.0] + [0.0] * (experts - 1), [20.0] + [1.0] * (experts - 1)
 
     def inputs(self, logits):
         return np.stack([np.ones_like(logits[0]), *(other - logits[0] for other in logits[1:])])
@@ -73,11 +72,13 @@ class OffsetAndGate:
         return logits[0] + self.values @ self.inputs(logits)
 
     def step(self, batch, drift):
-        x, n = self.inputs(batch.logits), len(self.values)
+        if len(batch.logits) == 1:
+            return
+        x = self.inputs(batch.logits)
         g, h = batch.weight * (sigmoid(batch.logit) - batch.label), batch.weight * bend(batch.logit)
         self.known = (1 - drift) * self.known + h * x @ x.T
-        move = np.clip(np.linalg.solve(self.known + 100 * np.eye(n), x @ g), -1, 1)
-        self.values = np.clip(self.values - move, self.low[:n], self.high[:n])
+        move = np.clip(np.linalg.solve(self.known + self.prior, x @ g), -1, 1)
+        self.values = np.clip(self.values - move, self.low, self.high)
 
 
 class LinearWeights:
@@ -129,24 +130,37 @@ class AdaGrad:
 
 
 class Shampoo(AdaGrad):
-    """Along L^(-1/4) G R^(-1/4) as far as AdaGrad goes, from a step on; with momentum (PSO alg. II and App. G)."""
+    """Along L^(-1/4) G R^(-1/4) as far as AdaGrad goes; with momentum (FF 4.2; PSO alg. II and App. G).
+
+    Before batches are large it is AdaGrad. Roots are exchanged between two steps.
+    """
 
     def __init__(self, value, rate, options):
         super().__init__(value, rate, options.grafting.initial_accumulator)
-        self.options, self.steps, self.L, self.R, self.roots, self.M = options, 0, 0.0, 0.0, None, 0.0
+        self.options, self.steps, self.L, self.R, self.M = options, 0, 0.0, 0.0, 0.0
+        self.roots = self.sent = None
 
-    def step(self, g):
-        P, mu, start = self.direction(g), self.options.momentum, self.options.start_preconditioning_step
+    def step(self, g, is_large):
+        if not is_large:
+            return super().step(g)
+        P, mu = self.direction(g), self.options.momentum
         self.steps += 1
-        if start is not None and g.ndim == 2 and min(g.shape) > 1:
-            self.L, self.R = self.L + g @ g.T, self.R + g.T @ g
-            if self.steps >= start and (self.steps - start) % self.options.precondition_frequency == 0:
-                self.roots = [inverse_fourth_root(A, self.options.epsilon) for A in (self.L, self.R)]
+        if g.ndim == 2 and min(g.shape) > 1:
             if self.roots is not None:
                 shampoo = self.roots[0] @ g @ self.roots[1]
                 P = shampoo * np.linalg.norm(P) / (np.linalg.norm(shampoo) or 1.0)
+            self.L, self.R = self.L + g @ g.T, self.R + g.T @ g
+            self.exchange()
         self.M = mu * self.M + (1 - mu) * P
         self.value -= self.rate * (mu * self.M + (1 - mu) * P if self.options.nesterov else self.M)
+
+    def exchange(self):
+        """Those that were sent come into use, at first those of now, and those of now are sent."""
+        after = self.steps - self.options.start_preconditioning_step
+        if after >= 0 and after % self.options.precondition_frequency == 0:
+            roots = [inverse_fourth_root(A, self.options.epsilon) for A in (self.L, self.R)]
+            is_late = self.options.roots.asynchronous and self.sent is not None
+            self.roots, self.sent = self.sent if is_late else roots, roots
 
 
 def inverse_fourth_root(A, epsilon):

@@ -153,7 +153,7 @@ SMALL: dict[str, Any] = {
             "initial_accumulator": 0.01,
             "linear_initial_accumulator": 0.02,
         },
-        "dense": {"learning_rate": 0.02, "shampoo": {"momentum": 0.9}},
+        "dense": {"learning_rate": 0.02, "preconditioned_from_rows": 1},
     },
     "metrics": {"window_examples": 230, "slices": ["position"]},
     "checkpoint": {"every_examples": 310, "keep": 2},
@@ -168,7 +168,7 @@ LOGISTIC = {
         "prior": 0.3,
         "query_size": False,
     },
-    "optimizer": {**SMALL["optimizer"], "dense": {"learning_rate": 0.02, "shampoo": {"momentum": 0}}},
+    "optimizer": {**SMALL["optimizer"], "dense": {"learning_rate": 0.02}},
 }
 
 

@@ -194,7 +194,7 @@ def test_runs_begin_from_runs_without_it_and_go_on_without_it(made):
 def test_operations_of_both_are_counted(made):
     count = Operations(made.log)
     without, with_it, narrow = (
-        count(configured(model={**SMALL, **changes}))["embedding_parameters"]
+        count(configured(model={**SMALL, "experts": ["network"], **changes}))["embedding_parameters"]
         for changes in ({"query_size": False}, {}, {"widths": {"query_size": 0}})
     )
     assert with_it - without == 20 * (8 + 1) and narrow - without == 20

@@ -143,7 +143,7 @@ def test_the_variables_and_steps_of_a_run_are_on_the_chip_and_its_bits_are_those
     changes = {
         "batch": {"rows": 64, "max_query_rows": 128, "shapes": "few"},
         "jit": True,
-        "optimizer": {"dense": {"shampoo": damped}},
+        "optimizer": {"dense": {"preconditioned_from_rows": 1, "shampoo": damped}},
     }
     config = tmp_path / "config.yaml"
     config.write_text(dump_yaml(make_config(merged(SMALL, changes))))

@@ -44,7 +44,7 @@ ROWS = 64
 
 
 def config_of(content: dict) -> TrainConfig:
-    joint = {"network_loss": "joint", **content.get("model", {})}
+    joint = {"experts": ["network"], **content.get("model", {})}
     return parse_model(TrainConfig, {"compute_dtype": "float32", **content, "model": joint}, "test")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ctr.config import parse_model
+from ctr.optim.shampoo.host import HostPipeline
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.loop import train
@@ -128,6 +129,57 @@ def test_batches_that_are_left_out_end_a_call_and_are_scored_alone(log, tmp_path
     assert_same(tmp_path / "3", tmp_path / "16", rtol=0, atol=0)
 
 
+# Batches of 8 rows come from row 160 on; an exchange comes ever later, at first between any two of them.
+SHAMPOO: dict[str, Any] = {
+    "batch": {"rows": 8, "growth": 0.05, "least": 1},
+    "optimizer": {
+        "dense": {
+            "preconditioned_from_rows": 8,
+            # Damped well, as in other tests of few rows: roots make much of the last bits.
+            "shampoo": {
+                "epsilon": 0.01,
+                "start_preconditioning_step": 3,
+                "precondition_frequency": 7,
+                "roots": {"early_growth": 0.25},
+            },
+        }
+    },
+}
+
+
+@pytest.mark.slow
+def test_roots_are_exchanged_at_the_same_steps_however_many_batches_share_a_call(log, tmp_path, calls):
+    """Also where a run is resumed in between, with a root in flight."""
+    exchanges: list[int] = []
+    send, calls[:] = HostPipeline.send, []
+
+    def counted(self, step, *rest):
+        exchanges.append(step)
+        return send(self, step, *rest)
+
+    found, together = {}, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostPipeline, "send", counted)
+        for steps in (1, 3, 64):
+            config, run = config_of(SHAMPOO, apart(steps)), tmp_path / str(steps)
+            if steps == 3:
+                train_part(log, config, run, 600)
+                exchanges.clear()
+            summary = train(log, config, run)
+            found[steps] = exchanges.copy(), summary["shampoo"]
+            together.append(max(calls, default=1))
+            exchanges.clear()
+            calls.clear()
+    whole, report = found[64]
+    assert together[:2] == [1, 3] and together[2] > 7
+    assert np.diff(whole)[-3:].tolist() == [7, 7, 7] and 1 in np.diff(whole)
+    assert found[1][0] == whole and found[3][0] == whole[-len(found[3][0]) :]
+    assert len(found[3][0]) < len(whole)
+    assert report["steps"] > whole[-1] and report["layers_ready"] == report["layers"] > 0
+    assert_same(tmp_path / "3", tmp_path / "64", rtol=0, atol=0)
+    assert_same(tmp_path / "1", tmp_path / "64", rtol=2e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -135,7 +187,6 @@ def test_batches_that_are_left_out_end_a_call_and_are_scored_alone(log, tmp_path
         {"jit": False},
         {"label_delay": 60},
         {"objective": {"ranking": {}}},
-        {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": 5}}}},
         {"optimizer": {"embeddings": {"rule": "one_sided"}}},
     ],
     ids=str,

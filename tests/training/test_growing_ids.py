@@ -38,7 +38,10 @@ WITHOUT_NETWORK = {"model": {"crosses": {"layers": 0}, "deep": {"units": []}}}
 CROWDED = {"ids": {"capacity": 12, "shared_rows": 2, "eviction": {"policy": "score", "share": 0.2}}}
 LEAST_RECENT = merged(CROWDED, {"ids": {"eviction": {"policy": "least_recent", "max_idle": 1, "every": 1}}})
 # Linear weights and network as two models, which learn as they do without a configuration.
-TWO_MODELS = {"model": {"network_loss": "own"}, "optimizer": {"embeddings": {"linear_rule": "newton"}}}
+TWO_MODELS = {
+    "model": {"experts": ["linear", "network"]},
+    "optimizer": {"embeddings": {"linear_rule": "newton"}},
+}
 POLICIES: dict[str, dict[str, Any]] = {
     "crowded, two models": merged(CROWDED, TWO_MODELS),
     "admitted by count": {"ids": {"admission": {"rule": "count", "count": 3, "exact_ids": 4}}},

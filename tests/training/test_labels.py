@@ -20,7 +20,7 @@ from small_runs import labeled, make_config, merged, publish
 
 FIRST_ID = 10_000
 LABELS = {"sale": {"given": "all"}, "lead": {"weight": 0.5, "ramp": 300}}
-OWN = {"model": {"network_loss": "own"}, "optimizer": {"embeddings": {"linear_rule": "newton"}}}
+OWN = {"model": {"experts": ["linear", "network"]}, "optimizer": {"embeddings": {"linear_rule": "newton"}}}
 
 
 def config_with(labels=LABELS, **changes):

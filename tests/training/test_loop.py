@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.training.run.summary import LearningError
+from ctr.training.run.summary import LearningError, summary_text
 from growing_logs import lines_of, read_predictions, train_part
 from reference_loop import cut, progressive_pass
 from small_runs import INTERVALS, Examples, draw_examples, make_config, merged, publish
@@ -33,23 +34,32 @@ NETWORK: dict[str, Any] = {
     "metrics": {"window_examples": 150},
 }
 LINEAR: dict[str, Any] = {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": PRIOR}
-# As printed: statistics of every step, roots at once from all of them.
-PRINTED = {
-    "statistics": {"frequency": 1},
-    "precondition_frequency": 5,
-    "start_preconditioning_step": 10,
-    "roots": {"early_growth": 0, "asynchronous": False, "drift_bound": 0},
-    "exponent_override": None,
-}
+OFTEN = {"precondition_frequency": 5, "start_preconditioning_step": 10}
 # What differs from what a stranger's run begins with, and where it is stopped and resumed.
 PASSES: dict[str, tuple[dict[str, Any], int | None]] = {
     "default": (NETWORK, None),
+    # Stopped between the first batch of 8 rows, with which Shampoo begins, and its first roots.
+    "large batches": (
+        merged(
+            NETWORK,
+            {
+                "batch": {"rows": 16, "growth": 0.05, "least": 1},
+                "optimizer": {"dense": {"preconditioned_from_rows": 8, "shampoo": OFTEN}},
+            },
+        ),
+        230,
+    ),
     # And two features without embeddings.
     "shampoo": (
         merged(
             NETWORK,
             {
-                "optimizer": {"dense": {"shampoo": PRINTED}},
+                "optimizer": {
+                    "dense": {
+                        "preconditioned_from_rows": 1,
+                        "shampoo": {**OFTEN, "roots": {"asynchronous": False}},
+                    }
+                },
                 "model": {"widths": {"user": 0, "item": 0}},
                 "metrics": {"window_examples": "auto"},
             },
@@ -64,7 +74,7 @@ PASSES: dict[str, tuple[dict[str, Any], int | None]] = {
             {
                 "label_delay": 0.02,
                 "batch": {"rows": 40},
-                "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}},
+                "optimizer": {"dense": {"preconditioned_from_rows": None}},
             },
         ),
         330,
@@ -126,7 +136,6 @@ def passed(short_log, faulty_log, tmp_path_factory) -> Callable[[str], SimpleNam
     def make(name: str) -> SimpleNamespace:
         if name not in made:
             content, stopped_at = PASSES[name]
-            content = merged(content, {"model": {"pairs": False}})
             own_log, run = (
                 faulty_log if name == "linear" else short_log,
                 tmp_path_factory.mktemp("pass") / "run",
@@ -160,6 +169,23 @@ def test_predictions_are_those_of_the_formulas(name, passed):
     assert np.std(expected) > 0.1
     assert one.summary["trained_examples"] == learned
     assert (learned < len(expected)) == (name == "late labels")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("default", "Shampoo (never started: batches stayed below 256 rows; until then AdaGrad)"),
+        ("large batches", r"Shampoo \(\d+ steps, from batches of 8 rows on; AdaGrad in \d+ steps before\)"),
+        ("late labels", "AdaGrad"),
+    ],
+)
+def test_a_run_says_what_dense_weights_learned_by(name, words, passed):
+    one = passed(name)
+    found = one.summary["dense_optimizer"]
+    assert re.fullmatch(words if "steps" in words else re.escape(words), found)
+    assert f"  dense weights       {found}" in summary_text(one.run, one.summary).splitlines()
+    steps = [one.summary["shampoo"][key] for key in ("steps", "graft_steps")]
+    assert sum(steps) == one.summary["batches"] and (steps[0] > 20) == (name == "large batches")
 
 
 def test_predictions_carry_the_columns_of_the_log_without_its_faulty_rows(examples, passed):

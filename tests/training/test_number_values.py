@@ -23,7 +23,7 @@ from growing_logs import STANDS, assert_same, train_part
 from killed_run import run_killed
 from small_runs import INTERVALS, NUMBERS, SCHEMA, draw_examples, make_config, publish, with_numbers
 
-NETWORK = {"model": {"network_loss": "own"}, "optimizer": {"dense": {"shampoo": {"momentum": 0}}}}
+NETWORK = {"model": {"experts": ["linear", "network"]}, "optimizer": {"dense": {"shampoo": {"momentum": 0}}}}
 
 
 def rows_of(queries: int, seed: int = 0) -> Rows:

@@ -41,7 +41,7 @@ ADAGRAD: dict[str, Any] = {"start_preconditioning_step": None, "momentum": 0}
 NETWORK = {
     "crosses": {"layers": 2, "rank": 2},
     "deep": {"units": [3], "activation": "tanh"},
-    "network_loss": "joint",
+    "experts": ["network"],
     "prior": 0.2,
 }
 SETTINGS: dict[str, Any] = {

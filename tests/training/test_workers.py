@@ -41,7 +41,7 @@ SMOOTH = {
 DIVIDED, MIRRORED = {"workers": {"divided_from_mb": 0}}, {"workers": {"divided_from_mb": 1000}}
 SHAMPOO = {"start_preconditioning_step": 2, "precondition_frequency": 5, "momentum": 0.9}
 TWO_MODELS = {
-    "model": {"network_loss": "own"},
+    "model": {"experts": ["linear", "network"]},
     "optimizer": {
         "embeddings": {"linear_rule": "newton", "update_limit_absolute": 0.05, "update_limit_relative": 0.5},
         "dense": {"clip_norm": 0.5, "shampoo": {**SHAMPOO, "weight_decay": 0.001}},
@@ -59,14 +59,14 @@ CROWDED = {
 # At higher rates one process, too, drifts away from itself by 1e-4 when its first weights are moved by 2e-6.
 FACTORIZED = {
     "optimizer": {"embeddings": {"learning_rate": 0.02}, "dense": {"learning_rate": 0.005}},
-    "model": {"factorized": {"width": 4, "ui_units": [4]}, "network_loss": "joint"},
+    "model": {"factorized": {"width": 4, "ui_units": [4]}, "experts": ["network"]},
     "batch": {"rows": 40},
     "label_delay": 0.01,
     "export": {"every_examples": 2000},
 }
 # Two components, whose products are computed at once.
 COMPONENTS = {
-    "model": {"ensemble": {"components": 2}, "network_loss": "joint"},
+    "model": {"ensemble": {"components": 2}, "experts": ["network"]},
     "optimizer": {"embeddings": {"learning_rate": 0.02}, "dense": {"learning_rate": 0.005}},
     "batch": {"rows": 40},
 }

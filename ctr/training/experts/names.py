@@ -67,17 +67,18 @@ def choose_experts(model: "ModelConfig", schema: Schema) -> tuple[tuple[ExpertNa
     if model.experts != "auto":
         return names, []
     if model.factorized is not None:
-        why = "linear and pairs, as model.factorized makes the prediction of Q and U alone"
-        return names, [f"model.experts: {why}"]
+        return names, ["model.experts is network alone, as model.factorized makes the prediction of Q and U"]
     notes = []
     if not model.has_layers:
-        notes.append("model.experts: network, as there are neither crosses nor deep layers")
+        notes.append("model.experts is without network, as there are neither crosses nor deep layers")
     singles = len(paired_features(model, schema))
     if 2 <= singles <= _MOST_PAIRED:
         names += (PAIRS,)
     elif singles > _MOST_PAIRED:
-        why = f"pairs, as the log has {singles} single-valued features, more than {_MOST_PAIRED}"
-        notes.append(f"model.experts: {why}")
+        limit = f"more than {_MOST_PAIRED}"
+        notes.append(
+            f"model.experts is without pairs, as the log has {singles} single-valued features, {limit}"
+        )
     return names, notes
 
 

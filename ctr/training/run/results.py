@@ -29,7 +29,7 @@ from ctr.training.run.features import feature_shares, id_rows, input_warnings, r
 from ctr.training.run.metrics import duals_of
 from ctr.training.run.position import set_aside_summary
 from ctr.training.run.run import Run
-from ctr.training.run.summary import TIMING, calibration_warning, last_window
+from ctr.training.run.summary import TIMING, calibration_warning, dense_optimizer_text, last_window
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +167,7 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         "nonfinite_predictions": position.nonfinite_predictions,
         **run.state.parameter_counts(),
         **run.state.experts.report(),
+        "notes": list(inputs.notes),
         **({"ids": id_rows(id_maps, run.schema)} if id_maps else {}),
         "features": feature_shares(run.state, metrics.missing, run.schema),
         "duals": duals_of(run.state),
@@ -176,6 +177,7 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
             if metrics.labels
             else {}
         ),
+        "dense_optimizer": dense_optimizer_text(run.config, run.state.optimizer_report()),
         "shampoo": run.state.optimizer_report(),
         "config_sha256": run.config.sha256(),
         "log_sha256": log_sha256(inputs.log.manifests),

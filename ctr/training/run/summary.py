@@ -79,6 +79,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
         lines.append(f"  {name:<20}{', '.join(found)}; {label['examples']} rows with a known label")
     for name in ("trained_rows", "examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
         lines.append(f"  {name:<20}{summary[name]}")
+    lines.append(f"  dense weights       {summary['dense_optimizer']}")
     if summary.get("wall_seconds"):
         seconds, speed = summary["wall_seconds"], summary["wall_examples_per_second"]
         lines.append(f"  wall_seconds        {seconds} ({speed:,.0f} examples/s, everything included)")
@@ -106,6 +107,27 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     if warning := summary.get("init_from", {}).get("warning"):
         lines.append(f"  warning: {warning}")
     return "\n".join(lines)
+
+
+def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
+    """Says what dense weights have learned by; ``report`` as of ``DenseOptimizer``."""
+    dense = config.optimizer.dense
+    if dense.rule == "adafactor":
+        return "Adafactor"
+    options, least, steps = dense.shampoo, dense.preconditioned_from_rows, report["steps"]
+    graft = type(options.grafting).__name__
+    if least is None or not config.model.has_network:
+        return graft
+    if not steps or not config.preconditions:
+        return f"Shampoo (never started: batches stayed below {least} rows; until then {graft})"
+    began = f"{steps} steps, from batches of {least} rows on"
+    if before := report["graft_steps"]:
+        began = f"{began}; {graft} in {before} steps before"
+    if options.start_preconditioning_step is None:
+        return f"{graft} with momentum ({began})" if options.momentum else graft
+    if not report["layers_ready"]:
+        began = f"no layer has roots after {began}"
+    return f"Shampoo ({began})"
 
 
 def last_window(timeline: Timeline) -> dict[str, Any] | None:

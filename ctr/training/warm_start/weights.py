@@ -205,13 +205,21 @@ def _take_dense(
         lines.append(Line("weight", name, "fresh" if why else "taken", why))
     lines += [Line("weight", name, "left", "") for name in old_names if name not in names]
     options, old_options = (
-        side.config.optimizer.dense.model_dump(exclude={"learning_rate", "schedule"}) for side in (new, old)
+        side.config.optimizer.dense.model_dump(
+            exclude={"learning_rate", "schedule", "preconditioned_from_rows"}
+        )
+        for side in (new, old)
     )
     whys = [f"optimizer.dense.{change}" for change in differing_keys(old_options, options)]
     if any(line.status != "taken" for line in lines):
         whys.append("it knows all weights, and some were not taken")
     if not whys:
-        for name in optimizer_names:
+        names = optimizer_names
+        if new.config.preconditions != old.config.preconditions:
+            # The batches of one of the two are too small for statistics and roots: what both have is the graft's.
+            own = {name: array.shape for name, array in old_arrays.items()}
+            names = [name for name in names if own.get(name) == arrays[name].shape]
+        for name in names:
             arrays[name][...] = old_arrays[name]
     return [*lines, Line("optimizer", "dense", "fresh" if whys else "taken", "; ".join(whys))]
 

@@ -46,6 +46,39 @@ def test_nothing_and_a_block_of_nothing_have_no_norm_to_normalize_by(norm):
             np.testing.assert_allclose(weight, other, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("grafting", ["adagrad", "adam", "lamb"])
+def test_steps_before_the_first_one_are_those_of_the_graft_to_the_bit(grafting):
+    """Which Shampoo's own steps go on from, and nothing else has moved."""
+    shapes = [(7, 5), (3,), (4, 4)]
+    start, history = reference.initial(shapes), reference.drifting(shapes, 9)
+    options = reference.options(
+        grafting=grafting, start_preconditioning_step=3, momentum=0.9, nesterov=True, weight_decay=0.01
+    )
+    late = reference.make_core(options, start, tf.float32, starts_late=True)
+    alone = reference.make_core(options.graft_alone(), start, tf.float32)
+    for gradients in history[:5]:
+        tensors = [tf.constant(gradient, tf.float32) for gradient in gradients]
+        late.graft(tensors, RATE)
+        alone.update(tensors, RATE)
+        for weight, other in zip(late.weights, alone.weights, strict=True):
+            np.testing.assert_array_equal(weight, other)
+    untouched = reference.make_core(options, start, tf.float32, starts_late=True)
+    for name, variable in late.variables.items():
+        if "accumulator" not in name and name != "grafted_steps":
+            np.testing.assert_array_equal(variable, untouched.variables[name], err_msg=name)
+    # Its first step has the graft's size and AdaGrad's sums, or Adam's count, of all before.
+    before = [weight.numpy() for weight in late.weights]
+    for core in (late, alone):
+        core.update([tf.constant(gradient, tf.float32) for gradient in history[5]], RATE)
+    moved, other = (
+        [weight.numpy() - old for weight, old in zip(core.weights, before, strict=True)]
+        for core in (late, alone)
+    )
+    mu = options.momentum
+    for own, plain in zip(moved, other, strict=True):
+        np.testing.assert_allclose(own, (1 - mu) * (1 + mu) * plain, rtol=1e-4, atol=1e-7)
+
+
 # Closed forms.
 
 

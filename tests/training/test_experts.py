@@ -1,5 +1,6 @@
-"""The expert for pairs: what it learns, how its predictions are combined with the model's, and when it sleeps."""
+"""Experts: what they learn and how they are combined, when pairs are left out, and which ones a run has."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,22 @@ from ctr.serving.export import export_run
 from ctr.serving.score import score_rows
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
+from ctr.training.experts.forward import make_experts
+from ctr.training.experts.state import FIRST_LOOK, ExpertState
 from ctr.training.logs import open_logs
 from ctr.training.loop import open_session, train
-from ctr.training.pair_combination import FIRST_LOOK, FIRST_ROWS, Combination
 from ctr.training.run import checkpoint
 from ctr.training.run.snapshot import read_snapshot
 from fingerprint_logs import SCHEMA, growing_table, prints_of, publish_growing
 from growing_logs import read_predictions, train_part
 from small_runs import Examples, draw_examples, merged, publish
 
+ALL = ["linear", "network", "pairs"]
 CONTENT: dict[str, Any] = {
     "batch": {"rows": 12, "max_query_rows": 64},
-    "model": {"crosses": {"layers": 0}, "deep": {"units": [4]}, "query_size": False, "pairs": True},
+    "model": {"crosses": {"layers": 0}, "deep": {"units": [4]}, "query_size": False, "experts": ALL},
     "compute_dtype": "float32",
 }
-LINEAR = {"model": {"deep": {"units": []}, "pairs": False}}
 SINGLES = ("user", "item", "position")
 PAIRS = (("user", "item"), ("user", "position"), ("item", "position"))
 
@@ -73,7 +75,7 @@ def paired(log, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def plain(log, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("plain") / "run"
-    train(log, config_of({"model": {"pairs": False}}), run)
+    train(log, config_of({"model": {"experts": ALL[:2]}}), run)
     return run
 
 
@@ -86,10 +88,6 @@ def batches_of(log: Path) -> list[slice]:
 
 def logits_of(run: Path) -> np.ndarray:
     return read_predictions(run)["logit"].to_numpy(np.float64)
-
-
-def loss_of(logit: np.ndarray, label: np.ndarray, weight: np.ndarray) -> float:
-    return float(weight @ (np.logaddexp(0, logit) - label * logit))
 
 
 def weights_of(run: Path) -> dict[str, np.ndarray]:
@@ -114,69 +112,60 @@ def crossed_table(rows: Examples) -> tuple[Schema, pa.Table]:
     return schema, table.set_column(place, "ids", pack_ids(matrix.astype(np.int64)))
 
 
-def test_predictions_lie_between_those_of_two_models_by_what_the_second_has_gained(
-    rows, log, paired, plain, tmp_path
-):
-    """The expert is what a model of linear weights is that has each pair as a feature."""
-    batches = batches_of(log)
-    first = next(batch.start for batch in batches if batch.start >= FIRST_ROWS)
+def test_pairs_are_a_model_of_linear_weights_that_has_each_pair_as_a_feature(rows, log, tmp_path):
+    """The first expert moved by nothing is ``linear``; by a gate of 1 it would be ``pairs``."""
     schema, table = crossed_table(rows)
-    times = int(rows.query[first]) * 1000
-    publish(tmp_path / "log", table, ((times, 240_000),), schema)
-    train(tmp_path / "log", config_of(LINEAR), tmp_path / "run")
-    z, v = logits_of(plain), np.full(len(rows), np.nan)
-    v[first:] = logits_of(tmp_path / "run")
-    expected, weights, known = z.copy(), np.zeros(2), np.zeros((2, 2))
-    gained = passed = 0.0
-    for batch in batches:
-        if batch.start < first:
-            continue
+    publish(tmp_path / "log", table, ((0, 240_000),), schema)
+    train(tmp_path / "log", config_of({"model": {"experts": ["linear"]}}), tmp_path / "crossed")
+    run = tmp_path / "run"
+    train(log, config_of({"model": {"experts": ["linear", "pairs"]}}), run)
+    plain = tmp_path / "plain"
+    train(log, config_of({"model": {"experts": ["linear"]}}), plain)
+    z, v = logits_of(plain), logits_of(tmp_path / "crossed")
+    expected, weights, known, passed = z.copy(), np.zeros(2), np.zeros((2, 2)), 0.0
+    for batch in batches_of(log):
         y, w = rows.label[batch], rows.train_weight[batch]
         x = np.stack([np.ones(len(y)), v[batch] - z[batch]], axis=1)
-        moved = z[batch] + x @ weights
-        expected[batch] += (moved - z[batch]) / (1 + np.exp(-gained))
+        expected[batch] += x @ weights
         passed += w.sum()
-        if not w.sum():
-            continue
-        share = w.sum() / passed
-        gained = (1 - share / 2) * gained + loss_of(z[batch], y, w) - loss_of(moved, y, w)
-        p = 1 / (1 + np.exp(-moved))
+        share = w.sum() / passed if passed else 0.0
+        p = 1 / (1 + np.exp(-expected[batch]))
         known = (1 - share) * known + (x * (w * p * (1 - p))[:, np.newaxis]).T @ x
-        step = np.linalg.solve(known + 10 * np.eye(2), x.T @ (w * (p - y)))
+        step = np.linalg.solve(known + np.diag([100, 10]), x.T @ (w * (p - y)))
         weights = weights - np.clip(step, -1, 1)
         weights[1] = np.clip(weights[1], 0, 1)
     assert weights[1] > 0.5
-    np.testing.assert_allclose(logits_of(paired), expected, atol=2e-4)
-    w = rows.metric_weight[first:]
-    losses = [loss_of(one[first:], rows.label[first:], w) for one in (logits_of(paired), z)]
-    assert losses[0] < 0.95 * losses[1]
+    np.testing.assert_allclose(logits_of(run), expected, atol=2e-4)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["pairs_gate"] == pytest.approx(weights[1], abs=1e-3)
+    assert summary["logloss"] < 0.95 * json.loads((plain / "summary.json").read_text())["logloss"]
 
 
 @pytest.fixture
 def short_looks(monkeypatch) -> None:
-    """An expert that has to prove itself within 96 rows, and is looked at again when the log is twice as long."""
+    """Pairs that have to prove themselves within 96 rows, and are looked at again when the log is twice as long."""
     for name, value in (("FIRST_LOOK", 96), ("_AGAIN", 2)):
-        monkeypatch.setattr(f"ctr.training.pair_combination.{name}", value)
+        monkeypatch.setattr(f"ctr.training.experts.state.{name}", value)
 
 
 @pytest.mark.slow
-def test_a_useless_expert_sleeps_and_is_looked_at_again(short_looks, tmp_path):
-    rows = draw_examples()
-    log = publish_growing(tmp_path / "log", rows)
-    for name in (True, False):
-        train(log, config_of({"model": {"pairs": name}}), tmp_path / str(name))
-    is_other = logits_of(tmp_path / "True") != logits_of(tmp_path / "False")
+def test_useless_pairs_are_left_out_and_looked_at_again(short_looks, tmp_path):
+    """Where they are left out, predictions are those of a run that has none."""
+    log = publish_growing(tmp_path / "log", draw_examples())
+    for experts in (ALL, ALL[:2]):
+        train(log, config_of({"model": {"experts": experts}}), tmp_path / experts[-1])
+    difference = np.abs(logits_of(tmp_path / "pairs") - logits_of(tmp_path / "network"))
     batches = batches_of(log)
-    other = [bool(is_other[batch].any()) for batch in batches]
+    other = [bool((difference[batch] > 1e-5).any()) for batch in batches]
     changes = [
         batch.start
         for batch, before, now in zip(batches[1:], other, other[1:], strict=False)
         if before != now
     ]
     # A gate that begins at 0 moves nothing in the first batch of a look.
-    woken, slept, again, once_more = changes[:4]
-    assert FIRST_ROWS < woken < FIRST_ROWS + 40 and FIRST_ROWS + 96 <= slept < FIRST_ROWS + 130
-    assert 2 * slept < again < 2 * slept + 40 and again < once_more < again + 130
+    begun, left_out, again, once_more = changes[:4]
+    assert begun < 40 and 96 <= left_out < 130
+    assert 2 * left_out - 20 < again < 2 * left_out + 60 and again < once_more < again + 130
 
 
 @pytest.mark.slow
@@ -194,7 +183,7 @@ def test_bits_do_not_depend_on_where_it_stopped_and_what_shares_a_call(
     train(log, config_of(changes), tmp_path / "other")
     np.testing.assert_array_equal(logits_of(tmp_path / "whole"), logits_of(tmp_path / "other"))
     own, other = weights_of(tmp_path / "whole"), weights_of(tmp_path / "other")
-    assert own.keys() == other.keys() and any("pairs/" in name for name in own)
+    assert own.keys() == other.keys() and any("rows/pairs" in name for name in own)
     for name, array in own.items():
         np.testing.assert_array_equal(array, other[name], err_msg=name)
 
@@ -206,60 +195,66 @@ def test_an_export_predicts_as_the_run_does(log, paired, tmp_path):
     with open_session(log, config_of(), paired) as session:
         expected = session.score(rows)
     np.testing.assert_allclose(score_rows(scorer, rows), expected, atol=2e-6)
-    assert read_snapshot(paired).architecture.pairs
+    assert read_snapshot(paired).experts.names == tuple(ALL)
 
 
-def passed_by(gain: float, looks: int) -> list[tuple[int, bool]]:
-    """Rows after which an expert falls asleep or wakes up that makes each row's loss smaller by a share."""
-    combination, found = Combination(), []
-    z = np.full(64, -np.log(3), np.float32)
-    label = (np.arange(64) % 4 == 0).astype(np.float32)
-    better = np.where(label > 0, z + gain, z - gain).astype(np.float32)
-    while len(found) < looks:
-        before = combination.is_awake
-        if before:
-            combination.learn(z, better, label, np.ones(64, np.float32))
-        combination.count(64)
-        if combination.is_awake != before:
-            found.append((int(combination.passed), bool(combination.is_awake)))
-        if combination.passed > 3_000_000:
-            break
+def decisions(share: float) -> list[tuple[int, bool]]:
+    """Rows after which pairs that save a share of the loss are left out, or come back."""
+    config = config_of()
+    state, found, passed = ExpertState(make_experts(config, "float32", ()), {}), [], 0
+    while passed < 3_000_000:
+        rows = 4096
+        had_pairs = "pairs" in state.active.names
+        if had_pairs:
+            state.gain.assign_add([share * rows, rows])
+        state.count(rows)
+        passed += rows
+        if ("pairs" in state.active.names) != had_pairs:
+            found.append((passed, not had_pairs))
     return found
 
 
 def test_looks_become_rare_and_what_helps_stays():
-    first = FIRST_ROWS + FIRST_LOOK
-    again = 8 * first
-    assert passed_by(0.0, 4) == [
-        (FIRST_ROWS, True),
-        (first, False),
-        (again, True),
-        (again + FIRST_LOOK, False),
-    ]
-    assert passed_by(0.5, 2) == [(FIRST_ROWS, True)]
-
-
-def test_what_is_not_finite_changes_nothing():
-    combination = Combination(gate=0.5, advantage=3.0)
-    plain, broken = np.array([1.0, -2.0], np.float32), np.array([np.nan, np.inf], np.float32)
-    np.testing.assert_array_equal(combination.combine(plain, broken), plain)
-    before = combination.to_array()
-    combination.learn(plain, broken, np.ones(2, np.float32), np.ones(2, np.float32))
-    combination.learn(plain, -plain, np.ones(2, np.float32), np.zeros(2, np.float32))
-    np.testing.assert_array_equal(combination.to_array(), before)
+    again = 8 * FIRST_LOOK
+    assert decisions(0.0)[:3] == [(FIRST_LOOK, False), (again, True), (again + FIRST_LOOK, False)]
+    assert decisions(0.002) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("experts", "changes", "message"),
     [
-        ({"model": {"network_loss": "joint"}}, "network_loss own"),
-        ({"optimizer": {"embeddings": {"linear_rule": "adagrad"}}}, "linear_rule newton"),
-        ({"objective": {"ranking": {}}}, "logistic loss alone"),
+        (["pairs"], {}, "must name linear or network"),
+        (["network"], {"model": {"deep": {"units": []}}}, "network needs crosses or deep layers"),
+        (
+            ["linear"],
+            {"model": {"ensemble": {"components": 2}}},
+            "components above 1 needs the expert network",
+        ),
+        (["linear"], {"objective": {"ranking": {"setup": "multi_task"}}}, "needs crosses or deep layers"),
+        (["linear", "linears"], {}, "experts"),
     ],
 )
-def test_what_pairs_cannot_go_with_is_refused_and_auto_does_without(log, changes, message):
+def test_experts_that_do_not_fit_are_refused(experts, changes, message):
     with pytest.raises(InputError, match=message):
-        config_of(changes)
-    auto = config_of(changes, {"model": {"pairs": "auto"}})
-    assert open_logs(log, auto).config.model.pairs is False
-    assert open_logs(log, config_of({"model": {"pairs": "auto"}})).config.model.pairs is True
+        config_of(changes, {"model": {"experts": experts}})
+
+
+def test_what_auto_leaves_out_is_said(log, tmp_path, caplog):
+    auto = {"model": {"experts": "auto"}}
+    opened = open_logs(log, config_of(auto))
+    assert opened.config.model.experts == tuple(ALL) and opened.notes == ()
+    ranked = config_of(auto, {"objective": {"ranking": {}, "distillation": {"teacher": "t"}}})
+    assert open_logs(log, ranked).config.model.experts == tuple(ALL)
+    plain = config_of(auto, {"model": {"deep": {"units": []}}})
+    train(log, plain, tmp_path / "run")
+    assert json.loads((tmp_path / "run/summary.json").read_text())["notes"] == list(
+        open_logs(log, plain).notes
+    )
+    assert "model.experts is without network, as there are neither crosses nor deep layers" in caplog.text
+    factorized = {"model": {"factorized": {"ui_features": ["position"]}}}
+    experts, notes = (
+        open_logs(log, config_of(auto, factorized)).config.model.experts,
+        open_logs(log, config_of(auto, factorized)).notes,
+    )
+    assert experts == ("network",)
+    assert [note.split(" is ")[0] for note in notes] == ["model.experts", "optimizer.embeddings.linear_rule"]
