@@ -4,7 +4,6 @@ To add an optimizer, write a class with the methods of ``DenseOptimizer`` in a m
 configurations are mapped to optimizers.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -71,18 +70,18 @@ class DenseOptimizer(Protocol):
     def parts(self) -> Mapping[str, Part]:
         """Names the variables that hold only this worker's part; all others are the same on all workers."""
 
-    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
-        """Takes one step on all weights, in place; called in the graph of the step, which may not call the host.
+    def update(
+        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool, preconditions: bool
+    ) -> None:
+        """Takes one step on all weights, in place; called in the graph of the step.
 
         All gradients are finite, and ``rate`` is a float32 scalar. Without ``preconditions`` a second-order optimizer
-        takes the step of its first-order one: a run's first batches are too small for it.
+        takes the step of its first-order one: a run's first batches are too small for it. A step that is ``compiled``
+        may not call the host.
         """
 
-    def steps_to_exchange(self) -> int:
-        """Counts the steps with ``preconditions`` until ``exchange`` has something to do, at least 1."""
-
     def exchange(self) -> None:
-        """Exchanges with the host what is due; called between steps, at least after ``steps_to_exchange`` of them."""
+        """Exchanges with the host what is due; called after each step that is compiled."""
 
     def report(self) -> dict[str, float | int]:
         """Returns numbers to watch, by name."""
@@ -99,9 +98,6 @@ class DenseOptimizer(Protocol):
 
 class WithoutHost:
     """Defaults of optimizers that leave nothing to the host, divide no state, and where nothing is to be watched."""
-
-    def steps_to_exchange(self) -> int:
-        return sys.maxsize
 
     def exchange(self) -> None:
         """Does nothing."""

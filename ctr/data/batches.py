@@ -73,19 +73,26 @@ class Batch:
         return int(min(part[0] for part in times)), int(max(part[-1] for part in times))
 
 
+QUICK, QUICK_ROWS = 5792, 256
+"""Batches that grow may have (n / ``QUICK``)^2 of the n rows before them, up to ``QUICK_ROWS``, whatever their share."""
+
+
 @dataclass(frozen=True)
 class BatchSize:
     """Rows of a batch, at most, by where it begins."""
 
     rows: int
-    growth: float | None = None  # share of the rows before, rounded down to a power of two; None: any
+    growth: float | None = (
+        None  # share of the rows before, or QUICK's, rounded down to a power of two; None: any
+    )
     first: int = 8  # rows that are allowed whatever ``growth`` says
     origin: int = 0  # the position in the log from which on the rows before a batch count
 
     def at(self, position: int) -> int:
         if self.growth is None:
             return self.rows
-        share = int(self.growth * max(0, position - self.origin))
+        before = max(0, position - self.origin)
+        share = max(int(self.growth * before), min(QUICK_ROWS, int((before / QUICK) ** 2)))
         return min(self.rows, max(self.first, 1 << share.bit_length() >> 1))
 
     def plateaus(self, begin: int, end: int) -> list[tuple[int, int]]:
@@ -95,7 +102,10 @@ class BatchSize:
         while position < end:
             size, stop = self.at(position), end
             if self.growth is not None and size < self.rows:
-                stop = min(end, max(position + 1, self.origin + math.ceil(2 * size / self.growth)))
+                before = 2 * size / self.growth
+                if 2 * size <= QUICK_ROWS:
+                    before = min(before, QUICK * math.sqrt(2 * size))
+                stop = min(end, max(position + 1, self.origin + math.ceil(before)))
             plateaus.append((size, math.ceil((stop - position) / size)))
             position += size * plateaus[-1][1]
         return plateaus

@@ -75,8 +75,8 @@ class TrainStep:
         if self.jit:
             # XLA compiles no call to the host.
             self.state.tables.optimizer.exchange()
-        if feed.preconditions:
-            self.state.dense_optimizer.exchange()
+            if feed.preconditions:
+                self.state.dense_optimizer.exchange()
         return StepResult(*result)
 
     def learning(

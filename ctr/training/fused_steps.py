@@ -15,7 +15,6 @@ What a batch gives does not depend on which others are in its call.
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,14 +74,8 @@ class FusedSteps:
             # On a CPU, XLA computes with bfloat16 as with float32 and rounds.
             own.experts = state.experts.in_float32()
         self._step = Step(own, config, (WHOLE,), by_products=False, exchanges=True)
-        self._loops = {
-            preconditions: timed(
-                "learns",
-                tf.function(partial(self._learn_all, preconditions), jit_compile=True, autograph=False),
-                jit=True,
-            )
-            for preconditions in (False, True)
-        }
+        loop = tf.function(self._learn_all, jit_compile=True, autograph=False)
+        self._loop = timed("learns", loop, jit=True)
         used = [[tf.TensorSpec([None], tf.int32) for _ in layouts]]
         self._load, self._store = (
             tf.function(copies, used, autograph=False) for copies in (scratch.load, scratch.store)
@@ -91,10 +84,7 @@ class FusedSteps:
     def learn(
         self, feeds: Sequence[Feed], ramps: Sequence[Numbers], rates: Sequence[Numbers]
     ) -> list[FusedResult]:
-        """Scores and learns from batches of one shape, ``limit`` at most, in their order.
-
-        All of them precondition, or none; an exchange of roots may be due after the last one.
-        """
+        """Scores and learns from batches of one shape, ``limit`` at most, in their order."""
         results: list[FusedResult] = []
         waiting: list[Feed] = []
         times = [feed.batch.times[1] for feed in feeds]
@@ -152,7 +142,7 @@ class FusedSteps:
             for each in (ramps, rates)
         ]
         self._load(used)
-        found = self._loops[feeds[0].preconditions](targets, plans, *numbers, tf.constant(len(feeds)))
+        found = self._loop(targets, plans, *numbers, tf.constant(len(feeds)))
         self._store(used)
         logit, applied, terms, *slices = (part.numpy()[: len(feeds)] for part in found)
         return [
@@ -171,7 +161,6 @@ class FusedSteps:
 
     def _learn_all(
         self,
-        preconditions: bool,
         targets: _Tensors,
         plans: list[_Tensors],
         ramps: _Tensors,
@@ -185,7 +174,7 @@ class FusedSteps:
         def step(at: tf.Tensor, *results: tf.Tensor) -> list[tf.Tensor]:
             arguments = tf.nest.map_structure(lambda part: part[at], (targets, plans, ramps, rates))
             self._scratch.take(arguments[1])
-            found = self._step.learn(preconditions, *arguments)
+            found = self._step.learn(False, *arguments)
             self._scratch.put_back(arguments[1])
             own = [found.logit, found.applied, found.terms, *found.slices]
             written = [

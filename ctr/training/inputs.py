@@ -254,7 +254,9 @@ def read_feeds(
             until = [stream.until(one.times[1] - 1) for stream in streams]
             due = [None if rows is None else set_rejects_apart(rows) for rows in until]
             usual = size.at(one.begin)
-            own = fused if is_fused_from(size, one.begin) else None
+            # Where Shampoo has begun, roots come from the host between two steps.
+            preconditions = config.preconditions_at(usual)
+            own = fused if is_fused_from(size, one.begin) and not preconditions else None
             feed = make_feed(
                 learned_batch(one, config.retrain),
                 tables(),
@@ -267,7 +269,7 @@ def read_feeds(
                 shapes,
                 own,
             )
-            feed = replace(feed, preconditions=config.preconditions_at(usual))
+            feed = replace(feed, preconditions=preconditions)
             # By this thread, and not by the one that trains.
             feed.prepare()
             yield feed

@@ -178,28 +178,22 @@ def _fused(
 ) -> Iterator[list[tuple[Feed, bool, bool]]]:
     """Groups turns that one call learns from: of one shape, and nothing is due after any but the last."""
     group: list[tuple[Feed, bool, bool]] = []
-    rows = most = 0
+    rows, limit = 0, run.config.batch.steps_per_execution
     for read, is_new, has_labels in turns:
         feed = read.of_tables(trainer.state.active_layouts)
         turn = feed, is_new, has_labels
         is_alone = not feed.is_fused or run.is_left_out(feed.batch)
-        if group and (is_alone or not _are_alike(feed, group[0][0])):
+        if group and (is_alone or feed.shape is not group[0][0].shape):
             yield group
             group, rows = [], 0
-        if not group:
-            most = trainer.most_steps(feed)
         group.append(turn)
         rows += len(feed.batch.rows)
         is_due = run.is_due_after(rows, feed.batch.end) or trainer.state.experts.is_due_after(rows)
-        if is_alone or len(group) == most or is_due:
+        if is_alone or len(group) == limit or is_due:
             yield group
             group, rows = [], 0
     if group:
         yield group
-
-
-def _are_alike(one: Feed, other: Feed) -> bool:
-    return one.shape is other.shape and one.preconditions == other.preconditions
 
 
 def _export(run: Run, exporter: Exporter) -> None:

@@ -52,7 +52,7 @@ class Step:
         state: the variables that ``learn`` changes.
         config: of the run.
         parts: of the model; it learns by the mean of their gradients, and the first one scores.
-        exchanges: whether statistics of rows go to the host, and roots from it, between two steps, and not in them.
+        exchanges: whether statistics go to the host, and roots from it, between two steps, and not in them.
 
     ``by_products``: whether multivalent embeddings are averaged by products with sparse matrices.
     """
@@ -209,7 +209,7 @@ class Step:
                 for gradient in clip_by_global_norm(gradients[begin : begin + size], norm)
             ]
         with tf.name_scope("dense_update"):
-            self.state.dense_optimizer.update(gradients, rate, preconditions)
+            self.state.dense_optimizer.update(gradients, rate, self.exchanges, preconditions)
 
 
 def gather_scores(

@@ -124,11 +124,6 @@ class Trainer:
             self._fused_shapes[layouts] = found
         return self._fused_shapes[layouts]
 
-    def most_steps(self, feed: Feed) -> int:
-        """Counts the steps like that with ``feed`` that one call may take: roots are exchanged between two calls."""
-        most = self._config.batch.steps_per_execution
-        return min(most, self.state.dense_optimizer.steps_to_exchange()) if feed.preconditions else most
-
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
         """Makes a step with a batch, unless it has no good rows: the scores are those of the weights from before it."""
         if not feed.rows:
@@ -157,8 +152,6 @@ class Trainer:
         begun = time.perf_counter()
         with self._calling("learn", feeds[0]):
             results = self._fused[layouts].learn(feeds, ramps, rates)
-            if feeds[0].preconditions:
-                self.state.dense_optimizer.exchange()
         self.state.experts.count(sum(len(feed.batch.rows) for feed in feeds))
         seconds = (time.perf_counter() - begun) / len(feeds)
         for feed, result in zip(feeds, results, strict=True):

@@ -267,8 +267,10 @@ class DenseAdafactor(WithoutHost):
     def variables(self) -> dict[str, tf.Variable]:
         return {f"adafactor/{name}": variable for name, variable in self.core.variables.items()}
 
-    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
-        del preconditions
+    def update(
+        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool, preconditions: bool
+    ) -> None:
+        del compiled, preconditions
         self.core.update(gradients, rate)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:

@@ -48,18 +48,15 @@ class DenseShampoo:
         found = {f"shampoo/{name}": self.core.blocks.part(name) for name in self.core.variables}
         return {name: part for name, part in found.items() if part is not None}
 
-    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
+    def update(
+        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool, preconditions: bool
+    ) -> None:
         if preconditions:
-            self.core.update(gradients, rate, self._decayed, "between_steps")
+            self.core.update(gradients, rate, self._decayed, "between_steps" if compiled else "host")
         else:
             self.core.graft(gradients, rate, self._decayed)
 
-    def steps_to_exchange(self) -> int:
-        return max(1, self.core.steps_to_exchange())
-
     def exchange(self) -> None:
-        if self.core.steps_to_exchange() > 0:
-            return
         # Of an accelerator, windows and roots are moved, and float64 stays on the host.
         with tf.device("CPU:0"):
             self.core.exchange()

@@ -16,7 +16,6 @@ statistics of a step serves that step. A layer takes the first-order direction u
 root from real statistics.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -41,7 +40,6 @@ from ctr.optim.shampoo.host import COUNTERS, HostPipeline
 from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
 from ctr.optim.shampoo.momentum import AveragedGradients, Momentum
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.shampoo.schedule import next_exchange
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.update_limit import limit_update
 from ctr.optim.variables import Create, Variables, create_variable
@@ -249,13 +247,6 @@ class ShampooCore(GradientSteps):
         self.exchanged.update(
             self.statistics, self.step.read_value(), present, on_device, self.preconditioner.replace_roots
         )
-
-    def steps_to_exchange(self) -> int:
-        """Counts the steps until an exchange is due, on the host; 0 or less where it is due now."""
-        if not self.blocks.whole.factors:
-            return sys.maxsize
-        last = int(self.exchanged.exchanged_at.numpy())
-        return next_exchange(self.options, last) - int(self.step.numpy())
 
     def exchange(self) -> None:
         """Exchanges roots with the host if it is due, between two steps."""

@@ -36,16 +36,6 @@ def steps_to_next_exchange(options: ShampooOptions, step: tf.Tensor) -> tf.Tenso
     return tf.clip_by_value(early, 1, frequency)
 
 
-def next_exchange(options: ShampooOptions, last: int) -> int:
-    """Returns the step from which on an exchange is due after the one at step ``last``, or -1: as ``exchange_due``."""
-    frequency, growth, phase = options.precondition_frequency, options.roots.early_growth, options.roots.phase
-    if last < 0:
-        return options.first_exchange
-    if phase is not None:
-        return ((last - phase) // frequency + 1) * frequency + phase
-    return last + (min(max(1, math.floor(growth * last)), frequency) if growth else frequency)
-
-
 def is_early(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
     """Tells whether exchanges after ``step`` are not yet tau1 apart, bool scalar."""
     return step < _early_steps(options.roots.early_growth, options.precondition_frequency)

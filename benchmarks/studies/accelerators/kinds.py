@@ -89,7 +89,9 @@ KINDS = {
 class DeviceShampoo(DenseShampoo):
     """Shampoo whose roots are computed in the step: what a Keras model has under ``jit_compile`` without a callback."""
 
-    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
+    def update(
+        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool, preconditions: bool
+    ) -> None:
         self.core.update(gradients, rate, self._decayed, "device")
 
     def exchange(self) -> None:

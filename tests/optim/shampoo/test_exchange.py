@@ -10,7 +10,7 @@ import tensorflow as tf
 import shampoo_reference as reference
 from ctr.optim.shampoo.host import STATUS, HostPipeline
 from ctr.optim.shampoo.roots import inverse_root
-from ctr.optim.shampoo.schedule import exchange_due, is_early, next_exchange, steps_to_next_exchange
+from ctr.optim.shampoo.schedule import exchange_due, is_early, steps_to_next_exchange
 
 RATE = 0.125
 SHAPES = [(5, 4), (4, 4)]
@@ -64,26 +64,6 @@ def test_early_is_before_exchanges_are_as_far_apart_as_they_will_be():
             gap = min(max(math.floor(growth * step), 1), frequency) if growth else frequency
             assert int(steps_to_next_exchange(options, number)) == gap
             assert bool(is_early(options, number)) == (gap < frequency)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"roots": {"early_growth": 0.0}},
-        {"roots": {"early_growth": 0.3}},
-        {"roots": {"phase": 3}, "start_preconditioning_step": 9},
-        {"roots": {"phase": 3, "first": 2}, "start_preconditioning_step": 5},
-    ],
-    ids=str,
-)
-def test_the_host_knows_the_step_of_the_next_exchange(changed):
-    options = reference.options(**{"precondition_frequency": 7, "start_preconditioning_step": 4, **changed})
-    last = -1
-    for step in range(80):
-        is_due = bool(exchange_due(options, tf.constant(step, tf.int64), tf.constant(last, tf.int64)))
-        assert is_due == (step >= next_exchange(options, last))
-        last = step if is_due else last
-    assert last > 70
 
 
 @pytest.mark.parametrize("every", [1, 3, 7, 25])
