@@ -74,7 +74,7 @@ class Batch:
 
 
 QUICK, QUICK_ROWS = 5792, 256
-"""Batches that grow may have (n / ``QUICK``)^2 of the n rows before them, up to ``QUICK_ROWS``, whatever their share."""
+"""After n rows batches that grow may have (n / ``QUICK``)^2 rows, up to ``QUICK_ROWS``, whatever their share."""
 
 
 @dataclass(frozen=True)
