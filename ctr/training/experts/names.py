@@ -1,11 +1,9 @@
 """Which experts a model has. Loads no TensorFlow."""
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
 
 from ctr.data.schema import Schema
-
-if TYPE_CHECKING:
-    from ctr.training.model_config import ModelConfig
 
 ExpertName = Literal["linear", "network", "pairs"]
 
@@ -19,7 +17,25 @@ _MOST_PAIRED = 32
 """Features up to which pairs are an expert by themselves: 496 pairs cost more than a network."""
 
 
-def expert_names(model: "ModelConfig") -> tuple[ExpertName, ...]:
+class Model(Protocol):
+    """What decides the experts of a ``ctr.training.model_config.ModelConfig``."""
+
+    @property
+    def experts(self) -> Literal["auto"] | tuple[ExpertName, ...]: ...
+    @property
+    def has_layers(self) -> bool: ...
+    @property
+    def factorized(self) -> object: ...
+    @property
+    def ensemble(self) -> Any: ...
+    @property
+    def pooling(self) -> Mapping[str, Any]: ...
+    @property
+    def without(self) -> tuple[str, ...]: ...
+    def features(self, schema: Schema) -> Schema: ...
+
+
+def expert_names(model: Model) -> tuple[ExpertName, ...]:
     """Returns the experts of a model in their order; of ``auto``, before a log is known, those without pairs."""
     if model.experts != "auto":
         return tuple(name for name in EXPERTS if name in model.experts)
@@ -28,19 +44,21 @@ def expert_names(model: "ModelConfig") -> tuple[ExpertName, ...]:
     return (LINEAR, NETWORK) if model.has_layers else (LINEAR,)
 
 
-def reads_embeddings(model: "ModelConfig") -> bool:
+def reads_embeddings(model: Model) -> bool:
     """Returns whether a network is among the experts."""
     return NETWORK in expert_names(model)
 
 
-def has_linear_inside(model: "ModelConfig") -> bool:
+def has_linear_inside(model: Model) -> bool:
     """Returns whether the linear weights are part of the network."""
     return LINEAR not in expert_names(model)
 
 
-def check_experts(model: "ModelConfig") -> None:
+def check_experts(model: Model) -> None:
     """Raises ValueError where the experts that a configuration names do not fit its other keys."""
     names = expert_names(model)
+    if len(names) < len(model.experts) and model.experts != "auto":
+        raise ValueError("experts names one twice")
     if not {LINEAR, NETWORK} & {*names}:
         raise ValueError("experts must name linear or network: pairs alone are no model")
     if NETWORK in names:
@@ -58,7 +76,7 @@ def check_experts(model: "ModelConfig") -> None:
             raise ValueError(f"{key} needs the expert network, with crosses or deep layers")
 
 
-def choose_experts(model: "ModelConfig", schema: Schema) -> tuple[tuple[ExpertName, ...], list[str]]:
+def choose_experts(model: Model, schema: Schema) -> tuple[tuple[ExpertName, ...], list[str]]:
     """Chooses the experts of a model for the features of a log, where they are ``auto``.
 
     Returns them, and a line for each one that is left out because of another key, or of the log.
@@ -82,6 +100,6 @@ def choose_experts(model: "ModelConfig", schema: Schema) -> tuple[tuple[ExpertNa
     return names, notes
 
 
-def paired_features(model: "ModelConfig", schema: Schema) -> list[str]:
+def paired_features(model: Model, schema: Schema) -> list[str]:
     """Names the features of the log that pairs are made of."""
     return [name for name in model.features(schema).single_ids if name not in model.without]
