@@ -34,9 +34,9 @@ from ctr.workers.cluster import WorkerLostError
 @command(
     "demo",
     "simulate a log, run the commands of examples/factory-floor.yaml on it, compare and write a report",
-    {"[--out DIR]": "output directory (runs/demo)", "[--examples N]": "examples to simulate (100000)"},
+    {"[--out DIR]": "output directory (runs/demo)", "[--examples N]": "examples to simulate (60000)"},
     out=Path("runs/demo"),
-    examples=100_000,
+    examples=60_000,
 )
 def _demo(arguments: argparse.Namespace) -> None:
     from ctr.demo import check_demo_folder, demo_commands

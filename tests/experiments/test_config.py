@@ -130,6 +130,12 @@ def test_every_arm_has_its_changes_over_the_baseline(plan_of):
                 assert found == same
     # The first seed of everything comes before the next one.
     assert [run.seed for run in tasks.stages()[2]] == sorted(run.seed for run in tasks.stages()[2])
+    # A baseline may have a teacher and a sampling, which arms do not inherit.
+    alone = {"baseline": {"teacher": "wide", "sampling": "low"}, "arms": {"plain": {}}, "sweep": None}
+    _, tasks = plan_of({**WHOLE, **alone})
+    (taught, _), (plain, _) = tasks.arms["baseline"], tasks.arms["plain"]
+    assert taught.needs == (tasks.teachers["wide"], tasks.samplings["low"]) and plain.needs == ()
+    assert plain.config.objective.distillation is None and plain.config.sampling is None
     # A baseline alone is an experiment.
     (arm,) = plan_of({"seeds": [1]})[0].arms
     assert arm.name == "baseline"
@@ -208,6 +214,10 @@ REFUSED = [
     ({"seeds": [1, 1]}, "seeds: 1 appears twice"),
     ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
     ({"base": "base.yaml"}, "base.yaml: batch.row: unknown key"),
+    (
+        {"baseline": {"teacher": "none"}},
+        "baseline.teacher: there is no none; allowed: none is defined",
+    ),
     (
         {"teachers": {"t": {"set": {"a": 1}}}, "arms": {"x": {"teacher": "t"}}},
         "teachers.t.set.a: unknown key",
