@@ -111,10 +111,12 @@ def _scalars(numbers: Mapping[str, float]) -> dict[str, tf.Tensor]:
     return {name: tf.constant(number, tf.float32) for name, number in numbers.items()}
 
 
-def timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., Any]:
+def timed(
+    what: str, function: Callable[..., Any], jit: bool, sizes: tuple[int, int] | None = None
+) -> Callable[..., Any]:
     """Logs the first call of a step's function, with its time; under ``jit`` each first one with new shapes.
 
-    ``function`` takes targets, plans and more.
+    ``function`` takes targets, plans and more, or batches of ``sizes``: rows, and distinct ids.
     """
     seen: set[tuple[Any, ...]] = set()
 
@@ -127,14 +129,18 @@ def timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., A
         begin = time.perf_counter()
         result = function(*arguments)
         seen.add(shapes)
-        plans = arguments[1]
+        rows, ids = sizes or _sizes(arguments[1])
         log.info(
             "the step that %s: first run for %d rows and %d distinct ids, compilation included, %.1f s",
             what,
-            plans[0]["single"].shape[-2],
-            sum(plan["distinct"].shape[-1] for plan in plans),
+            rows,
+            ids,
             time.perf_counter() - begin,
         )
         return result
 
     return call
+
+
+def _sizes(plans: Sequence[Mapping[str, tf.Tensor]]) -> tuple[int, int]:
+    return plans[0]["single"].shape[-2], sum(plan["distinct"].shape[-1] for plan in plans)

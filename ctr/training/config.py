@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -19,7 +18,6 @@ from ctr.objective.config import MOST_SECONDS, TERMS, ObjectiveConfig
 from ctr.objective.schedules import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
 from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.contrib.presets import FF, PRESETS
-from ctr.optim.first_order.options import AdaGrad
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.training.experts.names import has_linear_inside
 from ctr.training.experts.pairs import with_pair_table
@@ -173,8 +171,8 @@ class EmbeddingOptimizerConfig(StrictModel):
         return (self.update_limit_relative, absolute) if absolute else None
 
 
-DEFAULT_SHAMPOO = replace(FF, grafting=AdaGrad(initial_accumulator=1e-3))
-"""The paper's, and AdaGrad's sums as the many small steps of a short log want them."""
+DEFAULT_SHAMPOO = FF
+"""The options of dense weights where none are given: the paper's."""
 
 SHAMPOO = OptionsKey(DEFAULT_SHAMPOO, frozenset({"rows"}), presets=PRESETS)
 

@@ -12,9 +12,10 @@ have, so that nothing is compiled anew when those grow::
 What a batch gives does not depend on which others are in its call.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,8 @@ _SCRATCH_ROWS, _SCRATCH_BYTES = 2**15, 2**23
 """Rows of a scratch table, or more where so many bytes hold them; a call ends before batches that need more."""
 
 _Tensors = dict[str, tf.Tensor]
+_Arguments = Any
+"""Of ``Step.learn``, after the first one: tensors, or arrays."""
 Numbers = Mapping[str, float]
 
 
@@ -74,8 +77,7 @@ class FusedSteps:
             # On a CPU, XLA computes with bfloat16 as with float32 and rounds.
             own.experts = state.experts.in_float32()
         self._step = Step(own, config, (WHOLE,), by_products=False, exchanges=True)
-        loop = tf.function(self._learn_all, jit_compile=True, autograph=False)
-        self._loop = timed("learns", loop, jit=True)
+        self._loops: dict[Shape, Callable[..., list[tf.Tensor]]] = {}
         used = [[tf.TensorSpec([None], tf.int32) for _ in layouts]]
         self._load, self._store = (
             tf.function(copies, used, autograph=False) for copies in (scratch.load, scratch.store)
@@ -126,23 +128,36 @@ class FusedSteps:
     ) -> list[FusedResult]:
         shape = feeds[0].shape
         assert shape is not None
-        used, plans = [], []
+        used, distinct = [], []
         for number, size in enumerate(shape.tables):
             own = [feed.plans[number] for feed in feeds]
             ids = [plan.distinct[: plan.distinct_count] for plan in own]
-            rows, distinct = _join(ids, size.ids, self._scratch.rows[number])
+            rows, places = _join(ids, size.ids, self._scratch.rows[number])
             used.append(rows)
-            arrays = {
-                name: [getattr(plan, name) for plan in own] for name in ("single", "values", "segments")
-            }
-            plans.append(self._stacked({"distinct": distinct, **arrays}))
-        targets = self._stacked({name: [feed.targets[name] for feed in feeds] for name in self._targets})
-        numbers = [
-            self._stacked({name: np.array([one[name] for one in each], np.float32) for name in each[0]})
-            for each in (ramps, rates)
-        ]
+            distinct.append(places)
+        batches = []
+        for at, feed in enumerate(feeds):
+            plans = [
+                {
+                    "distinct": places[at],
+                    "single": plan.single,
+                    "values": plan.values,
+                    "segments": plan.segments,
+                }
+                for places, plan in zip(distinct, feed.plans, strict=True)
+            ]
+            targets = {name: feed.targets[name] for name in self._targets}
+            numbers = [
+                {name: np.float32(one) for name, one in each.items()} for each in (ramps[at], rates[at])
+            ]
+            batches.append((targets, plans, *numbers))
+        if shape not in self._loops:
+            learn_all = partial(self._learn_all, batches[0])
+            loop = tf.function(learn_all, jit_compile=True, autograph=False)
+            sizes = shape.rows, sum(size.ids for size in shape.tables)
+            self._loops[shape] = timed("learns", loop, jit=True, sizes=sizes)
         self._load(used)
-        found = self._loop(targets, plans, *numbers, tf.constant(len(feeds)))
+        found = self._loops[shape](_packed(batches, self.limit), tf.constant(len(feeds)))
         self._store(used)
         logit, applied, terms, *slices = (part.numpy()[: len(feeds)] for part in found)
         return [
@@ -150,29 +165,16 @@ class FusedSteps:
             for at in range(len(feeds))
         ]
 
-    def _stacked(self, arrays: Mapping[str, Sequence[np.ndarray] | np.ndarray]) -> _Tensors:
-        """Stacks arrays of one shape, and more behind them that are not looked at: ``limit`` of each name."""
-        stacked = {}
-        for name, parts in arrays.items():
-            whole = np.zeros((self.limit, *np.shape(parts[0])), parts[0].dtype)
-            whole[: len(parts)] = parts
-            stacked[name] = tf.constant(whole)
-        return stacked
-
     def _learn_all(
-        self,
-        targets: _Tensors,
-        plans: list[_Tensors],
-        ramps: _Tensors,
-        rates: _Tensors,
-        count: tf.Tensor,
+        self, alike: _Arguments, packed: dict[str, tf.Tensor], count: tf.Tensor
     ) -> list[tf.Tensor]:
-        batches = targets["label"].shape
+        """Learns from ``count`` batches that are ``packed``, each of the arrays that the one ``alike`` has."""
+        batches = tf.TensorShape([self.limit, len(alike[0]["label"])])
         results = [tf.zeros(batches), tf.zeros(batches[:1], tf.bool), tf.zeros([batches[0], self._terms])]
         results += [tf.zeros(batches, tf.int32)] * self._families
 
         def step(at: tf.Tensor, *results: tf.Tensor) -> list[tf.Tensor]:
-            arguments = tf.nest.map_structure(lambda part: part[at], (targets, plans, ramps, rates))
+            arguments = _unpacked({kind: part[at] for kind, part in packed.items()}, alike)
             self._scratch.take(arguments[1])
             found = self._step.learn(False, *arguments)
             self._scratch.put_back(arguments[1])
@@ -285,3 +287,25 @@ def _join(distinct: Sequence[np.ndarray], capacity: int, end: int) -> tuple[np.n
     lengths = np.array([len(one) for one in distinct])
     padded[np.arange(capacity) < lengths[:, np.newaxis]] = places
     return rows.astype(np.int32), padded
+
+
+def _packed(batches: Sequence[_Arguments], limit: int) -> dict[str, tf.Tensor]:
+    """Puts all arrays of each batch side by side, by their types: [limit, N]; what no batch has is not looked at."""
+    leaves = [tf.nest.flatten(batch) for batch in batches]
+    packed = {}
+    for kind in dict.fromkeys(leaf.dtype for leaf in leaves[0]):
+        rows = [np.concatenate([leaf.ravel() for leaf in own if leaf.dtype == kind]) for own in leaves]
+        whole = np.zeros((limit, len(rows[0])), kind)
+        whole[: len(rows)] = rows
+        packed[kind.name] = tf.constant(whole)
+    return packed
+
+
+def _unpacked(row: Mapping[str, tf.Tensor], alike: _Arguments) -> _Arguments:
+    """Takes the arrays of a batch apart again: XLA slices each kind of them once."""
+    leaves, found = tf.nest.flatten(alike), dict[str, Iterator[tf.Tensor]]()
+    for kind, numbers in row.items():
+        own = [leaf for leaf in leaves if leaf.dtype == kind]
+        parts = tf.split(numbers, [leaf.size for leaf in own])
+        found[kind] = iter([tf.reshape(part, leaf.shape) for part, leaf in zip(parts, own, strict=True)])
+    return tf.nest.pack_sequence_as(alike, [next(found[leaf.dtype.name]) for leaf in leaves])
