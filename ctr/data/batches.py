@@ -74,7 +74,10 @@ class Batch:
 
 
 QUICK, QUICK_ROWS = 5792, 256
-"""After n rows batches that grow may have (n / ``QUICK``)^2 rows, up to ``QUICK_ROWS``, whatever their share."""
+"""After n rows, batches that grow may have (n / ``QUICK``)^2 rows whatever their share, up to ``QUICK_ROWS``.
+
+Rounded down to a power of four, for which few shapes are compiled.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,23 +95,33 @@ class BatchSize:
         if self.growth is None:
             return self.rows
         before = max(0, position - self.origin)
-        share = max(int(self.growth * before), min(QUICK_ROWS, int((before / QUICK) ** 2)))
-        return min(self.rows, max(self.first, 1 << share.bit_length() >> 1))
+        quick = _power_of_two(before // QUICK) ** 2
+        grown = max(_power_of_two(int(self.growth * before)), min(QUICK_ROWS, quick))
+        return min(self.rows, max(self.first, grown))
 
     def plateaus(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Lists the batches from one position to another, full ones as they follow each other: size and number."""
-        plateaus = []
+        plateaus: list[tuple[int, int]] = []
         position = begin
         while position < end:
             size, stop = self.at(position), end
             if self.growth is not None and size < self.rows:
-                before = 2 * size / self.growth
-                if 2 * size <= QUICK_ROWS:
-                    before = min(before, QUICK * math.sqrt(2 * size))
-                stop = min(end, max(position + 1, self.origin + math.ceil(before)))
-            plateaus.append((size, math.ceil((stop - position) / size)))
-            position += size * plateaus[-1][1]
+                before = max(0, position - self.origin)
+                # Where a power of two is next reached, by either rule.
+                steps = 2 * _power_of_two(int(self.growth * before)) or 1
+                quick = QUICK * (2 * _power_of_two(before // QUICK) or 1)
+                stop = min(end, self.origin + max(before + 1, min(math.ceil(steps / self.growth), quick)))
+            count = math.ceil((stop - position) / size)
+            position += size * count
+            if plateaus and plateaus[-1][0] == size:
+                count += plateaus.pop()[1]
+            plateaus.append((size, count))
         return plateaus
+
+
+def _power_of_two(number: int) -> int:
+    """Rounds down to a power of two; 0 stays 0."""
+    return 1 << number.bit_length() >> 1
 
 
 def whole_query_batches(

@@ -102,6 +102,7 @@ class TrainState:
         # By the names of ``ctr.models.initial_weights``.
         self.weights = {name: tf.Variable(value, name=name) for name, value in initial.items()}
         self.experts = ExpertState(experts, self.weights)
+        self._without_pairs = tables_of(experts.without_pairs, self.layouts)
         self.label_biases = label_biases(experts.network, self.weights)
         # Of the weights, those that learn by steps of their own.
         self.fitted = {*self.experts.fitted, *(bias.name for bias in self.label_biases)}
@@ -122,7 +123,7 @@ class TrainState:
     @property
     def active_layouts(self) -> tuple[TableLayout, ...]:
         """The tables that a step reads: those of experts that learn, the first ones of all."""
-        return tables_of(self.experts.active, self.layouts)
+        return self.layouts if self.experts.active is self.experts.experts else self._without_pairs
 
     def experts_of(self, plans: Sequence[object]) -> Experts:
         """Returns the experts of a batch that has plans for the first tables alone, or for all."""
@@ -156,7 +157,7 @@ class TrainState:
 
     def leaves(self) -> dict[str, tf.Variable | np.ndarray]:
         """Returns the variables and the maps' arrays."""
-        return self.variables() | self.tables.id_arrays()
+        return self.variables() | self.experts.arrays() | self.tables.id_arrays()
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         return {name: _layout(leaf) for name, leaf in self._written().items()}
@@ -194,6 +195,7 @@ class TrainState:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
         for name, variable in self.variables().items():
             variable.assign(arrays[name])
+        self.experts.restore(arrays)
         self.tables.restore(arrays, parts or {})
 
     def optimizer_report(self) -> dict[str, float | int]:

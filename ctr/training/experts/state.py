@@ -45,7 +45,7 @@ class ExpertState:
 
     def __init__(self, experts: Experts, network: Mapping[str, tf.Variable]) -> None:
         """Begins with nothing learned; ``network`` are the weights of the network."""
-        self.experts = experts
+        self.experts, self.has_pairs = experts, PAIRS in experts.names
         self.weights = {name: tf.Variable(value, name=name) for name, value in experts.initial().items()}
         self.biases: dict[str, list[OnlineBias]] = {}
         for name in experts.names:
@@ -60,8 +60,10 @@ class ExpertState:
                 key = some.combination
                 ranges, priors = [_OFFSETS] + [_GATES] * count, [_OFFSET_PRIOR] + [_GATE_PRIOR] * count
                 self.combiners[key] = OnlineNewton(key, self.weights[key], priors, 1.0, ranges)
-        # Phase, rows passed, rows at which the phase began, and rows at which it ends.
-        self._watch = tf.Variable([_LEARNING, 0, 0, FIRST_LOOK / 2], dtype=tf.float64, trainable=False)
+        # Phase, rows passed, rows at which the phase began, and rows at which it ends: an array, as it is read at each
+        # batch.
+        self.watch = np.array([_LEARNING, 0, 0, FIRST_LOOK / 2])
+        self._without_pairs = experts.without_pairs
         self.gain = tf.Variable([0.0, 0.0], dtype=tf.float64, trainable=False)
 
     def in_float32(self) -> "ExpertState":
@@ -69,16 +71,13 @@ class ExpertState:
         changed = copy(self)
         network = replace(self.experts.network, compute_dtype="float32")
         changed.experts = replace(self.experts, network=network)
+        changed._without_pairs = changed.experts.without_pairs
         return changed
-
-    @property
-    def has_pairs(self) -> bool:
-        return PAIRS in self.experts.names
 
     @property
     def active(self) -> Experts:
         """The experts that learn and predict."""
-        return active_experts(self.experts, {_WATCH: self._watch.numpy()})
+        return self.experts if self.watch[0] != _ASLEEP else self._without_pairs
 
     @property
     def fitted(self) -> set[str]:
@@ -90,7 +89,16 @@ class ExpertState:
         named = dict(self.weights)
         for calibrator in (*calibrators, *self.combiners.values()):
             named |= calibrator.variables
-        return named | ({_WATCH: self._watch, "experts/gain": self.gain} if self.has_pairs else {})
+        return named | ({"experts/gain": self.gain} if self.has_pairs else {})
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the state that is no variable."""
+        return {_WATCH: self.watch} if self.has_pairs else {}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Sets the state that is no variable, by all arrays of a state."""
+        if self.has_pairs:
+            self.watch = np.array(arrays[_WATCH])
 
     def report(self) -> dict[str, float]:
         """Returns the gates, as metrics name them: of pairs that are left out 0."""
@@ -100,13 +108,13 @@ class ExpertState:
 
     def is_due_after(self, rows: int) -> bool:
         """Returns whether something is decided when so many more rows are learned from, before the next batch."""
-        return self.has_pairs and bool(self._watch[1] + rows >= self._watch[3])
+        return self.has_pairs and bool(self.watch[1] + rows >= self.watch[3])
 
     def count(self, rows: int) -> None:
         """Counts rows that were learned from, and decides where that is due."""
         if not self.has_pairs:
             return
-        phase, passed, begun, due = self._watch.numpy()
+        phase, passed, begun, due = self.watch.tolist()
         passed += rows
         if passed >= due:
             saved, loss = self.gain.numpy()
@@ -121,7 +129,7 @@ class ExpertState:
                 phase, begun, due = _LEARNING, passed, 1.5 * passed
             else:
                 phase, due = _ASLEEP, _AGAIN * passed
-        self._watch.assign([phase, passed, begun, due])
+        self.watch = np.array([phase, passed, begun, due])
 
     def _begin_again(self) -> None:
         """Lets pairs begin without a say: what their gate knew is old."""
