@@ -185,7 +185,9 @@ def test_a_run_says_what_dense_weights_learned_by(name, words, passed):
     assert re.fullmatch(words if "steps" in words else re.escape(words), found)
     assert f"  dense weights       {found}" in summary_text(one.run, one.summary).splitlines()
     steps = [one.summary["shampoo"][key] for key in ("steps", "graft_steps")]
-    assert sum(steps) == one.summary["batches"] and (steps[0] > 20) == (name == "large batches")
+    # Under a label delay the last batches are scored and not learned from.
+    assert (sum(steps) == one.summary["batches"]) == (name != "late labels")
+    assert steps[0] > 20 if name == "large batches" else steps[0] == 0
 
 
 def test_predictions_carry_the_columns_of_the_log_without_its_faulty_rows(examples, passed):
