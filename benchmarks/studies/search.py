@@ -43,9 +43,9 @@ from ctr.search.space import Choice, space_of
 from ctr.search.supernet import check_supernet, search_supernet
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic
+from ctr.training.experts.forward import make_experts
 from ctr.training.inputs import open_inputs, read_feeds
 from ctr.training.run import checkpoint
-from ctr.training.state import architecture
 
 ALONE_SEEDS = (1, 2, 3)
 HELD_BACK = 0.2
@@ -138,7 +138,7 @@ class Bench:
             make_deterministic(1)
             state = SharedState(plan, self.largest, inputs.schema, inputs.families)
             self.layouts, self.start = state.layouts, {k: np.array(v) for k, v in state.arrays().items()}
-            self.feeds = list(read_feeds(inputs, state.layouts, 0, {}))
+            self.feeds = list(read_feeds(inputs, lambda: state.layouts, 0, {}))
             self._trainer = SharedTrainer(plan, state, self.largest, None)
         return self._trainer
 
@@ -169,7 +169,7 @@ class Bench:
             for feature in layout.features:
                 columns += range(begin, begin + kept[feature.name])
                 begin += layout.width
-        small = init_weights(architecture(config, "float32"), {"quality": len(columns)}, seed)
+        small = init_weights(make_experts(config, "float32", ()).network, {"quality": len(columns)}, seed)
         arrays = {name: array.copy() for name, array in self.start.items()}
         names = list(self.trainer.state.weights)
         for name, weight in small.items():

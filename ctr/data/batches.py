@@ -85,9 +85,7 @@ class BatchSize:
     """Rows of a batch, at most, by where it begins."""
 
     rows: int
-    growth: float | None = (
-        None  # share of the rows before, or QUICK's, rounded down to a power of two; None: any
-    )
+    growth: float | None = None  # share of the rows before it; None: ``rows`` from the start
     first: int = 8  # rows that are allowed whatever ``growth`` says
     origin: int = 0  # the position in the log from which on the rows before a batch count
 

@@ -278,7 +278,8 @@ def bend(logit: tf.Tensor) -> tf.Tensor:
 
 def without_ranking(config: ObjectiveConfig, terms: tf.Tensor) -> tf.Tensor:
     """Adds up the terms of ``loss_and_terms`` but for the rank loss."""
-    names = zip(loss_terms(config), tf.unstack(terms), strict=True)
+    # Those of further labels, which stand last, are not among them.
+    names = zip(loss_terms(config), tf.unstack(terms), strict=False)
     return tf.add_n([term for name, term in names if name != "ranking"])
 
 

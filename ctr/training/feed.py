@@ -117,21 +117,7 @@ def make_feed(
     one of a few by itself, but for batches that are ``fused``, where one of those shapes holds them; both are functions
     of the tables. Raises InputError: no shape holds the batch.
     """
-
-    def again(layouts: tuple[TableLayout, ...]) -> Feed:
-        return make_feed(
-            batch,
-            layouts,
-            batch_rows,
-            objective,
-            families,
-            constraint_batches,
-            ids,
-            seat,
-            shapes,
-            fused,
-        )
-
+    given = objective, families, constraint_batches, ids, seat, shapes, fused
     rows, source = _all_rows(batch, constraint_batches)
     division = None if seat is None else divide_rows(query_begins(rows, source), source, seat, batch_rows)
     part, part_source = rows, source
@@ -181,7 +167,7 @@ def make_feed(
         division,
         shape,
         is_fused,
-        again,
+        lambda layouts: make_feed(batch, layouts, batch_rows, *given),
     )
 
 

@@ -132,7 +132,7 @@ class AdaGrad:
 class Shampoo(AdaGrad):
     """Along L^(-1/4) G R^(-1/4) as far as AdaGrad goes; with momentum (FF 4.2; PSO alg. II and App. G).
 
-    Before batches are large it is AdaGrad. Roots are exchanged between two steps.
+    Before batches are large it is AdaGrad.
     """
 
     def __init__(self, value, rate, options):
@@ -146,11 +146,11 @@ class Shampoo(AdaGrad):
         P, mu = self.direction(g), self.options.momentum
         self.steps += 1
         if g.ndim == 2 and min(g.shape) > 1:
+            self.L, self.R = self.L + g @ g.T, self.R + g.T @ g
+            self.exchange()
             if self.roots is not None:
                 shampoo = self.roots[0] @ g @ self.roots[1]
                 P = shampoo * np.linalg.norm(P) / (np.linalg.norm(shampoo) or 1.0)
-            self.L, self.R = self.L + g @ g.T, self.R + g.T @ g
-            self.exchange()
         self.M = mu * self.M + (1 - mu) * P
         self.value -= self.rate * (mu * self.M + (1 - mu) * P if self.options.nesterov else self.M)
 

@@ -33,7 +33,7 @@ UNKNOWN = 4711
 """The id of no row: any such id has the only shared row of its feature."""
 EXPERTS: dict[str, Any] = {
     "batch": {"rows": 50, "max_query_rows": 64},
-    "model": {"pairs": True, "query_size": True, "prior": 0.3},
+    "model": {"experts": ["linear", "network", "pairs"], "query_size": True, "prior": 0.3},
     "ids": {"shared_rows": 1},
     "max_rejected_share": 0.02,
 }

@@ -33,7 +33,7 @@ NETWORK: dict[str, Any] = {
     "model": {"crosses": {"rank": 3, "ramp": 300}, "deep": {"units": [8, 5]}},
     "metrics": {"window_examples": 150},
 }
-LINEAR: dict[str, Any] = {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": PRIOR}
+LINEAR: dict[str, Any] = {"experts": ["linear"], "prior": PRIOR}
 OFTEN = {"precondition_frequency": 5, "start_preconditioning_step": 10}
 # What differs from what a stranger's run begins with, and where it is stopped and resumed.
 PASSES: dict[str, tuple[dict[str, Any], int | None]] = {

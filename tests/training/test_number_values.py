@@ -143,7 +143,7 @@ def test_a_warm_start_goes_on_with_what_numbers_were_like(log, tmp_path):
 
 
 REFUSED = [
-    ({"crosses": {"layers": 0}, "deep": {"units": []}}, "the network alone reads the numbers of price"),
+    ({"experts": ["linear"]}, "the network alone reads the numbers of price"),
     ({"widths": {"image": 8}}, "model.widths names image, whose numbers have no embedding"),
     ({"without": ["user", "item", "tags", "position"]}, "all features of the model are numbers"),
 ]

@@ -82,7 +82,7 @@ def test_impossible_schedules_are_refused_by_their_keys(content, message):
 
 def test_a_step_uses_the_rates_of_the_examples_before_it_and_windows_show_them(log, tmp_path):
     """At the start of a warm-up the rate is 0."""
-    config = make_config(SCHEDULES, logistic=True)
+    config = make_config(SCHEDULES)
     seen: list[dict[str, bytes]] = []
 
     def note(*_: object) -> None:

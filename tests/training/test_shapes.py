@@ -1,5 +1,6 @@
 """Few shapes: at most four for any log, with the content of batches and the predictions as they are without."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def test_a_batch_beyond_all_shapes_is_refused():
     layouts = config.table_layouts(SCHEMA)
     batch = draw_batch(np.random.default_rng(0), 7, [MAX_QUERY_ROWS + 1], 30)
     with pytest.raises(InputError, match="from row 7 of the log on has 101 rows"):
-        make_feed(batch, layouts, ROWS, shapes=few_shapes(config, SCHEMA, layouts))
+        make_feed(batch, layouts, ROWS, shapes=partial(few_shapes, config, SCHEMA))
 
 
 @pytest.mark.slow(first=1)

@@ -72,7 +72,8 @@ def ranking_ramp(examples: int) -> float:
 def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(log, examples, tmp_path):
     """Also of a run that is stopped within a window and goes on: it forgets neither of them."""
     decaying = merged(CONSTRAINTS, {"bias_constraints": {"schedule": "polynomial 800 to 0.1"}})
-    config = make_config({"objective": {**RANKING, **decaying}}, logistic=True)
+    linear = {"model": {"experts": ["linear"]}}
+    config = make_config({"objective": {**RANKING, **decaying}, **linear}, logistic=True)
     stopped_at = train_part(log, config, tmp_path / "run", 600)
     summary = train(log, config, tmp_path / "run")
     rows, found = (
@@ -91,7 +92,7 @@ def test_duals_losses_and_ramps_are_those_of_the_recorded_predictions(log, examp
         rates = [0.3 * max(1 - 0.9 * part.position[0] / 800, 0.1) for part in parts]
         expected = dual_steps(batches, rates, 0.1)
         np.testing.assert_allclose(summary["duals"][name], expected, rtol=0, atol=2e-4)
-        assert np.abs(expected).max() > 0.3
+        assert np.abs(expected).max() > 0.05
     # Windows have the mean of the steps' losses, each for its rows; ramps count what was learned before.
     losses = np.logaddexp(0, np.where(found["label"] == 1, -1, 1) * found["logit"].to_numpy(float))
     weight, lines, begin = found["train_weight"].to_numpy(float), lines_of(tmp_path / "run"), 0

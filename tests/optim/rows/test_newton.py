@@ -115,7 +115,7 @@ def test_forgetting_is_learned_from_whether_weights_drift(drift):
     rng = np.random.default_rng(6)
     ids = 30
     table = tf.Variable(np.zeros((ids, 1), np.float32))
-    made = RowNewton(RowSetup([np.ones(1, np.float32)], [np.zeros(1, np.float32)]), [1], precision=2.0)
+    made = RowNewton(RowSetup([np.ones(1, np.float32)], [np.zeros(1, np.float32)]), [1], [2.0])
     made.build({"t": table})
     truth, rows = rng.normal(size=ids), list(range(ids))
     for _ in range(150):
@@ -132,7 +132,7 @@ def optimizer(table, features=2, copies=1):
     rates = np.full(columns, 0.1, np.float32)
     rates[columns // copies - 1 :: columns // copies] = 1
     starts = np.where(rates == 1, 0, 0.5).astype(np.float32)
-    made = RowNewton(RowSetup([rates], [starts], copies), [features], precision=3.0)
+    made = RowNewton(RowSetup([rates], [starts], copies), [features], [3.0])
     made.build({"t": table})
     return made
 

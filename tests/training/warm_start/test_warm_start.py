@@ -18,7 +18,7 @@ from ctr.training.loop import open_session, train
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, rows_until, warm_start
-from ctr.training.warm_start.weights import take_calibrators
+from ctr.training.warm_start.weights import take_combination
 from warm_starts import (
     ADAFACTOR,
     END,
@@ -174,16 +174,22 @@ def test_a_layer_of_another_shape_begins_fresh_and_so_does_the_optimizer(old, wh
     assert lines("ramp", crosses={"rank": 2}) == {"alpha2": ("fresh", "begins here")}
 
 
-def test_what_a_calibrator_has_seen_is_taken_with_its_information_or_not_at_all():
-    def known(experts: int, value: float) -> dict[str, np.ndarray]:
-        names = {"newton/bias/seen": (), "newton/bias/information": ()}
-        shapes = {**names, "newton/prediction/seen": (), "newton/prediction/information": (experts, experts)}
+def test_what_combines_experts_is_taken_with_its_information_where_these_are_the_same():
+    def known(names: str, value: float) -> dict[str, np.ndarray]:
+        size, combiner = len(names.split("-")), f"newton/experts/{names}"
+        shapes = {"experts/linear/bias": (), "newton/linear/seen": (), f"experts/{names}": (size,)}
+        shapes |= {f"{combiner}/seen": (), f"{combiner}/information": (size, size)}
         return {name: np.full(shape, value) for name, shape in shapes.items()}
 
-    alone, both = known(1, 3.0), known(2, 0.0)
-    take_calibrators(both, alone)
-    assert both["newton/bias/seen"] == both["newton/bias/information"] == 3
-    assert both["newton/prediction/seen"] == 0 and not both["newton/prediction/information"].any()
+    old, new = known("linear-network", 3.0), known("linear-network-pairs", 0.0)
+    take_combination(new, old)
+    assert {name for name, array in new.items() if array.any()} == {
+        "experts/linear/bias",
+        "newton/linear/seen",
+    }
+    same = known("linear-network", 0.0)
+    take_combination(same, old)
+    assert all((array == 3).all() for array in same.values())
 
 
 # The place in the logs.
