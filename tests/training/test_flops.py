@@ -33,7 +33,8 @@ ARCHITECTURES = {
 }
 MULTI_TASK = {"objective": {"ranking": {"setup": "multi_task"}}}
 CASES = {
-    **{name: {"model": model} for name, model in ARCHITECTURES.items()},
+    # Without layers there is no network to count.
+    **{name: {"model": model} for name, model in ARCHITECTURES.items() if model.get("deep") != {"units": []}},
     # A rank head beside one network, beside several, and beside factors.
     **{
         f"{name} multi-task": {"model": ARCHITECTURES[name], **MULTI_TASK}
