@@ -272,7 +272,7 @@ def test_no_objective_leaves_out_an_expert(objective):
 @pytest.mark.parametrize(
     ("content", "begins_at"),
     [
-        ({}, 92_672),
+        ({}, 185_360),
         ({"batch": {"rows": 256}}, 0),
         ({"batch": {"rows": 255}}, None),
         ({"batch": {"rows": 512, "growth": 0.01}}, 25_600),
@@ -286,7 +286,7 @@ def test_shampoo_begins_where_batches_may_have_so_many_rows(content, begins_at):
     config = parse_model(TrainConfig, content, "test")
     assert config.preconditions == (begins_at is not None)
     sizes = config.batch.sizes(origin=7)
-    for position in (0, 7, 25_606, 25_607, 92_678, 92_679, 10**9):
+    for position in (0, 7, 25_606, 25_607, 185_366, 185_367, 10**9):
         begun = begins_at is not None and position >= (begins_at and begins_at + 7)
         assert config.preconditions_at(sizes.at(position)) == begun
 
