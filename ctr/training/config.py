@@ -42,8 +42,8 @@ class BatchConfig(StrictModel):
     Attributes:
         rows: maximum rows of a batch; whole queries are packed until the next one no longer fits.
         growth: the share of the n rows before it that a batch may have, rounded down to a power of two, up to ``rows``
-            and at least ``least``; or (n / 11585)^2 up to 256, rounded down to a power of four, where that is more. So a
-            short log has many steps, and a long one large batches, of 256 rows after 185,360 at the latest. ``auto``:
+            and at least ``least``; or (n / 11585)^2 up to 256, rounded down to a power of four, where that is more. So
+            a short log has many steps, and a long one large batches, of 256 rows after 185,360 at the latest. ``auto``:
             null where ``rows`` is given; 1/4096, or 1/1024 with what no call of many batches can do: ranking, a label
             delay, constraint logs, one-sided Shampoo of embeddings. Null: batches have ``rows`` from the start.
         least: rows that a batch may have whatever ``growth`` says. ``auto``: 1, or 8 with a ``growth`` that is given,
