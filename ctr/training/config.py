@@ -419,19 +419,16 @@ class TrainConfig(StrictModel):
     @property
     def notes(self) -> list[str]:
         """Says which ``auto`` is not what it would be without another key, and why, a line each."""
-        embeddings, notes = self.optimizer.embeddings, []
-        is_factorized = self.model.factorized is not None and has_linear_inside(self.model)
+        embeddings = self.optimizer.embeddings
         causes = {
             "gradient is mean": embeddings.gradient == "mean",
             f"rule is {embeddings.rule}": embeddings.rule != "adagrad",
-            "model.factorized has the linear weights inside": is_factorized,
         }
-        notes += [
+        return [
             f"optimizer.embeddings.linear_rule is adagrad, as {cause}"
             for cause, is_so in causes.items()
             if is_so
         ]
-        return notes
 
     @property
     def preconditions(self) -> bool:

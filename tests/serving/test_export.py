@@ -138,7 +138,7 @@ def check_agreement(made: Case, folder: Path, tolerance: float) -> None:
 @pytest.mark.slow
 def test_pairs_that_are_left_out_are_no_part_of_it(tmp_path):
     made = make_case(MODELS["all experts"], "float32", tmp_path / "run")
-    made.state.variables()["experts/watch"].assign([2.0, 100.0, 100.0, 800.0])
+    made.state.experts.watch = np.array([2.0, 100.0, 100.0, 800.0])
     snapshot = make_snapshot(made.state, made.snapshot.config, SCHEMA, tmp_path / "run", 124)
     expected = trainer_logit(made.state, snapshot.config, rows_of_table(made.table, SCHEMA, 0))
     assert np.abs(expected - made.logit).max() > 0.1

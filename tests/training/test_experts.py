@@ -257,4 +257,4 @@ def test_what_auto_leaves_out_is_said(log, tmp_path, caplog):
         open_logs(log, config_of(auto, factorized)).notes,
     )
     assert experts == ("network",)
-    assert [note.split(" is ")[0] for note in notes] == ["model.experts", "optimizer.embeddings.linear_rule"]
+    assert [note.split(",")[0] for note in notes] == ["model.experts is network alone"]

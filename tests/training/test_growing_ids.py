@@ -34,7 +34,7 @@ BASE = merged(
         "metrics": {"slices": []},
     },
 )
-WITHOUT_NETWORK = {"model": {"crosses": {"layers": 0}, "deep": {"units": []}}}
+WITHOUT_NETWORK = {"model": {"experts": ["linear"]}}
 CROWDED = {"ids": {"capacity": 12, "shared_rows": 2, "eviction": {"policy": "score", "share": 0.2}}}
 LEAST_RECENT = merged(CROWDED, {"ids": {"eviction": {"policy": "least_recent", "max_idle": 1, "every": 1}}})
 # Linear weights and network as two models, which learn as they do without a configuration.

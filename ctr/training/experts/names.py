@@ -85,7 +85,10 @@ def choose_experts(model: Model, schema: Schema) -> tuple[tuple[ExpertName, ...]
     if model.experts != "auto":
         return names, []
     if model.factorized is not None:
-        return names, ["model.experts is network alone, as model.factorized makes the prediction of Q and U"]
+        return names, [
+            "model.experts is network alone, and its linear weights learn by AdaGrad, as model.factorized makes the "
+            "prediction of Q and U"
+        ]
     notes = []
     if not model.has_layers:
         notes.append("model.experts is without network, as there are neither crosses nor deep layers")

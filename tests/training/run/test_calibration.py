@@ -114,7 +114,7 @@ def test_a_run_warns_at_its_end_and_shows_the_line(log, tmp_path, caplog):
 
     def of_prior(prior: float) -> dict:
         caplog.clear()
-        config = make_config({"optimizer": rates, "model": {"prior": prior}}, logistic=True)
+        config = make_config({"optimizer": rates, "model": {"prior": prior, "init_scale": 0}})
         run = tmp_path / str(prior)
         with caplog.at_level(logging.WARNING):
             summary = train(log, config, run)
