@@ -103,7 +103,8 @@ def test_any_batches_have_at_most_four_shapes(data, growth, ranking, seed):
         batch = draw_batch(rng, begin, queries, data.draw(st.sampled_from([2, 30, 10**6])))
         begin = batch.end
         options = (config.objective, (), (), config.ids)
-        feed = make_feed(batch, layouts, ROWS, *options, None, shapes).with_rows(state.tables, learning=True)
+        given = make_feed(batch, layouts, ROWS, *options, None, lambda _: shapes)
+        feed = given.with_rows(state.tables, learning=True)
         seen.add(shapes_of(feed))
         assert [state.tables.count(number) for number in range(len(layouts))] == before
         plain = make_feed(batch, layouts, ROWS, *options).with_rows(state.tables)
