@@ -416,6 +416,10 @@ class TrainConfig(StrictModel):
             not uses_host and not has_more_rows and objective.ranking is None and self.batch.shapes != "few"
         )
 
+    def leaves_out(self, begin: int, end: int) -> bool:
+        """Returns whether nothing is learned from a batch of these rows: ``skip`` has at least one of them."""
+        return any(first < end and begin < last for first, last in self.skip)
+
     @property
     def notes(self) -> list[str]:
         """Says which ``auto`` is not what it would be without another key, and why, a line each."""

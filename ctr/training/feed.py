@@ -23,7 +23,7 @@ from ctr.training.division import (
 from ctr.training.experts.pairs import with_pair_ids
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
-from ctr.training.shapes import FewShapes, Shape, TableSizes, require_shape, shape_of_batch
+from ctr.training.shapes import FewShapes, Shape, TableSizes, require_shape
 from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
 from ctr.training.tables.tables import EmbeddingTables
 
@@ -44,9 +44,12 @@ class Feed:
     layouts: tuple[TableLayout, ...]
     division: Division | None = None
     shape: Shape | None = None  # the one of few that it is padded to; None: its sizes are some of many
-    is_fused: bool = False  # ``ctr.training.fused_steps`` learns from it
     again: Callable[[tuple[TableLayout, ...]], "Feed"] | None = None  # makes it anew, for other tables
     preconditions: bool = True  # the batch is large enough for more than first-order steps of dense weights
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        return (self.batch,)
 
     @property
     def rows(self) -> int:
@@ -72,8 +75,6 @@ class Feed:
         return values[: self.rows] if self.division is None else values[self.division.order]
 
     def prepare(self) -> None:
-        if self.is_fused:
-            return
         _ = self.target_tensors
         if all(plan.pending is None for plan in self.plans):
             _ = self.plan_tensors
@@ -109,15 +110,13 @@ def make_feed(
     ids: IdsConfig | None = None,
     seat: Seat | None = None,
     shapes: Callable[[tuple[TableLayout, ...]], FewShapes] | None = None,
-    fused: Callable[[tuple[TableLayout, ...]], FewShapes] | None = None,
 ) -> Feed:
     """Finds the distinct embedding rows of a batch, decides what it is padded to, and fills the arrays.
 
-    A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes`` each size is
-    one of a few by itself, but for batches that are ``fused``, where one of those shapes holds them; both are functions
-    of the tables. Raises InputError: no shape holds the batch.
+    A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes``, a function of
+    the tables, each size is one of a few by itself. Raises InputError: no shape holds the batch.
     """
-    given = objective, families, constraint_batches, ids, seat, shapes, fused
+    given = objective, families, constraint_batches, ids, seat, shapes
     rows, source = _all_rows(batch, constraint_batches)
     division = None if seat is None else divide_rows(query_begins(rows, source), source, seat, batch_rows)
     part, part_source = rows, source
@@ -131,9 +130,6 @@ def make_feed(
     shape = None
     if shapes is not None:
         shape = require_shape(shapes(layouts), batch.begin, len(rows), len(pairs.weight), plans)
-    elif fused is not None and len(batch.rows):
-        shape = shape_of_batch(fused(layouts), len(rows), len(pairs.weight), plans)
-    if shape is not None:
         capacity, most_pairs = shape.rows, shape.pairs
     else:
         capacity = padded_size(len(rows), batch_rows) if division is None else division.capacity
@@ -156,7 +152,6 @@ def make_feed(
             for layout, plan in zip(layouts, plans, strict=True)
         ]
         targets["batch_weight"] = whole_batch_weight(objective, rows, source)
-    is_fused = shapes is None and shape is not None
     constraint_rows = tuple(constraint_batches)
     return Feed(
         batch,
@@ -166,7 +161,6 @@ def make_feed(
         layouts,
         division,
         shape,
-        is_fused,
         lambda layouts: make_feed(batch, layouts, batch_rows, *given),
     )
 
@@ -186,12 +180,20 @@ def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple
 
 
 def _find_ids(layouts: Sequence[TableLayout], rows: Rows, ids: IdsConfig | None) -> list[TablePlan]:
-    multivalent = {
+    given = with_pair_ids(rows.ids, layouts), ids_and_lengths(rows), rows_drawn(ids, rows)
+    return [plan_table(layout, *given) for layout in layouts]
+
+
+def ids_and_lengths(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Returns for each multivalent feature the ids of N rows, and how many each row has, int32 [N]."""
+    return {
         name: (values, np.diff(offsets).astype(np.int32))
         for name, (values, offsets) in rows.multivalent.items()
     }
-    drawn_rows = None
-    if ids is not None and ids.admission.rule == "probability":
-        drawn_rows = drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
-    all_ids = with_pair_ids(rows.ids, layouts)
-    return [plan_table(layout, all_ids, multivalent, drawn_rows) for layout in layouts]
+
+
+def rows_drawn(ids: IdsConfig | None, rows: Rows) -> np.ndarray | None:
+    """Returns which of N rows let their ids have slots at once, bool [N]; None: nothing is drawn."""
+    if ids is None or ids.admission.rule != "probability":
+        return None
+    return drawn(rows.example_id, ids.admission.probability, ids.admission.salt)

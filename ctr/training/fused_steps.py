@@ -14,7 +14,6 @@ What a batch gives does not depend on which others are in its call.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,12 +27,12 @@ from ctr.objective.targets import target_signature
 from ctr.optim.protocol import RowGradient
 from ctr.training.compiled_step import timed
 from ctr.training.config import TrainConfig
-from ctr.training.feed import Feed
+from ctr.training.fused_feed import FusedFeed
 from ctr.training.shapes import Shape
 from ctr.training.state import TrainState
 from ctr.training.step import Step
-from ctr.training.tables.plan import TablePlan, assign_rows
-from ctr.training.tables.tables import EmbeddingTables, Gathered, NewRows
+from ctr.training.tables.batch_plans import BatchPlans
+from ctr.training.tables.tables import EmbeddingTables, Gathered
 from ctr.workers.row_variables import set_rows
 
 _SCRATCH_ROWS, _SCRATCH_BYTES = 2**15, 2**23
@@ -42,16 +41,16 @@ _SCRATCH_ROWS, _SCRATCH_BYTES = 2**15, 2**23
 _Tensors = dict[str, tf.Tensor]
 _Arguments = Any
 """Of ``Step.learn``, after the first one: tensors, or arrays."""
-Numbers = Mapping[str, float]
+Numbers = Mapping[str, np.ndarray]
 
 
 class FusedResult(NamedTuple):
-    """Result of the step with one batch, as arrays; see ``StepResult``."""
+    """Results of the steps with K batches, as arrays; see ``StepResult``."""
 
-    logit: np.ndarray
-    applied: bool
-    slices: list[np.ndarray]
-    terms: np.ndarray
+    logit: np.ndarray  # [K, B]
+    applied: np.ndarray  # [K]
+    terms: np.ndarray  # [K, T]
+    slices: list[np.ndarray]  # [K, B]
 
 
 class FusedSteps:
@@ -83,87 +82,74 @@ class FusedSteps:
             tf.function(copies, used, autograph=False) for copies in (scratch.load, scratch.store)
         )
 
-    def learn(
-        self, feeds: Sequence[Feed], ramps: Sequence[Numbers], rates: Sequence[Numbers]
-    ) -> list[FusedResult]:
-        """Scores and learns from batches of one shape, ``limit`` at most, in their order."""
+    def learn(self, feed: FusedFeed, ramps: Numbers, rates: Numbers) -> FusedResult:
+        """Scores and learns from K batches, ``limit`` at most, in their order; ramps and rates are float32 [K] each."""
         results: list[FusedResult] = []
-        waiting: list[Feed] = []
-        times = [feed.batch.times[1] for feed in feeds]
-        assigned, begun = self._tables.assign_batches([feed.plans for feed in feeds], times)
+        times = [batch.times[1] for batch in feed.batches]
+        plans, begun = self._tables.assign_batches(feed.plans, times)
+        waiting = [number for number, plan in enumerate(plans) if plan.pending is not None]
+        rows: dict[int, list[np.ndarray]] = {number: [] for number in waiting}
+        counts = np.stack([plan.counts for plan in plans], axis=1)
+        begin = 0
 
-        def call() -> None:
+        def call(end: int) -> None:
+            nonlocal begin
+            own = [plan.part(begin, end) for plan in plans]
+            for number in waiting:
+                own[number] = own[number].with_rows(np.concatenate(rows[number][begin:end]))
             self._tables.begin_rows(begun)
-            if waiting:
-                own = slice(len(results), len(results) + len(waiting))
-                results.extend(self._call(waiting, ramps[own], rates[own]))
-            waiting.clear()
             begun.clear()
+            part = slice(begin, end)
+            targets = {name: feed.targets[name][part] for name in self._targets}
+            numbers = [{name: one[part] for name, one in each.items()} for each in (ramps, rates)]
+            results.append(self._call(feed.shape, targets, own, numbers))
+            begin = end
 
-        for feed, some, time in zip(feeds, assigned, times, strict=True):
-            used = {number: id_map.rows for number, id_map in self._tables.id_maps.items()}
-            plans, new = self._assign(some, time)
+        for at, time in enumerate(times):
+            used = {number: self._tables.id_maps[number].rows for number in waiting}
+            new = []
+            for number in waiting:
+                pending = plans[number].part(at, at + 1).pending
+                assert pending is not None
+                of_ids, fresh = self._tables.learn_batch(number, pending, time)
+                rows[number].append(of_ids)
+                new.append(fresh)
             # To the batches before this one, such a row is another id's.
             is_reused = any(len(one.rows) and one.rows.min() < used[one.table] for one in new)
-            if is_reused or not self._scratch.have_room([*(one.plans for one in waiting), plans]):
-                call()
-            waiting.append(replace(feed, plans=plans))
+            if at > begin and (is_reused or not self._scratch.have_room(counts[begin : at + 1].sum(axis=0))):
+                call(at)
             begun.extend(new)
-        call()
-        return results
-
-    def _assign(
-        self, plans: Sequence[TablePlan], time_us: int
-    ) -> tuple[tuple[TablePlan, ...], list[NewRows]]:
-        """Gives the ids of a batch their rows, of which those that are used anew have not begun yet."""
-        rows, new = self._tables.find_rows(plans, time_us, learning=True)
-        found = [
-            assign_rows(plan, rows[number], self._tables.count(number)) if number in rows else plan
-            for number, plan in enumerate(plans)
-        ]
-        return tuple(found), new
+        call(len(times))
+        each = [(*result[:3], *result.slices) for result in results]
+        logit, applied, terms, *slices = (np.concatenate(parts) for parts in zip(*each, strict=True))
+        return FusedResult(logit, applied, terms, slices)
 
     def _call(
-        self, feeds: Sequence[Feed], ramps: Sequence[Numbers], rates: Sequence[Numbers]
-    ) -> list[FusedResult]:
-        shape = feeds[0].shape
-        assert shape is not None
-        used, distinct = [], []
-        for number, size in enumerate(shape.tables):
-            own = [feed.plans[number] for feed in feeds]
-            ids = [plan.distinct[: plan.distinct_count] for plan in own]
-            rows, places = _join(ids, size.ids, self._scratch.rows[number])
+        self,
+        shape: Shape,
+        targets: Mapping[str, np.ndarray],
+        plans: Sequence[BatchPlans],
+        numbers: Sequence[Numbers],
+    ) -> FusedResult:
+        used, tensors = [], []
+        for plan, size, end in zip(plans, shape.tables, self._scratch.rows, strict=True):
+            rows, places = _join(plan.distinct, plan.counts, size.ids, end)
             used.append(rows)
-            distinct.append(places)
-        batches = []
-        for at, feed in enumerate(feeds):
-            plans = [
-                {
-                    "distinct": places[at],
-                    "single": plan.single,
-                    "values": plan.values,
-                    "segments": plan.segments,
-                }
-                for places, plan in zip(distinct, feed.plans, strict=True)
-            ]
-            targets = {name: feed.targets[name] for name in self._targets}
-            numbers = [
-                {name: np.float32(one) for name, one in each.items()} for each in (ramps[at], rates[at])
-            ]
-            batches.append((targets, plans, *numbers))
+            tensors.append(
+                {"distinct": places, "single": plan.single, "values": plan.values, "segments": plan.segments}
+            )
+        batches = targets, tensors, *numbers
+        count = len(targets["label"])
         if shape not in self._loops:
-            learn_all = partial(self._learn_all, batches[0])
-            loop = tf.function(learn_all, jit_compile=True, autograph=False)
+            alike = tf.nest.map_structure(lambda array: array[0], batches)
+            loop = tf.function(partial(self._learn_all, alike), jit_compile=True, autograph=False)
             sizes = shape.rows, sum(size.ids for size in shape.tables)
             self._loops[shape] = timed("learns", loop, jit=True, sizes=sizes)
         self._load(used)
-        found = self._loops[shape](_packed(batches, self.limit), tf.constant(len(feeds)))
+        found = self._loops[shape](_packed(batches, self.limit), tf.constant(count))
         self._store(used)
-        logit, applied, terms, *slices = (part.numpy()[: len(feeds)] for part in found)
-        return [
-            FusedResult(logit[at], bool(applied[at]), [part[at] for part in slices], terms[at])
-            for at in range(len(feeds))
-        ]
+        logit, applied, terms, *slices = (part.numpy()[:count] for part in found)
+        return FusedResult(logit, applied, terms, slices)
 
     def _learn_all(
         self, alike: _Arguments, packed: dict[str, tf.Tensor], count: tf.Tensor
@@ -211,17 +197,16 @@ class ScratchTables:
             widths = [table.shape[1], *map(len, state)]
             first = np.concatenate([np.zeros(widths[0], np.float32), *state])
             sizes = [shape.tables[number].ids for shape in shapes]
-            self.rows.append(max(_SCRATCH_ROWS, _SCRATCH_BYTES // first.nbytes))
+            self.rows.append(max(_SCRATCH_ROWS, _SCRATCH_BYTES // first.nbytes, *sizes))
             # Behind the rows that are loaded, those that pad the distinct ones of a batch.
             rows = np.tile(first, (self.rows[-1] + max(sizes), 1))
             self._widths.append(widths)
             self._values.append(tf.Variable(rows, trainable=False))
             self._hands.append({size: tf.Variable(rows[:size], trainable=False) for size in sizes})
 
-    def have_room(self, batches: Sequence[Sequence[TablePlan]]) -> bool:
-        """Tells whether the rows of all batches fit."""
-        of_tables = zip(self.rows, zip(*batches, strict=True), strict=True)
-        return all(sum(plan.distinct_count for plan in own) <= rows for rows, own in of_tables)
+    def have_room(self, counts: np.ndarray) -> bool:
+        """Returns whether so many rows of each table fit."""
+        return bool((counts <= self.rows).all())
 
     def take(self, plans: Sequence[_Tensors]) -> None:
         for rows, hand, plan in zip(self._values, self._held(plans), plans, strict=True):
@@ -277,25 +262,24 @@ class ScratchTables:
         return [self._tables.weights[number], *self.optimizer.kept[name]]
 
 
-def _join(distinct: Sequence[np.ndarray], capacity: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+def _join(distinct: np.ndarray, counts: np.ndarray, capacity: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     """Finds the rows that any of K batches needs: int32 [N]; and each one's places among them: int32 [K, capacity].
 
-    Places are padded with those from ``end`` on.
+    ``distinct`` has the rows of each batch, ``counts`` of them. Places are padded with those from ``end`` on.
     """
-    rows, places = np.unique(np.concatenate(distinct), return_inverse=True)
-    padded = np.tile(np.arange(end, end + capacity, dtype=np.int32), (len(distinct), 1))
-    lengths = np.array([len(one) for one in distinct])
-    padded[np.arange(capacity) < lengths[:, np.newaxis]] = places
+    rows, places = np.unique(distinct, return_inverse=True)
+    padded = np.tile(np.arange(end, end + capacity, dtype=np.int32), (len(counts), 1))
+    padded[np.arange(capacity) < counts[:, np.newaxis]] = places
     return rows.astype(np.int32), padded
 
 
-def _packed(batches: Sequence[_Arguments], limit: int) -> dict[str, tf.Tensor]:
-    """Puts all arrays of each batch side by side, by their types: [limit, N]; what no batch has is not looked at."""
-    leaves = [tf.nest.flatten(batch) for batch in batches]
+def _packed(batches: _Arguments, limit: int) -> dict[str, tf.Tensor]:
+    """Puts all arrays of each of K batches side by side, by their types: [limit, N]; behind K nothing is looked at."""
+    leaves = tf.nest.flatten(batches)
     packed = {}
-    for kind in dict.fromkeys(leaf.dtype for leaf in leaves[0]):
-        rows = [np.concatenate([leaf.ravel() for leaf in own if leaf.dtype == kind]) for own in leaves]
-        whole = np.zeros((limit, len(rows[0])), kind)
+    for kind in dict.fromkeys(leaf.dtype for leaf in leaves):
+        rows = np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves if leaf.dtype == kind], axis=1)
+        whole = np.zeros((limit, rows.shape[1]), kind)
         whole[: len(rows)] = rows
         packed[kind.name] = tf.constant(whole)
     return packed

@@ -25,23 +25,23 @@ from ctr.data.sidecar import SidecarHash, sidecar_folder
 from ctr.data.stream import Selection, check_selection, read_selection
 from ctr.io.errors import InputError
 from ctr.io.read_ahead import read_ahead
-from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family, resolve_families
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, has_few_shapes
 from ctr.training.division import Seat
 from ctr.training.feed import Feed, make_feed
+from ctr.training.fused_feed import AnyFeed, Layouts, in_groups, make_fused_feed, shape_of
 from ctr.training.logs import Log, Logs, open_logs
 from ctr.training.retrain import learned_batch
 from ctr.training.run.position import Position
-from ctr.training.shapes import FewShapes, few_shapes, is_fused_from
+from ctr.training.shapes import FewShapes, Shape, few_shapes, is_fused_from
 from ctr.workers.collectives import ALONE, Workers
 
 _LOOK_EVERY = 0.1  # seconds
 
-Tables = Callable[[], tuple[TableLayout, ...]]
+Tables = Callable[[], Layouts]
 """Returns the tables that feeds are made for now."""
-Shapes = Callable[[tuple[TableLayout, ...]], FewShapes]
+Shapes = Callable[[Layouts], FewShapes]
 
 # What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
 _SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra_op_threads")
@@ -174,7 +174,7 @@ def read_turns(
     hold: Callable[[int], None],
     seat: Seat | None = None,
     fused: Shapes | None = None,
-) -> Generator[tuple[Feed, bool, bool], None, None]:
+) -> Generator[tuple[AnyFeed, bool, bool], None, None]:
     """Yields the batches of the log from a position on, in the order in which a run scores and learns from them.
 
     Without a label delay every batch is new and has its labels. With one, a batch comes once when it is new, and again
@@ -221,7 +221,7 @@ def read_feeds(
     hold: Callable[[int], None] = lambda position: None,
     seat: Seat | None = None,
     fused: Shapes | None = None,
-) -> Generator[Feed, None, None]:
+) -> Generator[AnyFeed, None, None]:
     """Yields the run's feeds from a position on, made by a thread that reads ahead.
 
     Without ``other_starts``, the positions in constraint logs, they are only scored. The trainer may want them for
@@ -231,45 +231,53 @@ def read_feeds(
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if other_starts is not None else config.objective.scored_part
 
-    def few(layouts: tuple[TableLayout, ...]) -> FewShapes:
+    def few(layouts: Layouts) -> FewShapes:
         return few_shapes(config, inputs.schema, layouts)
 
     shapes = few if has_few_shapes(config) else None
 
-    def feeds() -> Iterator[Feed]:
+    size = batch_size(inputs)
+
+    def feed_of(one: Batch, layouts: Layouts, due: Sequence[Batch | None] = ()) -> Feed:
+        usual = size.at(one.begin)
+        feed = make_feed(one, layouts, usual, objective, inputs.families, due, config.ids, seat, shapes)
+        return replace(feed, preconditions=config.preconditions_at(usual))
+
+    def fused_shape(one: Batch) -> Shape | None:
+        """Finds the shape of a batch that is learned from together with others; None: it is not."""
+        begin, end = one.begin, one.end
+        is_fused = fused is not None and is_fused_from(size, begin) and not config.leaves_out(begin, end)
+        # Where Shampoo has begun, roots come from the host between two steps.
+        if fused is None or not is_fused or config.preconditions_at(size.at(begin)):
+            return None
+        return shape_of(one, tables(), fused(tables()))
+
+    def feeds() -> Iterator[AnyFeed]:
         selection = selection_of(inputs, start)
         if other_starts is None:
             selection = replace(selection, teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, start)
         streams = [] if other_starts is None else _open_streams(inputs, other_starts)
-        size = batch_size(inputs)
         if batch.within_partitions:
             ends = np.cumsum([manifest.rows for manifest in log.manifests], dtype=np.int64)
             batches = batches_within(ends, blocks, size, batch.max_query_rows)
         else:
             batches = whole_query_batches(blocks, size, batch.max_query_rows)
-        for one in batches if partial else _final_batches(batches, inputs, hold):
+        final = batches if partial else _final_batches(batches, inputs, hold)
+        learned = (learned_batch(one, config.retrain) for one in final)
+        groups = in_groups(((one, fused_shape(one)) for one in learned), batch.steps_per_execution)
+        for group, shape in groups:
+            if shape is not None and fused is not None:
+                given = objective, inputs.families, config.ids, feed_of
+                yield make_fused_feed(group, tables(), fused, *given)
+                continue
+            [one] = group
             # Rows of a constraint log whose time has come: before the batch's last one. At that time itself the next
             # batch may have rows to predict, and a constraint log may hold the same examples with their labels.
             until = [stream.until(one.times[1] - 1) for stream in streams]
-            due = [None if rows is None else set_rejects_apart(rows) for rows in until]
-            usual = size.at(one.begin)
-            # Where Shampoo has begun, roots come from the host between two steps.
-            preconditions = config.preconditions_at(usual)
-            own = fused if is_fused_from(size, one.begin) and not preconditions else None
-            feed = make_feed(
-                learned_batch(one, config.retrain),
-                tables(),
-                usual,
-                objective,
-                inputs.families,
-                due,
-                config.ids,
-                seat,
-                shapes,
-                own,
+            feed = feed_of(
+                one, tables(), [None if rows is None else set_rejects_apart(rows) for rows in until]
             )
-            feed = replace(feed, preconditions=preconditions)
             # By this thread, and not by the one that trains.
             feed.prepare()
             yield feed

@@ -5,7 +5,7 @@ the same result.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -18,6 +18,7 @@ from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.feed import Feed
+from ctr.training.fused_feed import AnyFeed, FusedFeed
 from ctr.training.importance import advance_measuring
 from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_turns
 from ctr.training.learner import PLAIN, Learner
@@ -116,7 +117,7 @@ def one_pass(
     )
     with closing(turns), trainer.throughput.running():
         # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
-        for feed, is_new, has_labels, scores, is_last in _learned(turns, run, trainer):
+        for feed, is_new, has_labels, scores in _learned(turns, run, trainer):
             before = run.position.examples
             # Record.
             run.record_constraint_logs(feed, scores)
@@ -137,8 +138,6 @@ def one_pass(
             if exporter is not None and run.is_export_due(before) and _check_weights(run, trainer) is None:
                 _export(run, exporter)
             # Checkpoint, where weights, metrics and position go together.
-            if not is_last:
-                continue
             is_old, stops = run.agree_on_end(stop())
             if run.is_checkpoint_due():
                 _check_weights(run, trainer)
@@ -154,46 +153,42 @@ def one_pass(
 
 
 def _learned(
-    turns: Iterator[tuple[Feed, bool, bool]], run: Run, trainer: Trainer
-) -> Iterator[tuple[Feed, bool, bool, Scores, bool]]:
-    """Scores and learns turn by turn; several small batches in one call, of which the last one is marked as such.
+    turns: Iterator[tuple[AnyFeed, bool, bool]], run: Run, trainer: Trainer
+) -> Iterator[tuple[AnyFeed, bool, bool, Scores]]:
+    """Scores and learns turn by turn; several small batches in one call, after the last of which something may be due.
 
     Score, with the weights from before the update, and learn when due: one compiled step does both.
     """
-    for group in _fused(turns, run, trainer):
-        feed, _, has_labels = group[0]
-        if feed.is_fused and not run.is_left_out(feed.batch):
-            ahead = np.cumsum([0, *(len(turn[0].batch.rows) for turn in group)])[:-1].tolist()
-            feeds = [turn[0] for turn in group]
-            scores = trainer.learn_fused(feeds, [*map(run.ramps, ahead)], [*map(run.rates, ahead)])
-        else:
-            is_due, ramps = has_labels and not run.is_left_out(feed.batch), run.ramps()
-            scores = [trainer.learn(feed, ramps, run.rates()) if is_due else trainer.score(feed, ramps)]
-        for number, (turn, own) in enumerate(zip(group, scores, strict=True), 1):
-            yield *turn, own, number == len(group)
-
-
-def _fused(
-    turns: Iterator[tuple[Feed, bool, bool]], run: Run, trainer: Trainer
-) -> Iterator[list[tuple[Feed, bool, bool]]]:
-    """Groups turns that one call learns from: of one shape, and nothing is due after any but the last."""
-    group: list[tuple[Feed, bool, bool]] = []
-    rows, limit = 0, run.config.batch.steps_per_execution
     for read, is_new, has_labels in turns:
         feed = read.of_tables(trainer.state.active_layouts)
-        turn = feed, is_new, has_labels
-        is_alone = not feed.is_fused or run.is_left_out(feed.batch)
-        if group and (is_alone or feed.shape is not group[0][0].shape):
-            yield group
-            group, rows = [], 0
-        group.append(turn)
-        rows += len(feed.batch.rows)
-        is_due = run.is_due_after(rows, feed.batch.end) or trainer.state.experts.is_due_after(rows)
-        if is_alone or len(group) == limit or is_due:
-            yield group
-            group, rows = [], 0
-    if group:
-        yield group
+        if isinstance(feed, Feed):
+            ramps = run.ramps()
+            is_due = has_labels and not run.is_left_out(feed.batch)
+            scores = trainer.learn(feed, ramps, run.rates()) if is_due else trainer.score(feed, ramps)
+            yield feed, is_new, has_labels, scores
+            continue
+        begin, end = 0, len(feed.batches)
+        while begin < end:
+            rest = feed.part(begin, end).of_tables(trainer.state.active_layouts)
+            part = rest.part(0, _batches_until_due(rest, run, trainer))
+            ahead = (np.cumsum(part.counts) - part.counts).tolist()
+            numbers = _by_name(map(run.ramps, ahead)), _by_name(map(run.rates, ahead))
+            yield part, is_new, has_labels, trainer.learn_fused(part, *numbers)
+            begin += len(part.batches)
+
+
+def _batches_until_due(feed: FusedFeed, run: Run, trainer: Trainer) -> int:
+    """Counts the batches before anything may be due."""
+    for number, rows in enumerate(np.cumsum(feed.counts).tolist()):
+        is_due = run.is_due_after(rows, feed.batches[number].end)
+        if is_due or trainer.state.experts.is_due_after(rows):
+            return number + 1
+    return len(feed.batches)
+
+
+def _by_name(numbers: Iterable[Mapping[str, float]]) -> dict[str, np.ndarray]:
+    each = list(numbers)
+    return {name: np.array([one[name] for one in each], np.float32) for name in each[0]}
 
 
 def _export(run: Run, exporter: Exporter) -> None:

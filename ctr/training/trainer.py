@@ -21,6 +21,7 @@ from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import accelerator, has_few_shapes, resolve_jit
 from ctr.training.feed import Feed, make_feed
+from ctr.training.fused_feed import FusedFeed
 from ctr.training.fused_steps import FusedSteps
 from ctr.training.shapes import FewShapes, few_shapes, fused_shapes
 from ctr.training.state import TrainState, predicts_soundly
@@ -34,12 +35,17 @@ _SHORTEST, _LONGEST, _RATIO = 1e-6, 1e5, 1.01
 
 
 class Scores(NamedTuple):
-    """Scores of a batch: of its good rows, then of the rows of the constraint logs that came with it."""
+    """Scores of a batch: of its good rows, then of the rows of the constraint logs that came with it.
+
+    Or of K batches, whose good rows follow each other.
+    """
 
     logit: np.ndarray  # float32 [N], the predictions from before any update
     slices: list[np.ndarray]  # for each family of constraints, int32 [N]
-    applied: bool | None = None  # whether the step changed the weights; None: there was no step
-    terms: np.ndarray | None = None  # float32 [T], what each term contributed to the step's loss
+    applied: np.ndarray | None = (
+        None  # bool [K], whether each step changed the weights; None: there was no step
+    )
+    terms: np.ndarray | None = None  # float32 [K, T], what each term contributed to each step's loss
     labels: Sequence[np.ndarray] = ()  # for each further label its logits, float32 [N]
 
 
@@ -50,9 +56,9 @@ class RunningQuantiles:
         bins = math.ceil(math.log(_LONGEST / _SHORTEST) / math.log(_RATIO))
         self._counts = np.zeros(bins, np.int64)
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, times: int = 1) -> None:
         place = int(math.log(max(seconds, _SHORTEST) / _SHORTEST) / math.log(_RATIO))
-        self._counts[min(place, len(self._counts) - 1)] += 1
+        self._counts[min(place, len(self._counts) - 1)] += times
 
     def quantile(self, share: float) -> float:
         """Returns the time that this share of the times does not exceed, in seconds; 0 of none."""
@@ -115,7 +121,7 @@ class Trainer:
         self._compiled: set[tuple[object, ...]] = set()
         self._step_seconds = RunningQuantiles()
         self.throughput = Throughput()
-        self.last_applied: Feed | None = None  # of the last step that changed the weights
+        self._last_applied: Callable[[], Feed] | None = None  # of the last step that changed the weights
 
     def fused_shapes(self, layouts: tuple[TableLayout, ...]) -> FewShapes:
         """Returns the shapes of batches that ``learn_fused`` takes, for some tables."""
@@ -135,38 +141,30 @@ class Trainer:
             result = self._step.learn(feed, ramps, rates)
         logit = feed.in_order(result.logit.numpy())
         slices = [feed.in_order(index.numpy()) for index in result.slices]
-        applied, terms = bool(result.applied), result.terms.numpy()
+        applied, terms = result.applied.numpy()[np.newaxis], result.terms.numpy()[np.newaxis]
         self.state.experts.count(len(feed.batch.rows))
         self._step_seconds.add(time.perf_counter() - begun)
-        if applied:
-            self.last_applied = feed
+        if applied[0]:
+            self._last_applied = lambda: feed
         return Scores(logit, slices, applied, terms, [feed.in_order(one.numpy()) for one in result.labels])
 
     def learn_fused(
-        self, feeds: Sequence[Feed], ramps: Sequence[Ramps], rates: Sequence[Rates]
-    ) -> list[Scores]:
-        """Makes steps with batches of one of ``fused_shapes``, in one call: each is scored before it is learned."""
-        layouts = feeds[0].layouts
+        self, feed: FusedFeed, ramps: Mapping[str, np.ndarray], rates: Mapping[str, np.ndarray]
+    ) -> Scores:
+        """Makes steps with several batches in one call, each scored before it is learned."""
+        layouts = feed.layouts
         if layouts not in self._fused:
             self._fused[layouts] = FusedSteps(self.state, self._config, layouts, self.fused_shapes(layouts))
         begun = time.perf_counter()
-        with self._calling("learn", feeds[0]):
-            results = self._fused[layouts].learn(feeds, ramps, rates)
-        self.state.experts.count(sum(len(feed.batch.rows) for feed in feeds))
-        seconds = (time.perf_counter() - begun) / len(feeds)
-        for feed, result in zip(feeds, results, strict=True):
-            self._step_seconds.add(seconds)
-            if result.applied:
-                self.last_applied = feed
-        return [
-            Scores(
-                feed.in_order(result.logit),
-                [feed.in_order(index) for index in result.slices],
-                result.applied,
-                result.terms,
-            )
-            for feed, result in zip(feeds, results, strict=True)
-        ]
+        with self._calling("learn", feed):
+            result = self._fused[layouts].learn(feed, ramps, rates)
+        self.state.experts.count(feed.rows)
+        self._step_seconds.add((time.perf_counter() - begun) / len(feed.batches), len(feed.batches))
+        if result.applied.any():
+            last = int(np.flatnonzero(result.applied)[-1])
+            self._last_applied = lambda: feed.feed(last)
+        slices = [feed.in_order(index) for index in result.slices]
+        return Scores(feed.in_order(result.logit), slices, result.applied, result.terms)
 
     def score(self, feed: Feed, ramps: Ramps) -> Scores:
         if not feed.rows:
@@ -214,9 +212,9 @@ class Trainer:
 
     def predicts_soundly(self, ramps: Ramps) -> bool:
         """Tells whether the weights, after its step, predict soundly for the last batch that they learned from."""
-        if self.last_applied is None:
+        if self._last_applied is None:
             return True
-        feed = self.last_applied.of_tables(self.state.active_layouts)
+        feed = self._last_applied().of_tables(self.state.active_layouts)
         return predicts_soundly(self.score(feed, ramps).logit)
 
     def timing(self) -> dict[str, float]:
@@ -253,12 +251,12 @@ class Trainer:
             return feed.with_rows(self.state.tables, learning=name == "learn")
 
     @contextmanager
-    def _calling(self, name: str, feed: Feed) -> Iterator[None]:
+    def _calling(self, name: str, feed: Feed | FusedFeed) -> Iterator[None]:
         """Announces that a function is compiled in the call within, if it is; other workers must call it in time."""
         key: tuple[object, ...] = (name, feed.preconditions) if name == "learn" else (name,)
         if feed.shape is not None:
             key += (feed.shape,)
-        elif self._jit:
+        elif isinstance(feed, Feed) and self._jit:
             arrays = [array for plan in feed.plans for array in (plan.distinct, plan.single, plan.values)]
             key += tuple(array.shape for array in (*arrays, *feed.targets.values()))
         is_compiled = key in self._compiled

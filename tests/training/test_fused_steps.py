@@ -12,6 +12,7 @@ from ctr.config import parse_model
 from ctr.optim.shampoo.host import HostPipeline
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
+from ctr.training.fused_feed import make_fused_feed
 from ctr.training.loop import train
 from ctr.training.run import checkpoint
 from ctr.training.shapes import fused_shapes
@@ -54,19 +55,28 @@ def calls() -> Iterator[list[int]]:
     seen: list[int] = []
     learn = Trainer.learn_fused
 
-    def counted(self, feeds, *rest):
-        seen.append(len(feeds))
-        return learn(self, feeds, *rest)
+    def counted(self, feed, *rest):
+        seen.append(len(feed.batches))
+        return learn(self, feed, *rest)
+
+    def is_broken(batch):
+        return any(batch.begin <= row < batch.end for row in (400, 700))
 
     def broken(batch, *rest, **options):
         feed = make_feed(batch, *rest, **options)
-        if any(batch.begin <= row < batch.end for row in (400, 700)):
+        if is_broken(batch):
             feed.targets["own_weight"][0] = np.inf
+        return feed
+
+    def partly_broken(batches, *rest):
+        feed = make_fused_feed(batches, *rest)
+        feed.targets["own_weight"][[is_broken(batch) for batch in batches], 0] = np.inf
         return feed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ctr.training.shapes.FUSED_FROM", 0)
         patch.setattr("ctr.training.inputs.make_feed", broken)
+        patch.setattr("ctr.training.inputs.make_fused_feed", partly_broken)
         patch.setattr(Trainer, "learn_fused", counted)
         yield seen
 

@@ -206,16 +206,17 @@ class IdMap:
 
     def learn_batches(
         self,
-        features: Sequence[np.ndarray],
-        fingerprints: Sequence[np.ndarray],
-        counts: Sequence[np.ndarray],
+        features: np.ndarray,
+        fingerprints: np.ndarray,
+        counts: np.ndarray,
+        lengths: np.ndarray,
         times_us: Sequence[int],
     ) -> Learned | None:
         """Counts and admits the ids of several batches at once, as ``learn`` would one batch after the other.
 
-        Returns the rows of all, batch after batch, and the first positions of ids that got a slot. None, where an id
-        might have to wait or to go, or would get a slot that another one had: nothing was learned. Where no id goes,
-        those that find no room share rows.
+        ``lengths``: int64 [K], how many of the ids each batch has. Returns the rows of all, batch after batch, and the
+        first positions of ids that got a slot. None, where an id might have to wait or to go, or would get a slot that
+        another one had: nothing was learned. Where no id goes, those that find no room share rows.
         """
         if (
             self.group.size > 1
@@ -224,38 +225,38 @@ class IdMap:
             or self._slots.count < self._slots.places
         ):
             return None
-        lengths = [len(one) for one in features]
-        kinds, prints, uses = (np.concatenate(parts) for parts in (features, fingerprints, counts))
-        slots = self._find(kinds, prints)
+        slots = self._find(features, fingerprints)
         unknown = np.flatnonzero(slots < 0)
-        new, positions = _first_places(kinds[unknown], prints[unknown], len(self.features))
+        new, positions = _first_places(features[unknown], fingerprints[unknown], len(self.features))
         first = unknown[new]
         begin = self._advance(times_us[0])
         times = np.maximum(np.maximum.accumulate(times_us), begin)
         room = self._capacity - self._occupancy
-        is_full = bool((self._by_feature(kinds[first]) > room).any())
+        is_full = bool((self._by_feature(features[first]) > room).any())
         if self._clock.is_far(int(times[-1])) or (is_full and self._eviction.policy != "none"):
             return None
         self._time = int(times[-1])
         now = np.repeat(times, lengths)
         weight = np.repeat([self._clock.weight(int(time)) for time in times], lengths)
-        fitting = _first_of_each(kinds[first], room)
+        fitting = _first_of_each(features[first], room)
         of_new = np.full(len(first), -1, np.int64)
         first = first[fitting]
-        of_new[fitting] = self._occupy(kinds[first], prints[first], uses[first], now[first], weight[first])
+        of_new[fitting] = self._occupy(
+            features[first], fingerprints[first], counts[first], now[first], weight[first]
+        )
         slots[unknown] = of_new[positions]
         shared = np.flatnonzero(slots < 0)
         for name in ("refused", "shared"):
-            self._totals[name] += self._by_feature(kinds[shared], uses[shared])
+            self._totals[name] += self._by_feature(features[shared], counts[shared])
         again = slots >= 0
         again[first] = False
         seen = slots[again]
         np.maximum.at(self._of_ids["last_seen"], seen, now[again])
-        np.add.at(self._of_ids["uses"], seen, uses[again])
-        np.add.at(self._of_ids["frequency"], seen, uses[again] * weight[again])
-        self._totals["occurrences"] += self._by_feature(kinds, uses)
-        self._totals["admitted"] += self._by_feature(kinds[first])
-        return Learned(self._rows_at(slots, kinds, prints), first)
+        np.add.at(self._of_ids["uses"], seen, counts[again])
+        np.add.at(self._of_ids["frequency"], seen, counts[again] * weight[again])
+        self._totals["occurrences"] += self._by_feature(features, counts)
+        self._totals["admitted"] += self._by_feature(features[first])
+        return Learned(self._rows_at(slots, features, fingerprints), first)
 
     def _advance(self, time_us: int) -> int:
         self._time = time_us if self._time is None else max(self._time, time_us)

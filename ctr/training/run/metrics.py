@@ -104,10 +104,10 @@ class RunMetrics:
             columns |= {f"logit_{name}": logit, f"label_{name}": outcome}
         return columns
 
-    def add_terms(self, terms: np.ndarray, rows: int) -> None:
-        """Adds what each term of the loss, float32 [T], was in a step with so many rows."""
-        self._terms[:-1] += terms.astype(np.float64) * rows
-        self._terms[-1] += rows
+    def add_terms(self, terms: np.ndarray, rows: np.ndarray) -> None:
+        """Adds what each term of the loss, float32 [K, T], was in steps with so many rows, int64 [K]."""
+        self._terms[:-1] += rows @ terms.astype(np.float64)
+        self._terms[-1] += rows.sum()
 
     def window_is_full(self, ahead: int = 0) -> bool:
         """Tells whether the window is full, or will be with ``ahead`` more rows."""

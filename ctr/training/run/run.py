@@ -15,7 +15,7 @@ from ctr.data.batches import Batch
 from ctr.data.log import MAX_TIME_US
 from ctr.data.sidecar import SidecarHash
 from ctr.io.errors import InputError, of_another_version
-from ctr.training.feed import Feed
+from ctr.training.fused_feed import AnyFeed
 from ctr.training.inputs import Inputs
 from ctr.training.logs import LogsSeen
 from ctr.training.run import checkpoint
@@ -23,7 +23,7 @@ from ctr.training.run.checkpoint import Share
 from ctr.training.run.directory import remove_leftovers
 from ctr.training.run.files import RunFiles, describe_rejects
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
-from ctr.training.run.position import Position, check_rejects, note_large_query, note_step
+from ctr.training.run.position import Position, check_rejects, note_large_query, note_skipped
 from ctr.training.state import TrainState, first_broken, predicts_soundly
 from ctr.training.trainer import Scores
 from ctr.workers.parts import Part
@@ -207,13 +207,13 @@ class Run:
             )
         )
 
-    def record(self, feed: Feed, scores: Scores) -> None:
+    def record(self, feed: AnyFeed, scores: Scores) -> None:
         batch, position = feed.batch, self.position
         rows = batch.rows
         position.rejected_rows += self._record_rejects(batch)
         position.read += len(rows) + len(batch.rejects)
         position.examples, position.scored_until = batch.end, batch.last_query
-        position.batches += 1
+        position.batches += len(feed.batches)
         if not len(rows):
             return
         logit = self._finite(scores.logit[: len(rows)])
@@ -222,7 +222,7 @@ class Run:
         if self.files.predictions is not None:
             self.files.predictions.add(batch, logit, labels)
 
-    def record_constraint_logs(self, feed: Feed, scores: Scores) -> None:
+    def record_constraint_logs(self, feed: AnyFeed, scores: Scores) -> None:
         position, begin = self.position, len(feed.batch.rows)
         for source, (name, batch) in enumerate(
             zip(self._constraint_names, feed.constraint_batches, strict=False), 1
@@ -267,10 +267,10 @@ class Run:
 
     def is_left_out(self, batch: Batch) -> bool:
         """Returns whether nothing is to be learned from a batch: ``skip`` has at least one of its rows."""
-        return any(begin < batch.end and batch.begin < end for begin, end in self.config.skip)
+        return self.config.leaves_out(batch.begin, batch.end)
 
-    def record_learned(self, feed: Feed, scores: Scores) -> None:
-        """Records that a batch was learned from, or is left out. Raises InputError: too many steps were skipped."""
+    def record_learned(self, feed: AnyFeed, scores: Scores) -> None:
+        """Records that batches were learned from, or are left out. Raises InputError: too many steps were skipped."""
         batch, position = feed.batch, self.position
         rows = batch.rows
         position.learned, position.learned_until = batch.end, batch.last_query
@@ -281,18 +281,21 @@ class Run:
         position.trained_examples += len(rows)
         if scores.applied is None:
             return
-        if scores.applied:
-            self._last_applied = batch.begin
-            position.trained_rows += int(np.count_nonzero(rows.train_weight))
-            if scores.terms is not None:
-                self.metrics.add_terms(scores.terms, len(rows))
-        else:
-            position.skipped_rows += len(rows)
-        note_step(position, batch.begin, batch.end, scores.applied)
+        counts = np.array([len(one.rows) for one in feed.batches])
+        is_learned = np.repeat(scores.applied, counts)
+        position.trained_rows += int(np.count_nonzero(rows.train_weight[is_learned]))
+        position.skipped_rows += int(np.count_nonzero(~is_learned))
+        if scores.terms is not None:
+            self.metrics.add_terms(scores.terms[scores.applied], counts[scores.applied])
         limit = self.config.max_skipped_steps
-        if limit is not None and position.skipped_in_a_row >= limit:
-            reason = f"{limit} steps in a row were skipped, as the loss or a gradient was not finite"
-            raise self._stop(reason, self._last_applied, predicts_soundly(scores.logit))
+        for one, applied in zip(feed.batches, scores.applied.tolist(), strict=True):
+            if applied:
+                position.skipped_in_a_row, self._last_applied = 0, one.begin
+                continue
+            note_skipped(position, one.begin, one.end)
+            if limit is not None and position.skipped_in_a_row >= limit:
+                reason = f"{limit} steps in a row were skipped, as the loss or a gradient was not finite"
+                raise self._stop(reason, self._last_applied, predicts_soundly(scores.logit))
 
     def _stop(self, reason: str, begin: int, predicts: bool) -> InputError:
         """Returns the error that ends the run, with the command that resumes it without the rows from ``begin`` on.

@@ -50,11 +50,7 @@ def plan_table(
         multivalent: for each multivalent feature its ids [v] row after row and lengths int32 [N].
         drawn: bool [N], rows whose ids get a slot at once; for ids that grow.
     """
-    rows = len(ids)
-    keys = _keys(layout)
-    single_columns = [f.single for f in layout.single if f.single is not None]
-    single = keys.of_matrix(_columns(ids, single_columns))
-    values, segments = _merge_multivalent(layout, keys, multivalent, rows)
+    single, values, segments = distinct_keys(layout, ids, multivalent)
     everything = np.concatenate([single.ravel(), values]) if len(values) else single.ravel()
     if layout.growing:
         # Loaded here: commands that need no tables start sooner.
@@ -67,30 +63,51 @@ def plan_table(
     plan = TablePlan(distinct, of_single.reshape(single.shape), of_values, segments, len(distinct))
     if not layout.growing:
         return plan
-    features = keys.features(positions, segments, single.shape[1], len(distinct))
-    counts = np.bincount(positions, minlength=len(distinct))
-    admitted = None
+    drawn_keys = None
     if drawn is not None:
-        row_of = np.concatenate(
-            [np.repeat(np.arange(rows), single.shape[1]), segments // max(len(layout.multivalent), 1)]
-        )
-        admitted = np.zeros(len(distinct), np.bool_)
-        admitted[positions[drawn[row_of]]] = True
-    return replace(plan, pending=_pending_ids(layout, distinct, counts, features, admitted))
+        row_of = np.repeat(np.arange(len(ids)), single.shape[1])
+        drawn_keys = drawn[np.concatenate([row_of, segments // max(len(layout.multivalent), 1)])]
+    pending = pending_ids(layout, distinct, positions, segments, single.shape[1], drawn_keys)
+    return replace(plan, pending=pending)
 
 
-def _pending_ids(
+def distinct_keys(
+    layout: TableLayout, ids: np.ndarray, multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the keys of all ids of N rows in a table: of single values [N, S], of multivalent ones [V].
+
+    And the segment, ``row * M + feature``, of each of the latter, int32 [V], non-decreasing.
+    """
+    keys = _keys(layout)
+    single_columns = [f.single for f in layout.single if f.single is not None]
+    single = keys.of_matrix(_columns(ids, single_columns))
+    return single, *_merge_multivalent(layout, keys, multivalent, len(ids))
+
+
+def pending_ids(
     layout: TableLayout,
     distinct: np.ndarray,
-    counts: np.ndarray,
-    features: np.ndarray,
-    admitted: np.ndarray | None,
+    positions: np.ndarray,
+    segments: np.ndarray,
+    singles: int,
+    drawn: np.ndarray | None,
 ) -> PendingIds:
-    """Selects the ids that grow of the U different keys of a batch; of the other keys ``features`` are -1."""
+    """Selects the ids that grow of U different keys, to which the occurrences of ids have ``positions``.
+
+    ``drawn``: whether an occurrence gets its id a slot at once.
+    """
+    keys = _keys(layout)
+    features = keys.features(positions, segments, singles, len(distinct))
+    counts = np.bincount(positions, minlength=len(distinct))
     # As an unsigned number a negative key exceeds any number of rows.
     at = np.flatnonzero(distinct.view(np.uint64) >= layout.rows)
-    fingerprints = distinct[at] ^ _keys(layout).salts[features[at]]
-    return PendingIds(at, features[at], fingerprints, counts[at], None if admitted is None else admitted[at])
+    fingerprints = distinct[at] ^ keys.salts[features[at]]
+    admitted = None
+    if drawn is not None:
+        admitted = np.zeros(len(distinct), np.bool_)
+        admitted[positions[drawn]] = True
+        admitted = admitted[at]
+    return PendingIds(at, features[at], fingerprints, counts[at], admitted)
 
 
 def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
@@ -133,14 +150,6 @@ def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan
         plan = replace(plan, single=positions[plan.single], values=positions[plan.values])
     distinct = _pad_rows(kept, table_rows, plan.capacity)
     return replace(plan, distinct=distinct, distinct_count=len(kept), pending=None)
-
-
-def with_own_rows(plan: TablePlan, rows: np.ndarray) -> TablePlan:
-    """Gives the ids that grow their rows, int32 [G], which no two of them share; without padding."""
-    assert plan.pending is not None
-    distinct = plan.distinct.astype(np.int32)
-    distinct[plan.pending.at] = rows
-    return replace(plan, distinct=distinct, pending=None)
 
 
 def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None) -> np.ndarray:

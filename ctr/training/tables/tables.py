@@ -24,10 +24,11 @@ from ctr.optim.protocol import RowGradient
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes
 from ctr.training.experts.pairs import ids_of
-from ctr.training.ids.id_map import Occupants, find_slots, id_arrays, make_id_map, named_arrays
+from ctr.training.ids.id_map import Learned, Occupants, find_slots, id_arrays, make_id_map, named_arrays
 from ctr.training.optimizers import table_optimizer
 from ctr.training.shapes import most_rows
-from ctr.training.tables.plan import TablePlan, assign_rows, with_own_rows
+from ctr.training.tables.batch_plans import BatchPlans
+from ctr.training.tables.plan import PendingIds, TablePlan
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 from ctr.workers.row_variables import grow_rows, read_rows, row_count, set_rows
@@ -128,42 +129,35 @@ class EmbeddingTables:
                 rows, new = id_map.learn(
                     ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted, own
                 )
-                begun.append(NewRows(number, rows[new], ids.features[new], ids.fingerprints[new]))
+                begun.append(_new_rows(number, ids, Learned(rows, new)))
             else:
                 rows = id_map.look_up(ids.features, ids.fingerprints, own)
             found[number] = rows
         return found, begun
 
     def assign_batches(
-        self, batches: Sequence[Sequence[TablePlan]], times_us: Sequence[int]
-    ) -> tuple[list[list[TablePlan]], list[NewRows]]:
+        self, plans: Sequence[BatchPlans], times_us: Sequence[int]
+    ) -> tuple[list[BatchPlans], list[NewRows]]:
         """Gives the ids of several batches their rows, as ``find_rows`` would, learning one batch after the other.
 
-        Tables where ids may have to wait or to go are left to that, batch by batch.
+        Tables where ids may have to wait or to go are left to ``learn_batch``.
         """
-        assigned, begun = [list(plans) for plans in batches], []
-        for number, id_map in self.id_maps.items():
-            if number >= len(batches[0]):
+        assigned, begun = list(plans), []
+        for number, plan in enumerate(plans):
+            if (ids := plan.pending) is None:
                 continue
-            pending = [plans[number].pending for plans in batches]
-            features, fingerprints, counts = (
-                [getattr(ids, name) for ids in pending] for name in ("features", "fingerprints", "counts")
-            )
-            found = id_map.learn_batches(features, fingerprints, counts, times_us)
-            if found is None:
-                continue
-            for plans, rows in zip(
-                assigned, np.split(found.rows, np.cumsum([*map(len, features)])[:-1]), strict=True
-            ):
-                is_shared = bool((rows < self.layouts[number].rows).any())
-                plans[number] = (
-                    assign_rows(plans[number], rows, self.id_maps[number].rows)
-                    if is_shared
-                    else with_own_rows(plans[number], rows)
-                )
-            kinds, prints = np.concatenate(features), np.concatenate(fingerprints)
-            begun.append(NewRows(number, *(part[found.fresh] for part in (found.rows, kinds, prints))))
+            given = ids.features, ids.fingerprints, ids.counts, plan.pending_counts
+            learned = self.id_maps[number].learn_batches(*given, times_us)
+            if learned is not None:
+                assigned[number] = plan.with_rows(learned.rows)
+                begun.append(_new_rows(number, ids, learned))
         return assigned, begun
+
+    def learn_batch(self, number: int, ids: PendingIds, time_us: int) -> tuple[np.ndarray, NewRows]:
+        """Finds the rows of a batch's ids in one table, int32 [G], and those used anew; see ``find_rows``."""
+        given = ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted
+        learned = self.id_maps[number].learn(*given)
+        return learned.rows, _new_rows(number, ids, learned)
 
     def begin_rows(self, new: Sequence[NewRows]) -> None:
         """Lets rows of ids that have just been admitted begin anew; slots double where there are too few."""
@@ -353,6 +347,11 @@ class EmbeddingTables:
                 together = parts.transpose(1, 0, 2).reshape(-1, columns)
                 values[begin * owners.size : end * owners.size] = together[: rows - begin * owners.size]
         return values
+
+
+def _new_rows(table: int, ids: PendingIds, learned: Learned) -> NewRows:
+    fresh = learned.fresh
+    return NewRows(table, learned.rows[fresh], ids.features[fresh], ids.fingerprints[fresh])
 
 
 def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:

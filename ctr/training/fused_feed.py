@@ -1,0 +1,153 @@
+"""Feeds of many small batches at once, laid out by one pass of NumPy, in the thread that reads ahead."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ctr.data.batches import Batch
+from ctr.data.reader import join_rows
+from ctr.models.rows import TableLayout
+from ctr.objective.bias_constraints import Family
+from ctr.objective.config import ObjectiveConfig
+from ctr.objective.targets import Targets, make_targets, query_begins, query_numbers
+from ctr.training.experts.pairs import with_pair_ids
+from ctr.training.feed import Feed, ids_and_lengths, rows_drawn
+from ctr.training.ids.config import IdsConfig
+from ctr.training.shapes import FewShapes, Shape
+from ctr.training.tables.batch_plans import BatchPlans, BatchRows, plan_batches
+
+Layouts = tuple[TableLayout, ...]
+
+
+@dataclass(frozen=True)
+class FusedFeed:
+    """K batches of one shape, which one call learns from, each scored before (``ctr.training.fused_steps``)."""
+
+    batches: tuple[Batch, ...]
+    targets: Targets  # [K, B], or [K, B, .]: of each batch those of a ``Feed``
+    plans: tuple[BatchPlans, ...]
+    shape: Shape
+    layouts: Layouts
+    again: Callable[[Sequence[Batch], Layouts], "FusedFeed"]  # makes it anew, for other tables
+    make_feed: Callable[[Batch, Layouts], Feed]  # of one of the batches
+
+    constraint_batches = ()
+    preconditions = False
+
+    @cached_property
+    def batch(self) -> Batch:
+        """All batches as one."""
+        rows, rejects = (
+            join_rows([getattr(one, part) for one in self.batches]) for part in ("rows", "rejects")
+        )
+        return Batch(rows, rejects, self.batches[-1].end, self.batches[-1].last)
+
+    @property
+    def rows(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Rows of each batch, int64 [K]."""
+        return np.array([len(batch.rows) for batch in self.batches])
+
+    def in_order(self, values: np.ndarray) -> np.ndarray:
+        """Joins what steps returned for the padded rows of each batch, [K, B]."""
+        found: np.ndarray = values[np.arange(values.shape[1]) < self.counts[:, np.newaxis]]
+        return found
+
+    def part(self, begin: int, end: int) -> "FusedFeed":
+        """Returns the batches ``begin`` to ``end`` (exclusive)."""
+        if (begin, end) == (0, len(self.batches)):
+            return self
+        return replace(
+            self,
+            batches=self.batches[begin:end],
+            targets={name: array[begin:end] for name, array in self.targets.items()},
+            plans=tuple(plans.part(begin, end) for plans in self.plans),
+        )
+
+    def of_tables(self, layouts: Layouts) -> "FusedFeed":
+        """Returns the feed of the same batches for these tables."""
+        return self if len(layouts) == len(self.layouts) else self.again(self.batches, layouts)
+
+    def feed(self, number: int) -> Feed:
+        """Returns the feed of one batch."""
+        return self.make_feed(self.batches[number], self.layouts)
+
+
+AnyFeed = Feed | FusedFeed
+
+
+def make_fused_feed(
+    batches: Sequence[Batch],
+    layouts: Layouts,
+    shapes: Callable[[Layouts], FewShapes],
+    objective: ObjectiveConfig,
+    families: Sequence[Family],
+    ids: IdsConfig,
+    make_feed: Callable[[Batch, Layouts], Feed],
+) -> FusedFeed:
+    """Makes the feed of K batches that have one shape of ``shapes``, which are a function of the tables."""
+    shape = shape_of(batches[0], layouts, shapes(layouts))
+    assert shape is not None
+    rows = join_rows([batch.rows for batch in batches])
+    places = BatchRows.of([len(batch.rows) for batch in batches])
+    source = np.zeros(len(rows), np.int8)
+    # Behind the rows stands what one that pads a batch has.
+    own = make_targets(objective, families, rows, source, len(rows) + 1, layouts=layouts)
+    queries = query_numbers(query_begins(rows, source), len(rows))
+    firsts = np.cumsum(places.counts) - places.counts
+    own["query"] = np.append(queries - queries[firsts][places.batch], shape.rows - 1).astype(np.int32)
+    targets = {}
+    for name, values in own.items():
+        padded = np.empty((len(batches), shape.rows, *values.shape[1:]), values.dtype)
+        padded[:] = values[-1]
+        padded[places.batch, places.within] = values[:-1]
+        targets[name] = padded
+    given = with_pair_ids(rows.ids, layouts), ids_and_lengths(rows)
+    drawn = rows_drawn(ids, rows)
+    plans = [
+        plan_batches(layout, places, *given, shape.rows, sizes.values, drawn)
+        for layout, sizes in zip(layouts, shape.tables, strict=True)
+    ]
+
+    def again(batches: Sequence[Batch], layouts: Layouts) -> FusedFeed:
+        return make_fused_feed(batches, layouts, shapes, objective, families, ids, make_feed)
+
+    return FusedFeed(tuple(batches), targets, tuple(plans), shape, layouts, again, make_feed)
+
+
+def shape_of(batch: Batch, layouts: Layouts, shapes: FewShapes) -> Shape | None:
+    """Finds the smallest shape that holds a batch; None: none does, or it has no good rows."""
+    rows = batch.rows
+    if not len(rows):
+        return None
+    values = [
+        sum(len(rows.multivalent[feature.source][0]) for feature in layout.multivalent) for layout in layouts
+    ]
+    for shape in shapes:
+        fits = all(count <= size.values for count, size in zip(values, shape.tables, strict=True))
+        if len(rows) <= shape.rows and fits:
+            return shape
+    return None
+
+
+def in_groups(
+    batches: Iterable[tuple[Batch, Shape | None]], most: int
+) -> Iterator[tuple[list[Batch], Shape | None]]:
+    """Groups batches that follow each other and have one shape, ``most`` at once; one without a shape stays alone."""
+    group: list[Batch] = []
+    before: Shape | None = None
+    for batch, shape in batches:
+        if group and (shape is None or shape != before or len(group) == most):
+            yield group, before
+            group = []
+        group, before = [*group, batch], shape
+        if shape is None:
+            yield group, None
+            group = []
+    if group:
+        yield group, before
