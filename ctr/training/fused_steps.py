@@ -237,11 +237,14 @@ class ScratchTables:
         compiled: bool,
     ) -> None:
         del compiled
-        hands, plans = self._held(gathered.plans), gathered.plans
-        parts = zip(hands, plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
-        for number, (hand, plan, held, kept, gradient, curvature) in enumerate(parts):
-            given = RowGradient(plan["distinct"], held, kept, gradient, *curvature)
-            values, state = self.optimizer.step(number, given, rate * self.optimizer.rates[number])
+        parts = zip(gathered.plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
+        given = [
+            RowGradient(plan["distinct"], held, kept, gradient, *curvature)
+            for plan, held, kept, gradient, curvature in parts
+        ]
+        rates = [rate * own for own in self.optimizer.rates[: len(given)]]
+        hands = self._held(gathered.plans)
+        for hand, (values, state) in zip(hands, self.optimizer.steps(given, rates), strict=True):
             hand.assign(tf.concat([values, *state], axis=1))
 
     def load(self, used: Sequence[tf.Tensor]) -> None:

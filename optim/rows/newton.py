@@ -36,7 +36,6 @@ import tensorflow as tf
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.rows.adagrad import RowAdaGrad, row_direction
 from ctr.optim.rows.rule import RowSetup, State
-from ctr.workers.collectives import Workers
 
 OVERDISPERSION = 0.1  # c: how much of the squared gradient counts as information
 FORGETTING = 0.005  # what k_f starts at
@@ -121,22 +120,23 @@ def _learn_logs(logs: tf.Tensor, found: FeatureGradient, limits: tuple[float, fl
     return [tf.clip_by_value(logs[:, 0] - step, *limits), known]
 
 
-def _step_of_copy(
-    before: Posterior, logs: Sequence[tf.Tensor], one: RowGradient, at: int, rate: tf.Tensor, owners: Workers
-) -> tuple[Posterior, list[list[tf.Tensor]]]:
-    """A step of the linear weights of one copy, which are column ``at``, and of log T and log k."""
-    assert one.curvature is not None and one.groups is not None
-    count, gradient = logs[0].shape[0], one.gradient[:, at]
-    precision, forgetting = (tf.gather(tf.exp(part[:, 0]), tf.maximum(one.groups, 0)) for part in logs)
-    slopes = prior_slope(before, precision), before.weight_slope
-    of_rows = [feature_gradient(slope, one.groups, count, gradient, one.curvature) for slope in slopes]
-    sums = owners.all_reduce([part for both in of_rows for part in both])
-    found = FeatureGradient(*sums[:2]), FeatureGradient(*sums[2:])
-    learned = [
-        _learn_logs(part, own, limits)
-        for part, own, limits in zip(logs, found, (_PRIOR_RANGE, _FORGETTING_RANGE), strict=True)
-    ]
-    return newton_step(before, precision, forgetting, gradient, one.curvature, rate), learned
+class _LinearPart(NamedTuple):
+    """The linear weights of U touched rows, of one copy: ``groups`` int32, all others float32 [U]."""
+
+    before: Posterior
+    gradient: tf.Tensor
+    curvature: tf.Tensor
+    groups: tf.Tensor
+    rate: tf.Tensor
+
+
+def _linear_part(given: RowGradient, rates: tf.Tensor, copy: int, copies: int) -> _LinearPart:
+    assert given.curvature is not None and given.groups is not None
+    sums, *kept = given.state
+    at = (copy + 1) * (given.values.shape[1] // copies) - 1
+    before = Posterior(given.values[:, at], sums[:, at], *(part[:, copy] for part in kept))
+    rate = tf.fill(tf.shape(given.curvature), rates[at])
+    return _LinearPart(before, given.gradient[:, at], given.curvature, given.groups, rate)
 
 
 class RowNewton(RowAdaGrad):
@@ -173,33 +173,85 @@ class RowNewton(RowAdaGrad):
                 value = np.tile(np.array([begin], np.float32), (features, self.copies))
                 self.shared[f"{kind}/{name}"] = tf.Variable(value, trainable=False)
 
-    def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
+    def steps(
+        self, given: Sequence[RowGradient], rates: Sequence[tf.Tensor]
+    ) -> list[tuple[tf.Tensor, State]]:
+        names, copies = list(self.tables)[: len(given)], self.copies
+        # All linear weights together: a step is many operations with a few numbers each.
+        counts = [features for features in self.features[: len(given)] for _ in range(copies)]
+        parts = [
+            _linear_part(one, rate, copy, copies)
+            for one, rate in zip(given, rates, strict=True)
+            for copy in range(copies)
+        ]
+        shared = [[self.shared[f"{kind}/{name}"] for name in names] for kind in self.feature_state]
+        logs = [
+            tf.concat([pair for one in own for pair in tf.split(one.read_value(), copies, axis=1)], axis=0)
+            for own in shared
+        ]
+        after, learned = self._step_together(parts, logs, counts)
+        for own, whole in zip(shared, learned, strict=True):
+            pairs = tf.split(whole, counts)
+            for number, variable in enumerate(own):
+                variable.assign(tf.concat(pairs[number * copies : (number + 1) * copies], axis=1))
+        return [
+            self._with_embeddings(number, one, rates[number], after[number * copies : (number + 1) * copies])
+            for number, one in enumerate(given)
+        ]
+
+    def _step_together(
+        self, parts: Sequence[_LinearPart], logs: Sequence[tf.Tensor], counts: Sequence[int]
+    ) -> tuple[list[Posterior], list[tf.Tensor]]:
+        """Steps linear weights, and ``logs``, log T and log k of all features: float32 [F, 2] with the information."""
+        begins = np.cumsum(counts) - counts
+        moved = [
+            one._replace(groups=tf.where(one.groups < 0, one.groups, one.groups + int(begin)))
+            for one, begin in zip(parts, begins, strict=True)
+        ]
+        own: _LinearPart = tf.nest.map_structure(lambda *arrays: tf.concat(arrays, axis=0), *moved)
+        before = own.before
+        precision, forgetting = (tf.gather(tf.exp(part[:, 0]), tf.maximum(own.groups, 0)) for part in logs)
+        slopes = prior_slope(before, precision), before.weight_slope
+        of_rows = [
+            feature_gradient(slope, own.groups, sum(counts), own.gradient, own.curvature) for slope in slopes
+        ]
+        sums = self._over_owners([part for both in of_rows for part in both], counts)
+        found = FeatureGradient(*sums[:2]), FeatureGradient(*sums[2:])
+        learned = [
+            tf.stack(_learn_logs(part, by_feature, limits), axis=1)
+            for part, by_feature, limits in zip(logs, found, (_PRIOR_RANGE, _FORGETTING_RANGE), strict=True)
+        ]
+        after = newton_step(before, precision, forgetting, own.gradient, own.curvature, own.rate)
+        lengths = [tf.size(one.rate) if one.rate.shape[0] is None else one.rate.shape[0] for one in parts]
+        of_parts = zip(*(tf.split(part, lengths) for part in after), strict=True)
+        return [Posterior(*part) for part in of_parts], learned
+
+    def _over_owners(self, sums: list[tf.Tensor], counts: Sequence[int]) -> list[tf.Tensor]:
+        """Adds up what the owners of divided tables have found of their features, float32 [F] each."""
+        if all(owners.size == 1 for owners in self.owners):
+            return sums
+        each = [list(parts) for parts in zip(*(tf.split(one, counts) for one in sums), strict=True)]
+        for number in range(len(each)):
+            each[number] = self.owners[number // self.copies].all_reduce(each[number])
+        return [tf.concat(parts, axis=0) for parts in zip(*each, strict=True)]
+
+    def _with_embeddings(
+        self, table: int, given: RowGradient, rates: tf.Tensor, linear: Sequence[Posterior]
+    ) -> tuple[tf.Tensor, State]:
+        """Steps the embeddings of touched rows; returns the rows and their state, with those of linear weights."""
         width = given.values.shape[1] // self.copies
-        shared = [self.shared[f"{kind}/{list(self.tables)[table]}"] for kind in self.feature_state]
-        sums, *kept = given.state
+        sums, *_ = given.state
         direction, squared = row_direction(sums, given.gradient)
-        logs = [variable.read_value() for variable in shared]
-        values, accumulators, posteriors, learned = [], [], [], []
-        for copy in range(self.copies):
-            begin, at = copy * width, (copy + 1) * width - 1
-            own, pair = slice(begin, at), slice(2 * copy, 2 * copy + 2)
-            values.append(given.values[:, own] - rates[own] * direction[:, own])
-            accumulators.append(sums[:, own] + squared[:, own])
-            before = Posterior(given.values[:, at], sums[:, at], *(part[:, copy] for part in kept))
-            after, own_logs = _step_of_copy(
-                before, [part[:, pair] for part in logs], given, at, rates[at], self.owners[table]
-            )
-            values.append(after.weight[:, tf.newaxis])
-            accumulators.append(after.information[:, tf.newaxis])
-            posteriors.append(after[2:])
-            learned.append(own_logs)
-        for variable, pairs in zip(shared, zip(*learned, strict=True), strict=True):
-            variable.assign(tf.stack([column for pair in pairs for column in pair], axis=1))
+        values, accumulators = [], []
+        for copy, after in enumerate(linear):
+            own = slice(copy * width, (copy + 1) * width - 1)
+            values += [given.values[:, own] - rates[own] * direction[:, own], after.weight[:, tf.newaxis]]
+            accumulators += [sums[:, own] + squared[:, own], after.information[:, tf.newaxis]]
         moved = tf.concat(values, axis=1)
         if self.limit is not None:
             moved = given.values - self.limited(table, given.values, given.values - moved)
-        kept_after = [tf.stack(parts, axis=1) for parts in zip(*posteriors, strict=True)]
-        return moved, (tf.concat(accumulators, axis=1), *kept_after)
+        kept = [tf.stack(parts, axis=1) for parts in zip(*(after[2:] for after in linear), strict=True)]
+        return moved, (tf.concat(accumulators, axis=1), *kept)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         linear = sum(_OPERATIONS * rows * self.copies for rows, _ in shapes)

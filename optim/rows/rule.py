@@ -70,6 +70,12 @@ class RowRule(WithoutHost):
         """Returns touched rows [U, C] of a table after a step, and their state; ``rates`` are those of its columns."""
         raise NotImplementedError
 
+    def steps(
+        self, given: Sequence[RowGradient], rates: Sequence[tf.Tensor]
+    ) -> list[tuple[tf.Tensor, State]]:
+        """Returns what ``step`` does for each of the first tables."""
+        return [self.step(table, *each) for table, each in enumerate(zip(given, rates, strict=True))]
+
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         self.tables = dict(weights)
         for number, (name, table) in enumerate(weights.items()):
@@ -102,9 +108,9 @@ class RowRule(WithoutHost):
         """Takes a step of the first tables; ``rate`` is a factor of the columns' own rates."""
         del compiled
         # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
-        for number, (name, given) in enumerate(zip(self.tables, gradients, strict=False)):
-            with tf.name_scope("row_update"):
-                values, state = self.step(number, given, rate * self.rates[number])
+        with tf.name_scope("row_update"):
+            found = self.steps(gradients, [rate * own for own in self.rates[: len(gradients)]])
+            for name, given, (values, state) in zip(self.tables, gradients, found, strict=False):
                 for variable, new in zip(self.kept[name], state, strict=True):
                     set_rows(variable, given.rows, new)
                 set_rows(self.tables[name], given.rows, values)

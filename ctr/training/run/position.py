@@ -68,8 +68,11 @@ class Position:
         return self.skipped_rows + self.left_out_rows
 
 
-def note_skipped(position: Position, begin: int, end: int) -> None:
-    """Counts a step of the rows [begin, end) that was skipped, in place."""
+def note_step(position: Position, begin: int, end: int, applied: bool) -> None:
+    """Counts a step of the rows [begin, end), in place."""
+    if applied:
+        position.skipped_in_a_row = 0
+        return
     position.skipped_in_a_row += 1
     position.skipped_steps += 1
     position.skipped_ranges += [[begin, end]]

@@ -23,7 +23,7 @@ from ctr.training.run.checkpoint import Share
 from ctr.training.run.directory import remove_leftovers
 from ctr.training.run.files import RunFiles, describe_rejects
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
-from ctr.training.run.position import Position, check_rejects, note_large_query, note_skipped
+from ctr.training.run.position import Position, check_rejects, note_large_query, note_step
 from ctr.training.state import TrainState, first_broken, predicts_soundly
 from ctr.training.trainer import Scores
 from ctr.workers.parts import Part
@@ -289,10 +289,9 @@ class Run:
             self.metrics.add_terms(scores.terms[scores.applied], counts[scores.applied])
         limit = self.config.max_skipped_steps
         for one, applied in zip(feed.batches, scores.applied.tolist(), strict=True):
+            note_step(position, one.begin, one.end, applied)
             if applied:
-                position.skipped_in_a_row, self._last_applied = 0, one.begin
-                continue
-            note_skipped(position, one.begin, one.end)
+                self._last_applied = one.begin
             if limit is not None and position.skipped_in_a_row >= limit:
                 reason = f"{limit} steps in a row were skipped, as the loss or a gradient was not finite"
                 raise self._stop(reason, self._last_applied, predicts_soundly(scores.logit))

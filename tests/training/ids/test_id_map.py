@@ -244,7 +244,9 @@ def test_several_batches_at_once_are_learned_as_one_after_the_other(policy, half
                 ids = random.permutation(list(itertools.product(range(2), range(1, 13))))[:size]
                 counts = random.integers(1, 4, size)
                 batches.append((*arrays(ids.tolist()), counts, round(seconds * SECOND)))
-            found = other.learn_batches(*zip(*batches, strict=True))
+            *columns, times = zip(*batches, strict=True)
+            lengths = np.array([len(counts) for counts in columns[-1]])
+            found = other.learn_batches(*map(np.concatenate, columns), lengths, times)
             expected = [one.learn(*batch) for batch in batches]
             if found is None:
                 for batch in batches:
