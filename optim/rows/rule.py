@@ -90,12 +90,16 @@ class RowRule(WithoutHost):
         }
         return rows | self.shared
 
-    def reset_rows(self, table: int, rows: np.ndarray, size: int) -> None:
-        """Lets rows, int32 [N], begin anew, between two steps; the table may have grown to ``size`` rows."""
+    def grow(self, table: int, size: int) -> None:
+        """Adds state for the rows of a table that has grown to ``size`` rows; ``reset_rows`` lets them begin."""
+        for variable in list(self.kept.values())[table]:
+            grow_rows(variable, size)
+
+    def reset_rows(self, table: int, rows: tf.Tensor) -> None:
+        """Lets rows, int32 [N], begin anew, between two steps."""
         state = list(self.kept.values())[table]
         for variable, row in zip(state, self.first_state(table), strict=True):
-            grow_rows(variable, size)
-            set_rows(variable, rows, np.broadcast_to(row, (len(rows), len(row))))
+            set_rows(variable, rows, tf.broadcast_to(row, [tf.size(rows), len(row)]))
 
     def read(self, rows: Sequence[tf.Tensor]) -> list[State]:
         """Reads the state of rows, int32 [U] of each of the first tables, for ``update``; beside the forward pass."""

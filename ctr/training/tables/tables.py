@@ -13,6 +13,7 @@ A table is whole in the process that trains alone; of several workers each has a
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,6 +90,15 @@ class EmbeddingTables:
         self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self._owners)
         names = [layout.name for layout in layouts]
         self.optimizer.build(dict(zip(names, self.weights, strict=True)))
+        # One call for a table's weights and what the optimizer keeps of them: by themselves each costs as much.
+        self._begin = [
+            tf.function(
+                partial(self._begin_anew, number),
+                input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, layout.columns])],
+                autograph=False,
+            )
+            for number, layout in enumerate(layouts)
+        ]
         if has_few_shapes(config):
             for number in self.id_maps:
                 self.grow(number, most[number])
@@ -184,15 +194,18 @@ class EmbeddingTables:
         if len(which):
             own = rows[which] // owners.size
             values = new_rows(layout, features[which], fingerprints[which], self._init_scale, self._seed)
-            set_rows(self.weights[number], own, values)
-            self.optimizer.reset_rows(number, own, row_count(self.weights[number]))
+            self._begin[number](own, values)
+
+    def _begin_anew(self, number: int, rows: tf.Tensor, values: tf.Tensor) -> None:
+        set_rows(self.weights[number], rows, values)
+        self.optimizer.reset_rows(number, rows)
 
     def grow(self, number: int, size: int) -> None:
         if size > self._counts[number]:
             owners = self._owners[number]
             own = len(range(owners.rank, size, owners.size))
             grow_rows(self.weights[number], own)
-            self.optimizer.reset_rows(number, np.zeros(0, np.int32), own)
+            self.optimizer.grow(number, own)
             self._counts[number] = size
 
     # In a step.

@@ -193,7 +193,8 @@ def test_the_trainers_tables_learn_in_the_same_way_beside_their_linear_weights(c
             sums[ids] += gradient[:, copy * 4 + 3] ** 2
             linear[ids] -= 0.3 * gradient[:, copy * 4 + 3] / np.sqrt(sums[ids])
         np.testing.assert_allclose(table.numpy()[:, copy * 4 + 3], linear, rtol=1e-4, atol=1e-5)
-    optimizer.reset_rows(0, np.array([1, 2]), 12)
+    optimizer.grow(0, 12)
+    optimizer.reset_rows(0, np.array([1, 2]))
     kept = optimizer.variables
     assert kept["rows_moment/user"].numpy()[1:3].tolist() == [[0, 0], [0, 0]]
     assert tf.shape(kept["rows_touched/user"])[0] == 12

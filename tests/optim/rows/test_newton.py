@@ -190,7 +190,8 @@ def test_rows_that_begin_anew_are_as_fresh_ones():
     made = optimizer(table)
     fresh = {name: variable.numpy() for name, variable in made.variables.items()}
     step(made, [1, 3], np.ones((2, 4)), [0.5, 0.5], [0, 1])
-    made.reset_rows(0, np.array([1, 3], np.int32), size)
+    made.grow(0, size)
+    made.reset_rows(0, np.array([1, 3], np.int32))
     for name in ROW_STATE:
         found = made.variables[name].numpy()
         assert len(found) == size

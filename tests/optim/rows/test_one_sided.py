@@ -118,7 +118,8 @@ def test_between_the_steps_roots_come_one_step_later_and_new_rows_begin_anew():
     optimizer, table = make()
     train(optimizer, table, history(), compiled=True)
     assert optimizer.report()["tables_layers_ready"] == COPIES
-    optimizer.reset_rows(0, np.array([1], np.int32), ROWS + 2)
+    optimizer.grow(0, ROWS + 2)
+    optimizer.reset_rows(0, np.array([1], np.int32))
     sums = optimizer.variables["rows_accumulator/user"].numpy()
     assert sums.shape[0] == ROWS + 2
     np.testing.assert_allclose(sums[1], 0.1)
