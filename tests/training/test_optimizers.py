@@ -97,7 +97,11 @@ def test_the_default_goes_on_with_its_priors_and_its_gate_in_a_resume_and_in_a_w
     later = config.model_copy(update={"metrics": MetricsConfig(window_examples=77)})
     warm_start(log, later, tmp_path / "new", InitFrom(tmp_path / "old"))
     old, new = (weights(tmp_path / name) for name in ("old", "new"))
-    learned = {"newton/experts/linear-network/information", "prior_precision/quality-4", "rows_prior/quality-4"}
+    learned = {
+        "newton/experts/linear-network/information",
+        "prior_precision/quality-4",
+        "rows_prior/quality-4",
+    }
     assert {f"weights|{name}" for name in learned} <= old.keys()
     for name in old:
         if "/pairs-0" not in name:
@@ -107,9 +111,7 @@ def test_the_default_goes_on_with_its_priors_and_its_gate_in_a_resume_and_in_a_w
     np.testing.assert_array_equal(np.sort(new[slots]), np.sort(old[slots]))
     rows = [name for name in old if name.startswith("weights|rows") and name.endswith("/pairs-0")]
     assert len(rows) > 1
-    order, before = (
-        np.lexsort([weights[name].ravel() for name in sorted(rows)]) for weights in (new, old)
-    )
+    order, before = (np.lexsort([weights[name].ravel() for name in sorted(rows)]) for weights in (new, old))
     for name in rows:
         np.testing.assert_array_equal(new[name][order], old[name][before], err_msg=name)
     # Under another rule the weights go on, and their state begins.
