@@ -181,6 +181,8 @@ def decide_feature(column: Column, whole: bool = True) -> Decision:
         return not_used("it has no values")
     if column.distinct == 1 and not column.missing_share and whole:
         return not_used("it is constant")
+    if pa.types.is_temporal(column.array.type):
+        return not_used("a time that is not the time of the row")
     if column.is_list or (is_text(column.array.type) and column.numbers is None):
         if _is_vector(column, texts):
             return not_used("lists of numbers with fractions (vectors), which are no categories")
@@ -287,8 +289,10 @@ def _is_separator(texts: Sequence[str], counts: Sequence[int], mark: str) -> boo
         return False
     items = [item for part in parts for item in part]
     distinct = set(items)
-    if max(map(len, distinct)) > 40 or any(item != item.strip() or not item for item in distinct):
-        # "Smith, John", or sentences.
+    if max(map(len, distinct)) > 40:
+        return False
+    if mark in (" ", ",", ", ") and any(item != item.strip() or not item for item in distinct):
+        # "Smith, John", or double spaces.
         return False
     if mark in (" ", ", "):
         # Names such as New York have few words in common; genres are combined in many ways.

@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +30,9 @@ Form = DelimitedInput | JsonlInput | ParquetInput
 START_BYTES = 256 << 10
 _LINES = 500  # so many lines at the beginning of a file are looked at
 _MOST_SKIPPED = 100
-_DELIMITERS = "\t,;|"
+# Among equals the first: a comma may be a decimal one.
+_DELIMITERS = "\t;|,"
 _CONSISTENT = 0.9  # of the lines have as many fields as the header
-# A comma that is no decimal one.
-_COMMA_ELSEWHERE = re.compile(r"(?<![0-9]),|,(?![0-9])")
 _NUMBERED = re.compile(r"c[1-9][0-9]*")
 
 _JSON_LINES = (
@@ -213,25 +211,16 @@ def _labeled_header(lines: Sequence[str], wanted: set[str]) -> _Header | None:
 
 
 def _consistent_header(lines: Sequence[str]) -> _Header | None:
-    """The first line with as many fields as most lines have, at least two, by the delimiter that gives the most."""
+    """The first line of two fields or more, by the delimiter that gives the most, and nearly as many to all others."""
     best: _Header | None = None
-    # Excel's line that names the delimiter has no other field.
     looked = [(place, line) for place, line in enumerate(lines) if line.strip() and not line.startswith("#")]
-    text = "\n".join(line for _, line in looked)
     for delimiter in _DELIMITERS:
-        rows = split_rows(text, delimiter, delimiter != "\t" or _has_quoted(lines, delimiter), _LINES)
-        rows = list(itertools.dropwhile(lambda row: len(row) < 2, rows))
-        headers = ((place, _fields(line, delimiter)) for place, line in looked[: _MOST_SKIPPED + 1])
-        header = next(((place, names) for place, names in headers if len(names) > 1), None)
-        is_decimal = delimiter == "," and ";" in text and not _COMMA_ELSEWHERE.search(text)
-        if header is None or not rows or is_decimal:
-            continue
-        # The header may lack the name of the row's number, or end with a delimiter.
-        below = rows[1:] or rows
-        fields, count = Counter(map(len, below)).most_common(1)[0]
-        is_table = count >= _CONSISTENT * len(below) and abs(len(header[1]) - fields) < 2
-        if is_table and (best is None or len(header[1]) > len(best[2])):
-            best = header[0], delimiter, header[1]
+        rows = [(place, delimiter, _fields(line, delimiter)) for place, line in looked]
+        rows = list(itertools.dropwhile(lambda row: len(row[2]) < 2, rows))
+        # A header may lack the name of the row's number, or end with a delimiter.
+        fitting = sum(abs(len(fields) - len(rows[0][2])) < 2 for _, _, fields in rows)
+        if rows and fitting >= _CONSISTENT * len(rows) and (best is None or len(rows[0][2]) > len(best[2])):
+            best = rows[0]
     return best
 
 

@@ -69,11 +69,6 @@ def profile_columns(table: TableFiles, sample: Sample) -> tuple[Columns, tuple[s
     """Profiles the columns of a sample; returns them and the texts that mean a missing value."""
     nulls = find_nulls(sample.columns) if isinstance(table.form, mappings.DelimitedInput) else ()
     columns = {name: profile_column(name, array, nulls) for name, array in sample.columns.items()}
-    if len(columns) < 2:
-        raise InputError(
-            f"{table.files[0].path}: has one column that can be read ({', '.join(columns)}); a label and at least one "
-            "feature are required"
-        )
     return columns, nulls
 
 
@@ -82,9 +77,8 @@ def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
     columns, _ = profile_columns(table, sample)
     found = label_choices(columns)
     if any(name in columns[name].texts for name in table.columns if name in columns):
-        found.append(
-            ("c1", "or c2, ...: the columns of a file without a header, as the first line looks like values")
-        )
+        shown = "or c2, ...: the columns of a file without a header, as the first line looks like values"
+        found.insert(0, ("c1", shown))
     return found
 
 

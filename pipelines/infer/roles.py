@@ -1,8 +1,8 @@
 """The columns that the user named: label, time, query and weight; and columns that could be one and are not named."""
 
-import itertools
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ctr.config import describe_validation_error
 from ctr.data.ids.arrow import is_text
-from ctr.data.mapping import Label, Time, TimeUnit
+from ctr.data.mapping import Label, LabelOp, Time, TimeUnit
 from ctr.data.times import DAY_US, duration_us
 from ctr.io.errors import InputError, joined, listed
 from ctr.pipelines.infer.columns import Column, Columns, percent
@@ -60,7 +60,7 @@ _DIGITS = {
 }
 FORMS = "s, ms, us, ns, serial, iso8601 or a format such as %d.%m.%y %H:%M"
 
-_LOOKED = 200  # distinct values of a time that are tried before all are read
+_LOOKED = 8  # distinct values of a time that are tried before all are read
 _DATES_ENOUGH = 3  # distinct values of a column that looks like a time
 _FEW_YEARS_US = 10 * 365 * DAY_US
 _RUNS, LONGEST_PAGE = 20, 200  # of a query: how many there are, and rows of one
@@ -134,7 +134,7 @@ def _check_rejects(option: str, column: Column, bad: np.ndarray, allowed: str) -
 def read_label(text: str, columns: Columns) -> LabelColumn:
     """Reads the label that ``--label`` names; InputError where it is none."""
     try:
-        rule = _parse_rule(text, columns)
+        rule = Label(column=text) if text in columns else Label.model_validate(text)
     except ValidationError as error:
         raise InputError(describe_validation_error(error, Label, f"--label {text!r}")) from None
     column = find_column(rule.column, columns, "--label")
@@ -145,9 +145,7 @@ def read_label(text: str, columns: Columns) -> LabelColumn:
             raise InputError(
                 f"--label {text}: this column is no label by itself ({column.describe()}); allowed: two values such as "
                 "0 and 1 or no and yes, times that are empty where there was none, or a rule",
-                joined(rules)
-                if rules
-                else "a rule such as --label 'COLUMN>=4' or 'COLUMN==sold' says which rows are positive",
+                joined(rules or ["such as --label 'COLUMN>=4' or 'COLUMN==sold'"]),
             )
         rule = found
     label = _label_of(column, rule)
@@ -160,16 +158,6 @@ def read_label(text: str, columns: Columns) -> LabelColumn:
     return label
 
 
-def _parse_rule(text: str, columns: Columns) -> Label:
-    """A column, or a rule on one; names of columns may have in them what looks like a rule."""
-    if text in columns:
-        return Label(column=text)
-    for name in sorted(filter(text.startswith, filter(None, columns)), key=len, reverse=True):
-        if re.match(r"\s*(>=|<=|==|!=|>|<)\s*\S", rest := text.removeprefix(name)):
-            return Label.model_validate(f"x{rest}").model_copy(update={"column": name})
-    return Label.model_validate(text)
-
-
 def _label_of(column: Column, rule: Label) -> LabelColumn:
     try:
         values, bad, _ = parse_labels(column.array, rule)
@@ -179,48 +167,41 @@ def _label_of(column: Column, rule: Label) -> LabelColumn:
 
 
 def plain_label(column: Column) -> Label | None:
-    """Returns the label that a column with two values is, or with times that some rows lack; None for other columns."""
+    """Returns the label that a column with two values is, or with times that many rows lack; None for others."""
     name, lower = column.name, [text.strip().lower() for text in column.texts[:3]]
     if column.distinct == 2 and not column.is_list:
-        if (
-            set(lower) <= {"0", "1", "false", "true", "0.0", "1.0"}
-            and _label_of(column, Label(column=name)).share
-        ):
-            return Label(column=name)
-        numbers = set(column.finite.tolist())
-        if numbers in ({0.0, 1.0}, {-1.0, 1.0}):
+        plain = Label(column=name)
+        if set(lower) <= {"0", "1", "false", "true", "0.0", "1.0"} and _label_of(column, plain).share:
+            return plain
+        if set(column.finite.tolist()) in ({0.0, 1.0}, {-1.0, 1.0}):
             return Label(column=name, op=">", value=0.0)
         for no, yes in _NO_AND_YES:
             if set(lower) == {no, yes}:
                 return Label(column=name, op="==", value=column.texts[lower.index(yes)])
-    if column.missing_share and column.distinct >= _DATES_ENOUGH and time_readings(column):
-        return Label(column=name, op="!=", value="")
-    return None
+    may_be_none = column.missing_share > MAX_REJECT_SHARE and column.distinct >= _DATES_ENOUGH
+    return Label(column=name, op="!=", value="") if may_be_none and time_readings(column) else None
 
 
 def label_rules(column: Column) -> list[tuple[str, str]]:
     """Returns rules that make a label of a column of few other values, as ``--label`` takes them, and their shares."""
-    rules: list[Label] = []
-    name = column.name
-    if column.is_list or column.distinct < 2 or column.missing_share > MAX_REJECT_SHARE:
+    rules: list[tuple[LabelOp, str]] = []
+    if column.is_list or not 0 < column.distinct <= _MOST_VALUES:
         return []
-    if column.numbers is not None and column.is_whole and column.distinct > 2:
+    if column.missing_share > MAX_REJECT_SHARE:
+        rules = [("!=", '""')]
+    elif column.numbers is not None and column.is_whole and column.distinct > 2:
         levels = np.unique(column.finite)
         level = next((one for one in levels if (column.finite >= one).mean() <= 0.6), levels[-1])
-        if column.distinct <= _MOST_VALUES:
-            rules = [Label(column=name, op=">=", value=1.0 if levels[0] == 0 else float(level))]
-    elif column.distinct <= _MOST_VALUES and (is_text(column.array.type) or column.numbers is not None):
+        rules = [(">=", f"{1 if levels[0] == 0 else level:g}")]
+    elif column.distinct > 1 and (is_text(column.array.type) or column.numbers is not None):
         rarest = np.argsort(column.counts, kind="stable")[: 1 if column.distinct == 2 else 3]
-        rules = [Label(column=name, op="==", value=column.texts[place]) for place in rarest.tolist()]
+        texts = [column.texts[place] for place in rarest.tolist()]
+        # A text that is a number, or has spaces around it, stands in quotes.
+        rules = [("==", f'"{text}"' if re.fullmatch(r"[\d.+-]+|.*\s|\s.*", text) else text) for text in texts]
     found = []
-    for rule in rules:
-        value = f"{rule.value:g}" if isinstance(rule.value, float) else rule.value or ""
-        quoted = (
-            f'"{value}"'
-            if isinstance(rule.value, str) and re.fullmatch(r"[\d.+-]+|.*\s|\s.*", value)
-            else value
-        )
-        found.append((f"{name}{rule.op}{quoted}", f"{_label_of(column, rule).percent} positive"))
+    for op, value in rules:
+        rule = Label.model_validate(f"x{op}{value}").model_copy(update={"column": column.name})
+        found.append((f"{column.name}{op}{value}", f"{_label_of(column, rule).percent} positive"))
     return found
 
 
@@ -245,42 +226,30 @@ def _read_time(column: Column, time: Time) -> tuple[np.ndarray, np.ndarray]:
 
 def time_readings(column: Column) -> list[TimeColumn]:
     """Returns the ways to read a column as a time that fit nearly all its values and differ; none for others."""
-    kind = column.array.type
-    if not column.present or column.is_list or pa.types.is_boolean(kind):
-        return []
-    if pa.types.is_temporal(kind):
-        if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-            return []
-        ways = [Time(column=column.name, format="iso8601")]
-    else:
-        texts = [text.strip() for text in column.texts[:_LOOKED]]
-        digits = {len(text) for text in texts if text.isdecimal()}
-        forms = (
-            list(itertools.chain(*(_DIGITS.get(length, ()) for length in digits))) if len(digits) == 1 else []
-        )
-        if not (is_text(kind) or pa.types.is_integer(kind)):
-            forms = []
-        ways = [Time(column=column.name, format=form) for form in forms]
-        if column.numbers is not None:
-            middle = float(np.median(column.finite))
-            ways += [
-                Time(column=column.name, unit=unit)
-                for unit, us in _UNITS
-                if FIRST_US <= middle * us < LAST_US
-            ]
-        elif is_text(kind):
-            ways = [Time(column=column.name, format=form) for form in ("iso8601", *_FORMATS)]
+    kind, name = column.array.type, column.name
+    forms: Sequence[str] = ()
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        forms = ("iso8601",)
+    elif is_text(kind) and column.numbers is None:
+        forms = ("iso8601", *_FORMATS)
+    elif is_text(kind) or pa.types.is_integer(kind):
+        lengths = {len(text.strip()) for text in column.texts[:_LOOKED]}
+        forms = [form for length in lengths for form in _DIGITS.get(length, ())] if len(lengths) < 3 else ()
+    ways = [Time(column=name, format=form) for form in forms]
+    if column.numbers is not None:
+        middle = float(np.median(column.finite))
+        ways += [Time(column=name, unit=unit) for unit, us in _UNITS if FIRST_US <= middle * us < LAST_US]
+    some = (
+        pa.array(column.texts[:_LOOKED], pa.string()) if is_text(kind) else column.array.drop_null()[:_LOOKED]
+    )
     found: list[TimeColumn] = []
-    some = column.array.drop_null() if not is_text(kind) else pa.array(column.texts, pa.string())
-    present = column.codes >= 0
-    for time in ways:
+    for time in ways if column.present else ():
         # Digits are a date sooner than a number; a few values, such as 0, may stand for none.
-        if (time.unit is not None and found) or parse_times(some.slice(0, _LOOKED), time)[1].mean() > 0.05:
+        if (time.unit is not None and found) or parse_times(some, time)[1].mean() > 0.5:
             continue
         us, bad = _read_time(column, time)
-        if (bad & present).mean() <= MAX_REJECT_SHARE and not any(
-            np.array_equal(us, one.us) for one in found
-        ):
+        is_most = (bad & (column.codes >= 0)).mean() <= MAX_REJECT_SHARE
+        if is_most and not any(np.array_equal(us, one.us) for one in found):
             found.append(TimeColumn(time, us, bad))
     # A day above 12 decides which number is the month.
     least = min((int(one.bad.sum()) for one in found), default=0)
@@ -290,19 +259,16 @@ def time_readings(column: Column) -> list[TimeColumn]:
 def read_time(text: str, columns: Columns) -> TimeColumn:
     """Reads the time that ``--time`` names, in the form that it gives or in the only one that fits; or InputError."""
     # A column may have = in its name.
-    cuts = [place for place, mark in enumerate(text) if mark == "=" and text[:place] in columns]
-    is_given = text not in columns and "=" in text
-    name, form = (
-        (text[: (cut := (cuts or [text.index("=")])[0])], text[cut + 1 :]) if is_given else (text, "")
-    )
-    column = find_column(name, columns, "--time")
-    if not is_given:
+    named = [column for column in columns if text == column or text.startswith(f"{column}=")]
+    name = max(named, key=len, default=text.partition("=")[0])
+    column, form = find_column(name, columns, "--time"), text[len(name) + 1 :]
+    if not form:
         found = time_readings(column)
+        forms = [shlex.quote(f"{name}={one.time.format or one.time.unit}") for one in found]
         if len(found) > 1:
-            ways = " or ".join(
-                f"--time {shlex.quote(f'{name}={one.time.format or one.time.unit}')}" for one in found
+            raise InputError(
+                f"--time {text}: {column.texts[0]!r} can be read as --time {' or --time '.join(forms)}"
             )
-            raise InputError(f"--time {text}: {column.texts[0]!r} can be read in {len(found)} ways: {ways}")
         if not found:
             raise InputError(
                 f"--time {text}: not read as a time ({column.describe()}); name its form with "
@@ -313,13 +279,12 @@ def read_time(text: str, columns: Columns) -> TimeColumn:
         way = {"unit" if form in ("s", "ms", "us", "ns", "serial") else "format": form}
         try:
             time = Time.model_validate({"column": name, **way})
-        except ValidationError as error:
-            raise InputError(describe_validation_error(error, Time, f"--time {text!r}")) from None
-        try:
             us, bad = _read_time(column, time)
             if bad.mean() > 0.5:
                 # Most times are not of our days, so all of them count.
                 us, bad = parse_times(column.array, time)
+        except ValidationError as error:
+            raise InputError(describe_validation_error(error, Time, f"--time {text!r}")) from None
         except InputError as error:
             raise InputError(f"--time {text}: the column {name} is {error}") from None
         reading = TimeColumn(time, us, bad)
@@ -358,21 +323,16 @@ def looks_like_time(column: Column) -> bool:
     """Returns whether values read as times; whole numbers only where they are many, of a few years."""
     if column.distinct < (_RUNS if column.numbers is not None else _DATES_ENOUGH):
         return False
-    found = time_readings(column)
-    us = found[0].us[~found[0].bad] if found else np.zeros(1)
-    return bool(found) and (column.numbers is None or int(us.max() - us.min()) <= _FEW_YEARS_US)
+    spans = [int(np.ptp(one.us[~one.bad])) for one in time_readings(column)]
+    return bool(spans) and (column.numbers is None or min(spans) <= _FEW_YEARS_US)
 
 
 def looks_like_query(column: Column) -> bool:
     """Returns whether ids with many values stand in groups of consecutive rows, as the rows of pages do."""
     codes = column.codes[column.codes >= 0]
-    if (
-        column.is_list
-        or column.missing_share > MAX_REJECT_SHARE
-        or not (column.numbers is None or column.is_whole)
-    ):
+    is_id = not column.is_list and (column.numbers is None or column.is_whole)
+    if not is_id or column.missing_share > MAX_REJECT_SHARE or not _RUNS <= column.distinct <= len(codes) / 2:
         return False
-    begins = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]][: len(codes)])
-    if column.distinct < _RUNS or len(begins) > 1.02 * column.distinct or len(codes) < 2 * column.distinct:
-        return False
-    return int(np.diff([*begins.tolist(), len(codes)]).max()) <= LONGEST_PAGE
+    begins = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]])
+    longest = int(np.diff([*begins.tolist(), len(codes)]).max())
+    return len(begins) <= 1.02 * column.distinct and longest <= LONGEST_PAGE

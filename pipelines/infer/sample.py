@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from ctr.data.mapping import JsonlInput, ParquetInput
 from ctr.io.errors import InputError
 from ctr.pipelines.infer.dialect import TableFiles, read_start
-from ctr.pipelines.rows.convert import check_utf8
+from ctr.pipelines.rows.convert import check_utf8, is_text_or_number
 from ctr.pipelines.rows.jsonl import BYTE_ORDER_MARK, JsonlReader
 from ctr.pipelines.rows.rejects import REPEATED_HEADER
 from ctr.pipelines.rows.sources import (
@@ -174,19 +174,23 @@ def _json_kind(value: object) -> str:
 
 def _parquet_faults(files: Sequence[SourceFile]) -> dict[str, str]:
     """Why columns of Parquet files are not read, by name."""
-    types = pa.types
-    is_unread = (
-        *(types.is_time, types.is_duration, types.is_interval, types.is_fixed_size_binary),
-        *(types.is_binary_view, types.is_struct, types.is_map, types.is_union),
-    )
-    found = {}
+    found: dict[str, str] = {}
     for file in files:
         with faults_named(file.path):
             schema = pq.read_schema(file.path)
-        for name, kind in zip(schema.names, schema.types, strict=True):
-            if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-                if types.is_nested(kind.value_type):
-                    found[name] = "it holds lists of lists or objects"
-            elif isinstance(kind, pa.BaseExtensionType) or any(is_kind(kind) for is_kind in is_unread):
-                found[name] = f"it is of type {kind}"
+        found |= {
+            name: f"it is of type {kind}"
+            for name, kind in zip(schema.names, schema.types, strict=True)
+            if not _is_read(kind)
+        }
     return found
+
+
+def _is_read(kind: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return not types.is_nested(kind.value_type) and _is_read(kind.value_type)
+    if types.is_dictionary(kind):
+        return _is_read(kind.value_type)
+    is_bytes = types.is_binary(kind) or types.is_large_binary(kind) or types.is_string_view(kind)
+    return is_text_or_number(kind) or is_bytes or types.is_timestamp(kind) or types.is_date(kind)

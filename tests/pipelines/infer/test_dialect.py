@@ -146,6 +146,7 @@ NESTED = '{"u": {"id": 7}, "ad": {"id": 1}}\n' * 2
         ({"a.csv": "x,y\n1,2\n".encode("utf-16")}, "a.csv: is UTF-16; allowed: text in UTF-8"),
         ({"a.xlsx": EXCEL}, "an Excel workbook (.xlsx)"),
         ({"a.orc": b"ORC\x03\x00"}, "an ORC file"),
+        ({"a.tfrecord": b"\x12" + bytes(7) + b"abcd\n\x10\n\x0e"}, "a TFRecord file"),
         ({"a.csv": b"\x80\x04\x95"}, "a Python pickle"),
         ({"a.parquet": "x,y\n1,2\n"}, "is no Parquet file, though its name ends in .parquet"),
         ({"a.csv": "größe,y\n1,2\n".encode("latin-1")}, "is not text in UTF-8 (byte 0xf6); save it as UTF-8"),

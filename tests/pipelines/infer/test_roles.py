@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ctr.data.mapping import Time
 from ctr.io.errors import InputError
 from ctr.pipelines.infer.dialect import find_table
 from ctr.pipelines.infer.draft import list_labels
@@ -81,9 +82,9 @@ def test_a_click_known_by_its_time_is_a_label(tmp_path):
         (spelled("<=50K", ">50K"), "--label 'x==>50K'"),
         (spelled("01", "02"), "--label 'x==\"02\"'"),
         ([*spelled("seen", "bought")[:-1], "kept"], "--label x==bought"),
-        ([f"w{n}" for n in range(ROWS)], "a rule such as --label 'COLUMN>=4'"),
-        (spelled(None, 1), "a rule such as --label"),
-        ([0] * ROWS, "a rule such as --label"),
+        ([f"w{n}" for n in range(ROWS)], "or a rule; such as --label 'COLUMN>=4'"),
+        (spelled(None, 1), "--label 'x!=\"\"'"),
+        ([0] * ROWS, "or a rule; such as --label"),
     ],
 )  # fmt: skip
 def test_a_column_of_other_values_takes_a_rule_that_can_be_pasted(tmp_path, values, choice):
@@ -91,7 +92,7 @@ def test_a_column_of_other_values_takes_a_rule_that_can_be_pasted(tmp_path, valu
     assert choice in (told := refusal(path, label="x")) and "this column is no label by itself" in told
     if choice.startswith("--label"):
         rule = choice.removeprefix("--label ").split(" (")[0].strip("'")
-        assert drafted(path, label=rule, drop=("click",)).content["label"]["op"] in (">=", "==")
+        assert drafted(path, label=rule, drop=("click",)).content["label"]["op"] in (">=", "==", "!=")
 
 
 def test_the_columns_that_could_be_the_label_are_listed_with_their_shares(tmp_path):
@@ -146,8 +147,7 @@ def test_the_form_of_a_named_time_is_found(tmp_path, form, unit, more):
     texts = [written(form, second) for second in SECONDS]
     path = table(tmp_path, when=texts)
     found = drafted(path, time="when")
-    mapping, _ = ingested(found, path)
-    us, bad = parse_times(pa.array(texts), mapping.time)
+    us, bad = parse_times(pa.array(texts), Time.model_validate(found.content["time"]))
     assert not bad.any() and us.tolist() == [second // unit * unit * 10**6 + more for second in SECONDS]
     # A time that is not named is said, and no feature.
     unnamed = drafted(path)
