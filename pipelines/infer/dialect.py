@@ -214,13 +214,15 @@ def _consistent_header(lines: Sequence[str]) -> _Header | None:
     """The first line of two fields or more, by the delimiter that gives the most, and nearly as many to all others."""
     best: _Header | None = None
     looked = [(place, line) for place, line in enumerate(lines) if line.strip() and not line.startswith("#")]
+    text = "\n".join(line for _, line in looked)
     for delimiter in _DELIMITERS:
-        rows = [(place, delimiter, _fields(line, delimiter)) for place, line in looked]
-        rows = list(itertools.dropwhile(lambda row: len(row[2]) < 2, rows))
+        rows = split_rows(text, delimiter, delimiter != "\t" or '"' in text, _LINES)
+        rows = list(itertools.dropwhile(lambda row: len(row) < 2, rows))
         # A header may lack the name of the row's number, or end with a delimiter.
-        fitting = sum(abs(len(fields) - len(rows[0][2])) < 2 for _, _, fields in rows)
-        if rows and fitting >= _CONSISTENT * len(rows) and (best is None or len(rows[0][2]) > len(best[2])):
-            best = rows[0]
+        fitting = sum(abs(len(row) - len(rows[0])) < 2 for row in rows)
+        if rows and fitting >= _CONSISTENT * len(rows) and (best is None or len(rows[0]) > len(best[2])):
+            place = next(place for place, line in looked if len(_fields(line, delimiter)) > 1)
+            best = place, delimiter, rows[0]
     return best
 
 

@@ -1,5 +1,6 @@
 """Drafts the mapping of a table by the roles that the user names, with a comment for each column."""
 
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -106,9 +107,10 @@ def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
     draft.strongest = strongest_columns(used, label.values, label.known)
     if leaks := [name for name, auc in draft.strongest if auc >= LEAK and name not in options.keep]:
         shown = ", ".join(f"{name} (AUC {auc:.3f})" for name, auc in draft.strongest if name in leaks)
+        drops = " ".join(f"--drop {shlex.quote(name)}" for name in leaks)
         raise InputError(
             f"{table.files[0].path}: known only after the label, by how well it alone ranks the rows: {shown}",
-            f"{' '.join(f'--drop {name!r}' for name in leaks)} trains without; --keep keeps what is known before",
+            f"{drops} trains without; --keep keeps what is known before",
         )
     _fill_content(draft, table, sample, nulls, options, label, time)
     return draft
@@ -220,7 +222,7 @@ def _fill_content(
 ) -> None:
     """Writes the mapping in the order of its file; InputError where no feature is left."""
     content = draft.content
-    content["input"] = {"type": table.form.type, **table.form.model_dump(mode="json", exclude_defaults=True)}
+    content["input"] = table.form.model_dump(mode="json", exclude_defaults=True)
     if nulls:
         content["input"]["nulls"] = ["", *nulls]
     if sample.lacking:

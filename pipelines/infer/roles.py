@@ -301,6 +301,8 @@ def read_query(options: Options, columns: Columns) -> Column | None:
             raise InputError(f"--session-gap {options.session_gap}: {error}") from None
         if options.query is None:
             raise InputError("--session-gap goes with --query COLUMN, such as the column of the user")
+        if options.time is None:
+            raise InputError("--session-gap requires --time COLUMN")
     if options.query is None:
         return None
     column = find_column(options.query, columns, "--query")

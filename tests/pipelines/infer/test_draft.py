@@ -103,7 +103,7 @@ def test_a_column_that_alone_ranks_the_rows_is_refused_as_a_leak(tmp_path):
         drafted(path)
     # What changes in the same rows as the label is a duplicate of it.
     assert "how well it alone ranks the rows: paid (AUC 1.000)" in str(refusal.value)
-    assert refusal.value.hint.startswith("--drop 'paid' trains without; --keep keeps")
+    assert refusal.value.hint.startswith("--drop paid trains without; --keep keeps")
     found = drafted(path, drop=("paid",))
     assert becomes(found)["state (mail)"] == "not used"
     assert [feature["name"] for feature in found.content["features"]] == ["ad", "strong"]

@@ -225,6 +225,7 @@ def test_values_that_stand_for_no_time_become_rejects_up_to_a_share(tmp_path):
         ({"query": "q"}, "--query q: no such column"),
         ({"session_gap": "30m"}, "--session-gap goes with --query"),
         ({"query": "user", "session_gap": "soon"}, "--session-gap soon: a duration"),
+        ({"query": "user", "session_gap": "30m"}, "--session-gap requires --time COLUMN"),
         ({"weight": "x"}, "--weight x: 100 of 1,000 rows cannot be read, such as 'a' (2 values"),
         ({"drop": ("z",)}, "--drop z: no such column"),
         ({"drop": ("user",), "query": "user"}, "--query user: --drop names the same column"),
