@@ -35,10 +35,10 @@ _SHOWN = 24
 
 _MARKS = (*"|;,^#~\x01\x02\x1c\x1f\t", ", ", " ")
 _BRACKETED_MARKS = (",", "', '", '", "', '","', "' '", " ")
-_FRACTION = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(\.\d*)?[eE][-+]?\d+)")
+_NUMBER = r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|NaN|None|null)"
+_VECTOR = re.compile(rf"[\[({{]?\s*{_NUMBER}([\s,;|^#~]+{_NUMBER})*\s*[\])}}]?")
 _WITH_COMMA = re.compile(r"[-+]?(\d+|\d*,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+,\d+)")
 _ITEMS = re.compile(r"""'[^']*'|"[^"]*"|[^\s,]+""")
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|nan|NaN|None|null")
 
 
 @dataclass(frozen=True)
@@ -246,16 +246,9 @@ def _is_vector(column: Column, texts: Sequence[str]) -> bool:
     if column.is_list and pa.types.is_floating(column.array.type.value_type):
         values = column.array.flatten().drop_null().cast(pa.float64())
         return bool(pc.any(pc.not_equal(values, pc.floor(values)), min_count=0).as_py())
-    around = _find_brackets(texts) + " "
-    inner = [text.strip(around) for text in texts]
-    for mark in ("|",) if column.is_list else _MARKS:
-        lists = [[item for part in text.split(mark) if (item := part.strip())] for text in inner]
-        bad = sum(not all(map(_NUMBER.fullmatch, items)) for items in lists)
-        several = sum(len(items) > 1 for items in lists)
-        fractions = sum(any(map(_FRACTION.fullmatch, items)) for items in lists)
-        if bad <= 0.01 * len(texts) and min(several, fractions) >= 0.5 * len(texts):
-            return True
-    return False
+    found = [match for text in texts if (match := _VECTOR.fullmatch(text.strip())) is not None]
+    several = [match for match in found if match[1] is not None and re.search(r"\.\d|\de", match[0])]
+    return len(found) >= 0.99 * len(texts) and len(several) >= 0.5 * len(texts)
 
 
 def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> tuple[str, str] | None:

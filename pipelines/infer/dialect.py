@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from ctr.config import parse_model
-from ctr.data.mapping import DelimitedInput, JsonlInput, Label, ParquetInput
+from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.delimited import split_rows
 from ctr.pipelines.rows.sources import (
@@ -156,7 +154,8 @@ def _is_object(line: str) -> bool:
 def _delimited_input(path: Path, text: str, label: str | None) -> dict[str, Any]:
     whole = text[: text.rfind("\n") + 1] if len(text) >= START_BYTES // 2 else text
     lines = whole.split("\n")[:_LINES]
-    wanted = _label_names(label)
+    # Names may hold what looks like a rule.
+    wanted = {label, re.split(r"\s*(?:>=|<=|==|!=|>|<)", label)[0]} - {""} if label is not None else set()
     found = _labeled_header(lines, wanted)
     is_numbered = found is None and any(map(_NUMBERED.fullmatch, wanted))
     found = found or _consistent_header(lines)
@@ -180,16 +179,6 @@ def _delimited_input(path: Path, text: str, label: str | None) -> dict[str, Any]
     if is_numbered:
         content |= {"header": False, "columns": [f"c{place}" for place in range(1, len(header) + 1)]}
     return content
-
-
-def _label_names(label: str | None) -> set[str]:
-    """Returns the names that the column of a label may have; names may hold what looks like a rule."""
-    if label is None:
-        return set()
-    try:
-        return {label, Label.model_validate(label).column}
-    except ValidationError:
-        return {label}
 
 
 def _fields(line: str, delimiter: str) -> list[str]:
