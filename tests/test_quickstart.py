@@ -186,7 +186,7 @@ def test_tables_that_are_refused(place, capfd, root, fresh_python):
         status == 1
         and [f"  --label flag_{n} (0 and 1; 50% positive)" for n in range(9)] == out.splitlines()[1:]
     )
-    assert "and 6 more" in error and max(map(len, error.splitlines())) <= 300
+    assert "; and 5 more" in error and max(map(len, error.splitlines())) <= 300
     script = """
 import sys
 from ctr.cli import main
