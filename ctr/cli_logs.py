@@ -4,7 +4,6 @@ import argparse
 import shutil
 import sys
 from contextlib import closing
-from typing import Any
 
 from ctr.cli_output import Bar, is_quiet, load_tensorflow, print_result
 from ctr.cli_parser import Takes, command, settings
@@ -30,18 +29,19 @@ def _say(arguments: argparse.Namespace, text: str) -> None:
 
 @command(
     "quickstart",
-    "infer how to read a table, write that down as a mapping file, ingest the table, train and write a report",
+    "find how to read a table whose label is named, write that down as a mapping file, ingest, train, write a report",
     {
         "FILE": "CSV, TSV, JSON lines or Parquet file, or a directory of them",
         "[--out DIR]": "output directory (NAME-quickstart beside the file); rerun to resume",
         "[--dry-run]": "write the mapping file and nothing else, to be read and edited",
-        "what the columns are, where the guess is not certain or not right": {
-            "[--label RULE]": "column of the label, or a rule such as 'rating>=4'",
-            "[--query COLUMN]": "column whose values are queries; none: each row is its own query",
+        "what the columns are": {
+            "[--label RULE]": "column of the label, or a rule such as 'rating>=4'; without it the command lists the "
+            "columns that could be the label, and stops",
+            "[--time COLUMN[=FORM]]": "column of the time (none: the order of the rows is the order of time), read as "
+            "s, ms, us, ns, serial, iso8601 or a format: 'when=%%d.%%m.%%y %%H:%%M'",
+            "[--query COLUMN]": "column whose values are queries (none: each row is its own query)",
             "[--session-gap DURATION]": "with --query: a longer pause, e.g. 30m, begins a new query",
-            "[--time COLUMN[=FORM]]": "column of the time, read as s, ms, us, ns, serial, iso8601 or a format: "
-            "'when=%%d.%%m.%%y %%H:%%M'; none: the order of the rows is the order of time",
-            "[--weight COLUMN]": "column of importance weights; none: each row counts once",
+            "[--weight COLUMN]": "column of importance weights (none: each row counts once)",
             "[--drop COLUMN]...": "column that must be no feature; may be given several times",
             "[--keep COLUMN]...": "column that is a feature although it was excluded; may be given several times",
         },
@@ -51,49 +51,24 @@ def _quickstart(arguments: argparse.Namespace) -> None:
     from ctr import quickstart
 
     out = arguments.out or quickstart.default_out(arguments.file)
-    quickstart.check_quickstart_folder(out)
-    from ctr.pipelines.inference.roles import Options
-
     given = vars(arguments)
+    from ctr.pipelines.infer.roles import Options
+
     options = Options(
-        **{name: given[name] for name in ("label", "query", "session_gap", "time", "weight")},
+        **{name: given[name] for name in ("label", "time", "query", "session_gap", "weight")},
         drop=tuple(arguments.drop),
         keep=tuple(arguments.keep),
     )
-
-    asks = ask if sys.stdin.isatty() and sys.stderr.isatty() else None
     width = shutil.get_terminal_size((200, 24)).columns
-    tools = quickstart.Tools(lambda text: _say(arguments, printable(text)), width, asks, Bar, load_tensorflow)
+    tools = quickstart.Tools(lambda text: _say(arguments, printable(text)), width, Bar, load_tensorflow)
     given_to = arguments.file, out, options, tools
     if arguments.dry_run:
-        result = quickstart.infer_mapping(*given_to)
+        result = quickstart.write_mapping(*given_to)
         text = "\n".join(["By hand:", *(f"  {line}" for line in result["commands"])])
         print_result(arguments, result, text)
         return
     result = quickstart.run_quickstart(*given_to)
     print_result(arguments, result, quickstart.result_text(out, result))
-
-
-def ask(doubt: Any, refused: str = "") -> str:
-    """Asks a person on the terminal for a choice; ``refused`` says why the answer before cannot be."""
-    if refused:
-        print(printable(f"\n{refused}"), file=sys.stderr)
-    print(printable(f"\nIt is not certain {doubt.question}."), file=sys.stderr)
-    for number, choice in enumerate(doubt.choices, 1):
-        print(printable(f"  {number}  {choice.value}: {choice.because}"), file=sys.stderr)
-    numbers = f"a number from 1 to {len(doubt.choices)}, or " if doubt.choices else ""
-    while True:
-        print(f"{numbers}what {doubt.option} takes: ".capitalize(), end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            raise InputError(f"no answer; {doubt.option} decides without a question")
-        answer = line.strip()
-        if answer.isdecimal() and 1 <= int(answer) <= len(doubt.choices):
-            return str(doubt.choices[int(answer) - 1].value)
-        if answer and not answer.isdecimal():
-            return answer
-        if answer:
-            print(f"There is no choice {answer}.", file=sys.stderr)
 
 
 @command(

@@ -3,7 +3,7 @@
 ::
 
     OUT/quickstart.json    what the command was given, and the mapping that the log was made with
-    OUT/mapping.yaml       the mapping that was inferred, to be read and edited
+    OUT/mapping.yaml       how the table is read, to be read and edited
     OUT/log                the example log
     OUT/run                the training run, with report.html
 
@@ -21,22 +21,19 @@ from ctr.config import StrictModel, parse_model
 from ctr.data.log import list_partitions
 from ctr.data.mapping import Mapping, load_mapping
 from ctr.io.documents import json_bytes, read_json_object
-from ctr.io.errors import LONGEST_LINE, InputError, one_line
+from ctr.io.errors import InputError, joined
 from ctr.io.files import check_output_folder, write_atomic_bytes
 from ctr.io.signals import stop_signals
-from ctr.pipelines.inference.files import find_table
-from ctr.pipelines.inference.infer import Inference, guess_table, infer, mapping_text
-from ctr.pipelines.inference.leaks import is_suspicious, strongest_text
-from ctr.pipelines.inference.roles import Doubt, Options
-from ctr.pipelines.inference.sample import read_sample
+from ctr.pipelines.infer.dialect import find_table
+from ctr.pipelines.infer.draft import decision_table, draft_mapping, list_labels, mapping_text
+from ctr.pipelines.infer.leaks import SHOWN, strongest_text
+from ctr.pipelines.infer.roles import Options
+from ctr.pipelines.infer.sample import read_sample
 from ctr.training.config import TrainConfig
 from ctr.training.run.summary import summary_text, train_result
 from ctr.training.validate import validate
 
 RECORD, MAPPING, LOG, RUN = "quickstart.json", "mapping.yaml", "log", "run"
-
-# Asks a person to decide, and says why the answer before was refused; returns the value of the option.
-Ask = Callable[[Doubt, str], str]
 
 
 class Record(StrictModel):
@@ -45,19 +42,18 @@ class Record(StrictModel):
     input: str  # the table, as an absolute path
     files: dict[str, int]  # sizes in bytes
     options: dict[str, Any]  # those that were given
-    guesses: tuple[dict[str, str], ...]  # of each column, as they were shown
-    strongest: tuple[tuple[str, float, int], ...] = ()  # see ``strongest_columns``
+    columns: tuple[dict[str, str], ...]  # what each becomes, and why, as it was shown
+    strongest: tuple[tuple[str, float], ...] = ()  # see ``strongest_columns``
     mapping_sha256: str | None = None  # of the mapping file that the log was begun with; null before
     ingested: dict[str, Any] | None = None  # what the ingest counted; null until it is complete
 
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-    """Output and questions of the command line."""
+    """Output of the command line."""
 
     say: Callable[[str], None]
     width: int  # characters of a line
-    ask: Ask | None  # None where there is no terminal
     bar: Callable[..., Any]  # makes a progress bar from a total and a unit (see ``ctr.demo.run_demo``)
     load_tensorflow: Callable[[], None]  # called before the first step that requires it
 
@@ -76,19 +72,17 @@ def check_quickstart_folder(out: Path) -> None:
 
 
 def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
-    """Infers a mapping, ingests, trains and writes the report; what is there already is not done again.
+    """Writes a mapping, ingests, trains and writes the report; what is there already is not done again.
 
     Returns the paths ``mapping``, ``log``, ``run``, ``report``; ``columns``: what became of each; ``strongest``: of the
-    strongest columns ``column``, ``auc`` and ``suspicious``; ``ingest``, ``summary``: the results of the two steps;
-    ``commands``: the same by hand. Raises InputError: a table that cannot be read, a guess that is not certain without
-    a terminal, an output directory of another table, or what ``ctr ingest`` and ``ctr train`` refuse.
+    strongest columns ``column`` and ``auc``; ``ingest``, ``summary``: the results of the two steps; ``commands``: the
+    same by hand. Raises InputError: a table that cannot be read, a role that is missing or cannot be, an output
+    directory of another table, or what ``ctr ingest`` and ``ctr train`` refuse.
     """
-    check_quickstart_folder(out)
-    record = _begin(given, out, options, tools)
+    result = write_mapping(given, out, options, tools)
     mapping = load_mapping(out / MAPPING)
-    record = _check_mapping(out, record)
+    record = _check_mapping(out, _read_record(out))
     log, run = out / LOG, out / RUN
-    commands = _commands(given, out)
     if record.ingested is None:
         record = _ingest(given, out, mapping, record, tools)
     else:
@@ -96,137 +90,98 @@ def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> di
     summary = _train(log, run, tools)
     from ctr.eval.report import write_report
 
-    report = write_report([run], None)
     return {
-        "mapping": str(out / MAPPING),
+        **result,
         "log": str(log),
         "run": str(run),
-        "report": str(report),
-        "columns": list(record.guesses),
-        "strongest": [
-            {"column": name, "auc": auc, "suspicious": is_suspicious(auc, values, summary["auc"])}
-            for name, auc, values in record.strongest
-        ],
+        "report": str(write_report([run], None)),
+        "strongest": [{"column": name, "auc": auc} for name, auc in record.strongest],
         "ingest": record.ingested,
         "summary": summary,
-        "commands": commands,
     }
 
 
-def infer_mapping(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
-    """Infers a mapping and writes it, and nothing else; the same command goes on from there.
+def write_mapping(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
+    """Writes the mapping, unless that was done for the same table and options; the same command goes on from there.
 
     Returns ``mapping``, ``columns`` and ``commands`` as ``run_quickstart`` does.
     """
     check_quickstart_folder(out)
     record = _begin(given, out, options, tools)
-    commands = _commands(given, out)
-    return {"mapping": str(out / MAPPING), "columns": list(record.guesses), "commands": commands}
+    steps = (
+        ("ctr", "ingest", "table", given, "--mapping", out / MAPPING, "--out", out / LOG),
+        ("ctr", "train", out / LOG, "--out", out / RUN),
+        ("ctr", "report", out / RUN),
+    )
+    commands = [shlex.join(map(str, step)) for step in steps]
+    return {"mapping": str(out / MAPPING), "columns": list(record.columns), "commands": commands}
 
 
 def result_text(out: Path, result: dict[str, Any]) -> str:
     """Formats the end of the command for people: metrics, how to repeat each step, and the report."""
-    lines = [
-        summary_text(out / RUN, result["summary"]),
-        *strongest_text(result["strongest"]).splitlines(),
-        "",
-        f"The guesses are in {result['mapping']}. By hand:",
-    ]
+    lines = [summary_text(out / RUN, result["summary"])]
+    strongest = strongest_text([(one["column"], one["auc"]) for one in result["strongest"]])
+    lines += [strongest] if strongest else []
+    lines += ["", f"How the table is read is in {result['mapping']}. By hand:"]
     lines += [f"  {command}" for command in result["commands"]]
     return "\n".join([*lines, "", f"The report: {result['report']}"])
 
 
-def _commands(given: Path, out: Path) -> list[str]:
-    log, run = out / LOG, out / RUN
-    steps = (
-        ("ctr", "ingest", "table", given, "--mapping", out / MAPPING, "--out", log),
-        ("ctr", "train", log, "--out", run),
-        ("ctr", "report", run),
-    )
-    return [shlex.join(map(str, step)) for step in steps]
-
-
 def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
-    """Infers the mapping and writes it, unless that was done for the same table and options."""
-    table = find_table(given)
+    table = find_table(given, options.label)
     files = {file.name: file.path.stat().st_size for file in table.files}
-    asked = {name: value for name, value in dataclasses.asdict(options).items() if value}
-    asked = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
+    named = {name: value for name, value in dataclasses.asdict(options).items() if value}
+    named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
     if (out / RECORD).is_file():
-        path = out / RECORD
-        record = parse_model(Record, dict(read_json_object(path, f"{path}: no such file")), str(path))
-        expected = {"input": str(given.resolve()), "files": files, "options": asked}
-        for key, value in expected.items():
-            if getattr(record, key) != value:
-                shown = " ".join(f"--{name} {_words(text)}" for name, text in record.options.items())
-                was = {
-                    "input": f"is the quickstart of {record.input}:",
-                    "files": f"was begun when the files of {given} had other names or sizes:",
-                    "options": f"was begun with {shown or 'no options that decide'}: give the same, or",
-                }[key]
+        record = _read_record(out)
+        begun = " ".join(
+            f"--{name.replace('_', '-')} {shlex.quote(value)}"
+            for name, values in record.options.items()
+            for value in (values if isinstance(values, list) else [values])
+        )
+        for known, now, was in (
+            (record.input, str(given.resolve()), f"is the quickstart of {record.input}:"),
+            (record.files, files, f"was begun when the files of {given} had other names or sizes:"),
+            (record.options, named, f"was begun with {begun}: give the same, or"),
+        ):
+            if known != now:
                 raise InputError(f"{out} {was} use another --out")
         if (out / MAPPING).is_file():
             tools.say(f"{out / MAPPING} is there already and is used as it is")
             return record
     sample = read_sample(table)
-    inferred = _decide(given, lambda chosen: infer(table, sample, chosen), options, tools)
+    if options.label is None:
+        choices = list_labels(table, sample)
+        shown = [f"--label {shlex.quote(choice)} ({why})" for choice, why in choices]
+        tools.say("\n".join([f"{given}: the label can be", *(f"  {line}" for line in shown)]))
+        hint = (
+            joined(shown)
+            or "a rule such as --label 'COLUMN>=4' or 'COLUMN==sold' makes a label of other values"
+        )
+        raise InputError(f"{given}: --label is required: the column that says which rows are positive", hint)
+    draft = draft_mapping(table, sample, options)
+    lines = [f"{given}:", decision_table(draft.columns, tools.width), *(f"- {note}" for note in draft.notes)]
+    tools.say("\n".join(lines))
+    columns = [
+        {"column": name, "becomes": one.becomes, "because": one.because}
+        for name, one in draft.columns.items()
+    ]
     record = Record(
         input=str(given.resolve()),
         files=files,
-        options=asked,
-        guesses=tuple(dataclasses.asdict(guess) for guess in inferred.guesses),
-        strongest=tuple(inferred.strongest),
+        options=named,
+        columns=tuple(columns),
+        strongest=tuple(draft.strongest[:SHOWN]),
     )
     _write_record(out, record)
-    write_atomic_bytes(out / MAPPING, mapping_text(inferred, given.name).encode())
+    write_atomic_bytes(out / MAPPING, mapping_text(draft, given.name).encode())
     tools.say(f"Wrote {out / MAPPING}")
     return record
 
 
-def _words(value: object) -> str:
-    return shlex.join(value if isinstance(value, list) else [str(value)])
-
-
-def _decide(given: Path, guess: Callable[[Options], Inference], options: Options, tools: Tools) -> Inference:
-    """Infers, and asks until nothing is doubtful; without a terminal the InputError has the choices."""
-    doubt: Doubt | None = None
-    before = options
-    while True:
-        try:
-            inferred = guess(options)
-        except InputError as error:
-            if doubt is None or tools.ask is None:
-                raise
-            # What was answered cannot be.
-            refused = one_line(error)
-        else:
-            lines = [guess_table(inferred.guesses, tools.width), *(f"- {note}" for note in inferred.notes)]
-            tools.say("\n".join([f"{given}:", *lines]))
-            if not inferred.doubts:
-                return inferred
-            if tools.ask is None:
-                raise _refusal(given, inferred)
-            # What is decided may settle the others.
-            doubt, before, refused = inferred.doubts[0], options, ""
-        answers: dict[str, Any] = {doubt.option.removeprefix("--"): tools.ask(doubt, refused)}
-        options = dataclasses.replace(before, **answers)
-
-
-def _refusal(given: Path, inferred: Inference) -> InputError:
-    questions = "; ".join(doubt.question for doubt in inferred.doubts)
-    deciding = [_choices(doubt) for doubt in inferred.doubts]
-    deciding += [note for note in inferred.notes if note.startswith("ctr ingest ")]
-    return InputError(f"{given}: it is not certain {questions}", "; ".join(deciding))
-
-
-def _choices(doubt: Doubt) -> str:
-    """The choices of a doubt as options to be pasted: as many as a line has room for, and at least one."""
-    shown = [f"{doubt.option} {shlex.quote(choice.value)} ({choice.because})" for choice in doubt.choices]
-    while len(shown) > 1 and len(", ".join(shown)) > LONGEST_LINE:
-        shown.pop()
-    rest = len(doubt.choices) - len(shown)
-    more = f", or one of {rest} others" if rest else ""
-    return f"choose with {', '.join(shown) or doubt.option}{more}"
+def _read_record(out: Path) -> Record:
+    path = out / RECORD
+    return parse_model(Record, dict(read_json_object(path, f"{path}: no such file")), str(path))
 
 
 def _write_record(out: Path, record: Record) -> None:

@@ -40,7 +40,7 @@ LONGEST_FUNCTION = 120
 LINES = {
     "benchmarks": 3875,
     "benchmarks/studies": 4713,
-    "ctr": 2144,
+    "ctr": 2074,
     "ctr/config": 979,
     "ctr/data": 7010,
     "ctr/experiments": 3904,
@@ -54,8 +54,8 @@ LINES = {
     "eval": 5561,
     "models": 2063,
     "optim": 7699,
-    "pipelines": 11393,
-    "tests": 54921,
+    "pipelines": 9440,
+    "tests": 54310,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""

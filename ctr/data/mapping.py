@@ -304,7 +304,7 @@ class Label(StrictModel):
     Attributes:
         column: the column with the label, or the column that the rule compares.
         op: the comparison of a rule; for texts only ``==`` and ``!=``.
-        value: the value that the column is compared with.
+        value: the value that the column is compared with; an empty text is a missing value.
     """
 
     column: Column

@@ -335,14 +335,14 @@ def not_text(path: Path) -> str:
     found = next((what for mark, what in _BEGINNINGS.items() if start.startswith(mark)), "")
     if found == _BEGINNINGS[b"PK\x03\x04"] and (b"[Content_Types].xml" in start or b"xl/" in start):
         found = "an Excel workbook (.xlsx)"
-    if start[257:262] == b"ustar":
-        found = "a tar archive"
+    found = "a tar archive" if start[257:262] == b"ustar" else found
+    # The length of a record below 4 GB, a checksum of it, and a message.
+    found = found or ("a TFRecord file" if start[4:8] == bytes(4) and start[12:13] == b"\n" else "")
     start = start[:64]
     if not found and min(start, default=9) < 9:
         found = next((what for mark, what in _BINARY_BEGINNINGS.items() if start.startswith(mark)), "")
     # ASCII in UTF-16 without a mark: every other byte is 0.
-    is_utf_16 = len(start) > 3 and 0 in (max(start[::2]), max(start[1::2]))
-    return found or ("UTF-16" if is_utf_16 else "")
+    return found or ("UTF-16" if len(start) > 3 and 0 in (max(start[::2]), max(start[1::2])) else "")
 
 
 def names_in(folder: Path, suffix: str) -> list[str]:

@@ -277,6 +277,16 @@ def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
         values = pc.fill_null(numbers, np.nan).to_numpy()
         bad = bad | ~((values == 0) | (values == 1))
         return np.where(bad, 0, values).astype(np.int8), bad, LABEL_ALLOWED
+    if label.value == "":
+        # An empty text is a missing value, of whatever type: the rule asks whether there is one.
+        missing = column.is_null().to_numpy(zero_copy_only=False)
+        if is_text(column.type):
+            missing |= pc.fill_null(pc.equal(column, ""), False).to_numpy(zero_copy_only=False)
+        return (
+            (missing ^ (label.op == "!=")).astype(np.int8),
+            np.zeros(len(column), bool),
+            "any value, or none",
+        )
     if isinstance(label.value, str):
         if not is_text_or_number(column.type):
             raise InputError(f"of type {column.type}, which the rule compares with no text")

@@ -22,6 +22,7 @@ from ctr.pipelines.rows.sources import Chunk, SourceFile, faults_named, open_byt
 
 _LONGEST_LINE = 64 << 20
 _DEEPEST = 500
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8, which some programs write at the beginning of a file
 _MOST_CELLS = 8_000_000
 _KEYS = re.compile(rb'"([^"\\]*)"\s*:')
 _INT64 = range(-(2**63), 2**63)
@@ -218,8 +219,11 @@ def _is_harmless(block: bytes, rows: int) -> bool:
 def _blocks(source: SourceFile, block_bytes: int) -> Iterator[bytes]:
     """Whole lines, about ``block_bytes`` at a time; of a line of more than 64 MiB only the beginning."""
     rest: list[bytes] = []
+    begun = False
     with faults_named(source.path), open_bytes(source.path) as stream:
         while part := bytes(stream.read(block_bytes)):
+            if not begun:
+                part, begun = part.removeprefix(BYTE_ORDER_MARK), True
             cut = part.rfind(b"\n") + 1
             if not cut:
                 # No JSON object ends at the cut, so that the line is rejected as malformed.

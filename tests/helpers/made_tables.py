@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ctr.config import parse_model
 from ctr.data.mapping import Mapping, load_mapping
-from ctr.pipelines.inference.columns import ColumnProfile, profile_column
-from ctr.pipelines.inference.files import find_table
-from ctr.pipelines.inference.infer import Inference, infer, mapping_text
-from ctr.pipelines.inference.roles import Options
-from ctr.pipelines.inference.sample import read_sample
+from ctr.pipelines.infer.columns import Column, profile_column
+from ctr.pipelines.infer.dialect import find_table
+from ctr.pipelines.infer.draft import Draft, draft_mapping, mapping_text
+from ctr.pipelines.infer.roles import Options
+from ctr.pipelines.infer.sample import read_sample
 from ctr.pipelines.ingest.run import ingest
 
 
@@ -25,32 +26,32 @@ def write_table(path: Path, columns: dict[str, Any], delimiter: str = ",") -> Pa
     return path
 
 
-def inferred(path: Path, **options: Any) -> Inference:
-    """What is inferred of a file or a folder."""
-    table = find_table(path)
-    return infer(table, read_sample(table), Options(**options))
+def drafted(path: Path, label: str = "click", **options: Any) -> Draft:
+    """Drafts the mapping of a file or a folder."""
+    table = find_table(path, label)
+    return draft_mapping(table, read_sample(table), Options(label=label, **options))
 
 
-def becomes(found: Inference) -> dict[str, str]:
+def becomes(draft: Draft) -> dict[str, str]:
     """What each column becomes, by its name."""
-    return {guess.column: guess.becomes for guess in found.guesses}
+    return {name: decision.becomes for name, decision in draft.columns.items()}
 
 
-def reasons(found: Inference) -> dict[str, str]:
+def reasons(draft: Draft) -> dict[str, str]:
     """Why each column becomes what it does, by its name."""
-    return {guess.column: guess.because for guess in found.guesses}
+    return {name: decision.because for name, decision in draft.columns.items()}
 
 
-def ingested(found: Inference, path: Path) -> tuple[Mapping, Any]:
+def ingested(draft: Draft, path: Path) -> tuple[Mapping, Any]:
     """What the text of the mapping says, read again, and the result of an ingest by it, to ``log`` beside the file."""
-    (path.parent / "mapping.yaml").write_text(mapping_text(found, path.name))
+    (path.parent / "mapping.yaml").write_text(mapping_text(draft, path.name))
     mapping = load_mapping(path.parent / "mapping.yaml")
-    assert mapping == found.mapping
+    assert mapping == parse_model(Mapping, draft.content, "draft")
     return mapping, ingest(mapping, [path], path.parent / "log")
 
 
-def facts_of(values: Sequence[Any], name: str = "a") -> ColumnProfile:
-    """The facts of a column of text, as a delimited file gives it."""
+def column_of(values: Sequence[Any], name: str = "a") -> Column:
+    """Profiles a column of text, as a delimited file gives it."""
     return profile_column(
         name, pa.array([None if value is None else str(value) for value in values], pa.string())
     )

@@ -1,6 +1,8 @@
-"""The inference of whole tables: roles, leaks, doubts, and the mapping file that is written."""
+"""Mappings of whole tables, whatever their columns: features, leaks, and the file that is written."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,8 +14,9 @@ from ctr.data.kept_values import has_raw_values, read_values
 from ctr.data.mapping import Mapping
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
-from ctr.pipelines.inference.infer import guess_table, mapping_text
-from made_tables import becomes, hotel_searches, inferred, ingested, write_table
+from ctr.pipelines.infer.draft import decision_table, mapping_text
+from ctr.pipelines.infer.leaks import strongest_columns, strongest_text
+from made_tables import becomes, column_of, drafted, hotel_searches, ingested, write_table
 
 LABELS = {
     "0": ("0", "1"),
@@ -36,7 +39,6 @@ COLUMNS = {
     "# odd: {name}": lambda rng, n: rng.choice(["a", "b\x1b[31m", "é", "yes"], n).tolist(),
     "line\x85end": lambda rng, n: rng.choice(["a", "b\u2028c"], n).tolist(),
     "hour": lambda rng, n: rng.integers(0, 24, n).tolist(),
-    "timestamp_of_birth": lambda rng, n: rng.integers(1, 9, n).tolist(),
 }
 
 
@@ -56,114 +58,124 @@ def test_any_table_gives_a_mapping_and_a_guess_for_each_column(
     clicks = rng.random(200) < 0.3
     columns[label] = [LABELS[words][int(click)] for click in clicks]
     path = write_table(tmp_path / "x.csv", columns, delimiter)
-    # Named like a time, small numbers are a question, unless another column is the time.
-    odd = "time_us" in names and "ts" not in names
-    assert [doubt.option for doubt in inferred(path).doubts] == (["--time"] if odd else [])
-    found = inferred(path, time="none" if odd else None)
-    assert not found.doubts and found.mapping is not None
-    assert found.mapping.label.column == label
-    assert found.mapping.query is None or found.mapping.query.column == "query_id"
-    assert ("query_id" in names) == (found.mapping.query is not None)
-    assert found.mapping.time.column == ("ts" if "ts" in names else None)
-    assert {guess.column for guess in found.guesses} >= set(columns)
-    used = {feature.source for feature in found.mapping.features}
+    roles = {"time": "ts" if "ts" in names else None, "query": "query_id" if "query_id" in names else None}
+    found = drafted(path, label, **roles)
+    mapping = parse_model(Mapping, found.content, "test")
+    assert mapping.label.column == label and mapping.time.column == roles["time"]
+    assert (mapping.query is None) == (roles["query"] is None)
+    assert set(found.columns) >= set(columns)
+    used = {feature.source for feature in mapping.features}
     assert not used & {label, "const", "row", "ts", "query_id"}
     text = mapping_text(found, "x.csv")
-    assert parse_model(Mapping, parse_yaml(text), "test") == found.mapping
-    assert "\x1b" not in text + guess_table(found.guesses, 80)
-    assert max(map(len, guess_table(found.guesses, 80).splitlines())) <= 80
+    assert parse_model(Mapping, parse_yaml(text), "test") == mapping
+    table = decision_table(found.columns, 80)
+    assert "\x1b" not in text + table and max(map(len, table.splitlines())) <= 80
 
 
-def test_two_outcomes_are_a_question_and_none_is_a_feature_of_the_other(tmp_path):
+def test_a_table_becomes_a_log_of_every_row(tmp_path):
     columns = hotel_searches()
     path = write_table(tmp_path / "hotel.csv", columns)
-    (doubt,) = inferred(path).doubts
-    assert doubt.option == "--label"
-    assert [choice.value for choice in doubt.choices] == ["click_bool", "booking_bool"]
-    for label, other in (("click_bool", "booking_bool"), ("booking_bool", "click_bool")):
-        shown = becomes(inferred(path, label=label))
-        assert (shown[label], shown[other], shown["gross_usd"]) == ("label", "not used", "not used")
-        assert (shown["srch_id"], shown["date_time"]) == ("query", "time, format iso8601")
-        assert shown["review"] == "number, even buckets" and shown["site_id"] == "not used"
-    # The file that is written makes a log of every row.
-    _, result = ingested(inferred(path, label="click_bool"), path)
+    found = drafted(path, "click_bool", query="srch_id", time="date_time")
+    shown = becomes(found)
+    assert (shown["click_bool"], shown["srch_id"], shown["date_time"]) == (
+        "label",
+        "query",
+        "time, format iso8601",
+    )
+    assert (shown["review"], shown["site_id"]) == ("number, even buckets", "not used")
+    _, result = ingested(found, path)
     assert (result.queries, result.clicks, result.rejected) == (60, 60, 0)
     assert result.examples == result.rows == len(columns["srch_id"])
 
 
-def test_a_rating_is_offered_with_a_threshold_and_a_user_with_sessions(tmp_path):
+def test_a_column_that_alone_ranks_the_rows_is_refused_as_a_leak(tmp_path):
     rng = np.random.default_rng(0)
-    columns = {"user_id:token": rng.integers(0, 30, 300), "rating:float": rng.integers(1, 6, 300)}
-    columns["timestamp:float"] = 881_250_949 + rng.integers(0, 10**7, 300)
-    path = write_table(tmp_path / "x.inter", columns, "\t")
-    (doubt,) = inferred(path).doubts
-    assert doubt.choices[0].value in ("rating>=3", "rating>=4")
-    found = inferred(path, label="rating>=4", query="user_id", session_gap="30m")
-    assert found.content["label"] == {"column": "rating:float", "op": ">=", "value": 4.0}
-    assert found.content["query"] == {"session": {"by": "user_id:token", "gap": "30m"}}
-    assert [feature["name"] for feature in found.content["features"]] == ["user_id", "hour", "weekday"]
+    label = (rng.random(3000) < 0.2).astype(int)
+    columns = {
+        "ad": rng.integers(0, 9, 3000).tolist(),
+        "state (mail)": np.where(label, "done", "sent").tolist(),
+        "paid": [round(float(rng.random()), 2) if one else None for one in label],
+        "strong": np.where(rng.random(3000) < 0.8, label, rng.integers(0, 2, 3000)).tolist(),
+        "click": label.tolist(),
+    }
+    path = write_table(tmp_path / "x.csv", columns)
+    with pytest.raises(InputError) as refusal:
+        drafted(path)
+    # What changes in the same rows as the label is a duplicate of it.
+    assert "how well it alone ranks the rows: paid (AUC 1.000)" in str(refusal.value)
+    assert refusal.value.hint.startswith("--drop paid trains without; --keep keeps")
+    found = drafted(path, drop=("paid",))
+    assert becomes(found)["state (mail)"] == "not used"
+    assert [feature["name"] for feature in found.content["features"]] == ["ad", "strong"]
+    assert found.strongest[0][0] == "strong" and found.strongest[0][1] == pytest.approx(0.9, abs=0.03)
+    kept = drafted(path, keep=("paid", "state (mail)"))
+    assert [feature["name"] for feature in kept.content["features"]] == ["ad", "state_mail", "paid", "strong"]
 
 
-def test_duplicates_propensities_and_ids_are_no_features(tmp_path):
+def test_the_strongest_columns_are_named_by_their_auc_alone():
+    rows, rng = 12_000, np.random.default_rng(1)
+    label = (rng.random(rows) < 0.2).astype(np.int8)
+    columns = {
+        "noise": rng.integers(0, 5, rows),
+        "unique": np.arange(rows),
+        "ids": rng.integers(0, 4000, rows),
+        "strong": np.where(rng.random(rows) < 0.8, label, rng.integers(0, 2, rows)),
+        "number": rng.normal(label, 1).round(3),
+        "weak": rng.normal(0.6 * label, 1).round(3),
+    }
+    made = {name: column_of(values.tolist(), name) for name, values in columns.items()}
+    found = strongest_columns(made, label, np.ones(rows, bool))
+    assert [name for name, _ in found[:3]] == ["strong", "number", "weak"]
+    # 0.8 + 0.2 / 2 of either class has the value of its own; Phi(1 / sqrt 2) and Phi(0.6 / sqrt 2).
+    assert [auc for _, auc in found[:3]] == pytest.approx([0.9, 0.760, 0.664], abs=0.03)
+    # The rows that give the shares are not those that are ranked: ids without a meaning are no better than chance.
+    assert dict(found)["ids"] < 0.53 and dict(found)["unique"] < 0.53
+    few = {"number": column_of(columns["number"][:50].tolist())}
+    assert strongest_columns(few, label[:50], np.ones(50, bool)) == []
+    assert "strong 0." in strongest_text(found) and strongest_text([]) == ""
+
+
+def test_ids_that_were_rounded_as_floats_are_named(tmp_path):
+    ids = [2**53 + row % 40 for row in range(400)]
+    clicks = [row % 3 // 2 for row in range(400)]
+    for kind, warned in ((pa.float64(), True), (pa.int64(), False), (pa.string(), False)):
+        texts = [str(one) for one in ids] if kind == pa.string() else ids
+        values = pa.array(texts if kind != pa.float64() else [float(one) for one in ids], kind)
+        pq.write_table(pa.table({"ad": values, "click": clicks}), tmp_path / "x.parquet")
+        found = drafted(tmp_path / "x.parquet")
+        assert any("ad has whole numbers above 2^53 as floats" in note for note in found.notes) == warned
+        assert found.columns["ad"].because.split("; ")[-1].startswith("21 values" if warned else "40 values")
+
+
+def test_duplicates_and_what_is_dropped_are_no_features(tmp_path):
     rng = np.random.default_rng(0)
     item = rng.integers(0, 20, 400)
     columns = {
         "event_id": [f"e{k}" for k in range(400)],
         "item": item.tolist(),
         "item_code": [f"i{k}" for k in item],
-        "propensity_score": rng.random(400).round(3).tolist(),
-        "sample_weight": rng.choice([1, 2.5], 400).tolist(),
         "weight": rng.random(400).round(2).tolist(),
         "click": rng.integers(0, 2, 400).tolist(),
     }
     path = write_table(tmp_path / "x.csv", columns)
-    found = inferred(path)
-    assert found.content["example_id"] == "event_id" and found.content["weight"] == "sample_weight"
+    found = drafted(path)
     assert [feature["name"] for feature in found.content["features"]] == ["item", "weight"]
     assert "a duplicate of item" in mapping_text(found, "x.csv")
-    kept = inferred(path, keep=("item_code",), drop=("weight",)).content["features"]
+    kept = drafted(path, keep=("item_code",), drop=("weight",)).content["features"]
     assert [feature["name"] for feature in kept] == ["item", "item_code"]
 
 
 def test_values_are_kept_of_what_is_hashed(tmp_path):
     path = write_table(tmp_path / "hotel.csv", hotel_searches())
-    found = inferred(path, label="click_bool")
-    hashed = [one.name for one in found.mapping.features if has_raw_values(one)]
+    found = drafted(path, "click_bool")
+    mapping = parse_model(Mapping, found.content, "test")
+    hashed = [one.name for one in mapping.features if has_raw_values(one)]
     assert parse_yaml(mapping_text(found, path.name))["keep_values"] == hashed != []
     ingested(found, path)
     hotel = str(hotel_searches()["prop_id"][0])
     [fingerprint] = string_ids(np.array([hotel])).tolist()
     wanted = {"prop_id": [fingerprint]}
     assert read_values(tmp_path / "log", wanted) == {"prop_id": {fingerprint: hotel}}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"label": "price"}, "--label price: 100% of the rows have no label there"),
-        ({"label": "nothing"}, "--label nothing: no such column; the columns are price, click, a"),
-        ({"label": "price>=1e9"}, "have the label 0; both 0 and 1 are required"),
-        ({"time": "price"}, "--time price: not read as a time"),
-        ({"query": "q"}, "--query q: no such column"),
-        ({"session_gap": "30m"}, "--session-gap goes with --query"),
-        ({"query": "a", "session_gap": "soon"}, "--session-gap soon: a duration"),
-        ({"weight": "a"}, "--weight a: allowed: numbers from 0 on"),
-        ({"drop": ("z",)}, "--drop z: no such column"),
-        ({"drop": ("a",), "query": "a"}, "--query a: --drop takes the same column out"),
-        ({"label": ""}, "--label '': column: '' is not allowed"),
-        ({"label": "a>yes"}, "--label 'a>yes': > compares numbers; strings allow only == and !="),
-        ({"query": "click"}, "--query click: this column is the label"),
-        ({"weight": "CLICK"}, "--weight click: this column is the label"),
-        ({"drop": ("a", "price")}, "no column is left as a feature (price: --drop says so; "),
-    ],
-)
-def test_options_that_cannot_be(tmp_path, options, words):
-    rng = np.random.default_rng(0)
-    columns = {"price": (rng.random(60) + 2).round(3), "click": [0, 1] * 30, "a": rng.choice(list("xyz"), 60)}
-    path = write_table(tmp_path / "x.csv", columns)
-    with pytest.raises(InputError) as refusal:
-        inferred(path, **options)
-    assert words in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 def test_decimal_commas_become_numbers_of_the_log(tmp_path):
@@ -173,8 +185,8 @@ def test_decimal_commas_become_numbers_of_the_log(tmp_path):
     for name, values in {"a": 9, "price_decimal_comma": 3, "click": 2}.items():
         columns[name] = rng.integers(0, values, 300).tolist()
     path = write_table(tmp_path / "x.csv", columns, ";")
-    found = inferred(path)
-    assert inferred(path, keep=("price",)).content == found.content
+    found = drafted(path)
+    assert drafted(path, keep=("price",)).content == found.content
     mapping, result = ingested(found, path)
     [price] = [feature for feature in mapping.features if feature.name == "price"]
     assert mapping.derive[price.source].cast == "decimal_comma" and price.source not in columns
@@ -192,7 +204,7 @@ def test_features_keep_the_names_of_their_columns_and_are_told_apart(tmp_path):
     rng = np.random.default_rng(0)
     columns = {name: rng.choice(list("xyz"), 60).tolist() for name in names}
     path = write_table(tmp_path / "x.csv", {"click": [n % 2 for n in range(60)], **columns})
-    found = inferred(path, label="click")
+    found = drafted(path)
     assert {feature["source"]: feature["name"] for feature in found.content["features"]} == names
     _, result = ingested(found, path)
     assert (result.examples, result.clicks) == (60, 30)

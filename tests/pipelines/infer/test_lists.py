@@ -1,4 +1,4 @@
-"""Lists written as text in whatever way, vectors, and whole numbers that are names."""
+"""Lists written as text in whatever way, and vectors."""
 
 import json
 
@@ -8,9 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ctr.data.kept_values import read_values
-from ctr.pipelines.inference.columns import ListForm, profile_column
-from ctr.pipelines.inference.features import decide_feature
-from made_tables import facts_of, inferred, ingested
+from ctr.pipelines.infer.columns import decide_feature, profile_column, split_items
+from made_tables import column_of, drafted, ingested
 
 ITEMS = ("art", "music", "new york", "d'or", "x-1", "food", "a.b")
 CODES = ("Ab1", "Bc2", "Cd3", "De4", "Ef5", "new york")
@@ -39,23 +38,22 @@ def lists(items=ITEMS, rows=400, longest=4):
         (lists(NUMBERS), str),
         (lists(NUMBERS), lambda row: str(np.array(row))),
         *((lists(CODES), mark.join) for mark in ("^", "#", "~", "\x01", "\x02", "\x1f", "|", ";", ", ")),
-        # Long histories, and lists of one length.
+        # Long histories.
         (lists(HISTORIES, 600, 30), "^".join),
-        ([row[:3] for row in lists(CODES, 900, 5) if len(row) >= 3], "|".join),
     ],
 )
 def test_the_items_of_lists_are_those_that_were_written(rows, write):
     texts = [write(row) for row in rows]
-    feature = decide_feature(facts_of(texts)).feature
+    feature = decide_feature(column_of(texts)).feature
     assert feature is not None and feature.get("multivalent"), feature
-    form = ListForm(feature["separator"], feature.get("strip", ""))
-    assert [form.items(text) for text in texts] == [list(map(str, row)) for row in rows]
+    form = feature["separator"], feature.get("strip", "")
+    assert [split_items(text, *form) for text in texts] == [list(map(str, row)) for row in rows]
 
 
 def test_parts_of_one_value_are_no_list():
     rng = np.random.default_rng(0)
     texts = [f"{'ab'[n % 2]}|{rng.integers(10, 40)}|{rng.choice(list('xyz'))}" for n in range(400)]
-    assert not decide_feature(facts_of(texts)).feature.get("multivalent")
+    assert not decide_feature(column_of(texts)).feature.get("multivalent")
 
 
 VECTORS = {
@@ -73,7 +71,7 @@ ARRAYS = {"list": pa.list_(pa.float32()), "fixed list": pa.list_(pa.float64(), 1
 def test_lists_of_fractions_are_no_categories(form):
     rows = np.random.default_rng(0).normal(0, 1, (300, 12)).round(4).tolist()
     if form in VECTORS:
-        facts = facts_of([VECTORS[form](row) for row in rows], "emb")
+        facts = column_of([VECTORS[form](row) for row in rows], "emb")
     elif form in ARRAYS:
         column = pa.array(rows, ARRAYS[form])
         facts = profile_column("emb", column.cast(pa.list_(column.type.value_type)))
@@ -91,22 +89,8 @@ def test_a_log_of_lists_in_brackets_has_the_items_as_values(tmp_path):
     label = np.random.default_rng(1).integers(0, 2, len(rows))
     lines = [f'"{row}",{one}' for row, one in zip(rows, label, strict=True)]
     (tmp_path / "x.csv").write_text("\n".join(["tags,click", *lines]) + "\n")
-    ingested(inferred(tmp_path / "x.csv"), tmp_path / "x.csv")
+    ingested(drafted(tmp_path / "x.csv"), tmp_path / "x.csv")
     columns = [pq.read_table(path, columns=["tags"]) for path in (tmp_path / "log").glob("shards/*.parquet")]
     ids = set(pa.concat_tables(columns)["tags"].combine_chunks().flatten().to_pylist())
     values = read_values(tmp_path / "log", {"tags": ids})["tags"]
     assert len(ids) == 3 and sorted(values.values()) == ["art", "music", "new york"]
-
-
-NAMES = ("agent", "FlightNumber", "pickup_community_area", "zip", "flight_no", "ip")
-AMOUNTS = ("num_flights", "visit_number", "agent_count", "area_sqm", "clients")
-
-
-def test_whole_numbers_that_are_names_are_categories():
-    # Like amounts: they begin at 1, and small ones are the most frequent.
-    values = np.random.default_rng(0).geometric(0.02, 4000).tolist()
-    kinds = {name: decide_feature(facts_of(values, name)).feature["kind"] for name in (*NAMES, *AMOUNTS)}
-    assert kinds == dict.fromkeys(NAMES, "category") | dict.fromkeys(AMOUNTS, "number")
-    versions = np.random.default_rng(0).choice([9.0, 10.1, 10.3, 11, 12.4, 8.1], 500).tolist()
-    assert decide_feature(facts_of(versions, "os_version")).feature["kind"] == "category"
-    assert decide_feature(facts_of(versions, "conversion_score")).feature["kind"] == "number"

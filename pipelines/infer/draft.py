@@ -1,0 +1,389 @@
+"""Drafts the mapping of a table by the roles that the user names, with a comment for each column."""
+
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import yaml
+
+from ctr.config import Dumper, parse_model
+from ctr.data import mapping as mappings
+from ctr.data.derived import TIME_COLUMN
+from ctr.data.kept_values import has_raw_values
+from ctr.data.times import DAY_US, duration_us, format_time
+from ctr.io.errors import InputError, joined, printable
+from ctr.pipelines.infer.columns import (
+    Column,
+    Columns,
+    Decision,
+    decide_feature,
+    feature_name,
+    find_nulls,
+    not_used,
+    profile_column,
+)
+from ctr.pipelines.infer.dialect import TableFiles
+from ctr.pipelines.infer.leaks import LEAK, strongest_columns
+from ctr.pipelines.infer.roles import (
+    FIRST_US,
+    LAST_US,
+    LabelColumn,
+    Options,
+    TimeColumn,
+    count_rows,
+    find_column,
+    label_choices,
+    looks_like_query,
+    looks_like_time,
+    read_label,
+    read_query,
+    read_time,
+    read_weight,
+)
+from ctr.pipelines.infer.sample import Sample
+from ctr.pipelines.rows.convert import parse_times
+
+PARTITION_ROWS = 500_000  # at most, if all partitions had as many as the mean
+_PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
+_ROW_ORDER = {"row_order": {"start": "2001-01-01T00:00:00Z", "step_us": 1000}}
+_ROW_ORDER_PARTITION = "8m"
+_EXACT = 2.0**53  # above it not every whole number is a float64
+_WIDTH = 108
+
+
+@dataclass
+class Draft:
+    """A mapping, and why it is as it is."""
+
+    columns: dict[str, Decision] = field(default_factory=dict)  # what each column becomes, by its name
+    notes: list[str] = field(default_factory=list)
+    content: dict[str, Any] = field(default_factory=dict)  # as a mapping file has it: without defaults
+    comments: dict[str, str] = field(default_factory=dict)  # by key of the content, or by name of a feature
+    strongest: list[tuple[str, float]] = field(default_factory=list)  # see ``strongest_columns``
+
+
+def profile_columns(table: TableFiles, sample: Sample) -> tuple[Columns, tuple[str, ...]]:
+    """Profiles the columns of a sample; returns them and the texts that mean a missing value."""
+    nulls = find_nulls(sample.columns) if isinstance(table.form, mappings.DelimitedInput) else ()
+    columns = {name: profile_column(name, array, nulls) for name, array in sample.columns.items()}
+    return columns, nulls
+
+
+def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
+    """Lists what could be the label, as ``--label`` takes it, with the share of positive rows."""
+    columns, _ = profile_columns(table, sample)
+    found = label_choices(columns)
+    if any(name in columns[name].texts for name in table.columns if name in columns):
+        shown = "or c2, ...: the columns of a file without a header, as the first line looks like values"
+        found.insert(0, ("c1", shown))
+    return found
+
+
+def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
+    """Drafts a mapping; InputError for a role that cannot be, for a leak, or where no feature is left."""
+    columns, nulls = profile_columns(table, sample)
+    for option, names in (("--drop", options.drop), ("--keep", options.keep)):
+        for name in names:
+            find_column(name, columns, option)
+    assert options.label is not None
+    label = read_label(options.label, columns)
+    time = None if options.time is None else read_time(options.time, columns)
+    roles = _decide_roles(columns, options, label, time)
+    draft = Draft(notes=_describe_reading(table, sample, nulls, options))
+    decided = dict(roles)
+    if options.query is not None and options.session_gap is not None:
+        # The user of sessions is a feature, too.
+        del decided[options.query]
+    decided |= _decide_features(draft, columns, decided, options, sample.whole)
+    for name, column in columns.items():
+        because = "; ".join(filter(None, (decided[name].because, column.describe())))
+        draft.columns[name] = replace(decided[name], because=because)
+    draft.columns |= {name: not_used(why) for name, why in sample.unusable.items()}
+    used = {name: columns[name] for name, one in decided.items() if one.feature is not None}
+    draft.strongest = strongest_columns(used, label.values, label.known)
+    if leaks := [name for name, auc in draft.strongest if auc >= LEAK and name not in options.keep]:
+        shown = ", ".join(f"{name} (AUC {auc:.3f})" for name, auc in draft.strongest if name in leaks)
+        drops = " ".join(f"--drop {shlex.quote(name)}" for name in leaks)
+        raise InputError(
+            f"{table.files[0].path}: known only after the label, by how well it alone ranks the rows: {shown}",
+            f"{drops} trains without; --keep keeps what is known before",
+        )
+    _fill_content(draft, table, sample, nulls, options, label, time)
+    return draft
+
+
+def _decide_roles(
+    columns: Columns, options: Options, label: LabelColumn, time: TimeColumn | None
+) -> dict[str, Decision]:
+    """Returns the columns that have a role, by their names; InputError where a column has two."""
+    value = f"{label.rule.value:g}" if isinstance(label.rule.value, float) else repr(label.rule.value)
+    role = "label" if label.rule.op is None else f"label {label.rule.op} {value}"
+    found = [("--label", label.rule.column, Decision(role, f"given by --label; {label.percent} positive"))]
+    if time is not None and time.time.column is not None:
+        lost = f"; {count_rows(time.bad)} have no readable time and become rejects" if time.bad.any() else ""
+        found.append(
+            ("--time", time.time.column, Decision(f"time, {time.time.form}", f"given by --time{lost}"))
+        )
+    if (query := read_query(options, columns)) is not None:
+        missing = query.codes < 0
+        lost = f"; {count_rows(missing)} have none and become rejects" if missing.any() else ""
+        found.append(("--query", query.name, Decision("query", f"given by --query{lost}")))
+    if options.weight is not None:
+        weight = read_weight(options.weight, columns)
+        found.append(("--weight", weight.name, Decision("weight", "given by --weight")))
+    roles: dict[str, str] = dict.fromkeys(options.drop, "--drop")
+    for option, name, _ in found:
+        if name in roles:
+            raise InputError(f"{option} {name}: {roles[name]} names the same column")
+        roles[name] = option
+    return {name: decision for _, name, decision in found}
+
+
+def _decide_features(
+    draft: Draft, columns: Columns, roles: Mapping[str, Decision], options: Options, whole: bool
+) -> dict[str, Decision]:
+    """Decides about each column without a role; one that looks like a time or a query is said in a note."""
+    decisions: dict[str, Decision] = {}
+    seen: dict[bytes, Column] = {columns[name].codes.tobytes(): columns[name] for name in roles}
+    for name, column in columns.items():
+        if name in roles:
+            continue
+        if name in options.drop:
+            decisions[name] = not_used("--drop says so")
+            continue
+        decision = decide_feature(column, whole)
+        if name in options.keep:
+            feature = decision.feature or {"kind": "category", "source": name}
+            becomes = decision.becomes if decision.feature else "category"
+            decisions[name] = Decision(becomes, "--keep says so", feature, decision.cast)
+            continue
+        if looks_like_time(column):
+            decision = not_used("looks like a time that is not the time of the row")
+            if options.time is None:
+                draft.notes.append(f"{name} looks like a time: --time {name} makes it the time of the rows")
+        elif options.query is None and looks_like_query(column):
+            each = column.present / column.distinct
+            draft.notes.append(
+                f"{name} looks like a query, {each:.3g} rows each: --query {name} makes it one"
+            )
+        twin = seen.setdefault(column.codes.tobytes(), column)
+        # Of columns without repetition the values always change in the same rows.
+        repeats = decision.becomes == "category" and column.distinct < 0.5 * column.present
+        if decision.feature and twin is not column and (repeats or list(column.texts) == list(twin.texts)):
+            decision = not_used(f"a duplicate of {twin.name}")
+        is_rounded = pa.types.is_floating(column.array.type) and column.is_whole
+        if decision.feature and is_rounded and np.abs(column.finite).max() >= _EXACT:
+            draft.notes.append(
+                f"warning: {name} has whole numbers above 2^53 as floats, of which neighbors are one where they were "
+                "written: write them as whole numbers or text"
+            )
+        decisions[name] = decision
+    return decisions
+
+
+def _describe_reading(table: TableFiles, sample: Sample, nulls: Sequence[str], options: Options) -> list[str]:
+    form = table.form
+    notes = [f"inferred from {sample.describe()}"]
+    if isinstance(form, mappings.DelimitedInput):
+        delimiter = "tab" if form.field_delimiter == "\t" else form.field_delimiter
+        header = (
+            "the first line names the columns" if form.header else "no header: the columns are c1, c2, ..."
+        )
+        skipped = f"without the first {form.skip_lines} lines; " if form.skip_lines else ""
+        notes.append(f"read as {form.type}, delimiter {delimiter}; {skipped}{header}")
+    notes += table.notes
+    if sample.lacking:
+        notes.append(f"missing where a file lacks them: {', '.join(sample.lacking)}")
+    if nulls:
+        notes.append(f"read as missing: {', '.join(nulls)}")
+    if sample.malformed:
+        notes.append(f"{sample.malformed:,} rows of the sample could not be read: they become rejects")
+    if sample.headers:
+        notes.append(f"{sample.headers:,} lines of the sample repeat the header: they are rejects, not rows")
+    if options.time is None:
+        notes.append("no --time: the order of the rows is the order of time")
+    if options.query is None:
+        notes.append("no --query: each row is its own query")
+    return notes
+
+
+def _fill_content(
+    draft: Draft,
+    table: TableFiles,
+    sample: Sample,
+    nulls: Sequence[str],
+    options: Options,
+    label: LabelColumn,
+    time: TimeColumn | None,
+) -> None:
+    """Writes the mapping in the order of its file; InputError where no feature is left."""
+    content = draft.content
+    content["input"] = table.form.model_dump(mode="json", exclude_defaults=True)
+    if nulls:
+        content["input"]["nulls"] = ["", *nulls]
+    if sample.lacking:
+        content["input"]["optional"] = list(sample.lacking)
+    content["time"] = dict(_ROW_ORDER) if time is None else _time_content(sample, time)
+    session = {"session": {"by": options.query, "gap": options.session_gap}}
+    content["query"] = (
+        session if options.session_gap else {"column": options.query} if options.query else "none"
+    )
+    content["label"] = label.rule.model_dump(exclude_none=True)
+    if options.weight is not None:
+        content["weight"] = options.weight
+    named = {
+        "time": None if time is None else time.time.column,
+        "query": options.query,
+        "label": label.rule.column,
+    }
+    for key, column in (named | {"weight": options.weight}).items():
+        if column is not None:
+            draft.comments[key] = draft.columns[column].because
+    derive, features = _features(draft, set(sample.columns), time)
+    if not features:
+        unused = joined([f"{name}: {one.because}" for name, one in draft.columns.items() if not one.feature])
+        raise InputError(
+            f"{table.files[0].path}: no column is left as a feature ({unused})",
+            "--keep COLUMN keeps one that was excluded",
+        )
+    if derive:
+        content["derive"] = derive
+    content["partition"] = _partition(sample, time)
+    draft.comments["partition"] = "A partition must fit in memory."
+    content["features"] = features
+    mapping = parse_model(mappings.Mapping, content, "the drafted mapping")
+    if "optional" in content["input"]:
+        wanted = mapping.raw_columns
+        content["input"]["optional"] = [name for name in content["input"]["optional"] if name in wanted]
+    content["keep_values"] = [one.name for one in mapping.features if has_raw_values(one)]
+    draft.comments["keep_values"] = (
+        "The values behind ids are kept beside the log where they are few, so that the report shows them."
+    )
+
+
+def _features(
+    draft: Draft, columns: set[str], time: TimeColumn | None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the derived columns and the features: of each column that becomes one, and of the time."""
+    derive: dict[str, Any] = {}
+    features: list[dict[str, Any]] = []
+    taken: set[str] = set()
+    used = {name: one for name, one in draft.columns.items() if one.feature is not None}
+    # A column keeps its name where another one would become the same.
+    kept_names = {name for name in used if feature_name(name, ()) == name}
+    for name, decision in used.items():
+        feature = {"name": feature_name(name, taken | (kept_names - {name})), **(decision.feature or {})}
+        if decision.cast is not None:
+            feature["source"] = feature_name(f"{name}_{decision.cast}", {*columns, *taken})
+            derive[feature["source"]] = {"from": name, "cast": decision.cast}
+        features.append(feature)
+        draft.comments[feature["name"]] = decision.because
+        taken |= {feature["name"], feature["source"]}
+    if time is None or TIME_COLUMN in taken:
+        return derive, features
+    first, last = int(time.us[~time.bad].min()), int(time.us.max())
+    hours = np.unique(time.us[~time.bad] // 3_600_000_000 % 24)
+    because = f"derived from the time, which spans {format_time(first)} to {format_time(last)} in the sample"
+    for part in ("hour", "weekday") if len(hours) > 1 else ("weekday",):
+        if last - first > DAY_US:
+            name = feature_name(part if part not in columns | taken else f"time_{part}", columns | taken)
+            derive[name] = {"from": "time", "part": part}
+            features.append({"name": name, "kind": "category", "source": name})
+            draft.comments[name] = because
+            draft.columns[f"({part})"] = Decision("category", because)
+    return derive, features
+
+
+def _time_content(sample: Sample, time: TimeColumn) -> dict[str, Any]:
+    content = time.time.model_dump(mode="json", exclude_none=True)
+    # A value that was not taken for a time, such as 0 for none, is a reject of the ingest, too.
+    us, bad = parse_times(sample.columns[content["column"]], time.time)
+    left_out = us[time.bad & ~bad]
+    content |= {"first": "1990-01-01"} if (left_out < FIRST_US).any() else {}
+    return content | ({"last": "2099-12-31"} if (left_out >= LAST_US).any() else {})
+
+
+def _partition(sample: Sample, time: TimeColumn | None) -> str:
+    """Returns a length of partitions that hold a bounded number of rows on the average."""
+    if time is None:
+        return _ROW_ORDER_PARTITION
+    good = time.us[~time.bad]
+    span = max(1, int(good.max()) - int(good.min()))
+    for partition in _PARTITIONS:
+        length = duration_us(partition)
+        is_small = sample.table_rows * min(1.0, length / span) <= PARTITION_ROWS
+        if is_small and length <= max(span, duration_us("1h")):
+            return partition
+    return _PARTITIONS[-1]
+
+
+def mapping_text(draft: Draft, source: str) -> str:
+    """Writes a draft as the text of a mapping file; ``source`` stands in its first line."""
+    lines = _comment(
+        f"How {source} becomes examples: written by ctr quickstart, to be edited. docs/howto/tables.md describes the "
+        "keys."
+    )
+    for note in draft.notes:
+        lines += _comment(f"- {note}")
+    for key, value in draft.content.items():
+        lines += _comment(draft.comments.get(key, "")) if key != "features" else []
+        if key == "derive":
+            lines += ["derive:", *(f"  {_flow(name)}: {_flow(rule)}" for name, rule in value.items())]
+        elif key == "features":
+            lines.append("features:")
+            for feature in value:
+                lines += [*_comment(draft.comments[feature["name"]], "  "), f"  - {_flow(feature)}"]
+        else:
+            lines.append(f"{key}: {_flow(value)}")
+    unused = {name: one for name, one in draft.columns.items() if one.becomes == "not used"}
+    lines += _comment("Not used:") if unused else []
+    for name, decision in unused.items():
+        lines += _comment(f"- {name or '(no name)'}: {decision.because}")
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str, indent: str = "") -> list[str]:
+    # Values of the table may stand in comments: what ends a line of YAML is escaped.
+    first, next_lines = f"{indent}# ", f"{indent}#   "
+    safe = printable(" ".join(text.split()))
+    return textwrap.wrap(
+        safe, _WIDTH, initial_indent=first, subsequent_indent=next_lines, break_on_hyphens=False
+    )
+
+
+def _flow(value: Any) -> str:
+    text = ""
+    for allow_unicode in (True, False):
+        text = yaml.dump(
+            value,
+            Dumper=Dumper,
+            default_flow_style=True,
+            sort_keys=False,
+            width=10**9,
+            allow_unicode=allow_unicode,
+        )
+        text = text.removesuffix("\n").removesuffix("\n...")
+        # PyYAML reads some line ends that it has written as spaces.
+        if text.isprintable():
+            break
+    return text
+
+
+def decision_table(columns: Mapping[str, Decision], width: int) -> str:
+    """Formats what each column becomes as a table of one line each, cut at ``width`` characters."""
+    rows = [("column", "becomes", "because")]
+    for name, one in columns.items():
+        column, becomes, because = (
+            printable(" ".join(text.split())) for text in (name, one.becomes, one.because)
+        )
+        rows.append((column or "(no name)", becomes, because))
+    wide = [min(32, max(len(row[place]) for row in rows)) for place in (0, 1)]
+    lines = []
+    for row in rows:
+        line = f"{row[0][: wide[0]]:<{wide[0]}}  {row[1][: wide[1]]:<{wide[1]}}  {row[2]}"
+        lines.append(line if len(line) <= width else f"{line[: width - 3]}...")
+    return "\n".join(lines)
