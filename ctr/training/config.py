@@ -3,12 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+import pydantic.dataclasses
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from ctr.config import StrictModel
-from ctr.config.options import OptionsKey
 from ctr.data.features import Tower
 from ctr.data.schema import Schema
 from ctr.data.time_range import TimeRange
@@ -16,9 +18,10 @@ from ctr.io.errors import InputError, listed
 from ctr.models.rows import TableLayout
 from ctr.objective.config import MOST_SECONDS, TERMS, ObjectiveConfig
 from ctr.objective.schedules import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
-from ctr.optim.adafactor.options import AdafactorOptions
+from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.contrib.presets import FF, PRESETS
-from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.option_types import STRICT, Decay, Steps, Switch, merged
+from ctr.optim.shampoo.options import Roots, ShampooOptions, Statistics
 from ctr.training.experts.names import has_linear_inside
 from ctr.training.experts.pairs import with_pair_table
 from ctr.training.ids.config import IdsConfig
@@ -31,9 +34,6 @@ if TYPE_CHECKING:
 GROWTH, GROWTH_FUSED = 1 / 1024, 1 / 4096
 """Shares of the rows before a batch, and where one call learns from many batches."""
 _OPEN = frozenset(("growth", "least"))
-
-ADAFACTOR = OptionsKey(AdafactorOptions(), frozenset({"epsilon1", "inverse_sqrt", "factored"}))
-ROW_ADAFACTOR = OptionsKey(AdafactorOptions(), ADAFACTOR.without | {"beta1"})
 
 
 class BatchConfig(StrictModel):
@@ -123,7 +123,7 @@ class EmbeddingOptimizerConfig(StrictModel):
     rule: Literal["adagrad", "adafactor", "one_sided"] = "adagrad"
     learning_rate: float = Field(default=0.2, ge=0)
     initial_accumulator: float = Field(default=0.1, ge=0)
-    adafactor: Annotated[AdafactorOptions, ROW_ADAFACTOR] = AdafactorOptions()
+    adafactor: RowAdafactorOptions = RowAdafactorOptions()
     linear_rule: Literal["auto", "newton", "adagrad"] = "auto"
     linear_learning_rate: float = Field(default=0.1, ge=0)
     linear_initial_accumulator: float = Field(default=0.1, ge=0)
@@ -174,13 +174,41 @@ class EmbeddingOptimizerConfig(StrictModel):
 DEFAULT_SHAMPOO = FF
 """The options of dense weights where none are given: the paper's."""
 
-SHAMPOO = OptionsKey(DEFAULT_SHAMPOO, frozenset({"rows"}), presets=PRESETS)
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
+class _ShampooKeys(ShampooOptions):
+    """Options of Shampoo in a file.
+
+    Attributes:
+        preset: what the others start from.
+    """
+
+    preset: Literal["ff", "pso", "pt"] | None = None
+    momentum: Decay = DEFAULT_SHAMPOO.momentum
+    nesterov: Switch = DEFAULT_SHAMPOO.nesterov
+    start_preconditioning_step: Steps | None = DEFAULT_SHAMPOO.start_preconditioning_step
+    statistics: Statistics = DEFAULT_SHAMPOO.statistics
+    roots: Roots = DEFAULT_SHAMPOO.roots
+    rows: SkipJsonSchema[Literal["adagrad"]] = "adagrad"
 
 
-def _without_momentum(content: Any) -> Any:
-    """Options of Shampoo; where they switch the momentum off, without its Nesterov form."""
-    is_off = isinstance(content, dict) and not content.get("momentum", True)
-    return {"nesterov": False, **content} if is_off else content
+def _shampoo_options(content: Any) -> Any:
+    """Completes the options of a file by those of its preset; without momentum there is no Nesterov form of it."""
+    if not isinstance(content, Mapping):
+        return content
+    given = dict(content)
+    preset = given.pop("preset", None)
+    if preset is not None and preset not in (*PRESETS,):
+        raise ValueError(f"preset is {preset!r}; allowed: {', '.join(PRESETS)} or null")
+    if "rows" in given:
+        raise ValueError("unknown key rows: embeddings learn by optimizer.embeddings.rule")
+    if not given.get("momentum", True):
+        given = {"nesterov": False, **given}
+    return merged(asdict(DEFAULT_SHAMPOO if preset is None else PRESETS[preset]), given)
+
+
+def _written(options: ShampooOptions) -> dict[str, Any]:
+    return {name: value for name, value in asdict(options).items() if name != "rows"}
 
 
 class DenseOptimizerConfig(StrictModel):
@@ -210,8 +238,12 @@ class DenseOptimizerConfig(StrictModel):
     learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     preconditioned_from_rows: int | None = Field(default=256, ge=1, le=2**20)
-    shampoo: Annotated[ShampooOptions, SHAMPOO, BeforeValidator(_without_momentum)] = DEFAULT_SHAMPOO
-    adafactor: Annotated[AdafactorOptions, ADAFACTOR] = AdafactorOptions()
+    shampoo: Annotated[
+        ShampooOptions,
+        BeforeValidator(_shampoo_options, json_schema_input_type=_ShampooKeys),
+        PlainSerializer(_written),
+    ] = DEFAULT_SHAMPOO
+    adafactor: AdafactorOptions = AdafactorOptions()
     schedule: ScheduleKey = "constant"
 
 

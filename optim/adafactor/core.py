@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from ctr.optim.adafactor.options import AdafactorOptions
+from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.first_order.directions import update_momentum
 from ctr.optim.gradients import GradientSteps, RootSource, present_among
 from ctr.optim.protocol import Cost, WithoutHost
@@ -37,7 +37,7 @@ class RowMoments(NamedTuple):
     table_steps: tf.Tensor
 
 
-def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor:
+def second_moment_decay(options: RowAdafactorOptions, step: tf.Tensor) -> tf.Tensor:
     """Computes b at a step, a float tensor of any shape, 1 at the first step, where b is 0."""
     if options.beta2 is None:
         return 1.0 - tf.pow(step, tf.constant(-options.decay_power, step.dtype))
@@ -60,7 +60,7 @@ def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor)
 
 
 def row_update(
-    options: AdafactorOptions,
+    options: RowAdafactorOptions,
     moments: RowMoments,
     gradient: tf.Tensor,
     values: tf.Tensor,
@@ -94,7 +94,7 @@ def _mean(values: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 def clip(
-    options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
+    options: RowAdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
 ) -> tf.Tensor:
     """Computes U / max(1, RMS(U) / d) (algorithm 4, line 9; section 6); RMS is that of the touched rows.
 
@@ -120,7 +120,7 @@ def root_mean_square(
 
 
 def step_size(
-    options: AdafactorOptions,
+    options: RowAdafactorOptions,
     rate: tf.Tensor,
     weight: tf.Tensor,
     step: tf.Tensor,

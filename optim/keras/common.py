@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from ctr.optim.adafactor.core import AdafactorCore
 from ctr.optim.adafactor.options import AdafactorOptions
-from ctr.optim.checked import refuse_unknown
 from ctr.optim.gradients import Gradient, RootSource, in_xla
 from ctr.optim.keras.replicas import Replicas
+from ctr.optim.option_types import make_options
 from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.division import Group, divide
 from ctr.optim.shampoo.optimizer import ShampooCore
@@ -66,6 +66,8 @@ KERAS_OPTIONS = (
     "ema_momentum",
     "ema_overwrite_frequency",
 )
+
+_ARGUMENTS = ("learning_rate", "tables", "name", "num_replicas_per_group")
 
 TABLES = r"(?<![^/])(tpu_)?embedding(?(1)(_\d+)?/[^/]+)s?(_weights)?(:\d+)?$"
 """What Keras' Embedding, feature columns, and the layer TPUEmbedding, by its own name, call their tables."""
@@ -183,9 +185,8 @@ def split_options(
     given: dict[str, Any], keras_options: Sequence[str], kind: Kind = SHAMPOO
 ) -> tuple[Any, dict[str, Any]]:
     """Separates an optimizer's options from those of Keras. Raises TypeError for what is neither."""
-    names = kind.options.names()
-    refuse_unknown(kind.title, given, [*names, *keras_options])
-    options = kind.options(**{name: value for name, value in given.items() if name in names})
+    own = {name: value for name, value in given.items() if name not in keras_options}
+    options = make_options(kind.options, kind.title, own, [*keras_options, *_ARGUMENTS])
     return options, {name: value for name, value in given.items() if name in keras_options}
 
 
@@ -378,7 +379,8 @@ class SoapArguments:
         epsilon: float = 1e-8,
         **options: Any,
     ) -> None:
-        own = {name: options.pop(name) for name in ShampooOptions.names() if name in options}
+        option_names = [field.name for field in dataclasses.fields(ShampooOptions)]
+        own = {name: options.pop(name) for name in option_names if name in options}
         super().__init__(learning_rate, **vars(soap(beta1, beta2, epsilon, **own)), **options)  # type: ignore[call-arg]
 
 

@@ -31,6 +31,16 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 """
 
 
+LATE = """
+import ctr.optim, keras
+try:
+    keras.optimizers.get("shampoo")
+except ValueError:
+    ctr.optim.register()
+assert type(keras.optimizers.get("shampoo")).__module__ == "ctr.optim.keras.keras3"
+"""
+
+
 LOADS = """
 import sys
 import keras, tf_keras
@@ -74,6 +84,11 @@ PAGES = (
 @pytest.mark.slow
 def test_keras_3_is_served_by_default(fresh_python, root):
     fresh_python("-c", ALONE + SERVES.format("keras3"), cwd=root, path=root)
+
+
+@pytest.mark.slow
+def test_names_are_entered_in_a_keras_that_came_later_when_that_is_asked_for(fresh_python, root):
+    fresh_python("-c", LATE, cwd=root, path=root)
 
 
 @pytest.mark.slow

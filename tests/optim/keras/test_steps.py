@@ -1,5 +1,6 @@
 """Shampoo, SOAP and Adafactor in either Keras: steps, options and tables, with gradients that are made up."""
 
+import dataclasses
 import unittest.mock
 
 import numpy as np
@@ -204,7 +205,7 @@ def test_configurations_make_the_same_optimizer(api):
         assert config == first.get_config()
         assert second.options == first.options == ShampooOptions(**options)
         assert (config["tables"], config["clipnorm"], config["name"]) == ("words", 1.0, "mine")
-        assert config.keys() >= set(ShampooOptions.names())
+        assert config.keys() >= {field.name for field in dataclasses.fields(ShampooOptions)}
     given = {"tables": "words", "clipnorm": 1.0, "name": "mine"}
     for other in (api.optim.Soap(0.02, beta2=0.9, **given), api.optim.Adafactor(0.02, beta1=0.5, **given)):
         config = other.get_config()
@@ -240,15 +241,15 @@ def test_options_and_variables_that_are_refused(api):
     shampoo, callback = api.optim.Shampoo, api.optim.ShampooCallback
     of_the_other = "jit_compile" if api.is_keras3 else "gradient_accumulation_steps"
     for make, given, words in (
-        (shampoo, {"blocksize": 3}, r"no option 'blocksize'.*block_size.*clipnorm"),
+        (shampoo, {"blocksize": 3}, "no option 'blocksize'; did you mean block_size"),
         (shampoo, {of_the_other: 2}, of_the_other),
-        (api.optim.Soap, {"beta_2": 0.9}, "Soap has no option 'beta_2'.*precondition_frequency"),
+        (api.optim.Soap, {"beta_2": 0.9}, "Soap has no option 'beta_2'; did you mean beta2"),
         (api.optim.Adafactor, {"block_size": 4}, "Adafactor has no option 'block_size'; allowed: beta1, "),
     ):
         with pytest.raises(TypeError, match=words):
             make(**given)
     for make, given, words in (
-        (shampoo, {"block_size": 0}, r"block_size is 0; allowed: .*1..65536"),
+        (shampoo, {"block_size": 0}, "block_size is 0; allowed: greater than or equal to 1"),
         (shampoo, {"grafting": {"kind": "lion"}}, "'lion'.*adagrad.*sgd"),
         (shampoo, {"nesterov": True}, "nesterov requires a momentum"),
         (callback, {"every": 0}, "every is 0"),
