@@ -19,7 +19,7 @@ from ctr.models.rows import TableLayout
 from ctr.objective.config import MOST_SECONDS, TERMS, ObjectiveConfig
 from ctr.objective.schedules import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
-from ctr.optim.contrib.presets import FF, PRESETS
+from ctr.optim.contrib.presets import FF, PRESETS, preset_values
 from ctr.optim.option_types import STRICT, Decay, Steps, Switch, merged
 from ctr.optim.shampoo.options import Roots, ShampooOptions, Statistics
 from ctr.training.experts.names import has_linear_inside
@@ -204,7 +204,7 @@ def _shampoo_options(content: Any) -> Any:
         raise ValueError("unknown key rows: embeddings learn by optimizer.embeddings.rule")
     if not given.get("momentum", True):
         given = {"nesterov": False, **given}
-    return merged(asdict(DEFAULT_SHAMPOO if preset is None else PRESETS[preset]), given)
+    return merged(asdict(DEFAULT_SHAMPOO), given) if preset is None else preset_values(preset, given)
 
 
 def _written(options: ShampooOptions) -> dict[str, Any]:

@@ -54,10 +54,13 @@ class Statistics:
     Attributes:
         frequency: ``tau2``: they are collected every this many steps.
         initial: each matrix begins as this multiple of the identity (PSO 2).
+        bias_correction: decayed statistics are divided by 1 - beta2^n after n collections (PT 3.1.1); PSO alg. II does
+            not.
     """
 
     frequency: Frequency = 10
     initial: NotNegative = 0.0
+    bias_correction: Switch = True
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -125,7 +128,7 @@ class ShampooOptions:
     Attributes:
         beta1: decay of a moving average of the gradient, which is corrected for its start and preconditioned in place
             of the gradient itself (PT 3.1.1); 0: no average.
-        beta2: decay of the statistics per collection, corrected for their start (PT 3.1.1); 1: they are summed.
+        beta2: decay of the statistics per collection; 1: they are summed.
         epsilon: damping of roots, relative to the largest eigenvalue of each statistics matrix.
         exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions. With
             eigenvalue correction that of the second moments; None: 2.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from ctr.cli import main
 from ctr.cli_parser import CONFIGS, config_model
-from ctr.config import StrictModel, parse_model
+from ctr.config import StrictModel, apply_settings, parse_model
 from ctr.config.reference import as_yaml, key_rows, select
 from ctr.config.schema import field_meanings, key_tree, settable_keys
 from ctr.io.errors import InputError
@@ -82,6 +82,13 @@ def test_a_configuration_begins_with_a_preset_and_keeps_all_of_it():
     config = parse_model(TrainConfig, given, "x")
     assert config.optimizer.dense.shampoo == replace(PRESETS["pso"], momentum=0.8)
     assert parse_model(TrainConfig, config.model_dump(), "x") == config
+    slower = {"optimizer": {"dense": {"shampoo": {"preset": "pso", "precondition_frequency": 400}}}}
+    options = parse_model(TrainConfig, slower, "x").optimizer.dense.shampoo
+    assert (options.roots.first, options.start_preconditioning_step) == (400, 401)
+    without = apply_settings(given, ["optimizer.dense.shampoo.preset=null"])
+    assert parse_model(TrainConfig, without, "x").optimizer.dense.shampoo == replace(
+        PRESETS["ff"], momentum=0.8
+    )
     with pytest.raises(InputError, match="preset is 'x'; allowed: ff, pso, pt"):
         parse_model(TrainConfig, {"optimizer": {"dense": {"shampoo": {"preset": "x"}}}}, "x")
 
