@@ -23,7 +23,7 @@ import tensorflow as tf
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.first_order.directions import update_momentum
 from ctr.optim.gradients import GradientSteps, RootSource, present_among
-from ctr.optim.protocol import Cost, WithoutHost
+from ctr.optim.protocol import Cost, DenseOptimizer
 from ctr.optim.variables import Create, Variables, create_variable
 from ctr.workers.collectives import ALONE, Workers
 
@@ -135,7 +135,7 @@ def step_size(
     return rate * tf.maximum(root_mean_square(weight, touched, owners), options.epsilon2)
 
 
-class AdafactorCore(GradientSteps, WithoutHost):
+class AdafactorCore(GradientSteps):
     """Adafactor over variables of any floating dtype; ``tables`` are indices of matrices that learn by rows.
 
     Its ``variables`` are float64 where a weight is, else float32. Of the weight i there are ``tensor{i}/rows`` and
@@ -250,10 +250,9 @@ class AdafactorCore(GradientSteps, WithoutHost):
 _OPERATIONS = 12  # for each weight: squares, their sums, two divisions, two root mean squares, and the step
 
 
-class DenseAdafactor(WithoutHost):
+class DenseAdafactor(DenseOptimizer):
     """Adafactor over dense weights. Each worker has all of its state."""
 
-    name = "adafactor"
     core: AdafactorCore
 
     def __init__(self, options: AdafactorOptions, workers: Workers = ALONE) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop
-from ctr.optim.protocol import Cost, Spectrum
+from ctr.optim.protocol import Cost, DenseOptimizer, Spectrum
 from ctr.optim.shampoo.division import divide
 from ctr.optim.shampoo.layout import ShampooLayout, lay_out
 from ctr.optim.shampoo.optimizer import ShampooCore
@@ -21,10 +21,9 @@ _ROOT = 14
 """Operations of a root of a [d, d] matrix over d^3: 9 for eigenvectors, 1 for the root, 4 for its certificate."""
 
 
-class DenseShampoo:
+class DenseShampoo(DenseOptimizer):
     """Shampoo over dense weights, divided among workers; weight decay applies to matrices, not to biases."""
 
-    name = "shampoo"
     core: ShampooCore
 
     def __init__(self, options: ShampooOptions, workers: Workers = ALONE) -> None:

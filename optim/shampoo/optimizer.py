@@ -129,10 +129,14 @@ class ShampooCore(GradientSteps):
         kept = [index for index in dense if index not in averaged]
         self.average = AveragedGradients(options.beta1, blocks, kept, variables)
         self.grafting = Grafting(options, blocks, dense, self.weights, self.exchanged.counters, variables)
-        self.momentum = Momentum(options, "momentum", blocks, dense, variables)
+        is_before = options.grafting.momentum == "before"
+        self.momentum = Momentum(
+            options, "momentum", blocks, preconditioned if is_before else dense, variables
+        )
         self.rows = Tables(options, self.layout, self.weights, variables)
-        own = preconditioned if options.grafting.momentum == "before" else []
-        self.graft_momentum = Momentum(options, "graft_momentum", blocks, own, variables)
+        self.graft_momentum = Momentum(
+            options, "graft_momentum", blocks, dense if is_before else [], variables
+        )
         self._between_steps = blocks.between_steps(lambda: self._exchange(None, on_device=False))
 
     def graft(
@@ -191,39 +195,22 @@ class ShampooCore(GradientSteps):
         decayed: Sequence[bool] | None,
     ) -> Tensors:
         """Turns gradients, or their averages, into what the weights move along."""
-        grafting, order = self.grafting, self.options.grafting.momentum
-        is_used = share is not None and bool(self.layout.stacks)
-        tensors, at_once = self.layout.tensors, moving
+        grafting, is_before = self.grafting, self.options.grafting.momentum == "before"
         count = step if self.grafted is None else step + self.grafted
-        if is_used and self.options.grafting.norm == "none" and order == "after":
-            # The others are seldom needed.
-            at_once = {i: gradient for i, gradient in moving.items() if not tensors[i].is_preconditioned}
+        at_once = moving if share is None else grafting.needed_at_once(moving)
         found = grafts = grafting.directions(at_once, count)
-        if share is not None and is_used:
+        if is_before:
+            found = grafts = self.graft_momentum.update(grafts)
+        if share is not None and self.layout.stacks:
             with tf.name_scope("precondition"):
                 blocks, averages = self.preconditioner.update(stacked, moving, step, present)
             unstacked = self.blocks.unstack(grafting.scale_blocks(blocks, grafts))
             shampoos = {index: one for index, one in unstacked.items() if index in moving}
-
-            def missing() -> Tensors:
-                own = averages()
-                needed = {index: own[index] for index in shampoos if index not in grafts}
-                return grafting.directions(needed, count)
-
-            if order == "before":
+            if is_before:
                 shampoos = self.momentum.update(shampoos, active=share > 0)
-                grafts = self._moved_grafts(grafts)
-            found = grafting.graft(shampoos, grafts, share, missing)
-        elif order == "before":
-            found = self._moved_grafts(grafts)
+            found = grafting.graft(shampoos, grafts, share, averages, count)
         found = self._with_decay(found, decayed)
-        return found if order == "before" else self.momentum.update(found)
-
-    def _moved_grafts(self, grafts: Tensors) -> Tensors:
-        """First-order steps along momenta of their own; the other tensors have that of all directions."""
-        own = {index: one for index, one in grafts.items() if index in self.graft_momentum.averages}
-        others = {index: one for index, one in grafts.items() if index not in own}
-        return {**self.momentum.update(others), **self.graft_momentum.update(own)}
+        return found if is_before else self.momentum.update(found)
 
     def _with_decay(self, found: Tensors, decayed: Sequence[bool] | None) -> Tensors:
         """Adds ``weight_decay`` times own elements of the weights that are ``decayed``."""

@@ -181,6 +181,8 @@ class ShampooOptions:
         for name, given in refused.items():
             if given and not self.momentum:
                 raise ValueError(f"{name} requires a momentum above 0")
+        if self.grafting.momentum == "before" and self.grafting.norm != "tensor":
+            raise ValueError("grafting.momentum before requires grafting.norm tensor")
         if self.corrects and roots.solver == "coupled":
             raise ValueError(
                 "roots.solver coupled computes no eigenbases; allowed with eigenvalue_corrected: eigh"
@@ -225,8 +227,7 @@ class ShampooOptions:
     @property
     def averages_in_bases(self) -> bool:
         """True where averages of gradients are kept in the eigenbases: nothing needs them in their own coordinates."""
-        needs_grafts = self.grafting.norm != "none" or self.grafting.momentum == "before"
-        return self.corrects and self.beta1 > 0 and not needs_grafts
+        return self.corrects and self.beta1 > 0 and self.grafting.norm == "none"
 
     @property
     def passes(self) -> int:
@@ -234,9 +235,6 @@ class ShampooOptions:
         if not self.corrects:
             return 1
         return 3 if self.beta1 and not self.averages_in_bases else 2
-
-
-SOAP_LEARNING_RATE = 3e-3
 
 
 def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **changed: Any) -> ShampooOptions:

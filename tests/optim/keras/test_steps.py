@@ -10,6 +10,7 @@ import tensorflow as tf
 from ctr.optim import ShampooOptions
 from keras_models import (
     KERAS_3,
+    ROWS,
     ByHand,
     advance,
     assert_same,
@@ -234,6 +235,39 @@ def test_what_no_step_can_be_taken_with_is_refused(api, kind):
     for tables in ("(", 3):
         with pytest.raises(ValueError, match=r"tables is .*: .*; allowed: a regular expression"):
             make(tables=tables)
+
+
+class Product(tf.Module):
+    """A linear model of an embedding, in TensorFlow alone."""
+
+    def __init__(self):
+        super().__init__("product")
+        with self.name_scope:
+            self.embeddings = tf.Variable(tf.ones([ROWS, 4]), name="embeddings")
+            self.kernel = tf.Variable(tf.eye(4, 3), name="kernel")
+
+    def loss(self, ids):
+        return tf.reduce_sum(tf.square(tf.gather(self.embeddings, ids) @ self.kernel - 0.5))
+
+
+@in_either
+@pytest.mark.parametrize("options", [{}, {"use_ema": True, "global_clipnorm": 1.0}], ids=["plain", "more"])
+def test_plain_variables_of_a_module_learn_in_a_loop_of_ones_own(api, options):
+    module = Product()
+    optimizer = api.optim.Shampoo(0.05, **quick(), **options)
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = module.loss(ids)
+        variables = module.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    losses = [float(step(tf.constant([1, 2, 1]))) for _ in range(12)]
+    assert losses[-1] < 0.7 * losses[0]
+    assert optimizer.core.tables == (0,) and optimizer.core.report()["layers_ready"] == 1
+    assert (module.embeddings.numpy()[[0, 3]] == 1).all()
 
 
 @in_either

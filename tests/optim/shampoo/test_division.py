@@ -153,14 +153,19 @@ CASES = {
     ),
     "odd shapes of any order": (
         [(3, 5, 7), (1, 11), (2, 13), (17, 3), (40, 5)],
-        {"block_size": 5, "blocking": {"max_dimension": 20}, "grafting": "rmsprop", "momentum": 0.5}
+        {
+            "block_size": 5,
+            "blocking": {"max_dimension": 20},
+            "momentum": 0.5,
+            "grafting": {"kind": "rmsprop", "norm": "block"},
+        }
         | {"limits": {"absolute": 0.01, "relative": 0.1}, "statistics": {"frequency": 3}}
         | {"roots": {"early_growth": 0.2}},
     ),
     "relatives": (
         [(13, 10), (7,), (5, 9)],
         {"method": "diagonal", "blocking": {"max_dimension": 9, "vectors": True}}
-        | {"grafting": {"kind": "lamb", "momentum": "before", "norm": "block"}}
+        | {"grafting": {"kind": "lamb", "momentum": "before"}}
         | {"momentum": 0.5, "weight_decay": 0.01},
     ),
 }

@@ -123,6 +123,10 @@ def test_a_change_leaves_all_else_as_it_is():
     [
         ({"nesterov": True}, "nesterov requires a momentum above 0"),
         ({"grafting": {"momentum": "before"}}, "grafting.momentum before requires a momentum above 0"),
+        (
+            {"grafting": {"momentum": "before", "norm": "block"}, "momentum": 0.9},
+            "grafting.momentum before requires grafting.norm tensor",
+        ),
         ({"limits": {"relative": 0.5}}, "limits: relative requires an absolute limit above 0"),
         ({"roots": {"phase": 1}}, "roots: phase requires early_growth 0"),
         ({"roots": {"phase": 50, "early_growth": 0}}, "roots.phase must be below precondition_frequency"),
