@@ -9,10 +9,17 @@ Importing this package loads neither TensorFlow nor Keras. Each Keras that is lo
 
 import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.shampoo.options import ShampooOptions
+
+if TYPE_CHECKING:
+    from ctr.optim import options
+    from ctr.optim.contrib import presets
+    from ctr.optim.contrib.backpack import statistics_of
+    from ctr.optim.keras.keras3 import Adafactor, Shampoo, ShampooCallback, Soap
+    from ctr.optim.kfac.trainer import KfacTrainer
 
 __all__ = [
     "Adafactor",
