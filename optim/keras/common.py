@@ -17,7 +17,7 @@ from ctr.optim.keras.keywords import AdafactorKeywords, ShampooKeywords
 from ctr.optim.keras.replicas import Replicas
 from ctr.optim.option_types import make_options
 from ctr.optim.protocol import Spectrum
-from ctr.optim.shampoo.division import Group, divide
+from ctr.optim.shampoo.division import Group
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions, soap
 from ctr.optim.variables import Create
@@ -49,7 +49,7 @@ def _shampoo(
     create: Create,
     group: Group,
 ) -> ShampooCore:
-    return ShampooCore(options, weights, tables, create, divide=divide(options, group))
+    return ShampooCore(options, weights, tables, create, group=group)
 
 
 def _adafactor(

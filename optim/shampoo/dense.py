@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop
 from ctr.optim.protocol import Cost, DenseOptimizer, Spectrum
-from ctr.optim.shampoo.division import divide
 from ctr.optim.shampoo.layout import ShampooLayout, lay_out
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
@@ -33,9 +32,8 @@ class DenseShampoo(DenseOptimizer):
         self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        blocks = divide(self.options, self._workers)
         given = self.options, list(weights.values())
-        self.core = ShampooCore(*given, create=_create, divide=blocks, starts_late=True)
+        self.core = ShampooCore(*given, create=_create, group=self._workers, starts_late=True)
         self._names = list(weights)
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.first_order import directions as first_order
+from ctr.optim.shampoo.division import Blocks
 from ctr.optim.shampoo.host import COUNTERS
-from ctr.optim.shampoo.layout import Blocks
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.schedule import shampoo_share
 from ctr.optim.variables import Variables

@@ -16,7 +16,7 @@ statistics of a step serves that step. A layer takes the first-order direction u
 root from real statistics.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -34,15 +34,17 @@ from ctr.optim.protocol import Spectrum
 from ctr.optim.rows.adagrad import graft_rows, row_direction
 from ctr.optim.shampoo.describe import describe
 from ctr.optim.shampoo.directions import Eigenbases, InverseRoots
+from ctr.optim.shampoo.division import Group, divide
 from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.grafting import Grafting
 from ctr.optim.shampoo.host import COUNTERS, HostPipeline
-from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
+from ctr.optim.shampoo.layout import ShampooLayout, lay_out
 from ctr.optim.shampoo.momentum import AveragedGradients, Momentum
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.update_limit import limit_update
 from ctr.optim.variables import Create, Variables, create_variable
+from ctr.workers.collectives import ALONE
 
 Tensors = dict[int, tf.Tensor]
 
@@ -93,7 +95,7 @@ class Tables:
 class ShampooCore(GradientSteps):
     """Shampoo over variables of any floating dtype; works in float32, or in float64 if one of them has it.
 
-    ``divide`` makes the blocks that are here of a layout: by default all of them. Where it ``starts_late``, there are
+    The members of a ``group`` divide the blocks among them. Where it ``starts_late``, there are
     steps of the first-order optimizer before the first one (``graft``), which only that counts.
     """
 
@@ -104,12 +106,12 @@ class ShampooCore(GradientSteps):
         tables: Sequence[int] = (),
         create: Create = create_variable,
         host: HostPipeline | None = None,
-        divide: Callable[[ShampooLayout], Blocks] = Blocks,
+        group: Group = ALONE,
         starts_late: bool = False,
     ) -> None:
         self.options, self.weights, self.tables = options, list(weights), tuple(tables)
         self.layout = lay_out(options, [weight.shape for weight in weights], tables)
-        self.blocks = blocks = divide(self.layout)
+        self.blocks = blocks = divide(options, self.layout, group)
         dtypes = [weight.dtype for weight in weights]
         self.variables = variables = Variables(create, tf.float64 if tf.float64 in dtypes else tf.float32)
         self.dtype = variables.dtype

@@ -1,4 +1,4 @@
-"""Kernels of convolutions, [height, width, in, out]: preconditioned along each dimension, or as matrices when merged."""
+"""Kernels of convolutions, [height, width, in, out], preconditioned along each dimension, or as matrices if merged."""
 
 import keras
 import numpy as np
