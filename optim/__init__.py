@@ -39,7 +39,7 @@ _MODULES = {"options": "ctr.optim.options", "presets": "ctr.optim.contrib.preset
 _ELSEWHERE = {"KfacTrainer": "kfac.trainer", "statistics_of": "contrib.backpack"}
 """Modules, and where what is not an optimizer of Keras comes from."""
 
-_ADAPTERS = {"keras": "ctr.optim.keras.keras3", "tf_keras": "ctr.optim.keras.keras2"}
+_ADAPTERS = {"keras": "ctr.optim.keras.keras3", "tf_keras": "ctr.optim.contrib.tf_keras"}
 """The package of each Keras, and the module with the optimizer for it."""
 
 # As the built-in optimizers, and the name in saved models, which in those of mixed precision is the class's alone.
@@ -100,7 +100,7 @@ def __getattr__(name: str) -> Any:
 
     # Asking for a class settles which package tf.keras is.
     package = tf.keras.Model.__module__.partition(".")[0]
-    adapter = importlib.import_module(f"ctr.optim.keras.{'keras2' if package == 'tf_keras' else 'keras3'}")
+    adapter = importlib.import_module(_ADAPTERS["tf_keras" if package == "tf_keras" else "keras"])
     register()
     return getattr(adapter, name)
 

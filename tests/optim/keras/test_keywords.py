@@ -9,7 +9,6 @@ import pytest
 
 from ctr.optim import AdafactorOptions, ShampooOptions
 from ctr.optim.keras.keywords import AdafactorKeywords, KerasKeywords, ShampooKeywords
-from keras_models import in_either
 
 TYPED = """
 from ctr.optim import Adafactor, Shampoo, Soap
@@ -28,7 +27,6 @@ def test_keywords_are_the_options_and_those_of_keras():
         assert own <= {*keywords.__annotations__} <= own | others
 
 
-@in_either
 def test_the_signature_has_every_option_with_its_default(api):
     for optimizer, rate, options in (
         (api.optim.Shampoo, 0.02, {"block_size": 256, "method": "shampoo"}),
@@ -40,7 +38,6 @@ def test_the_signature_has_every_option_with_its_default(api):
         assert all(f"{name}:" in optimizer.__doc__ for name in options)
 
 
-@in_either
 def test_what_is_shown_of_an_optimizer_is_what_differs_from_the_defaults(api):
     shown = repr(api.optim.Shampoo(0.1, block_size=8, roots={"asynchronous": False}, tables=None))
     assert shown == "Shampoo(0.1, roots={'asynchronous': False}, block_size=8, tables=None)"
@@ -51,7 +48,6 @@ def test_what_is_shown_of_an_optimizer_is_what_differs_from_the_defaults(api):
     assert "ExponentialDecay" in repr(api.optim.Adafactor(schedule))
 
 
-@in_either
 def test_a_keyword_that_is_misspelled_is_answered_by_the_one_that_was_meant(api):
     with pytest.raises(TypeError, match="Shampoo has no option 'learningrate'; did you mean learning_rate"):
         api.optim.Shampoo(learningrate=0.1)

@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from ctr.optim import ShampooOptions
 from keras_models import (
-    KERAS_3,
+    API,
+    IS_KERAS_3,
     ROWS,
     ByHand,
     advance,
     assert_same,
     differ,
     gradients,
-    in_either,
     make_model,
     quick,
     trained,
@@ -32,7 +32,6 @@ CASES = {
 
 
 @pytest.mark.slow
-@in_either
 @pytest.mark.parametrize("case", CASES)
 def test_steps_are_those_of_the_core_to_the_bit(api, case):
     optimizer, by_hand = api.optim.Shampoo(0.02, **CASES[case]), ByHand(api, **CASES[case])
@@ -49,7 +48,6 @@ CLIPS = {
 }
 
 
-@in_either
 @pytest.mark.parametrize("option", CLIPS)
 def test_clipping_comes_before_the_step(api, option):
     descent = {"start_preconditioning_step": None, "grafting": {"kind": "sgd"}, "tables": None}
@@ -65,7 +63,6 @@ def test_clipping_comes_before_the_step(api, option):
 
 
 @pytest.mark.slow
-@in_either
 def test_variables_without_a_gradient_stay_as_they_are(api):
     optimizer, model, by_hand = api.optim.Shampoo(0.02, **quick()), make_model(api), ByHand(api, **quick())
     variables, before = model.trainable_variables, values(model)
@@ -82,7 +79,6 @@ def test_variables_without_a_gradient_stay_as_they_are(api):
 
 
 @pytest.mark.slow
-@in_either
 def test_learning_rates_may_be_schedules_and_may_be_set(api):
     schedule = api.keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.05, 0.01])
     optimizer, by_hand = api.optim.Shampoo(schedule, **quick()), ByHand(api, **quick())
@@ -97,7 +93,6 @@ def test_learning_rates_may_be_schedules_and_may_be_set(api):
     assert_same(values(model), before)
 
 
-@in_either
 def test_weights_decay_beside_the_step_unless_excluded(api):
     optimizer = api.optim.Shampoo(0.1, weight_decay=0.5, grafting={"initial_accumulator": 0.0})
     optimizer.exclude_from_weight_decay(var_names=["bias"])
@@ -113,7 +108,6 @@ def test_weights_decay_beside_the_step_unless_excluded(api):
 
 
 @pytest.mark.slow
-@in_either
 @pytest.mark.parametrize("overwrite", [None, 3])
 def test_averaged_weights_are_kept_and_put_in_place(api, overwrite):
     plain, optimizer = make_model(api), api.optim.Shampoo(0.05, **quick())
@@ -139,7 +133,6 @@ def test_averaged_weights_are_kept_and_put_in_place(api, overwrite):
 # Tables and sparse gradients.
 
 
-@in_either
 def test_tables_are_found_by_name(api):
     variables = make_model(api).trainable_variables
     for tables, rows, vectors in (("words", 1, 3), ("nowhere", 0, 3), (None, 0, 3), ("", 3, 2)):
@@ -153,7 +146,6 @@ def test_tables_are_found_by_name(api):
 
 
 @pytest.mark.slow
-@in_either
 @pytest.mark.parametrize("tables", ["embeddings", None])
 def test_sparse_gradients_are_never_dropped(api, tables):
     first_order = {"start_preconditioning_step": None}
@@ -174,7 +166,6 @@ def test_sparse_gradients_are_never_dropped(api, tables):
     assert moved.sum() == 3 or tables is None
 
 
-@in_either
 def test_soap_is_shampoo_with_options(api):
     soap = api.optim.Soap(0.02, beta1=0.5, beta2=0.9, epsilon=1e-4, block_size=3)
     same = api.optim.Shampoo(
@@ -193,7 +184,6 @@ def test_soap_is_shampoo_with_options(api):
 # Options and configurations.
 
 
-@in_either
 def test_configurations_make_the_same_optimizer(api):
     schedule = api.keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)
     options = quick(
@@ -215,7 +205,6 @@ def test_configurations_make_the_same_optimizer(api):
         assert config["grafting"]["beta2"] == 0.9 if "grafting" in config else config["beta1"] == 0.5
 
 
-@in_either
 @pytest.mark.parametrize("kind", ["Shampoo", "Adafactor"])
 def test_what_no_step_can_be_taken_with_is_refused(api, kind):
     make = getattr(api.optim, kind)
@@ -250,7 +239,6 @@ class Product(tf.Module):
         return tf.reduce_sum(tf.square(tf.gather(self.embeddings, ids) @ self.kernel - 0.5))
 
 
-@in_either
 @pytest.mark.parametrize("options", [{}, {"use_ema": True, "global_clipnorm": 1.0}], ids=["plain", "more"])
 def test_plain_variables_of_a_module_learn_in_a_loop_of_ones_own(api, options):
     module = Product()
@@ -270,7 +258,6 @@ def test_plain_variables_of_a_module_learn_in_a_loop_of_ones_own(api, options):
     assert (module.embeddings.numpy()[[0, 3]] == 1).all()
 
 
-@in_either
 def test_options_and_variables_that_are_refused(api):
     shampoo, callback = api.optim.Shampoo, api.optim.ShampooCallback
     of_the_other = "jit_compile" if api.is_keras3 else "gradient_accumulation_steps"
@@ -299,11 +286,14 @@ def test_options_and_variables_that_are_refused(api):
 
 # What only Keras 3 has.
 
+of_keras_3 = pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3 alone has it")
 
+
+@of_keras_3
 @pytest.mark.slow
 def test_accumulated_gradients_are_one_step():
-    optimizer = KERAS_3.optim.Shampoo(0.02, gradient_accumulation_steps=2, **quick())
-    model, by_hand = trained(KERAS_3, optimizer, 8, sparse=False), ByHand(KERAS_3, **quick())
+    optimizer = API.optim.Shampoo(0.02, gradient_accumulation_steps=2, **quick())
+    model, by_hand = trained(API, optimizer, 8, sparse=False), ByHand(API, **quick())
     for step in range(0, 8, 2):
         pair = [gradients(by_hand.weights, step + i, sparse=False) for i in (0, 1)]
         by_hand.step([(a + b) / 2 for a, b in zip(*pair, strict=True)])
@@ -313,7 +303,8 @@ def test_accumulated_gradients_are_one_step():
     assert optimizer.core.report()["layers_ready"] == 1
 
 
+@of_keras_3
 def test_other_backends_are_refused():
     jax = unittest.mock.patch("keras.backend.backend", return_value="jax")
     with jax, pytest.raises(RuntimeError, match="requires Keras' backend tensorflow, not jax"):
-        KERAS_3.optim.Shampoo()
+        API.optim.Shampoo()
