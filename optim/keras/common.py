@@ -33,39 +33,16 @@ class Kind(NamedTuple):
         title: its name in messages.
         learning_rate: the default.
         options: the default options, of the class that all of its options are of.
-        core: makes the optimizer itself, of (options, weights, tables, create, group).
     """
 
     title: str
     learning_rate: float
     options: Any
-    core: Callable[..., Core]
 
 
-def _shampoo(
-    options: ShampooOptions,
-    weights: Sequence[tf.Variable],
-    tables: Sequence[int],
-    create: Create,
-    group: Group,
-) -> ShampooCore:
-    return ShampooCore(options, weights, tables, create, group=group)
-
-
-def _adafactor(
-    options: AdafactorOptions,
-    weights: Sequence[tf.Variable],
-    tables: Sequence[int],
-    create: Create,
-    group: Group,
-) -> AdafactorCore:
-    del group  # Each replica keeps all.
-    return AdafactorCore(options, weights, tables, create)
-
-
-SHAMPOO = Kind("Shampoo", 0.02, ShampooOptions(), _shampoo)
-SOAP = Kind("Soap", 3e-3, soap(), _shampoo)
-ADAFACTOR = Kind("Adafactor", 0.01, AdafactorOptions(), _adafactor)
+SHAMPOO = Kind("Shampoo", 0.02, ShampooOptions())
+SOAP = Kind("Soap", 3e-3, soap())
+ADAFACTOR = Kind("Adafactor", 0.01, AdafactorOptions())
 
 KERAS_OPTIONS = (
     "clipnorm",
@@ -352,7 +329,10 @@ class OptimizerMixin:
         ]
 
         def make(weights: Sequence[tf.Variable], create: Create, group: Group) -> Core:
-            return self.kind.core(self.options, weights, tables, create, group)
+            if self.kind is ADAFACTOR:
+                # Each replica keeps all.
+                return AdafactorCore(self.options, weights, tables, create)
+            return ShampooCore(self.options, weights, tables, create, group=group)
 
         self._replicas = None
         if tf.distribute.get_strategy().num_replicas_in_sync == 1:
