@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ctr.config.shampoo import DEFAULT_SHAMPOO
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.schema import Schema
 from ctr.data.stream import Selection, read_selection
@@ -32,7 +33,7 @@ from ctr.search.controller import Policy, entropy, new_controller
 from ctr.search.problem import Cost
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress_of
 from ctr.search.space import Choice, Space, described, without_pairs
-from ctr.training.config import DEFAULT_SHAMPOO, DenseOptimizerConfig, TrainConfig
+from ctr.training.config import DenseOptimizerConfig, TrainConfig
 from ctr.training.learner import Learner
 from ctr.training.loop import open_session
 from ctr.training.state import TrainState

@@ -3,14 +3,12 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import pydantic.dataclasses
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import Field, field_validator, model_validator
 
 from ctr.config import StrictModel
+from ctr.config.shampoo import DEFAULT_SHAMPOO, ShampooKey
 from ctr.data.features import Tower
 from ctr.data.schema import Schema
 from ctr.data.time_range import TimeRange
@@ -19,9 +17,6 @@ from ctr.models.rows import TableLayout
 from ctr.objective.config import MOST_SECONDS, TERMS, ObjectiveConfig
 from ctr.objective.schedules import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
-from ctr.optim.contrib.presets import FF, PRESETS, preset_values
-from ctr.optim.option_types import STRICT, Decay, Steps, Switch, merged
-from ctr.optim.shampoo.options import Roots, ShampooOptions, Statistics
 from ctr.training.experts.names import has_linear_inside
 from ctr.training.experts.pairs import with_pair_table
 from ctr.training.ids.config import IdsConfig
@@ -171,46 +166,6 @@ class EmbeddingOptimizerConfig(StrictModel):
         return (self.update_limit_relative, absolute) if absolute else None
 
 
-DEFAULT_SHAMPOO = FF
-"""The options of dense weights where none are given: the paper's."""
-
-
-@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
-class _ShampooKeys(ShampooOptions):
-    """Options of Shampoo in a file.
-
-    Attributes:
-        preset: what the others start from.
-    """
-
-    preset: Literal["ff", "pso", "pt"] | None = None
-    momentum: Decay = DEFAULT_SHAMPOO.momentum
-    nesterov: Switch = DEFAULT_SHAMPOO.nesterov
-    start_preconditioning_step: Steps | None = DEFAULT_SHAMPOO.start_preconditioning_step
-    statistics: Statistics = DEFAULT_SHAMPOO.statistics
-    roots: Roots = DEFAULT_SHAMPOO.roots
-    rows: SkipJsonSchema[Literal["adagrad"]] = "adagrad"
-
-
-def _shampoo_options(content: Any) -> Any:
-    """Completes the options of a file by those of its preset; without momentum there is no Nesterov form of it."""
-    if not isinstance(content, Mapping):
-        return content
-    given = dict(content)
-    preset = given.pop("preset", None)
-    if preset is not None and preset not in (*PRESETS,):
-        raise ValueError(f"preset is {preset!r}; allowed: {', '.join(PRESETS)} or null")
-    if "rows" in given:
-        raise ValueError("unknown key rows: embeddings learn by optimizer.embeddings.rule")
-    if not given.get("momentum", True):
-        given = {"nesterov": False, **given}
-    return merged(asdict(DEFAULT_SHAMPOO), given) if preset is None else preset_values(preset, given)
-
-
-def _written(options: ShampooOptions) -> dict[str, Any]:
-    return {name: value for name, value in asdict(options).items() if name != "rows"}
-
-
 class DenseOptimizerConfig(StrictModel):
     """How dense weights learn, from the gradient of the mean loss.
 
@@ -238,11 +193,7 @@ class DenseOptimizerConfig(StrictModel):
     learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     preconditioned_from_rows: int | None = Field(default=256, ge=1, le=2**20)
-    shampoo: Annotated[
-        ShampooOptions,
-        BeforeValidator(_shampoo_options, json_schema_input_type=_ShampooKeys),
-        PlainSerializer(_written),
-    ] = DEFAULT_SHAMPOO
+    shampoo: ShampooKey = DEFAULT_SHAMPOO
     adafactor: AdafactorOptions = AdafactorOptions()
     schedule: ScheduleKey = "constant"
 

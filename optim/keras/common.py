@@ -116,14 +116,6 @@ Raises:
     ValueError: an option has a value that is not allowed.
     TypeError: there is no such option.
     RuntimeError: XLA compiles the step of several replicas.
-
-Example:
-    >>> import tensorflow as tf
-    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
-    >>> model.compile(optimizer=Soap(learning_rate=0.1), loss="mse")
-    >>> history = model.fit(tf.eye(4), tf.ones([4, 1]), epochs=20, verbose=0)
-    >>> history.history["loss"][-1] < history.history["loss"][0]
-    True
 """
 
 
@@ -143,14 +135,6 @@ Args:
 Raises:
     ValueError: an option has a value that is not allowed.
     TypeError: there is no such option.
-
-Example:
-    >>> import tensorflow as tf
-    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
-    >>> model.compile(optimizer=Adafactor(learning_rate=0.5), loss="mse")
-    >>> history = model.fit(tf.eye(4), tf.ones([4, 1]), epochs=20, verbose=0)
-    >>> history.history["loss"][-1] < history.history["loss"][0]
-    True
 """
 
 

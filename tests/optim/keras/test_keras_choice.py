@@ -1,6 +1,4 @@
-"""Which Keras `ctr.optim` serves, what it loads for that, and that the code of the pages runs in Keras 2 too."""
-
-import re
+"""Which Keras `ctr.optim` serves, and what it loads for that."""
 
 import pytest
 
@@ -72,15 +70,6 @@ assert load_both(tf_keras) == "ctr.optim.contrib.tf_keras"
 """
 
 
-PAGES = (
-    "start/optimizer.md",
-    "howto/shampoo.md",
-    "howto/shampoo-migration.md",
-    "reference/shampoo-options.md",
-)
-"""Those about the optimizer; tests/test_documentation.py runs their code in Keras 3."""
-
-
 @pytest.mark.slow
 def test_keras_3_is_served_by_default(fresh_python, root):
     fresh_python("-c", ALONE + SERVES.format("keras.keras3"), cwd=root, path=root)
@@ -94,16 +83,6 @@ def test_names_are_entered_in_a_keras_that_came_later_when_that_is_asked_for(fre
 @pytest.mark.slow
 def test_keras_2_is_served_where_the_environment_asks_for_it(fresh_python, root):
     fresh_python("-c", ALONE + KERAS_2 + SERVES.format("contrib.tf_keras"), cwd=root, path=root)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_the_pages_runs_in_keras_2(page, root, tmp_path, fresh_python):
-    blocks = re.findall(r"^```python\n(.*?)^```", (root / "docs" / page).read_text(), re.M | re.S)
-    # Keras 2 has no MultiOptimizer.
-    code = "\n".join(block for block in blocks if "MultiOptimizer" not in block)
-    assert code
-    fresh_python("-c", KERAS_2 + code, cwd=tmp_path, path=root)
 
 
 @pytest.mark.slow
