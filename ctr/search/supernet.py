@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from ctr.config.shampoo import DEFAULT_SHAMPOO
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.schema import Schema
 from ctr.data.stream import Selection, read_selection
@@ -125,7 +124,7 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
         )
     dense = optimizer.dense
     initial = getattr(dense.shampoo.grafting, "initial_accumulator", 0.0)
-    plain = DEFAULT_SHAMPOO.changed({"grafting": {"initial_accumulator": initial}})
+    plain = DenseOptimizerConfig().shampoo.changed({"grafting": {"initial_accumulator": initial}})
     is_open = dense.preconditioned_from_rows in (None, DenseOptimizerConfig().preconditioned_from_rows)
     if dense.rule != "shampoo" or dense.shampoo != plain or not is_open:
         raise InputError(
