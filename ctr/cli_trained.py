@@ -249,8 +249,8 @@ def _history(arguments: argparse.Namespace) -> None:
     kind="train",
 )
 def _config(arguments: argparse.Namespace) -> None:
-    from ctr.config.reference import as_yaml, describe, key_rows, select
-    from ctr.config.schema import file_schema, write_schemas
+    from ctr.config.reference import as_yaml, key_rows, select
+    from ctr.config.schema import file_schema, key_tree, write_schemas
 
     model = config_model(arguments.kind)
     if arguments.schema:
@@ -265,7 +265,7 @@ def _config(arguments: argparse.Namespace) -> None:
         return
     if arguments.out is not None:
         raise InputError("--out goes with --schema")
-    group = describe(model)
+    group = key_tree(model)
     if arguments.key is not None:
         group = select(group, arguments.key, f"ctr config --kind {arguments.kind}")
     print_result(arguments, {"kind": arguments.kind, "keys": key_rows(group)}, as_yaml(group).rstrip("\n"))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ctr.cli import make_parser
 from ctr.cli_parser import CONFIGS, config_model
-from ctr.config.reference import as_yaml, describe
+from ctr.config.reference import as_yaml
+from ctr.config.schema import key_tree
 from ctr.optim.shampoo.options import ShampooOptions
 
 ROOT = Path(__file__).parent.parent
@@ -29,7 +30,7 @@ def write_pages(folder: Path) -> None:
         "All options of Shampoo",
         "Every option of `ctr.optim.Shampoo`, with its default and what is allowed; see "
         "[how to give them](../shampoo-options.md).",
-        f"```yaml\n{as_yaml(describe(ShampooOptions))}```",
+        f"```yaml\n{as_yaml(key_tree(ShampooOptions))}```",
     )
     pages["faults.md"] = _faults_page()
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +50,7 @@ def _keys_page(kind: str) -> str:
         f"Every key of the file that {command} reads, with its default, what is allowed and its meaning, as "
         f"`ctr config --kind {kind}` prints it. How to use it: [{title.lower()}](../../{howto})."
     )
-    return _page(f"Keys: {title.lower()}", lead, f"```yaml\n{as_yaml(describe(config_model(kind)))}```")
+    return _page(f"Keys: {title.lower()}", lead, f"```yaml\n{as_yaml(key_tree(config_model(kind)))}```")
 
 
 def _commands_page() -> str:

@@ -3,21 +3,23 @@
 from ctr.optim import Shampoo
 model.compile(optimizer=Shampoo(learning_rate=0.02), loss="binary_crossentropy")
 
-Importing this package loads neither TensorFlow nor Keras. From then on either Keras knows the optimizers "shampoo" and
-"soap", and restores them in ``load_model``: their names are entered in the registry of each Keras that is loaded, or
-will be. A name stands for the optimizer, which is loaded for its Keras when it is asked for one.
+Importing this package loads neither TensorFlow nor Keras. Each Keras that is loaded by then knows the optimizers
+"shampoo" and "soap", and restores them in ``load_model`` (``register``).
 """
 
 import importlib
 import sys
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.shampoo.options import ShampooOptions
+
+if TYPE_CHECKING:
+    from ctr.optim import options
+    from ctr.optim.contrib import presets
+    from ctr.optim.contrib.backpack import statistics_of
+    from ctr.optim.keras.keras3 import Adafactor, Shampoo, ShampooCallback, Soap
+    from ctr.optim.kfac.trainer import KfacTrainer
 
 __all__ = [
     "Adafactor",
@@ -29,6 +31,7 @@ __all__ = [
     "Soap",
     "options",
     "presets",
+    "register",
     "statistics_of",
 ]
 
@@ -36,11 +39,8 @@ _MODULES = {"options": "ctr.optim.options", "presets": "ctr.optim.contrib.preset
 _ELSEWHERE = {"KfacTrainer": "kfac.trainer", "statistics_of": "contrib.backpack"}
 """Modules, and where what is not an optimizer of Keras comes from."""
 
-_ADAPTERS = {
-    "keras.src.saving.object_registration": "ctr.optim.keras.keras3",
-    "tf_keras.src.saving.object_registration": "ctr.optim.keras.keras2",
-}
-"""The registry of each Keras, and the module with the optimizer for it."""
+_ADAPTERS = {"keras": "ctr.optim.keras.keras3", "tf_keras": "ctr.optim.contrib.tf_keras"}
+"""The package of each Keras, and the module with the optimizer for it."""
 
 # As the built-in optimizers, and the name in saved models, which in those of mixed precision is the class's alone.
 _NAMES = {
@@ -68,44 +68,25 @@ class _StandIn(str):
         return getattr(importlib.import_module(self.adapter), _NAMES[self]).from_config(config)
 
 
-class _Watch(MetaPathFinder):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in _ADAPTERS:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
+def register() -> None:
+    """Enters the names of the optimizers in the registry of each Keras that is loaded.
 
-        def execute_and_enter(module: ModuleType) -> None:
-            execute(module)
-            _enter(module)
-
-        setattr(spec.loader, "exec_module", execute_and_enter)  # noqa: B010 (a method, to mypy)
-        return spec
-
-
-def _enter(registry: ModuleType) -> None:
-    objects = registry.get_custom_objects()
-    for name in _NAMES:
-        stand_in = _StandIn(name)
-        stand_in.adapter = _ADAPTERS[registry.__name__]
-        # What was registered before under this name stays.
-        objects.setdefault(name, stand_in)
+    Called where this package is imported, and where one of its classes is first asked for. Where Keras is imported
+    after it, and a name or ``load_model`` comes before any class, call it again. What others registered under a name
+    stays.
+    """
+    for package, adapter in _ADAPTERS.items():
+        registry = sys.modules.get(f"{package}.src.saving.object_registration")
+        if registry is None:
+            continue
+        objects = registry.get_custom_objects()
+        for name in _NAMES:
+            stand_in = _StandIn(name)
+            stand_in.adapter = adapter
+            objects.setdefault(name, stand_in)
 
 
-def _register() -> None:
-    if any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        return
-    sys.meta_path.insert(0, _Watch())
-    for name in _ADAPTERS:
-        if name in sys.modules:
-            _enter(sys.modules[name])
-
-
-_register()
+register()
 
 
 def __getattr__(name: str) -> Any:
@@ -119,7 +100,8 @@ def __getattr__(name: str) -> Any:
 
     # Asking for a class settles which package tf.keras is.
     package = tf.keras.Model.__module__.partition(".")[0]
-    adapter = importlib.import_module(f"ctr.optim.keras.{'keras2' if package == 'tf_keras' else 'keras3'}")
+    adapter = importlib.import_module(_ADAPTERS["tf_keras" if package == "tf_keras" else "keras"])
+    register()
     return getattr(adapter, name)
 
 

@@ -1,12 +1,13 @@
-"""What a trainer asks of an optimizer of dense weights; of one of tables' rows, ``ctr.optim.rows.rule.RowRule`` is it.
+"""Interface between the trainer and optimizers of dense weights; those of rows of tables derive from ``RowRule``.
 
-To add an optimizer, write a class with the methods of ``DenseOptimizer`` in a module of its own, and name it where
-configurations are mapped to optimizers.
+To add an optimizer, derive a class from ``DenseOptimizer``, whose ``build``, ``variables`` and ``update`` it must have,
+in a module of its own, and name it where configurations are mapped to optimizers.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -55,21 +56,46 @@ class RowGradient(NamedTuple):
     groups: tf.Tensor | None = None
 
 
-class DenseOptimizer(Protocol):
-    """Trains dense weights, whose gradients are of their own shape; ``name`` is that of its options."""
+class OptionalMembers:
+    """What an optimizer may have beside its step; by default it has nothing of it."""
 
-    name: str
+    def exchange(self) -> None:
+        """Exchanges with the host what is due; called after each step that is compiled."""
 
+    def parts(self) -> Mapping[str, Part]:
+        """Returns the parts of variables that only this worker holds, by name; all others are whole on all workers."""
+        return {}
+
+    def report(self) -> dict[str, float | int]:
+        """Returns numbers to watch, by name."""
+        return {}
+
+    def spectra(self) -> Mapping[str, Spectrum]:
+        """Returns the spectra of the statistics that inverse roots in use are of, by the names of weights."""
+        return {}
+
+    def timing(self) -> dict[str, float]:
+        """Returns seconds spent since the process began, by name."""
+        return {}
+
+    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        """Counts a late step's operations by shapes of weights."""
+        return Cost()
+
+
+class DenseOptimizer(OptionalMembers, ABC):
+    """Base of optimizers of dense weights, whose gradients are of their own shape: three members must be there."""
+
+    @abstractmethod
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         """Takes the weights, by names that do not depend on the process, and creates the variables; called once."""
 
     @property
+    @abstractmethod
     def variables(self) -> dict[str, tf.Variable]:
         """All state besides the weights, under the names that checkpoints have."""
 
-    def parts(self) -> Mapping[str, Part]:
-        """Names the variables that hold only this worker's part; all others are the same on all workers."""
-
+    @abstractmethod
     def update(
         self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool, preconditions: bool
     ) -> None:
@@ -79,37 +105,3 @@ class DenseOptimizer(Protocol):
         takes the step of its first-order one: a run's first batches are too small for it. A step that is ``compiled``
         may not call the host.
         """
-
-    def exchange(self) -> None:
-        """Exchanges with the host what is due; called after each step that is compiled."""
-
-    def report(self) -> dict[str, float | int]:
-        """Returns numbers to watch, by name."""
-
-    def spectra(self) -> Mapping[str, Spectrum]:
-        """Returns the spectra of the statistics that inverse roots in use are of, by the names of weights."""
-
-    def timing(self) -> dict[str, float]:
-        """Returns seconds spent since the process began, by name."""
-
-    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        """Counts a late step's operations by shapes of weights."""
-
-
-class WithoutHost:
-    """Defaults of optimizers that leave nothing to the host, divide no state, and where nothing is to be watched."""
-
-    def exchange(self) -> None:
-        """Does nothing."""
-
-    def report(self) -> dict[str, float | int]:
-        return {}
-
-    def spectra(self) -> Mapping[str, Spectrum]:
-        return {}
-
-    def timing(self) -> dict[str, float]:
-        return {}
-
-    def parts(self) -> Mapping[str, Part]:
-        return {}

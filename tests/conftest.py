@@ -16,10 +16,6 @@ from hypothesis import HealthCheck, Phase, settings
 import stores
 from http_proxy import Proxy, faulty_proxy
 
-# Set before any test loads TensorFlow: the tests of one process share it, and those of Shampoo for Keras 2 are among
-# them. Nothing else in ctr depends on it. A test that needs a process as a user has it, or Keras 3, starts one of its
-# own with `fresh_python`.
-os.environ["TF_USE_LEGACY_KERAS"] = "1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 # A loaded machine is slow, not wrong. Every run draws the same examples; `make soak` draws others each night.
@@ -34,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The files that take longest, with slow tests or without. They go first, so that at the end no process is left alone
 # with one of them.
 LONG_FILES = (
+    "optim/contrib/test_tf_keras.py",
     "optim/keras/test_replicas.py",
     "training/test_workers.py",
     "pipelines/events/test_stream_kafka.py",

@@ -14,7 +14,7 @@ MODULES = {
     "ctr.eval.progressive": ["ProgressiveMetrics"],
     "ctr.models.activations": ["smelu"],
     "ctr.optim.shampoo.blocks": ["merge_dimensions", "split_evenly"],
-    "ctr.optim.keras.keras2": ["Shampoo"],
+    "ctr.optim.keras.keras3": ["Shampoo"],
 }
 
 

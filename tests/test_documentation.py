@@ -65,7 +65,7 @@ def test_the_examples_of_a_page_run_without_a_warning(page, tmp_path):
         script = tmp_path / f".block_{number}"
         script.write_text(text)
         environment = {**os.environ, **quiet, "PATH": path, "PYTHONPATH": str(ROOT)}
-        environment.pop("TF_USE_LEGACY_KERAS", None)  # which the other tests set: a reader has Keras 3
+        environment.pop("TF_USE_LEGACY_KERAS", None)  # a reader has Keras 3
         done = subprocess.run(
             [*program, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True
         )

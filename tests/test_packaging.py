@@ -133,7 +133,7 @@ import importlib, os, pkgutil, sys
 sys.modules["tf_keras"] = sys.modules["tensorflow_recommenders"] = None
 import ctr
 for module in pkgutil.walk_packages(ctr.__path__, "ctr."):
-    if module.name not in ("ctr.__main__", "ctr.optim.keras.keras2", "ctr.serving.recommenders"):
+    if module.name not in ("ctr.__main__", "ctr.optim.contrib.tf_keras", "ctr.serving.recommenders"):
         importlib.import_module(module.name)
 assert "TF_USE_LEGACY_KERAS" not in os.environ
 import tensorflow as tf
@@ -228,7 +228,7 @@ def test_wheel_runs(wheel, fresh_python, tmp_path):
     assert shown == {"Homepage", "Documentation", "Repository", "Issues", "Changelog"}
     assert "Requires-Dist: tensorflow>=2.20" in metadata.splitlines()
     base = re.findall(r"^Requires-Dist: ([a-z]+)(?!.*extra)", metadata, re.MULTILINE)
-    assert sorted(base) == ["numpy", "tensorflow", "threadpoolctl"]
+    assert sorted(base) == ["numpy", "pydantic", "tensorflow", "threadpoolctl"]
 
 
 def test_sdist_builds_the_same_wheel(checkout, sdist, wheel, fresh_python, tmp_path):

@@ -1,8 +1,7 @@
 """Typed configuration: strict models, read from YAML, changed by ``key=value``. Begin here.
 
 Each part of the system keeps its own model beside itself; this module holds what they share. ``schema`` makes the JSON
-Schema of a model's file, which is the one description of its keys; ``options`` puts the dataclasses of optimizers'
-options into models and schemas; ``reference`` prints a schema as ``ctr config`` does.
+Schema of a model's file, which is the one description of its keys; ``reference`` prints it as ``ctr config`` does.
 """
 
 import copy
@@ -24,7 +23,7 @@ from pydantic import (
     model_serializer,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import ArgsKwargs, CoreSchema, PydanticCustomError, core_schema
 
 from ctr.config.schema import field_meanings, key_tree, keys_at, settable_keys, summary
 from ctr.io.documents import parse_yaml, read_short_floats
@@ -156,7 +155,7 @@ def describe_validation_error(
             faults.append(fault["msg"].removeprefix("Value error, "))
             continue
         path = f"{prefix}{path}" if path else prefix.rstrip(".") or "(top level)"
-        if fault["type"] == "extra_forbidden":
+        if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             # Of several unknown keys of one part, the first says which there are.
             allowed = [] if fault["loc"][:-1] in listed else keys_at(key_tree(model), fault["loc"][:-1])
             listed.add(fault["loc"][:-1])
@@ -164,6 +163,9 @@ def describe_validation_error(
             message = "unknown key" + (f"; allowed: {', '.join(allowed)}" if allowed else "") + meant
         elif fault["type"] == "missing":
             message = "missing"
+        elif isinstance(fault["input"], ArgsKwargs):
+            # About several options of a group, which the message names.
+            message = fault["msg"].removeprefix("Value error, ")
         else:
             received = repr(fault["input"])
             message = f"{received[:80]} is not allowed: {fault['msg'].removeprefix('Value error, ')}"

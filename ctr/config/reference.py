@@ -6,13 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel
 
 from ctr.config import Dumper
-from ctr.config.options import options_schema
-from ctr.config.schema import Schema, key_tree, members, values_of
+from ctr.config.schema import Schema, members, values_of
 from ctr.io.errors import InputError, did_you_mean
-from ctr.optim.checked import Options
 
 _WIDTH = 100
 _TAGS = ("type", "kind")
@@ -41,11 +38,6 @@ class _Key(NamedTuple):
     def meaning(self) -> str:
         text: str = self.node.get("description", "")
         return text or (self.groups[0][0].get("description", "") if len(self.groups) == 1 else "")
-
-
-def describe(model: type[BaseModel] | type[Options]) -> Schema:
-    """Returns the keys of a pydantic model or of a dataclass of options, and all below them, as a JSON Schema."""
-    return key_tree(model) if issubclass(model, BaseModel) else options_schema(model())
 
 
 def _keys(group: Schema, values: Mapping[str, Any]) -> Iterator[_Key]:

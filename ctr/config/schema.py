@@ -1,7 +1,7 @@
 """JSON Schema of a configuration (draft 2020-12): the one description of its keys, for editors and for the reference.
 
-Pydantic makes it of the models. A key's meaning stands in its model's docstring under ``Attributes:``, and the options
-of optimizers (``ctr.config.options``) describe themselves.
+Pydantic makes it of the models and of the dataclasses of optimizers' options. A key's meaning stands in the docstring
+of its class under ``Attributes:``.
 """
 
 import functools
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -32,13 +32,13 @@ class _Writer(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
-    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        found = super().default_schema(schema)
-        inner: Any = schema["schema"]
-        while "serialization" not in inner and "schema" in inner:
-            inner = inner["schema"]
-        if inner["type"] == "function-plain":
-            found["default"] = inner["serialization"]["function"](schema["default"])
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
+        found = super().dataclass_schema(schema)
+        found.pop("title")
+        found["description"] = summary(schema["cls"])
+        for name, meaning in field_meanings(schema["cls"]).items():
+            if name in found["properties"]:
+                found["properties"][name]["description"] = meaning
         return found
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
@@ -54,9 +54,9 @@ class _Writer(GenerateJsonSchema):
         return {"type": "string", "pattern": r"^\d{4}-?[\dW]", "title": "ISO date, or date and time"}
 
 
-def json_schema(model: type[BaseModel]) -> Schema:
-    """Returns the JSON Schema of a model's file."""
-    schema = model.model_json_schema(schema_generator=_Writer)
+def json_schema(model: type[Any]) -> Schema:
+    """Returns the JSON Schema of a model's file, or of a dataclass of options."""
+    schema = TypeAdapter(model).json_schema(schema_generator=_Writer)
     groups = schema.get("$defs", {})
     for group in (schema, *groups.values()):
         for node in group.get("properties", {}).values():
@@ -96,7 +96,7 @@ def write_schemas(out: Path, models: Mapping[str, type[BaseModel]]) -> list[Path
 
 
 @functools.cache
-def key_tree(model: type[BaseModel]) -> Schema:
+def key_tree(model: type[Any]) -> Schema:
     """Returns the same with what is below a key in place of a reference to it."""
     schema = json_schema(model)
     kinds = schema.pop("$defs", {})

@@ -32,7 +32,7 @@ from ctr.search.controller import Policy, entropy, new_controller
 from ctr.search.problem import Cost
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress_of
 from ctr.search.space import Choice, Space, described, without_pairs
-from ctr.training.config import DEFAULT_SHAMPOO, DenseOptimizerConfig, TrainConfig
+from ctr.training.config import DenseOptimizerConfig, TrainConfig
 from ctr.training.learner import Learner
 from ctr.training.loop import open_session
 from ctr.training.state import TrainState
@@ -124,7 +124,7 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
         )
     dense = optimizer.dense
     initial = getattr(dense.shampoo.grafting, "initial_accumulator", 0.0)
-    plain = DEFAULT_SHAMPOO.changed({"grafting": {"initial_accumulator": initial}})
+    plain = DenseOptimizerConfig().shampoo.changed({"grafting": {"initial_accumulator": initial}})
     is_open = dense.preconditioned_from_rows in (None, DenseOptimizerConfig().preconditioned_from_rows)
     if dense.rule != "shampoo" or dense.shampoo != plain or not is_open:
         raise InputError(

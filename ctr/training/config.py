@@ -5,10 +5,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ctr.config import StrictModel
-from ctr.config.options import OptionsKey
+from ctr.config.shampoo import DEFAULT_SHAMPOO, ShampooKey
 from ctr.data.features import Tower
 from ctr.data.schema import Schema
 from ctr.data.time_range import TimeRange
@@ -16,9 +16,7 @@ from ctr.io.errors import InputError, listed
 from ctr.models.rows import TableLayout
 from ctr.objective.config import MOST_SECONDS, TERMS, ObjectiveConfig
 from ctr.objective.schedules import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
-from ctr.optim.adafactor.options import AdafactorOptions
-from ctr.optim.contrib.presets import FF, PRESETS
-from ctr.optim.shampoo.options import ShampooOptions
+from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.training.experts.names import has_linear_inside
 from ctr.training.experts.pairs import with_pair_table
 from ctr.training.ids.config import IdsConfig
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
 GROWTH, GROWTH_FUSED = 1 / 1024, 1 / 4096
 """Shares of the rows before a batch, and where one call learns from many batches."""
 _OPEN = frozenset(("growth", "least"))
-
-ADAFACTOR = OptionsKey(AdafactorOptions(), frozenset({"epsilon1", "inverse_sqrt", "factored"}))
-ROW_ADAFACTOR = OptionsKey(AdafactorOptions(), ADAFACTOR.without | {"beta1"})
 
 
 class BatchConfig(StrictModel):
@@ -123,7 +118,7 @@ class EmbeddingOptimizerConfig(StrictModel):
     rule: Literal["adagrad", "adafactor", "one_sided"] = "adagrad"
     learning_rate: float = Field(default=0.2, ge=0)
     initial_accumulator: float = Field(default=0.1, ge=0)
-    adafactor: Annotated[AdafactorOptions, ROW_ADAFACTOR] = AdafactorOptions()
+    adafactor: RowAdafactorOptions = RowAdafactorOptions()
     linear_rule: Literal["auto", "newton", "adagrad"] = "auto"
     linear_learning_rate: float = Field(default=0.1, ge=0)
     linear_initial_accumulator: float = Field(default=0.1, ge=0)
@@ -171,18 +166,6 @@ class EmbeddingOptimizerConfig(StrictModel):
         return (self.update_limit_relative, absolute) if absolute else None
 
 
-DEFAULT_SHAMPOO = FF
-"""The options of dense weights where none are given: the paper's."""
-
-SHAMPOO = OptionsKey(DEFAULT_SHAMPOO, frozenset({"rows"}), presets=PRESETS)
-
-
-def _without_momentum(content: Any) -> Any:
-    """Options of Shampoo; where they switch the momentum off, without its Nesterov form."""
-    is_off = isinstance(content, dict) and not content.get("momentum", True)
-    return {"nesterov": False, **content} if is_off else content
-
-
 class DenseOptimizerConfig(StrictModel):
     """How dense weights learn, from the gradient of the mean loss.
 
@@ -210,8 +193,8 @@ class DenseOptimizerConfig(StrictModel):
     learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     preconditioned_from_rows: int | None = Field(default=256, ge=1, le=2**20)
-    shampoo: Annotated[ShampooOptions, SHAMPOO, BeforeValidator(_without_momentum)] = DEFAULT_SHAMPOO
-    adafactor: Annotated[AdafactorOptions, ADAFACTOR] = AdafactorOptions()
+    shampoo: ShampooKey = DEFAULT_SHAMPOO
+    adafactor: AdafactorOptions = AdafactorOptions()
     schedule: ScheduleKey = "constant"
 
 

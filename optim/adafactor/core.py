@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from ctr.optim.adafactor.options import AdafactorOptions
+from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.first_order.directions import update_momentum
 from ctr.optim.gradients import GradientSteps, RootSource, present_among
-from ctr.optim.protocol import Cost, WithoutHost
+from ctr.optim.protocol import Cost, DenseOptimizer
 from ctr.optim.variables import Create, Variables, create_variable
 from ctr.workers.collectives import ALONE, Workers
 
@@ -37,7 +37,7 @@ class RowMoments(NamedTuple):
     table_steps: tf.Tensor
 
 
-def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor:
+def second_moment_decay(options: RowAdafactorOptions, step: tf.Tensor) -> tf.Tensor:
     """Computes b at a step, a float tensor of any shape, 1 at the first step, where b is 0."""
     if options.beta2 is None:
         return 1.0 - tf.pow(step, tf.constant(-options.decay_power, step.dtype))
@@ -60,7 +60,7 @@ def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor)
 
 
 def row_update(
-    options: AdafactorOptions,
+    options: RowAdafactorOptions,
     moments: RowMoments,
     gradient: tf.Tensor,
     values: tf.Tensor,
@@ -94,7 +94,7 @@ def _mean(values: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 def clip(
-    options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
+    options: RowAdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
 ) -> tf.Tensor:
     """Computes U / max(1, RMS(U) / d) (algorithm 4, line 9; section 6); RMS is that of the touched rows.
 
@@ -120,7 +120,7 @@ def root_mean_square(
 
 
 def step_size(
-    options: AdafactorOptions,
+    options: RowAdafactorOptions,
     rate: tf.Tensor,
     weight: tf.Tensor,
     step: tf.Tensor,
@@ -135,7 +135,7 @@ def step_size(
     return rate * tf.maximum(root_mean_square(weight, touched, owners), options.epsilon2)
 
 
-class AdafactorCore(GradientSteps, WithoutHost):
+class AdafactorCore(GradientSteps):
     """Adafactor over variables of any floating dtype; ``tables`` are indices of matrices that learn by rows.
 
     Its ``variables`` are float64 where a weight is, else float32. Of the weight i there are ``tensor{i}/rows`` and
@@ -250,10 +250,9 @@ class AdafactorCore(GradientSteps, WithoutHost):
 _OPERATIONS = 12  # for each weight: squares, their sums, two divisions, two root mean squares, and the step
 
 
-class DenseAdafactor(WithoutHost):
+class DenseAdafactor(DenseOptimizer):
     """Adafactor over dense weights. Each worker has all of its state."""
 
-    name = "adafactor"
     core: AdafactorCore
 
     def __init__(self, options: AdafactorOptions, workers: Workers = ALONE) -> None:

@@ -1,14 +1,18 @@
 """The settings of Adafactor, checked when they are made."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from ctr.optim.checked import Decay, NotNegative, Options, Real
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from ctr.optim.option_types import NUMPY, STRICT, Decay, NotNegative, Share, Switch
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdafactorOptions(Options):
-    """Everything but the learning rate, which is the step size rho or its upper bound. Defaults are those of ADAFACTOR.
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RowAdafactorOptions:
+    """Options that tables of rows have, without the learning rate: the step size rho, or its upper bound.
+
+    Defaults are those of ADAFACTOR.
 
     Attributes:
         epsilon1: added to the squares of gradients (algorithm 4).
@@ -20,16 +24,25 @@ class AdafactorOptions(Options):
             ``decay_power``; None: that.
         relative_steps: steps are relative to the root mean square of the weight; else the learning rate is absolute.
         inverse_sqrt: the step size at step t is min(rho, 1 / sqrt(t)) (algorithm 6).
-        factored: keep sums by row and by column instead of one number for each element, where there are two dimensions.
-        beta1: decay of the moving average of updates; 0: none (section 4). Not for tables.
     """
 
     epsilon1: NotNegative = 1e-30
     epsilon2: NotNegative = 1e-3
     clipping: NotNegative = 1.0
-    decay_power: Annotated[float, Real(0.0, 1.0)] = 0.8
-    beta2: Annotated[float, Real(0.0, 1.0, low_open=True, high_open=True)] | None = None
-    relative_steps: bool = True
-    inverse_sqrt: bool = True
-    factored: bool = True
+    decay_power: Share = 0.8
+    beta2: Annotated[float, Field(strict=True, gt=0, lt=1), NUMPY] | None = None
+    relative_steps: Switch = True
+    inverse_sqrt: Switch = True
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class AdafactorOptions(RowAdafactorOptions):
+    """Options of dense weights, and of all weights in Keras; ``beta1`` is not for tables.
+
+    Attributes:
+        factored: keep sums by row and by column instead of one number for each element, where there are two dimensions.
+        beta1: decay of the moving average of updates; 0: none (section 4).
+    """
+
+    factored: Switch = True
     beta1: Decay = 0.0

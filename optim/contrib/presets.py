@@ -1,6 +1,15 @@
-"""Options of Shampoo that take the steps of a paper's algorithm."""
+"""Options of Shampoo that take the steps of a paper's algorithm.
+
+Shampoo(0.02, **vars(presets.FF))
+Shampoo(0.02, **vars(presets.preset("pso", precondition_frequency=400)))
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 from ctr.optim.first_order.options import AdaGrad
+from ctr.optim.option_types import make_options, merged
 from ctr.optim.shampoo.options import Blocking, Roots, ShampooOptions, Statistics
 
 FF = ShampooOptions(
@@ -18,7 +27,7 @@ PSO = ShampooOptions(
     momentum=0.9,
     epsilon=0.0,
     grafting=AdaGrad(initial_accumulator=0.0, momentum="before"),
-    statistics=Statistics(frequency=1, initial=1e-6),
+    statistics=Statistics(frequency=1, initial=1e-6, bias_correction=False),
     roots=Roots(damping="absolute", early_growth=0.0, drift_bound=0.0, first=50, phase=0, identity=True),
     start_preconditioning_step=51,
 )
@@ -43,3 +52,27 @@ are counted from 1, as in the code of PT; the algorithm as printed counts from 0
 of PT table 2; averages of gradients, blocks and the graft's epsilon are the defaults of PT's code."""
 
 PRESETS = {"ff": FF, "pso": PSO, "pt": PT}
+
+
+def preset_values(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a preset with changes as plain values, not checked yet.
+
+    In ``pso`` the first exchange, and the step behind it from which Shampoo's direction is taken, are those of the
+    ``precondition_frequency`` that is given, as in the algorithm.
+    """
+    values, tau1 = asdict(PRESETS[name]), changes.get("precondition_frequency")
+    if name == "pso" and isinstance(tau1, int):
+        values = merged(values, {"roots": {"first": tau1}, "start_preconditioning_step": tau1 + 1})
+    return merged(values, changes)
+
+
+def preset(name: str, **changes: Any) -> ShampooOptions:
+    """Returns the options of a preset, ``ff``, ``pso`` or ``pt``, with changes, in groups too.
+
+    Raises:
+        ValueError: there is no such preset, or a value is not allowed.
+        TypeError: there is no such option.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"preset is {name!r}; allowed: {', '.join(PRESETS)}")
+    return make_options(ShampooOptions, f"preset {name}", preset_values(name, changes))

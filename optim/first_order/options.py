@@ -1,16 +1,23 @@
 """Options of first-order optimizers whose step sizes others take (grafting: PSO App. G; PT 2.4)."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from ctr.optim.checked import Decay, NotNegative, OneOf
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from ctr.optim.option_types import STRICT, Decay, NotNegative
+
+# Where no kind is given, it is AdaGrad.
+_OF_A_KIND = ConfigDict(**STRICT, json_schema_extra={"required": ["kind"]})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Graft(OneOf):
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Graft:
     """How a layer takes the step size of a first-order optimizer.
 
     Attributes:
+        kind: which optimizer.
         norm: whether a whole ``tensor`` takes the norm of the first-order step, or each ``block`` (PT 4.2.1); ``none``:
             directions keep their own, as in SOAP, and this optimizer has only what is not preconditioned.
         momentum: ``after``: it averages grafted directions (FF 4.2; PT). ``before``: it averages Shampoo's and
@@ -21,21 +28,21 @@ class Graft(OneOf):
     momentum: Literal["after", "before"] = "after"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_OF_A_KIND)
 class SGD(Graft):
     """The gradient itself."""
 
     kind: Literal["sgd"] = "sgd"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_OF_A_KIND)
 class LARS(Graft):
     """The gradient, layer by layer with the norm of the weights (PSO App. G)."""
 
     kind: Literal["lars"] = "lars"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class AdaGrad(Graft):
     """AdaGrad.
 
@@ -49,7 +56,7 @@ class AdaGrad(Graft):
     epsilon: NotNegative = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class SecondMoments(Graft):
     """Optimizers that divide by the root of decayed second moments.
 
@@ -62,25 +69,38 @@ class SecondMoments(Graft):
     epsilon: NotNegative = 1e-8
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_OF_A_KIND)
 class RMSprop(SecondMoments):
     """RMSprop, without a bias correction (PT 2.4)."""
 
     kind: Literal["rmsprop"] = "rmsprop"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_OF_A_KIND)
 class Adam(SecondMoments):
     """RMSprop with its second moments corrected for their start."""
 
     kind: Literal["adam"] = "adam"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=_OF_A_KIND)
 class LAMB(SecondMoments):
     """Adam, layer by layer with the norm of the weights (PSO App. G)."""
 
     kind: Literal["lamb"] = "lamb"
 
 
-AnyGraft = AdaGrad | SGD | RMSprop | Adam | LARS | LAMB
+def _with_kind(graft: Any) -> Any:
+    """Reads a kind alone, and a mapping without one, which is of AdaGrad."""
+    if isinstance(graft, str):
+        return {"kind": graft}
+    return {"kind": "adagrad", **graft} if isinstance(graft, Mapping) else graft
+
+
+_Kind = Literal["adagrad", "sgd", "rmsprop", "adam", "lars", "lamb"]
+_AnyKind = AdaGrad | SGD | RMSprop | Adam | LARS | LAMB
+AnyGraft = Annotated[
+    _AnyKind,
+    Field(discriminator="kind"),
+    BeforeValidator(_with_kind, json_schema_input_type=_AnyKind | _Kind),
+]

@@ -6,19 +6,20 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import tensorflow as tf
 
 from ctr.optim.adafactor.core import AdafactorCore
 from ctr.optim.adafactor.options import AdafactorOptions
-from ctr.optim.checked import refuse_unknown
 from ctr.optim.gradients import Gradient, RootSource, in_xla
+from ctr.optim.keras.keywords import AdafactorKeywords, ShampooKeywords
 from ctr.optim.keras.replicas import Replicas
+from ctr.optim.option_types import make_options
 from ctr.optim.protocol import Spectrum
-from ctr.optim.shampoo.division import Group, divide
+from ctr.optim.shampoo.division import Group
 from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.shampoo.options import SOAP_LEARNING_RATE, ShampooOptions, soap
+from ctr.optim.shampoo.options import ShampooOptions, soap
 from ctr.optim.variables import Create
 from ctr.workers.collectives import ALONE
 
@@ -26,37 +27,22 @@ Core = ShampooCore | AdafactorCore
 
 
 class Kind(NamedTuple):
-    """An optimizer of the adapters: title in messages, options, and core (options, weights, tables, create, group)."""
+    """An optimizer of the adapters.
+
+    Attributes:
+        title: its name in messages.
+        learning_rate: the default.
+        options: the default options, of the class that all of its options are of.
+    """
 
     title: str
-    options: type[Any]
-    core: Callable[..., Core]
+    learning_rate: float
+    options: Any
 
 
-def _shampoo(
-    options: ShampooOptions,
-    weights: Sequence[tf.Variable],
-    tables: Sequence[int],
-    create: Create,
-    group: Group,
-) -> ShampooCore:
-    return ShampooCore(options, weights, tables, create, divide=divide(options, group))
-
-
-def _adafactor(
-    options: AdafactorOptions,
-    weights: Sequence[tf.Variable],
-    tables: Sequence[int],
-    create: Create,
-    group: Group,
-) -> AdafactorCore:
-    del group  # Each replica keeps all.
-    return AdafactorCore(options, weights, tables, create)
-
-
-SHAMPOO = Kind("Shampoo", ShampooOptions, _shampoo)
-SOAP = Kind("Soap", ShampooOptions, _shampoo)
-ADAFACTOR = Kind("Adafactor", AdafactorOptions, _adafactor)
+SHAMPOO = Kind("Shampoo", 0.02, ShampooOptions())
+SOAP = Kind("Soap", 3e-3, soap())
+ADAFACTOR = Kind("Adafactor", 0.01, AdafactorOptions())
 
 KERAS_OPTIONS = (
     "clipnorm",
@@ -66,6 +52,8 @@ KERAS_OPTIONS = (
     "ema_momentum",
     "ema_overwrite_frequency",
 )
+
+_ARGUMENTS = ("learning_rate", "tables", "name", "num_replicas_per_group")
 
 TABLES = r"(?<![^/])(tpu_)?embedding(?(1)(_\d+)?/[^/]+)s?(_weights)?(:\d+)?$"
 """What Keras' Embedding, feature columns, and the layer TPUEmbedding, by its own name, call their tables."""
@@ -128,14 +116,6 @@ Raises:
     ValueError: an option has a value that is not allowed.
     TypeError: there is no such option.
     RuntimeError: XLA compiles the step of several replicas.
-
-Example:
-    >>> import tensorflow as tf
-    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
-    >>> model.compile(optimizer=Soap(learning_rate=0.1), loss="mse")
-    >>> history = model.fit(tf.eye(4), tf.ones([4, 1]), epochs=20, verbose=0)
-    >>> history.history["loss"][-1] < history.history["loss"][0]
-    True
 """
 
 
@@ -155,37 +135,55 @@ Args:
 Raises:
     ValueError: an option has a value that is not allowed.
     TypeError: there is no such option.
-
-Example:
-    >>> import tensorflow as tf
-    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
-    >>> model.compile(optimizer=Adafactor(learning_rate=0.5), loss="mse")
-    >>> history = model.fit(tf.eye(4), tf.ones([4, 1]), epochs=20, verbose=0)
-    >>> history.history["loss"][-1] < history.history["loss"][0]
-    True
 """
 
 
-def document(shampoo: type, soap_: type, adafactor: type, callback: type) -> None:
-    """Gives the classes of either Keras their documentation, that of optimizers with all options and their defaults."""
-    callback.__doc__ = CallbackMixin.__doc__
-    for optimizer, text, options in (
-        (shampoo, DOCUMENTATION, ShampooOptions()),
-        (soap_, SOAP_DOCUMENTATION, soap()),
-        (adafactor, ADAFACTOR_DOCUMENTATION, AdafactorOptions()),
-    ):
-        meanings = inspect.cleandoc(type(options).__doc__ or "").partition("Attributes:\n")[2]
-        defaults = "\n".join(f"    {name}: {value!r}" for name, value in dataclasses.asdict(options).items())
-        optimizer.__doc__ = f"{text}\nOptions:\n{meanings}\n\nTheir defaults:\n{defaults}\n"
+def document(*optimizers: type[Any]) -> None:
+    """Gives optimizers their signature, and their documentation with all options and the defaults of these."""
+    for optimizer in optimizers:
+        kind: Kind = optimizer.kind
+        defaults = {
+            field.name: getattr(kind.options, field.name) for field in dataclasses.fields(kind.options)
+        }
+        meanings = [
+            inspect.cleandoc(one.__doc__ or "").partition("Attributes:\n")[2]
+            for one in reversed(type(kind.options).__mro__)
+            if dataclasses.is_dataclass(one)
+        ]
+        values = "\n".join(f"    {name}: {value!r}" for name, value in defaults.items())
+        text = _DOCUMENTATION[kind.title]
+        optimizer.__doc__ = f"{text}\nOptions:\n{chr(10).join(meanings)}\n\nTheir defaults:\n{values}\n"
+        first = inspect.Parameter(
+            "learning_rate", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=kind.learning_rate
+        )
+        others = {"tables": TABLES, "name": None, **defaults}
+        keywords = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value)
+            for name, value in others.items()
+        ]
+        optimizer.__signature__ = inspect.Signature([first, *keywords])
+
+
+_DOCUMENTATION = {"Shampoo": DOCUMENTATION, "Soap": SOAP_DOCUMENTATION, "Adafactor": ADAFACTOR_DOCUMENTATION}
+
+
+def differences(options: Any, defaults: Any) -> dict[str, Any]:
+    """Returns the options that are not those of ``defaults``, of a group of the same kind as a mapping of these."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(options):
+        value, default = getattr(options, field.name), getattr(defaults, field.name)
+        if value != default:
+            same_kind = dataclasses.is_dataclass(value) and type(value) is type(default)
+            found[field.name] = differences(value, default) if same_kind else value
+    return found
 
 
 def split_options(
     given: dict[str, Any], keras_options: Sequence[str], kind: Kind = SHAMPOO
 ) -> tuple[Any, dict[str, Any]]:
     """Separates an optimizer's options from those of Keras. Raises TypeError for what is neither."""
-    names = kind.options.names()
-    refuse_unknown(kind.title, given, [*names, *keras_options])
-    options = kind.options(**{name: value for name, value in given.items() if name in names})
+    own = {name: value for name, value in given.items() if name not in keras_options}
+    options = make_options(type(kind.options), kind.title, own, [*keras_options, *_ARGUMENTS])
     return options, {name: value for name, value in given.items() if name in keras_options}
 
 
@@ -286,6 +284,17 @@ class OptimizerMixin:
         """Returns the singular values of each variable's statistics (``ShampooCore.spectra``)."""
         return self.core.spectra(list(self._names)) if isinstance(self.core, ShampooCore) else {}
 
+    def __repr__(self) -> str:
+        """Returns the call that makes such an optimizer, with what differs from the defaults."""
+        rate = self._learning_rate  # type: ignore[attr-defined]
+        given = differences(self.options, self.kind.options)
+        if self.tables != TABLES:
+            given["tables"] = self.tables
+        shown = [repr(rate) if callable(rate) else f"{float(rate):g}"]
+        return (
+            f"{self.kind.title}({', '.join(shown + [f'{name}={value!r}' for name, value in given.items()])})"
+        )
+
     def _add_options(self, config: dict[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = {"tables": self.tables}
         if self.kind is SHAMPOO:
@@ -304,7 +313,10 @@ class OptimizerMixin:
         ]
 
         def make(weights: Sequence[tf.Variable], create: Create, group: Group) -> Core:
-            return self.kind.core(self.options, weights, tables, create, group)
+            if self.kind is ADAFACTOR:
+                # Each replica keeps all.
+                return AdafactorCore(self.options, weights, tables, create)
+            return ShampooCore(self.options, weights, tables, create, group=group)
 
         self._replicas = None
         if tf.distribute.get_strategy().num_replicas_in_sync == 1:
@@ -358,10 +370,11 @@ class ShampooArguments:
     kind = SHAMPOO
 
     def __init__(
-        self, learning_rate: Any = 0.02, *, num_replicas_per_group: int | None = None, **options: Any
+        self, learning_rate: Any = SHAMPOO.learning_rate, **options: Unpack[ShampooKeywords]
     ) -> None:
-        super().__init__(learning_rate, **options)  # type: ignore[call-arg]
-        self.num_replicas_per_group = check_group(num_replicas_per_group)
+        group = check_group(options.pop("num_replicas_per_group", None))
+        super().__init__(learning_rate, **options)  # type: ignore[call-arg, misc]
+        self.num_replicas_per_group = group
 
 
 class SoapArguments:
@@ -369,17 +382,11 @@ class SoapArguments:
 
     kind = SOAP
 
-    def __init__(
-        self,
-        learning_rate: Any = SOAP_LEARNING_RATE,
-        *,
-        beta1: float = 0.95,
-        beta2: float = 0.95,
-        epsilon: float = 1e-8,
-        **options: Any,
-    ) -> None:
-        own = {name: options.pop(name) for name in ShampooOptions.names() if name in options}
-        super().__init__(learning_rate, **vars(soap(beta1, beta2, epsilon, **own)), **options)  # type: ignore[call-arg]
+    def __init__(self, learning_rate: Any = SOAP.learning_rate, **options: Unpack[ShampooKeywords]) -> None:
+        given: dict[str, Any] = {**options}
+        names = [field.name for field in dataclasses.fields(ShampooOptions)]
+        own = soap(**{name: given.pop(name) for name in names if name in given})
+        super().__init__(learning_rate, **vars(own), **given)  # type: ignore[call-arg]
 
 
 class AdafactorArguments:
@@ -387,8 +394,10 @@ class AdafactorArguments:
 
     kind = ADAFACTOR
 
-    def __init__(self, learning_rate: Any = 0.01, **options: Any) -> None:
-        super().__init__(learning_rate, **options)  # type: ignore[call-arg]
+    def __init__(
+        self, learning_rate: Any = ADAFACTOR.learning_rate, **options: Unpack[AdafactorKeywords]
+    ) -> None:
+        super().__init__(learning_rate, **options)  # type: ignore[call-arg, misc]
 
 
 class CallbackMixin:

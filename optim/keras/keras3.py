@@ -16,7 +16,7 @@ _KERAS_OPTIONS = (*common.KERAS_OPTIONS, "loss_scale_factor", "gradient_accumula
 class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
     def __init__(
         self,
-        learning_rate: Any = 0.02,
+        learning_rate: Any,
         *,
         tables: str | None = common.TABLES,
         name: str | None = None,
@@ -41,7 +41,9 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         if self.built:
             return
-        common.check_variables(self.kind, variables, [variable.path for variable in variables])
+        # Keras 3 takes its own variables, and plain ones of TensorFlow, which have no path.
+        names = [getattr(variable, "path", variable.name) for variable in variables]
+        common.check_variables(self.kind, variables, names)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
             # Keras 3 does either inside a condition, in which replicas cannot wait for each other.
@@ -60,8 +62,8 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
             return self.add_variable(tuple(shape), initial, dtype.name, name=name.replace("/", "_")).value
 
         with tf.init_scope():
-            weights = [variable.value for variable in variables]
-            self._make_core(weights, [variable.path for variable in variables], create)
+            weights = [one.value if isinstance(one, keras.Variable) else one for one in variables]
+            self._make_core(weights, names, create)
 
     def _backend_apply_gradients(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any]) -> None:
         # Before anything is made of them: Keras itself would clip the gradient of each replica by itself.
@@ -98,4 +100,5 @@ class ShampooCallback(common.CallbackMixin, keras.callbacks.Callback):
     """The callback for Keras 3."""
 
 
-common.document(Shampoo, Soap, Adafactor, ShampooCallback)
+ShampooCallback.__doc__ = common.CallbackMixin.__doc__
+common.document(Shampoo, Soap, Adafactor)

@@ -8,21 +8,22 @@ and counted. Eigenvectors (``form="eigen"``) that XLA computes are less exact th
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 import tensorflow as tf
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from ctr.optim.checked import Decay, Frequency, NotNegative, Options, Real, Whole
 from ctr.optim.first_order.directions import add_weight_decay, momentum_step, update_momentum
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.factors import Factors
+from ctr.optim.option_types import NUMPY, STRICT, Decay, Frequency, NotNegative, Switch
 from ctr.optim.shampoo.schedule import when
 from ctr.optim.variables import Variables, create_variable
 
 
-@dataclass(frozen=True, kw_only=True)
-class KfacOptions(Options):
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class KfacOptions:
     """Everything but the learning rate.
 
     Attributes:
@@ -49,23 +50,22 @@ class KfacOptions(Options):
         seed: of sampled labels.
     """
 
-    damping: Annotated[float, Real(0.0, 1e6, low_open=True)] = 1e-2
-    relative_damping: bool = True
+    damping: Annotated[float, Field(strict=True, gt=0, le=1e6), NUMPY] = 1e-2
+    relative_damping: Switch = True
     form: Literal["inverse", "eigen"] = "inverse"
     fisher: Literal["sampled", "empirical"] = "sampled"
     decay: Decay = 0.95
     statistics_frequency: Frequency = 10
-    statistics_rows: Annotated[int, Whole(1, 2**31 - 1)] = 512
+    statistics_rows: Annotated[int, Field(strict=True, ge=1, lt=2**31), NUMPY] = 512
     inverse_frequency: Frequency = 50
     grafting: Literal["adagrad", "own"] = "adagrad"
     initial_accumulator: NotNegative = 1e-6
     momentum: Decay = 0.0
-    nesterov: bool = False
+    nesterov: Switch = False
     weight_decay: NotNegative = 0.0
-    seed: Annotated[int, Whole(0, 2**31 - 1)] = 1
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**31), NUMPY] = 1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov requires a momentum above 0")
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.checked import Real, refuse_unknown
 from ctr.optim.gradients import all_finite
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.core import KfacCore, KfacOptions, Layer
@@ -28,8 +27,8 @@ from ctr.optim.kfac.record import (
     sequential_products,
     takes_training,
 )
+from ctr.optim.option_types import make_options
 
-_RATES = Real(0.0, float(np.finfo(np.float32).max))
 _ADDED = [f"{part}_regularizer" for part in ("kernel", "bias", "activity")] + [
     "kernel_constraint",
     "bias_constraint",
@@ -81,8 +80,7 @@ class KfacTrainer:
             Layer(numbers[id(layer.kernel)], numbers[id(layer.bias)] if layer.use_bias else None)
             for layer in learning
         ]
-        refuse_unknown("K-FAC", options, KfacOptions.names())
-        self.core = KfacCore(KfacOptions(**options), weights, layers)
+        self.core = KfacCore(make_options(KfacOptions, "K-FAC", options), weights, layers)
         self._rate = tf.Variable(0.0, trainable=False, dtype=self.core.dtype)
         self.learning_rate = learning_rate
         self._outputs = int(model.output_shape[-1])
@@ -95,7 +93,8 @@ class KfacTrainer:
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
-        if not _RATES.holds(rate.item() if isinstance(rate, np.number) else rate):
+        is_number = isinstance(rate, int | float | np.number) and not isinstance(rate, bool)
+        if not (is_number and 0 <= rate <= float(np.finfo(np.float32).max)):
             raise ValueError(f"learning_rate is {rate!r}; allowed: a number from 0 up")
         self._rate.assign(rate)
 

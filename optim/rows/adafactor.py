@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.adafactor.core import RowMoments, row_update
-from ctr.optim.adafactor.options import AdafactorOptions
+from ctr.optim.adafactor.options import RowAdafactorOptions
 from ctr.optim.protocol import RowGradient
 from ctr.optim.rows.adagrad import row_direction
 from ctr.optim.rows.rule import RowRule, RowSetup, State
@@ -24,7 +24,7 @@ class RowAdafactor(RowRule):
 
     operations = 14
 
-    def __init__(self, setup: RowSetup, options: AdafactorOptions) -> None:
+    def __init__(self, setup: RowSetup, options: RowAdafactorOptions) -> None:
         super().__init__(setup)
         self.options = options
 

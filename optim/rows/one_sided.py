@@ -14,8 +14,9 @@ from ctr.optim.protocol import Cost, RowGradient, Spectrum
 from ctr.optim.rows.adagrad import RowAdaGrad, graft_rows, row_direction
 from ctr.optim.rows.rule import RowSetup, State
 from ctr.optim.shampoo.blocks import gram
+from ctr.optim.shampoo.division import Blocks
 from ctr.optim.shampoo.exchange import RootExchange
-from ctr.optim.shampoo.layout import Blocks, lay_out
+from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.schedule import collection_due, collection_weight, shampoo_share, when
 from ctr.optim.shampoo.statistics import Statistics

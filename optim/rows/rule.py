@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.protocol import Cost, RowGradient, WithoutHost
+from ctr.optim.protocol import Cost, OptionalMembers, RowGradient
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.row_variables import grow_rows, rows_like, set_rows
@@ -32,7 +32,7 @@ class RowSetup(NamedTuple):
     owners: Sequence[Workers] | None = None
 
 
-class RowRule(WithoutHost):
+class RowRule(OptionalMembers):
     """Trains the rows of tables that a batch touches; a rule adds ``first_state`` and ``step``.
 
     From ``build`` on there are ``tables`` by name, ``kept``, the state of their rows in the order of ``row_state``,

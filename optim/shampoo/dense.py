@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, RMSprop
-from ctr.optim.protocol import Cost, Spectrum
-from ctr.optim.shampoo.division import divide
+from ctr.optim.protocol import Cost, DenseOptimizer, Spectrum
 from ctr.optim.shampoo.layout import ShampooLayout, lay_out
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
@@ -21,10 +20,9 @@ _ROOT = 14
 """Operations of a root of a [d, d] matrix over d^3: 9 for eigenvectors, 1 for the root, 4 for its certificate."""
 
 
-class DenseShampoo:
+class DenseShampoo(DenseOptimizer):
     """Shampoo over dense weights, divided among workers; weight decay applies to matrices, not to biases."""
 
-    name = "shampoo"
     core: ShampooCore
 
     def __init__(self, options: ShampooOptions, workers: Workers = ALONE) -> None:
@@ -34,9 +32,8 @@ class DenseShampoo:
         self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        blocks = divide(self.options, self._workers)
         given = self.options, list(weights.values())
-        self.core = ShampooCore(*given, create=_create, divide=blocks, starts_late=True)
+        self.core = ShampooCore(*given, create=_create, group=self._workers, starts_late=True)
         self._names = list(weights)
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ctr.optim.gradients import Present, keep, of_owners
 from ctr.optim.shampoo import eigenbasis
 from ctr.optim.shampoo.blocks import precondition
-from ctr.optim.shampoo.layout import Blocks
+from ctr.optim.shampoo.division import Blocks
 from ctr.optim.shampoo.momentum import moving_gradient
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics

@@ -22,9 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.shampoo.assignment import blocks_of, owners_of
-from ctr.optim.shampoo.blocks import Region, Shape, unstack_blocks
-from ctr.optim.shampoo.layout import Blocks, ShampooLayout
+from ctr.optim.shampoo.blocks import Region, Shape, stack_blocks, unstack_blocks
+from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
+from ctr.workers.collectives import ALONE
 from ctr.workers.parts import Part
 
 
@@ -59,13 +60,18 @@ class _Piece:
         return tuple(slice(begin, begin + size) for begin, size in zip(self.begin, self.block, strict=True))
 
 
-class Division(Blocks):
-    """Blocks of one worker: ``own`` is the layout with its own blocks only of the ``whole`` one."""
+class Blocks:
+    """The blocks of one worker: ``own`` is the layout with its own blocks only of the ``whole`` one.
 
-    def __init__(self, whole: ShampooLayout, owners: Sequence[int], workers: Group) -> None:
+    Alone a worker has all of them, whose state has the shapes of tensors; else the state of its elements is flat.
+    """
+
+    def __init__(self, whole: ShampooLayout, workers: Group = ALONE, owners: Sequence[int] = ()) -> None:
         """Divides a layout by the rank of the owner of each block, in the order of the stacks."""
-        super().__init__(whole)
-        self.workers = workers
+        self.whole = self.own = whole
+        self.workers, self._is_alone = workers, workers.size == 1
+        if self._is_alone:
+            return
         pieces = _pieces(whole)
         self._pieces = [
             [piece for piece, owner in zip(pieces, owners, strict=True) if owner == rank]
@@ -89,12 +95,18 @@ class Division(Blocks):
         return (sum(piece.elements for piece in self._of(self.workers.rank, tensor)),)
 
     def take(self, tensors: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Returns own elements of tensors, by index, each in the shape of ``shape``."""
         return {
             index: self._take(index, tensor) if self._is_divided(index) else tensor
             for index, tensor in tensors.items()
         }
 
     def stack(self, own: Mapping[int, tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+        """Stacks own blocks, [n, *block] each, from what ``take`` returned; tensors not in it are zero."""
+        if self._is_alone:
+            layouts = self.whole.tensors
+            filled = [own[i] if i in own else tf.zeros(self.shape(i), dtype) for i in range(len(layouts))]
+            return [stack_blocks(stack, layouts, filled) for stack in self.whole.stacks]
         blocks: list[list[tf.Tensor]] = [[] for _ in self.own.stacks]
         for index in self._divided():
             if pieces := self._of(self.workers.rank, index):
@@ -108,6 +120,9 @@ class Division(Blocks):
         ]
 
     def unstack(self, blocks: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Returns own elements of the tensors that have blocks, by index; the opposite of ``stack``."""
+        if self._is_alone:
+            return unstack_blocks(self.whole.stacks, self.whole.tensors, blocks)
         parts: dict[int, list[tf.Tensor]] = {index: [] for index in self._divided()}
         # In each stack they are in the order of tensors, and in each tensor in the order of stacks.
         for stack, stacked in enumerate(blocks):
@@ -118,6 +133,7 @@ class Division(Blocks):
         return {index: _join(found, dtype, self.shape(index)) for index, found in parts.items()}
 
     def gather(self, own: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Returns whole tensors of the own elements of all owners, by index."""
         divided = [index for index in own if self._is_divided(index)]
         if not divided:
             return dict(own)
@@ -146,33 +162,48 @@ class Division(Blocks):
         return {index: whole[index] if index in divided else tensor for index, tensor in own.items()}
 
     def sum(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums scalars over all owners."""
         return self._reduced(tf.reduce_sum, numbers)
 
     def max(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Takes the largest of scalars over all owners."""
         return self._reduced(tf.reduce_max, numbers)
 
     def _reduced(self, reduce: Callable[..., tf.Tensor], numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        if self._is_alone:
+            return list(numbers)
         return tf.unstack(reduce(self.workers.all_gather(tf.stack(list(numbers))[tf.newaxis]), axis=0))
 
     # Matrices.
 
     def take_status(self, status: tf.Tensor) -> tf.Tensor:
-        return tf.gather(status, self._numbers, axis=1)
+        """Returns the columns of the own matrices among those of all, [S, M]."""
+        return status if self._is_alone else tf.gather(status, self._numbers, axis=1)
 
     def gather_status(self, own: tf.Tensor) -> tf.Tensor:
+        """Returns the columns of all matrices, of those of all owners."""
+        if self._is_alone:
+            return own
         message = tf.pad(tf.transpose(own), [[0, self._most_matrices - self.own.matrices], [0, 0]])
         return tf.transpose(tf.gather(self.workers.all_gather(message), self._sent_at))
 
     def add_counts(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+        """Adds to counts from before what all owners have counted since."""
+        if self._is_alone:
+            return after
         return before + tf.reduce_sum(self.workers.all_gather((after - before)[tf.newaxis]), axis=0)
 
     def between_steps(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Returns an action that exchanges something in a form that can be called between two steps."""
+        if self._is_alone:
+            return action
         # What members exchange, they exchange in graphs.
         return cast(Callable[[], None], tf.function(action, autograph=False))
 
     def part(self, name: str, rank: int | None = None) -> Part | None:
+        """Returns an owner's part of a variable of the state, this one's by default; None: each has all of it."""
         found = re.match(r"(stack|tensor)(\d+)/", name)
-        if found is None:
+        if self._is_alone or found is None:
             return None
         rank, number = self.workers.rank if rank is None else rank, int(found[2])
         if found[1] == "stack":
@@ -186,7 +217,7 @@ class Division(Blocks):
         return Part(np.concatenate([np.zeros(0, np.int64), *rows]), elements.size, tensor.shape)
 
     def _is_divided(self, tensor: int) -> bool:
-        return self.whole.tensors[tensor].is_preconditioned
+        return not self._is_alone and self.whole.tensors[tensor].is_preconditioned
 
     def _divided(self) -> list[int]:
         return [index for index in range(len(self.whole.tensors)) if self._is_divided(index)]
@@ -257,14 +288,9 @@ def _join(parts: Sequence[tf.Tensor], dtype: tf.DType, shape: Sequence[int]) -> 
     return tf.reshape(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0), list(shape))
 
 
-def assign(options: ShampooOptions, layout: ShampooLayout, workers: int) -> tuple[int, ...]:
-    """Returns the rank of the owner of each block, in the order of the stacks, by ``assignment.owners_of``."""
-    blocks = blocks_of(layout)[: sum(stack.blocks for stack in layout.stacks)]
-    return owners_of(blocks, options, workers)
-
-
-def divide(options: ShampooOptions, workers: Group) -> Callable[[ShampooLayout], Blocks]:
-    """Returns a function for a worker's blocks of a layout, with balanced costs."""
+def divide(options: ShampooOptions, layout: ShampooLayout, workers: Group) -> Blocks:
+    """Returns a worker's blocks of a layout, with balanced costs (``assignment.owners_of``)."""
     if workers.size == 1:
-        return Blocks
-    return lambda layout: Division(layout, assign(options, layout, workers.size), workers)
+        return Blocks(layout)
+    blocks = blocks_of(layout)[: sum(stack.blocks for stack in layout.stacks)]
+    return Blocks(layout, workers, owners_of(blocks, options, workers.size))

@@ -16,8 +16,9 @@ import tensorflow as tf
 from ctr.optim.gradients import Present, keep, of_owners
 from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.coupled import inverse_roots
+from ctr.optim.shampoo.division import Blocks
 from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline, Round
-from ctr.optim.shampoo.layout import Blocks, ShampooLayout
+from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.roots import TOLERANCE
 from ctr.optim.shampoo.schedule import exchange_due, is_early, when

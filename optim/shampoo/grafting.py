@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.first_order import directions as first_order
+from ctr.optim.shampoo.division import Blocks
 from ctr.optim.shampoo.host import COUNTERS
-from ctr.optim.shampoo.layout import Blocks
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.schedule import shampoo_share
 from ctr.optim.variables import Variables
@@ -50,6 +50,16 @@ class Grafting:
         for index in gradients.keys() & self.accumulators.keys():
             grafting, accumulator = self.options.grafting, self.accumulators[index]
             accumulator.assign(first_order.update_accumulator(grafting, accumulator, gradients[index]))
+
+    def needed_at_once(self, moving: Tensors) -> Tensors:
+        """Returns the gradients whose first-order directions each step needs.
+
+        Directions that keep their own norm need them only until there are roots.
+        """
+        if self.options.grafting.norm != "none":
+            return moving
+        tensors = self.blocks.whole.tensors
+        return {index: gradient for index, gradient in moving.items() if not tensors[index].is_preconditioned}
 
     def directions(self, moving: Tensors, step: tf.Tensor) -> dict[int, tf.Tensor]:
         """Computes first-order directions from gradients or their averages."""
@@ -98,11 +108,16 @@ class Grafting:
         return [_scaled(block, graft) for block, graft in zip(blocks, own, strict=True)]
 
     def graft(
-        self, shampoos: Tensors, grafts: Tensors, share: tf.Tensor, missing: Callable[[], Tensors]
+        self,
+        shampoos: Tensors,
+        grafts: Tensors,
+        share: tf.Tensor,
+        averages: Callable[[], Tensors],
+        step: tf.Tensor,
     ) -> dict[int, tf.Tensor]:
         """Returns Shampoo's directions with the norms of grafts, by tensor; the graft where there is no Shampoo.
 
-        ``missing`` computes the grafts that are not given, which only a step that takes them does.
+        Grafts that are not given come from ``averages`` of gradients, only in a step that takes them.
         """
         takes_norm = self.options.grafting.norm == "tensor"
         scaled_to = list(shampoos) if takes_norm else []
@@ -122,7 +137,9 @@ class Grafting:
             return [tf.math.multiply_no_nan(shampoo, factors[index]) for index, shampoo in shampoos.items()]
 
         def blend() -> list[tf.Tensor]:
-            all_grafts = {**missing(), **grafts}
+            own = averages()
+            late = {index: own[index] for index in shampoos if index not in grafts}
+            all_grafts = {**self.directions(late, step), **grafts}
             return [
                 direction + (1.0 - shares[index]) * all_grafts[index]
                 for index, direction in zip(shampoos, scaled(), strict=True)

@@ -1,23 +1,13 @@
-"""Layout of blocks and of their statistics matrices, and the blocks that are here."""
+"""Layout of blocks and of their statistics matrices."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import tensorflow as tf
 
-from ctr.optim.shampoo.blocks import (
-    Shape,
-    Stack,
-    TensorLayout,
-    lay_out_tensor,
-    make_stacks,
-    stack_blocks,
-    unstack_blocks,
-)
+from ctr.optim.shampoo.blocks import Stack, TensorLayout, lay_out_tensor, make_stacks
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.workers.parts import Part
 
 
 @dataclass(frozen=True)
@@ -126,64 +116,3 @@ def lay_out(
     return ShampooLayout(
         tuple(tensors), tuple(tables), stacks, tuple(stack_factors), table_factors, tuple(factors)
     )
-
-
-class Blocks:
-    """The blocks of some tensors, all of them here: what stages of a step need of their division.
-
-    Elsewhere others may own some of the blocks: then ``own`` is the layout of those that are here, and the methods
-    give whole tensors, norms and status of all (division.py).
-    """
-
-    def __init__(self, whole: ShampooLayout) -> None:
-        self.whole = self.own = whole
-
-    def shape(self, tensor: int) -> Shape:
-        """Returns the shape of a tensor's element-wise state here."""
-        return self.whole.tensors[tensor].shape
-
-    def take(self, tensors: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Returns own elements of tensors, by index, each in the shape of ``shape``."""
-        return dict(tensors)
-
-    def stack(self, own: Mapping[int, tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
-        """Stacks own blocks, [n, *block] each, from what ``take`` returned; tensors not in it are zero."""
-        layouts = self.whole.tensors
-        filled = [own[i] if i in own else tf.zeros(self.shape(i), dtype) for i in range(len(layouts))]
-        return [stack_blocks(stack, layouts, filled) for stack in self.whole.stacks]
-
-    def unstack(self, blocks: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Returns own elements of the tensors that have blocks, by index; the opposite of ``stack``."""
-        return unstack_blocks(self.whole.stacks, self.whole.tensors, blocks)
-
-    def gather(self, own: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Returns whole tensors of the own elements of all owners, by index."""
-        return dict(own)
-
-    def sum(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums scalars over all owners."""
-        return list(numbers)
-
-    def max(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Takes the largest of scalars over all owners."""
-        return list(numbers)
-
-    def take_status(self, status: tf.Tensor) -> tf.Tensor:
-        """Returns the columns of the own matrices among those of all, [S, M]."""
-        return status
-
-    def gather_status(self, own: tf.Tensor) -> tf.Tensor:
-        """Returns the columns of all matrices, of those of all owners."""
-        return own
-
-    def add_counts(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-        """Adds to counts from before what all owners have counted since."""
-        return after
-
-    def between_steps(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Returns an action that exchanges something in a form that can be called between two steps."""
-        return action
-
-    def part(self, name: str, rank: int | None = None) -> Part | None:
-        """Returns an owner's part of a variable of the state, this one's by default; None: each has all of it."""
-        return None

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import tensorflow as tf
 
 from ctr.optim.gradients import Present, keep
-from ctr.optim.shampoo.layout import Blocks
+from ctr.optim.shampoo.division import Blocks
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.variables import Variables
 

@@ -16,7 +16,7 @@ statistics of a step serves that step. A layer takes the first-order direction u
 root from real statistics.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -34,15 +34,17 @@ from ctr.optim.protocol import Spectrum
 from ctr.optim.rows.adagrad import graft_rows, row_direction
 from ctr.optim.shampoo.describe import describe
 from ctr.optim.shampoo.directions import Eigenbases, InverseRoots
+from ctr.optim.shampoo.division import Group, divide
 from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.grafting import Grafting
 from ctr.optim.shampoo.host import COUNTERS, HostPipeline
-from ctr.optim.shampoo.layout import Blocks, ShampooLayout, lay_out
+from ctr.optim.shampoo.layout import ShampooLayout, lay_out
 from ctr.optim.shampoo.momentum import AveragedGradients, Momentum
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics
 from ctr.optim.update_limit import limit_update
 from ctr.optim.variables import Create, Variables, create_variable
+from ctr.workers.collectives import ALONE
 
 Tensors = dict[int, tf.Tensor]
 
@@ -93,7 +95,7 @@ class Tables:
 class ShampooCore(GradientSteps):
     """Shampoo over variables of any floating dtype; works in float32, or in float64 if one of them has it.
 
-    ``divide`` makes the blocks that are here of a layout: by default all of them. Where it ``starts_late``, there are
+    The members of a ``group`` divide the blocks among them. Where it ``starts_late``, there are
     steps of the first-order optimizer before the first one (``graft``), which only that counts.
     """
 
@@ -104,12 +106,12 @@ class ShampooCore(GradientSteps):
         tables: Sequence[int] = (),
         create: Create = create_variable,
         host: HostPipeline | None = None,
-        divide: Callable[[ShampooLayout], Blocks] = Blocks,
+        group: Group = ALONE,
         starts_late: bool = False,
     ) -> None:
         self.options, self.weights, self.tables = options, list(weights), tuple(tables)
         self.layout = lay_out(options, [weight.shape for weight in weights], tables)
-        self.blocks = blocks = divide(self.layout)
+        self.blocks = blocks = divide(options, self.layout, group)
         dtypes = [weight.dtype for weight in weights]
         self.variables = variables = Variables(create, tf.float64 if tf.float64 in dtypes else tf.float32)
         self.dtype = variables.dtype
@@ -129,10 +131,14 @@ class ShampooCore(GradientSteps):
         kept = [index for index in dense if index not in averaged]
         self.average = AveragedGradients(options.beta1, blocks, kept, variables)
         self.grafting = Grafting(options, blocks, dense, self.weights, self.exchanged.counters, variables)
-        self.momentum = Momentum(options, "momentum", blocks, dense, variables)
+        is_before = options.grafting.momentum == "before"
+        self.momentum = Momentum(
+            options, "momentum", blocks, preconditioned if is_before else dense, variables
+        )
         self.rows = Tables(options, self.layout, self.weights, variables)
-        own = preconditioned if options.grafting.momentum == "before" else []
-        self.graft_momentum = Momentum(options, "graft_momentum", blocks, own, variables)
+        self.graft_momentum = Momentum(
+            options, "graft_momentum", blocks, dense if is_before else [], variables
+        )
         self._between_steps = blocks.between_steps(lambda: self._exchange(None, on_device=False))
 
     def graft(
@@ -191,39 +197,22 @@ class ShampooCore(GradientSteps):
         decayed: Sequence[bool] | None,
     ) -> Tensors:
         """Turns gradients, or their averages, into what the weights move along."""
-        grafting, order = self.grafting, self.options.grafting.momentum
-        is_used = share is not None and bool(self.layout.stacks)
-        tensors, at_once = self.layout.tensors, moving
+        grafting, is_before = self.grafting, self.options.grafting.momentum == "before"
         count = step if self.grafted is None else step + self.grafted
-        if is_used and self.options.grafting.norm == "none" and order == "after":
-            # The others are seldom needed.
-            at_once = {i: gradient for i, gradient in moving.items() if not tensors[i].is_preconditioned}
+        at_once = moving if share is None else grafting.needed_at_once(moving)
         found = grafts = grafting.directions(at_once, count)
-        if share is not None and is_used:
+        if is_before:
+            found = grafts = self.graft_momentum.update(grafts)
+        if share is not None and self.layout.stacks:
             with tf.name_scope("precondition"):
                 blocks, averages = self.preconditioner.update(stacked, moving, step, present)
             unstacked = self.blocks.unstack(grafting.scale_blocks(blocks, grafts))
             shampoos = {index: one for index, one in unstacked.items() if index in moving}
-
-            def missing() -> Tensors:
-                own = averages()
-                needed = {index: own[index] for index in shampoos if index not in grafts}
-                return grafting.directions(needed, count)
-
-            if order == "before":
+            if is_before:
                 shampoos = self.momentum.update(shampoos, active=share > 0)
-                grafts = self._moved_grafts(grafts)
-            found = grafting.graft(shampoos, grafts, share, missing)
-        elif order == "before":
-            found = self._moved_grafts(grafts)
+            found = grafting.graft(shampoos, grafts, share, averages, count)
         found = self._with_decay(found, decayed)
-        return found if order == "before" else self.momentum.update(found)
-
-    def _moved_grafts(self, grafts: Tensors) -> Tensors:
-        """First-order steps along momenta of their own; the other tensors have that of all directions."""
-        own = {index: one for index, one in grafts.items() if index in self.graft_momentum.averages}
-        others = {index: one for index, one in grafts.items() if index not in own}
-        return {**self.momentum.update(others), **self.graft_momentum.update(own)}
+        return found if is_before else self.momentum.update(found)
 
     def _with_decay(self, found: Tensors, decayed: Sequence[bool] | None) -> Tensors:
         """Adds ``weight_decay`` times own elements of the weights that are ``decayed``."""

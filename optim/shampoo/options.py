@@ -4,26 +4,31 @@ ShampooOptions(block_size=512, grafting=Adam(beta2=0.99), roots=Roots(asynchrono
 ShampooOptions(method="eigenvalue_corrected", beta2=0.95)
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal, Self
 
-from ctr.optim.checked import (
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from ctr.optim.first_order.options import AdaGrad, Adam, AnyGraft
+from ctr.optim.option_types import (
+    NUMPY,
+    STRICT,
     Decay,
     Frequency,
     NotNegative,
-    Options,
-    Real,
     Share,
     Size,
     Steps,
-    Whole,
-    refuse_unknown,
+    Switch,
+    make_options,
+    merged,
 )
-from ctr.optim.first_order.options import AdaGrad, Adam, AnyGraft
 
 
-@dataclass(frozen=True, kw_only=True)
-class Blocking(Options):
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Blocking:
     """How tensors are cut into blocks.
 
     Attributes:
@@ -33,30 +38,34 @@ class Blocking(Options):
             exponents (PSO lemma 1). If no dimension is left, the tensor takes the first-order step.
         vectors: vectors get a full matrix, too, with the exponent 1/2 (PT 3.1.4); else they take the first-order step.
         merge: neighboring dimensions are merged, from the left, while their product is at most this (PT 4.2.1); None:
-            never. Dimensions of 1 do not count, so that a [256, 1] kernel is a vector.
+            never. Dimensions of 1 do not count, so that a [256, 1] kernel is a vector. The kernel of a convolution, [3,
+            3, 16, 32], has four preconditioners, or with 144 two, as the matrix [144, 32], with stronger exponents.
     """
 
     split: Literal["balanced", "full"] = "balanced"
     max_dimension: Size = 8192
-    vectors: bool = False
-    merge: Annotated[int, Whole(1, 2**31)] | None = None
+    vectors: Switch = False
+    merge: Annotated[int, Field(strict=True, ge=1, le=2**31), NUMPY] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Statistics(Options):
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Statistics:
     """When statistics are collected, and what they begin with.
 
     Attributes:
         frequency: ``tau2``: they are collected every this many steps.
         initial: each matrix begins as this multiple of the identity (PSO 2).
+        bias_correction: decayed statistics are divided by 1 - beta2^n after n collections (PT 3.1.1); PSO alg. II does
+            not.
     """
 
     frequency: Frequency = 10
     initial: NotNegative = 0.0
+    bias_correction: Switch = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Roots(Options):
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Roots:
     """How and when roots of statistics are computed and brought into use.
 
     Attributes:
@@ -81,21 +90,20 @@ class Roots(Options):
 
     solver: Literal["eigh", "coupled"] = "eigh"
     damping: Literal["relative", "absolute"] = "relative"
-    asynchronous: bool = True
+    asynchronous: Switch = True
     drift_bound: Share = 0.02
     early_growth: Share = 0.25
     first: Steps | None = None
-    phase: Annotated[int, Whole(0, 99_999)] | None = None
-    identity: bool = False
+    phase: Annotated[int, Field(strict=True, ge=0, lt=100_000), NUMPY] | None = None
+    identity: Switch = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.phase is not None and self.early_growth:
             raise ValueError("phase requires early_growth 0")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits(Options):
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Limits:
     """Limits on the size of steps of dense weights (update_limit.py).
 
     Attributes:
@@ -108,21 +116,20 @@ class Limits(Options):
     absolute: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.relative and not self.absolute:
             raise ValueError(
                 "relative requires an absolute limit above 0: without, a tensor whose weights are 0 would never move"
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShampooOptions(Options):
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ShampooOptions:
     """Everything but the learning rate. Symbols are those of PSO (Anil et al.) and PT (Shi et al.).
 
     Attributes:
         beta1: decay of a moving average of the gradient, which is corrected for its start and preconditioned in place
             of the gradient itself (PT 3.1.1); 0: no average.
-        beta2: decay of the statistics per collection, corrected for their start (PT 3.1.1); 1: they are summed.
+        beta2: decay of the statistics per collection; 1: they are summed.
         epsilon: damping of roots, relative to the largest eigenvalue of each statistics matrix.
         exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions. With
             eigenvalue correction that of the second moments; None: 2.
@@ -145,25 +152,24 @@ class ShampooOptions(Options):
     """
 
     beta1: Decay = 0.0
-    beta2: Annotated[float, Real(0.0, 1.0, low_open=True)] = 1.0
-    epsilon: Annotated[float, Real(0.0, 1.0)] = 1e-6
-    exponent_override: Annotated[int, Whole(1, 64)] | None = None
+    beta2: Annotated[float, Field(strict=True, gt=0, le=1), NUMPY] = 1.0
+    epsilon: Share = 1e-6
+    exponent_override: Annotated[int, Field(strict=True, ge=1, le=64), NUMPY] | None = None
     start_preconditioning_step: Steps | None = 1
     precondition_frequency: Frequency = 50
     statistics: Statistics = Statistics()
     roots: Roots = Roots()
     block_size: Size = 256
     method: Literal["shampoo", "diagonal", "eigenvalue_corrected"] = "shampoo"
-    grafting: AnyGraft = AdaGrad()  # noqa: RUF009
+    grafting: AnyGraft = AdaGrad()
     momentum: Decay = 0.0
-    nesterov: bool = False
+    nesterov: Switch = False
     weight_decay: NotNegative = 0.0
     rows: Literal["adagrad", "adagrad_row", "one_sided"] = "adagrad"
     blocking: Blocking = Blocking()
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         roots, start = self.roots, self.start_preconditioning_step
         if roots.phase is not None and roots.phase >= self.precondition_frequency:
             raise ValueError("roots.phase must be below precondition_frequency")
@@ -176,6 +182,8 @@ class ShampooOptions(Options):
         for name, given in refused.items():
             if given and not self.momentum:
                 raise ValueError(f"{name} requires a momentum above 0")
+        if self.grafting.momentum == "before" and self.grafting.norm != "tensor":
+            raise ValueError("grafting.momentum before requires grafting.norm tensor")
         if self.corrects and roots.solver == "coupled":
             raise ValueError(
                 "roots.solver coupled computes no eigenbases; allowed with eigenvalue_corrected: eigh"
@@ -198,6 +206,10 @@ class ShampooOptions(Options):
         assert first is not None
         return first
 
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """Returns these options with what a mapping says, in groups too. Raises ValueError and TypeError."""
+        return make_options(type(self), "Shampoo", merged(asdict(self), changes))
+
     def graft_alone(self) -> Self:
         """Returns options of the first-order optimizer: nothing is preconditioned, and there is no momentum."""
         grafting: Any = replace(self.grafting, momentum="after")
@@ -216,8 +228,7 @@ class ShampooOptions(Options):
     @property
     def averages_in_bases(self) -> bool:
         """True where averages of gradients are kept in the eigenbases: nothing needs them in their own coordinates."""
-        needs_grafts = self.grafting.norm != "none" or self.grafting.momentum == "before"
-        return self.corrects and self.beta1 > 0 and not needs_grafts
+        return self.corrects and self.beta1 > 0 and self.grafting.norm == "none"
 
     @property
     def passes(self) -> int:
@@ -225,9 +236,6 @@ class ShampooOptions(Options):
         if not self.corrects:
             return 1
         return 3 if self.beta1 and not self.averages_in_bases else 2
-
-
-SOAP_LEARNING_RATE = 3e-3
 
 
 def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **changed: Any) -> ShampooOptions:
@@ -243,7 +251,6 @@ def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **chan
         epsilon: added to the root of the second moments.
         **changed: other options; TypeError where there is no such option.
     """
-    refuse_unknown("Soap", changed, ShampooOptions.names())
     return ShampooOptions(
         method="eigenvalue_corrected",
         grafting=Adam(beta2=beta2, epsilon=epsilon, norm="none"),

@@ -133,7 +133,7 @@ class Statistics:
 
     def divisor(self, collections: tf.Tensor, dtype: tf.DType = tf.float64) -> tf.Tensor:
         """Computes what decayed statistics are to be divided by, 1 - beta2^n (PT 3.1.1), scalar; 1 where nothing is."""
-        if self.options.beta2 == 1.0:
+        if self.options.beta2 == 1.0 or not self.options.statistics.bias_correction:
             return tf.ones([], dtype)
         return 1.0 - powers(self.options.beta2, collections, None, dtype)
 

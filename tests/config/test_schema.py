@@ -18,8 +18,8 @@ from pydantic_core import to_jsonable_python
 from ctr.cli import main
 from ctr.cli_parser import CONFIGS, config_model
 from ctr.config import AnyPath, StrictModel, dump_yaml, parse_model
-from ctr.config.reference import as_yaml, describe, key_rows, select
-from ctr.config.schema import json_schema
+from ctr.config.reference import as_yaml, key_rows, select
+from ctr.config.schema import json_schema, key_tree
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
 from ctr.optim.contrib.presets import PRESETS
@@ -53,7 +53,7 @@ def test_what_is_printed_and_what_a_run_writes_is_valid(kind, capsys):
     assert (schema.pop("$id"), schema.pop("title")) == (f"urn:clicktrain:config:{kind}", f"clicktrain {kind}")
     assert schema == schema_of(kind).schema
     model = config_model(kind)
-    content = yaml.safe_load(as_yaml(describe(model)))
+    content = yaml.safe_load(as_yaml(key_tree(model)))
     for part in (content, yaml.safe_load(dump_yaml(parse_model(model, content, kind)))):
         assert refused_by_schema(kind, part) == []
 
@@ -165,7 +165,7 @@ def test_the_schema_takes_every_value_that_is_taken(kind, share):
         "jit",
         "start",
     }
-    group, agreed, compared = describe(config_model(kind)), 0, 0
+    group, agreed, compared = key_tree(config_model(kind)), 0, 0
     for number, row in enumerate(key_rows(group)):
         file = yaml.safe_load(as_yaml(select(group, row["key"], kind)))
         for value in VALUES[number % share :: share]:

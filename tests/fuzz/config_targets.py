@@ -12,7 +12,8 @@ import event_files
 import raw_logs
 from ctr.cli_parser import CONFIGS, config_model
 from ctr.config import apply_settings, dump_yaml, load_model, parse_model
-from ctr.config.reference import as_yaml, describe
+from ctr.config.reference import as_yaml
+from ctr.config.schema import key_tree
 from ctr.data.mapping import FORMATS_FOLDER
 from ctr.data.schema import Schema
 from ctr.io.documents import parse_yaml
@@ -44,7 +45,7 @@ def _seeds(kind: str) -> Prepare:
     model = config_model(kind)
 
     def prepare(folder: Path) -> list[bytes]:
-        found = [as_yaml(describe(model)), *map(json.dumps, MORE.get(kind, []))]
+        found = [as_yaml(key_tree(model)), *map(json.dumps, MORE.get(kind, []))]
         for path in sorted([*ROOT.glob("examples/**/*.yaml"), *FORMATS_FOLDER.glob("*.yaml")]):
             with suppress(InputError, yaml.YAMLError, ValueError):
                 load_model(model, path, kind)

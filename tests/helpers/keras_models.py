@@ -1,17 +1,27 @@
-"""A small model in either Keras with the optimizers for it, and the same steps of Shampoo's core by hand."""
+"""A small model in the Keras of this process with the optimizers for it, and the same steps of Shampoo's core by hand.
 
+That is Keras 3, or Keras 2 where ``TF_USE_LEGACY_KERAS`` is 1 (tests/optim/contrib/test_tf_keras.py).
+"""
+
+import os
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
-import pytest
 import tensorflow as tf
-import tf_keras
 
 from ctr.optim import ShampooOptions
-from ctr.optim.keras import keras2, keras3
 from ctr.optim.shampoo.optimizer import ShampooCore
+
+IS_KERAS_3 = os.environ.get("TF_USE_LEGACY_KERAS") != "1"
+if IS_KERAS_3:
+    import keras
+
+    from ctr.optim.keras import keras3 as optim
+else:
+    import tf_keras as keras
+
+    from ctr.optim.contrib import tf_keras as optim
 
 
 class Api(NamedTuple):
@@ -19,17 +29,13 @@ class Api(NamedTuple):
 
     keras: ModuleType
     optim: ModuleType
+    is_keras3: bool
 
     def __str__(self) -> str:
         return "keras3" if self.is_keras3 else "keras2"
 
-    @property
-    def is_keras3(self) -> bool:
-        return self.keras is keras
 
-
-KERAS_2, KERAS_3 = Api(tf_keras, keras2), Api(keras, keras3)
-in_either = pytest.mark.parametrize("api", [KERAS_3, KERAS_2], ids=str)
+API = Api(keras, optim, IS_KERAS_3)
 
 ROWS, WIDTH = 7, 3
 

@@ -1,5 +1,6 @@
 """What tests of several optimizers share."""
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -25,7 +26,8 @@ def update():
 @pytest.fixture
 def float64():
     """Keras would round inputs to float32 on their way into a model."""
-    before = tf.keras.backend.floatx()
-    tf.keras.backend.set_floatx("float64")
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     yield
-    tf.keras.backend.set_floatx(before)
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")

@@ -1,7 +1,13 @@
 """Networks of runs as models of tensorflow-recommenders: the trainer's and the exports' logits; what is refused."""
 
+import os
+
 import numpy as np
 import pytest
+
+if os.environ.get("TF_USE_LEGACY_KERAS") != "1":
+    pytest.skip("requires Keras 2: tests/optim/contrib/test_tf_keras.py", allow_module_level=True)
+
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 

@@ -260,8 +260,7 @@ def test_a_model_that_records_its_products():
 
 def test_the_variance_of_rows_that_are_nearly_the_same():
     """In float32 a difference of squares would leave rounding alone, and less than nothing."""
-    keras.backend.set_floatx("float32")
-    model = keras.Sequential([keras.layers.Dense(2)])
+    model = keras.Sequential([keras.layers.Dense(2, dtype="float32")])
     model.build([None, 3])
     rng = np.random.default_rng(5)
     inputs = (100 + 1e-3 * rng.normal(size=(50, 3))).astype(np.float32)

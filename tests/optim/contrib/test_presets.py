@@ -1,12 +1,12 @@
 """The presets of papers take the steps of these papers' algorithms, written here in NumPy float64."""
 
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 import shampoo_reference as reference
-from ctr.optim.contrib.presets import FF, PRESETS, PSO, PT
+from ctr.optim.contrib.presets import FF, PSO, preset
 from ctr.optim.first_order.options import AdaGrad
 
 SHAPES = [(7, 5), (6,), (4, 3)]
@@ -37,12 +37,14 @@ def cuts(shape, is_balanced):
 class Block:
     """L, R of a block of a matrix, and the roots in use."""
 
-    def __init__(self, rows, columns, initial=0.0):
+    def __init__(self, rows, columns, initial=0.0, beta2=1.0):
         self.sides = [initial * np.eye(rows), initial * np.eye(columns)]
         self.sent = self.roots = None
+        self.beta2, self.weight = beta2, 1 - beta2 if beta2 < 1 else 1.0
 
     def collect(self, g):
-        self.sides = [self.sides[0] + g @ g.T, self.sides[1] + g.T @ g]
+        found = zip(self.sides, (g @ g.T, g.T @ g), strict=True)
+        self.sides = [self.beta2 * side + self.weight * products for side, products in found]
 
     def precondition(self, g):
         return self.roots[0] @ g @ self.roots[1]
@@ -58,15 +60,15 @@ def follow(weights, history, make_layer):
 
 
 class PsoLayer:
-    """PSO algorithm II with beta2 = 1, tau2 = 1 and L_0 = R_0 = 1e-6 I, in blocks (3.1); vectors have no L and R."""
+    """PSO algorithm II with tau2 = 1 and L_0 = R_0 = 1e-6 I, in blocks (3.1); vectors have no L and R."""
 
     beta1 = 0.9
 
-    def __init__(self, weight):
+    def __init__(self, weight, beta2=1.0):
         self.w, self.d, self.m, self.p = weight, *(np.zeros(weight.shape) for _ in range(3))
         self.blocks = []
         for where in cuts(weight.shape, True) if weight.ndim == 2 else ():
-            block = Block(*weight[where].shape, 1e-6)
+            block = Block(*weight[where].shape, 1e-6, beta2)
             block.sent = [power(side, -1 / 4) for side in block.sides]
             self.blocks.append((where, block))
 
@@ -156,24 +158,29 @@ class PtLayer:
         return self.w.copy()
 
 
-def small(preset):
-    """The same with blocks of BLOCK, and exchanges every EVERY steps."""
-    common = {"block_size": BLOCK, "precondition_frequency": EVERY}
-    if preset is PSO:
-        first = replace(PSO.roots, first=EVERY)
-        return replace(PSO, **common, start_preconditioning_step=EVERY + 1, roots=first)
-    if preset is PT:
-        common["blocking"] = replace(PT.blocking, merge=BLOCK)
-    return replace(preset, **common, start_preconditioning_step=EVERY)
+def small(name, **changes):
+    """A preset with blocks of BLOCK, and exchanges every EVERY steps."""
+    if name == "pt":
+        changes["blocking"] = {"merge": BLOCK}
+    if name != "pso":
+        changes["start_preconditioning_step"] = EVERY
+    return preset(name, block_size=BLOCK, precondition_frequency=EVERY, **changes)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_step_is_that_of_the_paper(name):
-    preset, layer = {"ff": (FF, FfLayer), "pso": (PSO, PsoLayer), "pt": (PT, PtLayer)}[name]
-    assert PRESETS[name] is preset
+@pytest.mark.parametrize(
+    ("name", "layer", "changes"),
+    [
+        ("ff", FfLayer, {}),
+        ("pso", PsoLayer, {}),
+        ("pso", partial(PsoLayer, beta2=0.9), {"beta2": 0.9}),
+        ("pt", PtLayer, {}),
+    ],
+    ids=["ff", "pso", "pso, decayed", "pt"],
+)
+def test_every_step_is_that_of_the_paper(name, layer, changes):
     start, history = reference.initial(SHAPES), reference.drifting(SHAPES, STEPS, condition=10.0)
     expected = follow(start, history, layer)
-    core = reference.make_core(small(preset), start)
+    core = reference.make_core(small(name, **changes), start)
     found = reference.train(core, history, RATE)
     assert reference.gap(found, expected, start) < 1e-9
     report = core.report()
@@ -191,6 +198,12 @@ def test_what_the_texts_say_of_shampoo_holds_for_both(preset):
     assert preset.roots.asynchronous and preset.roots.early_growth == preset.roots.drift_bound == 0.0
     # PSO G, table of experiments: beta1 is 0.9 in all but one.
     assert preset.momentum == 0.9 and preset.beta1 == 0.0
+
+
+def test_a_preset_that_is_not_there_is_refused_and_a_given_first_exchange_stays():
+    with pytest.raises(ValueError, match="preset is 'x'; allowed: ff, pso, pt"):
+        preset("x")
+    assert preset("pso", precondition_frequency=400, roots={"first": 3}).roots.first == 3
 
 
 def test_where_the_texts_differ():

@@ -1,9 +1,11 @@
-"""What tests of both Keras share."""
+"""What tests of the optimizers in Keras share."""
 
 from collections.abc import Iterator
 
 import pytest
 from tensorflow.python.framework import config
+
+from keras_models import API, Api
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +16,9 @@ def _deterministic_operations_are_not_asked_for() -> Iterator[None]:
     yield
     if asked:
         config.enable_op_determinism()
+
+
+@pytest.fixture
+def api() -> Api:
+    """The Keras of this process, and the optimizers for it."""
+    return API

@@ -2,7 +2,10 @@
 
 import re
 
+import pytest
+
 from ctr.optim.keras.common import TABLES
+from keras_models import IS_KERAS_3
 
 TABLES_BY_NAME = {
     True: (
@@ -23,11 +26,12 @@ def test_names_of_tables():
             assert bool(re.search(TABLES, name)) == is_table, name
 
 
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 2 alone has them")
 def test_the_tables_of_tpu_embedding_and_of_feature_columns_learn_by_rows():
     import tensorflow as tf
     import tensorflow_recommenders as tfrs
 
-    from ctr.optim.keras.keras2 import Adafactor, Shampoo
+    from ctr.optim.contrib.tf_keras import Adafactor, Shampoo
 
     embedding, columns = tf.tpu.experimental.embedding, tf.feature_column
     tables = {"user": embedding.TableConfig(20, 4, name="users"), "item": embedding.TableConfig(30, 3)}

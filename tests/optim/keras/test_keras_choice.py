@@ -1,6 +1,4 @@
-"""Which Keras `ctr.optim` serves, what it loads for that, and that the code of the pages runs in Keras 2 too."""
-
-import re
+"""Which Keras `ctr.optim` serves, and what it loads for that."""
 
 import pytest
 
@@ -15,11 +13,11 @@ assert not {name.partition(".")[0] for name in sys.modules} & {"tensorflow", "ke
 SERVES = """
 from ctr.optim import Shampoo, ShampooCallback
 import tensorflow as tf
-assert Shampoo.__module__ == ShampooCallback.__module__ == "ctr.optim.keras.{}", Shampoo.__module__
+assert Shampoo.__module__ == ShampooCallback.__module__ == "ctr.optim.{}", Shampoo.__module__
 assert issubclass(Shampoo, tf.keras.optimizers.Optimizer)
 assert issubclass(ShampooCallback, tf.keras.callbacks.Callback)
-import ctr.optim.keras.keras2, ctr.optim.keras.keras3
-assert ctr.optim.keras.keras2.Shampoo is not ctr.optim.keras.keras3.Shampoo
+import ctr.optim.contrib.tf_keras, ctr.optim.keras.keras3
+assert ctr.optim.contrib.tf_keras.Shampoo is not ctr.optim.keras.keras3.Shampoo
 assert ctr.optim.Shampoo is Shampoo
 assert set(ctr.optim.__all__) <= set(dir(ctr.optim)) and not hasattr(ctr.optim, "Adam")
 """
@@ -28,6 +26,16 @@ assert set(ctr.optim.__all__) <= set(dir(ctr.optim)) and not hasattr(ctr.optim, 
 KERAS_2 = """
 import os
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
+"""
+
+
+LATE = """
+import ctr.optim, keras
+try:
+    keras.optimizers.get("shampoo")
+except ValueError:
+    ctr.optim.register()
+assert type(keras.optimizers.get("shampoo")).__module__ == "ctr.optim.keras.keras3"
 """
 
 
@@ -55,41 +63,26 @@ else:
 keras.saving.get_custom_objects()["Shampoo"] = keras.optimizers.SGD
 import ctr.optim
 assert keras.saving.get_custom_objects()["Shampoo"] is keras.optimizers.SGD
-assert not {"ctr.optim.keras.keras2", "ctr.optim.keras.keras3"} & sys.modules.keys()
+assert not {"ctr.optim.contrib.tf_keras", "ctr.optim.keras.keras3"} & sys.modules.keys()
 assert load_both(keras) == "ctr.optim.keras.keras3"
-assert "ctr.optim.keras.keras2" not in sys.modules
-assert load_both(tf_keras) == "ctr.optim.keras.keras2"
+assert "ctr.optim.contrib.tf_keras" not in sys.modules
+assert load_both(tf_keras) == "ctr.optim.contrib.tf_keras"
 """
-
-
-PAGES = (
-    "start/optimizer.md",
-    "howto/shampoo.md",
-    "howto/shampoo-migration.md",
-    "reference/shampoo-options.md",
-)
-"""Those about the optimizer; tests/test_documentation.py runs their code in Keras 3."""
 
 
 @pytest.mark.slow
 def test_keras_3_is_served_by_default(fresh_python, root):
-    fresh_python("-c", ALONE + SERVES.format("keras3"), cwd=root, path=root)
+    fresh_python("-c", ALONE + SERVES.format("keras.keras3"), cwd=root, path=root)
+
+
+@pytest.mark.slow
+def test_names_are_entered_in_a_keras_that_came_later_when_that_is_asked_for(fresh_python, root):
+    fresh_python("-c", LATE, cwd=root, path=root)
 
 
 @pytest.mark.slow
 def test_keras_2_is_served_where_the_environment_asks_for_it(fresh_python, root):
-    fresh_python("-c", ALONE + KERAS_2 + SERVES.format("keras2"), cwd=root, path=root)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_the_pages_runs_in_keras_2(page, root, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```", (root / "docs" / page).read_text(), re.M | re.S)
-    # Keras 2 has no MultiOptimizer.
-    code = "\n".join(block for block in blocks if "MultiOptimizer" not in block)
-    assert code
-    exec(compile(code, page, "exec"), {"__name__": "guide"})
+    fresh_python("-c", ALONE + KERAS_2 + SERVES.format("contrib.tf_keras"), cwd=root, path=root)
 
 
 @pytest.mark.slow
@@ -97,7 +90,8 @@ def test_a_process_that_imported_nothing_but_the_package_loads_models(fresh_pyth
     import keras
     import tf_keras
 
-    from ctr.optim.keras import keras2, keras3
+    from ctr.optim.contrib import tf_keras as keras2
+    from ctr.optim.keras import keras3
 
     for package, adapter in ((keras, keras3), (tf_keras, keras2)):
         for optimizer in (adapter.Shampoo(0.125, momentum=0.9), adapter.Soap(0.125)):

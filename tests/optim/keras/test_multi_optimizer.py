@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from ctr.optim.keras.keras3 import Adafactor, Shampoo, ShampooCallback, Soap
-from keras_models import KERAS_3, example, fit, make_model, quick
+from keras_models import API, example, fit, make_model, quick
 
 CASES = {
     # The default optimizer, and one by the path of its variable.
@@ -23,7 +23,7 @@ CASES = {
 
 def with_parts(default, by_path, **options):
     """A model that is compiled with these optimizers together."""
-    model = make_model(KERAS_3)
+    model = make_model(API)
     optimizer = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(default, by_path))
     model.compile(optimizer=optimizer, loss="mse", **options)
     return model
@@ -42,7 +42,7 @@ def shampoo_of(model):
 @pytest.mark.parametrize("case", CASES)
 def test_each_part_takes_its_own_steps(case):
     """Those of the same optimizers, each of them called in a loop with its own variables alone."""
-    model, other = with_parts(*CASES[case]()), make_model(KERAS_3)
+    model, other = with_parts(*CASES[case]()), make_model(API)
     fit(model, 11)
     default, by_path = CASES[case]()
     variables = {variable.path: variable for variable in other.trainable_variables}
@@ -111,7 +111,7 @@ def test_the_callback_refuses_none_and_two():
         model = with_parts(default, {"hidden/kernel": other})
         with pytest.raises(ValueError, match=f"requires one optimizer Shampoo, not {found}$"):
             fit(model, 1, [ShampooCallback()])
-    model = make_model(KERAS_3)
+    model = make_model(API)
     model.compile(optimizer=keras.optimizers.MultiOptimizer(lambda variable: adam), loss="mse")
     with pytest.raises(ValueError, match=r"before optimizer.build\(model.trainable_variables\)"):
         fit(model, 1, [ShampooCallback()])

@@ -1,5 +1,6 @@
 """Shampoo, SOAP and Adafactor in either Keras: steps, options and tables, with gradients that are made up."""
 
+import dataclasses
 import unittest.mock
 
 import numpy as np
@@ -8,13 +9,14 @@ import tensorflow as tf
 
 from ctr.optim import ShampooOptions
 from keras_models import (
-    KERAS_3,
+    API,
+    IS_KERAS_3,
+    ROWS,
     ByHand,
     advance,
     assert_same,
     differ,
     gradients,
-    in_either,
     make_model,
     quick,
     trained,
@@ -30,7 +32,6 @@ CASES = {
 
 
 @pytest.mark.slow
-@in_either
 @pytest.mark.parametrize("case", CASES)
 def test_steps_are_those_of_the_core_to_the_bit(api, case):
     optimizer, by_hand = api.optim.Shampoo(0.02, **CASES[case]), ByHand(api, **CASES[case])
@@ -47,7 +48,6 @@ CLIPS = {
 }
 
 
-@in_either
 @pytest.mark.parametrize("option", CLIPS)
 def test_clipping_comes_before_the_step(api, option):
     descent = {"start_preconditioning_step": None, "grafting": {"kind": "sgd"}, "tables": None}
@@ -63,7 +63,6 @@ def test_clipping_comes_before_the_step(api, option):
 
 
 @pytest.mark.slow
-@in_either
 def test_variables_without_a_gradient_stay_as_they_are(api):
     optimizer, model, by_hand = api.optim.Shampoo(0.02, **quick()), make_model(api), ByHand(api, **quick())
     variables, before = model.trainable_variables, values(model)
@@ -80,7 +79,6 @@ def test_variables_without_a_gradient_stay_as_they_are(api):
 
 
 @pytest.mark.slow
-@in_either
 def test_learning_rates_may_be_schedules_and_may_be_set(api):
     schedule = api.keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.05, 0.01])
     optimizer, by_hand = api.optim.Shampoo(schedule, **quick()), ByHand(api, **quick())
@@ -95,7 +93,6 @@ def test_learning_rates_may_be_schedules_and_may_be_set(api):
     assert_same(values(model), before)
 
 
-@in_either
 def test_weights_decay_beside_the_step_unless_excluded(api):
     optimizer = api.optim.Shampoo(0.1, weight_decay=0.5, grafting={"initial_accumulator": 0.0})
     optimizer.exclude_from_weight_decay(var_names=["bias"])
@@ -111,7 +108,6 @@ def test_weights_decay_beside_the_step_unless_excluded(api):
 
 
 @pytest.mark.slow
-@in_either
 @pytest.mark.parametrize("overwrite", [None, 3])
 def test_averaged_weights_are_kept_and_put_in_place(api, overwrite):
     plain, optimizer = make_model(api), api.optim.Shampoo(0.05, **quick())
@@ -137,7 +133,6 @@ def test_averaged_weights_are_kept_and_put_in_place(api, overwrite):
 # Tables and sparse gradients.
 
 
-@in_either
 def test_tables_are_found_by_name(api):
     variables = make_model(api).trainable_variables
     for tables, rows, vectors in (("words", 1, 3), ("nowhere", 0, 3), (None, 0, 3), ("", 3, 2)):
@@ -151,7 +146,6 @@ def test_tables_are_found_by_name(api):
 
 
 @pytest.mark.slow
-@in_either
 @pytest.mark.parametrize("tables", ["embeddings", None])
 def test_sparse_gradients_are_never_dropped(api, tables):
     first_order = {"start_preconditioning_step": None}
@@ -172,7 +166,6 @@ def test_sparse_gradients_are_never_dropped(api, tables):
     assert moved.sum() == 3 or tables is None
 
 
-@in_either
 def test_soap_is_shampoo_with_options(api):
     soap = api.optim.Soap(0.02, beta1=0.5, beta2=0.9, epsilon=1e-4, block_size=3)
     same = api.optim.Shampoo(
@@ -191,7 +184,6 @@ def test_soap_is_shampoo_with_options(api):
 # Options and configurations.
 
 
-@in_either
 def test_configurations_make_the_same_optimizer(api):
     schedule = api.keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)
     options = quick(
@@ -204,7 +196,7 @@ def test_configurations_make_the_same_optimizer(api):
         assert config == first.get_config()
         assert second.options == first.options == ShampooOptions(**options)
         assert (config["tables"], config["clipnorm"], config["name"]) == ("words", 1.0, "mine")
-        assert config.keys() >= set(ShampooOptions.names())
+        assert config.keys() >= {field.name for field in dataclasses.fields(ShampooOptions)}
     given = {"tables": "words", "clipnorm": 1.0, "name": "mine"}
     for other in (api.optim.Soap(0.02, beta2=0.9, **given), api.optim.Adafactor(0.02, beta1=0.5, **given)):
         config = other.get_config()
@@ -213,7 +205,6 @@ def test_configurations_make_the_same_optimizer(api):
         assert config["grafting"]["beta2"] == 0.9 if "grafting" in config else config["beta1"] == 0.5
 
 
-@in_either
 @pytest.mark.parametrize("kind", ["Shampoo", "Adafactor"])
 def test_what_no_step_can_be_taken_with_is_refused(api, kind):
     make = getattr(api.optim, kind)
@@ -235,20 +226,51 @@ def test_what_no_step_can_be_taken_with_is_refused(api, kind):
             make(tables=tables)
 
 
-@in_either
+class Product(tf.Module):
+    """A linear model of an embedding, in TensorFlow alone."""
+
+    def __init__(self):
+        super().__init__("product")
+        with self.name_scope:
+            self.embeddings = tf.Variable(tf.ones([ROWS, 4]), name="embeddings")
+            self.kernel = tf.Variable(tf.eye(4, 3), name="kernel")
+
+    def loss(self, ids):
+        return tf.reduce_sum(tf.square(tf.gather(self.embeddings, ids) @ self.kernel - 0.5))
+
+
+@pytest.mark.parametrize("options", [{}, {"use_ema": True, "global_clipnorm": 1.0}], ids=["plain", "more"])
+def test_plain_variables_of_a_module_learn_in_a_loop_of_ones_own(api, options):
+    module = Product()
+    optimizer = api.optim.Shampoo(0.05, **quick(), **options)
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = module.loss(ids)
+        variables = module.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    losses = [float(step(tf.constant([1, 2, 1]))) for _ in range(12)]
+    assert losses[-1] < 0.7 * losses[0]
+    assert optimizer.core.tables == (0,) and optimizer.core.report()["layers_ready"] == 1
+    assert (module.embeddings.numpy()[[0, 3]] == 1).all()
+
+
 def test_options_and_variables_that_are_refused(api):
     shampoo, callback = api.optim.Shampoo, api.optim.ShampooCallback
     of_the_other = "jit_compile" if api.is_keras3 else "gradient_accumulation_steps"
     for make, given, words in (
-        (shampoo, {"blocksize": 3}, r"no option 'blocksize'.*block_size.*clipnorm"),
+        (shampoo, {"blocksize": 3}, "no option 'blocksize'; did you mean block_size"),
         (shampoo, {of_the_other: 2}, of_the_other),
-        (api.optim.Soap, {"beta_2": 0.9}, "Soap has no option 'beta_2'.*precondition_frequency"),
+        (api.optim.Soap, {"beta_2": 0.9}, "Soap has no option 'beta_2'; did you mean beta2"),
         (api.optim.Adafactor, {"block_size": 4}, "Adafactor has no option 'block_size'; allowed: beta1, "),
     ):
         with pytest.raises(TypeError, match=words):
             make(**given)
     for make, given, words in (
-        (shampoo, {"block_size": 0}, r"block_size is 0; allowed: .*1..65536"),
+        (shampoo, {"block_size": 0}, "block_size is 0; allowed: greater than or equal to 1"),
         (shampoo, {"grafting": {"kind": "lion"}}, "'lion'.*adagrad.*sgd"),
         (shampoo, {"nesterov": True}, "nesterov requires a momentum"),
         (callback, {"every": 0}, "every is 0"),
@@ -264,11 +286,14 @@ def test_options_and_variables_that_are_refused(api):
 
 # What only Keras 3 has.
 
+of_keras_3 = pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3 alone has it")
 
+
+@of_keras_3
 @pytest.mark.slow
 def test_accumulated_gradients_are_one_step():
-    optimizer = KERAS_3.optim.Shampoo(0.02, gradient_accumulation_steps=2, **quick())
-    model, by_hand = trained(KERAS_3, optimizer, 8, sparse=False), ByHand(KERAS_3, **quick())
+    optimizer = API.optim.Shampoo(0.02, gradient_accumulation_steps=2, **quick())
+    model, by_hand = trained(API, optimizer, 8, sparse=False), ByHand(API, **quick())
     for step in range(0, 8, 2):
         pair = [gradients(by_hand.weights, step + i, sparse=False) for i in (0, 1)]
         by_hand.step([(a + b) / 2 for a, b in zip(*pair, strict=True)])
@@ -278,7 +303,8 @@ def test_accumulated_gradients_are_one_step():
     assert optimizer.core.report()["layers_ready"] == 1
 
 
+@of_keras_3
 def test_other_backends_are_refused():
     jax = unittest.mock.patch("keras.backend.backend", return_value="jax")
     with jax, pytest.raises(RuntimeError, match="requires Keras' backend tensorflow, not jax"):
-        KERAS_3.optim.Shampoo()
+        API.optim.Shampoo()

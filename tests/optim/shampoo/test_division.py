@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import shampoo_reference as reference
 from ctr.optim.shampoo.dense import DenseShampoo
-from ctr.optim.shampoo.division import Division, assign
-from ctr.optim.shampoo.layout import Blocks, lay_out
+from ctr.optim.shampoo.division import Blocks, divide
+from ctr.optim.shampoo.layout import lay_out
 from ctr.workers.collectives import ALONE
 from ctr.workers.parts import Part, reshard, shard
 from thread_group import together
@@ -42,7 +42,7 @@ def test_what_workers_take_is_stacked_gathered_and_counted_as_a_whole(case):
     before = tf.constant([5, 0], tf.int64)
 
     def there_and_back(workers):
-        division = Division(layout, owners, workers)
+        division = Blocks(layout, workers, owners)
         own = division.take(tensors)
         stacked = division.stack(own, tf.float64)
         for index, tensor in own.items():
@@ -75,7 +75,7 @@ def test_what_workers_take_is_stacked_gathered_and_counted_as_a_whole(case):
 @given(divided())
 def test_parts_are_those_of_the_state_and_make_the_whole_again(case):
     layout, size, owners = case
-    divisions = together(size, lambda workers: Division(layout, owners, workers))
+    divisions = together(size, lambda workers: Blocks(layout, workers, owners))
 
     def parts(name):
         return [division.part(name) for division in divisions]
@@ -101,8 +101,7 @@ def test_tables_and_their_factors_stay_whole():
     options = reference.options(rows="one_sided")
     layout = lay_out(options, [(7, 5), (8, 2), (9, 3), (6, 3)], tables=[1, 2, 3])
     tensors = {index: tf.ones(tensor.shape) for index, tensor in enumerate(layout.tensors)}
-    owners = assign(options, layout, 2)
-    for rank, division in enumerate(together(2, lambda workers: Division(layout, owners, workers))):
+    for rank, division in enumerate(together(2, lambda workers: divide(options, layout, workers))):
         for index in (1, 2, 3):
             assert division.take(tensors)[index] is tensors[index]
             assert division.own.table_factors[index] == layout.table_factors[index]
@@ -123,8 +122,7 @@ def test_element_state_and_matrices_of_a_wide_model_are_divided_evenly():
     layout = lay_out(options, shapes)
     whole = 16 * sum(f.count * f.size**2 for f in layout.factors) + 8 * sum(map(math.prod, shapes))
     for size in (2, 4, 8):
-        owners = assign(options, layout, size)
-        for division in together(size, lambda workers, owners=owners: Division(layout, owners, workers)):
+        for division in together(size, lambda workers: divide(options, layout, workers)):
             matrices = sum(factor.count * factor.size**2 for factor in division.own.factors)
             elements = sum(math.prod(division.shape(index)) for index in range(len(shapes)))
             assert 16 * matrices + 8 * elements <= whole / size * 1.1
@@ -153,14 +151,19 @@ CASES = {
     ),
     "odd shapes of any order": (
         [(3, 5, 7), (1, 11), (2, 13), (17, 3), (40, 5)],
-        {"block_size": 5, "blocking": {"max_dimension": 20}, "grafting": "rmsprop", "momentum": 0.5}
+        {
+            "block_size": 5,
+            "blocking": {"max_dimension": 20},
+            "momentum": 0.5,
+            "grafting": {"kind": "rmsprop", "norm": "block"},
+        }
         | {"limits": {"absolute": 0.01, "relative": 0.1}, "statistics": {"frequency": 3}}
         | {"roots": {"early_growth": 0.2}},
     ),
     "relatives": (
         [(13, 10), (7,), (5, 9)],
         {"method": "diagonal", "blocking": {"max_dimension": 9, "vectors": True}}
-        | {"grafting": {"kind": "lamb", "momentum": "before", "norm": "block"}}
+        | {"grafting": {"kind": "lamb", "momentum": "before"}}
         | {"momentum": 0.5, "weight_decay": 0.01},
     ),
 }

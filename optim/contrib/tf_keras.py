@@ -18,7 +18,7 @@ _KERAS_OPTIONS = (*common.KERAS_OPTIONS, "jit_compile", "is_legacy_optimizer")
 class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
     def __init__(
         self,
-        learning_rate: Any = 0.02,
+        learning_rate: Any,
         *,
         tables: str | None = common.TABLES,
         name: str | None = None,
@@ -132,4 +132,5 @@ class ShampooCallback(common.CallbackMixin, tf_keras.callbacks.Callback):
     """The callback for Keras 2 (tf_keras)."""
 
 
-common.document(Shampoo, Soap, Adafactor, ShampooCallback)
+ShampooCallback.__doc__ = common.CallbackMixin.__doc__
+common.document(Shampoo, Soap, Adafactor)

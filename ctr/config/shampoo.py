@@ -1,0 +1,60 @@
+"""Options of Shampoo in a configuration: all of its own but ``rows``, from those of a preset on."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import pydantic.dataclasses
+from pydantic import BeforeValidator, PlainSerializer
+from pydantic.json_schema import SkipJsonSchema
+
+from ctr.optim.contrib.presets import FF, PRESETS, preset_values
+from ctr.optim.option_types import STRICT, Decay, Steps, Switch, merged
+from ctr.optim.shampoo.options import Roots, ShampooOptions, Statistics
+
+DEFAULT_SHAMPOO = FF
+"""The options of dense weights where none are given: the paper's."""
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
+class _ShampooKeys(ShampooOptions):
+    """Options of Shampoo in a file.
+
+    Attributes:
+        preset: what the others start from.
+    """
+
+    preset: Literal["ff", "pso", "pt"] | None = None
+    momentum: Decay = DEFAULT_SHAMPOO.momentum
+    nesterov: Switch = DEFAULT_SHAMPOO.nesterov
+    start_preconditioning_step: Steps | None = DEFAULT_SHAMPOO.start_preconditioning_step
+    statistics: Statistics = DEFAULT_SHAMPOO.statistics
+    roots: Roots = DEFAULT_SHAMPOO.roots
+    rows: SkipJsonSchema[Literal["adagrad"]] = "adagrad"
+
+
+def _shampoo_options(content: Any) -> Any:
+    """Completes the options of a file by those of its preset; without momentum there is no Nesterov form of it."""
+    if not isinstance(content, Mapping):
+        return content
+    given = dict(content)
+    preset = given.pop("preset", None)
+    if preset is not None and preset not in (*PRESETS,):
+        raise ValueError(f"preset is {preset!r}; allowed: {', '.join(PRESETS)} or null")
+    if "rows" in given:
+        raise ValueError("unknown key rows: embeddings learn by optimizer.embeddings.rule")
+    if not given.get("momentum", True):
+        given = {"nesterov": False, **given}
+    return merged(asdict(DEFAULT_SHAMPOO), given) if preset is None else preset_values(preset, given)
+
+
+def _written(options: ShampooOptions) -> dict[str, Any]:
+    return {name: value for name, value in asdict(options).items() if name != "rows"}
+
+
+ShampooKey = Annotated[
+    ShampooOptions,
+    BeforeValidator(_shampoo_options, json_schema_input_type=_ShampooKeys),
+    PlainSerializer(_written),
+]
+"""Type of the key."""
