@@ -6,23 +6,17 @@
     RUN/environment.json       versions, devices, threads
     RUN/schema.json            the features of the log
     RUN/metrics.jsonl          one line a window
-    RUN/tensorboard/           the same for TensorBoard (event_file.py)
     RUN/checkpoints/           checkpoint.py
     RUN/exports/               servable models, where the configuration asks for them
-    RUN/predictions/           one Parquet file for each stretch between checkpoints
     RUN/rejects.jsonl          rows that could not be used, with reason and position
-    RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
-    RUN/constraint_states/     the same of each constraint log, NAME.npz
-    RUN/timeline.npz           sums over time by group of queries, and of each feature missing and new ids
-    RUN/default_slices.npz     calibration by the values of three features, of a short log where no slices are named
-    RUN/importance.npz         by how much the loss of some rows grew without each feature (ctr.training.importance)
     RUN/summary.json           the results
     RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (warm_start/)
     RUN/follow.jsonl           how far a run that follows a live log was behind it (ctr.training.follow)
     RUN/workers/               the output of each worker, where ctr train --workers has started them
     RUN/.lock                  held by the process that trains
 
-What grows during a run is cut back, on a resume, to where it was at the checkpoint.
+Observers have files of their own (``ctr.training.observers``). What grows during a run is cut back, on a resume, to
+where it was at the checkpoint.
 """
 
 import json

@@ -13,8 +13,8 @@ from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.eval.report.shown_run import show_runs
 from ctr.eval.run_files import read_default_slices
+from ctr.training.observers.slices import default_slices, heaviest_ids, slice_arrays
 from ctr.training.run.directory import write_archive
-from ctr.training.run.results import default_slices, heaviest_ids, slice_arrays
 from run_directories import make_rows, predict, write_run
 
 NAMES = ("plain", "many", "worst", "bad", "one", "worse")

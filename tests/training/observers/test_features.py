@@ -1,5 +1,8 @@
 """What a run says of the features of its log, against its rows."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,7 +14,8 @@ from ctr.data.reader import read_rows
 from ctr.data.schema import Schema
 from ctr.eval.run_files import read_timeline, read_windows
 from ctr.training.loop import train
-from ctr.training.run.features import MissingValues
+from ctr.training.observers.features import Features
+from ctr.training.observers.observer import Scored, Turn
 from small_runs import make_config
 
 
@@ -21,22 +25,24 @@ def batches(log, schema):
 
 
 def test_missing_values_are_those_of_the_rows_and_a_state_goes_on_where_it_was(batches, schema):
-    missing = MissingValues(schema)
+    run: Any = SimpleNamespace(schema=schema)
+    features = Features()
+    features.begin(run, {})
     names = (*schema.single_valued, *schema.multivalent)
     found = dict.fromkeys(names, 0)
     for number, batch in enumerate(batches):
         if number == 5:
-            saved = missing.counts.copy()
-            missing = MissingValues(schema)
-            missing.counts[:] = saved
-        missing.update(batch.rows)
+            saved = {name: array.copy() for name, array in features.checkpoint().items()}
+            features = Features()
+            features.begin(run, saved)
+        logit = np.zeros(len(batch.rows), np.float32)
+        features.batch(Turn(True, [Scored(1, batch, logit, ()), Scored(0, batch, logit, ())]))
         for name in schema.single_valued:
             ids = batch.rows.ids[:, schema.single_valued.index(name)]
             found[name] += int((ids == 0).sum())
         for name in schema.multivalent:
             found[name] += int((np.diff(batch.rows.multivalent[name][1]) == 0).sum())
-    assert missing.by_feature == found and any(found.values())
-    assert missing.rows == sum(len(batch.rows) for batch in batches)
+    assert features.missing == found and any(found.values())
 
 
 def test_what_ids_stand_for():
