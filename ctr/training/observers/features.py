@@ -3,19 +3,17 @@
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ctr.data.schema import MISSING_ID, Schema
+from ctr.eval.windows import Sums
 from ctr.models.numbers import FAR
 from ctr.models.rows import all_numbers, feature_names
 from ctr.training.ids.id_map import FeatureCounters, IdMap
-from ctr.training.observers.observer import Arrays, Observer, Turn
+from ctr.training.observers.observer import Arrays, Observer, Turn, WatchedRun
 from ctr.training.state import TrainState
-
-if TYPE_CHECKING:
-    from ctr.training.run.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +25,7 @@ class Features(Observer):
 
     name = "features"
 
-    def begin(self, run: "Run", state: Mapping[str, np.ndarray]) -> None:
+    def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         self._run, schema = run, run.schema
         self._names = (*schema.single_valued, *schema.multivalent)
         # Of each feature the rows without a value; last, all rows.
@@ -63,7 +61,7 @@ class Features(Observer):
             if rows and missing[name] == rows
         ]
 
-    def end(self, summary: dict[str, Any]) -> None:
+    def end(self, summary: dict[str, Any], sums: Sums) -> None:
         run, id_maps = self._run, self._run.state.tables.id_maps.values()
         outlying, missing, rows = outlying_values(run.state), self.missing, int(self._counts[-1])
         names, shares = set(feature_names(run.state.layouts)), {}

@@ -15,7 +15,7 @@ Wrong, but Many are Useful", JMLR 20 (2019).
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +29,10 @@ from ctr.eval.arrays import row_logloss
 from ctr.eval.importance import SHARED, SHUFFLED
 from ctr.eval.rows import scored_rows
 from ctr.eval.states import BUCKETS
+from ctr.eval.windows import Sums
 from ctr.models.rows import feature_names
 from ctr.training.inputs import Inputs, selection_of
-from ctr.training.observers.observer import Arrays, Observer, Score
-from ctr.training.run.directory import write_archive
-
-if TYPE_CHECKING:
-    from ctr.training.run.run import Run
+from ctr.training.observers.observer import Arrays, Observer, Score, WatchedRun
 
 _POSITIONS = 8
 _SHARE = 1 / 4
@@ -52,7 +49,7 @@ class Importance(Observer):
     name = "importance"
     on_all_workers = True
 
-    def begin(self, run: "Run", state: Mapping[str, np.ndarray]) -> None:
+    def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         self._run, self._measured = run, dict(state)
         self._plan: tuple[list[int], int] | None = None
 
@@ -79,8 +76,8 @@ class Importance(Observer):
     def checkpoint(self) -> Arrays:
         return self._measured
 
-    def end(self, summary: dict[str, Any]) -> None:
-        write_archive(self._run.run_dir, "importance", self._measured)
+    def end(self, summary: dict[str, Any], sums: Sums) -> None:
+        sums.add_importance(self._measured)
 
 
 def plan(inputs: Inputs) -> tuple[list[int], int]:
@@ -97,7 +94,7 @@ def plan(inputs: Inputs) -> tuple[list[int], int]:
     return [begin + total // 2 + place * total // (2 * _POSITIONS) for place in range(_POSITIONS)], rows
 
 
-def measure(run: "Run", inputs: Inputs, score: Score, most: int) -> Arrays:
+def measure(run: WatchedRun, inputs: Inputs, score: Score, most: int) -> Arrays:
     """Measures where the run stands, by at most so many rows: arrays of ``ctr.eval.importance``, of one position."""
     position = run.position.examples
     used = feature_names(run.state.layouts)

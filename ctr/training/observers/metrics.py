@@ -1,22 +1,19 @@
 """Metrics of a run: of the window that it is in, of all windows before, and of each of them over time."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ctr.data.schema import QUERY_SIZE
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
+from ctr.eval.windows import PASS, Sums
 from ctr.io.documents import json_number
 from ctr.objective.bias_constraints import measured_families
 from ctr.objective.losses import loss_terms
-from ctr.training.observers.observer import Arrays, Observer, Scored, Turn
-from ctr.training.run.directory import CONSTRAINT_STATES, write_archive
+from ctr.training.observers.observer import Arrays, Observer, Scored, Turn, WatchedRun
 from ctr.training.run.summary import calibration_warning
-
-if TYPE_CHECKING:
-    from ctr.training.run.run import Run
 
 CUMULATIVE = (
     "per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias", "calibration_ratio",
@@ -29,7 +26,7 @@ class Metrics(Observer):
 
     name = "metrics"
 
-    def begin(self, run: "Run", state: Mapping[str, np.ndarray]) -> None:
+    def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         self._run, config, families = run, run.config, run.state.families
         counted = [QUERY_SIZE] if run.schema.counts_rows else []
         sliced = dict.fromkeys([*config.metrics.slices, *counted])
@@ -130,8 +127,7 @@ class Metrics(Observer):
                 lines.append(f"label {name}: nothing was learned: {only.format(rows)} positive")
         return lines
 
-    def end(self, summary: dict[str, Any]) -> None:
-        run_dir = self._run.run_dir
+    def end(self, summary: dict[str, Any], sums: Sums) -> None:
         summary |= self._total.summary()
         summary["last_window"] = last_window(self._timeline)
         summary["constraint_logs"] = {name: one.summary() for name, one in self._constraint_logs.items()}
@@ -139,10 +135,9 @@ class Metrics(Observer):
             summary["labels"] = {name: one.summary() for name, one in self._labels.items()}
         failed = summary["learning_failure"] is not None
         summary["calibration_warning"] = None if failed else calibration_warning(summary, self._run.config)
-        write_archive(run_dir, "metric_states", self._total.to_arrays())
-        for name, constraint_log in self._constraint_logs.items():
-            write_archive(run_dir, f"{CONSTRAINT_STATES}/{name}", constraint_log.to_arrays())
-        write_archive(run_dir, "timeline", self._timeline.to_arrays())
+        for part, metrics in {PASS: self._total, **self._others()}.items():
+            sums.add_metrics(part, metrics)
+        sums.add_timeline(self._timeline)
 
 
 def last_window(timeline: Timeline) -> dict[str, Any] | None:

@@ -1,23 +1,39 @@
 """Interface between a run and what watches it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from ctr.data.batches import Batch
 from ctr.data.reader import Rows
-
-if TYPE_CHECKING:
-    # The run calls its observers, which it is given.
-    from ctr.training.inputs import Inputs
-    from ctr.training.run.run import Run
+from ctr.data.schema import Schema
+from ctr.eval.windows import Sums
+from ctr.training.config import TrainConfig
+from ctr.training.inputs import Inputs
+from ctr.training.run.files import RunFiles
+from ctr.training.run.position import Position
+from ctr.training.state import TrainState
 
 Arrays = dict[str, np.ndarray]
 Score = Callable[[Rows], np.ndarray]
 """Returns the logits, float32 [N], that the weights give good rows."""
 ProgressCall = Callable[[int, dict[str, Any]], None]
 """Gets the position in the log and the metrics of the pass so far."""
+
+
+class WatchedRun(Protocol):
+    """A run, as far as observers see it."""
+
+    run_dir: Path
+    config: TrainConfig
+    schema: Schema
+    inputs: Inputs
+    constraint_names: tuple[str, ...]
+    state: TrainState
+    position: Position
+    files: RunFiles
 
 
 class Scored(NamedTuple):
@@ -54,7 +70,7 @@ class Observer:
     name: ClassVar[str]
     on_all_workers: ClassVar[bool] = False
 
-    def begin(self, run: "Run", state: Mapping[str, np.ndarray]) -> None:
+    def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         """Begins, or goes on from a checkpoint: ``state`` is what ``checkpoint`` returned then, empty without one.
 
         Files are cut back to where the run stands. Raises InputError where they have lost something; KeyError or
@@ -71,8 +87,8 @@ class Observer:
         """Has files complete up to where the run stands; returns its state, equal bits in equal runs."""
         return {}
 
-    def end(self, summary: dict[str, Any]) -> None:
-        """Called at the end of the log, with the content of summary.json; adds results."""
+    def end(self, summary: dict[str, Any], sums: Sums) -> None:
+        """Called at the end of the log, with the content of summary.json and windows.parquet; adds results."""
 
     def close(self) -> None:
         """Closes files; also called where the run failed."""
@@ -81,9 +97,9 @@ class Observer:
         """Names what the log could not teach so far, in a line each."""
         return []
 
-    def wants_pause(self, inputs: "Inputs") -> bool:
+    def wants_pause(self, inputs: Inputs) -> bool:
         """Returns whether the pass is to stop after this batch for a call of ``pause``."""
         return False
 
-    def pause(self, inputs: "Inputs", score: Score) -> None:
+    def pause(self, inputs: Inputs, score: Score) -> None:
         """Called between two batches, where nothing is read ahead; the pass goes on as after a signal."""

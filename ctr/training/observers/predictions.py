@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -10,10 +9,7 @@ import pyarrow.parquet as pq
 
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, write_atomic
-from ctr.training.observers.observer import Arrays, Observer, Turn
-
-if TYPE_CHECKING:
-    from ctr.training.run.run import Run
+from ctr.training.observers.observer import Arrays, Observer, Turn, WatchedRun
 
 PREDICTION_COLUMNS = (
     "example_id", "query_id", "query_time", "label", "train_weight", "metric_weight", "logit",
@@ -28,7 +24,7 @@ class Predictions(Observer):
     def __init__(self, part_rows: int = 1_000_000) -> None:
         self._part_rows = part_rows
 
-    def begin(self, run: "Run", state: Mapping[str, np.ndarray]) -> None:
+    def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         self._run, self._folder = run, run.run_dir / "predictions"
         self._pending: list[dict[str, np.ndarray]] = []
         # Rows in files, and rows that are pending.

@@ -1,15 +1,12 @@
 """Progress of a run, for a bar or a line."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ctr.training.observers.metrics import Metrics
-from ctr.training.observers.observer import Observer, ProgressCall, Turn
-
-if TYPE_CHECKING:
-    from ctr.training.run.run import Run
+from ctr.training.observers.observer import Observer, ProgressCall, Turn, WatchedRun
 
 
 class Progress(Observer):
@@ -22,7 +19,7 @@ class Progress(Observer):
         self._running: dict[str, Any] = {}
         self._calls, self._is_new_window = 0, False
 
-    def begin(self, run: "Run", state: Mapping[str, np.ndarray]) -> None:
+    def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         self._run = run
 
     def batch(self, turn: Turn) -> None:

@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +19,10 @@ from ctr.eval.intervals import student_t_quantile
 from ctr.eval.progressive import SLICES_SHOWN
 from ctr.eval.rows import scored_rows
 from ctr.eval.run_files import prediction_parts, read_predictions
+from ctr.eval.windows import SLICES, Sums
 from ctr.io.errors import InputError
 from ctr.objective import bias_constraints
-from ctr.training.observers.observer import Observer
-from ctr.training.run.directory import write_archive
-
-if TYPE_CHECKING:
-    from ctr.training.run.run import Run
+from ctr.training.observers.observer import Observer, WatchedRun
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +39,17 @@ class Slices(Observer):
 
     name = "slices"
 
-    def begin(self, run: "Run", state: Mapping[str, np.ndarray]) -> None:
+    def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         self._run = run
 
-    def end(self, summary: dict[str, Any]) -> None:
+    def end(self, summary: dict[str, Any], sums: Sums) -> None:
         run, log = self._run, self._run.inputs.log
         measured = summary.get("calibration_slices", {})
         slices = {name: [row["id"] for row in part["heaviest"]] for name, part in measured.items()}
         if not run.config.metrics.slices:
             # Those by the size of queries are there already.
             found = default_slices(run.run_dir, log.path, log.manifests, run.schema.stored)
-            write_archive(run.run_dir, "default_slices", slice_arrays(found))
+            sums.add_slices(SLICES, found)
             slices |= {name: heaviest_ids(state) for name, state in found.items()}
         constraints, families = run.config.objective.bias_constraints, run.state.families
         given = () if constraints is None else constraints.families
@@ -102,13 +99,6 @@ def heaviest_ids(state: SliceCalibration) -> list[int]:
     """Returns the ids of the slices that a report shows, as in ``calibration_slices`` of summary.json."""
     table = state.result().sort_values(["weight", "id"], ascending=[False, True]).head(SLICES_SHOWN)
     return [int(one) for one in table["id"]]
-
-
-def slice_arrays(states: Mapping[str, SliceCalibration]) -> dict[str, np.ndarray]:
-    """The states as arrays named like ``price/key``; ``ctr.eval.run_files.read_default_slices`` reads them."""
-    return {
-        f"{name}/{key}": array for name, state in states.items() for key, array in state.to_arrays().items()
-    }
 
 
 def _ids_of(

@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,13 +26,11 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 
 from ctr.config import dump_yaml
+from ctr.eval.windows import Sums
 from ctr.io.files import make_folder
 from ctr.training.config import TrainConfig
-from ctr.training.observers.observer import Arrays, Observer
+from ctr.training.observers.observer import Arrays, Observer, WatchedRun
 from ctr.training.run.disk_errors import written_by_tensorflow
-
-if TYPE_CHECKING:
-    from ctr.training.run.run import Run
 
 _METRICS = {
     "per_query_auc": "metrics/per_query_auc",
@@ -78,7 +76,7 @@ class TensorBoard(Observer):
 
     name = "tensorboard"
 
-    def begin(self, run: "Run", state: Mapping[str, np.ndarray]) -> None:
+    def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
         self._run, self._folder = run, run.run_dir / "tensorboard"
         self._windows, self._first_time = 0, 0
         if state:
@@ -112,7 +110,7 @@ class TensorBoard(Observer):
     def checkpoint(self) -> Arrays:
         return {"windows": np.array(self._windows), "first_time": np.array(self._first_time)}
 
-    def end(self, summary: dict[str, Any]) -> None:
+    def end(self, summary: dict[str, Any], sums: Sums) -> None:
         failed = summary["learning_failure"] is not None
         status = api_pb2.STATUS_FAILURE if failed else api_pb2.STATUS_SUCCESS
         self._write(0, session_end_pb(status).SerializeToString())

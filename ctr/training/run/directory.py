@@ -9,6 +9,7 @@
     RUN/checkpoints/           checkpoint.py
     RUN/exports/               servable models, where the configuration asks for them
     RUN/rejects.jsonl          rows that could not be used, with reason and position
+    RUN/windows.parquet        the sums from which all metrics follow, at the end (ctr.eval.windows)
     RUN/summary.json           the results
     RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (warm_start/)
     RUN/follow.jsonl           how far a run that follows a live log was behind it (ctr.training.follow)
@@ -28,8 +29,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ctr.config import changed_values, differing_keys, dump_yaml, load_model
 from ctr.data.log import read_schema_file, schema_bytes
 from ctr.data.schema import Schema, differing_features
@@ -45,12 +44,10 @@ from ctr.io.files import (
     hold,
     is_partial,
     is_temporary,
-    make_folder,
     remove_temporaries,
     sync_folder,
     version_number,
     versions,
-    write_atomic,
     write_atomic_bytes,
 )
 from ctr.training.config import TrainConfig
@@ -61,7 +58,6 @@ if TYPE_CHECKING:
 
 INIT_FROM = "init_from.json"
 WORKERS = "workers"
-CONSTRAINT_STATES = "constraint_states"
 
 _MOST_SETTINGS = 3
 """Of so many keys that differ an error shows the settings that give the earlier values."""
@@ -242,18 +238,7 @@ def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
 
 def remove_leftovers(run_dir: Path) -> None:
     """Deletes what interrupted writes of results left. Nobody else may be writing there."""
-    for folder in (run_dir, run_dir / CONSTRAINT_STATES):
-        remove_temporaries(folder)
-
-
-def write_archive(run_dir: Path, name: str, arrays: dict[str, np.ndarray]) -> None:
-    """Writes an archive of a run, such as ``timeline``; where a run has none of these arrays, there is no file."""
-    path = run_dir / f"{name}.npz"
-    if arrays:
-        make_folder(path.parent)
-        write_atomic(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
-    else:
-        path.unlink(missing_ok=True)
+    remove_temporaries(run_dir)
 
 
 # ``ctr train --skip``: ranges of rows that a run is resumed without; they are scored, and nothing is learned from them.

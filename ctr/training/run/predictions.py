@@ -1,14 +1,13 @@
 """Sidecar of a run's progressive predictions, made before the model learned from an example (FF 4.1.2)."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.dataset as ds
 
-from ctr.data.log import Manifest, read_manifests, read_schema
+from ctr.data.log import read_manifests, read_schema
 from ctr.data.sample_log import RECORD
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import new_sidecar_folder, write_sidecar_partition
@@ -21,11 +20,11 @@ def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> di
 
     Rows that the run did not score have NaN. Raises InputError: no predictions, or others of this name.
     """
-    parts = sorted((run_dir / "predictions").glob("*.parquet"))
+    parts = [str(path) for path in sorted((run_dir / "predictions").glob("*.parquet"))]
     if not parts:
         raise InputError(f"{run_dir}: has no predictions to record: the run scored no row")
     schema = read_schema(log)
-    predictions = _Predictions(parts)
+    predictions = ds.dataset(parts)
     rows = missing = 0
     for manifest in read_manifests(log):
         if rows + manifest.rows > log_rows:
@@ -36,7 +35,11 @@ def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> di
         ids = np.concatenate(
             [np.zeros(0, np.int64), *(table.column("example_id").to_numpy() for table in tables)]
         )
-        logit = predictions.read_logits(manifest, ids)
+        times = ds.field("query_time")
+        is_own = (times >= manifest.start) & (times < manifest.end)
+        own = predictions.to_table(["example_id", "logit"], filter=is_own)
+        logit, order = np.full(len(ids), np.nan, np.float32), np.argsort(ids, kind="stable")
+        logit[order[np.searchsorted(ids[order], own["example_id"].to_numpy())]] = own["logit"].to_numpy()
         rows += len(ids)
         missing += int(np.isnan(logit).sum())
         write_sidecar_partition(log, name, manifest, pa.table({"example_id": ids, "logit": logit}))
@@ -59,30 +62,3 @@ def check_record(log: Path, config: TrainConfig, run_dir: Path, name: str) -> No
     if is_there and (is_sampling or not (run_dir / "summary.json").exists()):
         origin = "from a sampling" if is_sampling else "from another run"
         raise InputError(f"--record {name}: {folder} already exists, {origin}; use another name")
-
-
-class _Predictions:
-    def __init__(self, parts: list[Path]) -> None:
-        self._blocks = self._read(parts)
-        self._block = next(self._blocks, None)
-
-    @staticmethod
-    def _read(parts: list[Path]) -> Iterator[dict[str, np.ndarray]]:
-        for part in parts:
-            table = pq.read_table(part, columns=["query_time", "example_id", "logit"])
-            yield {column: table.column(column).to_numpy() for column in table.column_names}
-
-    def read_logits(self, partition: Manifest, example_id: np.ndarray) -> np.ndarray:
-        """Returns the logits, float32 [N], of a partition's examples; NaN for those without. To be called in order."""
-        logit = np.full(len(example_id), np.nan, np.float32)
-        order = np.argsort(example_id, kind="stable")
-        known = example_id[order]
-        while self._block is not None:
-            times = self._block["query_time"]
-            begin, end = np.searchsorted(times, [partition.start, partition.end])
-            own = self._block["example_id"][begin:end]
-            logit[order[np.searchsorted(known, own)]] = self._block["logit"][begin:end]
-            if end < len(times):
-                break
-            self._block = next(self._blocks, None)
-        return logit

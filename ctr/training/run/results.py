@@ -1,4 +1,4 @@
-"""Results at the end of a run: summary.json, and whether it learned."""
+"""Results at the end of a run: windows.parquet and summary.json, and whether it learned."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from ctr.data.log import log_sha256
 from ctr.data.sample_log import applied_samplings
-from ctr.eval.run_files import prediction_parts, read_predictions
+from ctr.eval.run_files import WINDOWS, prediction_parts, read_predictions
+from ctr.eval.windows import Sums
 from ctr.io.arrays import hash_arrays
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
+from ctr.io.files import write_atomic
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import write_json
 from ctr.training.run.position import set_aside_summary
@@ -75,11 +78,16 @@ def write_results(run: Run, failure: str | None, timing: Callable[[], Mapping[st
 def _write(run: Run, failure: str | None, timing: Callable[[], Mapping[str, float]]) -> dict[str, Any]:
     path = run.run_dir / "summary.json"
     summary: dict[str, Any] = {"learning_failure": failure}
+    sums = Sums()
     for observer in run.observers:
-        observer.end(summary)
+        observer.end(summary, sums)
     if warnings := warnings_of(run):
         summary["warnings"] = warnings
     summary |= {**_results(run), **_result_hashes(run), **(timing() or timing_before(path))}
+    write_atomic(
+        run.run_dir / WINDOWS,
+        lambda file: pq.write_table(sums.table(), file, compression="zstd", write_page_checksum=True),
+    )
     write_json(path, summary)
     return summary
 

@@ -145,7 +145,7 @@ def unfinished(linear, copy_run) -> Path:
 def test_what_interrupted_writes_left_is_removed_and_a_finished_run_has_nothing_left_to_do(
     faulty_log, linear, unfinished
 ):
-    names = ("summary.json", "constraint_states/exposure.npz")
+    names = ("summary.json", "windows.parquet")
     left = [unfinished / f"{name}.partial-0123456789abcdef" for name in names]
     for path in left:
         path.parent.mkdir(exist_ok=True)
