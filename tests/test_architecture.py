@@ -44,7 +44,7 @@ LINES = {
     "ctr/config": 979,
     "ctr/data": 7010,
     "ctr/experiments": 3884,
-    "ctr/io": 1745,
+    "ctr/io": 1748,
     "ctr/objective": 1273,
     "ctr/search": 2454,
     "ctr/serving": 1523,
