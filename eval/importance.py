@@ -1,6 +1,6 @@
 """Importance of a run's features, from sums by query bucket of the loss with and without what each of them says.
 
-The arrays of RUN/importance.npz have a row for each of the P positions of the pass where the next rows of the log were
+The arrays have a row for each of the P positions of the pass where the next rows of the log were
 scored::
 
     position          int64 [P], rows of the log before it

@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 from ctr.eval.calibration import SliceCalibration
 from ctr.eval.importance import Importance, importance_of
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.states import Arrays
 from ctr.eval.timeline import Timeline
-from ctr.io.arrays import read_arrays
+from ctr.eval.windows import COLUMNS, Sums
 from ctr.io.documents import parse_json_object, parse_yaml
 from ctr.io.errors import InputError, one_line
 from ctr.io.files import check_local
+
+WINDOWS = "windows.parquet"
 
 METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias")
 """Metrics with an interval, the most telling first."""
@@ -39,18 +40,18 @@ LOSS_TERMS = {
 ADDED_TERMS = ("loss_extra_", "loss_label_")
 """What the entries of losses of other packages, and of further labels, begin with; their names follow."""
 
-_MOST_STATE_BYTES = 2**30
 StateT = TypeVar("StateT")
 _INTERVAL_ENDS = tuple(f"{metric}_{end}" for metric in METRICS for end in ("low", "high"))
 
 
 @dataclass(frozen=True)
 class Run:
-    """Results of a finished run: config.yaml, summary.json, and the metrics' states over the whole pass."""
+    """Results of a finished run: config.yaml, summary.json, windows.parquet, and of that the metrics of the pass."""
 
     folder: Path
     config: dict[str, Any]
     summary: dict[str, Any]
+    sums: Sums
     metrics: ProgressiveMetrics
 
     @property
@@ -83,20 +84,20 @@ def read_run(folder: Path) -> Run:
     for key in ("log_sha256", "config_sha256"):
         if not isinstance(summary.get(key), str):
             raise InputError(f"{summary_path}: {key} must be a string, got {summary.get(key)!r:.80}")
-    metrics = _read_state(folder / "metric_states.npz", ProgressiveMetrics.from_arrays)
+    sums = _parsed(folder, lambda: Sums.of(read_columns(folder / WINDOWS, COLUMNS, "sums")))
+    metrics = _parsed(folder, sums.metrics) or ProgressiveMetrics()
     examples = int(metrics.traffic.examples)
     if summary.get("examples") != examples:
         raise InputError(
-            f"{folder}: summary.json counts {summary.get('examples')} examples, metric_states.npz "
+            f"{folder}: summary.json counts {summary.get('examples')} examples, {WINDOWS} "
             f"{examples}, so the run did not finish; `ctr train` with the same arguments finishes it"
         )
-    return Run(folder, _read_config(config_path), summary, metrics)
+    return Run(folder, _read_config(config_path), summary, sums, metrics)
 
 
-def read_constraint_metrics(folder: Path, log: str) -> ProgressiveMetrics | None:
-    """Metrics' states of a run over a constraint log; None where the run kept none."""
-    path = folder / "constraint_states" / f"{log}.npz"
-    return _read_state(path, ProgressiveMetrics.from_arrays) if path.exists() else None
+def read_constraint_metrics(run: Run, log: str) -> ProgressiveMetrics | None:
+    """Metrics of a run over a constraint log; None where the run kept none."""
+    return _parsed(run.folder, lambda: run.sums.metrics(f"log {log}"))
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
@@ -129,29 +130,20 @@ def read_windows(folder: Path) -> pd.DataFrame:
     )
 
 
-def read_timeline(folder: Path) -> Timeline:
-    """Reads the sums of the pass over time."""
-    return _read_state(folder / "timeline.npz", Timeline.from_arrays)
+def read_timeline(run: Run) -> Timeline:
+    """Sums of the pass over time."""
+    return _parsed(run.folder, run.sums.timeline)
 
 
-def read_default_slices(folder: Path) -> dict[str, SliceCalibration]:
+def read_default_slices(run: Run) -> dict[str, SliceCalibration]:
     """Slices of a run that names none, the most different features first; empty where it kept none."""
-    path = folder / "default_slices.npz"
-    return _read_state(path, _slices) if path.exists() else {}
+    return _parsed(run.folder, run.sums.slices)
 
 
-def read_importance(folder: Path) -> Importance | None:
+def read_importance(run: Run) -> Importance | None:
     """Importance of the features; None where the run did not measure it."""
-    path = folder / "importance.npz"
-    return _read_state(path, importance_of) if path.exists() else None
-
-
-def _slices(arrays: Arrays) -> dict[str, SliceCalibration]:
-    parts: dict[str, dict[str, Any]] = {}
-    for name, array in arrays.items():
-        feature, _, key = name.rpartition("/")
-        parts.setdefault(feature, {})[key] = array
-    return {feature: SliceCalibration.from_arrays(state) for feature, state in parts.items()}
+    arrays = _parsed(run.folder, run.sums.importance)
+    return _parsed(run.folder, lambda: importance_of(arrays)) if arrays else None
 
 
 def count_rejects(folder: Path) -> dict[str, int]:
@@ -245,13 +237,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     return plain
 
 
-def _read_state(path: Path, parse: Callable[[Arrays], StateT]) -> StateT:
+def _parsed(folder: Path, parse: Callable[[], StateT]) -> StateT:
     try:
-        return parse(read_arrays(path, _MOST_STATE_BYTES))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; a finished run has one") from None
-    except (OSError, KeyError, ValueError) as error:
-        raise InputError(f"{path}: damaged, or of another version: {one_line(error)}") from None
+        return parse()
+    except InputError:
+        raise
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{folder / WINDOWS}: damaged, or of another version: {one_line(error)}") from None
 
 
 def _text(path: Path) -> str:

@@ -20,7 +20,7 @@ from ctr.data.batches import Batch, whole_query_batches
 from ctr.data.reader import read_rows
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.training.inputs import Inputs, open_inputs, read_feeds
-from ctr.training.run.metrics import FULL_WINDOW
+from ctr.training.run.position import FULL_WINDOW
 
 EXAMPLES, PASSES, STEPS = 1_100_000, 2, 32
 """Rows of the log: so many that the checkpoint that is due after a million of them is among them."""

@@ -31,10 +31,9 @@ from ctr.experiments.plan import (
 )
 from ctr.experiments.tasks import Sampling, Task, Tasks, Training, settings_key
 from ctr.io.errors import InputError
-from ctr.objective.bias_constraints import slice_names
+from ctr.objective.bias_constraints import SLICES_MEASURED, slice_names
 from ctr.training.config import TrainConfig
 from ctr.training.inputs import Inputs, open_inputs
-from ctr.training.run.metrics import SLICES_MEASURED
 
 
 def make_plan(

@@ -28,6 +28,8 @@ from ctr.io.errors import InputError, listed
 from ctr.objective.config import BiasConstraintsConfig, RawValue, SliceConfig
 
 MOST_SLICES = 1_000_000
+SLICES_MEASURED = 1000
+"""Larger families have no calibration by slice, which takes 8 kB a slice, in every checkpoint too."""
 _FORGETTING = 0.01
 
 
@@ -192,6 +194,15 @@ def _errors(
     """Returns which rows count, bool [B], and their y - p; 0 with a gradient of zero for the others."""
     inside = (index >= 0) & (weight > 0)
     return inside, tf.where(inside, label - probability, tf.zeros_like(probability))
+
+
+def measured_families(families: Sequence[Family], source: int) -> dict[str, int]:
+    """Returns the indices of the families whose slices a log's metrics have, by names that no feature has."""
+    return {
+        f"constraint:{family.name}": index
+        for index, family in enumerate(families)
+        if family.source == source and family.slices <= SLICES_MEASURED
+    }
 
 
 def slice_names(config: SliceConfig, family: Family) -> list[str]:

@@ -30,7 +30,7 @@ from ctr.io.files import (
 from ctr.serving.metadata import EXTRA, FILE, FORMAT, WARMUP, hash_files, read_metadata
 from ctr.serving.signatures import Signature, describe_requests, served_schema, serving_signatures
 from ctr.training.run.directory import check_models_folder, only_publisher
-from ctr.training.run.event_file import written_by_tensorflow
+from ctr.training.run.disk_errors import written_by_tensorflow
 from ctr.training.run.snapshot import Snapshot, read_snapshot
 from ctr.training.state import dense_weights
 
@@ -163,7 +163,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
             "examples": position["examples"],
             "batches": position["batches"],
             "trained_examples": position["trained_examples"],
-            "last_query_time": progress["window_times"][1],
+            "last_query_time": position["window_times"][1],
             "learned_until": position["learned_until"],
         },
         "logs": progress["consumed"],

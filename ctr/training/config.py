@@ -215,10 +215,10 @@ class MetricsConfig(StrictModel):
         slices: single-valued features of the log; calibration is reported for each of their ids. Those of
             ``query_size`` are always reported, where the model has it.
         importance_rows: how many rows are scored to measure the importance of features, by which the logloss grows
-            without what a feature says (``ctr.training.importance``): at most, never more than a quarter of the log,
-            and fewer where it has more than 32 features. They are scored before they are learned from, at eight
-            positions of the second half, and once more for each feature; a run that follows a log measures none. It
-            changes no other result. 0: it is not measured. In experiments and searches 0 where it is not given.
+            without what a feature says (``ctr.training.observers.importance``): at most, never more than a quarter of
+            the log, and fewer where it has more than 32 features. They are scored before they are learned from, at
+            eight positions of the second half, and once more for each feature; a run that follows a log measures none.
+            It changes no other result. 0: it is not measured. In experiments and searches 0 where it is not given.
     """
 
     window_examples: Annotated[int, Field(ge=1, lt=2**63)] | Literal["auto"] = "auto"

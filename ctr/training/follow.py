@@ -35,9 +35,8 @@ from ctr.io.signals import Stop
 from ctr.training.config import TrainConfig
 from ctr.training.loop import Session, open_session
 from ctr.training.run.directory import read_warm_start
-from ctr.training.run.features import input_warnings
 from ctr.training.run.files import GrowingFile, Unwritten
-from ctr.training.run.results import learning_failure
+from ctr.training.run.results import learning_failure, warnings_of
 from ctr.training.run.snapshot import Exporter
 from ctr.training.run.summary import LearningError
 from ctr.training.trainer import Phase
@@ -244,10 +243,8 @@ def _follow(
         if failure := learning_failure(session.run):
             workers.leave()
             raise LearningError(f"{run_dir}: {failure}")
-        if workers.is_chief:
-            own = session.run.metrics
-            for warning in input_warnings(own.labels, own.missing, session.run.state):
-                logger.warning("%s: %s", run_dir, warning)
+        for warning in warnings_of(session.run):
+            logger.warning("%s: %s", run_dir, warning)
         # While steps are being skipped nothing is saved: these rows are passed again.
         position, passed = session.run.saved_at, session.run.position.examples
         waiting = report.lag().rows + passed - position

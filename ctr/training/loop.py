@@ -19,13 +19,13 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.feed import Feed
 from ctr.training.fused_feed import AnyFeed, FusedFeed
-from ctr.training.importance import advance_measuring
 from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_turns
 from ctr.training.learner import PLAIN, Learner
+from ctr.training.observers.every import make_observers
+from ctr.training.observers.observer import Observer, ProgressCall
 from ctr.training.run.directory import hold_run, with_skip_of
-from ctr.training.run.metrics import finite_logits
 from ctr.training.run.results import learning_failure, unlearned_text, write_results
-from ctr.training.run.run import Run, open_run
+from ctr.training.run.run import Run, finite_logits, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.run.summary import LearningError, train_result
 from ctr.training.trainer import Phase, Scores, Trainer, announced
@@ -35,15 +35,12 @@ from ctr.workers.collectives import ALONE, Workers
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, dict[str, Any]], None]
-ToTheEnd = Callable[["Session", Callable[[], bool]], None]
-
 
 def train(
     log: Path | str,
     config: TrainConfig,
     run_dir: Path | str,
-    progress: Progress | None = None,
+    progress: ProgressCall | None = None,
     record: str | None = None,
     exporter: Exporter | None = None,
     init_from: InitFrom | None = None,
@@ -83,7 +80,7 @@ def train(
             with open_session(
                 log, config, run_dir, progress, exporter, phase=phase, workers=workers
             ) as session:
-                summary = session.finish(stop, advance_measuring)
+                summary = session.finish(stop)
         result = workers.once(lambda: train_result(log, run_dir, summary, record))
         workers.leave()
         return result
@@ -95,7 +92,6 @@ def one_pass(
     inputs: Inputs,
     windows: list[dict[str, Any]],
     partial: bool = True,
-    progress: Progress | None = None,
     exporter: Exporter | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
@@ -120,20 +116,13 @@ def one_pass(
         for feed, is_new, has_labels, scores in _learned(turns, run, trainer):
             before = run.position.examples
             # Record.
-            run.record_constraint_logs(feed, scores)
-            if is_new:
-                run.record(feed, scores)
-            if has_labels:
-                run.record_learned(feed, scores)
+            run.record(feed, scores, is_new, has_labels)
             if not is_new:
                 continue
             trainer.throughput.add(len(feed.batch.rows))
-            run.check_faults()
             # Window.
-            if is_window_end := run.metrics.window_is_full():
+            if run.is_window_full():
                 windows.append(run.close_window(trainer.window_timing()))
-            if progress is not None:
-                progress(run.position.examples, run.metrics.running(is_window_end))
             # Export, before the checkpoint: a run that is killed between the two makes the export again.
             if exporter is not None and run.is_export_due(before) and _check_weights(run, trainer) is None:
                 _export(run, exporter)
@@ -218,7 +207,7 @@ def open_session(
     log: Path | str,
     config: TrainConfig,
     run_dir: Path | str,
-    progress: Progress | None = None,
+    progress: ProgressCall | None = None,
     exporter: Exporter | None = None,
     wait_for_sidecars: bool = False,
     phase: Phase | None = None,
@@ -251,7 +240,7 @@ def open_session(
     """
     log, run_dir = Path(log), Path(run_dir)
     if not workers.is_chief:
-        progress, phase = None, None
+        phase = None
     with workers.noticing_losses(), ExitStack() as held:
         with workers.raise_if_any_failed():
             config = with_skip_of(run_dir, config)
@@ -272,11 +261,11 @@ def open_session(
         environment = describe_environment(config, workers.size, inputs.schema)
         held.enter_context(hold_run(run_dir, config, inputs.schema, environment, workers))
         state = learner.state(config, inputs.schema, inputs.families, workers)
-        with open_run(run_dir, inputs, state) as run:
+        with open_run(run_dir, inputs, state, make_observers(progress)) as run:
             trainer = learner.trainer(state, config, phase)
             checked = inputs.log.rows if is_checked else run.position.examples
             published = PublishedInputs(inputs, wait_for_sidecars, workers)
-            yield Session(run, trainer, published, checked, progress, exporter)
+            yield Session(run, trainer, published, checked, exporter)
 
 
 def _say_notes(run_dir: Path, notes: Sequence[str]) -> None:
@@ -301,12 +290,10 @@ class Session:
         trainer: Trainer,
         published: PublishedInputs,
         checked: int,
-        progress: Progress | None,
         exporter: Exporter | None,
     ) -> None:
         self.run, self.trainer, self.published = run, trainer, published
         self._checked = checked
-        self._progress = progress
         self._exporter = exporter if run.config.export is not None else None
         self._failed = False
 
@@ -348,10 +335,9 @@ class Session:
                 return Advance(0, self.inputs.log.rows - before, [])
             self._checked = readable.log.rows
         windows: list[dict[str, Any]] = []
-        callbacks = self._progress, self._exporter, stop
         # Within a batch weights, metrics and position do not go together.
         self._failed = True
-        passed = one_pass(self.run, self.trainer, readable, windows, partial, *callbacks)
+        passed = one_pass(self.run, self.trainer, readable, windows, partial, self._exporter, stop)
         self._failed = False
         return Advance(self.run.position.examples - before, self.inputs.log.rows - passed, windows)
 
@@ -391,24 +377,24 @@ class Session:
         run.workers.leave()
         raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
 
-    def finish(self, stop: Stop = lambda: None, advance: ToTheEnd | None = None) -> dict[str, Any]:
+    def finish(self, stop: Stop = lambda: None) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it; returns the content of summary.json.
-
-        ``advance`` is called to do so, with the session and whether to stop, in place of its own ``advance``.
 
         Raises LearningError, where all is written, but nothing was learned, or the weights are of no use; Interrupted,
         where ``stop``, asked after each batch, gave a reason and a checkpoint has all; or InputError: see ``advance``.
         """
         run = self.run
-        if advance is None:
-            self.advance(partial=True, stop=lambda: stop() is not None)
-        else:
-            advance(self, lambda: stop() is not None)
+        while True:
+            for observer in self._waiting():
+                observer.pause(self.inputs, self.score)
+            self.advance(partial=True, stop=lambda: stop() is not None or bool(self._waiting()))
+            if not self._waiting():
+                break
         if number := run.workers.gather_numbers(np.array([signal_number(stop())])).max():
             self.interrupt(signal_name(number))
         fault = _check_weights(run, self.trainer)
         failure = learning_failure(run, fault)
-        if run.metrics.window.traffic.examples:
+        if run.position.window_examples:
             run.close_window({})
         if self._exporter is not None and failure is None:
             _export(run, self._exporter)
@@ -416,12 +402,16 @@ class Session:
             run.save()
         # No file is to say that all is well before it is.
         run.files.background.wait()
-        summary = write_results(self.inputs, run, failure, self.trainer.timing)
+        summary = write_results(run, failure, self.trainer.timing)
         if failure is not None:
             run.workers.leave()
             raise LearningError(f"{run.run_dir}: {failure}", summary)
         if run.position.unlearned_rows:
             log.warning("%s: %s", run.run_dir, unlearned_text(run))
-        if summary["calibration_warning"] is not None:
-            log.warning("%s: %s", run.run_dir, summary["calibration_warning"])
+        if warning := summary.get("calibration_warning"):
+            log.warning("%s: %s", run.run_dir, warning)
         return summary
+
+    def _waiting(self) -> list[Observer]:
+        """Returns the observers for which the pass is to pause here."""
+        return [observer for observer in self.run.observers if observer.wants_pause(self.inputs)]

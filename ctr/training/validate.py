@@ -89,7 +89,7 @@ def check_possible(config: TrainConfig, workers: int = 1, can_export: bool = Tru
 
 def _finished(run_dir: Path, logs: Logs) -> dict[str, Any] | None:
     path = run_dir / "summary.json"
-    if not path.is_file() or not (run_dir / "metric_states.npz").is_file():
+    if not path.is_file() or not (run_dir / "windows.parquet").is_file():
         return None
     try:
         summary = read_json_object(path, f"{path}: no such file")

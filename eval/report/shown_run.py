@@ -222,9 +222,9 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
     for index, (folder, name, run) in enumerate(
         zip(folders, run_files.distinct_names(folders), map(run_files.read_run, folders), strict=True)
     ):
-        windows, timeline = run_files.read_windows(folder), run_files.read_timeline(folder)
+        windows, timeline = run_files.read_windows(folder), run_files.read_timeline(run)
         starts = point_starts(windows["window_examples"].to_numpy())
-        summary, default_slices = run.metrics.summary(), run_files.read_default_slices(folder)
+        summary, default_slices = run.metrics.summary(), run_files.read_default_slices(run)
         run.metrics.slices.update(default_slices)
         shown.append(
             ShownRun(
@@ -239,7 +239,7 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 features=feature_shares(run),
                 slice_names=slice_names(run),
                 deciles=calibration_buckets(run.metrics.auc),
-                importance=run_files.read_importance(folder),
+                importance=run_files.read_importance(run),
                 sizes=run.metrics.per_query_auc.by_size(),
                 config=run_files.config_text(folder),
                 environment=flat_environment(run_files.read_environment(folder)),

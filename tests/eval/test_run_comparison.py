@@ -173,10 +173,8 @@ def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def _drop_state(path: Path) -> None:
-    with np.load(path) as arrays:
-        kept = {name: array for name, array in arrays.items() if name != "logloss/loss"}
-    np.savez(path, **kept)
+def _drop_column(path: Path) -> None:
+    pd.read_parquet(path).drop(columns="bucket").to_parquet(path, index=False)
 
 
 def _no_run(path: Path) -> None:
@@ -203,9 +201,9 @@ FAULTS: list[tuple[str, Callable[[Path], Any], str]] = [
         "step_ms_p50 must be a number, got 'fast'",
     ),
     ("summary.json", lambda path: _edit(path, examples=7), "summary.json counts 7 examples"),
-    ("metric_states.npz", Path.unlink, "metric_states.npz: no such file"),
-    ("metric_states.npz", _truncate, "metric_states.npz: damaged"),
-    ("metric_states.npz", _drop_state, "metric_states.npz: damaged"),
+    ("windows.parquet", Path.unlink, "windows.parquet: not readable as sums"),
+    ("windows.parquet", _truncate, "windows.parquet: not readable as sums"),
+    ("windows.parquet", _drop_column, "the column bucket appears 0 times"),
     ("config.yaml", lambda path: path.write_text("a: [1\nb: 2"), "config.yaml: not YAML"),
     ("config.yaml", lambda path: path.write_text("- 1"), "must be a mapping"),
     ("config.yaml", lambda path: path.write_bytes(b"\xff\xfe\xff"), "config.yaml: not readable"),
@@ -238,7 +236,7 @@ def test_bad_input_ends_with_one_line(rows, runs, tmp_path, capsys):
 
 
 def test_no_flipped_byte_of_the_states_goes_unnoticed(copies):
-    path, before = copies[0] / "metric_states.npz", compare_runs(*copies).metrics
+    path, before = copies[0] / "windows.parquet", compare_runs(*copies).metrics
     whole = path.read_bytes()
     for place in (0.001, 0.3, 0.6, 0.999):
         content = bytearray(whole)
@@ -248,5 +246,5 @@ def test_no_flipped_byte_of_the_states_goes_unnoticed(copies):
             after = compare_runs(*copies).metrics
         except InputError:
             continue
-        # A time stamp in the archive, say, means nothing.
+        # What the file says of its writer, say, means nothing.
         pd.testing.assert_frame_equal(before, after)

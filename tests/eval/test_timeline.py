@@ -116,14 +116,3 @@ def test_the_last_window_is_joined_with_those_before_until_it_is_long_enough(row
     begin, end = timeline.windows[-joined, 1], timeline.windows[-1, 2]
     assert last.windows[0].tolist() == [len(rows), begin, end, examples, joined]
     assert not len(Timeline().last_window())
-
-
-def test_other_arrays_are_refused(rows):
-    timeline, _ = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 1)
-    for change, message in (
-        ({"windows": np.zeros((2, 5))}, "windows must be int64"),
-        ({"sums": np.full((1, GROUPS, 6), np.nan)}, "finite"),
-        ({"more": np.zeros(1)}, "has arrays"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Timeline.from_arrays({**timeline.to_arrays(), **change})

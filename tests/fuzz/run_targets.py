@@ -93,8 +93,7 @@ RUN_FILES = {
     "metrics.jsonl": "jsonl",
     "config.yaml": "yaml",
     "rejects.jsonl": "jsonl",
-    "timeline.npz": "npz",
-    "metric_states.npz": "npz",
+    "windows.parquet": "parquet",
     "predictions/*.parquet": "parquet",
 }
 
@@ -141,7 +140,7 @@ def _read_run(run: Path, compares: bool, pairs: bool) -> None:
 
 
 def _run_file(name: str) -> Target:
-    compares = name in ("summary.json", "config.yaml", "metric_states.npz")
+    compares = name in ("summary.json", "config.yaml", "windows.parquet")
     read = functools.partial(_read_run, compares=compares, pairs=name.startswith("predictions"))
     return Target(RUN_FILES[name], *in_place(run_folder, name, read))
 

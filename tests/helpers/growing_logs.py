@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.data.schema import Schema
+from ctr.eval.windows import IMPORTANCE, TIME
 from ctr.training.config import TrainConfig
 from ctr.training.loop import open_session, train
 from ctr.training.run.summary import TIMING
@@ -67,8 +68,8 @@ def read_predictions(run: Path) -> pd.DataFrame:
 
 def outcome(run: Path) -> dict[str, Any]:
     """All that a run computed."""
-    with np.load(run / "metric_states.npz") as states:
-        metric_states = {name: states[name].tobytes() for name in states}
+    sums = pd.read_parquet(run / "windows.parquet")
+    is_time, is_importance = (sums["part"] == part for part in (TIME, IMPORTANCE))
     newest = newest_checkpoint(run)
     parts = [pq.read_table(path) for path in sorted(run.glob("predictions/*"))]
     return {
@@ -78,8 +79,8 @@ def outcome(run: Path) -> dict[str, Any]:
         "summary": without_timings(json.loads((run / "summary.json").read_text())),
         "metrics": [without_timings(line) for line in lines_of(run)],
         "rejects": (run / "rejects.jsonl").read_text(),
-        "metric states": metric_states,
-        "timeline": (run / "timeline.npz").read_bytes(),
+        "sums": sums[~is_time & ~is_importance].to_csv(index=False),
+        "timeline": sums[is_time].to_csv(index=False),
         "prediction files": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
         "predictions": pa.concat_tables(parts).combine_chunks().to_pydict() if parts else {},
     }

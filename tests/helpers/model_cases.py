@@ -229,8 +229,9 @@ def make_snapshot(
     state: TrainState, config: TrainConfig, schema: Schema, folder: Path, examples: int
 ) -> Snapshot:
     progress = {
-        "position": vars(Position(examples, batches=3, trained_examples=TRAINED_EXAMPLES)),
-        "window_times": [0, 5_000],
+        "position": vars(
+            Position(examples, batches=3, trained_examples=TRAINED_EXAMPLES, window_times=[0, 5_000])
+        ),
         "consumed": [{"log": "", "intervals": 1, "sha256": "0" * 64}],
     }
     run: Any = SimpleNamespace(

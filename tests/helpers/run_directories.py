@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
+from ctr.eval.windows import PASS, Sums
 
 DAY = 86_400_000_000
 CONFIG = {
@@ -103,8 +106,10 @@ def write_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG if config is None else config))
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
     (folder / "rejects.jsonl").write_text("".join(json.dumps({"reason": why}) + "\n" for why in rejects))
-    np.savez_compressed(folder / "metric_states.npz", **total.to_arrays())
-    np.savez_compressed(folder / "timeline.npz", **timeline.to_arrays())
+    sums = Sums()
+    sums.add_metrics(PASS, total)
+    sums.add_timeline(timeline)
+    write_sums(folder, sums)
     hashes = {"config_sha256": "c" * 64, "log_sha256": log_sha256}
     features = {"position": {"kind": "category", "missing": 0.125, "out_of_range": None}}
     about = {"features": features, "slice_names": {"position": {"0": "id 0", "3": "third"}}}
@@ -112,6 +117,14 @@ def write_run(
     (folder / "summary.json").write_text(json.dumps(content))
     write_predictions(folder, rows.drop(columns="position").assign(logit=logit), parts)
     return folder
+
+
+def write_sums(folder: Path, *more: Sums) -> None:
+    """Write windows.parquet, or add to it."""
+    path = folder / "windows.parquet"
+    before = [pq.read_table(path)] if path.exists() else []
+    table = pa.concat_tables([*before, *(sums.table() for sums in more)])
+    pq.write_table(table, path, write_page_checksum=True)
 
 
 def write_predictions(folder: Path, table: pd.DataFrame, parts: int) -> Path:

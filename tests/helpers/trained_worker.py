@@ -48,14 +48,15 @@ def _run(given: Mapping[str, Any], workers: Workers) -> None:
     rank, after = given.get("kill", (-1, 0))
     record, save, batches = Run.record_learned, Run.save, 0
 
-    def passed(self: Run, *arguments: Any) -> None:
+    def passed(self: Run, *arguments: Any) -> Any:
         nonlocal batches
-        record(self, *arguments)
+        learned = record(self, *arguments)
         batches += 1
         if [workers.rank, batches] == [*given.get("kill_within", ())][:2]:
             threading.Timer(given["kill_within"][2], os.kill, (os.getpid(), signal.SIGKILL)).start()
         if workers.rank == rank and batches == after:
             os.kill(os.getpid(), signal.SIGKILL)
+        return learned
 
     def noted(self: Run) -> None:
         if "states" in given:

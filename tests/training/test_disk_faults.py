@@ -16,7 +16,7 @@ from ctr.cli import main
 from ctr.config import dump_yaml
 from ctr.io.errors import InputError, exit_status, one_line
 from ctr.training.loop import train
-from ctr.training.run.event_file import written_by_tensorflow
+from ctr.training.run.disk_errors import written_by_tensorflow
 from ctr.training.run.run import Run
 from small_runs import make_config
 

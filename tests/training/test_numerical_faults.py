@@ -301,7 +301,7 @@ def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, copy_run, tm
             "cause: skip leaves rows out" in message and "optimizer.dense.learning_rate is 1e+30" in message
         )
         assert summary["trained_rows"] == 0 and summary["left_out_rows"] == rows
-        assert (run / "metric_states.npz").exists()
+        assert (run / "windows.parquet").exists()
         assert f"not trained on      {rows} rows (100.0%)" in summary_text(run, summary)
     assert not exported and not (log / "sidecars" / "teacher").exists()
 

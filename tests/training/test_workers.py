@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -16,7 +17,7 @@ import fingerprint_logs
 from ctr.config import parse_model
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.io.arrays import read_arrays
+from ctr.eval.windows import Sums
 from ctr.training.ids.id_map import DIVIDED_ARRAYS
 from ctr.training.run import checkpoint
 from small_runs import NUMBERS, SMALL, draw_examples, labeled, merged, publish, with_numbers, write_teacher
@@ -204,7 +205,9 @@ def test_several_workers_compute_what_one_process_does(world, name, size):
     alike = np.mean(np.abs(clicked[:, np.newaxis] - others) <= 2e-5)
     assert abs(other["auc"] - one["auc"]) <= 1e-6 + alike < 1e-4
     # They measure the importance of features at the same places.
-    of_one, of_all = (read_arrays(run / "importance.npz") for run in (alone, together))
+    of_one, of_all = (
+        Sums.of(pd.read_parquet(run / "windows.parquet")).importance() for run in (alone, together)
+    )
     assert of_one["position"].tolist() == of_all["position"].tolist()
     for key in of_one:
         np.testing.assert_allclose(of_all[key], of_one[key], atol=1e-3, rtol=0, err_msg=key)
@@ -297,7 +300,7 @@ def contents(run: Path) -> dict[str, Any]:
     # Not their states, in which lengths of files are that have times in them.
     for path in (run / "checkpoints").glob("*/*.npz"):
         found[f"{path.parent.name}/{path.name}"] = path.read_bytes()
-    found["importance"] = (run / "importance.npz").read_bytes()
+    found["sums"] = (run / "windows.parquet").read_bytes()
     return found
 
 

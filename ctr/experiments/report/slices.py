@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ctr.eval.arrays import BoolArray, FloatArray
 from ctr.eval.intervals import Estimate, mean, quotient
 from ctr.eval.run_files import Run, read_constraint_metrics
-from ctr.eval.states import BUCKETS
 from ctr.experiments.plan import PlannedFamily, ShownSlice
-from ctr.io.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -73,17 +71,14 @@ class VarianceChange:
 def family_biases(run: Run, families: Sequence[PlannedFamily]) -> dict[str, FamilyBias]:
     """Calibration of a run by the slices of each family that it measured, by the family's name.
 
-    Of a constraint log without states there are only the slices that summary.json lists, without replicates.
     Raises InputError where a file is damaged.
     """
     found = {}
     for family in families:
         name, count = f"constraint:{family.name}", len(family.slices)
-        metrics = run.metrics if family.log is None else read_constraint_metrics(run.folder, family.log)
+        metrics = run.metrics if family.log is None else read_constraint_metrics(run, family.log)
         if metrics is not None and name in metrics.slices:
             found[family.name] = FamilyBias(*metrics.slices[name].estimate(count))
-        elif metrics is None and family.log is not None:
-            found[family.name] = _biases_of_summary(run, family.log, name, count)
     return found
 
 
@@ -201,17 +196,3 @@ def _percent_change(share: Estimate) -> Estimate:
 
 def _absolute(bias: Estimate) -> Estimate:
     return Estimate(np.abs(bias.point), np.abs(bias.replicates), bias.occupied)
-
-
-def _biases_of_summary(run: Run, log: str, name: str, count: int) -> FamilyBias:
-    where = f"{run.folder / 'summary.json'}: constraint_logs.{log}.calibration_slices"
-    weight, bias = np.zeros(count), np.full(count, np.nan)
-    try:
-        tables: dict[str, Any] = run.summary["constraint_logs"][log]["calibration_slices"]
-        for row in tables[name]["heaviest"] if name in tables else ():
-            weight[int(row["id"])] = row["weight"]
-            bias[int(row["id"])] = np.nan if row["bias"] is None else row["bias"]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise InputError(f"{where}: not as a finished run has it: {type(error).__name__} {error}") from None
-    unknown, never = np.full((BUCKETS, count), np.nan), np.zeros((BUCKETS, count), bool)
-    return FamilyBias(weight, Estimate(bias, unknown, never), Estimate(unknown[0], unknown, never))

@@ -6,23 +6,18 @@
     RUN/environment.json       versions, devices, threads
     RUN/schema.json            the features of the log
     RUN/metrics.jsonl          one line a window
-    RUN/tensorboard/           the same for TensorBoard (event_file.py)
     RUN/checkpoints/           checkpoint.py
     RUN/exports/               servable models, where the configuration asks for them
-    RUN/predictions/           one Parquet file for each stretch between checkpoints
     RUN/rejects.jsonl          rows that could not be used, with reason and position
-    RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
-    RUN/constraint_states/     the same of each constraint log, NAME.npz
-    RUN/timeline.npz           sums over time by group of queries, and of each feature missing and new ids
-    RUN/default_slices.npz     calibration by the values of three features, of a short log where no slices are named
-    RUN/importance.npz         by how much the loss of some rows grew without each feature (ctr.training.importance)
+    RUN/windows.parquet        the sums from which all metrics follow, at the end (ctr.eval.windows)
     RUN/summary.json           the results
     RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (warm_start/)
     RUN/follow.jsonl           how far a run that follows a live log was behind it (ctr.training.follow)
     RUN/workers/               the output of each worker, where ctr train --workers has started them
     RUN/.lock                  held by the process that trains
 
-What grows during a run is cut back, on a resume, to where it was at the checkpoint.
+Observers have files of their own (``ctr.training.observers``). What grows during a run is cut back, on a resume, to
+where it was at the checkpoint.
 """
 
 import json
@@ -33,8 +28,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ctr.config import changed_values, differing_keys, dump_yaml, load_model
 from ctr.data.log import read_schema_file, schema_bytes
@@ -51,12 +44,10 @@ from ctr.io.files import (
     hold,
     is_partial,
     is_temporary,
-    make_folder,
     remove_temporaries,
     sync_folder,
     version_number,
     versions,
-    write_atomic,
     write_atomic_bytes,
 )
 from ctr.training.config import TrainConfig
@@ -67,7 +58,6 @@ if TYPE_CHECKING:
 
 INIT_FROM = "init_from.json"
 WORKERS = "workers"
-CONSTRAINT_STATES = "constraint_states"
 
 _MOST_SETTINGS = 3
 """Of so many keys that differ an error shows the settings that give the earlier values."""
@@ -248,18 +238,7 @@ def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
 
 def remove_leftovers(run_dir: Path) -> None:
     """Deletes what interrupted writes of results left. Nobody else may be writing there."""
-    for folder in (run_dir, run_dir / CONSTRAINT_STATES):
-        remove_temporaries(folder)
-
-
-def write_archive(run_dir: Path, name: str, arrays: dict[str, np.ndarray]) -> None:
-    """Writes an archive of a run, such as ``timeline``; where a run has none of these arrays, there is no file."""
-    path = run_dir / f"{name}.npz"
-    if arrays:
-        make_folder(path.parent)
-        write_atomic(path, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
-    else:
-        path.unlink(missing_ok=True)
+    remove_temporaries(run_dir)
 
 
 # ``ctr train --skip``: ranges of rows that a run is resumed without; they are scored, and nothing is learned from them.

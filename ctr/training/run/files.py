@@ -5,7 +5,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from io import FileIO
@@ -22,8 +22,6 @@ from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint
 from ctr.training.run.checkpoint import Share, Wanted
 from ctr.training.run.directory import refuse_without_checkpoint
-from ctr.training.run.event_file import EventFiles
-from ctr.training.run.predictions import PredictionWriter
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
@@ -157,8 +155,6 @@ class Unwritten:
 
     def sync(self) -> None: ...
 
-    def end(self, succeeded: bool) -> None: ...
-
     def close(self) -> None: ...
 
 
@@ -166,9 +162,7 @@ class RunFiles:
     """The growing files of a run; of several workers the first one writes them."""
 
     metrics: GrowingFile | Unwritten  # one line a window
-    events: EventFiles | Unwritten  # the same for TensorBoard
     rejects: GrowingFile | Unwritten  # rows that could not be used
-    predictions: PredictionWriter | None = None
 
     def __init__(self, run_dir: Path, config: TrainConfig, workers: Workers = ALONE) -> None:
         self._run_dir, self._config, self._workers = run_dir, config, workers
@@ -189,33 +183,22 @@ class RunFiles:
         self._workers.once(lambda: refuse_without_checkpoint(self._run_dir))
         return None
 
-    def open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str]) -> None:
+    def open(self, lengths: Mapping[str, int]) -> None:
         """Opens files where they stood at a checkpoint, and cuts off the rest. Raises InputError: one is shorter."""
         if not self._workers.is_chief:
-            self.metrics, self.events, self.rejects = Unwritten(), Unwritten(), Unwritten()
-        self._workers.once(lambda: self._open(lengths, prediction_parts))
+            self.metrics, self.rejects = Unwritten(), Unwritten()
+        self._workers.once(lambda: self._open(lengths))
 
-    def _open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str]) -> None:
+    def _open(self, lengths: Mapping[str, int]) -> None:
         checkpoint.clean_up(self._checkpoints, self._config.checkpoint.keep)
         run_dir, keep_open = self._run_dir, self._opened.enter_context
-        if self._config.record_predictions:
-            writer = PredictionWriter(
-                run_dir / "predictions", prediction_parts, submit=self.background.submit
-            )
-            self.predictions = writer.open()
-        lines = run_dir / "metrics.jsonl"
-        self.metrics = keep_open(closing(GrowingFile.open(lines, lengths["metrics"])))
+        self.metrics = keep_open(closing(GrowingFile.open(run_dir / "metrics.jsonl", lengths["metrics"])))
         self.rejects = keep_open(closing(GrowingFile.open(run_dir / "rejects.jsonl", lengths["rejects"])))
-        self.events = keep_open(closing(EventFiles.open(run_dir / "tensorboard", lines, self._config)))
 
-    def flush(self, examples: int) -> dict[str, Any]:
-        """Has all predictions up to a position written; returns what a checkpoint keeps for ``open``."""
-        if self.predictions is not None:
-            self.predictions.flush(examples)
-        return {
-            "lengths": {"metrics": self.metrics.length, "rejects": self.rejects.length},
-            "prediction_parts": list(self.predictions.parts) if self.predictions is not None else [],
-        }
+    @property
+    def lengths(self) -> dict[str, int]:
+        """What a checkpoint keeps for ``open``."""
+        return {"metrics": self.metrics.length, "rejects": self.rejects.length}
 
     def write_checkpoint(
         self,

@@ -6,11 +6,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from ctr.data.batches import LargeQuery
 from ctr.io.errors import InputError
 
 # A step that is skipped again and again must not make the checkpoints grow.
 _RANGES_NOTED = 100
+
+FULL_WINDOW = 50_000
+"""Examples of a window where the configuration leaves them open, but for those of the first so many."""
+_SMALLEST_WINDOW = 64
+_SHARE_BEFORE = 16
 
 MOST_SET_ASIDE = 0.1
 """Share of the rows of a log that may lie in queries with too many rows, the largest one not counted."""
@@ -25,6 +32,9 @@ class Position:
     # Rows of each constraint log that are behind it.
     constraint_logs: dict[str, int] = field(default_factory=dict)
     batches: int = 0  # that were scored
+    scored_rows: int = 0  # good rows that were scored
+    window_from: int = 0  # the same where the window began that it is in
+    window_times: list[int] = field(default_factory=lambda: [0, 0])  # of the window's first and last row
     trained_examples: int = 0  # good rows in batches that were learned from, also those of weight 0
     trained_rows: int = 0  # those of them with a train weight above 0 whose step changed the weights
     skipped_steps: int = 0  # steps that changed nothing because the loss or a gradient was not finite
@@ -63,9 +73,34 @@ class Position:
         return content
 
     @property
+    def window_examples(self) -> int:
+        return self.scored_rows - self.window_from
+
+    @property
     def unlearned_rows(self) -> int:
         """Rows that were scored but not learned from, because a step was skipped or ``skip`` leaves them out."""
         return self.skipped_rows + self.left_out_rows
+
+
+def note_scored(position: Position, query_time: np.ndarray) -> None:
+    """Counts good rows of the log, with these times [N], at least one, in place."""
+    if not position.window_examples:
+        position.window_times[0] = int(query_time[0])
+    position.window_times[1] = int(query_time[-1])
+    position.scored_rows += len(query_time)
+
+
+def open_window(begin: int) -> int:
+    """Examples of a window that the configuration leaves open, from how many the run has measured before it.
+
+    From the first 50,000 on windows have 50,000. Those before them are in parts, so that a short log has a course over
+    time: of 64, and later of a sixteenth of what is before. The length of the log, which may grow, has no say.
+    """
+    left = FULL_WINDOW - begin
+    if left <= 0:
+        return FULL_WINDOW
+    examples = max(_SMALLEST_WINDOW, begin // _SHARE_BEFORE)
+    return examples if left >= 2 * examples else left
 
 
 def note_step(position: Position, begin: int, end: int, applied: bool) -> None:

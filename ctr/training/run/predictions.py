@@ -1,78 +1,18 @@
-"""Progressive predictions of a run, made before the model learned from an example (FF 4.1.2), and their sidecar."""
+"""Sidecar of a run's progressive predictions, made before the model learned from an example (FF 4.1.2)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.dataset as ds
 
-from ctr.data.batches import Batch
-from ctr.data.log import Manifest, read_manifests, read_schema
+from ctr.data.log import read_manifests, read_schema
 from ctr.data.sample_log import RECORD
 from ctr.data.shards import read_shard
 from ctr.data.sidecar import new_sidecar_folder, write_sidecar_partition
 from ctr.io.errors import InputError
-from ctr.io.files import make_folder, write_atomic
 from ctr.training.config import TrainConfig
-
-PREDICTION_COLUMNS = (
-    "example_id", "query_id", "query_time", "label", "train_weight", "metric_weight", "logit",
-)  # fmt: skip
-
-
-class PredictionWriter:
-    """Collects progressive predictions, and has ``submit`` write them in Parquet files, at once or later, in order."""
-
-    def __init__(
-        self,
-        folder: Path,
-        kept_parts: Sequence[str],
-        part_rows: int = 1_000_000,
-        submit: Callable[[Callable[[], None]], None] = lambda job: job(),
-    ) -> None:
-        self._folder = folder
-        self._submit = submit
-        self._part_rows = part_rows
-        self.parts = list(kept_parts)  # names of the files written, in the log's order
-        self._pending: list[dict[str, np.ndarray]] = []
-        self._pending_rows = 0
-
-    def open(self) -> Self:
-        """Makes the folder, and deletes all files in it but ``parts``. Raises InputError: one of these is missing."""
-        make_folder(self._folder)
-        for path in self._folder.iterdir():
-            if path.name not in self.parts:
-                path.unlink()
-        missing = [part for part in self.parts if not (self._folder / part).exists()]
-        if missing:
-            raise InputError(f"{self._folder / missing[0]}: missing, though the checkpoint names it")
-        return self
-
-    def add(self, batch: Batch, logit: np.ndarray, labels: Mapping[str, np.ndarray]) -> None:
-        columns = {name: getattr(batch.rows, name) for name in PREDICTION_COLUMNS[:-1]}
-        self._pending.append({**columns, "logit": logit, **labels})
-        self._pending_rows += len(logit)
-        if self._pending_rows >= self._part_rows:
-            self.flush(batch.end)
-
-    def flush(self, end: int) -> None:
-        if not self._pending:
-            return
-        path, parts = self._folder / f"{end:020d}.parquet", self._pending
-        self._submit(lambda: _write_predictions(path, parts))
-        self.parts.append(path.name)
-        self._pending = []
-        self._pending_rows = 0
-
-
-def _write_predictions(path: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    # Of labels that are not known.
-    nulls = {name: np.isnan(column) for name, column in columns.items() if name.startswith("label_")}
-    table = pa.table({name: pa.array(column, mask=nulls.get(name)) for name, column in columns.items()})
-    write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
 
 
 def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> dict[str, Any]:
@@ -80,11 +20,11 @@ def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> di
 
     Rows that the run did not score have NaN. Raises InputError: no predictions, or others of this name.
     """
-    parts = sorted((run_dir / "predictions").glob("*.parquet"))
+    parts = [str(path) for path in sorted((run_dir / "predictions").glob("*.parquet"))]
     if not parts:
         raise InputError(f"{run_dir}: has no predictions to record: the run scored no row")
     schema = read_schema(log)
-    predictions = _Predictions(parts)
+    predictions = ds.dataset(parts)
     rows = missing = 0
     for manifest in read_manifests(log):
         if rows + manifest.rows > log_rows:
@@ -95,7 +35,11 @@ def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> di
         ids = np.concatenate(
             [np.zeros(0, np.int64), *(table.column("example_id").to_numpy() for table in tables)]
         )
-        logit = predictions.read_logits(manifest, ids)
+        times = ds.field("query_time")
+        is_own = (times >= manifest.start) & (times < manifest.end)
+        own = predictions.to_table(["example_id", "logit"], filter=is_own)
+        logit, order = np.full(len(ids), np.nan, np.float32), np.argsort(ids, kind="stable")
+        logit[order[np.searchsorted(ids[order], own["example_id"].to_numpy())]] = own["logit"].to_numpy()
         rows += len(ids)
         missing += int(np.isnan(logit).sum())
         write_sidecar_partition(log, name, manifest, pa.table({"example_id": ids, "logit": logit}))
@@ -118,30 +62,3 @@ def check_record(log: Path, config: TrainConfig, run_dir: Path, name: str) -> No
     if is_there and (is_sampling or not (run_dir / "summary.json").exists()):
         origin = "from a sampling" if is_sampling else "from another run"
         raise InputError(f"--record {name}: {folder} already exists, {origin}; use another name")
-
-
-class _Predictions:
-    def __init__(self, parts: list[Path]) -> None:
-        self._blocks = self._read(parts)
-        self._block = next(self._blocks, None)
-
-    @staticmethod
-    def _read(parts: list[Path]) -> Iterator[dict[str, np.ndarray]]:
-        for part in parts:
-            table = pq.read_table(part, columns=["query_time", "example_id", "logit"])
-            yield {column: table.column(column).to_numpy() for column in table.column_names}
-
-    def read_logits(self, partition: Manifest, example_id: np.ndarray) -> np.ndarray:
-        """Returns the logits, float32 [N], of a partition's examples; NaN for those without. To be called in order."""
-        logit = np.full(len(example_id), np.nan, np.float32)
-        order = np.argsort(example_id, kind="stable")
-        known = example_id[order]
-        while self._block is not None:
-            times = self._block["query_time"]
-            begin, end = np.searchsorted(times, [partition.start, partition.end])
-            own = self._block["example_id"][begin:end]
-            logit[order[np.searchsorted(known, own)]] = self._block["logit"][begin:end]
-            if end < len(times):
-                break
-            self._block = next(self._blocks, None)
-        return logit

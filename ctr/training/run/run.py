@@ -2,10 +2,11 @@
 
 import copy
 import logging
+import math
 import shlex
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,59 +16,74 @@ from ctr.data.batches import Batch
 from ctr.data.log import MAX_TIME_US
 from ctr.data.sidecar import SidecarHash
 from ctr.io.errors import InputError, of_another_version
+from ctr.objective.bias_constraints import SLICES_MEASURED
+from ctr.objective.targets import label_outcomes
 from ctr.training.fused_feed import AnyFeed
 from ctr.training.inputs import Inputs
 from ctr.training.logs import LogsSeen
+from ctr.training.observers.observer import Observer, Scored, Turn
 from ctr.training.run import checkpoint
 from ctr.training.run.checkpoint import Share
 from ctr.training.run.directory import remove_leftovers
 from ctr.training.run.files import RunFiles, describe_rejects
-from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
-from ctr.training.run.position import Position, check_rejects, note_large_query, note_step
+from ctr.training.run.position import (
+    Position,
+    check_rejects,
+    note_large_query,
+    note_scored,
+    note_step,
+    open_window,
+)
 from ctr.training.state import TrainState, first_broken, predicts_soundly
 from ctr.training.trainer import Scores
 from ctr.workers.parts import Part
 
 log = logging.getLogger(__name__)
 
+# Of larger families of slices a line of metrics has the extremes of the duals only.
+_DUALS_SHOWN = 32
+
 
 @contextmanager
-def open_run(run_dir: Path, inputs: Inputs, state: TrainState) -> Iterator["Run"]:
+def open_run(
+    run_dir: Path, inputs: Inputs, state: TrainState, observers: Sequence[Observer] = ()
+) -> Iterator["Run"]:
     """Goes on where the newest checkpoint in ``run_dir`` stands, or begins; closes the files after the block.
 
     Raises InputError: another log.
     """
-    run = Run(run_dir, inputs, state)
+    run = Run(run_dir, inputs, state, observers)
     run.workers.once(lambda: remove_leftovers(run_dir))
-    try:
-        run.resume()
+    with ExitStack() as opened:
+        opened.callback(run.files.close)
+        run.resume(opened)
         # Touches the memory for the first checkpoint now, that what was restored is gone.
         run.files.background.submit(lambda: run._copies.make_room(run._weight_layout()))
         yield run
-    finally:
-        run.files.close()
 
 
 class Run:
     """A run. Of several workers all stand at the same place; the first one writes the files."""
 
-    def __init__(self, run_dir: Path, inputs: Inputs, state: TrainState) -> None:
+    def __init__(
+        self, run_dir: Path, inputs: Inputs, state: TrainState, observers: Sequence[Observer] = ()
+    ) -> None:
         self.run_dir, self.config, self.schema = run_dir, inputs.config, inputs.schema
-        self.state, self.workers = state, state.workers
+        self.state, self.workers, self.inputs = state, state.workers, inputs
+        self.observers = [one for one in observers if self.workers.is_chief or one.on_all_workers]
         # Query time (us) of the last row that this process learned from.
         self.learned_through: int | None = None
         self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
         self._log_paths = {name: one.path for name, one in inputs.row_logs.items()}
-        self._constraint_names = tuple(inputs.constraint_logs)
+        self.constraint_names = tuple(inputs.constraint_logs)
         self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
-        none = dict.fromkeys(self._constraint_names, 0)
+        none = dict.fromkeys(self.constraint_names, 0)
         self.position = Position(
             constraint_logs=none,
             constraint_rejected=dict(none),
             constraint_read=dict(none),
         )
-        self.metrics = RunMetrics(self.config, self.schema, self.state, self._constraint_names)
         self.files = RunFiles(self.run_dir, self.config, self.workers)
         self._note_saved()
 
@@ -79,23 +95,35 @@ class Run:
 
     # From checkpoint to checkpoint.
 
-    def resume(self) -> None:
-        """Restores the newest checkpoint, or the beginning, and deletes what was written after it."""
+    def resume(self, opened: ExitStack) -> None:
+        """Restores the newest checkpoint, or the initial state, and cuts files back to it; ``opened`` closes them."""
         part = self.state.sharding.part
         saved = self.files.newest_checkpoint(
             lambda name, rows: part(name.removeprefix(checkpoint.WEIGHTS), rows)
         )
         lengths: Mapping[str, int] = {"metrics": 0, "rejects": 0}
-        parts: list[str] = []
+        states: dict[str, dict[str, np.ndarray]] = {}
         if saved is not None:
             self._restore(*saved)
-            lengths, parts = saved[1]["lengths"], saved[1]["prediction_parts"]
+            lengths = saved[1]["lengths"]
+            for path, array in saved[0].items():
+                name, _, key = path.partition("|")
+                states.setdefault(name, {})[key] = array
         self._note_saved()
-        self.files.open(lengths, parts)
+        self.files.open(lengths)
+        with self.workers.raise_if_any_failed():
+            for observer in self.observers:
+                try:
+                    observer.begin(self, states.get(observer.name, {}))
+                except InputError:
+                    raise
+                except (KeyError, ValueError) as error:
+                    raise of_another_version(f"{self.run_dir}: its newest checkpoint") from error
+                opened.enter_context(closing(observer))
 
     def _restore(self, arrays: dict[str, np.ndarray], state: dict[str, Any], parts: dict[str, Part]) -> None:
         self._logs.check(state["consumed"])
-        if state["sidecars"] != self.sidecar_hashes(state["window_times"][1] + 1):
+        if state["sidecars"] != self.sidecar_hashes(state["position"]["window_times"][1] + 1):
             raise InputError(
                 f"{self.run_dir}: the sidecars {', '.join(self._sidecars)} are not those that this run has read so "
                 "far: use another output directory to start again"
@@ -104,10 +132,6 @@ class Run:
             self.state.restore(checkpoint.weights_of(arrays), checkpoint.weights_of(parts))
         except ValueError as error:
             raise InputError(f"{self.run_dir}: {error}") from None
-        try:
-            self.metrics.restore(arrays, state["window_times"])
-        except (KeyError, ValueError):
-            raise of_another_version(f"{self.run_dir}: its newest checkpoint") from None
         self.position = Position.from_json(state["position"])
 
     @property
@@ -140,15 +164,19 @@ class Run:
             **copy.deepcopy(self.progress()),
             # Where raw values may be; only ever read to show them.
             "log": str(self._log_paths[""].resolve()),
-            "sidecars": self.sidecar_hashes(self.metrics.window_times[1] + 1),
-            **self.files.flush(self.position.examples),
+            "sidecars": self.sidecar_hashes(self.position.window_times[1] + 1),
+            "lengths": self.files.lengths,
         }
         weights = (
             (f"{checkpoint.WEIGHTS}{name}", begin, piece) for name, begin, piece in self.state.pieces()
         )
+        observed = {
+            f"{observer.name}|{name}": array
+            for observer in self.observers
+            for name, array in observer.checkpoint().items()
+        }
         # What all workers have the first one writes.
-        metrics = self.metrics.to_arrays() if self.workers.is_chief else {}
-        copied = self._copies.copy(self._weight_layout(), weights, metrics)
+        copied = self._copies.copy(self._weight_layout(), weights, observed if self.workers.is_chief else {})
         share = self._share_of_checkpoint(sum(array.nbytes for array in copied.values()))
         self.files.write_checkpoint(self.position.examples, copied, content, share)
         self._note_saved()
@@ -170,7 +198,6 @@ class Run:
     def progress(self) -> dict[str, Any]:
         return {
             "position": self.position.as_json(),
-            "window_times": self.metrics.window_times,
             "consumed": self._logs.consumed(self._rows_passed()),
         }
 
@@ -184,6 +211,7 @@ class Run:
 
     def follow_logs(self, inputs: Inputs) -> None:
         """Goes on with these logs. Raises InputError: partitions seen so far are not what they were."""
+        self.inputs = inputs
         manifests = {name: one.manifests for name, one in inputs.row_logs.items()}
         self._logs.update(manifests, self._rows_passed())
 
@@ -200,14 +228,40 @@ class Run:
         return bool(
             position.skipped_in_a_row
             or end - position.due_from >= self.config.checkpoint.every_examples
-            or self.metrics.window_is_full(rows)
+            or self.is_window_full(rows)
             or (
                 exports is not None
                 and position.examples // exports.every_examples < end // exports.every_examples
             )
         )
 
-    def record(self, feed: AnyFeed, scores: Scores) -> None:
+    def is_window_full(self, ahead: int = 0) -> bool:
+        """Returns whether the window is full, or will be with ``ahead`` more rows."""
+        examples = self.config.metrics.window_examples
+        if examples == "auto":
+            examples = open_window(self.position.window_from)
+        return self.position.window_examples + ahead >= examples
+
+    def record(self, feed: AnyFeed, scores: Scores, is_new: bool, has_labels: bool) -> None:
+        """Notes what a step did, and has the observers see it.
+
+        Raises InputError: too many steps were skipped, or too many rows of a log are faulty.
+
+        Args:
+            is_new: the batch was scored for the first time.
+            has_labels: it was learned from, or left out.
+        """
+        scored = [
+            *self._record_constraint_logs(feed, scores),
+            *(self._record_scored(feed, scores) if is_new else ()),
+        ]
+        learned, terms = self.record_learned(feed, scores) if has_labels else (0, None)
+        if is_new:
+            self.check_faults()
+        for observer in self.observers:
+            observer.batch(Turn(is_new, scored, learned, terms))
+
+    def _record_scored(self, feed: AnyFeed, scores: Scores) -> list[Scored]:
         batch, position = feed.batch, self.position
         rows = batch.rows
         position.rejected_rows += self._record_rejects(batch)
@@ -215,17 +269,19 @@ class Run:
         position.examples, position.scored_until = batch.end, batch.last_query
         position.batches += len(feed.batches)
         if not len(rows):
-            return
+            return []
+        note_scored(position, rows.query_time)
         logit = self._finite(scores.logit[: len(rows)])
-        self.metrics.update(rows, logit, [index[: len(rows)] for index in scores.slices])
-        labels = self.metrics.update_labels(rows, [self._finite(one[: len(rows)]) for one in scores.labels])
-        if self.files.predictions is not None:
-            self.files.predictions.add(batch, logit, labels)
+        labels = {
+            name: (label_outcomes(label, name, rows), self._finite(one[: len(rows)]))
+            for (name, label), one in zip(self.config.objective.labels.items(), scores.labels, strict=True)
+        }
+        return [Scored(0, batch, logit, [index[: len(rows)] for index in scores.slices], labels)]
 
-    def record_constraint_logs(self, feed: AnyFeed, scores: Scores) -> None:
-        position, begin = self.position, len(feed.batch.rows)
+    def _record_constraint_logs(self, feed: AnyFeed, scores: Scores) -> list[Scored]:
+        position, begin, scored = self.position, len(feed.batch.rows), []
         for source, (name, batch) in enumerate(
-            zip(self._constraint_names, feed.constraint_batches, strict=False), 1
+            zip(self.constraint_names, feed.constraint_batches, strict=False), 1
         ):
             if batch is None:
                 continue
@@ -236,8 +292,9 @@ class Run:
             if len(rows):
                 own = slice(begin, begin + len(rows))
                 logit = self._finite(scores.logit[own])
-                self.metrics.update_constraint_log(source, rows, logit, [one[own] for one in scores.slices])
+                scored.append(Scored(source, batch, logit, [index[own] for index in scores.slices]))
             begin += len(rows)
+        return scored
 
     def _record_rejects(self, batch: Batch, constraint_log: str | None = None) -> int:
         """Records faulty rows, and queries that are set aside; returns the number of the former."""
@@ -269,24 +326,25 @@ class Run:
         """Returns whether nothing is to be learned from a batch: ``skip`` has at least one of its rows."""
         return self.config.leaves_out(batch.begin, batch.end)
 
-    def record_learned(self, feed: AnyFeed, scores: Scores) -> None:
-        """Records that batches were learned from, or are left out. Raises InputError: too many steps were skipped."""
+    def record_learned(self, feed: AnyFeed, scores: Scores) -> tuple[int, np.ndarray | None]:
+        """Notes that batches were learned from, or are left out; returns ``learned`` and ``terms`` of a ``Turn``.
+
+        Raises InputError: too many steps were skipped.
+        """
         batch, position = feed.batch, self.position
         rows = batch.rows
         position.learned, position.learned_until = batch.end, batch.last_query
         self.learned_through = batch.times[1]
         if self.is_left_out(batch):
             position.left_out_rows += len(rows)
-            return
+            return 0, None
         position.trained_examples += len(rows)
         if scores.applied is None:
-            return
+            return 0, None
         counts = np.array([len(one.rows) for one in feed.batches])
         is_learned = np.repeat(scores.applied, counts)
         position.trained_rows += int(np.count_nonzero(rows.train_weight[is_learned]))
         position.skipped_rows += int(np.count_nonzero(~is_learned))
-        if scores.terms is not None:
-            self.metrics.add_terms(scores.terms[scores.applied], counts[scores.applied])
         limit = self.config.max_skipped_steps
         for one, applied in zip(feed.batches, scores.applied.tolist(), strict=True):
             note_step(position, one.begin, one.end, applied)
@@ -295,6 +353,12 @@ class Run:
             if limit is not None and position.skipped_in_a_row >= limit:
                 reason = f"{limit} steps in a row were skipped, as the loss or a gradient was not finite"
                 raise self._stop(reason, self._last_applied, predicts_soundly(scores.logit))
+        if scores.terms is None:
+            return int(is_learned.sum()), None
+        learned = counts * scores.applied
+        # Not 0 times what is not finite.
+        terms = np.where(scores.applied[:, np.newaxis], scores.terms, 0).astype(np.float64)
+        return int(learned.sum()), learned @ terms
 
     def _stop(self, reason: str, begin: int, predicts: bool) -> InputError:
         """Returns the error that ends the run, with the command that resumes it without the rows from ``begin`` on.
@@ -352,24 +416,50 @@ class Run:
 
     def close_window(self, timing: Mapping[str, float]) -> dict[str, Any]:
         """Writes the line of the window that ends here; begins the next one."""
-        measured = self.metrics.close_window(self.position.examples)
-        terms, cumulative = measured.pop("terms"), measured.pop("cumulative")
-        ramps, rates = self.ramps(), self.rates()
+        position, ramps, rates = self.position, self.ramps(), self.rates()
         spectra = {name: one._asdict() for name, one in self.state.optimizer_spectra().items()}
         line = {
-            "examples": self.position.examples,
-            **measured,
+            "examples": position.examples,
+            "window_begin": position.window_times[0],
+            "window_end": position.window_times[1],
+            "window_examples": position.window_examples,
             "alpha2": ramps.pop("alpha2"),
             **{f"ramp_{name}": ramp for name, ramp in ramps.items() if name in self.config.objective.terms},
             **{f"rate_{group}": rates[group] for group in self.config.schedules},
-            **{f"loss_{name}": term for name, term in terms.items()},
             **dual_scalars(self.state),
             **self.state.experts.report(),
             **{f"shampoo_{name}": value for name, value in self.state.optimizer_report().items()},
             **({"shampoo_spectra": spectra} if spectra else {}),
             **timing,
-            "cumulative": cumulative,
         }
+        for observer in self.observers:
+            observer.window(line)
         self.files.metrics.append(line)
-        self.files.events.append(line)
+        position.window_from = position.scored_rows
         return line
+
+
+def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
+    """Replaces predictions (float32 [N]) that are not finite by what they would have been without a model."""
+    return np.where(np.isfinite(logit), logit, np.float32(math.log(prior / (1 - prior))))
+
+
+def duals_of(state: TrainState, limit: int = SLICES_MEASURED) -> dict[str, Any]:
+    """Returns lambda_k of every family; the least and the greatest where there are more than ``limit``."""
+    duals: dict[str, Any] = {}
+    for family, variable in zip(state.families, state.duals, strict=True):
+        values = variable.numpy()
+        if family.slices <= limit:
+            duals[family.name] = values.tolist()
+        else:
+            duals[family.name] = {"min": float(values.min()), "max": float(values.max())}
+    return duals
+
+
+def dual_scalars(state: TrainState) -> dict[str, float]:
+    """Returns the duals that a line of metrics has, by name."""
+    scalars: dict[str, float] = {}
+    for name, values in duals_of(state, _DUALS_SHOWN).items():
+        keys = values if isinstance(values, dict) else range(len(values))
+        scalars |= {f"dual_{name}_{key}": values[key] for key in keys}
+    return scalars

@@ -10,8 +10,6 @@ from typing import Any
 from ctr.eval import display
 from ctr.eval.click_ratio import describe, judge
 from ctr.eval.display import nothing_learned
-from ctr.eval.timeline import Timeline
-from ctr.io.documents import json_number
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.run.directory import read_warm_start
@@ -128,22 +126,6 @@ def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
     if not report["layers_ready"]:
         began = f"no layer has roots after {began}"
     return f"Shampoo ({began})"
-
-
-def last_window(timeline: Timeline) -> dict[str, Any] | None:
-    """Returns the calibration at the end of a pass (``Timeline.last_window``), for summary.json, or None."""
-    last = timeline.last_window()
-    if not len(last):
-        return None
-    _, begin, end, examples, _ = last.windows[0].tolist()
-    point, low, high = (json_number(one[0]) for one in last.click_ratio())
-    return {
-        "window_begin": begin,
-        "window_end": end,
-        "examples": examples,
-        "calibration_ratio": point,
-        "calibration_ratio_ci95": [low, high],
-    }
 
 
 def calibration_text(summary: Mapping[str, Any]) -> str:

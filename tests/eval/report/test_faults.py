@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import run_directories
@@ -114,7 +115,14 @@ def test_damaged_files_of_a_run_are_told_in_one_line(write_run, tmp_path):
     run = shutil.copytree(plain, tmp_path / "run")
     sorted(run.glob("predictions/*"))[0].write_bytes(b"PAR1")
     refused(run, "not readable as predictions", plain)
-    (run / "timeline.npz").write_bytes((run / "timeline.npz").read_bytes()[:300])
-    refused(run, r"timeline\.npz: damaged")
-    np.savez(run / "timeline.npz", windows=np.zeros(3))
-    refused(run, r"timeline\.npz: damaged, or of another version: Timeline has arrays")
+    sums = pd.read_parquet(run / "windows.parquet")
+    for part, column, value, message in (
+        ("time", "bucket", 77, r"time sums/\w+: bucket must be 0 to 31"),
+        ("pass", "value", np.inf, "keys must be whole numbers, and value finite"),
+    ):
+        changed = sums.copy()
+        changed.loc[changed["part"] == part, column] = value
+        changed.to_parquet(run / "windows.parquet", index=False)
+        refused(run, rf"windows\.parquet: damaged, or of another version: {message}")
+    (run / "windows.parquet").write_bytes((run / "windows.parquet").read_bytes()[:300])
+    refused(run, r"windows\.parquet: not readable as sums")

@@ -10,8 +10,9 @@ from ctr.eval.report.draw import draw
 from ctr.eval.report.importance import MOST_DRAWN
 from ctr.eval.report.page import Details
 from ctr.eval.report.shown_run import show_runs
+from ctr.eval.windows import Sums
 from report_pages import blocks_of, check_page, figures_of, rows_of, tables_of, words_of
-from run_directories import make_rows, predict, write_run
+from run_directories import make_rows, predict, write_run, write_sums
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,9 @@ def measured_run(folder: Path, rows, means: dict[str, float]) -> Path:
     increases = {name: rng.normal(mean, 0.008, (2, 256)) for name, mean in means.items()}
     ones = np.ones((2, 256))
     whole = {"position": np.array([50, 70]), "rows": np.array([256, 256])}
-    np.savez_compressed(run / "importance.npz", **whole, weight=ones, loss=0.5 * ones, **increases)
+    sums = Sums()
+    sums.add_importance({**whole, "weight": ones, "loss": 0.5 * ones, **increases})
+    write_sums(run, sums)
     return run
 
 

@@ -17,7 +17,7 @@ def test_failed_missing_and_damaged_runs_are_told_and_the_rest_too(copy):
     folder = copy / run_folder("dcn", 2)
     shutil.rmtree(folder)
     shutil.rmtree(copy / run_folder("optimizer", 3))
-    (copy / run_folder("base", 3) / "metric_states.npz").write_bytes(b"no")
+    (copy / run_folder("base", 3) / "windows.parquet").write_bytes(b"no")
     (copy / "failures").mkdir()
     (copy / "failures" / "dcn-seed-2.txt").write_text("Traceback\n  somewhere\nerror: out of <memory>\n\n")
     (copy / "failures" / "teacher-big-seed-1.txt").write_text("no such column\n")
@@ -29,7 +29,7 @@ def test_failed_missing_and_damaged_runs_are_told_and_the_rest_too(copy):
     assert "- teacher big failed: no such column" in text
     assert "- dcn@wide seed 1 failed: nothing was learned" in text
     assert re.search(r"- optimizer seed 3 missing: runs/optimizer-seed-3-\w+: not run, or not finished", text)
-    assert re.search(r"- base seed 3 unreadable: .*metric_states.npz: damaged", text)
+    assert re.search(r"- base seed 3 unreadable: .*windows.parquet: not readable", text)
     # A mean and a difference are of the seeds that both sides have, each once.
     for name, reference, seeds in (("dcn", "base", ["1"]), ("optimizer", "dcn", ["1"])):
         arm, other = result[name], result[reference]

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.windows import Sums
 from ctr.experiments.report.write import TABLE_WIDTH, write_experiment
-from ctr.io.errors import InputError
-from experiment_folders import edit, page_of, result_of, table_of, told, write_small
+from experiment_folders import page_of, result_of, table_of, told, write_small
 from report_pages import words_of
-from run_directories import run_folder, write_plan
+from run_directories import run_folder, write_plan, write_sums
 
 SEEDS = (1, 2, 3)
 SHIFT = {"base": 0.5, "bound": 0.1}
@@ -56,10 +56,9 @@ def system(rows, drawn, tmp_path_factory):
             ids = {"constraint:apart": (drawn["position"] >= 6).to_numpy().astype(np.int64)}
             columns = (drawn["label"], logits(drawn, name, seed), drawn["metric_weight"], drawn["query_id"])
             metrics.update(*columns, ids)
-            (run / "constraint_states").mkdir()
-            np.savez_compressed(run / "constraint_states" / "drawn.npz", **metrics.to_arrays())
-            reported = {"drawn": metrics.summary()}
-            edit(run / "summary.json", lambda content, own=reported: content.update(constraint_logs=own))
+            sums = Sums()
+            sums.add_metrics("log drawn", metrics)
+            write_sums(run, sums)
     write_experiment(folder)
     return folder
 
@@ -138,20 +137,6 @@ def test_what_is_told(system):
     row, arm = table_of(system)["bound"], result_of(system)["bound"]
     assert float(row["slice_S1_bias"]) == slices_of(system)["low", 1]["bias"]["value"]
     assert [one["name"] for one in arm["slices"][:3]] == ["S2", "S1", None]
-
-
-def test_runs_without_states_of_constraint_logs_are_told_by_their_summaries(system, copy):
-    for path in copy.glob("runs/*/constraint_states"):
-        shutil.rmtree(path)
-    result = told(copy)[1]
-    before = slices_of(system)["apart", 1]
-    [after] = [one for one in result["bound"]["slices"] if (one["family"], one["index"]) == ("apart", 1)]
-    assert after["bias"] == {"value": pytest.approx(before["bias"]["value"]), "ci95": [None, None]}
-    assert after["weight"] == before["weight"] and not after["significant"]
-    path = copy / run_folder("base", 2) / "summary.json"
-    edit(path, lambda content: content.pop("constraint_logs"))
-    with pytest.raises(InputError, match=r"constraint_logs\.drawn\.calibration_slices: not as"):
-        write_experiment(copy)
 
 
 def test_families_with_other_slices_are_not_compared(copy):

@@ -12,7 +12,8 @@ from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.training.run.summary import calibration_text, calibration_warning, last_window, summary_text
+from ctr.training.observers.metrics import last_window
+from ctr.training.run.summary import calibration_text, calibration_warning, summary_text
 from small_runs import make_config
 
 

@@ -14,7 +14,7 @@ from ctr.eval.display import fingerprint
 from ctr.eval.report import run_page
 from ctr.eval.report.shown_run import show_runs
 from ctr.training.loop import train
-from ctr.training.run.features import slice_names
+from ctr.training.observers.slices import slice_names
 from fingerprint_logs import prints_of, publish_growing, values_of
 from report_pages import words_of
 from small_runs import LOGISTIC, draw_examples

@@ -5,7 +5,7 @@ import pytest
 
 from ctr.data.batches import BatchSize
 from ctr.training.config import TrainConfig
-from ctr.training.run.metrics import FULL_WINDOW, open_window
+from ctr.training.run.position import FULL_WINDOW, open_window
 
 
 def window_ends(rows: int, batch: int | None, window: int | None = None) -> list[int]:

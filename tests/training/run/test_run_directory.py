@@ -1,7 +1,10 @@
 """The files of a run, one by one."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,13 +14,14 @@ from ctr.data.batches import Batch, whole_query_batches
 from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
 from ctr.io.errors import InputError
+from ctr.training.observers.observer import Scored, Turn
+from ctr.training.observers.predictions import PREDICTION_COLUMNS, Predictions
 from ctr.training.run.directory import (
     adopt_config,
     adopt_environment,
     only_process,
 )
 from ctr.training.run.files import GrowingFile
-from ctr.training.run.predictions import PREDICTION_COLUMNS, PredictionWriter
 from ctr.training.run.results import timing_before
 from ctr.training.run.summary import TIMING
 from small_runs import make_config
@@ -122,18 +126,37 @@ def logits(batch: Batch) -> np.ndarray:
     return (batch.rows.example_id / 7).astype(np.float32)
 
 
-def test_predictions_are_written_up_to_each_flush_and_from_so_many_rows_on(tmp_path, log, schema):
-    batches = batches_of(log, schema)
-    writer = PredictionWriter(tmp_path, []).open()
-    for batch in batches[:4]:
-        writer.add(batch, logits(batch), {})
-    writer.flush(batches[3].end)
-    writer.flush(batches[3].end)
-    for batch in batches[4:6]:
-        writer.add(batch, logits(batch), {})
-    writer.flush(batches[5].end)
-    assert writer.parts == [f"{batches[place].end:020d}.parquet" for place in (3, 5)]
-    tables = [pq.read_table(tmp_path / part) for part in writer.parts]
+@pytest.fixture
+def run(tmp_path):
+    """A run as an observer of predictions sees it, whose files are written at once."""
+    files = SimpleNamespace(background=SimpleNamespace(submit=lambda job: job()))
+    return SimpleNamespace(
+        run_dir=tmp_path, config=make_config(), files=files, position=SimpleNamespace(examples=0)
+    )
+
+
+def begun(run: Any, rows: int = 0, part_rows: int = 1_000_000) -> Predictions:
+    predictions = Predictions(part_rows)
+    predictions.begin(run, {"rows": np.array(rows)})
+    return predictions
+
+
+def add(run: Any, predictions: Predictions, batches: Sequence[Batch]) -> int:
+    """Adds batches and returns how many rows a checkpoint behind them counts."""
+    for batch in batches:
+        run.position.examples = batch.end
+        predictions.batch(Turn(True, [Scored(0, batch, logits(batch), ())]))
+    return int(predictions.checkpoint()["rows"])
+
+
+def test_predictions_are_written_up_to_each_checkpoint_and_from_so_many_rows_on(run, log, schema):
+    batches, predictions = batches_of(log, schema), begun(run)
+    add(run, predictions, batches[:4])
+    add(run, predictions, [])
+    assert add(run, predictions, batches[4:6]) == sum(len(batch.rows) for batch in batches[:6])
+    paths = sorted((run.run_dir / "predictions").iterdir())
+    assert [path.name for path in paths] == [f"{batches[place].end:020d}.parquet" for place in (3, 5)]
+    tables = [pq.read_table(path) for path in paths]
     assert all(tuple(table.column_names) == PREDICTION_COLUMNS for table in tables)
     for table, expected in zip(tables, (batches[:4], batches[4:6]), strict=True):
         for name in PREDICTION_COLUMNS[:-1]:
@@ -144,26 +167,27 @@ def test_predictions_are_written_up_to_each_flush_and_from_so_many_rows_on(tmp_p
             == np.concatenate([logits(batch) for batch in expected]).tolist()
         )
     # They do not wait for a checkpoint without end.
-    writer = PredictionWriter(tmp_path / "large", [], part_rows=120).open()
-    for batch in batches:
-        writer.add(batch, logits(batch), {})
-    written = [pq.read_metadata(tmp_path / "large" / part).num_rows for part in writer.parts]
-    assert len(written) == len(list((tmp_path / "large").iterdir())) > 5
-    assert all(120 <= rows < 120 + 50 for rows in written)
+    for path in paths:
+        path.unlink()
+    run.position.examples = 0
+    add(run, begun(run, part_rows=120), batches)
+    written = [pq.read_metadata(path).num_rows for path in sorted((run.run_dir / "predictions").iterdir())]
+    assert len(written) > 5 and all(120 <= rows < 120 + 50 for rows in written[:-1])
 
 
-def test_a_resume_keeps_the_files_of_the_checkpoint_only(tmp_path, log, schema):
-    batches = batches_of(log, schema)
-    writer = PredictionWriter(tmp_path, []).open()
-    for batch in batches[:3]:
-        writer.add(batch, logits(batch), {})
-        writer.flush(batch.end)
-    (tmp_path / f"{writer.parts[0]}.partial-0123456789abcdef").touch()
-    again = PredictionWriter(tmp_path, writer.parts[:2]).open()
-    assert sorted(path.name for path in tmp_path.iterdir()) == writer.parts[:2] == again.parts
-    (tmp_path / writer.parts[1]).unlink()
-    with pytest.raises(InputError, match="missing, though the checkpoint names it"):
-        PredictionWriter(tmp_path, writer.parts[:2]).open()
+def test_a_resume_keeps_the_files_of_the_checkpoint_only(run, log, schema):
+    predictions, batches = begun(run), batches_of(log, schema)
+    rows = [add(run, predictions, [batch]) for batch in batches[:3]]
+    folder = run.run_dir / "predictions"
+    names = [f"{batch.end:020d}.parquet" for batch in batches[:3]]
+    (folder / f"{names[0]}.partial-0123456789abcdef").touch()
+    run.position.examples = batches[1].end
+    again = begun(run, rows[1])
+    assert sorted(path.name for path in folder.iterdir()) == names[:2]
+    assert add(run, again, []) == rows[1]
+    (folder / names[0]).unlink()
+    with pytest.raises(InputError, match=rf"has {rows[1] - rows[0]} rows, {rows[1]} at the checkpoint"):
+        begun(run, rows[1])
 
 
 def test_of_a_finished_run_the_first_timing_stands(tmp_path):

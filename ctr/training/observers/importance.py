@@ -7,18 +7,15 @@ by the weights of that moment, and again for each feature without what it says:
                  a new value would be, by the feature's shared row
     shuffled     of a feature with ``buckets``, which has no such row, each row has the ids of another one of them
 
-The difference of the two losses of a row is paired, and is summed by query bucket, for intervals. Nothing that a run
-computes depends on it: it is around the pass, which stops at these positions and goes on, as at a signal.
+The difference of the two losses of a row is paired, and is summed by query bucket, for intervals.
 
 Shuffling: Breiman, "Random Forests", Machine Learning 45 (2001), section 10; Fisher, Rudin, Dominici, "All Models are
 Wrong, but Many are Useful", JMLR 20 (2019).
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,14 +26,13 @@ from ctr.data.shards import shard_schema
 from ctr.data.stream import read_selection
 from ctr.data.value_arrays import offsets_of, places_of
 from ctr.eval.arrays import row_logloss
-from ctr.eval.importance import SHARED, SHUFFLED, importance_of
+from ctr.eval.importance import SHARED, SHUFFLED
 from ctr.eval.rows import scored_rows
 from ctr.eval.states import BUCKETS
-from ctr.io.arrays import read_arrays
+from ctr.eval.windows import Sums
 from ctr.models.rows import feature_names
 from ctr.training.inputs import Inputs, selection_of
-from ctr.training.run.directory import write_archive
-from ctr.training.run.run import Run
+from ctr.training.observers.observer import Arrays, Observer, Score, WatchedRun
 
 _POSITIONS = 8
 _SHARE = 1 / 4
@@ -45,50 +41,43 @@ _SCORES = 8
 """and how often, for each row of the log: so that many features do not take longer than the pass."""
 _UNKNOWN_ID = 0x6A09E667F3BCC908
 """A fingerprint that no value of a log has, but for one in 2^64."""
-_MOST_BYTES = 2**30
-
-Arrays = dict[str, np.ndarray]
 
 
-class Scoring(Protocol):
-    """A session of ``ctr.training.loop``, as far as it is needed."""
+class Importance(Observer):
+    """Measures the importance of features at some positions of a pass to the end of a log."""
 
-    run: Run
+    name = "importance"
+    on_all_workers = True
 
-    @property
-    def inputs(self) -> Inputs: ...
+    def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
+        self._run, self._measured = run, dict(state)
+        self._plan: tuple[list[int], int] | None = None
 
-    def advance(self, partial: bool = False, stop: Callable[[], bool] = ...) -> object: ...
-
-    def score(self, rows: Rows) -> np.ndarray: ...
-
-
-def advance_measuring(session: Scoring, stop: Callable[[], bool]) -> None:
-    """Advances to the end of the log, or until ``stop``, and measures importance on the way.
-
-    The sums go to RUN/importance.npz before the pass goes on, so that a run that is resumed ends with the same file.
-    """
-    run, workers = session.run, session.run.workers
-    targets, rows = plan(session.inputs)
-    read = workers.once(lambda: _read(run.run_dir)) if targets else {}
-    found = {name: np.array(values) for name, values in read.items()}
-    if found:
-        found = _only(found, found["position"] <= run.position.examples)
-
-    def is_due() -> bool:
-        """Tells whether there is no measurement at or after the last target that is behind, and still one to make."""
-        if run.position.examples >= session.inputs.log.rows:
+    def wants_pause(self, inputs: Inputs) -> bool:
+        """Returns whether nothing was measured at or after the last planned position that is behind."""
+        self._plan = self._plan or plan(inputs)
+        passed = [target for target in self._plan[0] if target <= self._run.position.examples]
+        if not passed or self._run.position.examples >= inputs.log.rows:
             return False
-        passed = [target for target in targets if target <= run.position.examples]
-        return bool(passed) and not (found and (found["position"] >= passed[-1]).any())
+        return not (self._measured and (self._measured["position"] >= passed[-1]).any())
 
-    while True:
-        if is_due():
-            found = _appended(found, _measure(session, rows))
-            workers.once(partial(write_archive, run.run_dir, "importance", found))
-        session.advance(partial=True, stop=lambda: stop() or is_due())
-        if not is_due():
+    def pause(self, inputs: Inputs, score: Score) -> None:
+        _, rows = self._plan or plan(inputs)
+        new = measure(self._run, inputs, score, rows)
+        if not self._measured:
+            self._measured = {name: array[np.newaxis] for name, array in new.items()}
             return
+        # Of a log that has grown the last ones are kept.
+        self._measured = {
+            name: np.append(self._measured[name], [array], axis=0)[-_POSITIONS:]
+            for name, array in new.items()
+        }
+
+    def checkpoint(self) -> Arrays:
+        return self._measured
+
+    def end(self, summary: dict[str, Any], sums: Sums) -> None:
+        sums.add_importance(self._measured)
 
 
 def plan(inputs: Inputs) -> tuple[list[int], int]:
@@ -105,35 +94,13 @@ def plan(inputs: Inputs) -> tuple[list[int], int]:
     return [begin + total // 2 + place * total // (2 * _POSITIONS) for place in range(_POSITIONS)], rows
 
 
-def _read(run_dir: Path) -> dict[str, list[Any]]:
-    try:
-        found = read_arrays(run_dir / "importance.npz", _MOST_BYTES)
-        importance_of(found)
-    except (OSError, KeyError, ValueError):
-        # Measured again, as far as the pass still comes there.
-        return {}
-    return {name: array.tolist() for name, array in found.items()}
-
-
-def _only(found: Arrays, which: np.ndarray) -> Arrays:
-    return {name: array[which] for name, array in found.items()}
-
-
-def _appended(found: Arrays, new: Arrays) -> Arrays:
-    """Adds a measurement; of a log that has grown the last ones are kept."""
-    if not found:
-        return {name: array[np.newaxis] for name, array in new.items()}
-    return {name: np.append(found[name], [array], axis=0)[-_POSITIONS:] for name, array in new.items()}
-
-
-def _measure(session: Scoring, most: int) -> Arrays:
-    """Measures here: arrays of ``ctr.eval.importance``, of one position."""
-    run, inputs = session.run, session.inputs
+def measure(run: WatchedRun, inputs: Inputs, score: Score, most: int) -> Arrays:
+    """Measures where the run stands, by at most so many rows: arrays of ``ctr.eval.importance``, of one position."""
     position = run.position.examples
     used = feature_names(run.state.layouts)
     names = [feature.name for feature in inputs.schema.features if feature.name in used]
     rows = _next_rows(inputs, position, most)
-    scored = scored_rows(rows.label, session.score(rows), rows.metric_weight, rows.query_id)
+    scored = scored_rows(rows.label, score(rows), rows.metric_weight, rows.query_id)
 
     def by_bucket(values: np.ndarray) -> np.ndarray:
         return np.bincount(scored.bucket, scored.weight * values, BUCKETS)
@@ -146,7 +113,7 @@ def _measure(session: Scoring, most: int) -> Arrays:
     }
     for name in names:
         way, without = without_feature(rows, inputs.schema, name)
-        logit = session.score(without)[scored.kept].astype(np.float64)
+        logit = score(without)[scored.kept].astype(np.float64)
         arrays[f"{way}/{name}"] = by_bucket(row_logloss(scored.label, logit) - scored.loss)
     return arrays
 

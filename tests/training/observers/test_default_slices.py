@@ -12,10 +12,10 @@ from ctr.data.log import create_log, read_manifests
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.eval.report.shown_run import show_runs
-from ctr.eval.run_files import read_default_slices
-from ctr.training.run.directory import write_archive
-from ctr.training.run.results import default_slices, heaviest_ids, slice_arrays
-from run_directories import make_rows, predict, write_run
+from ctr.eval.run_files import read_default_slices, read_run
+from ctr.eval.windows import SLICES, Sums
+from ctr.training.observers.slices import default_slices, heaviest_ids
+from run_directories import make_rows, predict, write_run, write_sums
 
 NAMES = ("plain", "many", "worst", "bad", "one", "worse")
 SCHEMA = Schema(
@@ -64,14 +64,16 @@ def test_the_features_that_differ_most_are_found_and_shown(log_and_run):
         assert table.loc[one, "weight"] == len(part)
         assert table.loc[one, "calibration_ratio"] == pytest.approx(probability.sum() / part["label"].sum())
     assert heaviest_ids(found["worst"]) == list(table.sort_values("weight", ascending=False).index)
-    write_archive(run, "default_slices", slice_arrays(found))
-    assert list(read_default_slices(run)) == list(found)
-    pd.testing.assert_frame_equal(read_default_slices(run)["bad"].result(), found["bad"].result())
+    assert not show_runs([run])[0].has_default_slices
+    sums = Sums()
+    sums.add_slices(SLICES, found)
+    write_sums(run, sums)
+    read = read_default_slices(read_run(run))
+    assert list(read) == list(found)
+    pd.testing.assert_frame_equal(read["bad"].result(), found["bad"].result())
     [shown] = show_runs([run])
     assert shown.has_default_slices and list(shown.run.metrics.slices) == list(found)
     json.dumps(shown.summary, allow_nan=False)
-    write_archive(run, "default_slices", {})
-    assert not read_default_slices(run) and not show_runs([run])[0].has_default_slices
 
 
 def test_without_predictions_or_the_log_there_are_none(log_and_run, tmp_path):

@@ -1,5 +1,8 @@
 """What a run says of the features of its log, against its rows."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,9 +12,10 @@ from ctr.data.kept_values import value_of_id
 from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
 from ctr.data.schema import Schema
-from ctr.eval.run_files import read_timeline, read_windows
+from ctr.eval.run_files import read_run, read_timeline, read_windows
 from ctr.training.loop import train
-from ctr.training.run.features import MissingValues
+from ctr.training.observers.features import Features
+from ctr.training.observers.observer import Scored, Turn
 from small_runs import make_config
 
 
@@ -21,22 +25,24 @@ def batches(log, schema):
 
 
 def test_missing_values_are_those_of_the_rows_and_a_state_goes_on_where_it_was(batches, schema):
-    missing = MissingValues(schema)
+    run: Any = SimpleNamespace(schema=schema)
+    features = Features()
+    features.begin(run, {})
     names = (*schema.single_valued, *schema.multivalent)
     found = dict.fromkeys(names, 0)
     for number, batch in enumerate(batches):
         if number == 5:
-            saved = missing.counts.copy()
-            missing = MissingValues(schema)
-            missing.counts[:] = saved
-        missing.update(batch.rows)
+            saved = {name: array.copy() for name, array in features.checkpoint().items()}
+            features = Features()
+            features.begin(run, saved)
+        logit = np.zeros(len(batch.rows), np.float32)
+        features.batch(Turn(True, [Scored(1, batch, logit, ()), Scored(0, batch, logit, ())]))
         for name in schema.single_valued:
             ids = batch.rows.ids[:, schema.single_valued.index(name)]
             found[name] += int((ids == 0).sum())
         for name in schema.multivalent:
             found[name] += int((np.diff(batch.rows.multivalent[name][1]) == 0).sum())
-    assert missing.by_feature == found and any(found.values())
-    assert missing.rows == sum(len(batch.rows) for batch in batches)
+    assert features.missing == found and any(found.values())
 
 
 def test_what_ids_stand_for():
@@ -53,7 +59,7 @@ def test_what_ids_stand_for():
 def test_a_run_writes_what_it_met(log, schema: Schema, tmp_path):
     config = make_config({"metrics": {"window_examples": 300}}, logistic=True)
     summary = train(log, config, tmp_path / "run")
-    windows, timeline = read_windows(tmp_path / "run"), read_timeline(tmp_path / "run")
+    windows, timeline = read_windows(tmp_path / "run"), read_timeline(read_run(tmp_path / "run"))
     assert timeline.windows[:, 0].tolist() == windows["examples"].tolist()
     # Of ids that grow it has nothing to say.
     assert "ids" not in summary

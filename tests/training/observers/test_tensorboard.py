@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams import metadata as hparams_metadata
 
 from ctr.training.loop import train
-from ctr.training.run.event_file import EventFiles
+from ctr.training.observers.tensorboard import TensorBoard
 from growing_logs import lines_of
 from small_runs import make_config
 
@@ -71,6 +73,10 @@ def test_metrics_of_the_pass_and_of_each_window_share_their_tags_and_the_configu
     assert json.loads(started.hparams["metrics.slices"].string_value) == ["position"]
 
 
+def run_in(folder: Path) -> Any:
+    return SimpleNamespace(run_dir=folder, config=make_config())
+
+
 @pytest.mark.slow
 def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path):
     line = {
@@ -78,10 +84,10 @@ def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path):
         "examples": 2**40, "window_examples": 2**24 + 1, "queries": 2**24, "dual_a_0": 1e300, "loss_ranking": 0.25,
         "shampoo_spectra": {"ui/deep_0/w": {"smallest": 1e-9, "largest": 0.5, "condition": 1e39, "damped": 5e5}},
     }  # fmt: skip
-    (tmp_path / "metrics.jsonl").write_text("")
-    events = EventFiles.open(tmp_path / "tensorboard", tmp_path / "metrics.jsonl", make_config())
-    events.append(line)
-    events.close()
+    observer = TensorBoard()
+    observer.begin(run_in(tmp_path), {})
+    observer.window(line)
+    observer.close()
     shown = events_of(tmp_path)
     assert values_of(shown, "traffic/queries") == {2**40: 2**24}
     assert values_of(shown, "loss/ranking") == {2**40: 0.25}
@@ -99,12 +105,10 @@ def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path):
 def test_a_resumed_run_shows_each_step_once_at_its_time(growing, tmp_path):
     run, config = tmp_path / "run", make_config({"max_rejected_share": 0.01}, logistic=True)
     train(growing.grow(2), config, run)
-    before = events_of(run)
-    (file,) = (run / "tensorboard").glob("events*")
-    # As a power cut leaves it.
-    file.write_bytes(file.read_bytes()[:-7])
+    before, files = events_of(run), set((run / "tensorboard").glob("events*"))
     train(growing.grow(), config, run)
     after, steps = events_of(run), [line["examples"] for line in lines_of(run)]
+    assert files < set((run / "tensorboard").glob("events*"))
     for tag in ("metrics/auc", "loss/logistic"):
         early, late = before.Tensors(tag), after.Tensors(tag)
         assert [event.step for event in late] == steps
@@ -118,12 +122,38 @@ def test_a_resumed_run_shows_each_step_once_at_its_time(growing, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_file_that_holds_no_events_is_written_anew(made, tmp_path):
-    folder = tmp_path / "tensorboard"
-    folder.mkdir()
-    with tf.io.TFRecordWriter(str(folder / "events.out.tfevents.0000000001.a.1.0")) as file:
-        file.write(b"\xff\xff no event")
-    EventFiles.open(folder, made / "metrics.jsonl", make_config()).close()
-    lines = lines_of(made)
-    assert list(values_of(events_of(tmp_path), "metrics/auc")) == [line["examples"] for line in lines]
-    assert len(list(folder.glob("events*"))) == 1
+@pytest.mark.parametrize("lost", [0, 7])
+def test_what_is_behind_a_checkpoint_is_cut_off(made, tmp_path, lost):
+    lines = [{**lines_of(made)[0], "examples": step} for step in range(6)]
+    states: list[dict[str, np.ndarray]] = [{}]
+
+    def go_on(state: int, *steps: int) -> None:
+        """Goes on from an earlier state, as a process does that is killed after these windows."""
+        observer = TensorBoard()
+        observer.begin(run_in(tmp_path), states[state])
+        del states[state + 1 :]
+        for step in steps:
+            observer.window(lines[step])
+            states.append(observer.checkpoint())
+        observer.close()
+
+    def shown() -> list[int]:
+        # Files of one second come in any order.
+        steps, of_windows = (
+            sorted(values_of(events_of(tmp_path, part), "metrics/auc")) for part in (".", "window")
+        )
+        assert steps == of_windows and len(events_of(tmp_path).Tensors("config")) == 1
+        return steps
+
+    go_on(0, 0, 1, 2)
+    go_on(2, 2, 3, 4)
+    assert shown() == [0, 1, 2, 3, 4]
+    # A power cut takes the end of the newest file, of which less counts.
+    newest = max((tmp_path / "tensorboard").glob("events*"), key=lambda path: path.stat().st_mtime_ns)
+    newest.write_bytes(newest.read_bytes()[: -lost or None])
+    go_on(3, 3)
+    assert shown() == [0, 1, 2, 3]
+    go_on(1, 1, 2)
+    assert shown() == [0, 1, 2]
+    go_on(0, 0)
+    assert shown() == [0]

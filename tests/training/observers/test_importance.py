@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -19,7 +20,7 @@ from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
 from ctr.eval.importance import importance_of
 from ctr.eval.states import query_bucket
-from ctr.io.arrays import read_arrays
+from ctr.eval.windows import Sums
 from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
 from ctr.training.follow import Polling, follow
@@ -45,7 +46,15 @@ SHUFFLED_TAGS = Schema(
 
 
 def measured(run: Path) -> dict[str, np.ndarray]:
-    return read_arrays(run / "importance.npz")
+    """The arrays of ``ctr.eval.importance``."""
+    return Sums.of(pd.read_parquet(run / "windows.parquet")).importance()
+
+
+def assert_measured_as(run: Path, other: Path) -> None:
+    found, expected = measured(run), measured(other)
+    assert found.keys() == expected.keys() and len(expected["position"])
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
 
 
 def log_of(folder: Path, schema: Schema, seed: int = 0) -> Path:
@@ -143,21 +152,21 @@ def test_the_sums_are_those_of_the_next_rows_scored_where_the_pass_stood(schema,
 def test_it_changes_nothing_of_the_run_and_can_be_off(growing_log, whole, tmp_path):
     off = make_config({"metrics": {"importance_rows": 0}, "max_rejected_share": 0.02})
     train(growing_log, off, tmp_path / "off")
-    growing_logs.assert_same(tmp_path / "off", whole, "summary")
+    growing_logs.assert_same(tmp_path / "off", whole, "summary", "arrays", "newest")
     found, expected = growing_logs.outcome(tmp_path / "off"), growing_logs.outcome(whole)
     for one in (found, expected):
         del one["summary"]["config_sha256"]
     assert found["summary"] == expected["summary"]
-    assert len(measured(whole)["position"]) == 8 and not (tmp_path / "off/importance.npz").exists()
+    assert len(measured(whole)["position"]) == 8 and not measured(tmp_path / "off")
     # At most a quarter of the rows of the log.
     rows = sum(manifest.rows for manifest in read_manifests(growing_log))
     assert rows / 8 < measured(whole)["rows"].sum() <= rows / 4
     on = make_config({"max_rejected_share": 0.02})
     follow(growing_log, on, tmp_path / "followed", lambda: None, Polling(0.001, 0.01))
-    assert not (tmp_path / "followed/importance.npz").exists()
+    assert not (tmp_path / "followed/windows.parquet").exists()
 
 
-def test_a_run_that_is_stopped_again_and_again_ends_with_the_same_file(growing_log, whole, tmp_path):
+def test_a_run_that_is_stopped_again_and_again_measures_the_same(growing_log, whole, tmp_path):
     config, run, stopped = make_config({"max_rejected_share": 0.02}), tmp_path / "run", 0
     while not (run / "summary.json").exists():
         left = iter([None] * 3)
@@ -166,7 +175,7 @@ def test_a_run_that_is_stopped_again_and_again_ends_with_the_same_file(growing_l
         stopped += 1
     assert stopped > 5
     growing_logs.assert_same(run, whole, *growing_logs.FILES)
-    assert (run / "importance.npz").read_bytes() == (whole / "importance.npz").read_bytes()
+    assert_measured_as(run, whole)
 
 
 def test_a_run_that_was_broken_off_measures_again(growing_log, tmp_path):
@@ -178,23 +187,20 @@ def test_a_run_that_was_broken_off_measures_again(growing_log, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         train(growing_log, config, tmp_path / "run", fail)
-    assert len(measured(tmp_path / "run")["position"]) > 2
     # Nothing was saved of that pass, so that the next one may be over another log.
     other = log_of(tmp_path / "other", GROWING, seed=1)
     for name in ("run", "alone"):
         train(other, config, tmp_path / name)
-    files = [(tmp_path / name / "importance.npz").read_bytes() for name in ("run", "alone")]
-    assert files[0] == files[1]
+    assert_measured_as(tmp_path / "run", tmp_path / "alone")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["rename.before", "rename.after"])
-def test_a_run_that_is_killed_as_it_writes_ends_with_the_same_file(growing_log, whole, tmp_path, point):
-    config, run = make_config({"max_rejected_share": 0.02}), tmp_path / "run"
-    for count in (1, 3, 2):
-        assert run_killed(growing_log, config, run, kill_at=(point, count, "importance.npz")) == -9
-    train(growing_log, config, run)
-    assert (run / "importance.npz").read_bytes() == (whole / "importance.npz").read_bytes()
+def test_a_run_that_is_killed_between_its_checkpoints_measures_the_same(growing_log, whole, tmp_path):
+    config = make_config({"max_rejected_share": 0.02, "checkpoint": {"every_examples": 200}})
+    for batches in (16, 4, 5):
+        assert run_killed(growing_log, config, tmp_path / "run", kill_at=("learn.after", batches)) == -9
+    train(growing_log, config, tmp_path / "run")
+    assert_measured_as(tmp_path / "run", whole)
 
 
 def test_what_decides_clicks_is_important_and_noise_is_not(tmp_path):

@@ -1,0 +1,156 @@
+"""Metrics of a run: of the window that it is in, of all windows before, and of each of them over time."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ctr.data.schema import QUERY_SIZE
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.timeline import Timeline
+from ctr.eval.windows import PASS, Sums
+from ctr.io.documents import json_number
+from ctr.objective.bias_constraints import measured_families
+from ctr.objective.losses import loss_terms
+from ctr.training.observers.observer import Arrays, Observer, Scored, Turn, WatchedRun
+from ctr.training.run.summary import calibration_warning
+
+CUMULATIVE = (
+    "per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias", "calibration_ratio",
+)  # fmt: skip
+"""The metrics that a line has also of the pass so far, under ``cumulative``."""
+
+
+class Metrics(Observer):
+    """Every metric of the log, of constraint logs, and of further labels, of rows whose label is known."""
+
+    name = "metrics"
+
+    def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
+        self._run, config, families = run, run.config, run.state.families
+        counted = [QUERY_SIZE] if run.schema.counts_rows else []
+        sliced = dict.fromkeys([*config.metrics.slices, *counted])
+        self._slice_columns = {name: run.schema.single_valued.index(name) for name in sliced}
+        # By log, that of the pass first, the indices of the families that it is sliced by.
+        logs = range(len(run.constraint_names) + 1)
+        self._families = [measured_families(families, source) for source in logs]
+        own = [*sliced, *self._families[0]]
+        self._window, self._total = ProgressiveMetrics(own), ProgressiveMetrics(own)
+        self._constraint_logs = {
+            name: ProgressiveMetrics(list(measured))
+            for name, measured in zip(run.constraint_names, self._families[1:], strict=True)
+        }
+        self._labels = {name: ProgressiveMetrics() for name in config.objective.labels}
+        self._timeline = Timeline()  # the sums of all windows, one by one
+        # Of the window: the sum of each term of the loss over its steps, each times its rows; last, these rows.
+        self._terms = np.zeros(len(loss_terms(config.objective)) + 1)
+        if state:
+            self._restore(state)
+
+    def batch(self, turn: Turn) -> None:
+        for scored in turn.scored:
+            self._update(scored)
+        if turn.terms is not None:
+            self._terms[:-1] += turn.terms
+            self._terms[-1] += turn.learned
+
+    def _update(self, scored: Scored) -> None:
+        rows, source = scored.batch.rows, scored.source
+        ids = {name: scored.slices[index] for name, index in self._families[source].items()}
+        if source:
+            metrics = list(self._constraint_logs.values())[source - 1]
+        else:
+            metrics = self._window
+            ids |= {name: rows.ids[:, column] for name, column in self._slice_columns.items()}
+        metrics.update(rows.label, scored.logit, rows.metric_weight, rows.query_id, ids)
+        for name, (outcome, logit) in scored.labels.items():
+            known = np.flatnonzero(np.isfinite(outcome))
+            if len(known):
+                own = rows.metric_weight[known], rows.query_id[known]
+                self._labels[name].update(outcome[known], logit[known], *own)
+
+    def window(self, line: dict[str, Any]) -> None:
+        own = self._window.line()
+        del own["examples"]
+        self._timeline.add(self._window, line["examples"], (line["window_begin"], line["window_end"]))
+        self._total.merge(self._window)
+        self._window.clear()
+        rows = self._terms[-1]
+        names = loss_terms(self._run.config.objective) if rows else ()
+        terms = {f"loss_{name}": float(one / rows) for name, one in zip(names, self._terms, strict=False)}
+        self._terms[:] = 0
+        total = self._total.headline()
+        line |= {**own, **terms, "cumulative": {name: total[name] for name in CUMULATIVE}}
+
+    def running(self, with_auc: bool) -> dict[str, Any]:
+        """Returns metrics of the pass so far, the window included; AUC takes thirty times as long as the others."""
+        return self._total.running(self._window, with_auc)
+
+    def checkpoint(self) -> Arrays:
+        states: dict[str, ProgressiveMetrics | Timeline] = {
+            "total": self._total,
+            "window": self._window,
+            "timeline": self._timeline,
+            **self._others(),
+        }
+        arrays = {
+            f"{group}|{name}": array
+            for group, state in states.items()
+            for name, array in state.to_arrays().items()
+        }
+        return {**arrays, "terms|window": self._terms}
+
+    def _others(self) -> dict[str, ProgressiveMetrics]:
+        return {
+            **{f"log {name}": metrics for name, metrics in self._constraint_logs.items()},
+            **{f"label {name}": metrics for name, metrics in self._labels.items()},
+        }
+
+    def _restore(self, state: Mapping[str, np.ndarray]) -> None:
+        groups: dict[str, dict[str, np.ndarray]] = {}
+        for name, array in state.items():
+            group, _, key = name.partition("|")
+            groups.setdefault(group, {})[key] = array
+        self._terms[:] = groups["terms"]["window"]
+        self._timeline = Timeline.from_arrays(groups["timeline"])
+        for group, metrics in {"total": self._total, "window": self._window, **self._others()}.items():
+            metrics.merge(ProgressiveMetrics.from_arrays(groups[group]))
+
+    def warnings(self) -> list[str]:
+        lines = []
+        for name, label in self._labels.items():
+            rows, weights = int(label.traffic.examples), label.logloss.class_weight.sum(axis=0)
+            if not rows:
+                lines.append(f"label {name}: nothing was learned: it is known of no row that was scored")
+            elif weights.any() and not weights.all():
+                only = "none of its {} rows is" if weights[0] else "all of its {} rows are"
+                lines.append(f"label {name}: nothing was learned: {only.format(rows)} positive")
+        return lines
+
+    def end(self, summary: dict[str, Any], sums: Sums) -> None:
+        summary |= self._total.summary()
+        summary["last_window"] = last_window(self._timeline)
+        summary["constraint_logs"] = {name: one.summary() for name, one in self._constraint_logs.items()}
+        if self._labels:
+            summary["labels"] = {name: one.summary() for name, one in self._labels.items()}
+        failed = summary["learning_failure"] is not None
+        summary["calibration_warning"] = None if failed else calibration_warning(summary, self._run.config)
+        for part, metrics in {PASS: self._total, **self._others()}.items():
+            sums.add_metrics(part, metrics)
+        sums.add_timeline(self._timeline)
+
+
+def last_window(timeline: Timeline) -> dict[str, Any] | None:
+    """Returns the calibration at the end of a pass (``Timeline.last_window``), for summary.json, or None."""
+    last = timeline.last_window()
+    if not len(last):
+        return None
+    _, begin, end, examples, _ = last.windows[0].tolist()
+    point, low, high = (json_number(one[0]) for one in last.click_ratio())
+    return {
+        "window_begin": begin,
+        "window_end": end,
+        "examples": examples,
+        "calibration_ratio": point,
+        "calibration_ratio_ci95": [low, high],
+    }

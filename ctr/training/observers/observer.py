@@ -1,0 +1,110 @@
+"""Interface between a run and what watches it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from ctr.data.batches import Batch
+from ctr.data.reader import Rows
+from ctr.data.schema import Schema
+from ctr.eval.windows import Sums
+from ctr.training.config import TrainConfig
+from ctr.training.inputs import Inputs
+from ctr.training.run.files import RunFiles
+from ctr.training.run.position import Position
+from ctr.training.state import TrainState
+
+Arrays = dict[str, np.ndarray]
+Score = Callable[[Rows], np.ndarray]
+"""Returns the logits, float32 [N], that the weights give good rows."""
+ProgressCall = Callable[[int, dict[str, Any]], None]
+"""Gets the position in the log and the metrics of the pass so far."""
+
+
+class WatchedRun(Protocol):
+    """A run, as far as observers see it."""
+
+    run_dir: Path
+    config: TrainConfig
+    schema: Schema
+    inputs: Inputs
+    constraint_names: tuple[str, ...]
+    state: TrainState
+    position: Position
+    files: RunFiles
+
+
+class Scored(NamedTuple):
+    """At least one good row of a log, N of them, with the predictions of record."""
+
+    source: int  # 0: the log of the pass; from 1 on a constraint log
+    batch: Batch
+    logit: np.ndarray  # float32 [N], finite
+    slices: Sequence[np.ndarray]  # by family of bias constraints int32 [N], -1 for no slice
+    # By further label, of the log of the pass: float32 [N], the outcomes, NaN where not known, and finite logits.
+    labels: Mapping[str, tuple[np.ndarray, np.ndarray]] = {}
+
+
+class Turn(NamedTuple):
+    """Result of a batch, or of several that one call learned from.
+
+    Under a label delay a batch has two turns: it is scored in one and learned from in the other.
+    """
+
+    is_new: bool  # whether the log's rows are scored here for the first time
+    scored: Sequence[Scored]
+    learned: int = 0  # good rows of the steps that changed the weights
+    terms: np.ndarray | None = (
+        None  # float64 [T], the terms of the loss of each such step, times its rows, added up
+    )
+
+
+class Observer:
+    """Watches one run, changing nothing that it computes; a hook that is not overridden does nothing.
+
+    Hooks are called in the order of the run's observers: what one writes into a line or a summary, later ones see.
+    Of several workers the first one has all observers, the others those with ``on_all_workers``.
+
+    Attributes:
+        name: where the arrays of ``checkpoint`` stand in the run's checkpoints.
+        on_all_workers: the observer exchanges something with the other workers.
+    """
+
+    name: ClassVar[str]
+    on_all_workers: ClassVar[bool] = False
+
+    def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
+        """Begins, or goes on from a checkpoint: ``state`` is what ``checkpoint`` returned then, empty without one.
+
+        Files are cut back to where the run stands. Raises InputError where they have lost something; KeyError or
+        ValueError where ``state`` is of another version.
+        """
+
+    def batch(self, turn: Turn) -> None:
+        """Called after each batch, in the order of the log."""
+
+    def window(self, line: dict[str, Any]) -> None:
+        """Called at the end of a window, with its line of metrics.jsonl; adds what it measured."""
+
+    def checkpoint(self) -> Arrays:
+        """Has files complete up to where the run stands; returns its state, equal bits in equal runs."""
+        return {}
+
+    def end(self, summary: dict[str, Any], sums: Sums) -> None:
+        """Called at the end of the log, with the content of summary.json and windows.parquet; adds results."""
+
+    def close(self) -> None:
+        """Closes files; also called where the run failed."""
+
+    def warnings(self) -> list[str]:
+        """Names what the log could not teach so far, in a line each."""
+        return []
+
+    def wants_pause(self, inputs: Inputs) -> bool:
+        """Returns whether the pass is to stop after this batch for a call of ``pause``."""
+        return False
+
+    def pause(self, inputs: Inputs, score: Score) -> None:
+        """Called between two batches, where nothing is read ahead; the pass goes on as after a signal."""

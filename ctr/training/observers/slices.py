@@ -1,0 +1,159 @@
+"""Slices of a run: default ones, where none are configured, and what the ids of all slices stand for."""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.kept_values import has_raw_values, read_values, value_of_id
+from ctr.data.log import Manifest
+from ctr.data.schema import Schema
+from ctr.data.shards import id_matrix, read_shard
+from ctr.eval import display
+from ctr.eval.calibration import SliceCalibration
+from ctr.eval.intervals import student_t_quantile
+from ctr.eval.progressive import SLICES_SHOWN
+from ctr.eval.rows import scored_rows
+from ctr.eval.run_files import prediction_parts, read_predictions
+from ctr.eval.windows import SLICES, Sums
+from ctr.io.errors import InputError
+from ctr.objective import bias_constraints
+from ctr.training.observers.observer import Observer, WatchedRun
+
+logger = logging.getLogger(__name__)
+
+LARGEST_PASS = 200_000
+"""Rows of a log up to which its default slices are found: it is read once more."""
+_SHOWN = 3
+_MOST_VALUES = 200
+_PREDICTIONS = ("example_id", "query_id", "label", "logit", "metric_weight")
+_NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?")
+
+
+class Slices(Observer):
+    """Finds default slices at the end of the log, and names all slices of the summary."""
+
+    name = "slices"
+
+    def begin(self, run: WatchedRun, state: Mapping[str, np.ndarray]) -> None:
+        self._run = run
+
+    def end(self, summary: dict[str, Any], sums: Sums) -> None:
+        run, log = self._run, self._run.inputs.log
+        measured = summary.get("calibration_slices", {})
+        slices = {name: [row["id"] for row in part["heaviest"]] for name, part in measured.items()}
+        if not run.config.metrics.slices:
+            # Those by the size of queries are there already.
+            found = default_slices(run.run_dir, log.path, log.manifests, run.schema.stored)
+            sums.add_slices(SLICES, found)
+            slices |= {name: heaviest_ids(state) for name, state in found.items()}
+        constraints, families = run.config.objective.bias_constraints, run.state.families
+        given = () if constraints is None else constraints.families
+        words = {
+            name: bias_constraints.slice_names(given[index], families[index])
+            for name, index in bias_constraints.measured_families(families, 0).items()
+        }
+        summary["slice_names"] = slice_names(run.schema, log.path, slices, words)
+
+
+def default_slices(
+    run_dir: Path, log: Path, manifests: Sequence[Manifest], schema: Schema
+) -> dict[str, SliceCalibration]:
+    """Finds the three features whose slices differ most in calibration, the most different first.
+
+    At the end of a short pass the recorded predictions meet the ids of the log's rows again. Of the features with a
+    value a row and few values, those are kept whose slices are the furthest from calibrated, beyond chance:
+
+        score = sqrt(max(0, sum_k w_k (b_k^2 - s_k^2) / sum_k w_k))        b: bias, s: its standard error, w: weight
+
+    Empty where the pass is long, recorded no predictions, or its log cannot be read any more.
+    """
+    rows = sum(manifest.rows for manifest in manifests)
+    parts = prediction_parts(run_dir)
+    if not parts or not schema.single_ids or rows > LARGEST_PASS:
+        return {}
+    try:
+        tables = [read_predictions(part, _PREDICTIONS) for part in parts]
+        shards = [read_shard(log, entry, schema) for manifest in manifests for entry in manifest.shards]
+    except InputError:
+        return {}
+    columns = {name: np.concatenate([table[name].to_numpy() for table in tables]) for name in _PREDICTIONS}
+    ids, found = _ids_of(columns.pop("example_id"), shards, schema)
+    scored = scored_rows(*(columns[name][found] for name in ("label", "logit", "metric_weight", "query_id")))
+    states = {}
+    for place, name in enumerate(schema.single_valued):
+        if name in schema.single_ids and 2 <= len(np.unique(ids[:, place])) <= _MOST_VALUES:
+            state = SliceCalibration()
+            state.update(scored, ids[:, place].astype(np.int64))
+            states[name] = state
+    scores = {name: _score(state) for name, state in states.items()}
+    best = sorted(states, key=lambda name: -scores[name])[:_SHOWN]
+    return {name: states[name] for name in best}
+
+
+def heaviest_ids(state: SliceCalibration) -> list[int]:
+    """Returns the ids of the slices that a report shows, as in ``calibration_slices`` of summary.json."""
+    table = state.result().sort_values(["weight", "id"], ascending=[False, True]).head(SLICES_SHOWN)
+    return [int(one) for one in table["id"]]
+
+
+def _ids_of(
+    examples: np.ndarray, shards: Sequence[pa.Table], schema: Schema
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids [M, F] of the examples that the shards hold, and which of the examples [N] these are, bool [N]."""
+    known = np.concatenate([table["example_id"].to_numpy() for table in shards])
+    ids = np.concatenate([id_matrix(table, schema) for table in shards])
+    order = np.argsort(known, kind="stable")
+    place = np.minimum(np.searchsorted(known[order], examples), len(known) - 1)
+    found = known[order][place] == examples
+    return ids[order[place[found]]], found
+
+
+def _score(state: SliceCalibration) -> float:
+    table = state.result()
+    table = table[np.isfinite(table["ci95_high"]) & (table["weight"] > 0)]
+    if table.empty:
+        return 0.0
+    error = (table["ci95_high"] - table["ci95_low"]) / 2 / student_t_quantile(1000)
+    excess = np.average(table["bias"] ** 2 - error**2, weights=table["weight"])
+    return float(np.sqrt(max(0.0, excess)))
+
+
+def slice_names(
+    schema: Schema,
+    log: Path,
+    slices: Mapping[str, Sequence[int]],
+    families: Mapping[str, Sequence[str]],
+) -> dict[str, dict[str, str]]:
+    """Returns the names of ids by which metrics are sliced, by feature and id, in the order that a report shows.
+
+    ``slices``: by feature, or family of bias constraints, its ids, those with the most weight first; ``families``: by
+    name what the slices of each family hold; ``log``: where values may be. Numbers and vocabularies keep their order,
+    as do values that are all numbers; other values come by weight.
+    """
+    features = {name: ids for name, ids in slices.items() if name in schema.by_name}
+    hashed = {name: ids for name, ids in features.items() if has_raw_values(schema.by_name[name])}
+    kept: dict[str, dict[int, str]] = {}
+    try:
+        kept = read_values(log, hashed)
+    except InputError as error:
+        # The run is complete without.
+        logger.warning("slices are named by their ids: %s", error)
+    names: dict[str, dict[str, str]] = {}
+    for name, ids in features.items():
+        feature, texts = schema.by_name[name], {}
+        for one in ids:
+            number = display.fingerprint(one) if feature.buckets is None else f"id {one}"
+            texts[one] = value_of_id(feature, one) or kept.get(name, {}).get(one, number)
+        if name not in hashed:
+            texts = dict(sorted(texts.items()))
+        elif all(map(_NUMBER.fullmatch, texts.values())):
+            texts = dict(sorted(texts.items(), key=lambda entry: float(entry[1])))
+        names[name] = {str(one): text for one, text in texts.items()}
+    for name, words in families.items():
+        names[name] = {str(one): words[one] if one >= 0 else "no slice" for one in slices[name]}
+    return names
