@@ -56,9 +56,7 @@ class Turn(NamedTuple):
     is_new: bool  # whether the log's rows are scored here for the first time
     scored: Sequence[Scored]
     learned: int = 0  # good rows of the steps that changed the weights
-    terms: np.ndarray | None = (
-        None  # float64 [T], the terms of the loss of each such step, times its rows, added up
-    )
+    terms: np.ndarray | None = None  # float64 [T], of these steps the loss's terms times its rows, added up
 
 
 class Observer:
