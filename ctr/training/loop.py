@@ -221,9 +221,10 @@ def open_session(
     Args:
         log: a folder with an example log, which may grow.
         run_dir: a new one, or one begun under the same configuration.
-        progress: called after every batch with the position in the log and the metrics of the pass so far:
-            ``per_query_auc``, ``auc``, ``logloss``, ``calibration_bias``, ``calibration_ratio``, None where undefined.
-            They may be those of a few batches before, and AUC that of the last window.
+        progress: called after every call, which learns from one batch or from several small ones, with the position
+            in the log and the metrics of the pass so far: ``per_query_auc``, ``auc``, ``logloss``,
+            ``calibration_bias``, ``calibration_ratio``, None where undefined. They may be those of a few calls before,
+            and AUC that of the last window.
         exporter: writes a servable model of a snapshot, wherever ``config.export`` asks for one; for instance
             ``ctr.serving.export.export_from_run``.
         wait_for_sidecars: a partition of the log that a sidecar is not published for waits, and those after it;

@@ -283,15 +283,16 @@ def test_each_window_is_a_line_with_the_metrics_of_its_rows(passed):
 def test_the_pass_tells_where_it_is_and_what_it_does(passed):
     one = passed("default")
     positions = [position for position, _ in one.heard]
-    assert len(positions) == one.summary["batches"]
+    # Once for each call, which may learn from many small batches.
+    assert 10 < len(positions) < one.summary["batches"]
     assert positions == sorted(positions) and positions[-1] == one.summary["examples"]
-    # Batches of up to 8 rows, larger queries, the rows that importance is measured by, the score of what was learned.
-    assert one.said == ["checking rows", "", *["compiling", ""] * 4]
-    # Metrics of all rows so far, from the first batch on; later not of each batch.
+    # Batches of up to 8 rows, larger queries, and rows that are scored alone.
+    assert one.said == ["checking rows", "", *["compiling", ""] * 3]
+    # Metrics of all rows so far, from the first call on; later not of each.
     found = read_predictions(one.run)
     label, logit, weight = (found[name].to_numpy(float) for name in ("label", "logit", "metric_weight"))
     losses = np.cumsum(row_losses(label, logit) * weight) / np.cumsum(weight)
-    for number in (1, 8, 32, 64):
+    for number in (1, 8, 16):
         position, metrics = one.heard[number - 1]
         assert metrics["logloss"] == pytest.approx(losses[position - 1], rel=1e-6)
         assert 0 < metrics["auc"] < 1

@@ -50,7 +50,7 @@ def test_what_does_not_go_together_or_with_the_log_is_refused(model, words):
     [
         ({"objective": {"anti_distillation": {}}}, "model.ensemble.components of at least 2"),
         ({"optimizer": {"dense": {"rule": "adam"}}}, "'shampoo' or 'adafactor'"),
-        ({"optimizer": {"dense": {"adafactor": {"clipping": -1}}}}, "clipping is -1; allowed"),
+        ({"optimizer": {"dense": {"adafactor": {"clipping": -1}}}}, "clipping: -1 is not allowed"),
     ],
 )
 def test_what_the_model_does_not_allow_elsewhere_is_refused(changes, words):

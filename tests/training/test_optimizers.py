@@ -150,5 +150,5 @@ def test_rows_take_no_averages_and_no_newton_steps_beside_them():
     assert parse(rule="adafactor").linear_rule == "adagrad"
     with pytest.raises(InputError, match="rule adafactor needs linear_rule adagrad"):
         parse(rule="adafactor", linear_rule="newton")
-    with pytest.raises(InputError, match="unknown key beta1"):
+    with pytest.raises(InputError, match="beta1: unknown key"):
         parse(rule="adafactor", adafactor={"beta1": 0.5})
