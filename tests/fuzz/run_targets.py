@@ -121,8 +121,9 @@ def run_folder(folder: Path) -> Path:
 
 def _read_run(run: Path, compares: bool, pairs: bool) -> None:
     found = run_files.read_run(run)
-    for read in ("environment", "windows", "timeline"):
-        getattr(run_files, f"read_{read}")(run)
+    run_files.read_environment(run)
+    run_files.read_windows(run)
+    run_files.read_timeline(found)
     feature_shares(found)
     slice_names(found)
     faults_of(found, run_files.count_rejects(run))

@@ -13,7 +13,7 @@ from ctr.data.log import create_log
 from ctr.data.sample_log import write_decisions, write_sampled_log
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Schema
-from ctr.eval.run_files import read_constraint_metrics
+from ctr.eval.run_files import read_constraint_metrics, read_run
 from ctr.io.errors import InputError
 from ctr.training.loop import train
 from growing_logs import read_predictions
@@ -134,9 +134,9 @@ def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(lo
     slices = other["calibration_slices"]["constraint:random"]["heaviest"]
     assert [row["id"] for row in slices] == [0]
     # What pairs it with another run's.
-    states = read_constraint_metrics(tmp_path / "run", "exposure")
+    states = read_constraint_metrics(read_run(tmp_path / "run"), "exposure")
     assert states is not None and states.summary() == other
-    assert read_constraint_metrics(tmp_path / "plain", "exposure") is None
+    assert read_constraint_metrics(read_run(tmp_path / "plain"), "exposure") is None
     assert len(read_predictions(tmp_path / "run")) == without["examples"]
     # Whether they teach by themselves is another matter; they share the denominator of the mean, which AdaGrad hardly
     # sees.
