@@ -73,10 +73,6 @@ class FusedFeed:
         """Returns the feed of the same batches for these tables."""
         return self if len(layouts) == len(self.layouts) else self.again(self.batches, layouts)
 
-    def feed(self, number: int) -> Feed:
-        """Returns the feed of one batch."""
-        return self.make_feed(self.batches[number], self.layouts)
-
 
 AnyFeed = Feed | FusedFeed
 
@@ -145,7 +141,8 @@ def in_groups(
         if group and (shape is None or shape != before or len(group) == most):
             yield group, before
             group = []
-        group, before = [*group, batch], shape
+        group.append(batch)
+        before = shape
         if shape is None:
             yield group, None
             group = []

@@ -161,8 +161,8 @@ class Trainer:
         self.state.experts.count(feed.rows)
         self._step_seconds.add((time.perf_counter() - begun) / len(feed.batches), len(feed.batches))
         if result.applied.any():
-            last = int(np.flatnonzero(result.applied)[-1])
-            self._last_applied = lambda: feed.feed(last)
+            last = feed.batches[int(np.flatnonzero(result.applied)[-1])]
+            self._last_applied = lambda: feed.make_feed(last, layouts)
         slices = [feed.in_order(index) for index in result.slices]
         return Scores(feed.in_order(result.logit), slices, result.applied, result.terms)
 
