@@ -73,7 +73,7 @@ class Batch:
         return int(min(part[0] for part in times)), int(max(part[-1] for part in times))
 
 
-QUICK, QUICK_ROWS = 11585, 256
+QUICK, QUICK_ROWS = 11585, 1024
 """After n rows, batches that grow may have (n / ``QUICK``)^2 rows whatever their share, up to ``QUICK_ROWS``.
 
 Rounded down to a power of four, for which few shapes are compiled.

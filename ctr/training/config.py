@@ -37,10 +37,11 @@ class BatchConfig(StrictModel):
     Attributes:
         rows: maximum rows of a batch; whole queries are packed until the next one no longer fits.
         growth: the share of the n rows before it that a batch may have, rounded down to a power of two, up to ``rows``
-            and at least ``least``; or (n / 11585)^2 up to 256, rounded down to a power of four, where that is more. So
-            a short log has many steps, and a long one large batches, of 256 rows after 185,360 at the latest. ``auto``:
-            null where ``rows`` is given; 1/4096, or 1/1024 with what no call of many batches can do: ranking, a label
-            delay, constraint logs, one-sided Shampoo of embeddings. Null: batches have ``rows`` from the start.
+            and at least ``least``; or (n / 11585)^2 up to 1,024, rounded down to a power of four, where that is more.
+            So a short log has many steps, and a long one large batches: of 256 rows after 185,360 and of 1,024 after
+            370,720 at the latest. ``auto``: null where ``rows`` is given; 1/4096, or 1/1024 with what no call of many
+            batches can do: ranking, a label delay, constraint logs, one-sided Shampoo of embeddings. Null: batches have
+            ``rows`` from the start.
         least: rows that a batch may have whatever ``growth`` says. ``auto``: 1, or 8 with a ``growth`` that is given,
             and where ``auto`` takes 1/1024.
         max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a batch of its own; one with
