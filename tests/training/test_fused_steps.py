@@ -1,6 +1,7 @@
 """Many small batches in one compiled call: the same pass, to rounding, and the same bits however they are grouped."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from ctr.config import parse_model
+from ctr.io.errors import InputError
 from ctr.optim.shampoo.host import HostPipeline
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
@@ -137,6 +139,15 @@ def test_batches_that_are_left_out_end_a_call_and_are_scored_alone(log, tmp_path
         assert 40 < summary["left_out_rows"] < 100 and summary["skipped_steps"] == 2
     assert max(calls) > 3
     assert_same(tmp_path / "3", tmp_path / "16", rtol=0, atol=0)
+
+
+def test_a_run_that_stops_inside_a_call_names_the_rows_up_to_the_batch_at_fault(log, tmp_path, calls):
+    for steps in (1, 16):
+        with pytest.raises(InputError, match="1 steps in a row") as stopped:
+            train(log, config_of(apart(steps), {"max_skipped_steps": 1}), tmp_path / str(steps))
+        begin, end = map(int, re.search(r"--skip (\d+):(\d+)", str(stopped.value)).groups())
+        assert begin <= 400 < end < 430
+    assert max(calls) > 3
 
 
 # Batches of 8 rows come from row 160 on; an exchange comes ever later, at first between any two of them.
