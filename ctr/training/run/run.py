@@ -352,7 +352,7 @@ class Run:
                 self._last_applied = one.begin
             if limit is not None and position.skipped_in_a_row >= limit:
                 # The rows of the call behind this batch may be good ones.
-                pass
+                position.learned = one.end
                 reason = f"{limit} steps in a row were skipped, as the loss or a gradient was not finite"
                 raise self._stop(reason, self._last_applied, predicts_soundly(scores.logit))
         if scores.terms is None:
