@@ -35,7 +35,8 @@ STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step", "s
 
 # Roots computed; not computed because the drift was small; refused or failed; lost with a worker; steps that
 # were skipped for a gradient that is not finite; directions beyond the working precision, of which the grafted
-# one was taken; and by whom the roots were computed.
+# one was taken; and by whom the roots were computed: LAPACK on the host, or the device. No root is counted by the two
+# others, which hold their places in checkpoints.
 COUNTERS = (
     "refreshed",
     "skipped",
@@ -49,7 +50,7 @@ COUNTERS = (
     "device",
 )
 
-_CERTIFIED, _SENT, _DRIFT, _CONDITION, _, _ROOT_STEP = range(STATUS.index("root_step") + 1)
+_CERTIFIED, _SENT, _DRIFT, _, _, _ROOT_STEP = range(STATUS.index("root_step") + 1)
 
 
 @dataclass
@@ -182,13 +183,8 @@ class HostPipeline:
             statistics, identity = found.totals[f][i] / found.divisor, found.identity_of(matrix)
             if identity:
                 statistics[np.diag_indices_from(statistics)] += identity / found.divisor
-            previous = condition = None
-            if status[_CERTIFIED, matrix]:
-                previous, condition = found.roots[f][i].astype(np.float64), float(status[_CONDITION, matrix])
             try:
-                self._futures[matrix] = self._pool.submit(
-                    self._compute, self.factors[f], statistics, previous, condition
-                )
+                self._futures[matrix] = self._pool.submit(self._compute, self.factors[f], statistics)
             except RuntimeError as error:
                 # The pool was shut down, or the system has no thread left. What was not sent is lost, and
                 # the next round has a new pool.
@@ -196,28 +192,19 @@ class HostPipeline:
                 self._pool = None
                 break
 
-    def _compute(
-        self, factor: Factor, statistics: np.ndarray, previous: np.ndarray | None, condition: float | None
-    ) -> Root:
+    def _compute(self, factor: Factor, statistics: np.ndarray) -> Root:
         begun = time.perf_counter()
         # Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
         with one_blas_thread():
             if not statistics.any():
                 # Absolute damping is all that there is.
                 scale = 1.0 if factor.basis else self.options.epsilon ** (-1.0 / factor.order)
-                root = Root(scale * np.eye(factor.size), 0.0, "eigh", 1.0, ())
+                root = Root(scale * np.eye(factor.size), 0.0, 1.0)
             elif factor.basis:
                 root = eigenbasis(statistics)
             else:
-                root = self.solve(
-                    statistics,
-                    factor.order,
-                    epsilon=self.options.epsilon,
-                    solver=self.options.roots.solver,
-                    previous=previous,
-                    previous_condition=condition,
-                    absolute=self.options.roots.damping == "absolute",
-                )
+                absolute = self.options.roots.damping == "absolute"
+                root = self.solve(statistics, factor.order, epsilon=self.options.epsilon, absolute=absolute)
         self.seconds_computing += time.perf_counter() - begun
         return root
 
@@ -267,7 +254,7 @@ class HostPipeline:
             keep_previous("failed", " is beyond float32")
             return
         found.roots[f][i] = matrix_root
-        self._count(found, matrix, "refreshed", root.solver)
+        self._count(found, matrix, "refreshed", "eigh")
         with np.errstate(over="ignore"):
             # Certified, not sent, and without drift: statistics changed last before they were sent.
             found.status[:, matrix] = 1, 0, 0, root.condition, root.residual, sent_at, *root.eigenvalues

@@ -97,7 +97,6 @@ FAST = {
     "RMSprop": {"grafting": {"kind": "rmsprop", "beta2": 0.9, "epsilon": 1e-3}},
 }
 MORE = {
-    "coupled solver": {"roots": {"solver": "coupled"}},
     "phase": {"roots": {"phase": 1, "identity": True} | SYNCHRONOUS, "precondition_frequency": 4},
     "statistics that begin with an identity": {
         "statistics": {"initial": 0.2},

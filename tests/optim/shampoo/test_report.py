@@ -50,7 +50,7 @@ def test_a_report_by_hand():
     "changed",
     [
         {"beta2": 0.9},
-        {"roots": {"solver": "coupled", "asynchronous": False}},
+        {"roots": {"asynchronous": False}},
         {"epsilon": 0.125, "roots": {"damping": "absolute"}},
         {"method": "eigenvalue_corrected", "roots": {"damping": "absolute"}},
     ],

@@ -29,7 +29,6 @@ CASES = {
     "some failed": {"grafting": "adam"},
     "some kept": {"roots": {"drift_bound": 0.5}},
     "early exchanges": {"roots": {"early_growth": 0.3}, "momentum": 0.5},
-    "warm starts": {"roots": {"solver": "coupled"}},
     "diagonals, vectors": {"method": "diagonal", "beta2": 0.9, "blocking": {"max_dimension": 4}},
     "two momenta, LAMB": {"momentum": 0.8, "grafting": {"kind": "lamb", "momentum": "before"}},
     "synchronous": {"roots": {"asynchronous": False}, "blocking": {"vectors": True}},
