@@ -34,7 +34,7 @@ def chosen_rows(rows: int | tf.Tensor, most: int) -> tf.Tensor:
 
 
 def factors(inputs: tf.Tensor, gradients: tf.Tensor, has_bias: bool) -> Factors:
-    """Sums a' a'^T and g g^T over rows (eq. 3.5, but for their number)."""
+    """Sums a' a'^T and g g^T over the rows of a [B, in] and g [B, units] (eq. 3.5, but for their number)."""
     extended = tf.concat([inputs, tf.ones_like(inputs[:, :1])], axis=1) if has_bias else inputs
     return Factors(*(tf.matmul(rows, rows, transpose_a=True) for rows in (extended, gradients)))
 
@@ -60,7 +60,7 @@ def whole_damping(found: Factors, damping: float, relative: bool) -> tf.Tensor:
 
 
 def damped_inverses(found: Factors, damping: tf.Tensor) -> Factors:
-    """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1 (eq. 3.2), by Cholesky decomposition."""
+    """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1 by Cholesky, of their shapes (eq. 3.2)."""
     root, ratio = tf.sqrt(damping), pi(found)
     return Factors(_inverse(found.inputs, root * ratio), _inverse(found.outputs, root / ratio))
 

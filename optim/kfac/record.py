@@ -58,7 +58,7 @@ def record(model: Any, inputs: tf.Tensor) -> Recording:
 
 
 def is_sequential(model: Any) -> bool:
-    """Tells whether a model is a Sequential of Keras 2 or Keras 3."""
+    """Returns whether a model is a Sequential of Keras 2 or Keras 3."""
     return type(model).__name__ == "Sequential" and hasattr(model, "layers")
 
 
@@ -117,6 +117,6 @@ def refuse_probabilities(model: Any, loss: str) -> None:
 
 
 def takes_training(layer: Any) -> bool:
-    """Tells whether a layer may behave differently in training, as dropout and batch normalization do."""
+    """Returns whether a layer may behave differently in training, as dropout and batch normalization do."""
     # Lambda passes it on to a function that takes it.
     return "training" in inspect.signature(getattr(layer, "function", layer.call)).parameters

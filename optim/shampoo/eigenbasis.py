@@ -96,7 +96,7 @@ def to_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor])
 
 
 def from_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Computes U G V^T, the opposite of ``to_bases``."""
+    """Computes U G V^T of blocks [N, d_0, ..., d_k-1], the opposite of ``to_bases``."""
     for axis, basis in zip(axes, bases, strict=True):
         blocks = multiply(blocks, axis, basis)
     return blocks
@@ -145,7 +145,7 @@ def project(
 def change_bases(
     blocks: tf.Tensor, axes: Sequence[int], old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Brings U^T M V into other bases: (U'^T U) (U^T M V) (V'^T V)^T."""
+    """Brings U^T M V [N, *block] into other bases, [N, d, d] for each axis: (U'^T U) (U^T M V) (V'^T V)^T."""
     for axis, before, after in zip(axes, old, new, strict=True):
         blocks = multiply(blocks, axis, tf.matmul(after, before, transpose_a=True))
     return blocks

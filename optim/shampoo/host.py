@@ -88,6 +88,9 @@ class HostPipeline:
     """Computes the roots of some factors, by one thread for each processor of this process unless ``workers`` is given.
 
     After ``patience`` seconds without any finished root, the rest of a round is given up. Tests give ``solve``.
+
+    Attributes:
+        seconds_waited, seconds_computing: by steps that waited for roots, and by threads, since the process began.
     """
 
     def __init__(
@@ -159,10 +162,9 @@ class HostPipeline:
         # After a restart, or when the variables were set to those of another moment, it is computed here.
         if self._origin != _origin_of(sent_at, found):
             self._start(sent_at, found)
-        self._origin = None
-        lost = self._wait()
+        self._origin, lost = None, self._wait()
         for matrix in map(int, sent):
-            self._use_root(matrix, self._futures.get(matrix), lost, sent_at, found)
+            self._use_root(matrix, lost, sent_at, found)
         found.status[_SENT] = 0
         self._futures = {}
         self.seconds_waited += time.perf_counter() - begun
@@ -223,37 +225,24 @@ class HostPipeline:
                 return True
         return False
 
-    def _use_root(
-        self,
-        matrix: int,
-        future: concurrent.futures.Future[Root] | None,
-        some_lost: bool,
-        sent_at: int,
-        found: Round,
-    ) -> None:
-        f, i = self._places[matrix]
-        factor = self.factors[f]
-
-        def keep_previous(counter: str, problem: str) -> None:
-            self._count(found, matrix, counter)
-            name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
-            log.warning("root of %s from step %d%s; the previous root is kept", name, sent_at, problem)
-
-        if future is None or (some_lost and (future.cancelled() or not future.done())):
-            keep_previous("lost", ": no worker delivered it")
-            return
+    def _use_root(self, matrix: int, some_lost: bool, sent_at: int, found: Round) -> None:
+        """Brings a root into use, or keeps the previous one, whatever has ended the worker's task, and counts it."""
+        (f, i), future = self._places[matrix], self._futures.get(matrix)
+        factor, roots = self.factors[f], found.roots[f]
         try:
+            if future is None or (some_lost and (future.cancelled() or not future.done())):
+                raise TimeoutError("no worker delivered it")
             root = future.result()
+            with np.errstate(over="ignore"):
+                new = root.matrix.astype(roots.dtype)
+            if not np.isfinite(new).all():
+                raise RootError(f"it is beyond {roots.dtype}")
         except BaseException as error:
-            # Whatever ended the worker's task, training does not die of a root.
-            keep_previous("failed" if isinstance(error, RootError) else "lost", f": {error}")
+            self._count(found, matrix, "failed" if isinstance(error, RootError) else "lost")
+            name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
+            log.warning("root of %s from step %d: %s; the previous root is kept", name, sent_at, error)
             return
-        with np.errstate(over="ignore"):
-            matrix_root = root.matrix.astype(found.roots[f].dtype)
-        if not np.isfinite(matrix_root).all():
-            keep_previous("failed", " is beyond float32")
-            return
-        found.roots[f][i] = matrix_root
+        roots[i] = new
         self._count(found, matrix, "refreshed", "eigh")
         with np.errstate(over="ignore"):
             # Certified, not sent, and without drift: statistics changed last before they were sent.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from ctr.optim.first_order.options import AdaGrad, Adam, AnyGraft
+from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, AnyGraft, RMSprop
 from ctr.optim.option_types import (
     NUMPY,
     STRICT,
@@ -25,6 +25,9 @@ from ctr.optim.option_types import (
     make_options,
     merged,
 )
+
+__all__ = ["LAMB", "LARS", "SGD", "AdaGrad", "Adam", "Blocking", "Limits", "RMSprop", "Roots"]
+__all__ += ["ShampooOptions", "Statistics", "soap"]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
