@@ -29,7 +29,7 @@ def of_size(size: int, seconds: float) -> tuple[float, float]:
     matrix = statistics(size, 1)
     blocks = tf.random.stateless_normal((STACKED, size, size), (1, 2))
     product = tf.function(lambda: tf.matmul(blocks, blocks))
-    root = repeat(lambda: inverse_root(matrix, ORDER, epsilon=EPSILON, solver="eigh"), seconds)
+    root = repeat(lambda: inverse_root(matrix, ORDER, epsilon=EPSILON), seconds)
     return root["shortest_ms"], repeat(lambda: product().numpy(), seconds)["shortest_ms"] / STACKED
 
 

@@ -3,20 +3,22 @@
     python benchmarks/bench_roots.py [--sizes 32 64 128 256 512 1024]
 
 The statistics are like Shampoo's: sums of outer products of gradients whose spectrum falls over seven decades, damped
-to a condition of 1e6. Every solver's result carries its certificate; eigh of NumPy and SciPy stand beside them without
-one, nor a root. One BLAS thread. The warm start gets a matrix that only grew, the one drift it survives; "drift" is the
-chain after a hundredth of new statistics, where it must fall back.
+to a condition of 1e6. Both certify their results: the host's root by eigh, and the coupled iteration that steps
+compiled by XLA have, here not compiled. eigh of NumPy and SciPy stand beside them without one, nor a root. One BLAS
+thread.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy.linalg
+import tensorflow as tf
 from runner import main, repeat
 from threadpoolctl import threadpool_limits
 
-from ctr.optim.shampoo.roots import Root, inverse_root
+from ctr.optim.shampoo.coupled import inverse_roots
+from ctr.optim.shampoo.roots import inverse_root
 
 EPSILON, ORDER = 1e-6, 4
 
@@ -30,30 +32,21 @@ def statistics(size: int, seed: int) -> np.ndarray:
 
 
 def of_size(size: int, seconds: float) -> dict[str, Any]:
-    """Each solver's time, who delivered the root, and its certificate."""
-    first = statistics(size, 1)
-    grown, drifted = first * 1.01, 0.99 * first + 0.01 * statistics(size, 2)
-    before = inverse_root(first, ORDER, epsilon=EPSILON, solver="eigh")
-    warm = {"previous": before.matrix}
-
-    def root(matrix: np.ndarray, solver: Literal["eigh", "coupled"], **start: object) -> Root:
-        return inverse_root(matrix, ORDER, epsilon=EPSILON, solver=solver, **start)
-
+    """Each solver's time and certificate."""
+    matrix = statistics(size, 1)
+    batch = tf.constant(matrix[np.newaxis])
     calls: dict[str, Callable[[], Any]] = {
-        "numpy": lambda: np.linalg.eigh(grown),
-        "scipy": lambda: scipy.linalg.eigh(grown, check_finite=False),
-        "eigh": lambda: root(grown, "eigh"),
-        "cold": lambda: root(grown, "coupled"),
-        "warm": lambda: root(grown, "coupled", **warm),
-        "drift": lambda: root(drifted, "coupled", **warm, previous_condition=before.condition),
+        "numpy": lambda: np.linalg.eigh(matrix),
+        "scipy": lambda: scipy.linalg.eigh(matrix, check_finite=False),
+        "eigh": lambda: inverse_root(matrix, ORDER, epsilon=EPSILON).residual,
+        "coupled": lambda: float(inverse_roots(batch, ORDER, EPSILON)[1][0]),
     }
     found: dict[str, Any] = {}
     for name, call in calls.items():
         found[name] = {"ms": repeat(call, seconds, 2)["p50_ms"]}
         found[name]["times_numpy"] = found[name]["ms"] / found["numpy"]["ms"]
-    for name in ("eigh", "cold", "warm", "drift"):
-        delivered = calls[name]()
-        found[name] |= {"delivered_by": delivered.solver, "residual": delivered.residual}
+    for name in ("eigh", "coupled"):
+        found[name]["residual"] = calls[name]()
     return found
 
 

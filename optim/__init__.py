@@ -15,11 +15,11 @@ from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.shampoo.options import ShampooOptions
 
 if TYPE_CHECKING:
-    from ctr.optim import options
     from ctr.optim.contrib import presets
     from ctr.optim.contrib.backpack import statistics_of
     from ctr.optim.keras.keras3 import Adafactor, Shampoo, ShampooCallback, Soap
     from ctr.optim.kfac.trainer import KfacTrainer
+    from ctr.optim.shampoo import options
 
 __all__ = [
     "Adafactor",
@@ -35,7 +35,7 @@ __all__ = [
     "statistics_of",
 ]
 
-_MODULES = {"options": "ctr.optim.options", "presets": "ctr.optim.contrib.presets"}
+_MODULES = {"options": "ctr.optim.shampoo.options", "presets": "ctr.optim.contrib.presets"}
 _ELSEWHERE = {"KfacTrainer": "kfac.trainer", "statistics_of": "contrib.backpack"}
 """Modules, and where what is not an optimizer of Keras comes from."""
 

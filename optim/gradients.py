@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-RootSource = Literal["host", "device", "between_steps"]
-"""Who computes the roots that are due: ``host`` (in eager mode, or a ``tf.function`` without ``jit_compile``),
-``device`` (anywhere), or the caller by ``exchange``, which makes every root serve one step later."""
+RootSource = Literal["host", "device"]
+"""Who computes the roots that are due in a step: ``host`` (in eager mode, or a ``tf.function`` without
+``jit_compile``), or ``device`` (anywhere). None: the host does, when ``exchange`` is called between two steps."""
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
@@ -58,7 +58,7 @@ def powers(base: float, count: tf.Tensor, missed: tf.Tensor | None, dtype: tf.DT
 
 
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Tells whether all gradients are finite, bool scalar.
+    """Returns whether all gradients are finite, bool scalar.
 
     By a sum of squares, which is one pass, and may not overflow either: sums of squares would become infinite, and
     the weight never move again.
@@ -78,7 +78,7 @@ def clip_by_global_norm(gradients: Sequence[Gradient], norm: float) -> list[Grad
 def split_gradients(
     gradients: Sequence[Gradient], weights: Sequence[tf.Variable], tables: Collection[int], dtype: tf.DType
 ) -> tuple[dict[int, tf.Tensor], dict[int, tf.IndexedSlices]]:
-    """Returns gradients of dense weights, and of tables by distinct rows, by index, in a dtype; None is left out.
+    """Returns gradients of dense weights, and of tables by distinct rows [U, C], by index, in a dtype; without None.
 
     Raises:
         ValueError: a gradient of another shape than its weight.
@@ -111,7 +111,7 @@ def _in_precision(gradient: tf.Tensor | tf.IndexedSlices, dtype: tf.DType) -> tf
 
 
 def in_xla() -> bool:
-    """Tells whether the graph that is being traced will be compiled by XLA (``jit_compile=True``)."""
+    """Returns whether the graph that is being traced will be compiled by XLA (``jit_compile=True``)."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
@@ -145,28 +145,28 @@ class GradientSteps:
         gradients: Sequence[Gradient],
         learning_rate: tf.Tensor | float,
         decayed: Sequence[bool] | None = None,
-        roots: RootSource = "host",
+        roots: RootSource | None = "host",
     ) -> None:
         """Takes one step in place; None leaves a weight as it is. By default all weights decay that are no tables.
 
-        Raises ValueError: the options ask for roots that the device does not compute.
+        Raises ValueError: a gradient of another shape than its weight, or roots that the device does not compute.
         """
-        dense, rows = split_gradients(gradients, self.weights, self.tables, self.dtype)
-        self._update(dense, rows, learning_rate, decayed, roots)
+        split = split_gradients(gradients, self.weights, self.tables, self.dtype)
+        self._update(*split, self._rate(learning_rate), decayed, roots)
 
     def update_if_finite(
         self,
         gradients: Sequence[Gradient],
         learning_rate: tf.Tensor | float,
         decayed: Sequence[bool] | None = None,
-        roots: RootSource = "host",
+        roots: RootSource | None = "host",
     ) -> tf.Tensor:
         """Calls ``update`` if all gradients are finite, else counts the step; returns whether it did, bool scalar."""
         dense, rows = split_gradients(gradients, self.weights, self.tables, self.dtype)
         applied = all_finite([*dense.values(), *rows.values()])
 
         def update() -> tf.Tensor:
-            self._update(dense, rows, learning_rate, decayed, roots)
+            self._update(dense, rows, self._rate(learning_rate), decayed, roots)
             return tf.constant(True)
 
         def count() -> tf.Tensor:
@@ -179,9 +179,9 @@ class GradientSteps:
         self,
         dense: dict[int, tf.Tensor],
         rows: dict[int, tf.IndexedSlices],
-        learning_rate: tf.Tensor | float,
+        rate: tf.Tensor,
         decayed: Sequence[bool] | None,
-        roots: RootSource,
+        roots: RootSource | None,
     ) -> None:
         raise NotImplementedError
 

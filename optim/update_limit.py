@@ -17,11 +17,11 @@ def limit_update(
     absolute: tf.Tensor | float,
     owners: Workers = ALONE,
 ) -> tf.Tensor:
-    """Scales ``update`` by at most 1 so that each element is at most relative |w| + absolute; the result is finite.
+    """Scales ``update``, of the weight's shape, by at most 1 so that each element is at most relative |w| + absolute.
 
-    Elements of zero update limit nothing. One that is not finite, or whose weight is NaN, has no multiple within its
-    limit, so that nothing moves. A weight of zero may move by ``absolute``, above 0, and its whole tensor with it at
-    that scale. ``owners`` hold a part of the tensor each.
+    The result is finite. Elements of zero update limit nothing. One that is not finite, or whose weight is NaN, has no
+    multiple within its limit, so that nothing moves. A weight of zero may move by ``absolute``, above 0, and its whole
+    tensor with it at that scale. ``owners`` hold a part of the tensor each.
     """
     size = tf.abs(update)
     limit = relative * tf.abs(weight) + absolute

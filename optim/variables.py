@@ -2,14 +2,23 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
-Create = Callable[[str, Sequence[int], tf.DType, float], tf.Variable]
+Value = float | np.ndarray
+"""What a variable begins with: a number in all places, or an array of its shape."""
+
+Create = Callable[[str, Sequence[int], tf.DType, Value], tf.Variable]
 
 
-def create_variable(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
-    """Creates a plain variable filled with a value."""
-    return tf.Variable(tf.fill(list(shape), tf.constant(value, dtype)), trainable=False, name=name)
+def filled(shape: Sequence[int], dtype: tf.DType, value: Value) -> tf.Tensor:
+    """Returns a tensor of a shape and dtype with a number in all places, or an array's values."""
+    return tf.broadcast_to(tf.constant(value, dtype), list(shape))
+
+
+def create_variable(name: str, shape: Sequence[int], dtype: tf.DType, value: Value) -> tf.Variable:
+    """Creates a plain variable."""
+    return tf.Variable(filled(shape, dtype, value), trainable=False, name=name)
 
 
 class Variables(dict[str, tf.Variable]):
@@ -20,7 +29,7 @@ class Variables(dict[str, tf.Variable]):
         self.create, self.dtype = create, dtype
 
     def make(
-        self, name: str, shape: Sequence[int], dtype: tf.DType | None = None, value: float = 0
+        self, name: str, shape: Sequence[int], dtype: tf.DType | None = None, value: Value = 0
     ) -> tf.Variable:
         """Makes and keeps a variable."""
         self[name] = self.create(name, shape, self.dtype if dtype is None else dtype, value)

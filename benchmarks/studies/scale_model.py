@@ -42,7 +42,7 @@ from reference import REFERENCE, ZIPF, Size, dense_shapes
 from runner import main
 from scipy.special import zeta
 
-from ctr.optim.shampoo.assignment import blocks_of, loads, owners_of, step_cost
+from ctr.optim.shampoo.assignment import block_cost, owners_of
 from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
 
@@ -166,13 +166,13 @@ def all_to_all(network: Network, workers: int, n: float) -> float:
 @cache
 def shampoo_shares(workers: int) -> tuple[float, int]:
     """Core seconds of a step of the most loaded owner, and the bytes of the buffer that gathers directions."""
-    options = ShampooOptions()
-    blocks = blocks_of(lay_out(options, dense_shapes()))
-    costs = [step_cost(block, options) for block in blocks]
-    owners = owners_of(blocks, options, workers)
+    options, loads = ShampooOptions(), np.zeros([2, workers])
+    layout = lay_out(options, dense_shapes())
+    blocks = [stack for stack in layout.stacks for _ in range(stack.blocks)]
+    for stack, owner in zip(blocks, owners_of(layout, options, workers), strict=True):
+        loads[:, owner] += block_cost(stack.block, stack.axes, options), math.prod(stack.block)
     # All directions are gathered in one buffer: W times the elements of the largest sender.
-    sent = workers * int(max(loads([block.elements for block in blocks], owners, workers)))
-    return max(loads(costs, owners, workers)), FLOAT * sent
+    return float(loads[0].max()), FLOAT * workers * int(loads[1].max())
 
 
 def step(network: Network, compute: Compute, workers: int, batch: float) -> Step:

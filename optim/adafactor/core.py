@@ -21,7 +21,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
-from ctr.optim.first_order.directions import update_momentum
+from ctr.optim.first_order.directions import momentum_step
 from ctr.optim.gradients import GradientSteps, RootSource, present_among
 from ctr.optim.protocol import Cost, DenseOptimizer
 from ctr.optim.variables import Create, Variables, create_variable
@@ -47,12 +47,12 @@ def second_moment_decay(options: RowAdafactorOptions, step: tf.Tensor) -> tf.Ten
 
 
 def is_factored(options: AdafactorOptions, shape: Sequence[int]) -> bool:
-    """Tells whether a weight of this shape has sums by row and column."""
+    """Returns whether a weight of this shape has sums by row and column."""
     return options.factored and len(shape) >= 2
 
 
 def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    """Computes U = G / sqrt(R C / 1^T R) (algorithm 4, lines 7 and 8)."""
+    """Computes U = G / sqrt(R C / 1^T R), [..., n, m], of R [..., n] and C [..., m] (algorithm 4, lines 7 and 8)."""
     # Of each factor by itself: their product would leave float32 where gradients are tiny.
     share = tf.math.divide_no_nan(rows, tf.reduce_sum(rows, axis=-1, keepdims=True))
     found = tf.math.divide_no_nan(gradient, tf.sqrt(share)[..., :, tf.newaxis])
@@ -96,7 +96,7 @@ def _mean(values: tf.Tensor, axis: int) -> tf.Tensor:
 def clip(
     options: RowAdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
 ) -> tf.Tensor:
-    """Computes U / max(1, RMS(U) / d) (algorithm 4, line 9; section 6); RMS is that of the touched rows.
+    """Computes U / max(1, RMS(U) / d) (algorithm 4, line 9; section 6), of U of any shape, or of touched rows.
 
     Where second moments fit, RMS(U) is about 1; where they are out of date, it is larger. Clipping gradients does not
     limit the step, as the division takes their scale away.
@@ -177,9 +177,9 @@ class AdafactorCore(GradientSteps):
         self,
         dense: dict[int, tf.Tensor],
         rows: dict[int, tf.IndexedSlices],
-        learning_rate: tf.Tensor | float,
+        rate: tf.Tensor,
         decayed: Sequence[bool] | None,
-        roots: RootSource,
+        roots: RootSource | None,
     ) -> None:
         del decayed, roots  # Nothing decays, as in the paper.
         count = self.step.assign_add(1, read_value=True)
@@ -187,7 +187,6 @@ class AdafactorCore(GradientSteps):
         missed = self.missed.read_value()
         if present is not None:
             missed = self.missed.assign_add(tf.cast(~present, tf.int64), read_value=True)
-        rate = self._rate(learning_rate)
         for index, slices in rows.items():
             self._update_rows(index, slices, rate)
         for index, gradient in dense.items():
@@ -212,7 +211,7 @@ class AdafactorCore(GradientSteps):
             direction = tf.math.divide_no_nan(gradient, tf.sqrt(new["moment"]))
         direction = clip(options, direction)
         if options.beta1:
-            direction = update_momentum(kept["average"], direction, options.beta1)
+            direction, _ = momentum_step(kept["average"], direction, options.beta1)
             kept["average"].assign(direction)
         before = tf.cast(weight, self.dtype)
         update = step_size(options, rate, before, step) * direction
@@ -233,9 +232,11 @@ class AdafactorCore(GradientSteps):
         table.scatter_sub(tf.IndexedSlices(tf.cast(update, table.dtype), rows))
 
     def report(self) -> dict[str, float | int]:
+        """Returns the number of steps that were skipped for a gradient that is not finite."""
         return {"nonfinite_steps": int(self.nonfinite_steps.numpy())}
 
     def describe(self, names: Sequence[str] | None = None) -> str:
+        """Returns a line for each weight: its shape, how its moments are kept, and their bytes."""
         names = names or self._names()
         lines = []
         for index, (name, weight) in enumerate(zip(names, self.weights, strict=True)):

@@ -10,6 +10,7 @@ import tf_keras
 from ctr.optim.gradients import Gradient
 from ctr.optim.keras import common
 from ctr.optim.shampoo.schedule import when
+from ctr.optim.variables import Value
 
 # The last two are part of every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
 _KERAS_OPTIONS = (*common.KERAS_OPTIONS, "jit_compile", "is_legacy_optimizer")
@@ -25,8 +26,8 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
         **options: Any,
     ) -> None:
         common.check_tables(tables)
-        own, keras_options = common.split_options(options, _KERAS_OPTIONS, self.kind)
-        super().__init__(name=name or self.kind.title.lower(), weight_decay=None, **keras_options)
+        own, keras_options = common.split_options(options, _KERAS_OPTIONS, self.option_type, self.title)
+        super().__init__(name=name or self.title.lower(), weight_decay=None, **keras_options)
         self._learning_rate = self._build_learning_rate(self._checked(learning_rate))
         self.options = own
         self.tables = tables
@@ -40,12 +41,12 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
 
     def build(self, var_list: Sequence[Any]) -> None:
         if not getattr(self, "_built", False):
-            common.check_variables(self.kind, var_list, [variable.name for variable in var_list])
+            common.check_variables(self.title, var_list, [variable.name for variable in var_list])
         super().build(var_list)
         if getattr(self, "_built", False):
             return
 
-        def create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
+        def create(name: str, shape: Sequence[int], dtype: tf.DType, value: Value) -> tf.Variable:
             return self.add_variable(tuple(shape), dtype, tf_keras.initializers.Constant(value), name)
 
         self._make_core(var_list, [variable.name for variable in var_list], create)
@@ -129,8 +130,9 @@ class Adafactor(common.AdafactorArguments, _Optimizer):
 
 
 class ShampooCallback(common.CallbackMixin, tf_keras.callbacks.Callback):
-    """The callback for Keras 2 (tf_keras)."""
+    """The callback for Keras 2."""
 
 
-ShampooCallback.__doc__ = common.CallbackMixin.__doc__
-common.document(Shampoo, Soap, Adafactor)
+for each in (Shampoo, Soap, Adafactor, ShampooCallback):
+    # What the parts that both Keras have in common say.
+    each.__doc__ = each.__mro__[1].__doc__

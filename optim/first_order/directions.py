@@ -17,12 +17,12 @@ from ctr.optim.first_order.options import LAMB, LARS, AdaGrad, Adam, Graft, Seco
 
 
 def has_accumulator(options: Graft) -> bool:
-    """Tells whether an optimizer keeps second moments."""
+    """Returns whether an optimizer keeps second moments."""
     return isinstance(options, AdaGrad | SecondMoments)
 
 
 def is_layerwise(options: Graft) -> bool:
-    """Tells whether directions get a factor for each layer, ``layer_factor``."""
+    """Returns whether directions get a factor for each layer, ``layer_factor``."""
     return isinstance(options, LARS | LAMB)
 
 
@@ -32,7 +32,7 @@ def initial_accumulator(options: Graft) -> float:
 
 
 def update_accumulator(options: Graft, accumulator: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-    """Returns the second moments after a gradient of their shape."""
+    """Returns the second moments after a gradient, both of any shape and one floating dtype."""
     squared = tf.square(gradient)
     if not isinstance(options, SecondMoments):
         return accumulator + squared
@@ -42,7 +42,10 @@ def update_accumulator(options: Graft, accumulator: tf.Tensor, gradient: tf.Tens
 def direction(
     options: Graft, accumulator: tf.Tensor | None, gradient: tf.Tensor, step: tf.Tensor
 ) -> tf.Tensor:
-    """Computes the direction, before any layer-wise factor; the accumulator has the present gradient in it."""
+    """Computes the direction, of the gradient's shape and dtype, before any layer-wise factor.
+
+    The accumulator has the present gradient in it; ``step``, int64, is 1 at the first step.
+    """
     if isinstance(options, AdaGrad) and accumulator is not None:
         root = tf.sqrt(accumulator)
         # A weight whose gradient and sum are both zero stays where it is.
@@ -62,18 +65,20 @@ def layer_factor(weight_norm: tf.Tensor, norm: tf.Tensor) -> tf.Tensor:
     )
 
 
-def add_weight_decay(direction: tf.Tensor, weights: tf.Tensor, weight_decay: float) -> tf.Tensor:
-    """Adds lambda W: decoupled decay, and before momentum, which averages all that moves W (PT 3.1.2-3)."""
-    return direction + weight_decay * weights
+def momentum_step(
+    average: tf.Tensor,
+    direction: tf.Tensor,
+    momentum: float,
+    nesterov: bool = False,
+    active: tf.Tensor | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes the new average M = mu M + (1 - mu) P, and the step: M, or mu M + (1 - mu) P (Nesterov, PT eq. 33-34).
 
-
-def update_momentum(average: tf.Tensor, direction: tf.Tensor, momentum: float) -> tf.Tensor:
-    """Computes M = mu M + (1 - mu) P, normalized as in PSO alg. II, unlike PT's: tuned rates stay right (FF 4.2)."""
-    return momentum * average + (1.0 - momentum) * direction
-
-
-def momentum_step(average: tf.Tensor, direction: tf.Tensor, momentum: float, nesterov: bool) -> tf.Tensor:
-    """Returns the step along M (heavy ball), or along mu M + (1 - mu) P (Nesterov, PT eq. 33-34)."""
-    if nesterov:
-        return momentum * average + (1.0 - momentum) * direction
-    return average
+    Normalized as in PSO alg. II, unlike PT's, so that tuned rates stay right (FF 4.2). ``active``, a bool scalar: an
+    average that is not stays as it is.
+    """
+    added = (1.0 - momentum) * direction
+    new = momentum * average + added
+    if active is not None:
+        new = tf.where(active, new, average)
+    return new, momentum * new + added if nesterov else new

@@ -9,6 +9,7 @@ import tensorflow as tf
 from ctr.optim.gradients import Gradient
 from ctr.optim.keras import common
 from ctr.optim.keras.replicas import sum_over_replicas
+from ctr.optim.variables import Value, filled
 
 _KERAS_OPTIONS = (*common.KERAS_OPTIONS, "loss_scale_factor", "gradient_accumulation_steps")
 
@@ -24,12 +25,12 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
     ) -> None:
         if keras.backend.backend() != "tensorflow":
             raise RuntimeError(
-                f"{self.kind.title} requires Keras' backend tensorflow, not {keras.backend.backend()}"
+                f"{self.title} requires Keras' backend tensorflow, not {keras.backend.backend()}"
             )
         common.check_tables(tables)
-        own, keras_options = common.split_options(options, _KERAS_OPTIONS, self.kind)
+        own, keras_options = common.split_options(options, _KERAS_OPTIONS, self.option_type, self.title)
         rate = self._checked(learning_rate)
-        super().__init__(learning_rate=rate, name=name or self.kind.title.lower(), **keras_options)
+        super().__init__(learning_rate=rate, name=name or self.title.lower(), **keras_options)
         self.options = own
         self.tables = tables
         self.driven = False
@@ -43,7 +44,7 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
             return
         # Keras 3 takes its own variables, and plain ones of TensorFlow, which have no path.
         names = [getattr(variable, "path", variable.name) for variable in variables]
-        common.check_variables(self.kind, variables, names)
+        common.check_variables(self.title, variables, names)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
             # Keras 3 does either inside a condition, in which replicas cannot wait for each other.
@@ -54,10 +55,10 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
                 )
         super().build(variables)
 
-        def create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
+        def create(name: str, shape: Sequence[int], dtype: tf.DType, value: Value) -> tf.Variable:
             # Keras' Constant would round to float32.
             def initial(shape: Sequence[int], dtype: Any) -> tf.Tensor:
-                return tf.fill(shape, tf.constant(value, dtype))
+                return filled(shape, tf.as_dtype(dtype), value)
 
             return self.add_variable(tuple(shape), initial, dtype.name, name=name.replace("/", "_")).value
 
@@ -100,5 +101,6 @@ class ShampooCallback(common.CallbackMixin, keras.callbacks.Callback):
     """The callback for Keras 3."""
 
 
-ShampooCallback.__doc__ = common.CallbackMixin.__doc__
-common.document(Shampoo, Soap, Adafactor)
+for each in (Shampoo, Soap, Adafactor, ShampooCallback):
+    # What the parts that both Keras have in common say.
+    each.__doc__ = each.__mro__[1].__doc__

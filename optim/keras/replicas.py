@@ -18,7 +18,7 @@ from tensorflow.python.ops import resource_variable_ops
 
 from ctr.optim.gradients import Gradient
 from ctr.optim.shampoo.optimizer import ShampooCore
-from ctr.optim.variables import Create
+from ctr.optim.variables import Create, Value, filled
 from ctr.workers.parts import Part, reshard, shard
 
 _KEYS = itertools.count(1 << 30)
@@ -236,8 +236,8 @@ def sum_over_replicas(gradients: Sequence[Gradient]) -> list[Gradient]:
     return [None if gradient is None else next(summed) for gradient in gradients]
 
 
-def _create_on(device: str, name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
+def _create_on(device: str, name: str, shape: Sequence[int], dtype: tf.DType, value: Value) -> tf.Variable:
     """Creates a plain variable, which the strategy does not mirror."""
     with tf.device(device):
-        initial = tf.fill(list(shape), tf.constant(value, dtype))
+        initial = filled(shape, dtype, value)
         return resource_variable_ops.ResourceVariable(initial, trainable=False, name=name)

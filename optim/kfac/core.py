@@ -14,7 +14,7 @@ import tensorflow as tf
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from ctr.optim.first_order.directions import add_weight_decay, momentum_step, update_momentum
+from ctr.optim.first_order.directions import momentum_step
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.factors import Factors
 from ctr.optim.option_types import NUMPY, STRICT, Decay, Frequency, NotNegative, Switch
@@ -124,8 +124,9 @@ class KfacCore:
     ) -> None:
         """Takes one step on all weights, in place; matrices decay.
 
-        ``factors`` computes of each layer the means over the batch's rows, where this step takes them; ``step`` is
-        still that of the step before, and the weights are those that the gradients are of.
+        Gradients have the shapes of the weights, and ``rate`` is a scalar. ``factors`` computes the means over the
+        batch's rows of each layer, where this step takes them; ``step`` is still that of the step before, and the
+        weights are those that the gradients are of.
         """
         options, number = self.options, self.step + 1
         collects = tf.equal(number % options.statistics_frequency, 0) | (number <= options.inverse_frequency)
@@ -229,15 +230,15 @@ class KfacCore:
     def _move(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
         options, weight = self.options, self.weights[index]
         if options.weight_decay and len(weight.shape) > 1:
-            direction = add_weight_decay(direction, tf.cast(weight, self.dtype), options.weight_decay)
+            direction += options.weight_decay * tf.cast(weight, self.dtype)
         if options.momentum:
             kept = self.variables[f"tensor{index}/momentum"]
-            average = update_momentum(kept, direction, options.momentum)
+            average, direction = momentum_step(kept, direction, options.momentum, options.nesterov)
             kept.assign(average)
-            direction = momentum_step(average, direction, options.momentum, options.nesterov)
         weight.assign_sub(tf.cast(rate * direction, weight.dtype))
 
     def report(self) -> dict[str, float | int]:
+        """Returns how many layers there are and have inverses, and how many inverses were computed or failed."""
         return {
             "layers": len(self.layers),
             "layers_ready": int(self._ready.numpy().sum()),

@@ -23,15 +23,12 @@ class OutputLoss(NamedTuple):
     draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def gradient_by_outputs(
-    values: Callable[[tf.Tensor], tf.Tensor], outputs: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Computes losses of outputs, and the gradient of their sum by these; None: they do not depend on them."""
+def gradient_by_outputs(values: Callable[[tf.Tensor], tf.Tensor], outputs: tf.Tensor) -> tf.Tensor:
+    """Computes the gradient [B, C] of the sum of losses ``values(outputs)`` [B] by the outputs."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(outputs)
-        found = values(outputs)
-        total = tf.reduce_sum(found)
-    return found, tape.gradient(total, outputs)
+        total = tf.reduce_sum(values(outputs))
+    return tape.gradient(total, outputs)
 
 
 def _like(outputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

@@ -1,13 +1,12 @@
 """Linear products of a model, recorded in a forward pass, and what is sent back through them from the outputs.
 
 A *product* is z = a W (+ b) for the rows of a batch; the gradients of W and b of row n are a_n (x) dz_n and dz_n.
-Where W is used once, this holds in any model: crosses, bottlenecks, ensembles whose components are computed at once.
 What is sent back is a tensor of the outputs' shape: gradients of a loss, those of drawn labels, or columns of a root of
 its Hessian (``output_losses.py``).
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -16,20 +15,13 @@ _PROBABILITIES = ("sigmoid", "softmax", "hard_sigmoid", "log_softmax", "log_sigm
 
 
 class Product(NamedTuple):
-    """A linear product, or n that are computed at once.
+    """A linear product z = a W (+ b): W's name, a [B, in], z [B, units], whether it has a bias, and W [in, units]."""
 
-    Attributes:
-        names: of W, one for each of the n products.
-        inputs: a, [B, in] or [n, B, in]; [1, B, in] where all n have the same inputs.
-        outputs: z, [B, units] or [n, B, units], with or without its bias.
-        matrix: W, [in, units], of a Sequential model; None: not known.
-    """
-
-    names: tuple[str, ...]
+    name: str
     inputs: tf.Tensor
     outputs: tf.Tensor
     has_bias: bool
-    matrix: tf.Tensor | None = None
+    matrix: tf.Tensor
 
 
 class Sent(NamedTuple):
@@ -42,51 +34,38 @@ class Sent(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """A forward pass: outputs, products in the order of the work, and the tape of what depends on them."""
+    """A forward pass: outputs [B, C], products in the order of the work, and the tape of what depends on them."""
 
     outputs: tf.Tensor
     products: Sequence[Product]
     tape: tf.GradientTape
 
-    def gradients(self, by_outputs: tf.Tensor) -> list[tf.Tensor]:
-        """Sends a tensor of the outputs' shape back: returns one of the shape of each product's, 0 if none comes."""
-        return self.tape.gradient(
-            self.outputs,
-            [product.outputs for product in self.products],
-            by_outputs,
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
-        )
-
     def send(self, by_outputs: tf.Tensor) -> list[Sent]:
-        """Sends a tensor of the outputs' shape back to every product, of several at once to each of them."""
-        found = []
-        for product, own in zip(self.products, self.gradients(by_outputs), strict=True):
-            if len(own.shape) == 2:
-                found.append(Sent(product.names[0], product.inputs, own, product.has_bias))
-                continue
-            for number, name in enumerate(product.names):
-                inputs = product.inputs[min(number, product.inputs.shape[0] - 1)]
-                found.append(Sent(name, inputs, own[number], product.has_bias))
-        return found
+        """Sends a tensor of the outputs' shape back to every product; 0 where nothing comes back."""
+        targets = [product.outputs for product in self.products]
+        zero = tf.UnconnectedGradients.ZERO
+        gradients = self.tape.gradient(self.outputs, targets, by_outputs, unconnected_gradients=zero)
+        return [
+            Sent(product.name, product.inputs, gradient, product.has_bias)
+            for product, gradient in zip(self.products, gradients, strict=True)
+        ]
 
 
-def record(forward: Callable[[], tuple[tf.Tensor, Sequence[Product]]]) -> Recording:
-    """Runs a forward pass that returns outputs and products, all of which depend on variables that are trainable."""
+def record(model: Any, inputs: tf.Tensor) -> Recording:
+    """Runs the forward pass of a Sequential model and records it (``sequential_products``)."""
     with tf.GradientTape(persistent=True) as tape:
-        return Recording(*forward(), tape)
+        return Recording(*sequential_products(model, inputs), tape)
 
 
 def is_sequential(model: Any) -> bool:
-    """Tells whether a model is a Sequential of Keras 2 or Keras 3."""
+    """Returns whether a model is a Sequential of Keras 2 or Keras 3."""
     return type(model).__name__ == "Sequential" and hasattr(model, "layers")
 
 
 def is_dense(layer: Any) -> bool:
-    """Tells whether a layer is Keras' own dense one: another of that name may compute anything."""
-    return type(layer).__name__ == "Dense" and type(layer).__module__.partition(".")[0] in (
-        "keras",
-        "tf_keras",
-    )
+    """Returns whether a layer is Keras' own dense one: another of that name may compute anything."""
+    package = type(layer).__module__.partition(".")[0]
+    return type(layer).__name__ == "Dense" and package in ("keras", "tf_keras")
 
 
 def sequential_products(model: Any, inputs: tf.Tensor) -> tuple[tf.Tensor, Sequence[Product]]:
@@ -119,7 +98,7 @@ def sequential_products(model: Any, inputs: tf.Tensor) -> tuple[tf.Tensor, Seque
         outputs = tf.matmul(values, matrix)
         if layer.use_bias:
             outputs += tf.convert_to_tensor(layer.bias)
-        products.append(Product((layer.name,), values, outputs, bool(layer.use_bias), matrix))
+        products.append(Product(layer.name, values, outputs, bool(layer.use_bias), matrix))
         values = outputs if layer.activation is None else layer.activation(outputs)
     return values, products
 
@@ -138,6 +117,6 @@ def refuse_probabilities(model: Any, loss: str) -> None:
 
 
 def takes_training(layer: Any) -> bool:
-    """Tells whether a layer may behave differently in training, as dropout and batch normalization do."""
+    """Returns whether a layer may behave differently in training, as dropout and batch normalization do."""
     # Lambda passes it on to a function that takes it.
     return "training" in inspect.signature(getattr(layer, "function", layer.call)).parameters

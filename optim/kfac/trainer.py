@@ -125,15 +125,14 @@ class KfacTrainer:
     def _factors(self, inputs: tf.Tensor, labels: tf.Tensor) -> list[kfac.Factors]:
         options = self.core.options
         chosen = kfac.chosen_rows(inputs.shape[0] or tf.shape(inputs)[0], options.statistics_rows)
-        run = record(partial(sequential_products, self.model, tf.gather(inputs, chosen)))
-        run = run._replace(products=[one for one in run.products if one.names[0] in self._learning])
+        run = record(self.model, tf.gather(inputs, chosen))
+        run = run._replace(products=[product for product in run.products if product.name in self._learning])
         if options.fisher == "sampled":
             sent = self.loss.draw(
                 run.outputs, tf.stack([tf.constant(options.seed, tf.int64), self.core.step])
             )
         else:
-            values = partial(self.loss.values, tf.gather(labels, chosen))
-            _, sent = gradient_by_outputs(values, run.outputs)
+            sent = gradient_by_outputs(partial(self.loss.values, tf.gather(labels, chosen)), run.outputs)
         count = tf.cast(tf.shape(run.outputs)[0], run.outputs.dtype)
         found = (kfac.factors(a, g, has_bias) for _, a, g, has_bias in run.send(sent))
         return [kfac.Factors(*(sums / count for sums in one)) for one in found]

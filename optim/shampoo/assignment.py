@@ -15,7 +15,6 @@ The costs of a block of D elements with sides d_1, ..., d_k, in seconds of one c
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ctr.optim.shampoo.blocks import Shape
 from ctr.optim.shampoo.layout import ShampooLayout
@@ -33,55 +32,25 @@ PRODUCT: Cubic = (1.35e-11, 4.5e-10, 1.3e-5)
 """Seconds of a float32 product of two [d, d], one of eight in a batched product, on one core; likewise, within 5%."""
 
 
-@dataclass(frozen=True)
-class Block:
-    """A block of a tensor with all of its factors, as one worker preconditions it along ``axes``."""
+def block_cost(shape: Shape, axes: Sequence[int], options: ShampooOptions) -> float:
+    """Estimates the owner's seconds a step, on one core, for a block that is preconditioned along ``axes``.
 
-    tensor: int
-    shape: Shape
-    axes: tuple[int, ...]
-
-    @property
-    def sides(self) -> Shape:
-        """Sizes d of its statistics matrices [d, d]."""
-        return tuple(self.shape[axis] for axis in self.axes)
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
-
-def blocks_of(layout: ShampooLayout) -> tuple[Block, ...]:
-    """Lists the blocks of each stack in order, then those of tables with a factor: their right factors [d, d]."""
-    blocks = [Block(tensor, stack.block, stack.axes) for stack in layout.stacks for tensor in stack.owners]
-    for table, (factor, _) in layout.table_factors.items():
-        size = layout.factors[factor].size
-        blocks.append(Block(table, (size, size), (1,)))
-    return tuple(blocks)
-
-
-def root_cost(block: Block) -> float:
-    """Estimates the seconds of computing a block's roots once, on one core."""
-    a, b, c = ROOT
-    return math.fsum(a * side**3 + b * side**2 + c for side in block.sides)
-
-
-def product_cost(block: Block) -> float:
-    """Estimates the seconds of a block's direction, or of its statistics, once, on one core."""
+    An upper bound, as late roots are often kept.
+    """
+    sides, elements = [shape[axis] for axis in axes], math.prod(shape)
     a, b, c = PRODUCT
-    return math.fsum(block.elements * (a * side + b) + c for side in block.sides)
-
-
-def step_cost(block: Block, options: ShampooOptions) -> float:
-    """Estimates the owner's seconds for a block a step, on one core; an upper bound, as late roots are often kept."""
+    products = math.fsum(elements * (a * side + b) + c for side in sides)
+    a, b, c = ROOT
+    roots = math.fsum(a * side**3 + b * side**2 + c for side in sides)
     collected = 1.0 / options.statistics.frequency
-    return product_cost(block) * (1.0 + collected) + root_cost(block) / options.precondition_frequency
+    return products * (1.0 + collected) + roots / options.precondition_frequency
 
 
-def owners_of(blocks: Sequence[Block], options: ShampooOptions, workers: int) -> tuple[int, ...]:
-    """Returns the owner of each block, balanced by its costs, then by the elements to send."""
-    costs = [step_cost(block, options) for block in blocks]
-    return balanced(costs, [block.elements for block in blocks], workers)
+def owners_of(layout: ShampooLayout, options: ShampooOptions, workers: int) -> tuple[int, ...]:
+    """Returns the owner of each block of the stacks, in their order, balanced by costs, then by elements to send."""
+    blocks = [stack for stack in layout.stacks for _ in range(stack.blocks)]
+    costs = [block_cost(stack.block, stack.axes, options) for stack in blocks]
+    return balanced(costs, [math.prod(stack.block) for stack in blocks], workers)
 
 
 _UNITS = 1 << 30
@@ -105,11 +74,3 @@ def balanced(costs: Sequence[float], elements: Sequence[int], workers: int) -> t
         load, second, owners[place] = lightest[0]
         heapq.heapreplace(lightest, (load + units[place], second + elements[place], owners[place]))
     return tuple(owners)
-
-
-def loads(amounts: Sequence[float], owners: Sequence[int], workers: int) -> list[float]:
-    """Sums the amounts (costs, elements, bytes) of each worker's pieces."""
-    sums: list[list[float]] = [[] for _ in range(workers)]
-    for amount, owner in zip(amounts, owners, strict=True):
-        sums[owner].append(amount)
-    return [math.fsum(part) for part in sums]

@@ -188,7 +188,7 @@ def stack_blocks(stack: Stack, layouts: Sequence[TensorLayout], tensors: Sequenc
 def unstack_blocks(
     stacks: Sequence[Stack], layouts: Sequence[TensorLayout], blocks: Sequence[tf.Tensor]
 ) -> dict[int, tf.Tensor]:
-    """Puts blocks back: returns the tensors, in their own shapes, that have preconditioned dimensions, by index."""
+    """Puts blocks [N, *block] back: returns the tensors that have blocks, in their own shapes, by index."""
     pieces: dict[int, dict[Shape, tf.Tensor]] = {}
     for stack, stacked in zip(stacks, blocks, strict=True):
         sizes = [region.blocks for _, region in stack.members]
@@ -220,7 +220,7 @@ def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 def multiply(blocks: tf.Tensor, axis: int, matrices: tf.Tensor, transposed: bool = False) -> tf.Tensor:
-    """Multiplies one dimension by M [N, d, d], sum_j M_ij G_j, or by its transpose."""
+    """Multiplies one dimension of blocks [N, ..., d, ...] by M [N, d, d], sum_j M_ij G_j, or by its transpose."""
     order, count, size = len(blocks.shape) - 1, blocks.shape[0], blocks.shape[axis + 1]
     if axis == order - 1:
         flat = blocks if order == 2 else tf.reshape(blocks, [count, -1, size])
@@ -234,7 +234,7 @@ def multiply(blocks: tf.Tensor, axis: int, matrices: tf.Tensor, transposed: bool
 
 
 def precondition(blocks: tf.Tensor, axes: Sequence[int], roots: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Computes L^(-e) G R^(-e), and its like, by roots of ``axes``, which are symmetric."""
+    """Computes L^(-e) G R^(-e), and its like, of blocks [N, *block] by symmetric roots [N, d, d] of ``axes``."""
     for axis, root in zip(axes, roots, strict=True):
         # Of a symmetric matrix the form that needs no transposition.
         blocks = multiply(blocks, axis, root, transposed=axis == len(blocks.shape) - 2)

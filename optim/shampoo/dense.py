@@ -1,5 +1,6 @@
 """Shampoo for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``."""
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +11,7 @@ from ctr.optim.protocol import Cost, DenseOptimizer, Spectrum
 from ctr.optim.shampoo.layout import ShampooLayout, lay_out
 from ctr.optim.shampoo.optimizer import ShampooCore
 from ctr.optim.shampoo.options import ShampooOptions
-from ctr.optim.variables import create_variable
+from ctr.optim.variables import Value, create_variable
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
@@ -49,7 +50,7 @@ class DenseShampoo(DenseOptimizer):
         self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool, preconditions: bool
     ) -> None:
         if preconditions:
-            self.core.update(gradients, rate, self._decayed, "between_steps" if compiled else "host")
+            self.core.update(gradients, rate, self._decayed, None if compiled else "host")
         else:
             self.core.graft(gradients, rate, self._decayed)
 
@@ -84,11 +85,9 @@ class DenseShampoo(DenseOptimizer):
         )
 
 
-def _create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
+def _create(name: str, shape: Sequence[int], dtype: tf.DType, value: Value) -> tf.Variable:
     """Creates totals in the host's memory, since a TPU only emulates float64; all else where the step runs."""
-    if not name.endswith("/total"):
-        return create_variable(name, shape, dtype, value)
-    with tf.device("CPU:0"):
+    with tf.device("CPU:0") if name.endswith("/total") else contextlib.nullcontext():
         return create_variable(name, shape, dtype, value)
 
 

@@ -15,13 +15,12 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.shampoo.assignment import blocks_of, owners_of
+from ctr.optim.shampoo.assignment import owners_of
 from ctr.optim.shampoo.blocks import Region, Shape, stack_blocks, unstack_blocks
 from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
@@ -43,21 +42,15 @@ class Group(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
+    """A block: its place in its stack, and where in which merged tensor it begins; the rank of its owner."""
+
     stack: int
     place: int
     tensor: int
     begin: Shape
     block: Shape
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.block)
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        return tuple(slice(begin, begin + size) for begin, size in zip(self.begin, self.block, strict=True))
+    owner: int
 
 
 class Blocks:
@@ -72,12 +65,8 @@ class Blocks:
         self.workers, self._is_alone = workers, workers.size == 1
         if self._is_alone:
             return
-        pieces = _pieces(whole)
-        self._pieces = [
-            [piece for piece, owner in zip(pieces, owners, strict=True) if owner == rank]
-            for rank in range(workers.size)
-        ]
-        layouts = [_own_layout(whole, pieces, rank) for rank, pieces in enumerate(self._pieces)]
+        self._pieces = _pieces(whole, owners)
+        layouts = [_own_layout(whole, self._of(rank), rank) for rank in range(workers.size)]
         self.own = layouts[workers.rank]
         self._most_matrices = max(layout.matrices for layout in layouts)
         # Where each matrix is in what all workers send, padded to the same number.
@@ -92,7 +81,7 @@ class Blocks:
         """Returns the shape of a tensor's element-wise state: its own, or, where it is divided, [its elements here]."""
         if not self._is_divided(tensor):
             return self.whole.tensors[tensor].shape
-        return (sum(piece.elements for piece in self._of(self.workers.rank, tensor)),)
+        return (sum(map(_elements, self._of(self.workers.rank, tensor))),)
 
     def take(self, tensors: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns own elements of tensors, by index, each in the shape of ``shape``."""
@@ -103,60 +92,64 @@ class Blocks:
 
     def stack(self, own: Mapping[int, tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
         """Stacks own blocks, [n, *block] each, from what ``take`` returned; tensors not in it are zero."""
+        layouts, rank = self.whole.tensors, self.workers.rank
+        filled = [own[i] if i in own else tf.zeros(self.shape(i), dtype) for i in range(len(layouts))]
         if self._is_alone:
-            layouts = self.whole.tensors
-            filled = [own[i] if i in own else tf.zeros(self.shape(i), dtype) for i in range(len(layouts))]
             return [stack_blocks(stack, layouts, filled) for stack in self.whole.stacks]
-        blocks: list[list[tf.Tensor]] = [[] for _ in self.own.stacks]
-        for index in self._divided():
-            if pieces := self._of(self.workers.rank, index):
-                elements = own[index] if index in own else tf.zeros(self.shape(index), dtype)
-                parts = tf.split(elements, [piece.elements for piece in pieces])
-                for piece, part in zip(pieces, parts, strict=True):
-                    blocks[piece.stack].append(part)
+        parts: dict[_Piece, tf.Tensor] = {}
+        for index, elements in enumerate(filled):
+            if pieces := self._of(rank, index):
+                parts |= zip(pieces, tf.split(elements, list(map(_elements, pieces))), strict=True)
         return [
-            _join(parts, dtype, [len(parts), *stack.block])
-            for stack, parts in zip(self.own.stacks, blocks, strict=True)
+            _join(
+                [parts[piece] for piece in self._in_stack(number, rank)], dtype, [stack.blocks, *stack.block]
+            )
+            for number, stack in enumerate(self.own.stacks)
         ]
 
     def unstack(self, blocks: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns own elements of the tensors that have blocks, by index; the opposite of ``stack``."""
         if self._is_alone:
             return unstack_blocks(self.whole.stacks, self.whole.tensors, blocks)
-        parts: dict[int, list[tf.Tensor]] = {index: [] for index in self._divided()}
-        # In each stack they are in the order of tensors, and in each tensor in the order of stacks.
-        for stack, stacked in enumerate(blocks):
-            pieces = self._in_stack(stack, self.workers.rank)
-            for piece, block in zip(pieces, tf.unstack(stacked) if pieces else [], strict=True):
-                parts[piece.tensor].append(block)
-        dtype = blocks[0].dtype
-        return {index: _join(found, dtype, self.shape(index)) for index, found in parts.items()}
+        parts: dict[_Piece, tf.Tensor] = {}
+        for number, stacked in enumerate(blocks):
+            if pieces := self._in_stack(number, self.workers.rank):
+                parts |= zip(pieces, tf.unstack(stacked), strict=True)
+        dtype, divided = blocks[0].dtype, filter(self._is_divided, range(len(self.whole.tensors)))
+        return {
+            index: _join(
+                [parts[piece] for piece in self._of(self.workers.rank, index)], dtype, self.shape(index)
+            )
+            for index in divided
+        }
 
     def gather(self, own: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns whole tensors of the own elements of all owners, by index."""
-        divided = [index for index in own if self._is_divided(index)]
+        divided = list(filter(self._is_divided, own))
         if not divided:
             return dict(own)
         dtype = own[divided[0]].dtype
-        sizes = [
-            [piece.elements for index in divided for piece in self._of(rank, index)]
+        sent = [
+            [piece for index in divided for piece in self._of(rank, index)]
             for rank in range(self.workers.size)
         ]
-        largest = max(sum(elements) for elements in sizes)
+        largest = max(sum(map(_elements, pieces)) for pieces in sent)
         message = tf.concat([own[index] for index in divided], axis=0)
-        message = tf.pad(message, [[0, largest - sum(sizes[self.workers.rank])]])
-        padded = [size for elements in sizes for size in (*elements, largest - sum(elements))]
-        received = iter(tf.split(self.workers.all_gather(message), padded))
+        message = tf.pad(message, [[0, largest - message.shape[0]]])
+        received = tf.split(self.workers.all_gather(message), self.workers.size)
+        parts: dict[_Piece, tf.Tensor] = {}
+        for pieces, elements in zip(sent, received, strict=True):
+            sizes = list(map(_elements, pieces))
+            *blocks, _ = tf.split(elements, [*sizes, largest - sum(sizes)])
+            parts |= zip(pieces, blocks, strict=True)
         # A tensor that was not given is not in the result either.
-        blocks = [[tf.zeros(stack.block, dtype)] * stack.blocks for stack in self.whole.stacks]
-        for rank in range(self.workers.size):
-            for index in divided:
-                for piece in self._of(rank, index):
-                    blocks[piece.stack][piece.place] = next(received)
-            next(received)  # The padding.
         stacked = [
-            _join(parts, dtype, [stack.blocks, *stack.block])
-            for stack, parts in zip(self.whole.stacks, blocks, strict=True)
+            _join(
+                [parts.get(piece, tf.zeros(stack.block, dtype)) for piece in self._in_stack(number)],
+                dtype,
+                [stack.blocks, *stack.block],
+            )
+            for number, stack in enumerate(self.whole.stacks)
         ]
         whole = unstack_blocks(self.whole.stacks, self.whole.tensors, stacked)
         return {index: whole[index] if index in divided else tensor for index, tensor in own.items()}
@@ -213,20 +206,22 @@ class Blocks:
             return None
         tensor = self.whole.tensors[number]
         elements = np.arange(math.prod(tensor.shape)).reshape(tensor.merged)
-        rows = [elements[piece.slices].ravel() for piece in self._of(rank, number)]
-        return Part(np.concatenate([np.zeros(0, np.int64), *rows]), elements.size, tensor.shape)
+        rows = [np.zeros(0, np.int64)]
+        for piece in self._of(rank, number):
+            ends = zip(piece.begin, piece.block, strict=True)
+            rows.append(elements[tuple(slice(begin, begin + size) for begin, size in ends)].ravel())
+        return Part(np.concatenate(rows), elements.size, tensor.shape)
 
     def _is_divided(self, tensor: int) -> bool:
         return not self._is_alone and self.whole.tensors[tensor].is_preconditioned
 
-    def _divided(self) -> list[int]:
-        return [index for index in range(len(self.whole.tensors)) if self._is_divided(index)]
+    def _of(self, rank: int, tensor: int | None = None) -> list[_Piece]:
+        own = (piece for piece in self._pieces if piece.owner == rank)
+        return [piece for piece in own if tensor in (None, piece.tensor)]
 
-    def _of(self, rank: int, tensor: int) -> list[_Piece]:
-        return [piece for piece in self._pieces[rank] if piece.tensor == tensor]
-
-    def _in_stack(self, stack: int, rank: int) -> list[_Piece]:
-        return [piece for piece in self._pieces[rank] if piece.stack == stack]
+    def _in_stack(self, stack: int, rank: int | None = None) -> list[_Piece]:
+        pieces = (piece for piece in self._pieces if piece.stack == stack)
+        return [piece for piece in pieces if rank in (None, piece.owner)]
 
     def _take(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
         merged = tf.reshape(tensor, self.whole.tensors[index].merged)
@@ -235,16 +230,21 @@ class Blocks:
         return _join(parts, tensor.dtype, self.shape(index))
 
 
-def _pieces(layout: ShampooLayout) -> list[_Piece]:
-    pieces = []
+def _elements(piece: _Piece) -> int:
+    return math.prod(piece.block)
+
+
+def _pieces(layout: ShampooLayout, owners: Sequence[int]) -> list[_Piece]:
+    """Lists the blocks of all stacks in order: by tensor, then in row-major order of each region."""
+    pieces: list[_Piece] = []
     for number, stack in enumerate(layout.stacks):
         places = itertools.count()
         for tensor, region in stack.members:
-            for block in itertools.product(*map(range, region.counts)):
-                begin = tuple(
-                    start + i * size for start, i, size in zip(region.begin, block, region.block, strict=True)
-                )
-                pieces.append(_Piece(number, next(places), tensor, begin, region.block))
+            for index in itertools.product(*map(range, region.counts)):
+                sides = zip(region.begin, index, region.block, strict=True)
+                begin = tuple(start + i * size for start, i, size in sides)
+                owner = owners[len(pieces)]
+                pieces.append(_Piece(number, next(places), tensor, begin, region.block, owner))
     return pieces
 
 
@@ -290,7 +290,5 @@ def _join(parts: Sequence[tf.Tensor], dtype: tf.DType, shape: Sequence[int]) -> 
 
 def divide(options: ShampooOptions, layout: ShampooLayout, workers: Group) -> Blocks:
     """Returns a worker's blocks of a layout, with balanced costs (``assignment.owners_of``)."""
-    if workers.size == 1:
-        return Blocks(layout)
-    blocks = blocks_of(layout)[: sum(stack.blocks for stack in layout.stacks)]
-    return Blocks(layout, workers, owners_of(blocks, options, workers.size))
+    owners = owners_of(layout, options, workers.size) if workers.size > 1 else ()
+    return Blocks(layout, workers, owners)

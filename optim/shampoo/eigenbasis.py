@@ -22,6 +22,7 @@ P and Q are doubly stochastic: no second moment becomes negative, and their sum 
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import tensorflow as tf
@@ -33,7 +34,9 @@ from ctr.optim.shampoo.roots import (
     FloatArray,
     Root,
     RootError,
-    check_definite,
+    by_either_triangle,
+    decompose,
+    extremes,
     scale_symmetric,
 )
 
@@ -70,24 +73,19 @@ def eigenbasis(matrix: FloatArray) -> Root:
         RootError: A is not a finite square matrix, is zero or indefinite, or LAPACK's result is not good enough.
     """
     scaled, doublings = scale_symmetric(matrix)
-    failures: list[str] = []
-    for triangle in ("L", "U"):
-        try:
-            values, vectors = np.linalg.eigh(scaled, UPLO="L" if triangle == "L" else "U")
-        except np.linalg.LinAlgError as error:
-            failures.append(f"eigh({triangle}): {error}")
-            continue
-        check_definite(float(values[0]), float(values[-1]), scaled)
-        damping = _CERTIFIED_ABOVE * float(values[-1]) + max(-float(values[0]), 0.0)
+
+    def basis_by(triangle: Literal["L", "U"]) -> Root:
+        values, vectors = decompose(scaled, triangle)
+        lowest, highest = float(values[0]), float(values[-1])
+        damping = _CERTIFIED_ABOVE * highest + max(-lowest, 0.0)
         damped = scaled + damping * np.eye(len(scaled))
         residual = decomposition_residual(damped, values + damping, vectors)
-        if residual <= TOLERANCE:
-            condition = float((values[-1] + damping) / (values[0] + damping))
-            smallest, largest = np.ldexp([max(float(values[0]), 0.0), float(values[-1])], doublings)
-            spectrum = (float(smallest), float(largest))
-            return Root(vectors, residual, "eigh", condition, tuple(failures), spectrum)
-        failures.append(f"eigh({triangle}): residual {residual:.2g} above {TOLERANCE:.2g}")
-    raise RootError("no eigenbasis: " + "; ".join(failures))
+        if not residual <= TOLERANCE:
+            raise RootError(f"residual {residual:.2g} above {TOLERANCE:.2g}")
+        condition = (highest + damping) / (lowest + damping)
+        return Root(vectors, residual, condition, extremes(lowest, highest, doublings))
+
+    return by_either_triangle(basis_by, "no eigenbasis")
 
 
 def to_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -98,7 +96,7 @@ def to_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor])
 
 
 def from_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Computes U G V^T, the opposite of ``to_bases``."""
+    """Computes U G V^T of blocks [N, d_0, ..., d_k-1], the opposite of ``to_bases``."""
     for axis, basis in zip(axes, bases, strict=True):
         blocks = multiply(blocks, axis, basis)
     return blocks
@@ -147,7 +145,7 @@ def project(
 def change_bases(
     blocks: tf.Tensor, axes: Sequence[int], old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """Brings U^T M V into other bases: (U'^T U) (U^T M V) (V'^T V)^T."""
+    """Brings U^T M V [N, *block] into other bases, [N, d, d] for each axis: (U'^T U) (U^T M V) (V'^T V)^T."""
     for axis, before, after in zip(axes, old, new, strict=True):
         blocks = multiply(blocks, axis, tf.matmul(after, before, transpose_a=True))
     return blocks

@@ -4,7 +4,7 @@ First the roots of the statistics that were sent at the last exchange come into 
 folded into the totals, then these are sent: between two exchanges the totals stay as they were sent, from which a
 restart computes roots in flight again. Without ``asynchronous`` an exchange waits for its own roots, as the first and
 the early ones always do, and matrices of tensors without a gradient in this step keep theirs, as in PyTorch's
-Distributed Shampoo.
+Distributed Shampoo. The device computes roots from the totals at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,31 +18,17 @@ from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.coupled import inverse_roots
 from ctr.optim.shampoo.division import Blocks
 from ctr.optim.shampoo.host import COUNTERS, STATUS, HostPipeline, Round
-from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.roots import TOLERANCE
 from ctr.optim.shampoo.schedule import exchange_due, is_early, when
-from ctr.optim.shampoo.statistics import Statistics
+from ctr.optim.shampoo.statistics import Statistics, Sums
 from ctr.optim.shampoo.triangles import unpack, unpack_arrays
 from ctr.optim.variables import Variables
 
 
-class Given(NamedTuple):
-    """What roots are computed from, and what comes of them; of all but steps and counters, those of the own matrices.
+class Results(NamedTuple):
+    """Roots of this worker's matrices, [N, d, d] for each factor, their status, [len(STATUS), M], and the counters."""
 
-    Attributes:
-        step, exchanged_at: int64, this step and that of the last exchange, or -1.
-        totals, divisor, identity: packed, float64; what they are to be divided by; and how much of the identity is
-            to be added before, scalar or [M].
-        status, counters: [len(STATUS), M], and int64 [len(COUNTERS)].
-        roots: for each factor [N, d, d].
-    """
-
-    step: tf.Tensor
-    exchanged_at: tf.Tensor
-    totals: Sequence[tf.Tensor]
-    divisor: tf.Tensor
-    identity: tf.Tensor
     status: tf.Tensor
     counters: tf.Tensor
     roots: Sequence[tf.Tensor]
@@ -54,7 +40,7 @@ class RootExchange:
     Attributes:
         exchanged_at: int64, the step of the last exchange; -1: none yet.
         status, counters: [len(STATUS), M] and int64 [len(COUNTERS)], of the matrices of all owners.
-        roots: for each factor [N, d, d], or its eigenbases.
+        roots: for each factor [N, d, d], or its eigenbases, which begin as the identity.
     """
 
     def __init__(
@@ -65,27 +51,17 @@ class RootExchange:
         self.exchanged_at = make("exchanged_at", [], tf.int64, -1)
         self.status = make("status", [len(STATUS), blocks.whole.matrices])
         self.counters = make("counters", [len(COUNTERS)], tf.int64)
-        self.roots = [
-            make(f"{factor.name}/root", [factor.count, factor.size, factor.size]) for factor in layout.factors
-        ]
+        self.roots = []
+        for factor in layout.factors:
+            shape = [factor.count, factor.size, factor.size]
+            begin = np.broadcast_to(np.eye(factor.size), shape) if factor.basis else 0
+            self.roots.append(make(f"{factor.name}/root", shape, value=begin))
         self.host = host or HostPipeline(layout.factors, options)
 
     @property
     def certified(self) -> tf.Tensor:
         """1 for each matrix of all owners with a root of its own, else 0, [M]."""
         return self.status[STATUS.index("certified")]
-
-    def set_identity(self) -> None:
-        """Makes roots that are not there yet identities, in place."""
-        status = self.status.read_value()
-
-        def fill() -> None:
-            certified = self.blocks.take_status(status)[STATUS.index("certified")]
-            for factor, root in zip(self.blocks.own.factors, self.roots, strict=True):
-                is_there = certified[factor.matrices][:, tf.newaxis, tf.newaxis] > 0
-                root.assign(tf.where(is_there, root, tf.eye(factor.size, dtype=root.dtype)))
-
-        when(tf.reduce_any(tf.equal(status[STATUS.index("certified")], 0)), fill)
 
     def update(
         self,
@@ -97,62 +73,125 @@ class RootExchange:
     ) -> None:
         """Exchanges if it is due; on the host unless ``on_device``, and then not in a function that XLA compiles.
 
-        ``replaced`` is called with the roots that are about to come into use.
+        ``step`` is an int64 scalar. ``replaced`` is called with the roots [N, d, d] that are about to come into use.
 
         Raises:
             ValueError: the options ask for eigenbases, which the device does not compute.
         """
         if not self.blocks.whole.factors:
             return
-        options, layout = self.options, self.blocks.own
-        if on_device and options.corrects:
+        if on_device and self.options.corrects:
             raise ValueError(
                 "method eigenvalue_corrected requires eigenbases, which a step compiled by XLA cannot compute; train "
                 "with callbacks=[ShampooCallback()], which has them computed on the host, or without jit_compile"
             )
-        if options.roots.asynchronous:
+        if self.options.roots.asynchronous:
             present = None
 
         def exchange() -> None:
-            before = self.counters.read_value()
-            # In flight is what was sent before the present window.
-            until = statistics.collections - statistics.window_collections
-            missed = statistics.missed
-            given = Given(
-                step,
-                self.exchanged_at.read_value(),
-                [total.read_value() for total in statistics.totals],
-                statistics.divisor(until),
-                statistics.identity_of_matrices(until, None if missed is None else missed[0] - missed[1]),
-                self.blocks.take_status(self.status.read_value()),
-                before,
-                [root.read_value() for root in self.roots],
-            )
-            if not on_device:
-                given = _call_host(
-                    lambda _, sent_at, found: self.host.collect(sent_at, found), self.host, given
-                )
+            counters = self.counters.read_value()
+            status = self.blocks.take_status(self.status.read_value())
+            before = Results(status, counters, [root.read_value() for root in self.roots])
+            sent = statistics.sums(sent=True)
             changes = statistics.fold(present)
-            collections = statistics.collections.read_value()
-            given = given._replace(
-                totals=[total.read_value() for total in statistics.totals],
-                divisor=statistics.divisor(collections),
-                identity=statistics.identity_of_matrices(collections, None if missed is None else missed[0]),
-                status=_drifted(given.status, changes),
-            )
+            now = statistics.sums()
             if on_device:
-                given = _solve_on_device(options, layout, given, present)
+                after = self._by_device(step, now, changes, before, present)
             else:
-                given = _send_to_host(options, self.host, given, of_owners(present, layout.owners))
+                after = self._by_host(step, sent, now, changes, before, present)
             if replaced is not None:
-                replaced(given.roots, present)
-            for variable, root in zip(self.roots, given.roots, strict=True):
+                replaced(after.roots, present)
+            for variable, root in zip(self.roots, after.roots, strict=True):
                 variable.assign(root)
-            self.status.assign(self.blocks.gather_status(given.status))
-            self.counters.assign(self.blocks.add_counts(before, given.counters))
+            self.status.assign(self.blocks.gather_status(after.status))
+            self.counters.assign(self.blocks.add_counts(counters, after.counters))
             self.exchanged_at.assign(step)
 
-        when(exchange_due(options, step, self.exchanged_at.read_value()), exchange)
+        when(exchange_due(self.options, step, self.exchanged_at.read_value()), exchange)
+
+    def _by_host(
+        self, step: tf.Tensor, sent: Sums, now: Sums, changes: tf.Tensor, before: Results, present: Present
+    ) -> Results:
+        """Brings roots of the sums that were sent into use, and sends the present ones, in one call of the host.
+
+        ``changes`` are the norms of what has been added to sums since, float64 [M].
+        """
+        host, roots, count = self.host, self.options.roots, len(self.host.factors)
+        of_present = of_owners(present, self.blocks.own.owners)
+
+        def unpacked(totals: Sequence[np.ndarray]) -> list[np.ndarray]:
+            pairs = zip(totals, host.factors, strict=True)
+            return [unpack_arrays(packed, factor.size) for packed, factor in pairs]
+
+        def call(
+            step: int, last: int, is_early: bool, changes: np.ndarray, *arrays: np.ndarray
+        ) -> list[np.ndarray]:
+            old_divisor, old_identity, divisor, identity, *rest = arrays
+            old_totals, totals = unpacked(rest[:count]), unpacked(rest[count : 2 * count])
+            # These change in place.
+            status, counters, *matrices = map(np.array, rest[2 * count :])
+            found = Round(old_totals, matrices, status, counters, float(old_divisor), old_identity)
+            host.collect(int(last), found)
+            found.status[STATUS.index("drift")] += changes.astype(status.dtype)
+            found.totals, found.divisor, found.identity = totals, float(divisor), identity
+            host.send(int(step), found, of_present)
+            if not roots.asynchronous or is_early or (last < 0 and not roots.identity):
+                host.collect(int(step), found)
+            return [found.status, found.counters, *found.roots]
+
+        first = [step, self.exchanged_at.read_value(), is_early(self.options, step), changes]
+        sums = [sent.divisor, sent.identity, now.divisor, now.identity, *sent.totals, *now.totals]
+        given = [before.status, before.counters, *before.roots]
+        found = tf.numpy_function(call, [*first, *sums, *given], [tensor.dtype for tensor in given])
+        status, counters, *new = [tf.reshape(new, old.shape) for new, old in zip(found, given, strict=True)]
+        return Results(status, counters, new)
+
+    def _by_device(
+        self, step: tf.Tensor, now: Sums, changes: tf.Tensor, before: Results, present: Present
+    ) -> Results:
+        """Computes roots by operations of the graph, and brings them into use at once (PSO App. E)."""
+        options, layout, dtype = self.options, self.blocks.own, before.status.dtype
+        rows = dict(zip(STATUS, tf.unstack(before.status, num=len(STATUS)), strict=True))
+        rows["drift"] += tf.cast(changes, dtype)
+        absolute = options.roots.damping == "absolute"
+        residuals, nonzero, roots = [], [], []
+        for factor, total, root in zip(layout.factors, now.totals, before.roots, strict=True):
+            identity = now.identity
+            if identity.shape.rank:
+                identity = identity[factor.matrices, tf.newaxis, tf.newaxis]
+            whole = unpack(total, factor.size) + identity * tf.eye(factor.size, dtype=tf.float64)
+            begun = whole / now.divisor
+            computed, residual = inverse_roots(begun, factor.order, options.epsilon, absolute=absolute)
+            computed = tf.cast(computed, root.dtype)
+            residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)
+            is_good = (residual <= TOLERANCE)[:, tf.newaxis, tf.newaxis]
+            here, kept = of_owners(present, factor.owners), root
+            if options.roots.identity and here is not None:
+                has_root = rows["certified"][factor.matrices, tf.newaxis, tf.newaxis] > 0
+                kept = tf.where(has_root, kept, tf.eye(factor.size, dtype=kept.dtype))
+            roots.append(keep(tf.where(is_good, computed, root), kept, here))
+            residuals.append(residual)
+            nonzero.append(tf.reduce_any(begun != 0, axis=[1, 2]) | options.damps_zero)
+        here = of_owners(present, layout.owners)
+        residual, sent = tf.concat(residuals, axis=0), tf.concat(nonzero, axis=0)
+        sent = keep(sent, tf.zeros_like(sent), here)
+        good = sent & (residual <= TOLERANCE)
+        # The iteration computes no eigenvalues, and those of an earlier root are not of these statistics.
+        new = {
+            "certified": 1,
+            "drift": 0,
+            "residual": residual,
+            "root_step": step,
+            "smallest": 0,
+            "largest": 0,
+        }
+        rows |= {name: tf.where(good, tf.cast(value, dtype), rows[name]) for name, value in new.items()}
+        if options.roots.identity:
+            rows["certified"] = keep(rows["certified"], tf.ones_like(rows["certified"]), here)
+        done = tf.math.count_nonzero(good)
+        counted = {"refreshed": done, "device": done, "failed": tf.math.count_nonzero(sent) - done}
+        counts = tf.stack([counted.get(name, tf.zeros([], tf.int64)) for name in COUNTERS])
+        return Results(tf.stack([rows[name] for name in STATUS]), before.counters + counts, roots)
 
     def report(self, step: int) -> dict[str, float | int]:
         """Returns layers, those that use Shampoo already, ``COUNTERS``, and staleness and residual of roots in use."""
@@ -178,13 +217,13 @@ class RootExchange:
     def spectra(self, names: Sequence[str]) -> dict[str, Spectrum]:
         """Returns the spectra of statistics by the names of their tensors, which several may share (PSO fig. 6, 7)."""
         owners, numbers = self._spectra()
-        found = {}
-        for name in dict.fromkeys(names):
-            own = [place for place, owner in enumerate(owners) if names[owner] == name]
-            if own:
-                smallest, *others = numbers[:, own]
-                found[name] = Spectrum(float(smallest.min()), *(float(one.max()) for one in others))
-        return found
+        matrices: dict[str, list[int]] = {}
+        for matrix, owner in enumerate(owners):
+            matrices.setdefault(names[owner], []).append(matrix)
+        return {
+            name: Spectrum(float(numbers[0, own].min()), *map(float, numbers[1:, own].max(axis=1)))
+            for name, own in matrices.items()
+        }
 
     def _spectra(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the tensors [K] of matrices with a root, and [4, K] what `Spectrum` has of each matrix, float64.
@@ -199,101 +238,3 @@ class RootExchange:
         return self.blocks.whole.owners[known], np.stack(
             [smallest, largest, condition, status["condition"][known]]
         )
-
-
-def _drifted(status: tf.Tensor, changes: tf.Tensor) -> tf.Tensor:
-    """Adds the norms of changes [M] to the drift."""
-    # Chosen, not multiplied: a change that is not finite would spoil the other rows.
-    added = [changes if name == "drift" else tf.zeros_like(changes) for name in STATUS]
-    return status + tf.cast(tf.stack(added), status.dtype)
-
-
-def _send_to_host(options: ShampooOptions, host: HostPipeline, given: Given, present: Present) -> Given:
-    """Sends statistics of the matrices present; where their roots are waited for, brings these into use."""
-    waits = not options.roots.asynchronous
-    patient = waits or not options.roots.identity
-
-    def send(step: int, exchanged_at: int, found: Round, early: bool) -> None:
-        host.send(step, found, present)
-        if waits or early or (exchanged_at < 0 and patient):
-            host.collect(step, found)
-
-    return _call_host(send, host, given, is_early(options, given.step))
-
-
-def _call_host(function: Callable[..., None], host: HostPipeline, given: Given, *more: tf.Tensor) -> Given:
-    """Calls a function of step, last exchange and a ``Round`` from the graph; returns what it changed."""
-    count = len(host.factors)
-
-    def call(*given: np.ndarray) -> list[np.ndarray]:
-        step, exchanged_at, divisor, identity, status, counters, *arrays = given
-        found = Round(
-            totals=[
-                unpack_arrays(packed, factor.size)
-                for packed, factor in zip(arrays[:count], host.factors, strict=True)
-            ],
-            roots=[np.array(root) for root in arrays[count : 2 * count]],
-            status=np.array(status),
-            counters=np.array(counters),
-            divisor=float(divisor),
-            identity=np.array(identity),
-        )
-        function(int(step), int(exchanged_at), found, *arrays[2 * count :])
-        return [found.status, found.counters, *found.roots]
-
-    step, exchanged_at, totals, divisor, identity, status, counters, roots = given
-    written = [status.dtype, tf.int64, *(root.dtype for root in roots)]
-    arrays = [step, exchanged_at, divisor, identity, status, counters, *totals, *roots, *more]
-    found = tf.numpy_function(call, arrays, written)
-    return given._replace(
-        status=tf.reshape(found[0], status.shape),
-        counters=tf.reshape(found[1], counters.shape),
-        roots=[tf.reshape(new, root.shape) for new, root in zip(found[2:], roots, strict=True)],
-    )
-
-
-def _solve_on_device(options: ShampooOptions, layout: ShampooLayout, given: Given, present: Present) -> Given:
-    """Computes roots by operations of the graph, and brings them into use at once (PSO App. E)."""
-    certified = given.status[STATUS.index("certified")]
-    absolute = options.roots.damping == "absolute"
-    residuals, nonzero, roots = [], [], []
-    for factor, total, root in zip(layout.factors, given.totals, given.roots, strict=True):
-        whole = unpack(total, factor.size)
-        identity = given.identity
-        if identity.shape.rank:
-            identity = identity[factor.matrices, tf.newaxis, tf.newaxis]
-        begun = (whole + identity * tf.eye(factor.size, dtype=tf.float64)) / given.divisor
-        computed, residual = inverse_roots(begun, factor.order, options.epsilon, absolute=absolute)
-        computed = tf.cast(computed, root.dtype)
-        residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)
-        is_good = (residual <= TOLERANCE)[:, tf.newaxis, tf.newaxis]
-        here, kept = of_owners(present, factor.owners), root
-        if options.roots.identity and here is not None:
-            has_root = certified[factor.matrices, tf.newaxis, tf.newaxis] > 0
-            kept = tf.where(has_root, kept, tf.eye(factor.size, dtype=kept.dtype))
-        roots.append(keep(tf.where(is_good, computed, root), kept, here))
-        residuals.append(residual)
-        nonzero.append(tf.reduce_any(begun != 0, axis=[1, 2]) | options.damps_zero)
-    here = of_owners(present, layout.owners)
-    residual, sent = tf.concat(residuals, axis=0), tf.concat(nonzero, axis=0)
-    sent = keep(sent, tf.zeros_like(sent), here)
-    good = sent & (residual <= TOLERANCE)
-    now = dict(zip(STATUS, tf.unstack(given.status, num=len(STATUS)), strict=True))
-    # The iteration computes no eigenvalues, and those of an earlier root are not of these statistics.
-    new = {
-        "certified": 1,
-        "drift": 0,
-        "residual": residual,
-        "root_step": given.step,
-        "smallest": 0,
-        "largest": 0,
-    }
-    dtype = given.status.dtype
-    now |= {name: tf.where(good, tf.cast(value, dtype), now[name]) for name, value in new.items()}
-    if options.roots.identity:
-        now["certified"] = keep(now["certified"], tf.ones_like(now["certified"]), here)
-    done = tf.math.count_nonzero(good)
-    counted = {"refreshed": done, "device": done, "failed": tf.math.count_nonzero(sent) - done}
-    counts = tf.stack([counted.get(name, tf.zeros([], tf.int64)) for name in COUNTERS])
-    status = tf.stack([now[name] for name in STATUS])
-    return given._replace(status=status, counters=given.counters + counts, roots=roots)

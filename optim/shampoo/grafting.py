@@ -46,7 +46,7 @@ class Grafting:
     # The first-order optimizer.
 
     def collect(self, gradients: Tensors) -> None:
-        """Updates second moments by gradients, in place."""
+        """Updates second moments by own elements of gradients, in place."""
         for index in gradients.keys() & self.accumulators.keys():
             grafting, accumulator = self.options.grafting, self.accumulators[index]
             accumulator.assign(first_order.update_accumulator(grafting, accumulator, gradients[index]))
@@ -62,7 +62,7 @@ class Grafting:
         return {index: gradient for index, gradient in moving.items() if not tensors[index].is_preconditioned}
 
     def directions(self, moving: Tensors, step: tf.Tensor) -> dict[int, tf.Tensor]:
-        """Computes first-order directions from gradients or their averages."""
+        """Computes first-order directions, by tensor, from own elements of gradients or their averages."""
         grafting = self.options.grafting
         found = {
             index: first_order.direction(grafting, self.accumulators.get(index), gradient, step)
@@ -76,7 +76,7 @@ class Grafting:
         return found
 
     def norms(self, own: Tensors) -> dict[int, tf.Tensor]:
-        """Computes norms of tensors of which some elements may be elsewhere."""
+        """Computes Frobenius norms, scalars, of tensors of which some elements may be elsewhere."""
         squares = {index: squared_norm(part) for index, part in own.items()}
         tensors = self.blocks.whole.tensors
         divided = [index for index in own if tensors[index].is_preconditioned]
@@ -117,7 +117,8 @@ class Grafting:
     ) -> dict[int, tf.Tensor]:
         """Returns Shampoo's directions with the norms of grafts, by tensor; the graft where there is no Shampoo.
 
-        Grafts that are not given come from ``averages`` of gradients, only in a step that takes them.
+        ``share`` [tensors] is 0 or 1. Grafts that are not given come from ``averages`` of gradients, only in a step
+        that takes them.
         """
         takes_norm = self.options.grafting.norm == "tensor"
         scaled_to = list(shampoos) if takes_norm else []

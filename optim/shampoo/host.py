@@ -35,7 +35,8 @@ STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step", "s
 
 # Roots computed; not computed because the drift was small; refused or failed; lost with a worker; steps that
 # were skipped for a gradient that is not finite; directions beyond the working precision, of which the grafted
-# one was taken; and by whom the roots were computed.
+# one was taken; and by whom the roots were computed: LAPACK on the host, or the device. No root is counted by the two
+# others, which hold their places in checkpoints.
 COUNTERS = (
     "refreshed",
     "skipped",
@@ -49,7 +50,7 @@ COUNTERS = (
     "device",
 )
 
-_CERTIFIED, _SENT, _DRIFT, _CONDITION, _, _ROOT_STEP = range(STATUS.index("root_step") + 1)
+_CERTIFIED, _SENT, _DRIFT, _, _, _ROOT_STEP = range(STATUS.index("root_step") + 1)
 
 
 @dataclass
@@ -87,6 +88,9 @@ class HostPipeline:
     """Computes the roots of some factors, by one thread for each processor of this process unless ``workers`` is given.
 
     After ``patience`` seconds without any finished root, the rest of a round is given up. Tests give ``solve``.
+
+    Attributes:
+        seconds_waited, seconds_computing: by steps that waited for roots, and by threads, since the process began.
     """
 
     def __init__(
@@ -158,10 +162,9 @@ class HostPipeline:
         # After a restart, or when the variables were set to those of another moment, it is computed here.
         if self._origin != _origin_of(sent_at, found):
             self._start(sent_at, found)
-        self._origin = None
-        lost = self._wait()
+        self._origin, lost = None, self._wait()
         for matrix in map(int, sent):
-            self._use_root(matrix, self._futures.get(matrix), lost, sent_at, found)
+            self._use_root(matrix, lost, sent_at, found)
         found.status[_SENT] = 0
         self._futures = {}
         self.seconds_waited += time.perf_counter() - begun
@@ -182,13 +185,8 @@ class HostPipeline:
             statistics, identity = found.totals[f][i] / found.divisor, found.identity_of(matrix)
             if identity:
                 statistics[np.diag_indices_from(statistics)] += identity / found.divisor
-            previous = condition = None
-            if status[_CERTIFIED, matrix]:
-                previous, condition = found.roots[f][i].astype(np.float64), float(status[_CONDITION, matrix])
             try:
-                self._futures[matrix] = self._pool.submit(
-                    self._compute, self.factors[f], statistics, previous, condition
-                )
+                self._futures[matrix] = self._pool.submit(self._compute, self.factors[f], statistics)
             except RuntimeError as error:
                 # The pool was shut down, or the system has no thread left. What was not sent is lost, and
                 # the next round has a new pool.
@@ -196,28 +194,19 @@ class HostPipeline:
                 self._pool = None
                 break
 
-    def _compute(
-        self, factor: Factor, statistics: np.ndarray, previous: np.ndarray | None, condition: float | None
-    ) -> Root:
+    def _compute(self, factor: Factor, statistics: np.ndarray) -> Root:
         begun = time.perf_counter()
         # Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
         with one_blas_thread():
             if not statistics.any():
                 # Absolute damping is all that there is.
                 scale = 1.0 if factor.basis else self.options.epsilon ** (-1.0 / factor.order)
-                root = Root(scale * np.eye(factor.size), 0.0, "eigh", 1.0, ())
+                root = Root(scale * np.eye(factor.size), 0.0, 1.0)
             elif factor.basis:
                 root = eigenbasis(statistics)
             else:
-                root = self.solve(
-                    statistics,
-                    factor.order,
-                    epsilon=self.options.epsilon,
-                    solver=self.options.roots.solver,
-                    previous=previous,
-                    previous_condition=condition,
-                    absolute=self.options.roots.damping == "absolute",
-                )
+                absolute = self.options.roots.damping == "absolute"
+                root = self.solve(statistics, factor.order, epsilon=self.options.epsilon, absolute=absolute)
         self.seconds_computing += time.perf_counter() - begun
         return root
 
@@ -236,38 +225,25 @@ class HostPipeline:
                 return True
         return False
 
-    def _use_root(
-        self,
-        matrix: int,
-        future: concurrent.futures.Future[Root] | None,
-        some_lost: bool,
-        sent_at: int,
-        found: Round,
-    ) -> None:
-        f, i = self._places[matrix]
-        factor = self.factors[f]
-
-        def keep_previous(counter: str, problem: str) -> None:
-            self._count(found, matrix, counter)
-            name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
-            log.warning("root of %s from step %d%s; the previous root is kept", name, sent_at, problem)
-
-        if future is None or (some_lost and (future.cancelled() or not future.done())):
-            keep_previous("lost", ": no worker delivered it")
-            return
+    def _use_root(self, matrix: int, some_lost: bool, sent_at: int, found: Round) -> None:
+        """Brings a root into use, or keeps the previous one, whatever has ended the worker's task, and counts it."""
+        (f, i), future = self._places[matrix], self._futures.get(matrix)
+        factor, roots = self.factors[f], found.roots[f]
         try:
+            if future is None or (some_lost and (future.cancelled() or not future.done())):
+                raise TimeoutError("no worker delivered it")
             root = future.result()
+            with np.errstate(over="ignore"):
+                new = root.matrix.astype(roots.dtype)
+            if not np.isfinite(new).all():
+                raise RootError(f"it is beyond {roots.dtype}")
         except BaseException as error:
-            # Whatever ended the worker's task, training does not die of a root.
-            keep_previous("failed" if isinstance(error, RootError) else "lost", f": {error}")
+            self._count(found, matrix, "failed" if isinstance(error, RootError) else "lost")
+            name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
+            log.warning("root of %s from step %d: %s; the previous root is kept", name, sent_at, error)
             return
-        with np.errstate(over="ignore"):
-            matrix_root = root.matrix.astype(found.roots[f].dtype)
-        if not np.isfinite(matrix_root).all():
-            keep_previous("failed", " is beyond float32")
-            return
-        found.roots[f][i] = matrix_root
-        self._count(found, matrix, "refreshed", root.solver)
+        roots[i] = new
+        self._count(found, matrix, "refreshed", "eigh")
         with np.errstate(over="ignore"):
             # Certified, not sent, and without drift: statistics changed last before they were sent.
             found.status[:, matrix] = 1, 0, 0, root.condition, root.residual, sent_at, *root.eigenvalues

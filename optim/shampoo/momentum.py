@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 
 import tensorflow as tf
 
+from ctr.optim.first_order.directions import momentum_step
 from ctr.optim.gradients import Present, keep
 from ctr.optim.shampoo.division import Blocks
 from ctr.optim.shampoo.options import ShampooOptions
@@ -40,10 +41,7 @@ class AveragedGradients:
 
 
 class Momentum:
-    """Averages M = mu M + (1 - mu) P of directions, normalized as in PSO alg. II, so that tuned rates stay right.
-
-    A Nesterov step is mu M + (1 - mu) P (PT eq. 33-34).
-    """
+    """Momentum of the directions of tensors (``momentum_step``); nothing without the option."""
 
     def __init__(
         self,
@@ -66,13 +64,11 @@ class Momentum:
 
         Averages of tensors that are not ``active``, bool [tensors], stay as they are.
         """
-        moved, mu = dict(directions), self.options.momentum
+        moved, options = dict(directions), self.options
         for index in directions.keys() & self.averages.keys():
-            direction, average = directions[index], self.averages[index]
-            added = (1.0 - mu) * direction
-            new = mu * average + added
-            if active is not None:
-                new = tf.where(active[index], new, average)
+            average, here = self.averages[index], None if active is None else active[index]
+            new, moved[index] = momentum_step(
+                average, directions[index], options.momentum, options.nesterov, here
+            )
             average.assign(new)
-            moved[index] = mu * new + added if self.options.nesterov else new
         return moved

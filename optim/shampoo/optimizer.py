@@ -16,20 +16,12 @@ statistics of a step serves that step. A layer takes the first-order direction u
 root from real statistics.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.first_order.directions import add_weight_decay
 from ctr.optim.first_order.options import AdaGrad
-from ctr.optim.gradients import (
-    Gradient,
-    GradientSteps,
-    Present,
-    RootSource,
-    present_among,
-    split_gradients,
-)
+from ctr.optim.gradients import Gradient, GradientSteps, Present, RootSource, present_among, split_gradients
 from ctr.optim.protocol import Spectrum
 from ctr.optim.rows.adagrad import graft_rows, row_direction
 from ctr.optim.shampoo.describe import describe
@@ -52,7 +44,8 @@ Tensors = dict[int, tf.Tensor]
 class Tables:
     """Tables that learn by the rows that a batch touches: AdaGrad, or one-sided Shampoo at its step sizes (PSO App. D).
 
-    AdaGrad's sums are of each element or of each row.
+    Attributes:
+        accumulators: AdaGrad's sums of squares by the index of the table, [R, C], or of each row, [R, 1].
     """
 
     def __init__(
@@ -62,7 +55,7 @@ class Tables:
         weights: Sequence[tf.Variable],
         variables: Variables,
     ) -> None:
-        self.options, self.layout, self.weights = options, layout, weights
+        self.layout, self.weights = layout, weights
         grafting = options.grafting
         initial = grafting.initial_accumulator if isinstance(grafting, AdaGrad) else 1e-6
         self.accumulators = {}
@@ -73,23 +66,22 @@ class Tables:
 
     def update(
         self,
-        index: int,
-        slices: tf.IndexedSlices,
+        gradients: Mapping[int, tf.IndexedSlices],
         rate: tf.Tensor,
         roots: Sequence[tf.Variable],
         share: tf.Tensor | None,
     ) -> None:
         """Takes a step on distinct touched rows, in place; repetitions with zero gradient do no harm."""
-        table, accumulator = self.weights[index], self.accumulators[index]
-        rows, values = slices.indices, slices.values
-        step, squared = row_direction(tf.gather(accumulator, rows), values)
-        # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
-        accumulator.scatter_add(tf.IndexedSlices(squared, rows))
-        if index in self.layout.table_factors and share is not None:
-            factor, place = self.layout.table_factors[index]
-            direction = tf.matmul(values, roots[factor][place])
-            step = graft_rows(direction, step, share[index])
-        table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))
+        for index, slices in gradients.items():
+            table, accumulator = self.weights[index], self.accumulators[index]
+            rows, values = slices.indices, slices.values
+            step, squared = row_direction(tf.gather(accumulator, rows), values)
+            # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
+            accumulator.scatter_add(tf.IndexedSlices(squared, rows))
+            if index in self.layout.table_factors and share is not None:
+                factor, place = self.layout.table_factors[index]
+                step = graft_rows(tf.matmul(values, roots[factor][place]), step, share[index])
+            table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))
 
 
 class ShampooCore(GradientSteps):
@@ -132,13 +124,14 @@ class ShampooCore(GradientSteps):
         self.average = AveragedGradients(options.beta1, blocks, kept, variables)
         self.grafting = Grafting(options, blocks, dense, self.weights, self.exchanged.counters, variables)
         is_before = options.grafting.momentum == "before"
-        self.momentum = Momentum(
-            options, "momentum", blocks, preconditioned if is_before else dense, variables
-        )
+
+        def momentum(kind: str, tensors: Sequence[int]) -> Momentum:
+            return Momentum(options, kind, blocks, tensors, variables)
+
+        self.momentum_before = momentum("momentum", preconditioned if is_before else [])
+        self.momentum = momentum("momentum", [] if is_before else dense)
         self.rows = Tables(options, self.layout, self.weights, variables)
-        self.graft_momentum = Momentum(
-            options, "graft_momentum", blocks, dense if is_before else [], variables
-        )
+        self.graft_momentum = momentum("graft_momentum", dense if is_before else [])
         self._between_steps = blocks.between_steps(lambda: self._exchange(None, on_device=False))
 
     def graft(
@@ -153,84 +146,73 @@ class ShampooCore(GradientSteps):
         count, rate = self.grafted.assign_add(1, read_value=True), self._rate(learning_rate)
         own = self.blocks.take(dense)
         self.grafting.collect(own)
-        found = self._with_decay(self.grafting.directions(own, count), decayed)
-        for index, direction in self.blocks.gather(found).items():
-            self._step_along(index, direction, rate)
+        self._move(self._with_decay(self.grafting.directions(own, count), decayed), rate)
 
     def _update(
         self,
         dense: Tensors,
         rows: dict[int, tf.IndexedSlices],
-        learning_rate: tf.Tensor | float,
+        rate: tf.Tensor,
         decayed: Sequence[bool] | None,
-        roots: RootSource,
+        roots: RootSource | None,
     ) -> None:
-        blocks, grafting = self.blocks, self.grafting
-        step, rate = self.step.assign_add(1, read_value=True), self._rate(learning_rate)
+        step = self.step.assign_add(1, read_value=True)
         present = present_among(dense.keys() | rows.keys(), len(self.weights))
-        if self.options.corrects:
-            self.exchanged.set_identity()
-        gradients = blocks.take(dense)
-        stacked = blocks.stack(gradients, self.dtype)
+        gradients = self.blocks.take(dense)
+        stacked = self.blocks.stack(gradients, self.dtype)
         with tf.name_scope("statistics"):
             values = {index: slices.values for index, slices in rows.items()}
             last = self.exchanged.exchanged_at.read_value()
             self.statistics.update(stacked, values, step, last, present)
-        if roots != "between_steps":
+        if roots is not None:
             self._exchange(present, roots == "device")
-        share = grafting.share(self.exchanged.certified, step)
-        for index, slices in rows.items():
-            self.rows.update(index, slices, rate, self.exchanged.roots, share)
-        grafting.collect(gradients)
-        moving = self.average.update(gradients, step)
-        found = self._directions(stacked, moving, share, step, present, decayed)
-        for index, direction in blocks.gather(found).items():
-            self._step_along(index, direction, rate)
+        share = self.grafting.share(self.exchanged.certified, step)
+        self.rows.update(rows, rate, self.exchanged.roots, share)
+        self.grafting.collect(gradients)
+        averages = self.average.update(gradients, step)
+        directions = self._directions(stacked, averages, share, step, present)
+        self._move(self.momentum.update(self._with_decay(directions, decayed)), rate)
 
     def _directions(
         self,
         stacked: Sequence[tf.Tensor],
-        moving: Tensors,
+        averages: Tensors,
         share: tf.Tensor | None,
         step: tf.Tensor,
         present: Present,
-        decayed: Sequence[bool] | None,
     ) -> Tensors:
-        """Turns gradients, or their averages, into what the weights move along."""
-        grafting, is_before = self.grafting, self.options.grafting.momentum == "before"
+        """Turns gradients, or their averages, into directions: Shampoo's, of the size of the first-order ones."""
         count = step if self.grafted is None else step + self.grafted
-        at_once = moving if share is None else grafting.needed_at_once(moving)
-        found = grafts = grafting.directions(at_once, count)
-        if is_before:
-            found = grafts = self.graft_momentum.update(grafts)
-        if share is not None and self.layout.stacks:
-            with tf.name_scope("precondition"):
-                blocks, averages = self.preconditioner.update(stacked, moving, step, present)
-            unstacked = self.blocks.unstack(grafting.scale_blocks(blocks, grafts))
-            shampoos = {index: one for index, one in unstacked.items() if index in moving}
-            if is_before:
-                shampoos = self.momentum.update(shampoos, active=share > 0)
-            found = grafting.graft(shampoos, grafts, share, averages, count)
-        found = self._with_decay(found, decayed)
-        return found if is_before else self.momentum.update(found)
+        at_once = averages if share is None else self.grafting.needed_at_once(averages)
+        grafts = self.graft_momentum.update(self.grafting.directions(at_once, count))
+        if share is None or not self.layout.stacks:
+            return grafts
+        with tf.name_scope("precondition"):
+            blocks, averages_of = self.preconditioner.update(stacked, averages, step, present)
+        unstacked = self.blocks.unstack(self.grafting.scale_blocks(blocks, grafts))
+        shampoos = {index: direction for index, direction in unstacked.items() if index in averages}
+        shampoos = self.momentum_before.update(shampoos, active=share > 0)
+        return self.grafting.graft(shampoos, grafts, share, averages_of, count)
 
-    def _with_decay(self, found: Tensors, decayed: Sequence[bool] | None) -> Tensors:
-        """Adds ``weight_decay`` times own elements of the weights that are ``decayed``."""
+    def _with_decay(self, directions: Tensors, decayed: Sequence[bool] | None) -> Tensors:
+        """Adds ``weight_decay`` times own elements of the weights that are ``decayed`` (PT 3.1.2)."""
         decay = self.options.weight_decay
         weights = {
             index: tf.cast(self.weights[index], self.dtype)
-            for index in found
+            for index in directions
             if decay and (decayed is None or decayed[index])
         }
-        taken = self.blocks.take(weights)
-        return {**found, **{i: add_weight_decay(found[i], one, decay) for i, one in taken.items()}}
+        own = self.blocks.take(weights)
+        return {**directions, **{index: directions[index] + decay * weight for index, weight in own.items()}}
 
-    def _step_along(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
-        limits, weight = self.options.limits, self.weights[index]
-        update = rate * direction
-        if limits.absolute:
-            update = limit_update(tf.cast(weight, self.dtype), update, limits.relative, limits.absolute)
-        weight.assign_sub(tf.cast(update, weight.dtype))
+    def _move(self, directions: Tensors, rate: tf.Tensor) -> None:
+        """Moves the weights along the directions of all owners, within the limits."""
+        limits = self.options.limits
+        for index, direction in self.blocks.gather(directions).items():
+            weight, update = self.weights[index], rate * direction
+            if limits.absolute:
+                update = limit_update(tf.cast(weight, self.dtype), update, limits.relative, limits.absolute)
+            weight.assign_sub(tf.cast(update, weight.dtype))
 
     def _exchange(self, present: Present, on_device: bool) -> None:
         self.exchanged.update(
@@ -246,7 +228,7 @@ class ShampooCore(GradientSteps):
         self.exchanged.counters.assign_add(place)
 
     def report(self) -> dict[str, float | int]:
-        """Returns the numbers of ``RootExchange.report``."""
+        """Returns layers, counters of roots and the state of their statistics (``RootExchange.report``)."""
         return self.exchanged.report(int(self.step.numpy()))
 
     def spectra(self, names: Sequence[str] | None = None) -> dict[str, Spectrum]:
@@ -260,4 +242,4 @@ class ShampooCore(GradientSteps):
 
     def describe(self, names: Sequence[str] | None = None) -> str:
         """Returns a table of the treatment of each variable, and its cost (describe.py)."""
-        return describe(self.options, self.layout, self.dtype, names or self._names())
+        return describe(self.options, self.blocks.own, self.variables, names or self._names())

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from ctr.optim.first_order.options import AdaGrad, Adam, AnyGraft
+from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, AnyGraft, RMSprop
 from ctr.optim.option_types import (
     NUMPY,
     STRICT,
@@ -25,6 +25,9 @@ from ctr.optim.option_types import (
     make_options,
     merged,
 )
+
+__all__ = ["LAMB", "LARS", "SGD", "AdaGrad", "Adam", "Blocking", "Limits", "RMSprop", "Roots"]
+__all__ += ["ShampooOptions", "Statistics", "soap"]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -68,10 +71,10 @@ class Statistics:
 class Roots:
     """How and when roots of statistics are computed and brought into use.
 
+    The host computes them by LAPACK's eigendecomposition, the fastest at every size; a step that XLA compiles, without
+    a callback, by the coupled Newton iteration (PSO App. E).
+
     Attributes:
-        solver: ``eigh``, LAPACK's eigendecomposition, the fastest at every size, or ``coupled``, PSO App. E's Newton
-            iteration from the previous root where that is good. A step that XLA compiles, without a callback, has the
-            coupled iteration.
         damping: whether ``epsilon`` is ``relative`` to the largest eigenvalue of each matrix or ``absolute`` (PT 3.2;
             PSO 2).
         asynchronous: roots are taken into use ``precondition_frequency`` steps after their statistics were sent, and
@@ -88,7 +91,6 @@ class Roots:
             times the identity (PSO alg. II), or the identity; else its layer takes the first-order step.
     """
 
-    solver: Literal["eigh", "coupled"] = "eigh"
     damping: Literal["relative", "absolute"] = "relative"
     asynchronous: Switch = True
     drift_bound: Share = 0.02
@@ -184,10 +186,6 @@ class ShampooOptions:
                 raise ValueError(f"{name} requires a momentum above 0")
         if self.grafting.momentum == "before" and self.grafting.norm != "tensor":
             raise ValueError("grafting.momentum before requires grafting.norm tensor")
-        if self.corrects and roots.solver == "coupled":
-            raise ValueError(
-                "roots.solver coupled computes no eigenbases; allowed with eigenvalue_corrected: eigh"
-            )
 
     @property
     def corrects(self) -> bool:

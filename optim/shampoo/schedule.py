@@ -37,7 +37,7 @@ def steps_to_next_exchange(options: ShampooOptions, step: tf.Tensor) -> tf.Tenso
 
 
 def is_early(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
-    """Tells whether exchanges after ``step`` are not yet tau1 apart, bool scalar."""
+    """Returns whether exchanges after ``step`` are not yet tau1 apart, bool scalar."""
     return step < _early_steps(options.roots.early_growth, options.precondition_frequency)
 
 
@@ -53,7 +53,7 @@ def _early_steps(growth: float, frequency: int) -> int:
 
 
 def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-    """Tells whether an exchange is due at ``step``, or was since ``last``, the step of the last one, or -1."""
+    """Returns whether an exchange is due at ``step``, or was since ``last`` (the last one, or -1); bool scalar."""
     first = tf.constant(options.first_exchange, tf.int64)
     if options.roots.phase is not None:
         phase, frequency = (
@@ -66,7 +66,7 @@ def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> t
 
 
 def collection_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor | bool:
-    """Tells whether statistics are collected at ``step``; ``last`` as of ``exchange_due``."""
+    """Returns whether statistics are collected at ``step``; ``last`` as of ``exchange_due``; bool scalar."""
     if options.statistics.frequency == 1:
         return True
     # The first exchange has roots only if it has statistics.

@@ -10,6 +10,7 @@ stop growing after some 2^24 equal increments; a window has at most 100,000. Bot
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -20,6 +21,20 @@ from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.schedule import collection_due, collection_weight, when
 from ctr.optim.shampoo.triangles import multiplicities, pack, packed_size
 from ctr.optim.variables import Variables
+
+
+class Sums(NamedTuple):
+    """What roots are computed from: packed totals, what these are to be divided by, and what is to be added before.
+
+    Attributes:
+        totals: for each factor float64 [N, d (d + 1) / 2].
+        divisor: float64 scalar.
+        identity: how much of the identity is to be added to totals, float64, [M] or for all.
+    """
+
+    totals: Sequence[tf.Tensor]
+    divisor: tf.Tensor
+    identity: tf.Tensor
 
 
 class Statistics:
@@ -141,10 +156,18 @@ class Statistics:
         """Computes what is left of the initial identity, scalar; [tensors] with ``missed``."""
         return self.options.statistics.initial * powers(self.options.beta2, collections, missed, dtype)
 
-    def identity_of_matrices(self, collections: tf.Tensor, missed: tf.Tensor | None) -> tf.Tensor:
-        """Computes what is left of each matrix' initial identity, float64 [M], or of all, scalar."""
-        found = self.identity(collections, missed, tf.float64)
-        return found if missed is None else tf.gather(found, tf.constant(self.layout.owners, tf.int64))
+    def sums(self, sent: bool = False) -> Sums:
+        """Returns the totals; ``sent``: of the time at which they were sent, before the present window."""
+        collections = self.collections.read_value()
+        missed = None if self.missed is None else self.missed[0]
+        if sent:
+            collections -= self.window_collections
+        if self.missed is not None and sent:
+            missed -= self.missed[1]
+        identity = self.identity(collections, missed, tf.float64)
+        if missed is not None:
+            identity = tf.gather(identity, tf.constant(self.layout.owners, tf.int64))
+        return Sums([total.read_value() for total in self.totals], self.divisor(collections), identity)
 
 
 def _collect(

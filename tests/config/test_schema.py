@@ -218,7 +218,7 @@ def test_names_of_all_scripts_are_taken():
 def test_presets_and_kinds_of_groups_are_taken():
     for name in PRESETS:
         given = {"preset": name, "method": "diagonal", "grafting": {"initial_accumulator": 0.5}}
-        content = {"optimizer": {"dense": {"shampoo": {**given, "roots": {"solver": "eigh"}}}}}
+        content = {"optimizer": {"dense": {"shampoo": {**given, "roots": {"damping": "absolute"}}}}}
         assert refused_by_schema("train", content) == [] and is_taken("train", content)
     start = TrainConfig.model_fields["optimizer"].default.dense.shampoo
     assert {preset.grafting.kind for preset in PRESETS.values()} == {start.grafting.kind}

@@ -361,7 +361,7 @@ def train(core, history, rate, compiled=False, roots="host"):
 
     def step(gradients):
         core.update(gradients, tf.constant(rate, tf.float64), roots=roots)
-        if roots == "between_steps":
+        if roots is None:
             core.exchange()
 
     if compiled:

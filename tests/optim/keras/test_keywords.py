@@ -1,7 +1,6 @@
 """What editors, type checkers and people see of the optimizers' options."""
 
 import dataclasses
-import inspect
 import subprocess
 import sys
 
@@ -25,27 +24,6 @@ def test_keywords_are_the_options_and_those_of_keras():
         own = {field.name for field in dataclasses.fields(options)}
         others = {*KerasKeywords.__annotations__, "num_replicas_per_group"}
         assert own <= {*keywords.__annotations__} <= own | others
-
-
-def test_the_signature_has_every_option_with_its_default(api):
-    for optimizer, rate, options in (
-        (api.optim.Shampoo, 0.02, {"block_size": 256, "method": "shampoo"}),
-        (api.optim.Soap, 3e-3, {"method": "eigenvalue_corrected", "beta2": 0.95}),
-        (api.optim.Adafactor, 0.01, {"clipping": 1.0, "beta1": 0.0}),
-    ):
-        found = {name: one.default for name, one in inspect.signature(optimizer).parameters.items()}
-        assert found.items() >= {"learning_rate": rate, "name": None, **options}.items()
-        assert all(f"{name}:" in optimizer.__doc__ for name in options)
-
-
-def test_what_is_shown_of_an_optimizer_is_what_differs_from_the_defaults(api):
-    shown = repr(api.optim.Shampoo(0.1, block_size=8, roots={"asynchronous": False}, tables=None))
-    assert shown == "Shampoo(0.1, roots={'asynchronous': False}, block_size=8, tables=None)"
-    changed = api.optim.Soap(grafting={"epsilon": 1e-6}, beta1=0.9)
-    assert repr(changed) == "Soap(0.003, beta1=0.9, grafting={'epsilon': 1e-06})"
-    assert repr(api.optim.Soap()) == "Soap(0.003)"
-    schedule = api.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
-    assert "ExponentialDecay" in repr(api.optim.Adafactor(schedule))
 
 
 def test_a_keyword_that_is_misspelled_is_answered_by_the_one_that_was_meant(api):

@@ -117,11 +117,11 @@ def test_with_jit_compile_roots_come_from_the_callback_or_from_the_device(api):
     assert again["eigh"] > alone["eigh"] and again["staleness_max"] == 7 and again["failed"] == 0
 
 
-def test_a_strategy_of_one_replica_changes_nothing_but_the_kind_of_the_variables(api, tmp_path):
+def test_a_strategy_of_one_replica_changes_nothing_but_the_kind_of_the_variables(api):
     # One Keras with XLA, the other one without.
     def trained():
         model = compiled(api, api.optim.Shampoo(0.02, **quick()), jit_compile=api.is_keras3)
-        history = fit(model, 8, [api.optim.ShampooCallback(log_dir=str(tmp_path), every=3)])
+        history = fit(model, 8, [api.optim.ShampooCallback()])
         return model, {name: own[-1] for name, own in history.items() if "seconds" not in name}
 
     plain, expected = trained()
@@ -278,7 +278,7 @@ def test_all_of_the_family_compile_learn_and_resume_to_the_bit(api, name, tmp_pa
 def test_the_callback_shows_its_values_in_history_and_tensorboard(api, tmp_path):
     model = compiled(api, api.optim.Shampoo(0.02, **quick()))
     callbacks = [
-        api.optim.ShampooCallback(log_dir=str(tmp_path / "own"), every=3),
+        api.optim.ShampooCallback(),
         api.keras.callbacks.TensorBoard(str(tmp_path / "keras"), write_graph=False),
     ]
     history = fit(model, 8, callbacks)
@@ -289,16 +289,10 @@ def test_the_callback_shows_its_values_in_history_and_tensorboard(api, tmp_path)
     spectra = model.optimizer.spectra()
     assert ["kernel" in name and "hidden" in name for name in spectra] == [True]
     assert all(0 <= one.smallest < one.largest == report["singular_value_max"] for one in spectra.values())
-    kinds = ("singular_value_min", "singular_value_max", "condition", "condition_damped")
-    names = {*report, *timing, *(f"{kind}/{name}" for kind in kinds for name in spectra)}
-    own, of_keras = read_events(tmp_path / "own"), read_events(tmp_path / "keras")
-    assert {name for name, _ in own} == {f"shampoo/{name}" for name in names}
-    assert {step for _, step in own} == {3, 6}
-    assert "epoch_shampoo/layers_ready" in {name for name, _ in of_keras}
+    assert "epoch_shampoo/layers_ready" in tags(tmp_path / "keras")
 
 
-def read_events(folder):
-    """Tags and steps."""
+def tags(folder):
     records = [record for path in folder.rglob("events*") for record in tf.data.TFRecordDataset(str(path))]
     events = [tf.compat.v1.Event.FromString(record.numpy()) for record in records]
-    return {(value.tag, event.step) for event in events for value in event.summary.value}
+    return {value.tag for event in events for value in event.summary.value}

@@ -8,8 +8,6 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.optim.shampoo import assignment
-from ctr.optim.shampoo.assignment import Block, blocks_of, product_cost, root_cost, step_cost
 from ctr.optim.shampoo.blocks import (
     lay_out_tensor,
     make_stacks,
@@ -17,7 +15,6 @@ from ctr.optim.shampoo.blocks import (
     stack_blocks,
     unstack_blocks,
 )
-from ctr.optim.shampoo.layout import lay_out
 from ctr.optim.shampoo.options import ShampooOptions
 
 # Of up to 500 elements: the longer sides only where there are few.
@@ -108,30 +105,3 @@ def test_blocks_of_one_shape_but_other_sides_do_not_share_a_stack():
         ((9, 3), (1,), (0,)),
         ((3, 3), (0, 1), (1,)),
     ]
-
-
-# What blocks cost, and who owns them.
-
-
-def test_the_model_of_costs_by_hand(monkeypatch):
-    monkeypatch.setattr(assignment, "ROOT", (2.0, 3.0, 5.0))
-    monkeypatch.setattr(assignment, "PRODUCT", (0.5, 0.25, 7.0))
-    block = Block(0, (10, 4), (0, 1))
-    roots = (2 * 1000 + 3 * 100 + 5) + (2 * 64 + 3 * 16 + 5)
-    products = (40 * (0.5 * 10 + 0.25) + 7) + (40 * (0.5 * 4 + 0.25) + 7)
-    assert (root_cost(block), product_cost(block)) == (roots, products)
-    options = ShampooOptions(statistics={"frequency": 10}, precondition_frequency=50)
-    assert step_cost(block, options) == pytest.approx(products * 1.1 + roots / 50)
-    # A side without a preconditioner has no root and no product.
-    assert root_cost(Block(0, (10, 4), (1,))) == 2 * 64 + 3 * 16 + 5
-
-
-def test_owned_blocks_are_those_of_the_optimizer_each_matrix_once():
-    shapes = [(416, 512), (512,), (300, 64), (1000, 16)]
-    layout = lay_out(ShampooOptions(rows="one_sided"), shapes, tables=[3])
-    blocks = blocks_of(layout)
-    assert sorted(block.tensor for block in blocks) == [0, 0, 0, 0, 2, 2, 3]
-    elements = {index: sum(b.elements for b in blocks if b.tensor == index) for index in (0, 2, 3)}
-    assert elements == {0: 416 * 512, 2: 300 * 64, 3: 16 * 16}
-    sides = sorted(side for block in blocks for side in block.sides)
-    assert sides == sorted(factor.size for factor in layout.factors for _ in range(factor.count))

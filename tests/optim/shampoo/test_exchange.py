@@ -87,7 +87,7 @@ def test_an_exchange_that_nobody_asked_for_in_time_is_made_up_for():
     core = make(precondition_frequency=4)
     history = reference.drifting(SHAPES, 9)
     for gradients in history:
-        core.update([tf.constant(g) for g in gradients], RATE, roots="between_steps")
+        core.update([tf.constant(g) for g in gradients], RATE, roots=None)
     assert exchange_due(core.options, core.step, core.exchanged.exchanged_at)
     core.exchange()
     assert not exchange_due(core.options, core.step, core.exchanged.exchanged_at)
@@ -99,7 +99,7 @@ def test_roots_that_are_not_there_count_as_identities_at_any_step():
     core = make(precondition_frequency=2, method="eigenvalue_corrected", roots=SYNCHRONOUS)
     core.step.assign(500)
     first = reference.drifting(SHAPES, 1)[0]
-    core.update([tf.constant(g) for g in first], RATE, roots="between_steps")
+    core.update([tf.constant(g) for g in first], RATE, roots=None)
     for moments, gradient in zip(core.preconditioner.moments, first, strict=True):
         np.testing.assert_array_equal(moments[0], gradient**2)
     core.exchange()

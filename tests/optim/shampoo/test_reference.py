@@ -97,7 +97,6 @@ FAST = {
     "RMSprop": {"grafting": {"kind": "rmsprop", "beta2": 0.9, "epsilon": 1e-3}},
 }
 MORE = {
-    "coupled solver": {"roots": {"solver": "coupled"}},
     "phase": {"roots": {"phase": 1, "identity": True} | SYNCHRONOUS, "precondition_frequency": 4},
     "statistics that begin with an identity": {
         "statistics": {"initial": 0.2},
@@ -180,7 +179,7 @@ def test_a_step_that_xla_compiles_has_its_roots_one_step_later(case):
 
     @tf.function(jit_compile=True)
     def step(gradients):
-        core.update(gradients, tf.constant(RATE, tf.float64), roots="between_steps")
+        core.update(gradients, tf.constant(RATE, tf.float64), roots=None)
 
     for gradients, weights in zip(history(False), expected, strict=True):
         step([tf.constant(gradient) for gradient in gradients])

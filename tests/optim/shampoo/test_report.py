@@ -50,11 +50,11 @@ def test_a_report_by_hand():
     "changed",
     [
         {"beta2": 0.9},
-        {"roots": {"solver": "coupled", "asynchronous": False}},
+        {"roots": {"asynchronous": False}},
         {"epsilon": 0.125, "roots": {"damping": "absolute"}},
         {"method": "eigenvalue_corrected", "roots": {"damping": "absolute"}},
     ],
-    ids=["eigh", "coupled", "absolute", "bases"],
+    ids=["decayed", "synchronous", "absolute", "bases"],
 )
 def test_spectra_are_those_of_the_statistics_that_roots_in_use_are_of(changed):
     # Of the first tensor two blocks of [4, 4], of the second one of [4, 3]; vectors have no statistics.
