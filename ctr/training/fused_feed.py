@@ -33,7 +33,6 @@ class FusedFeed:
     again: Callable[[Sequence[Batch], Layouts], "FusedFeed"]  # makes it anew, for other tables
     make_feed: Callable[[Batch, Layouts], Feed]  # of one of the batches
 
-    constraint_batches = ()
     preconditions = False
 
     @cached_property

@@ -19,7 +19,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.feed import Feed
 from ctr.training.fused_feed import AnyFeed, FusedFeed
-from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_turns
+from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_feeds
 from ctr.training.learner import PLAIN, Learner
 from ctr.training.observers.every import make_observers
 from ctr.training.observers.observer import Observer, ProgressCall
@@ -102,7 +102,7 @@ def one_pass(
     """
     held: list[int] = []
     state = trainer.state
-    turns = read_turns(
+    feeds = read_feeds(
         inputs,
         lambda: state.active_layouts,
         run.position,
@@ -111,13 +111,13 @@ def one_pass(
         state.seat,
         trainer.fused_shapes,
     )
-    with closing(turns), trainer.throughput.running():
+    with closing(feeds), trainer.throughput.running():
         # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
-        for feed, is_new, has_labels, scores in _learned(turns, run, trainer):
+        for feed, scores in _learned(feeds, run, trainer):
             before = run.position.examples
             # Record.
-            run.record(feed, scores, is_new, has_labels)
-            if not is_new:
+            run.record(feed, scores)
+            if not feed.batch.is_new:
                 continue
             trainer.throughput.add(len(feed.batch.rows))
             # Window.
@@ -141,20 +141,18 @@ def one_pass(
     return passed
 
 
-def _learned(
-    turns: Iterator[tuple[AnyFeed, bool, bool]], run: Run, trainer: Trainer
-) -> Iterator[tuple[AnyFeed, bool, bool, Scores]]:
-    """Scores and learns turn by turn; several small batches in one call, after the last of which something may be due.
+def _learned(feeds: Iterator[AnyFeed], run: Run, trainer: Trainer) -> Iterator[tuple[AnyFeed, Scores]]:
+    """Scores and learns feed by feed; several small batches in one call, after the last of which something may be due.
 
     Score, with the weights from before the update, and learn when due: one compiled step does both.
     """
-    for read, is_new, has_labels in turns:
+    for read in feeds:
         feed = read.of_tables(trainer.state.active_layouts)
         if isinstance(feed, Feed):
             ramps = run.ramps()
-            is_due = has_labels and not run.is_left_out(feed.batch)
+            is_due = feed.batch.has_labels and not run.is_left_out(feed.batch)
             scores = trainer.learn(feed, ramps, run.rates()) if is_due else trainer.score(feed, ramps)
-            yield feed, is_new, has_labels, scores
+            yield feed, scores
             continue
         begin, end = 0, len(feed.batches)
         while begin < end:
@@ -162,7 +160,7 @@ def _learned(
             part = rest.part(0, _batches_until_due(rest, run, trainer))
             ahead = (np.cumsum(part.counts) - part.counts).tolist()
             numbers = _by_name(map(run.ramps, ahead)), _by_name(map(run.rates, ahead))
-            yield part, is_new, has_labels, trainer.learn_fused(part, *numbers)
+            yield part, trainer.learn_fused(part, *numbers)
             begin += len(part.batches)
 
 

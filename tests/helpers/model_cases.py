@@ -21,7 +21,7 @@ from ctr.pipelines.rows.sources import Chunk
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
-from ctr.training.run.position import Position
+from ctr.training.run.position import Passed, Position
 from ctr.training.run.snapshot import Snapshot, take_snapshot
 from ctr.training.state import TrainState
 from ctr.workers.row_variables import row_count
@@ -228,10 +228,9 @@ def move_experts(state: TrainState, rng: np.random.Generator) -> None:
 def make_snapshot(
     state: TrainState, config: TrainConfig, schema: Schema, folder: Path, examples: int
 ) -> Snapshot:
+    begun = {"": Passed(examples)}
     progress = {
-        "position": vars(
-            Position(examples, batches=3, trained_examples=TRAINED_EXAMPLES, window_times=[0, 5_000])
-        ),
+        "position": Position(begun, 0, None, 3, 0, 0, [0, 5_000], TRAINED_EXAMPLES).as_json(),
         "consumed": [{"log": "", "intervals": 1, "sha256": "0" * 64}],
     }
     run: Any = SimpleNamespace(

@@ -32,13 +32,14 @@ class Metrics(Observer):
         sliced = dict.fromkeys([*config.metrics.slices, *counted])
         self._slice_columns = {name: run.schema.single_valued.index(name) for name in sliced}
         # By log, that of the pass first, the indices of the families that it is sliced by.
-        logs = range(len(run.constraint_names) + 1)
+        names = list(run.inputs.constraint_logs)
+        logs = range(len(names) + 1)
         self._families = [measured_families(families, source) for source in logs]
         own = [*sliced, *self._families[0]]
         self._window, self._total = ProgressiveMetrics(own), ProgressiveMetrics(own)
         self._constraint_logs = {
             name: ProgressiveMetrics(list(measured))
-            for name, measured in zip(run.constraint_names, self._families[1:], strict=True)
+            for name, measured in zip(names, self._families[1:], strict=True)
         }
         self._labels = {name: ProgressiveMetrics() for name in config.objective.labels}
         self._timeline = Timeline()  # the sums of all windows, one by one

@@ -29,6 +29,7 @@ from ctr.training.experts.state import active_experts
 from ctr.training.ids.id_map import IdMap, restored_maps
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
+from ctr.training.run.position import Position
 from ctr.training.run.run import Run
 from ctr.training.state import TrainState, dense_weights
 
@@ -61,9 +62,13 @@ class Snapshot:
         """The network."""
         return self.experts.network
 
+    @cached_property
+    def position(self) -> Position:
+        return Position.from_json(self.progress["position"])
+
     @property
     def examples(self) -> int:
-        return int(self.progress["position"]["examples"])
+        return self.position.examples
 
     @cached_property
     def served_weights(self) -> Mapping[str, tf.Variable]:
@@ -78,8 +83,8 @@ class Snapshot:
 
     @property
     def alpha2(self) -> float:
-        position = self.progress["position"]
-        return self.config.ramps_at(position["trained_examples"], position["trained_before"])["alpha2"]
+        position = self.position
+        return self.config.ramps_at(position.trained_examples, position.trained_before)["alpha2"]
 
 
 _Parts: TypeAlias = tuple[

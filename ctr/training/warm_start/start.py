@@ -35,7 +35,7 @@ from ctr.training.run.directory import (
     read_run_model,
     write_json,
 )
-from ctr.training.run.position import Position
+from ctr.training.run.position import Passed, Position
 from ctr.training.run.run import open_run
 from ctr.training.state import dense_shapes, first_broken
 from ctr.training.validate import needs_warm_start
@@ -184,7 +184,7 @@ def _make(
         "begins_at": {
             "log": position.examples,
             "learned": position.learned,
-            "constraint_logs": position.constraint_logs,
+            "constraint_logs": {name: position.of(name).rows for name in inputs.constraint_logs},
         },
         "table": [line._asdict() for line in (*lines, *ramps)],
     }
@@ -247,41 +247,26 @@ def begin_position(
     What the old run has scored the new one does not score again, unless it learns without a delay what the old one
     had not learned yet. ``waits``: the log may have nothing new yet. Raises InputError: a log ends before.
     """
-    log = inputs.log
-    if old.learned_until is None or old.scored_until is None:
+    log, until = inputs.log, old.of().until
+    if old.learned_until is None or until is None:
         position = _same_place(inputs, old, consumed, source)
     else:
-        scored = _rows_reached(log, inputs.schema, old.scored_until, source, "")
-        learned = _rows_reached(log, inputs.schema, old.learned_until, source, "")
-        constraint_logs = {
-            name: _rows_reached(
-                other,
-                inputs.schema,
-                # What came before what was learned last is never read later.
-                old.constraint_until.get(name, [old.learned_until[0] - 1, _LAST_ID]),
-                source,
-                name,
-            )
-            for name, other in inputs.constraint_logs.items()
-        }
-        position = Position(examples=scored, learned=learned, constraint_logs=constraint_logs)
-        position.scored_until, position.learned_until = old.scored_until, old.learned_until
-        position.constraint_until = {
-            name: copy.copy(until)
-            for name, until in old.constraint_until.items()
-            if name in inputs.constraint_logs
-        }
+        position = Position(learned_until=old.learned_until)
+        position.learned = _rows_reached(log, inputs.schema, old.learned_until, source, "")
+        # What came before what was learned last is never read later.
+        before = [old.learned_until[0] - 1, _LAST_ID]
+        for name, other in inputs.row_logs.items():
+            until = old.of(name).until
+            rows = _rows_reached(other, inputs.schema, until or before, source, name)
+            position.logs[name] = Passed(rows, copy.copy(until))
     if not inputs.config.label_delay:
-        position.examples = position.learned
-        position.scored_until = position.learned_until
+        position.logs[""] = Passed(position.learned, position.learned_until)
     if position.examples >= log.rows and not waits:
         raise InputError(
             f"{log.path}: has no row after those that {source} was trained on, the first {position.examples}; "
             "with --follow the new run waits for more"
         )
     position.due_from = position.examples
-    zeros = dict.fromkeys(inputs.constraint_logs, 0)
-    position.constraint_rejected, position.constraint_read = dict(zeros), dict(zeros)
     return position
 
 
@@ -296,8 +281,7 @@ def _same_place(
                 f"--init-from {source}: its checkpoint does not record how far the run got in any log but its own, "
                 f"and {log.path} is another log"
             )
-    constraint_logs = {name: old.constraint_logs.get(name, 0) for name in inputs.constraint_logs}
-    return Position(examples=old.examples, learned=old.learned, constraint_logs=constraint_logs)
+    return Position({name: Passed(old.of(name).rows) for name in inputs.row_logs}, old.learned)
 
 
 def _rows_reached(log: Log, schema: Schema, until: Sequence[int], source: Path, name: str) -> int:
