@@ -21,7 +21,7 @@ from ctr.training.division import (
     share_of_table,
 )
 from ctr.training.experts.pairs import with_pair_ids
-from ctr.training.ids.admission import drawn
+from ctr.training.ids.admission import drawn as is_drawn
 from ctr.training.ids.config import IdsConfig
 from ctr.training.shapes import FewShapes, Shape, TableSizes, require_shape
 from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
@@ -121,7 +121,12 @@ def make_feed(
         own = division.rows_of(division.seat.rank)
         part, part_source = rows.keep(own), source[own]
     pairs = rank_pairs(objective, part, part_source)
-    plans = _find_ids(layouts, rows, ids)
+    all_ids, multivalent, drawn = (
+        with_pair_ids(rows.ids, layouts),
+        ids_and_lengths(rows),
+        rows_drawn(ids, rows),
+    )
+    plans = [plan_table(layout, all_ids, multivalent, drawn) for layout in layouts]
 
     # What everything is padded to.
     shape = None
@@ -171,11 +176,6 @@ def _all_rows(batch: Batch) -> tuple[Rows, np.ndarray]:
     return join_rows(list(parts.values())), np.repeat(np.array(list(parts), np.int8), counts)
 
 
-def _find_ids(layouts: Sequence[TableLayout], rows: Rows, ids: IdsConfig | None) -> list[TablePlan]:
-    given = with_pair_ids(rows.ids, layouts), ids_and_lengths(rows), rows_drawn(ids, rows)
-    return [plan_table(layout, *given) for layout in layouts]
-
-
 def ids_and_lengths(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Returns for each multivalent feature the ids of N rows, and how many each row has, int32 [N]."""
     return {
@@ -188,4 +188,4 @@ def rows_drawn(ids: IdsConfig | None, rows: Rows) -> np.ndarray | None:
     """Returns which of N rows let their ids have slots at once, bool [N]; None: nothing is drawn."""
     if ids is None or ids.admission.rule != "probability":
         return None
-    return drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
+    return is_drawn(rows.example_id, ids.admission.probability, ids.admission.salt)

@@ -5,7 +5,7 @@ the same result.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from ctr.data.reader import Rows
 from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
+from ctr.training.compiled_step import Scores
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.feed import Feed
@@ -28,12 +29,12 @@ from ctr.training.run.results import learning_failure, unlearned_text, write_res
 from ctr.training.run.run import Run, finite_logits, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.run.summary import LearningError, train_result
-from ctr.training.trainer import Phase, Scores, Trainer, announced
+from ctr.training.trainer import Phase, Trainer, announced
 from ctr.training.validate import check_possible, validate
 from ctr.training.warm_start.start import InitFrom, warm_start
 from ctr.workers.collectives import ALONE, Workers
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -246,8 +247,8 @@ def open_session(
             check_possible(config, workers.size, exporter is not None)
         inputs = open_inputs(log, config, workers)
         config = inputs.config
-        if workers.is_chief:
-            _say_notes(run_dir, inputs.notes)
+        for note in inputs.notes if workers.is_chief else ():
+            logger.warning("%s: %s", run_dir, note)
 
         def check_new_run() -> bool:
             # What has waited may be long, and the wish to stop has to be heard (``advance``).
@@ -265,11 +266,6 @@ def open_session(
             checked = inputs.log.rows if is_checked else run.position.examples
             published = PublishedInputs(inputs, wait_for_sidecars, workers)
             yield Session(run, trainer, published, checked, exporter)
-
-
-def _say_notes(run_dir: Path, notes: Sequence[str]) -> None:
-    for note in notes:
-        log.warning("%s: %s", run_dir, note)
 
 
 class Advance(NamedTuple):
@@ -406,9 +402,9 @@ class Session:
             run.workers.leave()
             raise LearningError(f"{run.run_dir}: {failure}", summary)
         if run.position.unlearned_rows:
-            log.warning("%s: %s", run.run_dir, unlearned_text(run))
+            logger.warning("%s: %s", run.run_dir, unlearned_text(run))
         if warning := summary.get("calibration_warning"):
-            log.warning("%s: %s", run.run_dir, warning)
+            logger.warning("%s: %s", run.run_dir, warning)
         return summary
 
     def _waiting(self) -> list[Observer]:

@@ -18,6 +18,7 @@ from ctr.data.sidecar import SidecarHash
 from ctr.io.errors import InputError, of_another_version
 from ctr.objective.bias_constraints import SLICES_MEASURED
 from ctr.objective.targets import label_outcomes
+from ctr.training.compiled_step import Scores
 from ctr.training.fused_feed import AnyFeed
 from ctr.training.inputs import Inputs
 from ctr.training.logs import LogsSeen
@@ -36,7 +37,6 @@ from ctr.training.run.position import (
     open_window,
 )
 from ctr.training.state import TrainState, first_broken, predicts_soundly
-from ctr.training.trainer import Scores
 from ctr.workers.parts import Part
 
 log = logging.getLogger(__name__)
@@ -72,8 +72,6 @@ class Run:
         self.run_dir, self.config, self.schema = run_dir, inputs.config, inputs.schema
         self.state, self.workers, self.inputs = state, state.workers, inputs
         self.observers = [one for one in observers if self.workers.is_chief or one.on_all_workers]
-        # Query time (us) of the last row that this process learned from.
-        self.learned_through: int | None = None
         self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
         self._log_paths = {name: one.path for name, one in inputs.row_logs.items()}
         self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
@@ -314,7 +312,6 @@ class Run:
         batch, position = feed.batch, self.position
         rows = batch.rows
         position.learned, position.learned_until = batch.end, batch.last_query
-        self.learned_through = batch.times[1]
         if self.is_left_out(batch):
             position.left_out_rows += len(rows)
             return 0, None
