@@ -228,9 +228,10 @@ def move_experts(state: TrainState, rng: np.random.Generator) -> None:
 def make_snapshot(
     state: TrainState, config: TrainConfig, schema: Schema, folder: Path, examples: int
 ) -> Snapshot:
-    begun = {"": Passed(examples)}
     progress = {
-        "position": Position(begun, 0, None, 3, 0, 0, [0, 5_000], TRAINED_EXAMPLES).as_json(),
+        "position": Position(
+            {"": Passed(examples)}, batches=3, trained_examples=TRAINED_EXAMPLES, window_times=[0, 5_000]
+        ).as_json(),
         "consumed": [{"log": "", "intervals": 1, "sha256": "0" * 64}],
     }
     run: Any = SimpleNamespace(

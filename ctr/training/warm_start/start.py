@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctr.data.log import Manifest, log_sha256, read_manifests
+from ctr.data.log import Manifest, read_manifests
 from ctr.data.schema import Schema
 from ctr.data.shards import read_shard
 from ctr.io.errors import InputError, joined
@@ -86,7 +86,7 @@ def warm_start(
         return
     inputs = open_inputs(log, config)
     old = _read_old(old_dir)
-    position = begin_position(inputs, old.position, old.state["consumed"], old_dir, waits)
+    position = begin_position(inputs, old.position, old_dir, waits)
     folder = run_dir.resolve().with_name(f".{run_dir.resolve().name}.launching")
     make_folder(folder)
     with only_process(folder):
@@ -123,7 +123,7 @@ def _read_old(run_dir: Path) -> _Old:
         broken = first_broken(weights.items())
     except (KeyError, TypeError, ValueError) as error:
         raise _mismatch(run_dir, error) from None
-    if not position.trained_examples and position.learned_until is None:
+    if position.learned_until is None:
         raise InputError(
             f"--init-from {run_dir}: the run has not learned anything yet; start without --init-from"
         )
@@ -239,28 +239,26 @@ def table_text(content: Mapping[str, Any]) -> str:
 _LAST_ID = int(np.iinfo(np.int64).max)
 
 
-def begin_position(
-    inputs: Inputs, old: Position, consumed: Sequence[Mapping[str, Any]], source: Path, waits: bool
-) -> Position:
+def begin_position(inputs: Inputs, old: Position, source: Path, waits: bool) -> Position:
     """Returns the position of a new run, with all counts at 0.
 
-    What the old run has scored the new one does not score again, unless it learns without a delay what the old one
-    had not learned yet. ``waits``: the log may have nothing new yet. Raises InputError: a log ends before.
+    What the old run, which has learned something, has scored the new one does not score again, unless it learns without
+    a delay what the old one had not learned yet. ``waits``: the log may have nothing new yet. Raises InputError: a log
+    ends before.
     """
-    log, until = inputs.log, old.of().until
-    if old.learned_until is None or until is None:
-        position = _same_place(inputs, old, consumed, source)
-    else:
-        position = Position(learned_until=old.learned_until)
-        position.learned = _rows_reached(log, inputs.schema, old.learned_until, source, "")
-        # What came before what was learned last is never read later.
-        before = [old.learned_until[0] - 1, _LAST_ID]
-        for name, other in inputs.row_logs.items():
-            until = old.of(name).until
-            rows = _rows_reached(other, inputs.schema, until or before, source, name)
-            position.logs[name] = Passed(rows, copy.copy(until))
+    log, learned_until = inputs.log, old.learned_until
+    assert learned_until is not None
+    position = Position(learned_until=learned_until)
+    position.learned = _rows_reached(log, inputs.schema, learned_until, source, "")
+    # What came before what was learned last is never read later.
+    before = [learned_until[0] - 1, _LAST_ID]
+    for name, other in inputs.row_logs.items():
+        until = old.of(name).until
+        position.logs[name] = Passed(
+            _rows_reached(other, inputs.schema, until or before, source, name), copy.copy(until)
+        )
     if not inputs.config.label_delay:
-        position.logs[""] = Passed(position.learned, position.learned_until)
+        position.logs[""] = Passed(position.learned, learned_until)
     if position.examples >= log.rows and not waits:
         raise InputError(
             f"{log.path}: has no row after those that {source} was trained on, the first {position.examples}; "
@@ -268,20 +266,6 @@ def begin_position(
         )
     position.due_from = position.examples
     return position
-
-
-def _same_place(
-    inputs: Inputs, old: Position, consumed: Sequence[Mapping[str, Any]], source: Path
-) -> Position:
-    """Returns the position of a run whose checkpoint lacks the last rows that it passed: only in the same logs."""
-    for seen in consumed:
-        log = inputs.row_logs.get(seen["log"])
-        if log is not None and log_sha256(log.manifests[: seen["intervals"]]) != seen["sha256"]:
-            raise InputError(
-                f"--init-from {source}: its checkpoint does not record how far the run got in any log but its own, "
-                f"and {log.path} is another log"
-            )
-    return Position({name: Passed(old.of(name).rows) for name in inputs.row_logs}, old.learned)
 
 
 def _rows_reached(log: Log, schema: Schema, until: Sequence[int], source: Path, name: str) -> int:
