@@ -131,7 +131,8 @@ def make_feed(
     # What everything is padded to.
     shape = None
     if shapes is not None:
-        shape = require_shape(shapes(layouts), batch.begin, len(rows), len(pairs.weight), plans)
+        needed = tuple(TableSizes(plan.distinct_count, len(plan.values)) for plan in plans)
+        shape = require_shape(shapes(layouts), batch.begin, Shape(len(rows), len(pairs.weight), needed))
         capacity, most_pairs = shape.rows, shape.pairs
     else:
         capacity = padded_size(len(rows), batch_rows) if division is None else division.capacity

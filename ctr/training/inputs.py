@@ -356,7 +356,7 @@ class PublishedInputs:
     def refresh(self) -> bool:
         """Finds what was published since; returns whether there is more to read. Raises InputError: a bad manifest."""
         before, ready = self.inputs, self._ready
-        logs = [self._grown(log, published) for log, published in self._published]
+        logs = [_as_the_first(log, self._workers, published) for log, published in self._published]
         if any(log is not known for log, (known, _) in zip(logs, self._published, strict=True)):
             self._published = [
                 (log, published) for log, (_, published) in zip(logs, self._published, strict=True)
@@ -364,12 +364,6 @@ class PublishedInputs:
             self.inputs = _with_logs(self.inputs, logs)
         self.readable = self._read_ready()
         return self.inputs is not before or self._ready != ready
-
-    def _grown(self, log: Log, published: PublishedPartitions) -> Log:
-        if self._workers.size > 1:
-            return _as_the_first(log, self._workers, published)
-        manifests = published.read()
-        return log if manifests is log.manifests else Log(log.path, manifests)
 
     def _read_ready(self) -> Inputs:
         manifests = self.inputs.log.manifests
