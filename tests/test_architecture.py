@@ -49,7 +49,7 @@ LINES = {
     "ctr/search": 2454,
     "ctr/serving": 1523,
     "ctr/simulator": 1406,
-    "ctr/training": 11758,
+    "ctr/training": 11735,
     "ctr/workers": 1359,
     "eval": 5761,
     "models": 2063,
@@ -60,7 +60,7 @@ LINES = {
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 168, 29639
+LOOP_MODULES, LOOP_LINES = 168, 29616
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20

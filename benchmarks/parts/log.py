@@ -61,7 +61,7 @@ def end_to_end(setting: Setting) -> dict[str, Any]:
         model = make_model(size, ADAGRAD, list(islice(batches(), STEPS)))
         ways: dict[str, Callable[[], Iterable[object]]] = {
             "feeds, all that the reading thread does": lambda: read_feeds(
-                inputs, lambda: model.state.layouts, 0, {}
+                inputs, lambda: model.state.layouts
             ),
             "of it reading and checking shards": rows,
             "of it batches of whole queries": batches,
@@ -141,7 +141,7 @@ def ids(setting: Setting) -> dict[str, Any]:
 
         def reader(inputs: Inputs) -> Arm:
             layouts = inputs.config.table_layouts(inputs.schema)
-            return timed(_all_of(lambda: read_feeds(inputs, lambda: layouts, 0, {})))
+            return timed(_all_of(lambda: read_feeds(inputs, lambda: layouts)))
 
         reading = take_turns({"buckets": reader(buckets), "growing": reader(growing)}, setting.rounds)
     times = {name: [one["ms"] for one in own] for name, own in reading.items()}

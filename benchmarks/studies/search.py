@@ -138,7 +138,7 @@ class Bench:
             make_deterministic(1)
             state = SharedState(plan, self.largest, inputs.schema, inputs.families)
             self.layouts, self.start = state.layouts, {k: np.array(v) for k, v in state.arrays().items()}
-            self.feeds = list(read_feeds(inputs, lambda: state.layouts, 0, {}))
+            self.feeds = list(read_feeds(inputs, lambda: state.layouts))
             self._trainer = SharedTrainer(plan, state, self.largest, None)
         return self._trainer
 

@@ -5,8 +5,8 @@ two, into the predictions of its last.
 """
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -35,6 +35,10 @@ class Batch:
     rejects: Rows
     end: int
     last: Sequence[int] | None = None
+    is_new: bool = True  # they are scored for the first time, which makes the predictions of record
+    has_labels: bool = True  # they are learned from
+    # By the number of a constraint log, from 1 on, its rows that are learned from with these.
+    others: Mapping[int, "Batch"] = field(default_factory=dict)
 
     @property
     def _parts(self) -> list[Rows]:
@@ -226,18 +230,14 @@ class Interleaved:
     """
 
     def __init__(self, blocks: Iterable[Rows], most: int, max_query_rows: int) -> None:
-        self._blocks, self._most, self._max_query_rows = iter(blocks), most, max_query_rows
+        self._blocks = (block for block in blocks if len(block))
+        self._most, self._max_query_rows = most, max_query_rows
         self._pending: Rows | None = None
-        self._ended = False
 
     def until(self, time: int) -> Rows | None:
         """Returns the next queries up to a time in microseconds; None without any."""
-        while not self._ended and not self._enough(time):
-            block = next(self._blocks, None)
-            if block is None:
-                self._ended = True
-            elif len(block):
-                self._pending = block if self._pending is None else join_rows([self._pending, block])
+        while not self._enough(time) and (block := next(self._blocks, None)) is not None:
+            self._pending = block if self._pending is None else join_rows([self._pending, block])
         pending = self._pending
         if pending is None:
             return None

@@ -34,11 +34,12 @@ from ctr.search.controller import (
 )
 from ctr.search.masks import MaskedPart, masks_of, passed_over
 from ctr.search.space import Choice, Space
+from ctr.training.compiled_step import Scores
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
-from ctr.training.trainer import Phase, Ramps, Rates, Scores, Trainer
+from ctr.training.trainer import Phase, Ramps, Rates, Trainer
 
 _PUBLISHED_RATE = 0.0048  # TuNAS's, for some 10^4 steps
 _FAR, _HIGHEST_RATE = 20.0, 0.1  # rate times steps: as rewards are noisy, a logit moves a fraction of it

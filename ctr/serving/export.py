@@ -144,7 +144,7 @@ def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, A
 
 def describe(snapshot: Snapshot) -> dict[str, Any]:
     """Describes a model: its metadata without signatures and files."""
-    position, progress = snapshot.progress["position"], snapshot.progress
+    position = snapshot.position
     content = {
         "format": FORMAT,
         "versions": {"ctr": __version__, "tensorflow": tf.__version__, "python": sys.version.split()[0]},
@@ -160,13 +160,13 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
             **({"ids": dict(snapshot.ids)} if snapshot.keys else {}),
         },
         "position": {
-            "examples": position["examples"],
-            "batches": position["batches"],
-            "trained_examples": position["trained_examples"],
-            "last_query_time": position["window_times"][1],
-            "learned_until": position["learned_until"],
+            "examples": position.examples,
+            "batches": position.batches,
+            "trained_examples": position.trained_examples,
+            "last_query_time": position.window_times[1],
+            "learned_until": position.learned_until,
         },
-        "logs": progress["consumed"],
+        "logs": snapshot.progress["consumed"],
         "weights": weights_hash(snapshot),
     }
     # Tuples become lists, as they are when it is read again.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from ctr.models.row_curvature import WHOLE, Part
@@ -17,6 +18,19 @@ from ctr.training.state import TrainState
 from ctr.training.step import Step, StepResult
 
 log = logging.getLogger(__name__)
+
+
+class Scores(NamedTuple):
+    """Scores of a batch: of its good rows, then of the rows of the constraint logs that came with it.
+
+    Or of K batches, whose good rows follow each other.
+    """
+
+    logit: np.ndarray  # float32 [N], the predictions from before any update
+    slices: list[np.ndarray]  # for each family of constraints, int32 [N]
+    applied: np.ndarray | None = None  # bool [K], whether each step changed the weights; None: there was none
+    terms: np.ndarray | None = None  # float32 [K, T], what each term contributed to each step's loss
+    labels: Sequence[np.ndarray] = ()  # for each further label its logits, float32 [N]
 
 
 class _Functions(NamedTuple):

@@ -5,14 +5,14 @@ long as that of any other.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from ctr.models.rows import TableLayout, padded_size
-from ctr.training.tables.plan import TablePlan, value_count
+from ctr.training.tables.plan import TablePlan, pad_references, value_count
 
 PLAN = ("distinct", "single", "values", "segments")
 """What a step takes of the plan of a table."""
@@ -89,35 +89,28 @@ def share_of_table(
         the W * P rows that it has from all workers. And of a divided table ``asked``: int32 [W, P], for each worker,
         which of ``distinct`` it needs, with padding that it does not refer to.
     """
-    count = len(layout.multivalent)
-    single, values, segments = _part_of_plan(layout, plan, division)
-    padded_single = np.zeros((division.capacity, plan.single.shape[1]), np.int32)
-    padded_single[: len(single)] = single
-    capacity = padded_size(len(values)) if count else 0
-    padded_values = np.zeros(capacity, np.int32)
-    padded_values[: len(values)] = values
-    padded_segments = np.full(capacity, division.capacity * count, np.int32)
-    padded_segments[: len(values)] = segments
+    part = pad_references(layout, _part_of_plan(layout, plan, division), division.capacity)
     if not is_divided:
-        mirrored = plan.distinct, padded_single, padded_values, padded_segments
-        return dict(zip(PLAN, mirrored, strict=True))
+        return {name: getattr(part, name) for name in PLAN}
     needed = _needed(layout, plan, division)
     distinct, asked, positions = _requests(plan.distinct[: plan.distinct_count], needed, division.seat.rank)
-    arrays = distinct, positions[padded_single], positions[padded_values], padded_segments, asked
-    return dict(zip((*PLAN, "asked"), arrays, strict=True))
+    single, values = positions[part.single], positions[part.values]
+    return dict(distinct=distinct, single=single, values=values, segments=part.segments, asked=asked)
 
 
-def _part_of_plan(
-    layout: TableLayout, plan: TablePlan, division: Division
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Selects ``single``, ``values`` and ``segments`` of this worker's rows from a plan of the whole batch."""
+def _part_of_plan(layout: TableLayout, plan: TablePlan, division: Division) -> TablePlan:
+    """Selects what this worker's rows need of a plan of the whole batch."""
     workers, rank, count = division.workers, division.seat.rank, max(len(layout.multivalent), 1)
     used = value_count(layout, plan, len(workers))
     values, segments = plan.values[:used], plan.segments[:used]
     own = np.flatnonzero(workers[segments // count] == rank)
     rows = division.order[segments[own] // count] - rank * division.capacity
-    single = plan.single[: len(workers)][division.rows_of(rank)]
-    return single, values[own], rows * count + segments[own] % count
+    return replace(
+        plan,
+        single=plan.single[: len(workers)][division.rows_of(rank)],
+        values=values[own],
+        segments=rows * count + segments[own] % count,
+    )
 
 
 def _needed(layout: TableLayout, plan: TablePlan, division: Division) -> tuple[np.ndarray, ...]:

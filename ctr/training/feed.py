@@ -21,7 +21,7 @@ from ctr.training.division import (
     share_of_table,
 )
 from ctr.training.experts.pairs import with_pair_ids
-from ctr.training.ids.admission import drawn
+from ctr.training.ids.admission import drawn as is_drawn
 from ctr.training.ids.config import IdsConfig
 from ctr.training.shapes import FewShapes, Shape, TableSizes, require_shape
 from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
@@ -38,7 +38,6 @@ class Feed:
     """
 
     batch: Batch
-    constraint_batches: tuple[Batch | None, ...]  # for each constraint log its rows, which follow
     targets: Targets  # of the B rows, by ``ctr.objective.targets``
     plans: tuple[TablePlan, ...]  # of the whole batch; ids that grow have no rows yet (``with_rows``)
     layouts: tuple[TableLayout, ...]
@@ -53,7 +52,7 @@ class Feed:
 
     @property
     def rows(self) -> int:
-        return len(self.batch.rows) + sum(len(one.rows) for one in self.constraint_batches if one is not None)
+        return len(self.batch.rows) + sum(len(other.rows) for other in self.batch.others.values())
 
     @cached_property
     def target_tensors(self) -> dict[str, tf.Tensor]:
@@ -106,7 +105,6 @@ def make_feed(
     batch_rows: int,
     objective: ObjectiveConfig = _LOGISTIC,
     families: Sequence[Family] = (),
-    constraint_batches: Sequence[Batch | None] = (),
     ids: IdsConfig | None = None,
     seat: Seat | None = None,
     shapes: Callable[[tuple[TableLayout, ...]], FewShapes] | None = None,
@@ -116,20 +114,25 @@ def make_feed(
     A feed without ``ids``, which say how ids that grow are admitted, is only scored. Without ``shapes``, a function of
     the tables, each size is one of a few by itself. Raises InputError: no shape holds the batch.
     """
-    given = objective, families, constraint_batches, ids, seat, shapes
-    rows, source = _all_rows(batch, constraint_batches)
+    rows, source = _all_rows(batch)
     division = None if seat is None else divide_rows(query_begins(rows, source), source, seat, batch_rows)
     part, part_source = rows, source
     if division is not None:
         own = division.rows_of(division.seat.rank)
         part, part_source = rows.keep(own), source[own]
     pairs = rank_pairs(objective, part, part_source)
-    plans = _find_ids(layouts, rows, ids)
+    all_ids, multivalent, drawn = (
+        with_pair_ids(rows.ids, layouts),
+        ids_and_lengths(rows),
+        rows_drawn(ids, rows),
+    )
+    plans = [plan_table(layout, all_ids, multivalent, drawn) for layout in layouts]
 
     # What everything is padded to.
     shape = None
     if shapes is not None:
-        shape = require_shape(shapes(layouts), batch.begin, len(rows), len(pairs.weight), plans)
+        needed = tuple(TableSizes(plan.distinct_count, len(plan.values)) for plan in plans)
+        shape = require_shape(shapes(layouts), batch.begin, Shape(len(rows), len(pairs.weight), needed))
         capacity, most_pairs = shape.rows, shape.pairs
     else:
         capacity = padded_size(len(rows), batch_rows) if division is None else division.capacity
@@ -152,36 +155,26 @@ def make_feed(
             for layout, plan in zip(layouts, plans, strict=True)
         ]
         targets["batch_weight"] = whole_batch_weight(objective, rows, source)
-    constraint_rows = tuple(constraint_batches)
     return Feed(
         batch,
-        constraint_rows,
         targets,
         tuple(plans),
         layouts,
         division,
         shape,
-        lambda layouts: make_feed(batch, layouts, batch_rows, *given),
+        lambda layouts: make_feed(batch, layouts, batch_rows, objective, families, ids, seat, shapes),
     )
 
 
-def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple[Rows, np.ndarray]:
-    """Joins the good rows of a batch and its constraint logs; returns them and the number of each row's log."""
-    parts = [batch.rows]
-    numbers = [0]
-    for number, constraint_batch in enumerate(constraint_batches, 1):
-        if constraint_batch is not None:
-            added = constraint_batch.rows
-            # Rows of constraint logs are in no sidecar, and no further label is learned from them.
-            joined = {name: np.full(len(added), np.nan, np.float32) for name in batch.rows.joined}
-            parts.append(replace(added, joined=joined))
-            numbers.append(number)
-    return join_rows(parts), np.repeat(np.array(numbers, np.int8), [len(part) for part in parts])
-
-
-def _find_ids(layouts: Sequence[TableLayout], rows: Rows, ids: IdsConfig | None) -> list[TablePlan]:
-    given = with_pair_ids(rows.ids, layouts), ids_and_lengths(rows), rows_drawn(ids, rows)
-    return [plan_table(layout, *given) for layout in layouts]
+def _all_rows(batch: Batch) -> tuple[Rows, np.ndarray]:
+    """Joins the good rows of a batch and of constraint logs; returns them and the number of each row's log."""
+    parts = {0: batch.rows}
+    for number, other in batch.others.items():
+        # Rows of constraint logs are in no sidecar, and no further label is learned from them.
+        joined = {name: np.full(len(other.rows), np.nan, np.float32) for name in batch.rows.joined}
+        parts[number] = replace(other.rows, joined=joined)
+    counts = [len(rows) for rows in parts.values()]
+    return join_rows(list(parts.values())), np.repeat(np.array(list(parts), np.int8), counts)
 
 
 def ids_and_lengths(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -196,4 +189,4 @@ def rows_drawn(ids: IdsConfig | None, rows: Rows) -> np.ndarray | None:
     """Returns which of N rows let their ids have slots at once, bool [N]; None: nothing is drawn."""
     if ids is None or ids.admission.rule != "probability":
         return None
-    return drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
+    return is_drawn(rows.example_id, ids.admission.probability, ids.admission.salt)

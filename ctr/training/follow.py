@@ -135,7 +135,7 @@ class LagReport:
         gone = self._pass_partitions(run.position.learned if run.config.label_delay else passed)
         if not gone and not (is_end and passed > self._written):
             return
-        now = time.time()
+        now, learned_until = time.time(), run.position.learned_until
         seconds = [max(0.0, now - self._published_at(partition)) for partition in gone]
         self._file.append(
             {
@@ -143,7 +143,7 @@ class LagReport:
                 "position": passed,
                 "rows": passed - self._written,
                 "waiting": self._waiting,
-                "trained_through": run.learned_through,
+                "trained_through": None if learned_until is None else learned_until[0],
                 "published_through": self._session.inputs.log.end,
                 "partitions": [
                     [partition.start, partition.end, round(one, 3)]

@@ -15,7 +15,7 @@ from ctr.objective.targets import Targets, make_targets, query_begins, query_num
 from ctr.training.experts.pairs import with_pair_ids
 from ctr.training.feed import Feed, ids_and_lengths, rows_drawn
 from ctr.training.ids.config import IdsConfig
-from ctr.training.shapes import FewShapes, Shape
+from ctr.training.shapes import FewShapes, Shape, TableSizes, fit
 from ctr.training.tables.batch_plans import BatchPlans, BatchRows, plan_batches
 
 Layouts = tuple[TableLayout, ...]
@@ -33,7 +33,6 @@ class FusedFeed:
     again: Callable[[Sequence[Batch], Layouts], "FusedFeed"]  # makes it anew, for other tables
     make_feed: Callable[[Batch, Layouts], Feed]  # of one of the batches
 
-    constraint_batches = ()
     preconditions = False
 
     @cached_property
@@ -119,16 +118,12 @@ def make_fused_feed(
 def shape_of(batch: Batch, layouts: Layouts, shapes: FewShapes) -> Shape | None:
     """Finds the smallest shape that holds a batch; None: none does, or it has no good rows."""
     rows = batch.rows
-    if not len(rows):
-        return None
     values = [
         sum(len(rows.multivalent[feature.source][0]) for feature in layout.multivalent) for layout in layouts
     ]
-    for shape in shapes:
-        fits = all(count <= size.values for count, size in zip(values, shape.tables, strict=True))
-        if len(rows) <= shape.rows and fits:
-            return shape
-    return None
+    # Shapes have room for all ids that so many rows and values can have.
+    sizes = Shape(len(rows), 0, tuple(TableSizes(0, count) for count in values))
+    return fit(shapes, sizes) if len(rows) else None
 
 
 def in_groups(

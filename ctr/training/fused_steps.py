@@ -15,7 +15,7 @@ What a batch gives does not depend on which others are in its call.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +25,7 @@ from ctr.models.rows import TableLayout
 from ctr.objective.losses import loss_terms
 from ctr.objective.targets import target_signature
 from ctr.optim.protocol import RowGradient
-from ctr.training.compiled_step import timed
+from ctr.training.compiled_step import Scores, timed
 from ctr.training.config import TrainConfig
 from ctr.training.fused_feed import FusedFeed
 from ctr.training.shapes import Shape
@@ -42,15 +42,6 @@ _Tensors = dict[str, tf.Tensor]
 _Arguments = Any
 """Of ``Step.learn``, after the first one: tensors, or arrays."""
 Numbers = Mapping[str, np.ndarray]
-
-
-class FusedResult(NamedTuple):
-    """Results of the steps with K batches, as arrays; see ``StepResult``."""
-
-    logit: np.ndarray  # [K, B]
-    applied: np.ndarray  # [K]
-    terms: np.ndarray  # [K, T]
-    slices: list[np.ndarray]  # [K, B]
 
 
 class FusedSteps:
@@ -82,9 +73,9 @@ class FusedSteps:
             tf.function(copies, used, autograph=False) for copies in (scratch.load, scratch.store)
         )
 
-    def learn(self, feed: FusedFeed, ramps: Numbers, rates: Numbers) -> FusedResult:
+    def learn(self, feed: FusedFeed, ramps: Numbers, rates: Numbers) -> Scores:
         """Scores and learns from K batches, ``limit`` at most, in their order; ramps and rates are float32 [K] each."""
-        results: list[FusedResult] = []
+        results: list[list[np.ndarray]] = []
         times = [batch.times[1] for batch in feed.batches]
         plans, begun = self._tables.assign_batches(feed.plans, times)
         waiting = [number for number, plan in enumerate(plans) if plan.pending is not None]
@@ -120,9 +111,8 @@ class FusedSteps:
                 call(at)
             begun.extend(new)
         call(len(times))
-        each = [(*result[:3], *result.slices) for result in results]
-        logit, applied, terms, *slices = (np.concatenate(parts) for parts in zip(*each, strict=True))
-        return FusedResult(logit, applied, terms, slices)
+        logit, applied, terms, *slices = (np.concatenate(parts) for parts in zip(*results, strict=True))
+        return Scores(feed.in_order(logit), [feed.in_order(index) for index in slices], applied, terms)
 
     def _call(
         self,
@@ -130,7 +120,8 @@ class FusedSteps:
         targets: Mapping[str, np.ndarray],
         plans: Sequence[BatchPlans],
         numbers: Sequence[Numbers],
-    ) -> FusedResult:
+    ) -> list[np.ndarray]:
+        """Returns of each batch, padded, the logits, whether its step was applied, its terms and its slices."""
         used, tensors = [], []
         for plan, size, end in zip(plans, shape.tables, self._scratch.rows, strict=True):
             rows, places = _join(plan.distinct, plan.counts, size.ids, end)
@@ -148,8 +139,7 @@ class FusedSteps:
         self._load(used)
         found = self._loops[shape](_packed(batches, self.limit), tf.constant(count))
         self._store(used)
-        logit, applied, terms, *slices = (part.numpy()[:count] for part in found)
-        return FusedResult(logit, applied, terms, slices)
+        return [part.numpy()[:count] for part in found]
 
     def _learn_all(
         self, alike: _Arguments, packed: dict[str, tf.Tensor], count: tf.Tensor

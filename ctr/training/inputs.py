@@ -3,8 +3,7 @@
 import json
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +41,7 @@ _LOOK_EVERY = 0.1  # seconds
 Tables = Callable[[], Layouts]
 """Returns the tables that feeds are made for now."""
 Shapes = Callable[[Layouts], FewShapes]
+Hold = Callable[[int], None]
 
 # What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
 _SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra_op_threads")
@@ -62,7 +62,7 @@ class Inputs(Logs):
         return bool(partition.rows) and self.config.time_range.selects(partition)
 
     def has_rows_after(self, position: int) -> bool:
-        """Tells whether from ``position`` on there may be rows of the log that the run is about."""
+        """Returns whether from ``position`` on there may be rows of the log that the run is about."""
         end = self.log.rows
         for manifest in reversed(self.log.manifests):
             if end <= position:
@@ -166,45 +166,6 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
     )
 
 
-def read_turns(
-    inputs: Inputs,
-    tables: Tables,
-    position: Position,
-    partial: bool,
-    hold: Callable[[int], None],
-    seat: Seat | None = None,
-    fused: Shapes | None = None,
-) -> Generator[tuple[AnyFeed, bool, bool], None, None]:
-    """Yields the batches of the log from a position on, in the order in which a run scores and learns from them.
-
-    Without a label delay every batch is new and has its labels. With one, a batch comes once when it is new, and again
-    before the first batch whose queries are so much later that its labels are known by then. Yields with each feed
-    whether it is new (its scores are the predictions of record), and whether its labels are known.
-    """
-    if not inputs.has_rows_after(position.examples):
-        return
-    delay = round(inputs.config.label_delay * 1_000_000)
-    starts = position.learned, position.constraint_logs
-    if not delay:
-        given = inputs, tables, *starts, partial, hold, seat, fused
-        with closing(read_feeds(*given)) as feeds:
-            for feed in feeds:
-                yield feed, True, True
-        return
-    with (
-        # A stream of its own, so that the batches in between need not be kept.
-        closing(read_feeds(inputs, tables, *starts, partial, seat=seat)) as labeled,
-        closing(read_feeds(inputs, tables, position.examples, None, partial, hold, seat)) as new,
-    ):
-        waiting = next(labeled, None)
-        for feed in new:
-            known = feed.batch.times[0] - delay
-            while waiting is not None and waiting.batch.times[1] <= known:
-                yield waiting, False, True
-                waiting = next(labeled, None)
-            yield feed, True, False
-
-
 def batch_size(inputs: Inputs) -> BatchSize:
     """Rows that the batches of the run's log have: a function of the position alone, however it is read."""
     batch, start = inputs.config.batch, inputs.config.time_range.start_us
@@ -215,69 +176,50 @@ def batch_size(inputs: Inputs) -> BatchSize:
 def read_feeds(
     inputs: Inputs,
     tables: Tables,
-    start: int,
-    other_starts: Mapping[str, int] | None = None,
+    position: Position | None = None,
     partial: bool = True,
-    hold: Callable[[int], None] = lambda position: None,
+    hold: Hold = lambda position: None,
     seat: Seat | None = None,
     fused: Shapes | None = None,
 ) -> Generator[AnyFeed, None, None]:
-    """Yields the run's feeds from a position on, made by a thread that reads ahead.
+    """Yields the run's feeds from a position on, or from the beginning, made by a thread that reads ahead.
 
-    Without ``other_starts``, the positions in constraint logs, they are only scored. The trainer may want them for
-    other ``tables`` when it comes to them (``Feed.of_tables``). Unless ``partial``, batches that would not be the same
-    if the logs went on are left out, and ``hold`` is called with the position of the first.
+    The trainer may want them for other ``tables`` when it comes to them (``Feed.of_tables``). Unless ``partial``,
+    batches that would not be the same if the logs went on are left out, and ``hold`` is called with the position of the
+    first.
     """
-    config, batch, log = inputs.config, inputs.config.batch, inputs.log
-    objective = config.objective if other_starts is not None else config.objective.scored_part
+    config, size = inputs.config, batch_size(inputs)
 
     def few(layouts: Layouts) -> FewShapes:
         return few_shapes(config, inputs.schema, layouts)
 
     shapes = few if has_few_shapes(config) else None
 
-    size = batch_size(inputs)
-
-    def feed_of(one: Batch, layouts: Layouts, due: Sequence[Batch | None] = ()) -> Feed:
-        usual = size.at(one.begin)
-        feed = make_feed(one, layouts, usual, objective, inputs.families, due, config.ids, seat, shapes)
+    def feed_of(batch: Batch, layouts: Layouts) -> Feed:
+        usual = size.at(batch.begin)
+        objective = config.objective if batch.has_labels else config.objective.scored_part
+        feed = make_feed(batch, layouts, usual, objective, inputs.families, config.ids, seat, shapes)
         return replace(feed, preconditions=config.preconditions_at(usual))
 
-    def fused_shape(one: Batch) -> Shape | None:
+    def fused_shape(batch: Batch) -> Shape | None:
         """Finds the shape of a batch that is learned from together with others; None: it is not."""
-        begin, end = one.begin, one.end
+        begin, end = batch.begin, batch.end
         is_fused = fused is not None and is_fused_from(size, begin) and not config.leaves_out(begin, end)
         # Where Shampoo has begun, roots come from the host between two steps.
         if fused is None or not is_fused or config.preconditions_at(size.at(begin)):
             return None
-        return shape_of(one, tables(), fused(tables()))
+        return shape_of(batch, tables(), fused(tables()))
 
     def feeds() -> Iterator[AnyFeed]:
-        selection = selection_of(inputs, start)
-        if other_starts is None:
-            selection = replace(selection, teacher=None)
-        blocks = read_selection(log.path, inputs.schema, log.manifests, selection, start)
-        streams = [] if other_starts is None else _open_streams(inputs, other_starts)
-        if batch.within_partitions:
-            ends = np.cumsum([manifest.rows for manifest in log.manifests], dtype=np.int64)
-            batches = batches_within(ends, blocks, size, batch.max_query_rows)
-        else:
-            batches = whole_query_batches(blocks, size, batch.max_query_rows)
-        final = batches if partial else _final_batches(batches, inputs, hold)
-        learned = (learned_batch(one, config.retrain) for one in final)
-        groups = in_groups(((one, fused_shape(one)) for one in learned), batch.steps_per_execution)
-        for group, shape in groups:
+        batches = _read_batches(inputs, position or Position(), partial, hold)
+        shaped = ((batch, fused_shape(batch)) for batch in batches)
+        for group, shape in in_groups(shaped, config.batch.steps_per_execution):
             if shape is not None and fused is not None:
-                given = objective, inputs.families, config.ids, feed_of
-                yield make_fused_feed(group, tables(), fused, *given)
+                yield make_fused_feed(
+                    group, tables(), fused, config.objective, inputs.families, config.ids, feed_of
+                )
                 continue
-            [one] = group
-            # Rows of a constraint log whose time has come: before the batch's last one. At that time itself the next
-            # batch may have rows to predict, and a constraint log may hold the same examples with their labels.
-            until = [stream.until(one.times[1] - 1) for stream in streams]
-            feed = feed_of(
-                one, tables(), [None if rows is None else set_rejects_apart(rows) for rows in until]
-            )
+            feed = feed_of(group[0], tables())
             # By this thread, and not by the one that trains.
             feed.prepare()
             yield feed
@@ -285,7 +227,79 @@ def read_feeds(
     return read_ahead(feeds())
 
 
-def _final_batches(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]) -> Iterator[Batch]:
+def _read_batches(inputs: Inputs, position: Position, partial: bool, hold: Hold) -> Iterator[Batch]:
+    """Yields the batches from a position on, in the order in which a run scores and learns from them."""
+    if not inputs.has_rows_after(position.examples):
+        return iter(())
+    delay = round(inputs.config.label_delay * 1_000_000)
+    constraint_logs = _open_constraint_logs(inputs, position)
+    if not delay:
+        return merge(_read_log(inputs, position.learned, partial, hold), constraint_logs=constraint_logs)
+    return merge(
+        _read_log(inputs, position.examples, partial, hold, taught=False),
+        # A stream of its own, so that the batches in between need not be kept.
+        _read_log(inputs, position.learned, partial),
+        delay,
+        constraint_logs,
+    )
+
+
+def merge(
+    new: Iterable[Batch],
+    labeled: Iterator[Batch] | None = None,
+    delay: int = 0,
+    constraint_logs: Sequence[Interleaved] = (),
+) -> Iterator[Batch]:
+    """Merges batches of a log in the order in which a run scores and learns from them.
+
+    A batch comes once when it is new, and again before the first batch whose queries are so much later that its labels
+    are known by then. With its labels come the rows that constraint logs have before its last one: at that time itself
+    the next batch may have rows to predict, and a constraint log may hold the same examples with their labels.
+
+    Args:
+        new: batches to be scored.
+        labeled: batches of the same log to be learned from; None: the labels of new ones are known at once.
+        delay: microseconds until labels are known.
+    """
+
+    def learned(batch: Batch, is_new: bool) -> Batch:
+        due = {number: log.until(batch.times[1] - 1) for number, log in enumerate(constraint_logs, 1)}
+        others = {number: set_rejects_apart(rows) for number, rows in due.items() if rows is not None}
+        return replace(batch, is_new=is_new, others=others)
+
+    if labeled is None:
+        yield from (learned(batch, is_new=True) for batch in new)
+        return
+    waiting = next(labeled, None)
+    for batch in new:
+        while waiting is not None and waiting.times[1] <= batch.times[0] - delay:
+            yield learned(waiting, is_new=False)
+            waiting = next(labeled, None)
+        yield replace(batch, has_labels=False)
+
+
+def _read_log(
+    inputs: Inputs,
+    start: int,
+    partial: bool,
+    hold: Hold = lambda position: None,
+    taught: bool = True,
+) -> Iterator[Batch]:
+    batch, log, size = inputs.config.batch, inputs.log, batch_size(inputs)
+    selection = selection_of(inputs, start)
+    if not taught:
+        selection = replace(selection, teacher=None)
+    blocks = read_selection(log.path, inputs.schema, log.manifests, selection, start)
+    if batch.within_partitions:
+        ends = np.cumsum([manifest.rows for manifest in log.manifests], dtype=np.int64)
+        batches = batches_within(ends, blocks, size, batch.max_query_rows)
+    else:
+        batches = whole_query_batches(blocks, size, batch.max_query_rows)
+    final = batches if partial else _final_batches(batches, inputs, hold)
+    return (learned_batch(batch, inputs.config.retrain) for batch in final)
+
+
+def _final_batches(batches: Iterable[Batch], inputs: Inputs, hold: Hold) -> Iterator[Batch]:
     """Yields those batches that stay the same however the logs go on; ``hold`` is called where the rest begins.
 
     The last one may still grow, unless it is full or ends with its partition; and to any of them belong the rows
@@ -311,13 +325,15 @@ def _final_batches(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int
         yield last
 
 
-def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved]:
-    """Opens the constraint logs at their positions; what lies before the training log's time is never read."""
+def _open_constraint_logs(inputs: Inputs, position: Position) -> list[Interleaved]:
+    """Opens the constraint logs where a run stands in them; what lies before the training log's time is never read."""
     batch, time_range = inputs.config.batch, inputs.config.time_range
     begin = max(time_range.start_us, inputs.log.manifests[0].start)
     return [
         Interleaved(
-            read_rows(other.path, inputs.schema, other.manifests, starts[name], (begin, time_range.end_us)),
+            read_rows(
+                other.path, inputs.schema, other.manifests, position.of(name).rows, (begin, time_range.end_us)
+            ),
             batch.rows,
             batch.max_query_rows,
         )
@@ -340,7 +356,7 @@ class PublishedInputs:
     def refresh(self) -> bool:
         """Finds what was published since; returns whether there is more to read. Raises InputError: a bad manifest."""
         before, ready = self.inputs, self._ready
-        logs = [self._grown(log, published) for log, published in self._published]
+        logs = [_as_the_first(log, self._workers, published) for log, published in self._published]
         if any(log is not known for log, (known, _) in zip(logs, self._published, strict=True)):
             self._published = [
                 (log, published) for log, (_, published) in zip(logs, self._published, strict=True)
@@ -348,12 +364,6 @@ class PublishedInputs:
             self.inputs = _with_logs(self.inputs, logs)
         self.readable = self._read_ready()
         return self.inputs is not before or self._ready != ready
-
-    def _grown(self, log: Log, published: PublishedPartitions) -> Log:
-        if self._workers.size > 1:
-            return _as_the_first(log, self._workers, published)
-        manifests = published.read()
-        return log if manifests is log.manifests else Log(log.path, manifests)
 
     def _read_ready(self) -> Inputs:
         manifests = self.inputs.log.manifests

@@ -5,7 +5,7 @@ the same result.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from ctr.data.reader import Rows
 from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
+from ctr.training.compiled_step import Scores
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.feed import Feed
 from ctr.training.fused_feed import AnyFeed, FusedFeed
-from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_turns
+from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_feeds
 from ctr.training.learner import PLAIN, Learner
 from ctr.training.observers.every import make_observers
 from ctr.training.observers.observer import Observer, ProgressCall
@@ -28,12 +29,12 @@ from ctr.training.run.results import learning_failure, unlearned_text, write_res
 from ctr.training.run.run import Run, finite_logits, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.run.summary import LearningError, train_result
-from ctr.training.trainer import Phase, Scores, Trainer, announced
+from ctr.training.trainer import Phase, Trainer, announced
 from ctr.training.validate import check_possible, validate
 from ctr.training.warm_start.start import InitFrom, warm_start
 from ctr.workers.collectives import ALONE, Workers
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -102,7 +103,7 @@ def one_pass(
     """
     held: list[int] = []
     state = trainer.state
-    turns = read_turns(
+    feeds = read_feeds(
         inputs,
         lambda: state.active_layouts,
         run.position,
@@ -111,13 +112,13 @@ def one_pass(
         state.seat,
         trainer.fused_shapes,
     )
-    with closing(turns), trainer.throughput.running():
+    with closing(feeds), trainer.throughput.running():
         # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
-        for feed, is_new, has_labels, scores in _learned(turns, run, trainer):
+        for feed, scores in _learned(feeds, run, trainer):
             before = run.position.examples
             # Record.
-            run.record(feed, scores, is_new, has_labels)
-            if not is_new:
+            run.record(feed, scores)
+            if not feed.batch.is_new:
                 continue
             trainer.throughput.add(len(feed.batch.rows))
             # Window.
@@ -141,20 +142,18 @@ def one_pass(
     return passed
 
 
-def _learned(
-    turns: Iterator[tuple[AnyFeed, bool, bool]], run: Run, trainer: Trainer
-) -> Iterator[tuple[AnyFeed, bool, bool, Scores]]:
-    """Scores and learns turn by turn; several small batches in one call, after the last of which something may be due.
+def _learned(feeds: Iterator[AnyFeed], run: Run, trainer: Trainer) -> Iterator[tuple[AnyFeed, Scores]]:
+    """Scores and learns feed by feed; several small batches in one call, after the last of which something may be due.
 
     Score, with the weights from before the update, and learn when due: one compiled step does both.
     """
-    for read, is_new, has_labels in turns:
+    for read in feeds:
         feed = read.of_tables(trainer.state.active_layouts)
         if isinstance(feed, Feed):
             ramps = run.ramps()
-            is_due = has_labels and not run.is_left_out(feed.batch)
+            is_due = feed.batch.has_labels and not run.is_left_out(feed.batch)
             scores = trainer.learn(feed, ramps, run.rates()) if is_due else trainer.score(feed, ramps)
-            yield feed, is_new, has_labels, scores
+            yield feed, scores
             continue
         begin, end = 0, len(feed.batches)
         while begin < end:
@@ -162,7 +161,7 @@ def _learned(
             part = rest.part(0, _batches_until_due(rest, run, trainer))
             ahead = (np.cumsum(part.counts) - part.counts).tolist()
             numbers = _by_name(map(run.ramps, ahead)), _by_name(map(run.rates, ahead))
-            yield part, is_new, has_labels, trainer.learn_fused(part, *numbers)
+            yield part, trainer.learn_fused(part, *numbers)
             begin += len(part.batches)
 
 
@@ -248,8 +247,8 @@ def open_session(
             check_possible(config, workers.size, exporter is not None)
         inputs = open_inputs(log, config, workers)
         config = inputs.config
-        if workers.is_chief:
-            _say_notes(run_dir, inputs.notes)
+        for note in inputs.notes if workers.is_chief else ():
+            logger.warning("%s: %s", run_dir, note)
 
         def check_new_run() -> bool:
             # What has waited may be long, and the wish to stop has to be heard (``advance``).
@@ -267,11 +266,6 @@ def open_session(
             checked = inputs.log.rows if is_checked else run.position.examples
             published = PublishedInputs(inputs, wait_for_sidecars, workers)
             yield Session(run, trainer, published, checked, exporter)
-
-
-def _say_notes(run_dir: Path, notes: Sequence[str]) -> None:
-    for note in notes:
-        log.warning("%s: %s", run_dir, note)
 
 
 class Advance(NamedTuple):
@@ -408,9 +402,9 @@ class Session:
             run.workers.leave()
             raise LearningError(f"{run.run_dir}: {failure}", summary)
         if run.position.unlearned_rows:
-            log.warning("%s: %s", run.run_dir, unlearned_text(run))
+            logger.warning("%s: %s", run.run_dir, unlearned_text(run))
         if warning := summary.get("calibration_warning"):
-            log.warning("%s: %s", run.run_dir, warning)
+            logger.warning("%s: %s", run.run_dir, warning)
         return summary
 
     def _waiting(self) -> list[Observer]:

@@ -25,7 +25,6 @@ from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig
 from ctr.training.experts.pairs import ids_of
-from ctr.training.tables.plan import TablePlan
 
 FUSED_FROM = 4096
 """The rows before the first batch of ``fused_shapes``: a short log is passed before a loop would be compiled.
@@ -59,27 +58,25 @@ FewShapes = tuple[Shape, ...]
 """Shapes of a run, at most four, from the smallest to the largest, which holds whatever another one does."""
 
 
-def shape_of_batch(shapes: FewShapes, rows: int, pairs: int, plans: Sequence[TablePlan]) -> Shape | None:
-    """Finds the smallest shape that holds a batch, planned without padding; None: none does."""
+def fit(shapes: FewShapes, sizes: Shape) -> Shape | None:
+    """Finds the smallest shape that holds a batch of these sizes, without padding; None: none does."""
     for shape in shapes:
-        tables = zip(plans, shape.tables, strict=True)
-        fits = all(has.distinct_count <= size.ids and len(has.values) <= size.values for has, size in tables)
-        if rows <= shape.rows and pairs <= shape.pairs and fits:
+        tables = zip(sizes.tables, shape.tables, strict=True)
+        holds = all(has.ids <= size.ids and has.values <= size.values for has, size in tables)
+        if sizes.rows <= shape.rows and sizes.pairs <= shape.pairs and holds:
             return shape
     return None
 
 
-def require_shape(
-    shapes: FewShapes, position: int, rows: int, pairs: int, plans: Sequence[TablePlan]
-) -> Shape:
+def require_shape(shapes: FewShapes, position: int, sizes: Shape) -> Shape:
     """Finds the smallest shape that holds the batch at a position of the log. Raises InputError where none does."""
-    shape = shape_of_batch(shapes, rows, pairs, plans)
+    shape = fit(shapes, sizes)
     if shape is not None:
         return shape
     largest = shapes[-1]
     raise InputError(
-        f"the batch from row {position} of the log on has {rows} rows and, of each table, "
-        f"{', '.join(f'{has.distinct_count} ids and {len(has.values)} multivalent values' for has in plans)}; "
+        f"the batch from row {position} of the log on has {sizes.rows} rows and, of each table, "
+        f"{', '.join(f'{has.ids} ids and {has.values} multivalent values' for has in sizes.tables)}; "
         f"batch.shapes few allows {largest.rows} rows and "
         f"{', '.join(f'{size.ids} ids and {size.values} values' for size in largest.tables)}, by the features' "
         "max_values; allowed: batch.shapes many"

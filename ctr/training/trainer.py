@@ -1,11 +1,10 @@
 """Trainer: the weights of a run and its compiled step, which scores batches and learns from them."""
 
-import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ from ctr.data.shards import shard_schema
 from ctr.io.errors import InputError
 from ctr.models.row_curvature import WHOLE, Part
 from ctr.models.rows import TableLayout
-from ctr.training.compiled_step import TrainStep
+from ctr.training.compiled_step import Scores, TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import accelerator, has_few_shapes, resolve_jit
 from ctr.training.feed import Feed, make_feed
@@ -31,42 +30,8 @@ Ramps = Mapping[str, float]
 Rates = Mapping[str, float]
 
 _SCORED_TOGETHER = 8192
-_SHORTEST, _LONGEST, _RATIO = 1e-6, 1e5, 1.01
-
-
-class Scores(NamedTuple):
-    """Scores of a batch: of its good rows, then of the rows of the constraint logs that came with it.
-
-    Or of K batches, whose good rows follow each other.
-    """
-
-    logit: np.ndarray  # float32 [N], the predictions from before any update
-    slices: list[np.ndarray]  # for each family of constraints, int32 [N]
-    applied: np.ndarray | None = (
-        None  # bool [K], whether each step changed the weights; None: there was no step
-    )
-    terms: np.ndarray | None = None  # float32 [K, T], what each term contributed to each step's loss
-    labels: Sequence[np.ndarray] = ()  # for each further label its logits, float32 [N]
-
-
-class RunningQuantiles:
-    """Quantiles of any number of times, from a histogram on a logarithmic scale: to within 0.5%, from 1 us to a day."""
-
-    def __init__(self) -> None:
-        bins = math.ceil(math.log(_LONGEST / _SHORTEST) / math.log(_RATIO))
-        self._counts = np.zeros(bins, np.int64)
-
-    def add(self, seconds: float, times: int = 1) -> None:
-        place = int(math.log(max(seconds, _SHORTEST) / _SHORTEST) / math.log(_RATIO))
-        self._counts[min(place, len(self._counts) - 1)] += times
-
-    def quantile(self, share: float) -> float:
-        """Returns the time that this share of the times does not exceed, in seconds; 0 of none."""
-        behind = np.cumsum(self._counts)
-        if not behind[-1]:
-            return 0.0
-        place = int(np.searchsorted(behind, max(1, math.ceil(share * behind[-1]))))
-        return float(_SHORTEST * _RATIO ** (place + 0.5))
+_STEPS_TIMED = 2**16
+"""The last steps, of whose times the quantiles are reported."""
 
 
 class Throughput:
@@ -119,7 +84,7 @@ class Trainer:
         self._fused: dict[tuple[TableLayout, ...], FusedSteps] = {}
         self._phase = phase
         self._compiled: set[tuple[object, ...]] = set()
-        self._step_seconds = RunningQuantiles()
+        self._step_seconds = deque[float](maxlen=_STEPS_TIMED)
         self.throughput = Throughput()
         self._last_applied: Callable[[], Feed] | None = None  # of the last step that changed the weights
 
@@ -143,7 +108,7 @@ class Trainer:
         slices = [feed.in_order(index.numpy()) for index in result.slices]
         applied, terms = result.applied.numpy()[np.newaxis], result.terms.numpy()[np.newaxis]
         self.state.experts.count(len(feed.batch.rows))
-        self._step_seconds.add(time.perf_counter() - begun)
+        self._step_seconds.append(time.perf_counter() - begun)
         if applied[0]:
             self._last_applied = lambda: feed
         return Scores(logit, slices, applied, terms, [feed.in_order(one.numpy()) for one in result.labels])
@@ -157,14 +122,14 @@ class Trainer:
             self._fused[layouts] = FusedSteps(self.state, self._config, layouts, self.fused_shapes(layouts))
         begun = time.perf_counter()
         with self._calling("learn", feed):
-            result = self._fused[layouts].learn(feed, ramps, rates)
+            scores = self._fused[layouts].learn(feed, ramps, rates)
         self.state.experts.count(feed.rows)
-        self._step_seconds.add((time.perf_counter() - begun) / len(feed.batches), len(feed.batches))
-        if result.applied.any():
-            last = feed.batches[int(np.flatnonzero(result.applied)[-1])]
+        seconds = (time.perf_counter() - begun) / len(feed.batches)
+        self._step_seconds.extend([seconds] * len(feed.batches))
+        if scores.applied is not None and scores.applied.any():
+            last = feed.batches[int(np.flatnonzero(scores.applied)[-1])]
             self._last_applied = lambda: feed.make_feed(last, layouts)
-        slices = [feed.in_order(index) for index in result.slices]
-        return Scores(feed.in_order(result.logit), slices, result.applied, result.terms)
+        return scores
 
     def score(self, feed: Feed, ramps: Ramps) -> Scores:
         if not feed.rows:
@@ -226,14 +191,12 @@ class Trainer:
         if not self.throughput.examples:
             return {}
         seconds = time.perf_counter() - self._begun
+        quartiles = (1000 * np.quantile(self._step_seconds or [0.0], [0.25, 0.5, 0.75])).round(3).tolist()
         return {
             "wall_seconds": round(seconds, 2),
             "wall_examples_per_second": round(self.throughput.examples / seconds, 1),
             "examples_per_second": round(self.throughput.examples / self.throughput.seconds, 1),
-            **{
-                name: round(1000 * self._step_seconds.quantile(share), 3)
-                for name, share in (("step_ms_p50", 0.5), ("step_ms_p25", 0.25), ("step_ms_p75", 0.75))
-            },
+            **dict(zip(("step_ms_p25", "step_ms_p50", "step_ms_p75"), quartiles, strict=True)),
             **self._root_seconds(),
         }
 

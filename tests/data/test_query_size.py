@@ -159,7 +159,7 @@ def test_a_sample_does_not_make_pages_smaller(tmp_path):
     write_decisions(log, "half", halved)
     sampling = {"sampling": {"name": "half", "score": "kept"}, "batch": {"rows": 64}}
     inputs = open_inputs(log, parse_model(TrainConfig, sampling, "test"))
-    feeds = read_feeds(inputs, lambda: inputs.config.table_layouts(inputs.schema), 0)
+    feeds = read_feeds(inputs, lambda: inputs.config.table_layouts(inputs.schema))
     read = [(feed.batch.rows.example_id, feed.batch.rows.ids[:, -1]) for feed in feeds]
     examples, ids = (np.concatenate(column) for column in zip(*read, strict=True))
     assert 0.3 < len(examples) / table.num_rows < 0.9

@@ -21,7 +21,7 @@ from ctr.pipelines.rows.sources import Chunk
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
-from ctr.training.run.position import Position
+from ctr.training.run.position import Passed, Position
 from ctr.training.run.snapshot import Snapshot, take_snapshot
 from ctr.training.state import TrainState
 from ctr.workers.row_variables import row_count
@@ -229,9 +229,9 @@ def make_snapshot(
     state: TrainState, config: TrainConfig, schema: Schema, folder: Path, examples: int
 ) -> Snapshot:
     progress = {
-        "position": vars(
-            Position(examples, batches=3, trained_examples=TRAINED_EXAMPLES, window_times=[0, 5_000])
-        ),
+        "position": Position(
+            {"": Passed(examples)}, batches=3, trained_examples=TRAINED_EXAMPLES, window_times=[0, 5_000]
+        ).as_json(),
         "consumed": [{"log": "", "intervals": 1, "sha256": "0" * 64}],
     }
     run: Any = SimpleNamespace(

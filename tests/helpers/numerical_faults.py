@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctr.training.compiled_step import Scores
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
-from ctr.training.trainer import Scores, Trainer
+from ctr.training.trainer import Trainer
 
 Break = Callable[[TrainState], None]
 

@@ -32,7 +32,7 @@ def inputs(growing, exposure) -> Inputs:
 
 def read(inputs: Inputs) -> Any:
     layouts = inputs.config.table_layouts(inputs.schema)
-    return read_feeds(inputs, lambda: layouts, 0, {"exposure": 0})
+    return read_feeds(inputs, lambda: layouts)
 
 
 def close_half_way(inputs: Inputs, turn: int) -> None:

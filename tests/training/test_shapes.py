@@ -102,7 +102,7 @@ def test_any_batches_have_at_most_four_shapes(data, growth, ranking, seed):
     for queries in data.draw(st.lists(sizes, min_size=1, max_size=12)):
         batch = draw_batch(rng, begin, queries, data.draw(st.sampled_from([2, 30, 10**6])))
         begin = batch.end
-        options = (config.objective, (), (), config.ids)
+        options = (config.objective, (), config.ids)
         given = make_feed(batch, layouts, ROWS, *options, None, lambda _: shapes)
         feed = given.with_rows(state.tables, learning=True)
         seen.add(shapes_of(feed))

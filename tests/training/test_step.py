@@ -431,9 +431,10 @@ def test_rows_that_are_only_constrained_leave_the_step_of_the_others_as_it_is(gr
     step, initial = learner(state, config), {name: part.copy() for name, part in state.arrays().items()}
     learned = []
     # As long as the dual variable is 0, the constraint has no gradient of its own.
-    for others in ((), (Example(1).batch(),)):
+    alone = Example(0).batch()
+    for batch in (alone, dataclasses.replace(alone, others={1: Example(1).batch()})):
         state.restore(initial)
-        feed = make_feed(Example(0).batch(), state.layouts, 16, config.objective, families, others)
+        feed = make_feed(batch, state.layouts, 16, config.objective, families)
         assert bool(step(feed, RAMPED).applied)
         learned.append(parameters(state))
     assert_close(learned[1], learned[0], 1e-6)

@@ -154,13 +154,9 @@ class IdTable:
         self.places += len(new)
         if not reused:
             return new
-        own = self._free[:reused]
-        if group.size == 1:
-            lowest = own
-        else:
-            offered = np.full(reused, MAX_PLACES, np.int64)
-            offered[: len(own)] = own * group.size + group.rank
-            lowest = np.sort(group.gather_numbers(offered), axis=None)[:reused]
+        own, offered = self._free[:reused], np.full(reused, MAX_PLACES, np.int64)
+        offered[: len(own)] = own * group.size + group.rank
+        lowest = np.sort(group.gather_numbers(offered), axis=None)[:reused]
         self._free = self._free[len(self.indices_of(lowest)[0]) :]
         return np.concatenate([lowest, new])
 

@@ -19,6 +19,7 @@ CUMULATIVE = (
     "per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias", "calibration_ratio",
 )  # fmt: skip
 """The metrics that a line has also of the pass so far, under ``cumulative``."""
+_WINDOW = "window"
 
 
 class Metrics(Observer):
@@ -31,16 +32,16 @@ class Metrics(Observer):
         counted = [QUERY_SIZE] if run.schema.counts_rows else []
         sliced = dict.fromkeys([*config.metrics.slices, *counted])
         self._slice_columns = {name: run.schema.single_valued.index(name) for name in sliced}
-        # By log, that of the pass first, the indices of the families that it is sliced by.
-        logs = range(len(run.constraint_names) + 1)
-        self._families = [measured_families(families, source) for source in logs]
-        own = [*sliced, *self._families[0]]
-        self._window, self._total = ProgressiveMetrics(own), ProgressiveMetrics(own)
-        self._constraint_logs = {
-            name: ProgressiveMetrics(list(measured))
-            for name, measured in zip(run.constraint_names, self._families[1:], strict=True)
+        # By number of a log what its rows are added to, and the indices of the families that it is sliced by.
+        self._names = [_WINDOW, *(f"log {name}" for name in run.inputs.constraint_logs)]
+        self._families = [measured_families(families, source) for source in range(len(self._names))]
+        slices = [[*sliced, *self._families[0]], *map(list, self._families[1:])]
+        # By part of windows.parquet; and the window, which is added to the pass at its end.
+        self._parts = {
+            PASS: ProgressiveMetrics(slices[0]),
+            **{name: ProgressiveMetrics(own) for name, own in zip(self._names, slices, strict=True)},
+            **{f"label {name}": ProgressiveMetrics() for name in config.objective.labels},
         }
-        self._labels = {name: ProgressiveMetrics() for name in config.objective.labels}
         self._timeline = Timeline()  # the sums of all windows, one by one
         # Of the window: the sum of each term of the loss over its steps, each times its rows; last, these rows.
         self._terms = np.zeros(len(loss_terms(config.objective)) + 1)
@@ -57,54 +58,42 @@ class Metrics(Observer):
     def _update(self, scored: Scored) -> None:
         rows, source = scored.batch.rows, scored.source
         ids = {name: scored.slices[index] for name, index in self._families[source].items()}
-        if source:
-            metrics = list(self._constraint_logs.values())[source - 1]
-        else:
-            metrics = self._window
+        if not source:
             ids |= {name: rows.ids[:, column] for name, column in self._slice_columns.items()}
-        metrics.update(rows.label, scored.logit, rows.metric_weight, rows.query_id, ids)
+        part = self._parts[self._names[source]]
+        part.update(rows.label, scored.logit, rows.metric_weight, rows.query_id, ids)
         for name, (outcome, logit) in scored.labels.items():
             known = np.flatnonzero(np.isfinite(outcome))
             if len(known):
-                own = rows.metric_weight[known], rows.query_id[known]
-                self._labels[name].update(outcome[known], logit[known], *own)
+                part = self._parts[f"label {name}"]
+                part.update(outcome[known], logit[known], rows.metric_weight[known], rows.query_id[known])
 
     def window(self, line: dict[str, Any]) -> None:
-        own = self._window.line()
-        del own["examples"]
-        self._timeline.add(self._window, line["examples"], (line["window_begin"], line["window_end"]))
-        self._total.merge(self._window)
-        self._window.clear()
+        window, total = self._parts[_WINDOW], self._parts[PASS]
+        measured = window.line()
+        del measured["examples"]
+        self._timeline.add(window, line["examples"], (line["window_begin"], line["window_end"]))
+        total.merge(window)
+        window.clear()
         rows = self._terms[-1]
         names = loss_terms(self._run.config.objective) if rows else ()
-        terms = {f"loss_{name}": float(one / rows) for name, one in zip(names, self._terms, strict=False)}
+        terms = {f"loss_{name}": float(term / rows) for name, term in zip(names, self._terms, strict=False)}
         self._terms[:] = 0
-        total = self._total.headline()
-        line |= {**own, **terms, "cumulative": {name: total[name] for name in CUMULATIVE}}
+        so_far = total.headline()
+        line |= {**measured, **terms, "cumulative": {name: so_far[name] for name in CUMULATIVE}}
 
     def running(self, with_auc: bool) -> dict[str, Any]:
         """Returns metrics of the pass so far, the window included; AUC takes thirty times as long as the others."""
-        return self._total.running(self._window, with_auc)
+        return self._parts[PASS].running(self._parts[_WINDOW], with_auc)
 
     def checkpoint(self) -> Arrays:
-        states: dict[str, ProgressiveMetrics | Timeline] = {
-            "total": self._total,
-            "window": self._window,
-            "timeline": self._timeline,
-            **self._others(),
-        }
+        states: dict[str, ProgressiveMetrics | Timeline] = {**self._parts, "timeline": self._timeline}
         arrays = {
-            f"{group}|{name}": array
-            for group, state in states.items()
+            f"{part}|{name}": array
+            for part, state in states.items()
             for name, array in state.to_arrays().items()
         }
         return {**arrays, "terms|window": self._terms}
-
-    def _others(self) -> dict[str, ProgressiveMetrics]:
-        return {
-            **{f"log {name}": metrics for name, metrics in self._constraint_logs.items()},
-            **{f"label {name}": metrics for name, metrics in self._labels.items()},
-        }
 
     def _restore(self, state: Mapping[str, np.ndarray]) -> None:
         groups: dict[str, dict[str, np.ndarray]] = {}
@@ -113,12 +102,13 @@ class Metrics(Observer):
             groups.setdefault(group, {})[key] = array
         self._terms[:] = groups["terms"]["window"]
         self._timeline = Timeline.from_arrays(groups["timeline"])
-        for group, metrics in {"total": self._total, "window": self._window, **self._others()}.items():
-            metrics.merge(ProgressiveMetrics.from_arrays(groups[group]))
+        for part, metrics in self._parts.items():
+            metrics.merge(ProgressiveMetrics.from_arrays(groups[part]))
 
     def warnings(self) -> list[str]:
         lines = []
-        for name, label in self._labels.items():
+        for name in self._run.config.objective.labels:
+            label = self._parts[f"label {name}"]
             rows, weights = int(label.traffic.examples), label.logloss.class_weight.sum(axis=0)
             if not rows:
                 lines.append(f"label {name}: nothing was learned: it is known of no row that was scored")
@@ -128,15 +118,19 @@ class Metrics(Observer):
         return lines
 
     def end(self, summary: dict[str, Any], sums: Sums) -> None:
-        summary |= self._total.summary()
+        config = self._run.config
+        results = {part: metrics.summary() for part, metrics in self._parts.items() if part != _WINDOW}
+        summary |= results[PASS]
         summary["last_window"] = last_window(self._timeline)
-        summary["constraint_logs"] = {name: one.summary() for name, one in self._constraint_logs.items()}
-        if self._labels:
-            summary["labels"] = {name: one.summary() for name, one in self._labels.items()}
+        summary["constraint_logs"] = {
+            name: results[f"log {name}"] for name in self._run.inputs.constraint_logs
+        }
+        if config.objective.labels:
+            summary["labels"] = {name: results[f"label {name}"] for name in config.objective.labels}
         failed = summary["learning_failure"] is not None
-        summary["calibration_warning"] = None if failed else calibration_warning(summary, self._run.config)
-        for part, metrics in {PASS: self._total, **self._others()}.items():
-            sums.add_metrics(part, metrics)
+        summary["calibration_warning"] = None if failed else calibration_warning(summary, config)
+        for part in results:
+            sums.add_metrics(part, self._parts[part])
         sums.add_timeline(self._timeline)
 
 

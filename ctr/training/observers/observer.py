@@ -30,7 +30,6 @@ class WatchedRun(Protocol):
     config: TrainConfig
     schema: Schema
     inputs: Inputs
-    constraint_names: tuple[str, ...]
     state: TrainState
     position: Position
     files: RunFiles

@@ -36,6 +36,7 @@ from ctr.io.files import (
     sync_folder,
     write_atomic,
 )
+from ctr.training.run.position import Position
 from ctr.workers.cluster import WorkerLostError
 from ctr.workers.parts import Part, reshard, reshard_to, shard
 
@@ -295,7 +296,8 @@ def _make_room(folder: Path, needed: int, limit: int | None) -> None:
 def newest_position(folder: Path) -> tuple[int, int]:
     """Returns how many rows the newest sound checkpoint has scored, and how many it has learned from; 0 without one."""
     state = _newest_sound(folder, _check)
-    return (0, 0) if state is None else (state["position"]["examples"], state["position"]["learned"])
+    position = Position() if state is None else Position.from_json(state["position"])
+    return position.examples, position.learned
 
 
 def _state_hash(content: Mapping[str, Any]) -> str:

@@ -116,13 +116,13 @@ class GrowingFile:
         self._file.close()
 
 
-def describe_rejects(batch: Batch, log: str | None = None) -> list[dict[str, Any]]:
+def describe_rejects(batch: Batch, log: str = "") -> list[dict[str, Any]]:
     """Describes each faulty row of a batch, and each query that is too large, in the order of the log.
 
     ``log`` names the constraint log that they are from, if any.
     """
     rejects = batch.rejects
-    origin = {} if log is None else {"log": log}
+    origin = {"log": log} if log else {}
     large = [
         {
             **origin,

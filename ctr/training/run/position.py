@@ -1,8 +1,7 @@
 """Position of a run: which rows it has passed, and what went wrong on the way."""
 
-import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,13 +23,26 @@ MOST_SET_ASIDE = 0.1
 
 
 @dataclass
+class Passed:
+    """How far a run has scored the rows of a log, and which of them it could not use."""
+
+    rows: int = 0  # of the log that are behind it, rejects included
+    until: list[int] | None = None  # time and query id of the last of them
+    read: int = 0  # good and faulty rows that were read
+    rejected: int = 0  # faulty rows
+    # Of queries with too many rows: their rows, and the first of them, each a ``LargeQuery``.
+    set_aside_rows: int = 0
+    set_aside: list[list[int]] = field(default_factory=list)
+
+
+@dataclass
 class Position:
     """Where a run stands, and what went wrong on the way. Times are query times in microseconds."""
 
-    examples: int = 0  # rows of the log that are scored, rejects included
-    learned: int = 0  # the same as far as learning goes; less only under a label delay
-    # Rows of each constraint log that are behind it.
-    constraint_logs: dict[str, int] = field(default_factory=dict)
+    logs: dict[str, Passed] = field(default_factory=dict)  # "" is the log of the pass, the others constrain
+    # Rows of the log that it has learned from, or left out; fewer than were scored only under a label delay.
+    learned: int = 0
+    learned_until: list[int] | None = None  # time and query id of the last of them
     batches: int = 0  # that were scored
     scored_rows: int = 0  # good rows that were scored
     window_from: int = 0  # the same where the window began that it is in
@@ -40,37 +52,30 @@ class Position:
     skipped_steps: int = 0  # steps that changed nothing because the loss or a gradient was not finite
     skipped_rows: int = 0  # good rows of the log in such steps
     skipped_ranges: list[list[int]] = field(default_factory=list)  # rows [begin, end) of the first such steps
-    rejected_rows: int = 0  # faulty rows of the log
-    read: int = 0  # good and faulty rows of the log that were read
-    constraint_rejected: dict[str, int] = field(default_factory=dict)
-    constraint_read: dict[str, int] = field(default_factory=dict)
-    nonfinite_predictions: int = 0  # rows whose prediction was not finite
     skipped_in_a_row: int = 0  # length of the streak of skipped steps that it stands in
     left_out_rows: int = 0  # good rows that were scored and not learned from, being in ``skip``
+    nonfinite_predictions: int = 0  # rows whose prediction was not finite
     # Row from which the examples until the next checkpoint count: that of the last one that was due.
     due_from: int = 0
-    # Time and query id of the last row that was scored, rejects included.
-    scored_until: list[int] | None = None
-    learned_until: list[int] | None = None  # the same of the last row that was learned from, or left out
-    # The same of constraint logs.
-    constraint_until: dict[str, list[int]] = field(default_factory=dict)
-    # Of queries with too many rows, by log ("" is that of the pass): their rows, and the first of them.
-    set_aside_rows: dict[str, int] = field(default_factory=dict)
-    set_aside: dict[str, list[list[int]]] = field(default_factory=dict)  # each is a ``LargeQuery``
     # By ramp, examples that counted before a warm start.
     trained_before: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        return cls(**content)
+        logs = {name: Passed(**passed) for name, passed in content["logs"].items()}
+        return cls(**{**content, "logs": logs})
 
     def as_json(self) -> dict[str, Any]:
-        content = copy.deepcopy(vars(self))
-        for name in ("set_aside_rows", "set_aside"):
-            # A checkpoint is then what it is without the key.
-            if not content[name]:
-                del content[name]
-        return content
+        return asdict(self)
+
+    def of(self, log: str = "") -> Passed:
+        """Returns how far it has scored the log of the pass, or a constraint log."""
+        return self.logs.setdefault(log, Passed())
+
+    @property
+    def examples(self) -> int:
+        """Rows of the log of the pass that are scored, rejects included."""
+        return self.of().rows
 
     @property
     def window_examples(self) -> int:
@@ -114,24 +119,25 @@ def note_step(position: Position, begin: int, end: int, applied: bool) -> None:
     del position.skipped_ranges[_RANGES_NOTED:]
 
 
-def note_large_query(position: Position, log: str, query: LargeQuery) -> bool:
-    """Counts a query that is set aside, in place; returns whether it is one of the first, which are named."""
-    position.set_aside_rows[log] = position.set_aside_rows.get(log, 0) + query.rows
-    noted = position.set_aside.setdefault(log, [])
-    if len(noted) < _RANGES_NOTED:
-        noted.append(list(query))
-        return True
-    return False
+def note_large_query(passed: Passed, query: LargeQuery) -> bool:
+    """Counts a query as set aside and not as faulty, in place; returns whether it is one of the first, to be named."""
+    passed.rejected -= query.rows
+    passed.set_aside_rows += query.rows
+    is_named = len(passed.set_aside) < _RANGES_NOTED
+    if is_named:
+        passed.set_aside.append(list(query))
+    return is_named
 
 
 def set_aside_summary(position: Position) -> dict[str, Any]:
-    """Returns what summary.json says of the queries that were set aside, having too many rows."""
+    """Returns what summary.json says of the queries that were set aside, having too many rows; empty without any."""
+    rows = sum(passed.set_aside_rows for passed in position.logs.values())
     named = [
         {**({"log": log} if log else {}), **LargeQuery(*query)._asdict()}
-        for log, queries in position.set_aside.items()
-        for query in queries
+        for log, passed in position.logs.items()
+        for query in passed.set_aside
     ]
-    return {"set_aside_rows": sum(position.set_aside_rows.values()), "set_aside": named}
+    return {"set_aside_rows": rows, "set_aside": named} if rows else {}
 
 
 def check_rejects(position: Position, allowed: float, logs: Mapping[str, Path], rejects_file: Path) -> None:
@@ -139,21 +145,16 @@ def check_rejects(position: Position, allowed: float, logs: Mapping[str, Path], 
 
     A single query that is set aside never stops a run, however large it is.
     """
-    for name, rows in position.set_aside_rows.items():
-        read = position.constraint_read[name] if name else position.read
-        others = rows - max(query[-1] for query in position.set_aside[name])
-        if others > MOST_SET_ASIDE * read:
+    for name, passed in position.logs.items():
+        others = passed.set_aside_rows - max((query[-1] for query in passed.set_aside), default=0)
+        if others > MOST_SET_ASIDE * passed.read:
             raise InputError(
-                f"{logs[name]}: {rows} of the first {read} rows that were read are in queries of more rows than "
-                f"batch.max_query_rows (see {rejects_file}); allowed: a share of {MOST_SET_ASIDE} beside the largest "
-                "of these queries"
+                f"{logs[name]}: {passed.set_aside_rows} of the first {passed.read} rows that were read are in queries "
+                f"of more rows than batch.max_query_rows (see {rejects_file}); allowed: a share of {MOST_SET_ASIDE} "
+                "beside the largest of these queries"
             )
-    counts = {"": (position.rejected_rows, position.read)}
-    for name, rejected in position.constraint_rejected.items():
-        counts[name] = rejected, position.constraint_read[name]
-    for name, (rejected, read) in counts.items():
-        if rejected > allowed * max(read, 1000):
+        if passed.rejected > allowed * max(passed.read, 1000):
             raise InputError(
-                f"{logs[name]}: {rejected} of the first {read} rows that were read are faulty "
+                f"{logs[name]}: {passed.rejected} of the first {passed.read} rows that were read are faulty "
                 f"(see {rejects_file}); allowed: a share of {allowed} (max_rejected_share)"
             )

@@ -43,9 +43,9 @@ def learning_failure(run: Run, fault: str | None = None) -> str | None:
     share.
     """
     position = run.position
-    if position.set_aside_rows.get("") == position.read:
+    if (log := position.of()).read and log.set_aside_rows == log.read:
         return (
-            f"nothing was learned: all {position.read} rows are in queries of more than "
+            f"nothing was learned: all {log.read} rows are in queries of more than "
             f"{run.config.batch.max_query_rows} rows (batch.max_query_rows)"
         )
     rates = ", ".join(
@@ -127,8 +127,8 @@ def _results(run: Run) -> dict[str, Any]:
         "skipped_rows": position.skipped_rows,
         "skipped_ranges": position.skipped_ranges,
         "left_out_rows": position.left_out_rows,
-        "rejected_rows": position.rejected_rows,
-        **(set_aside_summary(position) if position.set_aside_rows else {}),
+        "rejected_rows": position.of().rejected,
+        **set_aside_summary(position),
         "nonfinite_predictions": position.nonfinite_predictions,
         **run.state.parameter_counts(),
         **run.state.experts.report(),

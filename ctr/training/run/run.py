@@ -18,6 +18,7 @@ from ctr.data.sidecar import SidecarHash
 from ctr.io.errors import InputError, of_another_version
 from ctr.objective.bias_constraints import SLICES_MEASURED
 from ctr.objective.targets import label_outcomes
+from ctr.training.compiled_step import Scores
 from ctr.training.fused_feed import AnyFeed
 from ctr.training.inputs import Inputs
 from ctr.training.logs import LogsSeen
@@ -27,6 +28,7 @@ from ctr.training.run.checkpoint import Share
 from ctr.training.run.directory import remove_leftovers
 from ctr.training.run.files import RunFiles, describe_rejects
 from ctr.training.run.position import (
+    Passed,
     Position,
     check_rejects,
     note_large_query,
@@ -35,7 +37,6 @@ from ctr.training.run.position import (
     open_window,
 )
 from ctr.training.state import TrainState, first_broken, predicts_soundly
-from ctr.training.trainer import Scores
 from ctr.workers.parts import Part
 
 log = logging.getLogger(__name__)
@@ -71,19 +72,11 @@ class Run:
         self.run_dir, self.config, self.schema = run_dir, inputs.config, inputs.schema
         self.state, self.workers, self.inputs = state, state.workers, inputs
         self.observers = [one for one in observers if self.workers.is_chief or one.on_all_workers]
-        # Query time (us) of the last row that this process learned from.
-        self.learned_through: int | None = None
         self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
         self._log_paths = {name: one.path for name, one in inputs.row_logs.items()}
-        self.constraint_names = tuple(inputs.constraint_logs)
         self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
-        none = dict.fromkeys(self.constraint_names, 0)
-        self.position = Position(
-            constraint_logs=none,
-            constraint_rejected=dict(none),
-            constraint_read=dict(none),
-        )
+        self.position = Position({name: Passed() for name in inputs.row_logs})
         self.files = RunFiles(self.run_dir, self.config, self.workers)
         self._note_saved()
 
@@ -132,7 +125,10 @@ class Run:
             self.state.restore(checkpoint.weights_of(arrays), checkpoint.weights_of(parts))
         except ValueError as error:
             raise InputError(f"{self.run_dir}: {error}") from None
-        self.position = Position.from_json(state["position"])
+        try:
+            self.position = Position.from_json(state["position"])
+        except (KeyError, TypeError) as error:
+            raise of_another_version(f"{self.run_dir}: its newest checkpoint") from error
 
     @property
     def is_in_doubt(self) -> bool:
@@ -202,7 +198,7 @@ class Run:
         }
 
     def _rows_passed(self) -> dict[str, int]:
-        return {"": self.position.examples, **self.position.constraint_logs}
+        return {name: self.position.of(name).rows for name in self._log_paths}
 
     def sidecar_hashes(self, until: int = MAX_TIME_US) -> dict[str, str]:
         return {role: sidecar.until(until) for role, sidecar in self._sidecars.items()}
@@ -242,75 +238,57 @@ class Run:
             examples = open_window(self.position.window_from)
         return self.position.window_examples + ahead >= examples
 
-    def record(self, feed: AnyFeed, scores: Scores, is_new: bool, has_labels: bool) -> None:
+    def record(self, feed: AnyFeed, scores: Scores) -> None:
         """Notes what a step did, and has the observers see it.
 
         Raises InputError: too many steps were skipped, or too many rows of a log are faulty.
-
-        Args:
-            is_new: the batch was scored for the first time.
-            has_labels: it was learned from, or left out.
         """
-        scored = [
-            *self._record_constraint_logs(feed, scores),
-            *(self._record_scored(feed, scores) if is_new else ()),
-        ]
-        learned, terms = self.record_learned(feed, scores) if has_labels else (0, None)
-        if is_new:
+        batch, position = feed.batch, self.position
+        scored, begin = [], len(batch.rows)
+        # The rows of constraint logs are new wherever they come.
+        for source, other in batch.others.items():
+            scored += self._record_scored(source, other, scores, begin)
+            begin += len(other.rows)
+        if batch.is_new:
+            scored += self._record_scored(0, batch, scores)
+            position.batches += len(feed.batches)
+            if len(batch.rows):
+                note_scored(position, batch.rows.query_time)
+        learned, terms = self.record_learned(feed, scores) if batch.has_labels else (0, None)
+        if batch.is_new:
             self.check_faults()
         for observer in self.observers:
-            observer.batch(Turn(is_new, scored, learned, terms))
+            observer.batch(Turn(batch.is_new, scored, learned, terms))
 
-    def _record_scored(self, feed: AnyFeed, scores: Scores) -> list[Scored]:
-        batch, position = feed.batch, self.position
-        rows = batch.rows
-        position.rejected_rows += self._record_rejects(batch)
-        position.read += len(rows) + len(batch.rejects)
-        position.examples, position.scored_until = batch.end, batch.last_query
-        position.batches += len(feed.batches)
-        if not len(rows):
+    def _record_scored(self, source: int, batch: Batch, scores: Scores, begin: int = 0) -> list[Scored]:
+        """Notes the rows of a log, whose scores stand from ``begin`` on."""
+        self._record_read(list(self._log_paths)[source], batch)
+        rows = slice(begin, begin + len(batch.rows))
+        if not len(batch.rows):
             return []
-        note_scored(position, rows.query_time)
-        logit = self._finite(scores.logit[: len(rows)])
-        labels = {
-            name: (label_outcomes(label, name, rows), self._finite(one[: len(rows)]))
-            for (name, label), one in zip(self.config.objective.labels.items(), scores.labels, strict=True)
-        }
-        return [Scored(0, batch, logit, [index[: len(rows)] for index in scores.slices], labels)]
+        labels = {}
+        if not source:
+            for (name, label), logit in zip(self.config.objective.labels.items(), scores.labels, strict=True):
+                labels[name] = label_outcomes(label, name, batch.rows), self._finite(logit[rows])
+        slices = [index[rows] for index in scores.slices]
+        return [Scored(source, batch, self._finite(scores.logit[rows]), slices, labels)]
 
-    def _record_constraint_logs(self, feed: AnyFeed, scores: Scores) -> list[Scored]:
-        position, begin, scored = self.position, len(feed.batch.rows), []
-        for source, (name, batch) in enumerate(
-            zip(self.constraint_names, feed.constraint_batches, strict=False), 1
-        ):
-            if batch is None:
-                continue
-            rows = batch.rows
-            position.constraint_rejected[name] += self._record_rejects(batch, name)
-            position.constraint_read[name] += len(rows) + len(batch.rejects)
-            position.constraint_logs[name], position.constraint_until[name] = batch.end, batch.last_query
-            if len(rows):
-                own = slice(begin, begin + len(rows))
-                logit = self._finite(scores.logit[own])
-                scored.append(Scored(source, batch, logit, [index[own] for index in scores.slices]))
-            begin += len(rows)
-        return scored
-
-    def _record_rejects(self, batch: Batch, constraint_log: str | None = None) -> int:
-        """Records faulty rows, and queries that are set aside; returns the number of the former."""
-        for reject in describe_rejects(batch, constraint_log) if len(batch.rejects) else ():
+    def _record_read(self, name: str, batch: Batch) -> None:
+        """Notes that the rows of a log were read, with the faulty ones and the queries that are set aside."""
+        for reject in describe_rejects(batch, name) if len(batch.rejects) else ():
             self.files.rejects.append(reject)
-        faulty, name = len(batch.rejects), constraint_log or ""
-        for query in batch.large_queries if faulty else ():
-            faulty -= query.rows
-            if note_large_query(self.position, name, query) and self.workers.is_chief:
+        passed = self.position.of(name)
+        passed.rows, passed.until = batch.end, batch.last_query
+        passed.read += len(batch.rows) + len(batch.rejects)
+        passed.rejected += len(batch.rejects)
+        for query in batch.large_queries if len(batch.rejects) else ():
+            if note_large_query(passed, query) and self.workers.is_chief:
                 log.warning(
                     "%s: query_id %d, rows %d to %d of %s, has %d rows and is set aside: at most %d are allowed "
                     "(batch.max_query_rows)",
                     *(self.run_dir, *query[:3], self._log_paths[name], query.rows),
                     self.config.batch.max_query_rows,
                 )
-        return faulty
 
     def _finite(self, logit: np.ndarray) -> np.ndarray:
         self.position.nonfinite_predictions += int(np.count_nonzero(~np.isfinite(logit)))
@@ -334,7 +312,6 @@ class Run:
         batch, position = feed.batch, self.position
         rows = batch.rows
         position.learned, position.learned_until = batch.end, batch.last_query
-        self.learned_through = batch.times[1]
         if self.is_left_out(batch):
             position.left_out_rows += len(rows)
             return 0, None
@@ -383,7 +360,7 @@ class Run:
 
     def pass_until(self, examples: int) -> None:
         """Notes that no row before this position is left, also where the last ones were not to be read."""
-        self.position.examples = examples
+        self.position.of().rows = examples
         if not self.config.label_delay:
             self.position.learned = examples
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -29,8 +29,9 @@ from ctr.training.experts.state import active_experts
 from ctr.training.ids.id_map import IdMap, restored_maps
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
+from ctr.training.run.position import Position
 from ctr.training.run.run import Run
-from ctr.training.state import TrainState, dense_weights
+from ctr.training.state import dense_weights
 
 LAST_KEY = np.int64(np.iinfo(np.int64).max)
 """The last of all keys, which no id has: a search among keys always finds a place."""
@@ -61,9 +62,13 @@ class Snapshot:
         """The network."""
         return self.experts.network
 
+    @cached_property
+    def position(self) -> Position:
+        return Position.from_json(self.progress["position"])
+
     @property
     def examples(self) -> int:
-        return int(self.progress["position"]["examples"])
+        return self.position.examples
 
     @cached_property
     def served_weights(self) -> Mapping[str, tf.Variable]:
@@ -78,19 +83,9 @@ class Snapshot:
 
     @property
     def alpha2(self) -> float:
-        position = self.progress["position"]
-        return self.config.ramps_at(position["trained_examples"], position["trained_before"])["alpha2"]
+        position = self.position
+        return self.config.ramps_at(position.trained_examples, position.trained_before)["alpha2"]
 
-
-_Parts: TypeAlias = tuple[
-    tuple[TableLayout, ...],
-    list[tf.Variable],
-    dict[int, tf.Variable],
-    dict[str, int],
-    Experts,
-    dict[str, tf.Variable],
-]
-"""``layouts`` to ``weights`` of a ``Snapshot``."""
 
 Exporter = Callable[[Snapshot], object]
 """What the training loop calls for each export that the configuration asks for."""
@@ -102,8 +97,18 @@ def take_snapshot(run: Run) -> Snapshot:
     Of several workers all have to take it, and the first one has all rows.
     """
     state, config, compute_dtype = run.state, run.config, resolve_compute_dtype(run.config)
-    parts = (*_parts_of(state, config, compute_dtype), run.progress())
-    return Snapshot(run.run_dir, config, run.schema, compute_dtype, *parts)
+    layouts, names = state.active_layouts, state.experts.active.names
+    kept = {**dense_weights(state.weights), **state.experts.weights}
+    if state.statistics is not None:
+        kept[STATISTICS] = state.statistics
+    arrays = {name: variable.numpy() for name, variable in kept.items()}
+    experts, weights = _served_weights(layouts, config, compute_dtype, names, arrays)
+    whole = state.tables.whole()
+    known = {number: id_map.ids_by_row() for number, id_map in state.tables.id_maps.items()}
+    served = _served_tables(layouts, whole, known if state.workers.is_chief else {})
+    return Snapshot(
+        run.run_dir, config, run.schema, compute_dtype, layouts, *served, experts, weights, run.progress()
+    )
 
 
 def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
@@ -116,38 +121,16 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
     arrays, progress = checkpoint.read(run_dir / "checkpoints", examples)
     weights = checkpoint.weights_of(arrays)
     try:
-        parts = _parts_in(weights, config.table_layouts(schema), config, compute_dtype)
+        layouts = config.table_layouts(schema)
+        names = active_experts(make_experts(config, compute_dtype, layouts), weights).names
+        tables, id_maps = _trained_tables(layouts, config, weights)
+        known = {number: id_map.ids_by_row() for number, id_map in id_maps.items()}
+        experts, variables = _served_weights(layouts, config, compute_dtype, names, weights)
     except (KeyError, ValueError) as error:
         raise InputError(f"{run_dir}: the checkpoint is of another model than config.yaml: {error}") from None
-    return Snapshot(run_dir, config, schema, compute_dtype, *parts, progress)
-
-
-def _parts_of(state: TrainState, config: TrainConfig, compute_dtype: str) -> _Parts:
-    """Returns the weights of a state; in the first worker all rows."""
-    kept = {**dense_weights(state.weights), **state.experts.weights}
-    if state.statistics is not None:
-        kept[STATISTICS] = state.statistics
-    weights = {name: variable.numpy() for name, variable in kept.items()}
-    layouts, experts = state.active_layouts, state.experts.active
-    served = _served_weights(layouts, config, compute_dtype, experts.names, weights)
-    whole = state.tables.whole()
-    known = {number: id_map.ids_by_row() for number, id_map in state.tables.id_maps.items()}
-    return (layouts, *_served_tables(layouts, whole, known if state.workers.is_chief else {}), *served)
-
-
-def _parts_in(
-    weights: Mapping[str, np.ndarray],
-    layouts: tuple[TableLayout, ...],
-    config: TrainConfig,
-    compute_dtype: str,
-) -> _Parts:
-    """Returns the weights in a checkpoint. Raises KeyError or ValueError: it is of another model."""
-    names = active_experts(make_experts(config, compute_dtype, layouts), weights).names
-    tables, id_maps = _trained_tables(layouts, config, weights)
-    known = {number: id_map.ids_by_row() for number, id_map in id_maps.items()}
-    experts, served = _served_weights(layouts, config, compute_dtype, names, weights)
     layouts = tables_of(experts, layouts)
-    return layouts, *_served_tables(layouts, tables, known), experts, served
+    served = _served_tables(layouts, tables, known)
+    return Snapshot(run_dir, config, schema, compute_dtype, layouts, *served, experts, variables, progress)
 
 
 def _trained_tables(

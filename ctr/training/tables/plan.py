@@ -119,6 +119,13 @@ def pad_plan(
     layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None, ids: int | None = None
 ) -> TablePlan:
     """Pads a plan to B ``rows`` (added ones weigh 0), V ``values`` and U ``ids``; None: to one of few sizes."""
+    # Ids that have no rows yet are padded when they have.
+    distinct = _pad_rows(plan.distinct, layout.rows, ids) if plan.pending is None else plan.distinct
+    return pad_references(layout, replace(plan, distinct=distinct, capacity=ids), rows, values)
+
+
+def pad_references(layout: TableLayout, plan: TablePlan, rows: int, values: int | None = None) -> TablePlan:
+    """Pads what refers to ``distinct`` to B ``rows`` and V ``values``; None: to one of few sizes."""
     count, used = len(layout.multivalent), len(plan.values)
     if values is None:
         values = padded_size(used) if count else 0
@@ -128,11 +135,7 @@ def pad_plan(
     padded_values[:used] = plan.values
     segments = np.full(values, rows * count, np.int32)
     segments[:used] = plan.segments
-    # Ids that have no rows yet are padded when they have.
-    distinct = _pad_rows(plan.distinct, layout.rows, ids) if plan.pending is None else plan.distinct
-    return replace(
-        plan, distinct=distinct, single=single, values=padded_values, segments=segments, capacity=ids
-    )
+    return replace(plan, single=single, values=padded_values, segments=segments)
 
 
 def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan:

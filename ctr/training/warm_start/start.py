@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctr.data.log import Manifest, log_sha256, read_manifests
+from ctr.data.log import Manifest, read_manifests
 from ctr.data.schema import Schema
 from ctr.data.shards import read_shard
 from ctr.io.errors import InputError, joined
@@ -35,7 +35,7 @@ from ctr.training.run.directory import (
     read_run_model,
     write_json,
 )
-from ctr.training.run.position import Position
+from ctr.training.run.position import Passed, Position
 from ctr.training.run.run import open_run
 from ctr.training.state import dense_shapes, first_broken
 from ctr.training.validate import needs_warm_start
@@ -86,7 +86,7 @@ def warm_start(
         return
     inputs = open_inputs(log, config)
     old = _read_old(old_dir)
-    position = begin_position(inputs, old.position, old.state["consumed"], old_dir, waits)
+    position = begin_position(inputs, old.position, old_dir, waits)
     folder = run_dir.resolve().with_name(f".{run_dir.resolve().name}.launching")
     make_folder(folder)
     with only_process(folder):
@@ -123,7 +123,7 @@ def _read_old(run_dir: Path) -> _Old:
         broken = first_broken(weights.items())
     except (KeyError, TypeError, ValueError) as error:
         raise _mismatch(run_dir, error) from None
-    if not position.trained_examples and position.learned_until is None:
+    if position.learned_until is None:
         raise InputError(
             f"--init-from {run_dir}: the run has not learned anything yet; start without --init-from"
         )
@@ -184,7 +184,7 @@ def _make(
         "begins_at": {
             "log": position.examples,
             "learned": position.learned,
-            "constraint_logs": position.constraint_logs,
+            "constraint_logs": {name: position.of(name).rows for name in inputs.constraint_logs},
         },
         "table": [line._asdict() for line in (*lines, *ramps)],
     }
@@ -239,65 +239,33 @@ def table_text(content: Mapping[str, Any]) -> str:
 _LAST_ID = int(np.iinfo(np.int64).max)
 
 
-def begin_position(
-    inputs: Inputs, old: Position, consumed: Sequence[Mapping[str, Any]], source: Path, waits: bool
-) -> Position:
+def begin_position(inputs: Inputs, old: Position, source: Path, waits: bool) -> Position:
     """Returns the position of a new run, with all counts at 0.
 
-    What the old run has scored the new one does not score again, unless it learns without a delay what the old one
-    had not learned yet. ``waits``: the log may have nothing new yet. Raises InputError: a log ends before.
+    What the old run, which has learned something, has scored the new one does not score again, unless it learns without
+    a delay what the old one had not learned yet. ``waits``: the log may have nothing new yet. Raises InputError: a log
+    ends before.
     """
-    log = inputs.log
-    if old.learned_until is None or old.scored_until is None:
-        position = _same_place(inputs, old, consumed, source)
-    else:
-        scored = _rows_reached(log, inputs.schema, old.scored_until, source, "")
-        learned = _rows_reached(log, inputs.schema, old.learned_until, source, "")
-        constraint_logs = {
-            name: _rows_reached(
-                other,
-                inputs.schema,
-                # What came before what was learned last is never read later.
-                old.constraint_until.get(name, [old.learned_until[0] - 1, _LAST_ID]),
-                source,
-                name,
-            )
-            for name, other in inputs.constraint_logs.items()
-        }
-        position = Position(examples=scored, learned=learned, constraint_logs=constraint_logs)
-        position.scored_until, position.learned_until = old.scored_until, old.learned_until
-        position.constraint_until = {
-            name: copy.copy(until)
-            for name, until in old.constraint_until.items()
-            if name in inputs.constraint_logs
-        }
+    log, learned_until = inputs.log, old.learned_until
+    assert learned_until is not None
+    position = Position(learned_until=learned_until)
+    position.learned = _rows_reached(log, inputs.schema, learned_until, source, "")
+    # What came before what was learned last is never read later.
+    before = [learned_until[0] - 1, _LAST_ID]
+    for name, other in inputs.row_logs.items():
+        until = old.of(name).until
+        position.logs[name] = Passed(
+            _rows_reached(other, inputs.schema, until or before, source, name), copy.copy(until)
+        )
     if not inputs.config.label_delay:
-        position.examples = position.learned
-        position.scored_until = position.learned_until
+        position.logs[""] = Passed(position.learned, learned_until)
     if position.examples >= log.rows and not waits:
         raise InputError(
             f"{log.path}: has no row after those that {source} was trained on, the first {position.examples}; "
             "with --follow the new run waits for more"
         )
     position.due_from = position.examples
-    zeros = dict.fromkeys(inputs.constraint_logs, 0)
-    position.constraint_rejected, position.constraint_read = dict(zeros), dict(zeros)
     return position
-
-
-def _same_place(
-    inputs: Inputs, old: Position, consumed: Sequence[Mapping[str, Any]], source: Path
-) -> Position:
-    """Returns the position of a run whose checkpoint lacks the last rows that it passed: only in the same logs."""
-    for seen in consumed:
-        log = inputs.row_logs.get(seen["log"])
-        if log is not None and log_sha256(log.manifests[: seen["intervals"]]) != seen["sha256"]:
-            raise InputError(
-                f"--init-from {source}: its checkpoint does not record how far the run got in any log but its own, "
-                f"and {log.path} is another log"
-            )
-    constraint_logs = {name: old.constraint_logs.get(name, 0) for name in inputs.constraint_logs}
-    return Position(examples=old.examples, learned=old.learned, constraint_logs=constraint_logs)
 
 
 def _rows_reached(log: Log, schema: Schema, until: Sequence[int], source: Path, name: str) -> int:

@@ -15,15 +15,11 @@ from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.logs import Log
 from ctr.training.loop import open_session, train
-from ctr.training.run import checkpoint
-from ctr.training.run.directory import read_warm_start
 from ctr.training.warm_start.start import InitFrom, rows_until, warm_start
 from ctr.training.warm_start.weights import take_combination
 from warm_starts import (
     ADAFACTOR,
-    END,
     FRESH,
-    HALF,
     HARMLESS,
     HOUR,
     ITEM,
@@ -37,7 +33,6 @@ from warm_starts import (
     changed,
     config_of,
     publish,
-    rows_before,
     table_of,
     weights,
 )
@@ -214,7 +209,7 @@ def test_rows_up_to_a_query_are_counted_in_the_order_of_the_log(examples, schema
             assert rows_until(log, schema, *key) == sum(other <= key for other in keys)
 
 
-def test_a_log_in_which_the_old_run_has_no_place_is_refused(old, half, whole, copy_run, tmp_path):
+def test_a_log_in_which_the_old_run_has_no_place_is_refused(old, half, tmp_path):
     run = tmp_path / "run"
     with pytest.raises(
         InputError, match=r"has no row after those that .* was trained on, the first \d+; with --follow"
@@ -225,18 +220,7 @@ def test_a_log_in_which_the_old_run_has_no_place_is_refused(old, half, whole, co
         InputError, match=r"the log is published until query time 150000, but .* is already at"
     ):
         warm_start(early, config_of(), run, InitFrom(old), waits=True)
-    # A checkpoint without the last queries serves in its own log alone.
-    source = copy_run(old)
-    arrays, state = checkpoint.read(source / "checkpoints")
-    known = {name: value for name, value in state["position"].items() if not name.endswith("_until")}
-    shutil.rmtree(source / "checkpoints")
-    checkpoint.save(source / "checkpoints", known["examples"], arrays, {**state, "position": known}, 1)
-    cut = publish(tmp_path / "cut", ends=(0, 30_000, END))
-    with pytest.raises(InputError, match="does not record how far the run got in any log but its own"):
-        warm_start(cut, config_of(), run, InitFrom(source))
     assert not run.exists()
-    warm_start(whole, config_of(), run, InitFrom(source))
-    assert read_warm_start(run)["begins_at"]["log"] == rows_before(HALF)
 
 
 # What is refused.
