@@ -42,7 +42,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     from ctr.demo import check_demo_folder, demo_commands
 
     check_demo_folder(arguments.out)
-    load_tensorflow()
+    load_tensorflow(keeps_loops=True)
     # The report alone is the result.
     shown = io.StringIO() if is_quiet() else sys.stderr if arguments.json else sys.stdout
     with contextlib.redirect_stdout(shown):

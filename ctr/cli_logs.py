@@ -1,6 +1,7 @@
 """Commands that make logs, and those that do all in one. Each imports what it needs when it runs."""
 
 import argparse
+import functools
 import shutil
 import sys
 from contextlib import closing
@@ -60,7 +61,8 @@ def _quickstart(arguments: argparse.Namespace) -> None:
         keep=tuple(arguments.keep),
     )
     width = shutil.get_terminal_size((200, 24)).columns
-    tools = quickstart.Tools(lambda text: _say(arguments, printable(text)), width, Bar, load_tensorflow)
+    load = functools.partial(load_tensorflow, keeps_loops=True)
+    tools = quickstart.Tools(lambda text: _say(arguments, printable(text)), width, Bar, load)
     given_to = arguments.file, out, options, tools
     if arguments.dry_run:
         result = quickstart.write_mapping(*given_to)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from ctr.io.compiled_loops import keep_compiled_loops
 from ctr.io.errors import INPUT, one_line, printable
 from ctr.io.log_lines import say, say_crash
 from ctr.io.signals import delaying_interrupts
@@ -157,11 +158,11 @@ def report(kind: str, **content: Any) -> None:
         _launcher.report(kind, **content)
 
 
-def load_tensorflow() -> None:
+def load_tensorflow(keeps_loops: bool = False) -> None:
     """Imports TensorFlow without the notices that it prints whatever the log level is, and without Keras.
 
     TensorFlow would import Keras with everything that Keras finds (scikit-learn, Matplotlib), which takes as long as
-    TensorFlow itself. Who asks for ``tf.keras`` later still gets it.
+    TensorFlow itself. Who asks for ``tf.keras`` later still gets it. A command that trains keeps compiled loops.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     shown = b""
@@ -183,6 +184,8 @@ def load_tensorflow() -> None:
     # Such as that a function was traced again, for whoever wrote the function.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     log.info("loaded TensorFlow %s", tensorflow.__version__)
+    if keeps_loops:
+        keep_compiled_loops()
 
 
 @contextlib.contextmanager

@@ -146,8 +146,9 @@ def _check_device(device: str | None, size: int, config: Any) -> None:
         raise InputError("config: jit: false is not possible with --device tpu; allowed: auto, true")
 
 
-def _load_tensorflow(device: str | None) -> None:
-    load_tensorflow()
+def _load_tensorflow(device: str | None, place: Seat | Cluster | None) -> None:
+    # Without others alone: a worker's steps are not compiled.
+    load_tensorflow(keeps_loops=place is None)
     if device is not None:
         from ctr.training.device import use_device
 
@@ -161,7 +162,7 @@ def _pass(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | No
     with _printing_failures(arguments, is_first):
         if _is_finished(arguments, config, 1 if place is None else place.size, is_first):
             return
-        _load_tensorflow(arguments.device)
+        _load_tensorflow(arguments.device, place)
         with importing():
             from ctr.serving.export import export_from_run
             from ctr.training.loop import train as train_run
@@ -219,7 +220,7 @@ def _follow(arguments: argparse.Namespace, config: Any, place: Seat | Cluster | 
     with ExitStack() as held:
         # Alone, a signal is noticed while TensorFlow loads.
         alone = held.enter_context(_joined(arguments, None)) if place is None else {}
-        _load_tensorflow(arguments.device)
+        _load_tensorflow(arguments.device, place)
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
 

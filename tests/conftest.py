@@ -17,6 +17,8 @@ import stores
 from http_proxy import Proxy, faulty_proxy
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# No test is to depend on what another one compiled.
+os.environ["CTR_CACHE"] = ""
 
 # A loaded machine is slow, not wrong. Every run draws the same examples; `make soak` draws others each night.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -137,7 +137,7 @@ def test_the_default_model_is_trained(place, capfd):
 
 
 def test_an_interrupted_quickstart_goes_on_with_the_edited_mapping(place, capfd, monkeypatch):
-    def stop():
+    def stop(**options):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
