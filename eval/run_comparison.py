@@ -12,10 +12,12 @@ import numpy as np
 import pandas as pd
 
 from ctr.eval import display
-from ctr.eval.compare import compare, compared_records, same_examples
+from ctr.eval.compare import compare, same_examples
+from ctr.eval.display import Number
 from ctr.eval.intervals import Estimate
 from ctr.eval.prediction_difference import PairedPredictions, pair_predictions
 from ctr.eval.run_files import COMPARED, Run, prediction_parts, read_environment, read_run, read_windows
+from ctr.eval.tidy import Row, as_records, row, tidy
 from ctr.io.errors import InputError
 
 COSTS = {
@@ -100,17 +102,37 @@ class RunComparison:
         notes = [_TIMES_NOTE] if any(cost.span is not None for cost in self.costs.values()) else []
         return [*notes, *([_BATCH_NOTE] if _other_batches(self.configuration) else [])]
 
+    def table(self) -> pd.DataFrame:
+        """Returns all numbers as a tidy table (`ctr.eval.tidy`).
+
+        ``METRIC`` and costs are of the runs ``a`` and ``b``; ``METRIC_difference`` is b - a, ``METRIC_change_percent``
+        the same in percent of a's, ``METRIC_significant`` 1 where the interval of the difference excludes 0, 0 where
+        not, and absent without an interval. ``COST_ratio`` is b / a, with the range that `Cost` describes.
+        """
+        rows: list[Row] = []
+        for name, run in (("a", self.run_a), ("b", self.run_b)):
+            line = run.metrics.line()
+            rows += [row(key, Number(line[key], *line[f"{key}_ci95"]), run=name) for key in COMPARED]
+            rows += [row(key, run.number(key), run=name) for key in COSTS]
+        for metric, one in self.metrics.iterrows():
+            ends = (float(one[key]) for key in ("difference", "ci95_low", "ci95_high"))
+            rows.append(row(f"{metric}_difference", Number(*ends)))
+            rows.append(row(f"{metric}_change_percent", float(one["relative_percent"])))
+            if not one["no_interval"]:
+                rows.append(row(f"{metric}_significant", float(one["significant"])))
+        for key, cost in self.costs.items():
+            if cost.ratio is not None:
+                rows.append(row(f"{key}_ratio", Number(cost.ratio, *(cost.span or (None, None)))))
+        if (paired := self.predictions) is not None:
+            rows.append(row("prediction_difference", paired.difference))
+            counts = {"examples": paired.examples, "only_a": paired.only_a, "only_b": paired.only_b}
+            rows += [row(f"prediction_difference_{key}", count) for key, count in counts.items()]
+        return tidy(rows)
+
     def as_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON; None where undefined."""
-        paired = self.predictions
-        difference: dict[str, Any] = {"unavailable": self.no_predictions}
-        if paired is not None:
-            difference = {
-                **paired.difference.number().as_record(),
-                "examples": paired.examples,
-                "only_a": paired.only_a,
-                "only_b": paired.only_b,
-            }
+        """Returns everything, ready for JSON; None where undefined."""
+        reasons = {str(metric): one for metric, one in self.metrics["no_interval"].items()}
+        reasons["prediction_difference"] = self.no_predictions
         return {
             "baseline": "a",
             "run_a": str(self.run_a.folder),
@@ -118,17 +140,9 @@ class RunComparison:
             "log_sha256": self.run_a.log_sha256,
             "examples": int(self.run_a.metrics.traffic.examples),
             "queries": int(self.run_a.metrics.traffic.queries),
-            "metrics": compared_records(self.metrics),
-            "prediction_difference": difference,
-            "cost": {
-                key: {
-                    "a": cost.a,
-                    "b": cost.b,
-                    "ratio": cost.ratio,
-                    "ratio_range": None if cost.span is None else list(cost.span),
-                }
-                for key, cost in self.costs.items()
-            },
+            "results": as_records(self.table()),
+            "verdicts": {str(metric): verdict for metric, verdict in self.metrics["verdict"].items()},
+            "unavailable": {name: reason for name, reason in reasons.items() if reason},
             "differs_by_seed_alone": self.differs_by_seed,
             "configuration": [{"key": entry.key, **entry.values} for entry in self.configuration],
             "environment": [{"key": entry.key, **entry.values} for entry in self.environment],
@@ -143,9 +157,7 @@ class RunComparison:
             f"log {self.run_a.log_sha256[:12]}",
             "",
             *display.aligned([["", "a", "b", "b - a", "95% interval", "relative", ""], *self._metric_rows()]),
-            *display.no_interval_lines(
-                {str(name): row["no_interval"] for name, row in self.metrics.iterrows()}
-            ),
+            *display.no_interval_lines({str(name): one for name, one in self.metrics["no_interval"].items()}),
             *(textwrap.wrap(SEED_NOTE, _TEXT_WIDTH) if self.differs_by_seed else []),
             "",
             *self._prediction_lines(),
@@ -176,13 +188,13 @@ class RunComparison:
 
     def _metric_rows(self) -> list[list[str]]:
         rows = []
-        for metric, row in self.metrics.iterrows():
-            relative = row["relative_percent"]
+        for metric, values in self.metrics.iterrows():
+            relative = values["relative_percent"]
             rows.append(
                 [
                     *self.metric_cells(str(metric)),
                     display.ABSENT if math.isnan(relative) else f"{display.fixed(relative, 2, signed=True)}%",
-                    row["verdict"].ljust(display.VERDICT_WIDTH),
+                    values["verdict"].ljust(display.VERDICT_WIDTH),
                 ]
             )
         return rows
@@ -235,7 +247,7 @@ def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
 
 def differing_keys(a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
     """Differences of two trees of settings, by ascending key."""
-    sides = {"a": dict(_leaves(a)), "b": dict(_leaves(b))}
+    sides = {"a": leaves(a), "b": leaves(b)}
     differences = []
     for key in sorted(sides["a"].keys() | sides["b"].keys()):
         values = {side: leaves[key] for side, leaves in sides.items() if key in leaves}
@@ -308,11 +320,9 @@ def _pair_predictions(run_a: Run, run_b: Run) -> tuple[PairedPredictions | None,
         return None, f"the predictions cannot be joined: {error}"
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    leaves: list[tuple[str, Any]] = []
+def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the values of a tree of settings by their dotted keys."""
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict):
-            leaves += _leaves(value, f"{prefix}{key}.")
-        else:
-            leaves.append((f"{prefix}{key}", value))
-    return leaves
+        flat |= leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -27,21 +27,10 @@ METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration
 """Metrics with an interval, the most telling first."""
 COMPARED = (*METRICS, "calibration_ratio")
 
-_WINDOW_COUNTS = ("examples", "window_begin", "window_end", "window_examples")
-_WINDOW_SUMS = ("queries_scored", "weight_sum", "examples_per_second")
-LOSS_TERMS = {
-    "loss_logistic": "logistic",
-    "loss_ranking": "ranking",
-    "loss_distillation": "distillation",
-    "loss_anti_distillation": "anti-distillation",
-    "loss_bias_constraints": "bias constraints",
-}
-"""Entries of metrics.jsonl that tell what each term contributed to the loss, with their titles."""
-ADDED_TERMS = ("loss_extra_", "loss_label_")
-"""What the entries of losses of other packages, and of further labels, begin with; their names follow."""
+_WINDOW_COUNTS = ("examples", "window_examples")
+_WINDOW_NUMBERS = ("weight_sum", "examples_per_second", "auc")
 
 StateT = TypeVar("StateT")
-_INTERVAL_ENDS = tuple(f"{metric}_{end}" for metric in METRICS for end in ("low", "high"))
 
 
 @dataclass(frozen=True)
@@ -112,20 +101,16 @@ def config_text(folder: Path) -> str:
 
 
 def read_windows(folder: Path) -> pd.DataFrame:
-    """Windows of the pass, in its order, one row per line of metrics.jsonl.
+    """Reads from metrics.jsonl what no sum says of the windows of the pass, in its order.
 
-    Int64 columns examples (read by the window's end), window_begin and window_end (event time,
-    microseconds), window_examples; float64 columns queries_scored, weight_sum, examples_per_second, each of
-    `LOSS_TERMS`, those that begin with `ADDED_TERMS` and, for each of `METRICS`, ``<metric>``,
-    ``<metric>_low``, ``<metric>_high``, NaN where null or absent.
+    Int64 columns examples (read by the window's end) and window_examples; float64 columns weight_sum,
+    examples_per_second, auc, auc_low, auc_high, NaN where null or absent.
     """
-    path = folder / "metrics.jsonl"
-    rows = [_window(where, line) for where, line in _json_lines(path)]
-    extra = sorted({key for row in rows for key in row if key.startswith(ADDED_TERMS)})
+    rows = [_window(where, line) for where, line in _json_lines(folder / "metrics.jsonl")]
     return pd.DataFrame(
         {
-            key: np.array([row.get(key) for row in rows], np.int64 if key in _WINDOW_COUNTS else np.float64)
-            for key in (*_WINDOW_COUNTS, *_WINDOW_SUMS, *LOSS_TERMS, *extra, *METRICS, *_INTERVAL_ENDS)
+            key: np.array([row[key] for row in rows], np.int64 if key in _WINDOW_COUNTS else np.float64)
+            for key in (*_WINDOW_COUNTS, *_WINDOW_NUMBERS, "auc_low", "auc_high")
         }
     )
 
@@ -265,13 +250,11 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _window(where: str, line: dict[str, Any]) -> dict[str, float | None]:
-    row = {key: line.get(key) for key in (*_WINDOW_COUNTS, *_WINDOW_SUMS, *LOSS_TERMS, *METRICS)}
-    row |= {key: value for key, value in line.items() if key.startswith(ADDED_TERMS)}
-    for metric in METRICS:
-        ends = line.get(f"{metric}_ci95", [None, None])
-        if not isinstance(ends, list) or len(ends) != 2:
-            raise InputError(f"{where}: {metric}_ci95 must hold two numbers, got {ends!r:.80}")
-        row[f"{metric}_low"], row[f"{metric}_high"] = ends
+    ends = line.get("auc_ci95", [None, None])
+    if not isinstance(ends, list) or len(ends) != 2:
+        raise InputError(f"{where}: auc_ci95 must hold two numbers, got {ends!r:.80}")
+    row = {key: line.get(key) for key in (*_WINDOW_COUNTS, *_WINDOW_NUMBERS)}
+    row["auc_low"], row["auc_high"] = ends
     for key, value in row.items():
         if key in _WINDOW_COUNTS and not (_is_number(value) and isinstance(value, int)):
             raise InputError(f"{where}: {key} must be a whole number, got {value!r:.80}")

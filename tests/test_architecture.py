@@ -38,24 +38,24 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 3875,
+    "benchmarks": 3868,
     "benchmarks/studies": 4713,
     "ctr": 2080,
     "ctr/config": 922,
     "ctr/data": 7010,
-    "ctr/experiments": 3884,
+    "ctr/experiments": 3261,
     "ctr/io": 1889,
     "ctr/objective": 1284,
-    "ctr/search": 2454,
+    "ctr/search": 2401,
     "ctr/serving": 1523,
     "ctr/simulator": 1406,
-    "ctr/training": 11735,
+    "ctr/training": 11629,
     "ctr/workers": 1359,
-    "eval": 5761,
+    "eval": 4774,
     "models": 2063,
-    "optim": 7670,
+    "optim": 7041,
     "pipelines": 9433,
-    "tests": 54952,
+    "tests": 54527,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""

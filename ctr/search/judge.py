@@ -5,34 +5,40 @@ from pathlib import Path
 
 from ctr.data.log import MAX_TIME_US
 from ctr.eval.compare import same_examples
-from ctr.eval.intervals import Estimate, mean
+from ctr.eval.intervals import mean
 from ctr.eval.run_files import metrics_between, read_run
+from ctr.eval.tidy import Row, as_records, row, tidy
 from ctr.experiments.plan import read_plan
-from ctr.experiments.report.arms import CHANGED, MetricChange, metric_change
+from ctr.experiments.report.arms import CHANGED, change_rows
 from ctr.experiments.report.files import open_run
-from ctr.io.documents import json_number
-from ctr.search.record import BASELINE, SEARCHED, JudgedMetric, Judgement
+from ctr.search.record import BASELINE, REST, SEARCHED, WHOLE, JudgedNumber, Judgement
 
 
-def judge(folder: Path, rest_from: int | None) -> list[Judgement]:
+def judge(folder: Path, rest_from: int | None) -> Judgement:
     """Compares the two arms of a replay, seed by seed, on the rest of the log and on all of it.
 
     ``rest_from``: the first query time, in microseconds, that the search has not read; None: it has read
     all. Raises InputError where the plan or a run is damaged.
     """
     plan = read_plan(folder)
-    found: list[dict[int, Path]] = []
+    ended: list[dict[int, Path]] = []
     for name in (BASELINE, SEARCHED):
-        arm = plan.arm(name)
-        ended = {planned.seed: open_run(folder, arm.name, planned)[0] for planned in arm.runs}
-        found.append({seed: run.folder for seed, run in ended.items() if run is not None})
-    baseline, searched = found
-    runs = {seed: (run, searched[seed]) for seed, run in baseline.items() if seed in searched}
-    rest = [] if rest_from is None else [_judgement("rest", runs, rest_from)]
-    return [*rest, _judgement("whole", runs, None)]
+        runs = {planned.seed: open_run(folder, name, planned)[0] for planned in plan.arm(name).runs}
+        ended.append({seed: run.folder for seed, run in runs.items() if run is not None})
+    baseline, searched = ended
+    pairs = {seed: (run, searched[seed]) for seed, run in baseline.items() if seed in searched}
+    rows: list[Row] = []
+    missing: dict[str, str] = {}
+    for part, start in ((REST, rest_from), (WHOLE, None)):
+        if part == WHOLE or start is not None:
+            of_part, reason = _judge_part(part, pairs, start)
+            rows += of_part
+            missing |= {part: reason} if reason else {}
+    return Judgement(results=[JudgedNumber(**one) for one in as_records(tidy(rows))], missing=missing)
 
 
-def _judgement(part: str, runs: Mapping[int, tuple[Path, Path]], start: int | None) -> Judgement:
+def _judge_part(part: str, runs: Mapping[int, tuple[Path, Path]], start: int | None) -> tuple[list[Row], str]:
+    """Returns the metrics of both, and their changes; or why these are not known."""
     metrics = {
         seed: [
             read_run(run).metrics if start is None else metrics_between(run, start, MAX_TIME_US)
@@ -40,31 +46,19 @@ def _judgement(part: str, runs: Mapping[int, tuple[Path, Path]], start: int | No
         ]
         for seed, pair in runs.items()
     }
-    missing = "" if runs else "no seed was finished by both"
+    if not runs:
+        return [], "no seed was finished by both"
     if any(not same_examples(*pair) for pair in metrics.values()):
-        missing = "the two scored different rows"
-    if missing:
-        return Judgement(part=part, rows=0, missing=missing)
+        return [], "the two scored different rows"
     estimates = {seed: [one.estimates() for one in pair] for seed, pair in metrics.items()}
-    judged = {}
+    rows = [row("rows", next(int(pair[0].traffic.examples) for pair in metrics.values()), window=part)]
     for name in CHANGED:
         baseline, searched = (
             {seed: pair[place][name] for seed, pair in estimates.items()} for place in (0, 1)
         )
-        judged[name] = _judged(metric_change(searched, baseline), mean([*baseline.values()]), searched)
-    rows = next(int(pair[0].traffic.examples) for pair in metrics.values())
-    return Judgement(part=part, rows=rows, metrics=judged)
-
-
-def _judged(change: MetricChange, baseline: Estimate, searched: Mapping[int, Estimate]) -> JudgedMetric:
-    low, high = change.difference.interval()
-    return JudgedMetric(
-        baseline=json_number(baseline.point),
-        searched=json_number(mean([*searched.values()]).point),
-        difference=json_number(change.difference.point),
-        low=json_number(low),
-        high=json_number(high),
-        percent=json_number(change.percent.point),
-        by_seed={str(seed): json_number(value) for seed, value in change.by_seed.items()},
-        significant=None if change.significant is None else bool(change.significant),
-    )
+        rows += [
+            row(name, mean([*baseline.values()]), arm=BASELINE, window=part),
+            row(name, mean([*searched.values()]), arm=SEARCHED, window=part),
+            *change_rows(name, searched, baseline, arm=SEARCHED, window=part),
+        ]
+    return rows, ""

@@ -13,6 +13,8 @@ BASELINE = "baseline"  # name of the configuration that candidates change
 TRIALS = "trials"  # folder of the experiment of the method random
 SEARCHED = "searched"  # name of the result among the arms of the last replay
 CONTROLLER_FILE = "controller.jsonl"
+REST, WHOLE = "rest", "whole"
+"""Parts of the log on which the result is compared: rows that the search has not read, and all rows."""
 
 
 class Tried(Record):
@@ -28,26 +30,25 @@ class Tried(Record):
     failure: str = ""  # why its run failed; else empty
 
 
-class JudgedMetric(Record):
-    """A metric of the result against that of the baseline, the mean over seeds."""
+class JudgedNumber(Record):
+    """A row of the tidy table (`ctr.eval.tidy`) of the result against the baseline; None where undefined."""
 
-    baseline: float | None
-    searched: float | None
-    difference: float | None  # with its 95% interval, paired by query
+    metric: str
+    run: str
+    arm: str  # ``baseline`` or ``searched``
+    seed: str
+    slice: str
+    window: str  # `REST` or `WHOLE`
+    value: float | None
     low: float | None
     high: float | None
-    percent: float | None  # of the baseline's value
-    by_seed: dict[str, float | None]
-    significant: bool | None  # interval excludes 0, all seeds have one sign; None: there is no interval
 
 
 class Judgement(Record):
-    """Comparison of the result with the baseline on one part of the log."""
+    """Comparison of the result with the baseline on parts of the log."""
 
-    part: str  # ``rest``: rows that the search has not read; ``whole``: all rows
-    rows: int
-    metrics: dict[str, JudgedMetric] = {}
-    missing: str = ""  # why it is not known; else empty
+    results: list[JudgedNumber] = []
+    missing: dict[str, str] = {}  # by part, why it is not known
 
 
 class SearchRecord(Record):
@@ -75,7 +76,7 @@ class SearchRecord(Record):
     chosen: str = ""  # ``baseline`` or ``cN``; empty until it is known
     values: dict[str, Any] = {}  # its choices
     cost: float | None = None  # in units of the baseline's
-    judged: list[Judgement] = []  # by the last replay; empty without one
+    judged: Judgement | None = None  # by the last replay; None without one
 
 
 class ControllerRecord(Record):

@@ -1,54 +1,42 @@
-"""Report of a search: tables as text, and a page as one HTML file."""
+"""Report of a search: tables as text, numbers as CSV, and a page as one HTML file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from ctr.eval import display
 from ctr.eval.display import Number
-from ctr.eval.report import page
-from ctr.eval.report.html import render_page, write_page
+from ctr.eval.report import figures
+from ctr.eval.report.figures import Figure, Line, Point
+from ctr.eval.report.page import PageContext, Section, render_page, write_page
+from ctr.eval.tidy import Numbers, as_csv, row, tidy
 from ctr.experiments.plan import read_record
+from ctr.experiments.report.arms import CHANGED
 from ctr.io.errors import InputError
 from ctr.search.record import (
     BASELINE,
     RECORD_FILE,
+    REST,
     SEARCHED,
+    WHOLE,
     ControllerRecord,
-    Judgement,
     SearchRecord,
     Tried,
     read_course,
 )
 
 _SHOWN = 10  # candidates that the text shows
-_PARTS = {"rest": "the held-out rest, which the search has not read", "whole": "the whole log"}
-_SIZE = (4.9, 3.2)
+_DECISIONS_DRAWN = 8
+_PARTS = {REST: "the held-out rest, which the search has not read", WHOLE: "the whole log"}
 
-
-@dataclass(frozen=True)
-class Point:
-    """Configuration on the plane of cost and loss."""
-
-    name: str
-    cost: float  # in units of the baseline's
-    change: Number  # of the logloss against the baseline's, in percent of it
-    text: str
-
-
-@dataclass(frozen=True)
-class _Titled:
-    """Table with what stands above and below it."""
-
-    title: str
-    table: page.Table
-    note: str = ""
+Titled = tuple[str, pd.DataFrame, str]
+"""A title, a table whose last column is words, and a note."""
 
 
 def write_search(folder: Path) -> str:
-    """Writes report.html and table.txt of a search; the same search gives the same bytes. Returns table.txt.
+    """Writes report.html, table.csv and table.txt of a search; the same search gives the same bytes. Returns table.txt.
 
     ``folder`` holds search.json, and a supernet's controller.jsonl where there is one. Raises InputError: a
     file is not there or damaged, or cannot be written.
@@ -60,26 +48,37 @@ def write_search(folder: Path) -> str:
             "allowed: an output directory of `ctr search`"
         )
     record = read_record(path, SearchRecord)
-    page = search_page(record, read_course(folder / "supernet"))
-    text = _as_text(record)
+    text, page = as_text(record), render_page(search_context(record, read_course(folder / "supernet")))
     write_page(folder / "table.txt", text)
-    write_page(folder / "report.html", render_page(page))
+    write_page(folder / "table.csv", as_csv(search_table(record)))
+    write_page(folder / "report.html", page)
     return text
 
 
-def _as_text(record: SearchRecord) -> str:
-    """Tables for a terminal."""
+def search_table(record: SearchRecord) -> pd.DataFrame:
+    """Returns all numbers as a tidy table: candidates as arms, and the result against the baseline."""
+    rows = []
+    for one in record.tried:
+        keys = {"arm": one.name, "window": "prefix"}
+        rows += [row("cost", one.cost, **keys), row("logloss", one.logloss, **keys)]
+        rows.append(row("logloss_difference", Number(one.difference, one.low, one.high), **keys))
+    judged = [] if record.judged is None else [one.model_dump() for one in record.judged.results]
+    return tidy([*rows, *judged])
+
+
+def as_text(record: SearchRecord) -> str:
+    """Formats the tables for a terminal."""
     lines = [" ".join(record.title.split()), *_sentences(record)]
-    for one in _tables(record, _SHOWN):
-        rows = one.table.texts()
+    for title, table, note in _tables(record, _SHOWN):
+        rows = [list(table), *(list(cells) for cells in table.itertuples(index=False, name=None))]
         # The last column is words, which are not aligned.
-        numbers = display.aligned([row[:-1] for row in rows])
+        numbers = display.aligned([cells[:-1] for cells in rows])
         lines += [
             "",
-            one.title,
-            *(f"{line}  {row[-1]}".rstrip() for line, row in zip(numbers, rows, strict=True)),
+            title,
+            *(f"{line}  {cells[-1]}".rstrip() for line, cells in zip(numbers, rows, strict=True)),
         ]
-        lines += [one.note] if one.note else []
+        lines += [note] if note else []
     return "\n".join(lines) + "\n"
 
 
@@ -107,232 +106,184 @@ def _sentences(record: SearchRecord) -> list[str]:
     return lines
 
 
-def _tables(record: SearchRecord, most: int | None = None) -> list[_Titled]:
-    return [
-        _result_table(record),
-        *map(_judgement_table, record.judged),
-        *([_trials_table(record, most)] if record.tried else []),
-    ]
-
-
-def _result_table(record: SearchRecord) -> _Titled:
-    rows = [
-        [
-            name,
-            " ".join(map(str, choices)),
-            display.ABSENT if record.baseline is None else str(record.baseline[name]),
-            str(record.values.get(name, record.baseline[name] if record.baseline is not None else "")),
-        ]
+def _tables(record: SearchRecord, most: int | None = None) -> list[Titled]:
+    baseline = record.baseline or {}
+    decisions = [
+        [name, " ".join(map(str, choices)), str(baseline.get(name, display.ABSENT)),
+         str(record.values.get(name, baseline.get(name, "")))]
         for name, choices in record.space.items()
-    ]
-    return _Titled("The result", page.Table(("decision", "choices", BASELINE, SEARCHED), rows))
-
-
-def _judgement_table(judged: Judgement) -> _Titled:
-    rows = [
-        [
-            display.METRIC_TITLES[name],
-            display.fixed(metric.baseline),
-            display.fixed(metric.searched),
-            display.with_margin(metric.difference, metric.low, metric.high, signed=True),
-            display.fixed(metric.percent, 3, signed=True),
-            " ".join(display.fixed(value, signed=True) for value in metric.by_seed.values()),
-            display.verdict(name, metric.difference or 0.0, metric.significant),
+    ]  # fmt: skip
+    heads = ["decision", "choices", BASELINE, SEARCHED]
+    tables = [("The result", pd.DataFrame(decisions, columns=heads), ""), *_judged_tables(record)]
+    if record.tried:
+        cells = [
+            [
+                f"{one.name} *" if one.name == record.chosen else one.name,
+                display.fixed(one.cost, 3),
+                display.fixed(one.logloss),
+                one.failure or display.with_margin(one.difference, one.low, one.high, signed=True),
+                _choices(one),
+            ]
+            for one in record.tried[:most]
         ]
-        for name, metric in judged.metrics.items()
-    ]
-    title = f"Evaluated on {_PARTS[judged.part]}" + (f": {judged.rows:,} rows" if judged.rows else "")
-    columns = ("metric", BASELINE, SEARCHED, "change [95%]", "%", "by seed", "")
-    return _Titled(title, page.Table(columns, rows), judged.missing and f"Not known: {judged.missing}.")
+        left = len(record.tried) - len(cells)
+        note = "* the result." + (f" {left} more are in report.html." if left else "")
+        heads = ["candidate", "cost", "logloss", "change [95%]", "choices"]
+        tables.append(
+            (f"Tried on the first {record.prefix_rows:,} rows", pd.DataFrame(cells, columns=heads), note)
+        )
+    return tables
 
 
-def _trials_table(record: SearchRecord, most: int | None) -> _Titled:
-    cells = [
-        [
-            f"{one.name} *" if one.name == record.chosen else one.name,
-            display.fixed(one.cost, 3),
-            display.fixed(one.logloss),
-            one.failure or display.with_margin(one.difference, one.low, one.high, signed=True),
-            _choices(one),
-        ]
-        for one in record.tried[:most]
-    ]
-    left = len(record.tried) - len(cells)
-    note = "* the result." + (f" {left} more are in report.html." if left else "")
-    table = page.Table(("candidate", "cost", "logloss", "change [95%]", "choices"), cells)
-    return _Titled(f"Tried on the first {record.prefix_rows:,} rows", table, note)
+def _judged_tables(record: SearchRecord) -> list[Titled]:
+    tables = []
+    numbers, missing = Numbers(search_table(record)), {} if record.judged is None else record.judged.missing
+    for part, words in _PARTS.items():
+        known = numbers("rows", window=part)
+        if known is None and part not in missing:
+            continue
+        rows = []
+        for name in CHANGED:
+            keys = {"arm": SEARCHED, "window": part}
+            change, percent = (numbers(f"{name}{end}", **keys) for end in ("_difference", "_change_percent"))
+            baseline, searched = (numbers(name, arm=arm, window=part) for arm in (BASELINE, SEARCHED))
+            if change is None or percent is None or baseline is None or searched is None:
+                continue
+            significant = numbers(f"{name}_significant", **keys)
+            by_seed = numbers.by("seed", f"{name}_difference", **keys).values()
+            rows.append(
+                [
+                    display.METRIC_TITLES[name],
+                    baseline.text(5),
+                    searched.text(5),
+                    change.margin(signed=True),
+                    percent.text(3, signed=True),
+                    " ".join(one.text(5, signed=True) for one in by_seed),
+                    display.verdict(
+                        name, change.value or 0.0, None if significant is None else significant.value == 1
+                    ),
+                ]
+            )
+        count = "" if known is None else f": {known.value:,.0f} rows"
+        heads = ["metric", BASELINE, SEARCHED, "change [95%]", "%", "by seed", ""]
+        note = f"Not known: {missing[part]}." if part in missing else ""
+        tables.append((f"Evaluated on {words}{count}", pd.DataFrame(rows, columns=heads), note))
+    return tables
 
 
 def _choices(one: Tried) -> str:
     return ", ".join(f"{name} {value}" for name, value in one.values.items())
 
 
-def search_page(record: SearchRecord, course: Sequence[ControllerRecord]) -> page.Page:
-    """The report of a search; ``course``: that of its controller, if it has one."""
-    sections = []
-    if record.tried or record.judged:
-        about = (
-            "Bars are 95% intervals of the difference to the baseline, paired by query. The cross is the baseline; the "
-            "dotted line is the target. Lines join the configurations that none beats in both cost and logloss."
-        )
-        frontier: list[page.Block] = [
-            page.Figures([_frontier_figure(record)], wide="wide single"),
-            page.Words(about, "quiet"),
-        ]
-        sections.append(page.Section("frontier", "Cost and accuracy", "Cost and accuracy", frontier))
+def search_context(record: SearchRecord, course: Sequence[ControllerRecord]) -> PageContext:
+    """Returns what the page of a search says; ``course``: that of its controller, if it has one."""
+    frontier = _frontier_figure(record)
+    about = (
+        "Intervals are 95%, of the difference to the baseline, paired by query. The dotted line is the target; a line "
+        "joins the configurations that none beats in both cost and logloss."
+    )
+    results = _tables(record)
+    words = [*([about] if frontier else []), *(f"{title}: {note}" for title, _, note in results if note)]
+    tables = [(title, table) for title, table, _ in results]
+    sections = [Section("Results", words, [frontier] if frontier else [], tables)]
     if course:
-        figures = page.Figures(_controller_figures(record, course))
-        sections.append(page.Section("controller", "Controller", "The controller over time", [figures]))
-    tables: list[page.Block] = []
-    for one in _tables(record):
-        tables += [page.heading(one.title), one.table, *([page.Words(one.note, "quiet")] if one.note else [])]
-    repeat: list[tuple[page.Text, Sequence[page.Text]]] = [
-        ("command", (page.code(record.command),)),
-        ("log", (record.log, ("SHA-256 ", page.code(record.log_sha256)))),
-        ("ctr", (record.ctr_version,)),
-        ("the search", ("search.yaml, with its whole training configuration",)),
-        ("the result", (("best.yaml, for ", page.code("ctr train")),)),
+        sections.append(Section("The controller over time", figures=_controller_figures(record, course)))
+    repeat = [
+        ["command", record.command],
+        ["log", record.log],
+        ["log, SHA-256", record.log_sha256],
+        ["ctr", record.ctr_version],
+        ["the search", "search.yaml, with its whole training configuration"],
+        ["the result", "best.yaml, for ctr train"],
+        ["all numbers", "table.csv"],
     ]
-    if record.judged:
-        replay = (
-            "replay.yaml, for ",
-            page.code("ctr replay"),
-            "; its own report is ",
-            page.code("replay/report.html"),
-        )
-        repeat.append(("the comparison", (replay,)))
-    return page.Page(
-        title=f"{record.title} – search",
-        heading=record.title,
-        lead=[page.Words(sentence) for sentence in (*_sentences(record), record.note) if sentence],
-        sections=[
-            *sections,
-            page.Section("tables", "Tables", "Tables", tables),
-            page.Section("repeat", "Repeat", "How to repeat it", [page.Definitions(repeat)]),
-        ],
-    )
+    if record.judged is not None:
+        repeat.append(["the comparison", "replay.yaml, for ctr replay; its own report is replay/report.html"])
+    sections.append(Section("How to repeat it", tables=[("", pd.DataFrame(repeat, columns=["", " "]))]))
+    lead = [sentence for sentence in (*_sentences(record), record.note) if sentence]
+    return PageContext(record.title, lead, [_verdict(record)], [], sections)
 
 
-def _frontier_figure(record: SearchRecord) -> page.Figure:
-    groups: dict[str, list[Point]] = {}
+def _verdict(record: SearchRecord) -> str:
+    """Says whether the result is better than the baseline, on rows that the search has not read where there are any."""
+    numbers = Numbers(search_table(record))
+    for part in (REST, WHOLE):
+        keys = {"arm": SEARCHED, "window": part}
+        change, significant = (numbers(f"logloss_{what}", **keys) for what in ("difference", "significant"))
+        if change is not None:
+            says = "is neither better nor worse than the baseline for certain"
+            if significant is not None and significant.value == 1:
+                says = f"is {display.verdict('logloss', change.value or 0.0, True)} than the baseline"
+            cost = "" if record.cost is None else f"; {display.times(record.cost)} the cost"
+            return f"The result {says}, on {_PARTS[part]}: logloss {change.whole(signed=True)}{cost}."
+    if record.chosen == BASELINE:
+        return "No candidate within the target is better than the baseline."
+    return "The result was not compared with the baseline."
+
+
+def _frontier_figure(record: SearchRecord) -> Figure | None:
+    """Draws the change of logloss over cost, of all candidates and of the result."""
+    numbers = Numbers(search_table(record))
     base = next((one.logloss for one in record.tried if one.name == BASELINE), None)
-    shown = [one for one in record.tried if one.difference is not None]
-    if base and shown:
-        groups["tried"] = [
-            Point(one.name, one.cost, _percent(one, base), _choices(one) or BASELINE) for one in shown
-        ]
-    for judged in record.judged:
-        metric = judged.metrics.get("logloss")
-        if metric is None or not metric.baseline or metric.difference is None or record.cost is None:
-            continue
-        change = _percent(metric, metric.baseline)
-        groups[f"result, {judged.part} of the log"] = [
-            Point(record.chosen, record.cost, change, f"result on the {judged.part}")
-        ]
-    count = sum(map(len, groups.values()))
-    return page.Figure(
-        "Accuracy against cost",
-        [loss_against_cost(groups, record.target)],
-        f"Change of logloss against cost of {count} configurations; lower and further left is better.",
-        size=(6.4, 4.0),
-        near=True,
+    points = []
+    for one in record.tried if base else ():
+        if one.difference is not None:
+            change = Number(one.difference, one.low, one.high).times(100 / (base or 1.0))
+            points.append(Point(one.name, Number(one.cost), change))
+    best = frontier(points)
+    named = {BASELINE, record.chosen, *(point.name for point in best)}
+    points = [point if point.name in named else point._replace(name="") for point in points]
+    joined = (
+        [[place for one in best for place, point in enumerate(points) if point.name == one.name]]
+        if best
+        else []
     )
-
-
-def _percent(one: object, base: float) -> Number:
-    difference, low, high = (getattr(one, name) for name in ("difference", "low", "high"))
-    ends = (None, None) if low is None or high is None else (low, high)
-    return Number(difference, *ends).times(100 / base)
-
-
-def loss_against_cost(groups: dict[str, list[Point]], target: float) -> page.Panel:
-    """Change of logloss against cost, by groups with a label each; a line joins what nothing beats in both."""
-    series: list[page.Series] = []
-    for group, (label, points) in enumerate(groups.items()):
-        best = frontier(points) if len(points) > 1 else []
-        x, y, low, high = (
-            np.array(values, np.float64)
-            for values in zip(
-                *((one.cost, one.change.value, one.change.low, one.change.high) for one in points),
-                strict=True,
+    for part, look in ((REST, 1), (WHOLE, 2)):
+        judged = numbers("logloss_difference", arm=SEARCHED, window=part)
+        value = numbers("logloss", arm=BASELINE, window=part)
+        if judged and judged.value is not None and value and value.value and record.cost is not None:
+            points.append(
+                Point(f"result, {part}", Number(record.cost), judged.times(100 / value.value), look)
             )
-        )
-        series += [
-            page.Series(
-                [one.cost for one in best], [float(one.change.value or 0) for one in best], group,
-                width=1.0, alpha=0.6,
-            ),
-            page.Series(
-                x, y, group, "points", low, high, size=5.0, capped=False, label=label,
-                heads=[one.name for one in points],
-                texts=[f"{one.text}: {one.change.margin()}%" for one in points],
-            ),
-        ]  # fmt: skip
-    if groups:
-        # What all others are compared with: the axes always reach it.
-        base = ["cost 1, change 0%"]
-        series.append(
-            page.Series(
-                [1.0], [0.0], kind="points", color=page.INK, marker="x", size=7.0, label="baseline",
-                heads=["baseline"], texts=base, hover=len(groups),
-            )
-        )  # fmt: skip
-    cost = page.Axis("cost, of the baseline's", level=target, level_dashes=(1.0, 2.0))
-    return page.Panel(series, cost, page.Axis("change in logloss, %", level=0.0))
+    if not points:
+        return None
+    if not any(point.name == BASELINE for point in points):
+        points.append(Point(BASELINE, Number(1.0), Number(0.0), 6))
+    return figures.plane(
+        "Logloss over cost", points, ("cost, of the baseline's", "change in logloss, %"), joined=joined,
+        level=record.target, note="lower and further left is better",
+    )  # fmt: skip
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """Points that no other one beats in cost and in loss, by ascending cost."""
+    """Returns the points that no other one beats in cost and in loss, by ascending cost."""
     best: list[Point] = []
-    for point in sorted(points, key=lambda one: (one.cost, one.change.value or 0.0)):
-        if not best or (point.change.value or 0.0) < (best[-1].change.value or 0.0):
+    for point in sorted(points, key=lambda one: (one.x.value or 0.0, one.y.value or 0.0)):
+        if not best or (point.y.value or 0.0) < (best[-1].y.value or 0.0):
             best.append(point)
     return best
 
 
-def _controller_figures(record: SearchRecord, course: Sequence[ControllerRecord]) -> list[page.Figure]:
-    """Probabilities of the choices of each decision, and what else is known of the controller, over the examples."""
-    figures = [
-        page.Figure(
-            name,
-            [_probabilities(course, name, choices)],
-            f"Probabilities of the choices of {name}.",
-            size=_SIZE,
-        )
-        for name, choices in record.space.items()
-    ]
-    for title, key, label, level, words in (
-        ("entropy", "entropy", "entropy, nats", None, "The controller's entropy."),
-        ("cost", "mean_cost", "mean cost", record.target, "Mean cost of the candidates drawn."),
-        ("reward", "mean_reward", "mean reward", None, "Mean reward of the candidates drawn."),
+def _controller_figures(record: SearchRecord, course: Sequence[ControllerRecord]) -> list[Figure]:
+    """Draws the probabilities of the choices of decisions, and what else is known of the controller."""
+    examples = np.array([one.examples for one in course])
+    drawn = []
+    for name, choices in [*record.space.items()][:_DECISIONS_DRAWN]:
+        lines = [
+            Line(
+                examples,
+                np.array([one.probabilities[name][place] for one in course]),
+                look=place,
+                label=str(choice),
+            )
+            for place, choice in enumerate(choices)
+        ]
+        drawn.append(figures.courses(name, lines, note="probability of each choice", limits=(0.0, 1.0)))
+    for title, key, level in (
+        ("entropy", "entropy", None),
+        ("mean cost of the candidates drawn", "mean_cost", record.target),
+        ("mean reward of the candidates drawn", "mean_reward", None),
     ):
-        found = [one for one in course if getattr(one, key) is not None]
-        values = [getattr(one, key) for one in found]
-        line = _line(found, values, 0, [display.fixed(value, 4) for value in values])
-        panel = page.Panel([line], page.Axis("examples", "thousands"), page.Axis(label, level=level))
-        figures.append(page.Figure(title, [panel], words, size=_SIZE))
-    return figures
-
-
-def _probabilities(course: Sequence[ControllerRecord], name: str, choices: Sequence[object]) -> page.Panel:
-    lines = []
-    for place, choice in enumerate(choices):
-        values = [record.probabilities[name][place] for record in course]
-        texts = [f"{choice}: {display.fixed(value, 3)}" for value in values]
-        lines.append(_line(course, values, place, texts, str(choice)))
-    y = page.Axis("probability", limits=(0, 1))
-    return page.Panel(lines, page.Axis("examples", "thousands"), y, legend_columns=3)
-
-
-def _line(
-    course: Sequence[ControllerRecord],
-    values: Sequence[float],
-    look: int,
-    texts: Sequence[str],
-    label: str = "",
-) -> page.Series:
-    examples = [one.examples for one in course]
-    heads = [f"{one:,} examples" for one in examples]
-    return page.Series(
-        examples, values, look, dashes=page.dashes_of(look), label=label, heads=heads, texts=texts
-    )
+        values = np.array([getattr(one, key) for one in course], np.float64)
+        drawn.append(figures.courses(title, [Line(examples, values)], level=level))
+    return [figure for figure in drawn if figure is not None]

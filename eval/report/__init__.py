@@ -1,46 +1,52 @@
-"""Reports: one HTML file each, offline, the same for the same results.
+"""Report of one or more runs: one HTML file, offline, the same for the same results.
 
-`page` is the vocabulary (`Table`, `Series`, `Figure`, `Page`, ...), `draw` makes images of figures and `html` the file
-of a page: begin there. The rest is the report of one or more runs, a function from what `shown_run` reads to a
-`Page`, here and section by section in `comparison`, `importance`, `over_time`, `groups` and
-`features`; the reports of experiments and of searches are in their rooms.
+`courses` reads the sums, `figures` draws, `words` says the verdicts, and `page` fills the one
+template; the reports of experiments and of searches are in their rooms.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from ctr.eval import display
-from ctr.eval.report import page
-from ctr.eval.report.comparison import comparison_section
-from ctr.eval.report.features import shares_section, slices_section
-from ctr.eval.report.groups import calibration_section, gain_section, predictions_section, query_size_section
-from ctr.eval.report.html import check_page, render_page, write_page
-from ctr.eval.report.importance import importance_section
-from ctr.eval.report.over_time import loss_figures, metric_figures, traffic_figures, uses_event_time
-from ctr.eval.report.shown_run import COUNTS, ShownRun, show_runs
-from ctr.eval.run_comparison import COSTS
+from ctr.eval import display, run_files
+from ctr.eval.arrays import FloatArray
+from ctr.eval.click_ratio import describe
+from ctr.eval.display import Number
+from ctr.eval.intervals import difference
+from ctr.eval.progressive import SLICES_SHOWN
+from ctr.eval.report import figures, words
+from ctr.eval.report.courses import baseline_loglosses, by_day, has_event_time, merged_course, middle_times
+from ctr.eval.report.figures import Figure, Line
+from ctr.eval.report.page import PageContext, Section, check_page, render_page, write_page
+from ctr.eval.report.runs import ShownRun, show_runs, subject_of
+from ctr.eval.run_comparison import (
+    COSTS,
+    SEED_NOTE,
+    NotComparableError,
+    RunComparison,
+    compare_read_runs,
+    leaves,
+)
 from ctr.eval.run_files import COMPARED
+from ctr.eval.timeline import Timeline
 from ctr.io.errors import InputError
 
-_MEANINGS = {
-    "PerQueryAUC": "ROC AUC inside each query that has both a click and a non-click (these are scored), averaged over "
-    "the scored queries. Higher is better.",
-    "AUC": "ROC AUC over all examples. Higher is better.",
-    "logloss": "Weighted mean of the logistic loss, in nats. Lower is better.",
-    "normalized entropy": "Logloss divided by the entropy of the average click rate: 1 for the best constant "
-    "prediction. Lower is better.",
-    "calibration bias": "Observed minus predicted CTR, weighted. 0 is best; below 0 the model over-predicts.",
-    "predicted / actual clicks": "Sum of the predictions over the number of clicks. 1 is best; above 1 the model "
-    "over-predicts. Green: the 95% interval reaches to within 3% of 1. Red: all of it lies outside 0.9 to 1.1. Amber: "
-    "neither.",
-    "prediction difference": "Mean of |p₁ − p₂| / ((p₁ + p₂) / 2) over the examples of both runs: from 0, equal "
-    "predictions, to 2.",
-    "intervals": "Queries, not examples, are resampled: they fall by hash into 256 buckets, which the jackknife leaves "
-    "out one at a time. Two runs over one log are paired bucket by bucket. Numbers have as many digits as their "
-    "interval justifies.",
+_FEATURES_DRAWN = 15
+_RATIO = ("calibration_ratio", "calibration_ratio_low", "calibration_ratio_high")
+_WITHIN = {"per_query_auc": (0.0, 1.0), "logloss": (0.0, np.inf), "calibration_ratio": (0.0, np.inf)}
+_PAIRED = {"per_query_auc": "PerQueryAUC", "logloss": "logloss"}
+_COUNTS = {
+    "log_rows": "rows of the log",
+    "batches": "batches",
+    "queries_one_class": "queries without both a click and a non-click",
+    "auc_error_bound": "maximum error of AUC from its bins",
 }
+
+Comparisons = Mapping[int, RunComparison | str]
+"""By place, each run but the first against it, or why they cannot be compared."""
 
 
 def write_report(runs: Sequence[Path], out: Path | None) -> Path:
@@ -57,211 +63,474 @@ def write_report(runs: Sequence[Path], out: Path | None) -> Path:
     return path
 
 
-def render_report(runs: Sequence[Path]) -> str:
+def render_report(folders: Sequence[Path]) -> str:
     """Renders the report as HTML; raises InputError where a run cannot be read."""
-    return render_page(run_page(show_runs(runs)))
+    return render_page(report_context(folders))
 
 
-def run_page(runs: Sequence[ShownRun]) -> page.Page:
-    """Report of at least one run, the others compared with the first."""
-    subjects = {shown.subject for shown in runs}
-    table = str(next(iter(subjects))) if len(subjects) == 1 else ""
-    subject = f"Prediction of {table}" if table else ""
-    period = _period(runs)
-    many = len(runs) > 1
+def report_context(folders: Sequence[Path]) -> PageContext:
+    """Returns what the page of runs says; raises InputError where a run cannot be read."""
+    runs = show_runs(folders)
+    compared = _compare(runs)
+    subjects = {subject_of(folder) for folder in folders}
     lead = (
-        f"Training report of {len(runs)} run{'s' if many else ''}{f', event times from {period}' if period else ''}. "
-        "Every example was scored before the model was trained on it, so all metrics are on data not yet trained on."
+        f"{', '.join(shown.name for shown in runs)}{_period(runs)}. Every example was scored before the model was "
+        "trained on it, so all metrics are on data not yet trained on. Intervals are 95%, over queries."
     )
     sections = (
-        _results(runs),
-        comparison_section(runs),
-        importance_section(runs),
-        _time(runs),
-        calibration_section(runs),
-        gain_section(runs),
-        slices_section(runs),
-        query_size_section(runs),
-        predictions_section(runs),
-        shares_section(runs),
+        _results(runs, compared),
+        _over_time(runs),
+        _calibration(runs),
+        _slices(runs),
+        _days(runs),
+        _features(runs),
         _faults(runs),
         _configuration(runs),
     )
-    return page.Page(
-        title=f"{subject or ', '.join(shown.name for shown in runs)} – training report",
-        heading=subject or "Training report",
-        lead=[
-            page.Words(lead, "quiet"),
-            *(
-                page.Words(((shown.mark, ": ") if many else (), shown.headline_sentence), run=shown.index)
-                for shown in runs
-            ),
-        ],
+    return PageContext(
+        title=f"Prediction of {subjects.pop()}"
+        if len(subjects) == 1 and any(subjects)
+        else "Training report",
+        lead=[lead],
+        verdict=_verdicts(runs, compared),
+        warnings=_warnings(runs),
         sections=[section for section in sections if section is not None],
-        legend=[shown.mark for shown in runs],
+        marks=[shown.name for shown in runs],
     )
 
 
+def _compare(runs: Sequence[ShownRun]) -> dict[int, RunComparison | str]:
+    compared: dict[int, RunComparison | str] = {}
+    for place, shown in enumerate(runs[1:], 1):
+        try:
+            compared[place] = compare_read_runs(runs[0].run, shown.run)
+        except NotComparableError as error:
+            compared[place] = f"{shown.name} and {runs[0].name} are not comparable: {error}"
+    return compared
+
+
+def _verdicts(runs: Sequence[ShownRun], compared: Comparisons) -> list[str]:
+    """Says whether each run is better than the first; of one alone, what it learned."""
+    if len(runs) == 1:
+        return [words.what_was_learned(runs[0].summary)]
+    return [
+        one if isinstance(one, str) else words.compared(one, (runs[0].name, runs[place].name))
+        for place, one in compared.items()
+    ]
+
+
+def _warnings(runs: Sequence[ShownRun]) -> list[str]:
+    """Returns what a run warned of, with its name where there are several."""
+    texts = []
+    for shown in runs:
+        summary = shown.run.summary
+        more = summary.get("warnings", [])
+        found = [summary.get("calibration_warning"), *(more if isinstance(more, list) else [])]
+        texts += [f"{shown.name}: {text}" for text in found if text]
+    return texts
+
+
 def _period(runs: Sequence[ShownRun]) -> str:
-    """Range of event times of the windows; empty when their times do not spread them out."""
-    windows = pd.concat([shown.windows for shown in runs])
-    if windows.empty or not uses_event_time([shown.windows for shown in runs]):
+    timelines = [shown.timeline for shown in runs]
+    if not all(map(has_event_time, timelines)):
         return ""
-    times = pd.to_datetime([windows["window_begin"].min(), windows["window_end"].max()], unit="us")
-    return " to ".join(f"{time:%Y-%m-%d %H:%M}" for time in times) + " UTC"
+    ends = (
+        min(one.windows[:, 1].min() for one in timelines),
+        max(one.windows[:, 2].max() for one in timelines),
+    )
+    return ", event times from " + " to ".join(
+        f"{time:%Y-%m-%d %H:%M}" for time in pd.to_datetime(ends, unit="us")
+    )
 
 
-def _results(runs: Sequence[ShownRun]) -> page.Section:
-    marks = [shown.mark if len(runs) > 1 else None for shown in runs]
-    cards = [
-        page.Card(
-            display.METRIC_TITLES[metric],
-            [
-                (mark, shown.index, shown.number(metric).margin(), "", "")
-                for mark, shown in zip(marks, runs, strict=True)
-            ],
+def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
+    heads = ["run", *(display.METRIC_TITLES[metric] for metric in COMPARED)]
+    rows = [[shown.name, *(shown.number(metric).whole() for metric in COMPARED)] for shown in runs]
+    rows += _baseline_rows(runs[0]) if len(runs) == 1 else []
+    tables = [("Over all examples", pd.DataFrame(rows, columns=heads))]
+    learned = []
+    for shown in runs:
+        loss, baselines = shown.run.metrics.logloss.estimate(), baseline_loglosses(shown.run.metrics)
+        texts = (
+            words.accuracy(shown.summary, shown.importance),
+            words.against_baselines(loss, baselines),
+            words.gates(shown.run.summary),
         )
-        for metric in ("per_query_auc", "auc", "logloss")
-    ]
-    ratio = "calibration_ratio"
-    calibrated = [
-        (mark, shown.index, shown.number(ratio).margin(), *shown.calibration)
-        for mark, shown in zip(marks, runs, strict=True)
-    ]
-    style = calibrated[0][3] if len(runs) == 1 else ""
-    cards.append(page.Card(display.METRIC_TITLES[ratio], calibrated, style))
-    values: list[page.Row] = [
-        [
-            shown.mark,
-            *(page.Cell(one.text(), (one.bounds(),)) for one in map(shown.number, COMPARED)),
-            display.amount(shown.summary["examples"]),
-            page.Cell(
-                display.amount(shown.summary["queries"]),
-                (f"{display.amount(shown.summary['queries_scored'])} scored",),
-            ),
+        learned.append(" ".join(filter(None, texts)))
+    said, folded = learned, []
+    if len(runs) > 1:
+        whole = [
+            f"{shown.name}: {words.what_was_learned(shown.summary)} {text}"
+            for shown, text in zip(runs, learned, strict=True)
         ]
-        for shown in runs
-    ]
-    heads = (*(display.METRIC_TITLES[metric] for metric in COMPARED), "examples", "queries")
-    costs: list[page.Row] = [
-        [shown.mark, *(display.amount(shown.run.number(key)) for key in COSTS)] for shown in runs
-    ]
-    blocks: list[page.Block] = [
-        page.Cards(cards),
-        page.Table(("run", *heads), values, "Over all examples, with 95% intervals over queries"),
-        *_labels(runs),
-        page.Table(("run", *COSTS.values()), costs, "Cost"),
-        page.Details(
-            "What the numbers mean", [page.Definitions([(term, (text,)) for term, text in _MEANINGS.items()])]
-        ),
-    ]
-    return page.Section("results", "Results", "Results", blocks)
+        said, folded = [], [("What each run learned", "\n".join(whole))]
+    for place, one in compared.items():
+        if isinstance(one, str):
+            continue
+        names = runs[0].name, runs[place].name
+        tables.append((f"{names[1]} minus {names[0]}, paired by query", _comparison_table(one, names)))
+        said += [_prediction_words(one, names[1]), *([SEED_NOTE] if one.differs_by_seed else [])]
+    said += next((one.cost_notes for one in compared.values() if not isinstance(one, str)), [])
+    keys = (*COSTS, "wall_seconds", "examples", "queries", "queries_scored")
+    costs = [[shown.name, *(display.amount(shown.run.number(key)) for key in keys)] for shown in runs]
+    heads = ["run", *COSTS.values(), "seconds in all", "examples", "queries", "queries scored"]
+    tables += [("Cost and size", pd.DataFrame(costs, columns=heads)), *_label_tables(runs)]
+    return Section("Results", said, tables=tables, folded=folded)
 
 
-def _labels(runs: Sequence[ShownRun]) -> list[page.Block]:
-    """Metrics of further labels; nothing where no run has any."""
-    rows: list[page.Row] = []
+def _baseline_rows(shown: ShownRun) -> list[list[str]]:
+    """Returns rows beside a run's: predictions that cost nothing, and the last window."""
+    rows = []
+    for name, estimate in baseline_loglosses(shown.run.metrics).items():
+        if np.isfinite(estimate.point):
+            loss = estimate.number()
+            entropy = shown.summary["normalized_entropy"] / shown.summary["logloss"] * (loss.value or 0.0)
+            rows.append([name, *["–"] * 2, loss.whole(), display.fixed(entropy, loss.decimals), *["–"] * 2])
+    for _, _, auc, loss_text, ratio in _course_rows(shown.timeline.last_window()):
+        rows.append(["last window", auc, "–", loss_text, "–", "–", ratio])
+    return rows
+
+
+def _comparison_table(one: RunComparison, names: tuple[str, str]) -> pd.DataFrame:
+    rows = []
+    for metric, row in one.metrics.iterrows():
+        relative = display.fixed(row["relative_percent"], 2, signed=True)
+        rows.append([*one.metric_cells(str(metric)), relative, row["verdict"]])
+    for key in one.costs:
+        title, a, b, ratio, bounds, verdict = one.cost_cells(key)
+        rows.append([title, a, b, ratio, bounds, "", verdict.strip()])
+    heads = ["metric", *names, "difference, or ratio", "95% interval, or range", "relative, %", "verdict"]
+    # Two runs may have such names, but a column is shown by its place.
+    return pd.DataFrame(rows, columns=heads)
+
+
+def _prediction_words(one: RunComparison, name: str) -> str:
+    if one.predictions is None:
+        return f"The prediction difference of {name} is unknown: {one.no_predictions}."
+    number = one.predictions.difference.number()
+    return (
+        f"The predictions of {name} differ by {number.whole()} of their mean, over "
+        f"{display.amount(one.predictions.examples)} examples of both runs."
+    )
+
+
+def _label_tables(runs: Sequence[ShownRun]) -> list[tuple[str, pd.DataFrame]]:
+    rows = []
     for shown in runs:
         labels = shown.run.summary.get("labels", {})
         if not isinstance(labels, dict) or not all(isinstance(one, dict) for one in labels.values()):
             raise InputError(f"{shown.run.folder / 'summary.json'}: labels must be a JSON object of objects")
         for name, label in labels.items():
             numbers = [
-                display.Number(label.get(metric), *(label.get(f"{metric}_ci95") or (None, None)))
-                for metric in COMPARED
+                Number(label.get(key), *(label.get(f"{key}_ci95") or (None, None))) for key in COMPARED
             ]
-            cells = [page.Cell(one.text(), (one.bounds(),)) for one in numbers]
-            rows.append([(shown.mark, " ", page.code(name)), *cells, display.amount(label.get("examples"))])
-    if not rows:
-        return []
-    heads = ("run and label", *(display.METRIC_TITLES[metric] for metric in COMPARED), "examples")
-    return [page.Table(heads, rows, "Further labels, over the rows of which they are known")]
+            cells = [number.whole() for number in numbers]
+            rows.append([shown.name, name, *cells, display.amount(label.get("examples"))])
+    heads = ["run", "label", *(display.METRIC_TITLES[key] for key in COMPARED), "examples"]
+    title = "Further labels, over the rows of which they are known"
+    return [(title, pd.DataFrame(rows, columns=heads))] if rows else []
 
 
-def _time(runs: Sequence[ShownRun]) -> page.Section:
-    about = [
-        "Each point is a window of the log; dashed: cumulative. Bands are 95% intervals and may reach beyond the frame."
-    ]
-    about += [
-        f"Of {shown.name}, {display.amount(shown.windows_read)} windows are drawn as "
-        f"{display.amount(len(shown.windows))} points, means of neighbors."
-        for shown in runs
-        if len(shown.windows) < shown.windows_read
-    ]
-    blocks: list[page.Block] = [
-        page.Words(" ".join(about), "quiet"),
-        page.Figures(metric_figures(runs)),
-        page.heading("Traffic and speed"),
-        page.Figures(traffic_figures(runs)),
-    ]
-    if losses := loss_figures(runs):
-        terms = (
-            "What each term contributes to the training loss, with its weight and its ramp: the terms add up to the "
-            "loss."
-        )
-        blocks += [page.heading("Loss by term"), page.Words(terms, "quiet"), page.Figures(losses)]
-    return page.Section("time", "Over time", "Metrics over time", blocks)
+def _over_time(runs: Sequence[ShownRun]) -> Section | None:
+    by_time = all(has_event_time(shown.timeline) for shown in runs)
 
+    def line(shown: ShownRun, metric: str) -> Line:
+        timeline = shown.course
+        x = middle_times(timeline).astype("datetime64[us]") if by_time else timeline.windows[:, 0]
+        if metric == "calibration_ratio":
+            return Line(x, *timeline.click_ratio(), look=shown.look)
+        estimate = timeline.estimate(metric)
+        return Line(x, estimate.point, *estimate.interval(), look=shown.look)
 
-def _faults(runs: Sequence[ShownRun]) -> page.Section | None:
-    if not any(shown.faults for shown in runs):
-        return None
-    about = "What could not be used or failed, and what the run did about it."
-    blocks: list[page.Block] = [page.Words(about, "quiet")]
-    for shown in runs:
-        rows: list[page.Row] = [
-            [fault.title, display.amount(fault.count), page.Cell("", tuple(fault.details))]
-            for fault in shown.faults
-        ]
-        table = page.Table(("fault", "number", page.Column("which", words=True)), rows)
-        blocks += [page.heading(shown.mark), table if rows else page.Words("No faults.")]
-    return page.Section("faults", "Faults", "Faults", blocks)
-
-
-def _configuration(runs: Sequence[ShownRun]) -> page.Section:
-    counts: list[page.Row] = [
-        [title, *(display.amount(shown.run.number(key)) for shown in runs)] for key, title in COUNTS.items()
-    ]
-    learned_by = [str(shown.run.summary.get("dense_optimizer", display.ABSENT)) for shown in runs]
-    counts.append(["dense weights learned by", *learned_by])
-    left_out = "queries without both a click and a non-click, not in PerQueryAUC"
-    counts += [
-        [left_out, *(display.amount(shown.summary["queries_one_class"]) for shown in runs)],
-        [
-            "maximum error of AUC from its bins",
-            *(display.fixed(shown.summary["auc_error_bound"]) for shown in runs),
-        ],
-    ]
-    keys = dict.fromkeys(key for shown in runs for key in shown.environment)
-    environment = [[key, *(shown.environment.get(key, display.ABSENT) for shown in runs)] for key in keys]
-    hashes = [
-        (
-            shown.mark,
-            (
-                ("configuration ", page.code(shown.run.config_sha256)),
-                ("log ", page.code(shown.run.log_sha256)),
-                page.quiet(f"from {shown.run.folder}"),
-            ),
-        )
-        for shown in runs
-    ]
-    marks = [shown.mark for shown in runs]
-    blocks: list[page.Block] = [
-        page.Table(("", *marks), counts, "Counts"),
-        page.Table(("", *(page.Column(mark, words=True) for mark in marks)), environment, "Environment"),
-        *(
-            page.Details(("Configuration of ", shown.mark), [page.Words(shown.config, "file")])
-            for shown in runs
-        ),
-        page.heading("To repeat a run"),
-        page.Words(
-            (
-                *("Save its configuration above as ", page.code("config.yaml"), "; then "),
-                page.code("ctr train LOG --config config.yaml --out NEW_RUN"),
-                " in the same environment gives the same bits from the same log. ",
-                *(page.code("summary.json"), " of the new run must show these hashes:"),
+    drawn: list[Figure | None] = []
+    for metric, title, level in (
+        ("per_query_auc", "PerQueryAUC", 0.5),
+        ("logloss", "logloss", None),
+        ("calibration_ratio", "predicted / actual clicks", 1.0),
+    ):
+        drawn.append(
+            figures.courses(
+                title, [line(shown, metric) for shown in runs], level=level, within=_WITHIN[metric]
             )
-        ),
-        page.Definitions(hashes),
+        )
+    if drawn[0] is None:
+        windows = [run_files.read_windows(shown.run.folder) for shown in runs]
+        lines = [Line(*merged_course(table, "auc"), look=look) for look, table in enumerate(windows)]
+        drawn[0] = figures.courses("AUC", lines, level=0.5, within=(0.0, 1.0))
+    observed = line(runs[0], "click_rate")._replace(color=figures.QUIET)
+    predicted = [line(shown, "predicted_click_rate")._replace(low=None, high=None) for shown in runs]
+    drawn.append(
+        figures.courses("click rate", [observed, *predicted], note="gray: observed", within=(0.0, 1.0))
+    )
+    drawn += [_paired_figure(runs, metric, title, by_time) for metric, title in _PAIRED.items()]
+    shown_figures = [figure for figure in drawn if figure is not None]
+    if not shown_figures:
+        return None
+    axis = "event time (UTC)" if by_time else "examples"
+    last = [f"{shown.name} has predicted / actual clicks of {number.whole()}" for shown in runs
+            if (number := _last_ratio(shown)) is not None]  # fmt: skip
+    about = f"Over {axis}; a point is a stretch of the pass. In the last window, {'; '.join(last)}."
+    return Section("Over time", [about] if last else [], shown_figures)
+
+
+def _last_ratio(shown: ShownRun) -> Number | None:
+    last = shown.timeline.last_window()
+    return Number(*(float(one[0]) for one in last.click_ratio())) if len(last) else None
+
+
+def _paired_figure(runs: Sequence[ShownRun], metric: str, title: str, by_time: bool) -> Figure | None:
+    first = runs[0].course
+    lines = []
+    for shown in runs[1:]:
+        if len(first) and shown.course.matches(first):
+            change = difference(first.estimate(metric), shown.course.estimate(metric))
+            x = middle_times(first).astype("datetime64[us]") if by_time else first.windows[:, 0]
+            lines.append(Line(x, change.point, *change.interval(), look=shown.look))
+    return (
+        figures.courses(f"difference in {title}", lines, level=0.0, note=f"from {runs[0].name}, paired")
+        if lines
+        else None
+    )
+
+
+def _calibration(runs: Sequence[ShownRun]) -> Section:
+    tables = [shown.deciles for shown in runs]
+    ends = [_columns(table, _RATIO) for table in tables]
+    curves, said = [], []
+    for shown, table in zip(runs, tables, strict=True):
+        predicted, observed, low, high = _columns(
+            table, ("mean_prediction", "mean_label", "ci95_low", "ci95_high")
+        )
+        curves.append((predicted, observed, predicted + low, predicted + high))
+        ratio, top = (
+            shown.number("calibration_ratio"),
+            Number(*(float(one[-1]) for one in _columns(table, _RATIO))),
+        )
+        tenth = (
+            f"; {top.whole()} in the tenth of the highest predictions"
+            if np.isfinite(top.value or np.nan)
+            else ""
+        )
+        verdict = describe(ratio.value, ratio.low, ratio.high)
+        said.append(f"{shown.name}: predicted / actual clicks {ratio.whole()}, {verdict}{tenth}.")
+    drawn = [figures.reliability("Observed over predicted click rate", curves)]
+    if any(np.isfinite(one[0]).any() for one in ends):
+        names = [str(decile) for decile in range(1, 11)]
+        drawn.append(figures.by_group("Predicted / actual clicks", [(one[0], one[1], one[2]) for one in ends], names,
+                                      "decile of prediction", level=1.0))  # fmt: skip
+    return Section("Calibration", said, drawn)
+
+
+def _columns(table: pd.DataFrame, names: Sequence[str]) -> list[FloatArray]:
+    return [table[name].to_numpy(np.float64) for name in names]
+
+
+def _slices(runs: Sequence[ShownRun]) -> Section | None:
+    features = dict.fromkeys(name for shown in runs for name in shown.run.metrics.slices)
+    if not features:
+        return None
+    first_tables, folded, said = [], [], []
+    for feature in features:
+        rows = []
+        names = next((one for shown in runs if (one := shown.slice_names.get(feature))), {})
+        heaviest = None
+        for shown in runs:
+            if (state := shown.run.metrics.slices.get(feature)) is None:
+                continue
+            table = state.result()
+            if heaviest is None:
+                # Stable: of equal weight the smaller id.
+                heaviest = (
+                    table.sort_values("weight", ascending=False, kind="stable")["id"]
+                    .head(SLICES_SHOWN)
+                    .tolist()
+                )
+                if all(one in names for one in heaviest):
+                    heaviest = [one for one in names if one in heaviest]
+            table = table.set_index("id").reindex(heaviest)
+            table["name"] = [names.get(one, f"id {one}") for one in heaviest]
+            if shown is runs[0]:
+                first_tables.append((feature, table))
+            rows += [[row["name"], shown.name, *_slice_cells(row)] for _, row in table.iterrows()]
+        heads = [
+            "value",
+            "run",
+            "weight",
+            "observed click rate",
+            "predicted / actual clicks",
+            "logloss",
+            "AUC",
+        ]
+        cells = pd.DataFrame(rows, columns=heads)
+        if len(runs) == 1:
+            cells = cells.drop(columns="run")
+        folded.append((f"By {feature}", cells.sort_values("value", kind="stable", key=lambda one: one.map(
+            {name: place for place, name in enumerate(dict.fromkeys(cells["value"]))}))))  # fmt: skip
+    if worst := words.worst_slice(first_tables):
+        said.append(f"{runs[0].name}: {worst}" if len(runs) > 1 else worst)
+    said.append(
+        "The values with the most weight of each feature. AUC is from bins of 1/16 logit and has no interval."
+        + (" No metrics.slices are configured: these are the features whose values differ most in calibration."
+           if any(shown.has_default_slices for shown in runs) else "")
+    )  # fmt: skip
+    return Section("Slices", said, tables=folded[:2], folded=folded[2:])
+
+
+def _slice_cells(row: "pd.Series[float]") -> list[str]:
+    clicks, loss = (
+        Number(row[key], row[f"{key}_low"], row[f"{key}_high"]) for key in ("calibration_ratio", "logloss")
+    )
+    texts = [display.amount(row["weight"]), display.fixed(row["mean_label"], 4), clicks.whole(), loss.whole()]
+    return [*texts, display.fixed(row["auc"], 3)]
+
+
+def _days(runs: Sequence[ShownRun]) -> Section | None:
+    rows = []
+    for shown in runs:
+        days, timeline = by_day(shown.timeline)
+        rows += [[day, shown.name, *cells] for day, cells in zip(days, _course_rows(timeline), strict=True)]
+    if len({row[0] for row in rows}) < 2:
+        return None
+    heads = [
+        "day (UTC)",
+        "run",
+        "rows",
+        "observed click rate",
+        "PerQueryAUC",
+        "logloss",
+        "predicted / actual clicks",
     ]
-    return page.Section("configuration", "Configuration", "Configuration, environment and counts", blocks)
+    table = pd.DataFrame(rows, columns=heads).sort_values("day (UTC)", kind="stable")
+    about = "A window of the pass counts for the day that its middle lies in."
+    return Section("By day", [about], tables=[("", table if len(runs) > 1 else table.drop(columns="run"))])
+
+
+def _course_rows(timeline: Timeline) -> list[list[str]]:
+    """Returns rows, observed click rate, PerQueryAUC, logloss and predicted over actual clicks of each entry."""
+    columns = [[display.amount(int(count)) for count in timeline.windows[:, 3]]]
+    for metric in ("click_rate", "per_query_auc", "logloss", "calibration_ratio"):
+        estimate = timeline.estimate(metric)
+        ends = (
+            timeline.click_ratio()
+            if metric == "calibration_ratio"
+            else (estimate.point, *estimate.interval())
+        )
+        columns.append([Number(*map(float, number)).whole() for number in zip(*ends, strict=True)])
+    return [list(cells) for cells in zip(*columns, strict=True)]
+
+
+def _features(runs: Sequence[ShownRun]) -> Section | None:
+    measured = {shown.name: {one.name: one for one in shown.importance.features}
+                for shown in runs if shown.importance is not None}  # fmt: skip
+    certain = {name: {key: one.increase for key, one in found.items() if one.verdict.startswith("yes")}
+               for name, found in measured.items()}  # fmt: skip
+    names = list(dict.fromkeys(name for found in certain.values() for name in found))[:_FEATURES_DRAWN]
+    said, drawn = [], []
+    if measured:
+        said.append(
+            "Importance is by how much the logloss of a row grows when the model does not know a feature's value. It "
+            "says what the model uses, not what causes clicks; of features that carry the same information each looks "
+            "dispensable. Only what differs from 0 for certain has a number. Shuffled: a feature without a row for "
+            "unknown values, whose values are exchanged between neighboring rows instead."
+        )
+        said += [
+            f"{name}: no feature differs from 0 for certain." for name, found in certain.items() if not found
+        ]
+        if names:
+            drawn.append(figures.by_name("Increase of logloss without a feature",
+                                         [certain.get(shown.name, {}) for shown in runs], names))  # fmt: skip
+    others = [name for found in measured.values() for name in found]
+    others += [name for shown in runs for name in shown.features]
+    every = dict.fromkeys([*(name for found in certain.values() for name in found), *others])
+    rows = []
+    for name in every:
+        for shown in runs:
+            about, one = shown.features.get(name, {}), measured.get(shown.name, {}).get(name)
+            shares = [display.ABSENT if (share := about.get(key)) is None else display.percent(share)
+                      for key in ("missing", "out_of_range")]  # fmt: skip
+            cells = ["not measured" if one is None else "no certain effect", ""]
+            if one is not None and one.verdict.startswith("yes"):
+                cells = [one.increase.whole(signed=True), f"{one.share.times(100).text(signed=True)}%"]
+            way = "shuffled" if one is not None and one.is_shuffled else ""
+            rows.append([name, shown.name, str(about.get("kind", "")), *shares, *cells, way])
+    if not rows:
+        return None
+    heads = [
+        "feature",
+        "run",
+        "kind",
+        "missing",
+        "out of range",
+        "increase of logloss",
+        "of the logloss",
+        "by",
+    ]
+    table = pd.DataFrame(rows, columns=heads)
+    table = table.drop(
+        columns=[name for name in ("by",) if not table[name].any()] + ["run"] * (len(runs) == 1)
+    )
+    return Section("Features", said, drawn, tables=[("", table)])
+
+
+def _faults(runs: Sequence[ShownRun]) -> Section | None:
+    rows = [
+        [shown.name, title, display.amount(count), "; ".join(details)]
+        for shown in runs
+        for title, count, details in shown.faults
+    ]
+    if not rows:
+        return None
+    table = pd.DataFrame(rows, columns=["run", "fault", "number", "which"])
+    about = "What could not be used or failed, and what the run did about it."
+    clean = [f"{shown.name}: no faults." for shown in runs if not shown.faults]
+    return Section("Faults", [about, *clean], tables=[("", table)])
+
+
+def _configuration(runs: Sequence[ShownRun]) -> Section:
+    names = [shown.name for shown in runs]
+    trees = [leaves(shown.run.config) for shown in runs]
+    said, tables = [], []
+    if len(runs) > 1:
+        differing = _differing(trees)
+        if differing:
+            tables.append(
+                ("Keys of the configuration that differ", pd.DataFrame(differing, columns=["key", *names]))
+            )
+        else:
+            said.append("The configurations are equal.")
+        other = _differing([dict(shown.environment) for shown in runs])
+        if other:
+            title = "Entries of the environment that differ: speeds may differ by more than the configuration"
+            tables.append((title, pd.DataFrame(other, columns=["key", *names])))
+    for shown in runs:
+        notes = shown.run.summary.get("notes", [])
+        said += [f"{shown.name}: {note}." for note in notes if isinstance(notes, list)]
+    said.append(
+        "To repeat a run: save its configuration as config.yaml; then ctr train LOG --config config.yaml --out "
+        "NEW_RUN in the same environment gives the same bits from the same log."
+    )
+    values: list[list[str]] = []
+    for key, title in _COUNTS.items():
+        values.append([title, *(display.amount(shown.run.number(key)) for shown in runs)])
+    learned_by = [str(shown.run.summary.get("dense_optimizer", display.ABSENT)) for shown in runs]
+    values.append(["dense weights learned by", *learned_by])
+    values.append(["configuration, SHA-256", *(shown.run.config_sha256 for shown in runs)])
+    values.append(["log, SHA-256", *(shown.run.log_sha256 for shown in runs)])
+    values.append(["folder", *(str(shown.run.folder) for shown in runs)])
+    keys = dict.fromkeys(key for shown in runs for key in shown.environment)
+    values += [[key, *(shown.environment.get(key, display.ABSENT) for shown in runs)] for key in keys]
+    folded: list[tuple[str, str | pd.DataFrame]] = [
+        ("Counts and environment", pd.DataFrame(values, columns=["", *names]))
+    ]
+    folded += [(f"Configuration of {shown.name}", shown.config) for shown in runs]
+    return Section("Configuration", said, tables=tables, folded=folded)
+
+
+def _differing(trees: Sequence[Mapping[str, object]]) -> list[list[str]]:
+    """Returns the keys that differ between trees of settings, with their values as text."""
+    rows = []
+    for key in sorted(set().union(*trees)):
+        values = [json.dumps(tree[key], default=str) if key in tree else display.ABSENT for tree in trees]
+        if len(set(values)) > 1:
+            rows.append([key, *values])
+    return rows

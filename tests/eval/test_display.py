@@ -12,7 +12,7 @@ from ctr.eval.display import (
     verdict,
     with_margin,
 )
-from ctr.eval.report.draw import thousands
+from ctr.eval.report.figures import thousands
 
 
 def test_numbers_are_written_with_the_digits_that_matter():

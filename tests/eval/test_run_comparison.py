@@ -15,6 +15,7 @@ from ctr.eval.prediction_difference import PredictionDifference, join_prediction
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.run_comparison import NotComparableError, compare_runs
 from ctr.eval.run_files import COMPARED, distinct_names
+from ctr.eval.tidy import Numbers, tidy
 from ctr.io.errors import InputError
 from run_directories import make_rows, predict, write_run
 
@@ -59,14 +60,29 @@ def test_metrics_and_prediction_difference_are_those_of_the_predictions(runs, ca
     assert (comparison.predictions.only_a, comparison.predictions.only_b) == (0, 0)
 
     content = comparison.as_dict()
-    assert list(content["metrics"]) == list(COMPARED)
+    numbers = Numbers(tidy(content["results"]))
+    for metric, row in comparison.metrics.iterrows():
+        change = numbers(f"{metric}_difference")
+        assert [numbers(metric, run=run).value for run in "ab"] == pytest.approx(
+            [row["a"], row["b"]], rel=1e-12
+        )
+        assert (change.value, change.low, change.high) == (
+            row["difference"],
+            row["ci95_low"],
+            row["ci95_high"],
+        )
+        assert numbers(f"{metric}_significant").value == row["significant"]
+        assert content["verdicts"][metric] == row["verdict"]
+    low, high = map(float, metrics[0].estimates()["auc"].interval())
+    assert (numbers("auc", run="a").low, numbers("auc", run="a").high) == pytest.approx((low, high))
+    assert numbers("prediction_difference").value == pytest.approx(expected.result(), rel=1e-12)
     assert content["configuration"] == [
         {"key": "model.crosses.layers", "a": 2, "b": 0},
         {"key": "model.crosses.rank", "a": 16},
         {"key": "model.deep.units", "a": [64, 32], "b": []},
         {"key": "model.widths.c0", "b": 4},
     ]
-    assert content["environment"] == [] and content["prediction_difference"]["only_a"] == 0
+    assert content["environment"] == [] and numbers("prediction_difference_only_a").value == 0
     assert main(["compare", "--json", *map(str, runs)]) == 0
     assert json.loads(capsys.readouterr().out) == content
     assert main(["compare", *map(str, runs)]) == 0
@@ -131,19 +147,21 @@ def test_runs_of_one_class(rows, tmp_path):
     rows = rows.assign(label=np.int8(0))
     runs = [write_run(tmp_path / name, rows, predict(rows, seed, 1.0)) for seed, name in enumerate("ab")]
     comparison = compare_runs(*runs)
-    metrics = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))["metrics"]
-    assert "without both a click and a non-click" in metrics["auc"]["no_interval"]
-    assert (metrics["auc"]["verdict"], metrics["logloss"]["no_interval"]) == ("no interval", None)
+    content = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
+    assert "without both a click and a non-click" in content["unavailable"]["auc"]
+    assert content["verdicts"]["auc"] == "no interval" and "logloss" not in content["unavailable"]
     assert "no interval for PerQueryAUC, AUC" in comparison.as_text()
 
 
 def test_what_one_run_lacks_or_has_otherwise_is_told(copies):
-    def ratio(a, b, value):
-        return {"a": a, "b": b, "ratio": value, "ratio_range": None}
+    def numbers_of(content, key):
+        numbers = Numbers(tidy(content["results"]))
+        found = [numbers(key, run="a"), numbers(key, run="b"), numbers(f"{key}_ratio")]
+        return [None if one is None else one.value for one in found]
 
-    costs = compare_runs(*copies).as_dict()["cost"]
-    assert costs["step_ms_p50"] == ratio(4.0, 6.0, 1.5)
-    assert costs["parameters_embedding"] == ratio(20_000, 20_000, 1.0)
+    content = compare_runs(*copies).as_dict()
+    assert numbers_of(content, "step_ms_p50") == [4.0, 6.0, 1.5]
+    assert numbers_of(content, "parameters_embedding") == [20_000, 20_000, 1.0]
     _edit(copies[0] / "summary.json", step_ms_p50=..., examples_per_second=None, parameters_dense=0)
     _edit(copies[1] / "environment.json", cpu_count=64)
     path = sorted(copies[0].glob("predictions/*.parquet"))[0]
@@ -152,12 +170,12 @@ def test_what_one_run_lacks_or_has_otherwise_is_told(copies):
     table.to_parquet(path, index=False)
     comparison = compare_runs(*copies)
     content, text = comparison.as_dict(), comparison.as_text()
-    assert content["cost"]["step_ms_p50"] == ratio(None, 6.0, None)
-    assert content["cost"]["parameters_dense"]["ratio"] is None and "–" in text
+    assert numbers_of(content, "step_ms_p50") == [None, 6.0, None]
+    assert numbers_of(content, "parameters_dense")[2] is None and "–" in text
     assert content["environment"] == [{"key": "cpu_count", "a": 2, "b": 64}] and "Speeds may differ" in text
     # Repeated examples cost only the prediction difference.
     assert "must hold each example once" in comparison.no_predictions and comparison.no_predictions in text
-    assert content["prediction_difference"] == {"unavailable": comparison.no_predictions}
+    assert content["unavailable"]["prediction_difference"] == comparison.no_predictions
     assert np.isfinite(comparison.metrics["difference"]).all()
     shutil.rmtree(copies[1] / "predictions")
     assert compare_runs(*copies).no_predictions == f"no predictions were recorded in {copies[1]}"

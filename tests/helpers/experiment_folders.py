@@ -1,18 +1,16 @@
 """Folders of experiments made by hand, as a replay leaves them, and what was reported of them."""
 
-import csv
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from ctr.eval.report.page import Page
-from ctr.experiments.report.numbers import as_json
+from ctr.eval.report.page import PageContext
+from ctr.eval.tidy import Numbers, tidy
 from ctr.experiments.report.results import read_experiment
-from ctr.experiments.report.write import _as_text, experiment_page
-from report_pages import check_page
+from ctr.experiments.report.write import as_text, experiment_context
+from report_pages import check_context
 from run_directories import run_folder, write_plan, write_run
 
 HOSTILE = '<script>alert(1)</script> & "quotes" $x^2$ {{ title }}'
@@ -68,25 +66,36 @@ def write_costs(folder: Path, arms: dict[str, dict[str, object]]) -> None:
     )
 
 
-def result_of(folder: Path) -> dict:
-    """The written numbers of the arms by name, and under "" those of the experiment."""
-    return _by_arm((folder / "result.json").read_text())
+class Results(dict):
+    """The written content of the arms by name, under "" that of the experiment; called, the numbers of its table."""
+
+    def __init__(self, text: str) -> None:
+        content = json.loads(text)
+        super().__init__({arm["name"]: arm for arm in content["arms"]} | {"": content})
+        self.numbers = Numbers(tidy(content["results"]))
+
+    def __call__(self, metric: str, arm: str, **keys: object):
+        """The value of a number, None where there is none."""
+        number = self.numbers(metric, arm=arm, **keys)
+        return None if number is None else number.value
+
+    def ends(self, metric: str, arm: str, **keys: object) -> tuple[float | None, float | None]:
+        number = self.numbers(metric, arm=arm, **keys)
+        return number.low, number.high
+
+    def by_seed(self, metric: str, arm: str, **keys: object) -> dict[str, float | None]:
+        return {seed: one.value for seed, one in self.numbers.by("seed", metric, arm=arm, **keys).items()}
 
 
-def _by_arm(text: str) -> dict:
-    content = json.loads(text)
-    return {arm["name"]: arm for arm in content["arms"]} | {"": content}
+def result_of(folder: Path) -> Results:
+    return Results((folder / "result.json").read_text())
 
 
-def told(folder: Path) -> tuple[str, dict]:
-    """The tables' text, and the numbers as ``result_of`` has them; of the page what holds of each, without drawing."""
+def told(folder: Path) -> tuple[str, Results]:
+    """The tables' text, and the results; of the page what holds of each, without drawing."""
     experiment = read_experiment(folder)
-    check_page(experiment_page(experiment))
-    return _as_text(experiment), _by_arm(as_json(experiment))
-
-
-def table_of(folder: Path) -> dict[str, dict[str, str]]:
-    return {row["arm"]: row for row in csv.DictReader(io.StringIO((folder / "table.csv").read_text()))}
+    check_context(experiment_context(experiment))
+    return as_text(experiment), Results(experiment.as_json())
 
 
 def edit(path: Path, change) -> None:
@@ -105,5 +114,5 @@ def write_whole(folder: Path, rows: pd.DataFrame) -> Path:
     return folder
 
 
-def page_of(folder: Path) -> Page:
-    return experiment_page(read_experiment(folder))
+def page_of(folder: Path) -> PageContext:
+    return experiment_context(read_experiment(folder))

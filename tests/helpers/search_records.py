@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from ctr.search.record import ControllerRecord, JudgedMetric, Judgement, SearchRecord, Tried
+from ctr.eval.display import Number
+from ctr.eval.tidy import row
+from ctr.search.record import ControllerRecord, JudgedNumber, Judgement, SearchRecord, Tried
 
 
 def record(**entries: Any) -> SearchRecord:
     """A random search with one candidate that failed; ``entries`` replace its own."""
-    metrics = {"per_query_auc": _judged(0.01, True), "logloss": _judged(-0.004, False)}
-    judged = [Judgement(part="rest", rows=2500, metrics=metrics)]
-    judged.append(Judgement(part="whole", rows=5000, missing="no <run>"))
+    judged = _judgement()
     given = {
         "title": "A <search>", "note": "note & more", "method": "random", "command": "ctr search search.yaml",
         "ctr_version": "0.1.0", "log": "logs/clicks", "log_sha256": "a" * 64, "seed": 3, "target": 0.8,
@@ -44,8 +44,18 @@ def _tried(name: str, cost: float, difference: float) -> Tried:
     return Tried(name=name, values=values, cost=cost, logloss=0.5 + difference, **ends)
 
 
-def _judged(difference: float, significant: bool) -> JudgedMetric:
-    ends = {"difference": difference, "low": difference - 0.001, "high": difference + 0.001}
-    by_seed = {"1": difference, "2": 1.1 * difference}
-    values = {"baseline": 0.5, "searched": 0.5 + difference, "percent": 200 * difference}
-    return JudgedMetric(**values, **ends, by_seed=by_seed, significant=significant)
+def _judgement() -> Judgement:
+    rows = [row("rows", 2500, window="rest")]
+    for metric, difference, significant in (("per_query_auc", 0.01, 1.0), ("logloss", -0.004, 0.0)):
+        of = {"arm": "searched", "window": "rest"}
+        rows += [
+            row(metric, 0.5, arm="baseline", window="rest"),
+            row(metric, 0.5 + difference, **of),
+            row(f"{metric}_difference", Number(difference, difference - 0.001, difference + 0.001), **of),
+            row(f"{metric}_change_percent", 200 * difference, **of),
+            row(f"{metric}_difference", difference, seed=1, **of),
+            row(f"{metric}_difference", 1.1 * difference, seed=2, **of),
+            row(f"{metric}_significant", significant, **of),
+        ]
+    results = [JudgedNumber(**one) for one in rows]
+    return Judgement(results=results, missing={"whole": "no <run>"})

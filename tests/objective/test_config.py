@@ -5,9 +5,8 @@ import yaml
 from pydantic import ValidationError
 
 from ctr.config import dump_yaml, parse_model
-from ctr.eval.run_files import LOSS_TERMS
 from ctr.io.errors import InputError
-from ctr.objective.config import TERMS, ObjectiveConfig, RankingConfig
+from ctr.objective.config import ObjectiveConfig, RankingConfig
 from ctr.objective.schedules import Ramp
 
 
@@ -25,10 +24,6 @@ def own_loss(name):
 
 def constraints(*families, **rest):
     return {"bias_constraints": {"families": list(families), **rest}}
-
-
-def test_every_term_has_a_title_in_the_report():
-    assert list(LOSS_TERMS) == [f"loss_{name}" for name in ("logistic", *TERMS)]
 
 
 def test_what_is_dumped_is_read_again_with_the_values_as_they_were():

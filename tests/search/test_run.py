@@ -120,10 +120,12 @@ def test_a_search_finds_the_best_of_all_candidates(searched, place):
     assert result.time_range.end is None and result.record_predictions
     # A step of each rate takes as many operations, so that these are the rows that were read.
     assert record.passes == pytest.approx(len(RATES) * record.prefix_rows / record.rows)
-    rest, whole = record.judged
-    assert (rest.part, rest.rows) == ("rest", record.rows - record.prefix_rows)
-    assert (whole.part, whole.rows) == ("whole", record.rows)
-    assert set(rest.metrics["logloss"].by_seed) == {"1", "2"}
+    rows = {one.window: one.value for one in record.judged.results if one.metric == "rows"}
+    assert rows == {"rest": record.rows - record.prefix_rows, "whole": record.rows}
+    changes = [
+        one for one in record.judged.results if (one.metric, one.window) == ("logloss_difference", "rest")
+    ]
+    assert {one.seed for one in changes} == {"", "1", "2"}
 
 
 @pytest.mark.slow(first=1)
@@ -194,7 +196,7 @@ def test_a_random_search_leaves_out_what_fails_and_has_a_report(place, monkeypat
     record, _ = search(replay=False)
     *tried, failed = record.tried
     assert ([failed.name], failed.failure) == (broken, "it broke") and record.chosen != failed.name
-    assert len(tried) == 2 and record.prefix_end is None and record.judged == []
+    assert len(tried) == 2 and record.prefix_end is None and record.judged is None
     assert [one.logloss for one in tried] == sorted(one.logloss for one in tried)
     assert main(["search", "--report", "--out", "out"]) == 0
     text = capsys.readouterr().out
@@ -225,9 +227,9 @@ def test_a_supernet_and_its_report(place, capsys):
     result = load_model(TrainConfig, Path("out/best.yaml"), "config").model
     assert result.deep.units == (likely["model.deep.units.0"], 6)
     assert result.crosses.layers == likely["model.crosses.layers"]
-    assert [one["part"] for one in record["judged"]] == ["rest", "whole"]
+    assert {one["window"] for one in record["judged"]["results"]} == {"rest", "whole"}
     page = Path("out/report.html").read_text()
-    assert page.count("<figure>") == 6 and "Probabilities of the choices of model.deep.units.0" in page
+    assert page.count("<figure>") == 6 and "model.deep.units.0 <small>probability of each choice" in page
     files = result_files(Path("out"))
     assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-timing"]) == 0
     assert result_files(Path("out")) == files

@@ -10,21 +10,10 @@ from hypothesis import strategies as st
 import run_directories
 from ctr.cli import main
 from ctr.eval.report import render_report
-from ctr.eval.report.html import render_page
-from ctr.eval.report.page import Cell, Page, Table, Words, code
 from ctr.io.errors import InputError, one_line, printable
 from report_pages import Html
 
 HOSTILE = """</script><script>alert(1)</script>"'><img src=x onerror=alert(1)>{{ 7*7 }}{% raw %}&lt;"""
-
-
-def test_words_of_a_page_are_no_part_of_it():
-    table = Table([HOSTILE, ""], [[code(HOSTILE), Cell("", (HOSTILE,))]])
-    blocks = [Words(HOSTILE), Words(HOSTILE, "file"), table]
-    html = render_page(Page(HOSTILE, (HOSTILE, code(HOSTILE)), blocks, []))
-    assert html.count("<script") == 1 and "<img" not in html
-    # The title, twice the heading, and what stands in the blocks.
-    assert Html(html).words.count(HOSTILE) == 8
 
 
 @pytest.mark.slow
@@ -47,8 +36,6 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
     )
     page = Html(render_report([run, plain]))
     page.check()
-    # One script, that of the package, and a policy that lets no other one run.
-    assert [tag for tag, _ in page.elements].count("script") == 1
     for svg in page.images():
         parts = list(ElementTree.fromstring(svg).iter())
         tags = {part.tag.rpartition("}")[2] for part in parts}

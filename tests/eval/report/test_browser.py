@@ -1,4 +1,4 @@
-"""The pages in a real browser: nothing is cut, every link leads somewhere, and the script does its part."""
+"""The pages in a real browser, light and dark: nothing is cut, no labels overlap, and every link leads somewhere."""
 
 import base64
 import hashlib
@@ -32,12 +32,16 @@ FRAME = """<iframe src="page.html" style="width: %dpx; height: 900px; border: 0"
 <pre></pre><script>onmessage = (event) => document.querySelector("pre").textContent = event.data</script>"""
 
 
-def look(path, width, folder, *scripts):
+def look(path, width, folder, *scripts, dark=False):
     """Values of expressions in a page, in a window of that width, once it is there."""
     assert CHROMIUM is not None
     probe = PROBE % ", ".join(scripts)
     digest = base64.b64encode(hashlib.sha256(probe.encode()).digest()).decode()
-    html = path.read_text().replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+    html = path.read_text().replace(
+        "default-src 'none'", f"default-src 'none'; script-src 'sha256-{digest}'", 1
+    )
+    # As if the system had chosen one.
+    html = html.replace("(prefers-color-scheme: dark)", f"({'min' if dark else 'max'}-width: 1px)")
     (folder / "page.html").write_text(html.replace("<title>", f"<script>{probe}</script><title>", 1))
     (folder / "frame.html").write_text(FRAME % width)
     command = [
@@ -86,28 +90,19 @@ DEAD = """(() => {
   }).map((link) => link.href);
 })()"""
 
-# A click on the legend's second entry hides what belongs to it; a second one shows it again. Then the dark page.
-SWITCHES = """(() => {
-  const parts = [...document.querySelectorAll('[data-run="1"]')];
-  const shown = () => parts.filter((one) => one.getClientRects().length).length;
-  const entry = document.querySelector('[data-legend="1"]');
-  const found = [shown()];
-  for (const _ of [1, 2]) { entry.click(); found.push(shown()); }
-  const color = () => getComputedStyle(document.body).backgroundColor;
-  const before = color();
-  document.querySelector("button.theme").click();
-  return {found, dark: before !== color()};
-})()"""
+# Labels of a plot that lie on each other.
+OVERLAPS = """[...document.querySelectorAll("svg.plot")].flatMap((plot) => {
+  const texts = [...plot.querySelectorAll("text")];
+  const boxes = texts.map((text) => [text.textContent.trim(), text.getBoundingClientRect()]);
+  const shared = (a, b, low, high) => Math.min(a[high], b[high]) - Math.max(a[low], b[low]);
+  return boxes.flatMap(([name, a], place) => boxes.slice(place + 1)
+    .filter(([, b]) => shared(a, b, "left", "right") > 1 && shared(a, b, "top", "bottom") > 3)
+    .map(([other]) => `${name} | ${other}`));
+})"""
 
-# The point of a plot that lies under the pointer, and its words.
-POINTED = """(() => {
-  const plot = document.querySelector("svg[data-hover]");
-  plot.scrollIntoView();
-  const box = plot.getBoundingClientRect();
-  const at = {clientX: box.left + box.width / 2, clientY: box.top + box.height / 2, bubbles: true};
-  plot.dispatchEvent(new PointerEvent("pointermove", at));
-  const tip = document.querySelector(".tip");
-  return tip.hidden ? "" : tip.textContent;
+LOOKS = """(() => {
+  const style = getComputedStyle(document.body);
+  return [style.backgroundColor, style.color, document.documentElement.scrollHeight];
 })()"""
 
 
@@ -142,11 +137,16 @@ def pages(tmp_path_factory):
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed (Debian: apt-get install chromium)")
 def test_pages_are_whole_in_a_browser(pages, tmp_path):
     for name, path in pages.items():
-        (narrow, dead, pointed) = look(path, NARROW, tmp_path, CUT, DEAD, POINTED)
-        assert narrow["width"] <= NARROW and narrow["cut"] == dead == [] and pointed, name
-        switches = [SWITCHES] if name in ("comparison", "experiment") else []
-        wide, dead, *switched = look(path, 1300, tmp_path, CUT, DEAD, *switches)
-        assert wide["cut"] == dead == [], name
-        for one in switched:
-            before, hidden, after = one["found"]
-            assert hidden == 0 < before == after and one["dark"], name
+        for width in (NARROW, 1400):
+            shown, overlaps, dead, light = look(path, width, tmp_path, CUT, OVERLAPS, DEAD, LOOKS)
+            assert shown["width"] <= width and shown["cut"] == overlaps == dead == [], (name, width)
+            *_, dark = look(path, width, tmp_path, LOOKS, dark=True)
+            assert (light[0], light[1]) == ("rgb(255, 255, 255)", "rgb(31, 41, 51)"), name
+            assert dark[0] == "rgb(18, 22, 27)" and dark[2] == light[2], name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed (Debian: apt-get install chromium)")
+def test_a_run_fits_into_five_screens(pages, tmp_path):
+    [(_, _, height)] = look(pages["run"], 1400, tmp_path, LOOKS)
+    assert height <= 5 * 900

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 import run_directories
-from ctr.eval.report import run_page, write_report
-from ctr.eval.report.shown_run import show_runs
+from ctr.eval.report import report_context, write_report
+from ctr.eval.run_files import read_windows
 from ctr.io.errors import InputError
-from report_pages import words_of
+from report_pages import section_of, words_of
 
 ROOTS = {"failed": 3, "lost": 0, "refreshed": 9}
 
@@ -33,7 +33,7 @@ def write_run(rows, tmp_path):
 
 
 def words_of_faults(*runs: Path) -> str:
-    return words_of(run_page(show_runs(runs)).section("faults"))
+    return words_of(section_of(report_context(runs), "Faults"))
 
 
 def test_each_fault_has_its_line(write_run):
@@ -60,21 +60,15 @@ def test_each_fault_has_its_line(write_run):
         assert expected in words, expected
     assert "roots that were lost" not in words
     clean = write_run("clean", left_out_rows=0, shampoo={**ROOTS, "failed": 0})
-    assert words_of_faults(clean, run).count("No faults.") == 1
-    assert "faults" not in [section.name for section in run_page(show_runs([clean])).sections]
+    assert words_of_faults(clean, run).count("clean: no faults.") == 1
+    assert "Faults" not in [section.title for section in report_context([clean]).sections]
 
 
-LINES, SUMMARY = "metrics.jsonl", "summary.json"
+SUMMARY = "summary.json"
 # A file, what happens to it, and what is said: a text is appended, of a pair the first is replaced, keys are set, None
 # deletes it.
 REFUSED = [
     (SUMMARY, None, "the run is not finished"),
-    (LINES, '{"examp', "metrics.jsonl line 4: not JSON"),
-    (LINES, '"x"\n', "must be a JSON object, got str"),
-    (LINES, "{}\n", "examples must be a whole number, got None"),
-    (LINES, f'{{"examples": 1, "window_begin": {2**70}}}', "window_begin must be a whole number"),
-    (LINES, ('"auc": 0', '"auc": "high", "auc_was": 0'), "line 1: auc must be a number, got 'high'"),
-    (LINES, ('"auc_ci95": [', '"auc_ci95": [3, '), "line 1: auc_ci95 must hold two numbers"),
     ("rejects.jsonl", "{", "rejects.jsonl line 2: not JSON"),
     (SUMMARY, ('"batches": 20', '"batches": [20]'), "batches must be a number"),
     (SUMMARY, ("[[512, 1024]]", "null"), "skipped_ranges must be a list"),
@@ -126,3 +120,24 @@ def test_damaged_files_of_a_run_are_told_in_one_line(write_run, tmp_path):
         refused(run, rf"windows\.parquet: damaged, or of another version: {message}")
     (run / "windows.parquet").write_bytes((run / "windows.parquet").read_bytes()[:300])
     refused(run, r"windows\.parquet: not readable as sums")
+
+
+def test_damaged_lines_of_windows_are_told_in_one_line(write_run):
+    run = write_run("run")
+    path = run / "metrics.jsonl"
+    text = path.read_text()
+    for changed, message in (
+        (text + '{"examp', "metrics.jsonl line 4: not JSON"),
+        (text + '"x"\n', "must be a JSON object, got str"),
+        (text + "{}\n", "examples must be a whole number, got None"),
+        (text + f'{{"examples": {2**70}}}', "examples must be a whole number"),
+        (
+            text.replace('"auc": 0', '"auc": "high", "auc_was": 0', 1),
+            "line 1: auc must be a number, got 'high'",
+        ),
+        (text.replace('"auc_ci95": [', '"auc_ci95": [3, ', 1), "line 1: auc_ci95 must hold two numbers"),
+    ):
+        path.write_text(changed)
+        with pytest.raises(InputError, match=message) as caught:
+            read_windows(run)
+        assert "\n" not in str(caught.value) and str(path) in str(caught.value)

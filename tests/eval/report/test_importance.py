@@ -5,13 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctr.eval.report import run_page
-from ctr.eval.report.draw import draw
-from ctr.eval.report.importance import MOST_DRAWN
-from ctr.eval.report.page import Details
-from ctr.eval.report.shown_run import show_runs
+from ctr.eval.report import report_context
 from ctr.eval.windows import Sums
-from report_pages import blocks_of, check_page, figures_of, rows_of, tables_of, words_of
+from report_pages import check_context, figures_of, rows_of, section_of, tables_of, words_of
 from run_directories import make_rows, predict, write_run, write_sums
 
 
@@ -32,13 +28,13 @@ def measured_run(folder: Path, rows, means: dict[str, float]) -> Path:
     return run
 
 
-def section_of(*runs: Path):
-    page = run_page(show_runs(runs))
-    check_page(page)
-    return page, page.section("importance")
+def section(*runs: Path):
+    context = report_context(runs)
+    check_context(context)
+    return context, section_of(context, "Features")
 
 
-def test_features_are_sorted_and_the_first_sentence_names_those_used_most(rows, tmp_path):
+def test_only_what_differs_from_0_has_a_number_and_the_words_name_those_used_most(rows, tmp_path):
     means = {
         "shared/noise": 0.0,
         "shared/user": 0.05,
@@ -46,48 +42,28 @@ def test_features_are_sorted_and_the_first_sentence_names_those_used_most(rows, 
         "shared/ad": 0.03,
         "shared/bad": -0.01,
     }
-    page, section = section_of(measured_run(tmp_path / "run", rows, means))
-    [table] = tables_of(section)
-    found = rows_of(table)
-    assert list(found) == ["user", "ad", "price", "noise", "bad"]
-    assert [cells[2] for cells in found.values()] == ["yes", "yes", "yes", "no", "yes, below"]
-    assert (
-        found["user"][0].startswith("+0.05")
-        and found["user"][1].startswith("+10.")
-        and "%" in found["user"][1]
-    )
-    assert "shuffled" not in str(found["user"]) and "Shuffled: " in words_of(section)
-    assert "512 rows at 2 positions" in words_of(section)
-    [figure] = figures_of(section)
-    [series] = figure.panels[0].series
-    assert np.all(np.diff(series.x) < 0) and list(series.y) == [0, 1, 2, 3, 4]
-    low, high = series.x_span
-    assert np.all((low < series.x) & (series.x < high)) and "user" in draw(figure)
-    words = words_of(page)
-    assert "the features that it uses most are user, ad and price." in words
-    _, only = section_of(measured_run(tmp_path / "only", rows, {"shared/a": 0.05, "shared/b": 0.0}))
-    assert "Shuffled: " not in words_of(only)
+    context, features = section(measured_run(tmp_path / "run", rows, means))
+    found = rows_of(tables_of(features)[0])
+    assert list(found) == ["user", "ad", "price", "bad", "noise", "position"]
+    increases = {name: cells["increase of logloss"] for name, cells in found.items()}
+    assert increases["user"].startswith("+0.05") and increases["bad"].startswith("-0.01")
+    assert (increases["noise"], increases["position"]) == ("no certain effect", "not measured")
+    assert found["user"]["of the logloss"].startswith("+10.") and found["position"]["missing"] == "12.5%"
+    assert [name for name, cells in found.items() if cells["by"]] == ["price"]
+    assert figures_of(context)[-1] == "Increase of logloss without a feature"
+    svg = features.figures[0].svg
+    assert all(f">{name}</text>" in svg for name in ("user", "ad", "price", "bad")) and ">noise<" not in svg
+    assert "the features that it uses most are user, ad and price." in words_of(context)
 
 
 def test_runs_stand_side_by_side_and_those_that_measured_nothing_say_so(rows, tmp_path):
     one = measured_run(tmp_path / "one", rows, {"shared/user": 0.05, "shared/ad": 0.03})
-    two = measured_run(tmp_path / "two", rows, {"shared/ad": 0.05, "shared/price": 0.02})
+    two = measured_run(tmp_path / "two", rows, {"shared/ad": 0.05, "shared/price": 0.0})
     none = write_run(tmp_path / "none", rows, predict(rows, 1, 1.0))
-    _, section = section_of(one, none, two)
-    found = rows_of(tables_of(section)[0])
-    assert list(found) == ["user", "ad", "price"]
-    assert found["ad"][0].count("+0.0") == 2 and found["price"][0].startswith("–")
-    assert "none: not measured (metrics.importance_rows)." in words_of(section)
-    [figure] = figures_of(section)
-    assert [series.run for series in figure.panels[0].series] == [0, 2]
-    page = run_page(show_runs([none]))
-    assert "importance" not in {section.name for section in page.sections}
-
-
-def test_of_many_features_the_first_are_drawn_and_the_others_folded(rows, tmp_path):
-    means = {f"shared/f{number}": 0.1 - number / 1000 for number in range(MOST_DRAWN + 5)}
-    _, section = section_of(measured_run(tmp_path / "run", rows, means))
-    first, rest = tables_of(section)
-    assert (len(first.rows), len(rest.rows)) == (MOST_DRAWN, 5)
-    [fold] = [block for block in blocks_of(section) if isinstance(block, Details)]
-    assert fold.summary == "5 more features"
+    _, features = section(one, none, two)
+    table = tables_of(features)[0]
+    cells = {(row["feature"], row["run"]): row["increase of logloss"] for row in table.to_dict("records")}
+    assert cells["ad", "one"].startswith("+0.0") and cells["ad", "two"].startswith("+0.0")
+    assert cells["user", "none"] == cells["price", "one"] == "not measured"
+    assert cells["price", "two"] == "no certain effect"
+    assert not section(none)[1].figures

@@ -1,108 +1,77 @@
-"""Pages of every kind of block: their words stay words, and the same page gives the same bytes."""
+"""Pages of every kind of part: their words stay words, and the same context gives the same bytes."""
 
 import re
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from ctr.eval.report.draw import draw
-from ctr.eval.report.html import render_page
-from ctr.eval.report.page import (
-    Axis,
-    Beside,
-    Card,
-    Cards,
-    Cell,
-    Column,
-    Definitions,
-    Details,
-    Figure,
-    Figures,
-    Mark,
-    Page,
-    Panel,
-    Part,
-    Section,
-    Series,
-    Table,
-    Words,
-    code,
-    heading,
-    quiet,
-)
-from report_pages import Html, check_page, words_of
+from ctr.eval.display import Number
+from ctr.eval.report import figures
+from ctr.eval.report.figures import Line, Point
+from ctr.eval.report.page import PageContext, Section, render_page
+from report_pages import Html, check_context, words_of
 
-BAD = """</script><script>alert(1)</script>"'><img src=x onerror=alert(1)>{{ 7*7 }}{% raw %}&lt;"""
-MARK = Mark(BAD, 8)
-
-
-def line(*y: float, **more: object) -> Series:
-    heads, texts = [[BAD] * len(y)] * 2
-    return Series(range(len(y)), y, heads=heads, texts=texts, **more)
-
-
-def figure(*y: float) -> Figure:
-    return Figure(BAD, [Panel([line(*y, run=0)], Axis("x"), Axis("y"))], BAD, MARK, note=BAD)
-
-
-TABLE = Table(
-    ("", Column(BAD, words=True), BAD),
-    [
-        [
-            MARK,
-            Cell(code(BAD), (BAD, quiet(BAD)), BAD, BAD, 3, (1.0, 60.0, 90.0)),
-            (BAD, Part(BAD, "line", MARK)),
-        ]
-    ],
-    BAD,
-)
-PAGE = Page(
-    title=BAD,
-    heading=BAD,
-    lead=[Words((BAD, MARK)), Words(BAD, "note", 8)],
-    sections=[
-        Section("one", BAD, (BAD, MARK), [heading(BAD), TABLE, Words(BAD, "file")]),
-        Section(
-            "two", BAD, BAD, [Cards([Card(BAD, [(MARK, 8, BAD, "good", BAD)])]), Figures([figure(1, 2)])]
-        ),
-        Section("three", BAD, BAD, [Figures([figure(3, 4)], beside=TABLE), Figures([figure(1)])]),
-        Section("four", BAD, BAD, [Details(BAD, [Definitions([(BAD, (BAD, code(BAD)))])]), Beside([TABLE])]),
-    ],
-    legend=[MARK],
-)
+BAD = """</script><script>alert(1)</script>"'><img src=x onerror=alert(1)>{{ 7*7 }}{% raw %}&lt;$x^2$"""
+TABLE = pd.DataFrame([[BAD, BAD, "better"]], columns=["run", BAD, BAD])
+X = np.arange(3)
+Y = np.array([0.1, 0.3, 0.2])
 
 
 def test_no_text_becomes_part_of_a_page():
-    check_page(PAGE)
-    html = render_page(PAGE)
+    drawn = [
+        figures.courses(BAD, [Line(X, Y, Y - 0.05, Y + 0.05, label=BAD)], note=BAD, label=BAD),
+        figures.by_group(BAD, [(Y, Y, Y)], [BAD] * 3, BAD, level=0.0, note=BAD),
+        figures.reliability(BAD, [(Y, Y, Y, Y)]),
+        figures.by_name(BAD, [{BAD: Number(0.1, 0.0, 0.2)}], [BAD], note=BAD),
+        figures.plane(BAD, [Point(BAD, Number(1.0), Number(2.0))] * 2, (BAD, BAD), note=BAD),
+    ]
+    section = Section(BAD, [BAD], [one for one in drawn if one], [(BAD, TABLE)], [(BAD, BAD), (BAD, TABLE)])
+    context = PageContext(BAD, [BAD], [BAD], [BAD], [section], [BAD, "other"])
+    check_context(context)
+    html = render_page(context)
     page = Html(html)
     page.check()
-    assert html.count("<script") == 1 and "<img" not in html and "49" not in page.words
-    assert page.words.count(BAD) > 40 and words_of(PAGE).count(BAD) > 30
-    assert len(page.images()) == 2
-    assert not any("alert" in text for svg in page.images() for text in re.findall(r">([^<>]+)</text>", svg))
-    assert html == render_page(PAGE)
+    assert "<script" not in html and "<img" not in html and "49" not in page.words
+    assert page.words.count(BAD) > 20 and words_of(context).count(BAD) > 20
+    assert len(page.images()) == 5
+    assert not any(
+        "alert(1)" in svg.replace("&lt;", "").split("<text", 1)[0].split(">", 1)[1] for svg in page.images()
+    )
+    assert html == render_page(context)
+    # The run of the first column has its color and its sign.
+    assert 'style="color: var(--run-0)">●' in html
 
 
 @pytest.mark.parametrize(
-    ("series", "near", "drawn"),
+    ("values", "drawn"),
     [
-        ([line(1, 2)], False, True),
-        ([line(1, float("nan"))], False, False),
-        ([line(1), line(2)], False, False),
-        ([line(1), line(2)], True, True),
-        ([Series([1], [1])], False, True),
-        ([], True, False),
+        ([[1, 2]], True),
+        ([[1, np.nan]], False),
+        ([[1], [2]], False),
+        ([[np.nan, np.nan], [1, 2]], True),
+        ([], False),
     ],
 )
-def test_less_than_two_points_are_no_plot(series, near, drawn):
-    shown = Figure("a", [Panel(series, Axis(), Axis())], "what is to be seen in it", near=near)
-    assert shown.is_drawn == drawn == bool(draw(shown))
+def test_less_than_two_points_are_no_course(values, drawn):
+    lines = [Line(np.arange(len(one)), np.array(one, np.float64)) for one in values]
+    assert (figures.courses("AUC", lines) is not None) == drawn
 
 
-def test_an_interval_is_a_band_of_a_line_and_a_bar_of_points():
-    for kind, band, bars in (("line", 1, 0), ("points", 0, 2)):
-        one = line(1, 2, kind=kind, low=[0.5, 1.0], high=[1.5, 3.0], run=2)
-        svg = draw(Figure("a", [Panel([one], Axis(), Axis())], "what is to be seen in it"))
-        assert svg.count("fill-opacity: 0.15") == band
-        assert len(re.findall(r'style="fill: none; stroke: var\(--run-2\); stroke-width: 1.2"', svg)) == bars
-        assert 'data-run="2"' in svg
+def test_a_wide_band_leaves_the_course_to_be_seen():
+    y = np.array([0.6, 0.62, 0.61, 0.63, 0.6])
+    low, high = y - 0.05, y + 0.05
+    low[2], high[2] = -40.0, 90.0
+    figure = figures.courses("AUC", [Line(np.arange(5), y, low, high)], within=(0.0, 1.0))
+    labels = [float(text) for text in re.findall(r">(-?\d+\.\d+)</text>", figure.svg)]
+    assert 0.5 < min(labels) < max(labels) < 0.7
+
+
+@pytest.mark.parametrize("hours", [1e-4, 2, 30, 71, 97, 24 * 20, 24 * 300, 24 * 9000])
+def test_any_stretch_of_time_has_a_few_ticks(hours):
+    x = (1_767_571_200_000_000 + np.arange(3) * int(hours * 1.8e9)).astype("datetime64[us]")
+    figure = figures.courses("AUC", [Line(x, Y)])
+    ticks = re.findall(r"<text[^>]*text-anchor: middle[^>]*>([^<]+)</text>", figure.svg)
+    assert 2 <= len(ticks) <= 9, ticks
+    # In the width of a plot they do not touch: DejaVu's digits are 0.64 of their height wide.
+    assert sum(map(len, ticks)) * 0.64 * 9.5 < 4.3 * 72

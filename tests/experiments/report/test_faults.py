@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from ctr.eval.run_comparison import NotComparableError
+from ctr.experiments.report.costs import COST_KINDS
 from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError
 from experiment_folders import ARMS, cost, edit, logits, page_of, told, write_costs, write_small
@@ -31,17 +32,15 @@ def test_failed_missing_and_damaged_runs_are_told_and_the_rest_too(copy):
     assert re.search(r"- optimizer seed 3 missing: runs/optimizer-seed-3-\w+: not run, or not finished", text)
     assert re.search(r"- base seed 3 unreadable: .*windows.parquet: not readable", text)
     # A mean and a difference are of the seeds that both sides have, each once.
-    for name, reference, seeds in (("dcn", "base", ["1"]), ("optimizer", "dcn", ["1"])):
-        arm, other = result[name], result[reference]
-        change = arm["changes"]["auc"]
-        assert list(change["by_seed"]) == seeds
-        own, theirs = (of["metrics_by_seed"]["1"]["auc"] for of in (arm, other))
-        assert change["difference"]["value"] == pytest.approx(own - theirs, abs=1e-12)
-        values = [of_seed["auc"] for of_seed in arm["metrics_by_seed"].values()]
-        assert arm["metrics"]["auc"]["value"] == pytest.approx(sum(values) / len(values)) and len(values) == 2
+    for name, reference in (("dcn", "base"), ("optimizer", "dcn")):
+        assert list(result.by_seed("auc_difference", name)) == ["1"]
+        own, theirs = (result("auc", arm, seed=1) for arm in (name, reference))
+        assert result("auc_difference", name) == pytest.approx(own - theirs, abs=1e-12)
+        values = [*result.by_seed("auc", name).values()]
+        assert result("auc", name) == pytest.approx(sum(values) / len(values)) and len(values) == 2
     assert [run["state"] for run in result["dcn"]["runs"]] == ["finished", "failed", "finished"]
     # The sweep is read at the seed that both sides still have.
-    assert result["dcn"]["tuning"]["flops"]["left_out"] == ["dcn", "dcn@wide"]
+    assert result["dcn"]["sweeps"]["flops"]["left_out"] == ["dcn", "dcn@wide"]
     assert "out of <memory>" in words_of(page_of(copy))
 
 
@@ -50,12 +49,12 @@ def test_without_a_finished_baseline_or_any_run_the_arms_are_told(copy, tmp_path
         shutil.rmtree(copy / run_folder("base", seed))
     text, result = told(copy)
     assert "- dcn not compared: no seed was finished by both dcn and base" in text
-    assert result["optimizer"]["changes"] and not result["dcn"]["changes"]
-    assert result["dcn"]["tuning"]["flops"]["unavailable"] == "base has not finished a seed of the sweep"
+    assert result("auc_difference", "optimizer") and result("auc_difference", "dcn") is None
+    assert result["dcn"]["sweeps"]["flops"]["unavailable"] == "base has not finished a seed of the sweep"
     write_plan(tmp_path / "empty", {"base": {}, "arm": {}})
     text, result = told(tmp_path / "empty")
     assert text.count("not run, or not finished") == 4
-    assert result["arm"]["metrics"]["auc"] is None
+    assert result[""]["results"] == []
 
 
 def test_a_log_without_a_click_leaves_accuracy_undefined(tmp_path):
@@ -67,12 +66,15 @@ def test_a_log_without_a_click_leaves_accuracy_undefined(tmp_path):
     write_costs(tmp_path, {name: cost(name) for name in ARMS})
     write_experiment(tmp_path)
     assert "nan" not in "".join(Html((tmp_path / "report.html").read_text()).images()).lower()
-    arm = told(tmp_path)[1]["dcn"]
-    change = arm["changes"]["per_query_auc"]
-    assert change["difference"] == {"value": None, "ci95": [None, None]} and not change["significant"]
-    assert arm["tuning"]["flops"]["unavailable"] == "its accuracy is undefined"
+    _, result = told(tmp_path)
+    changes = [
+        one for one in result[""]["results"] if one["arm"] == "dcn" and "per_query_auc_d" in one["metric"]
+    ]
+    assert len(changes) == 3 and {one["value"] for one in changes} == {None}
+    assert result("per_query_auc_significant", "dcn") is None
+    assert result["dcn"]["sweeps"]["flops"]["unavailable"] == "its accuracy is undefined"
     # Its predictions are those of the baseline.
-    assert arm["prediction_difference"]["whole"]["ratio"]["value"] == 1
+    assert result("prediction_difference_ratio", "dcn") == 1
 
 
 def test_runs_over_another_log_or_of_other_examples(rows, copy):
@@ -83,8 +85,8 @@ def test_runs_over_another_log_or_of_other_examples(rows, copy):
     text, result = told(copy)
     line = next(line for line in text.splitlines() if line.startswith("- optimizer not compared"))
     assert f"({len(fewer)} and {len(rows)}" in line and "allowed: runs that scored the same" in line
-    assert result["optimizer"]["changes"] == {} and result["optimizer"]["metrics"]["auc"]
-    assert result["dcn"]["changes"]
+    assert result("auc_difference", "optimizer") is None and result("auc", "optimizer")
+    assert result("auc_difference", "dcn")
     shutil.rmtree(folder)
     write_small(folder, rows, logits(rows, "optimizer", 2), log_sha256="b" * 64)
     for log in ("a" * 64, None):
@@ -104,26 +106,28 @@ def test_absent_costs_and_predictions_are_absent(copy):
     edit(copy / "costs.json", lambda content: content.update(teacher_flops={"big": 123456.78901234567}))
     edit(copy / run_folder("dcn", 1) / "environment.json", lambda content: content.update(python="3.12.1"))
     words = words_of(page_of(copy))
-    assert "big 123,457" in words and "123456.789" not in words
+    assert "FLOPs of teacher big\n123,457" in words and "123456.789" not in words
     assert "versions: numpy" in words and '{"numpy"' not in words
     assert "times of different ones are not comparable" in words and "3.12.1" in words
     shutil.rmtree(copy / run_folder("dcn", 1) / "predictions")
     next((copy / run_folder("optimizer", 2)).glob("predictions/*.parquet")).write_bytes(b"PAR1")
     text, result = told(copy)
-    assert set(result["dcn"]["cost_ratio"].values()) == {None}
-    assert result["optimizer"]["costs"] is None
-    assert result["dcn@wide"]["cost_ratio"]["train_flops"]["value"] == pytest.approx(1.5)
-    assert result["dcn"]["tuning"]["flops"]["left_out"] == ["dcn"]
+    metrics = {one["metric"] for one in result[""]["results"] if one["arm"] == "dcn"}
+    assert "train_flops" in metrics
+    assert not {f"{kind}_ratio" for kind in COST_KINDS} & metrics
+    assert result("train_flops", "optimizer") is None
+    assert result("train_flops_ratio", "dcn@wide") == pytest.approx(1.5)
+    assert result["dcn"]["sweeps"]["flops"]["left_out"] == ["dcn"]
     assert "2 of 3" in text
-    assert "no predictions were recorded" in result["dcn"]["prediction_difference_unavailable"]
-    assert "not readable as predictions" in result["optimizer"]["prediction_difference_unavailable"]
-    assert result["optimizer"]["prediction_difference"]["late"]["ratio"] is None
-    assert result["dcn"]["changes"]
-    assert result["base"]["prediction_difference"]["late"]["mean"]
+    assert "no predictions were recorded" in result["dcn"]["unavailable"]["prediction_difference"]
+    assert "not readable as predictions" in result["optimizer"]["unavailable"]["prediction_difference"]
+    assert result("prediction_difference_ratio", "optimizer", window="last half") is None
+    assert result("auc_difference", "dcn")
+    assert result("prediction_difference", "base", window="last half")
     (copy / "costs.json").unlink()
     text, result = told(copy)
     assert "Costs" not in text
-    assert result["dcn"]["tuning"]["time"]["unavailable"] == "the cost of base is not known"
+    assert result["dcn"]["sweeps"]["time"]["unavailable"] == "the cost of base is not known"
 
 
 def test_wrong_plans_and_costs_are_one_line(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.windows import Sums
 from ctr.experiments.report.write import TABLE_WIDTH, write_experiment
-from experiment_folders import page_of, result_of, table_of, told, write_small
+from experiment_folders import page_of, result_of, told, write_small
 from report_pages import words_of
 from run_directories import run_folder, write_plan, write_sums
 
@@ -74,55 +74,54 @@ def bias(rows: pd.DataFrame, name: str, seed: int, inside: pd.Series) -> float:
     return float(np.average(rows["label"] - p, weights=weight))
 
 
-def slices_of(folder: Path) -> dict[tuple[str, int], dict]:
-    return {(one["family"], one["index"]): one for one in result_of(folder)["bound"]["slices"]}
-
-
 def test_bias_and_variance_of_slices_are_those_of_their_rows(system, rows, drawn):
     low = [(rows, (rows["position"] == index) & (rows["metric_weight"] != 2.5)) for index in range(12)]
     apart = [(drawn, drawn["position"] < 6), (drawn, drawn["position"] >= 6)]
-    wanted = {("low", index): one for index, one in enumerate(low)}
-    wanted |= {("apart", index): one for index, one in enumerate(apart)}
-    found = slices_of(system)
+    wanted = {f"low/{index}": one for index, one in enumerate(low)}
+    wanted |= {f"apart/{index}": one for index, one in enumerate(apart)}
+    result = result_of(system)
     # Slices without rows are not reported.
-    assert set(found) == set(wanted)
+    assert set(result.numbers.by("slice", "bias", arm="bound")) == set(wanted)
+    significant = []
     for key, (table, inside) in wanted.items():
-        one = found[key]
         ours, theirs = ([bias(table, name, seed, inside) for seed in SEEDS] for name in ("bound", "base"))
-        assert one["weight"] == pytest.approx(table["metric_weight"][inside].sum())
-        assert one["bias"]["value"] == pytest.approx(np.mean(ours), abs=1e-12)
-        assert one["reference_bias"]["value"] == pytest.approx(np.mean(theirs), abs=1e-12)
-        change = 100 * (abs(np.mean(ours)) / abs(np.mean(theirs)) - 1)
-        assert one["size_change_percent"]["value"] == pytest.approx(change, abs=1e-9)
+        assert result("slice_weight", "bound", slice=key) == pytest.approx(
+            table["metric_weight"][inside].sum()
+        )
+        assert result("bias", "bound", slice=key) == pytest.approx(np.mean(ours), abs=1e-12)
+        assert result("reference_bias", "bound", slice=key) == pytest.approx(np.mean(theirs), abs=1e-12)
         by_seed = [100 * (abs(a) / abs(b) - 1) for a, b in zip(ours, theirs, strict=True)]
-        assert list(one["size_change_percent_by_seed"].values()) == pytest.approx(by_seed, abs=1e-9)
-        low_end, high_end = one["size_change_percent"]["ci95"]
-        assert low_end < change < high_end
-        assert one["significant"] == ((low_end > 0 or high_end < 0) and len(set(np.sign(by_seed))) == 1)
-    assert any(one["significant"] for one in found.values())
+        check_change(result, "bias_size", key, 100 * (abs(np.mean(ours)) / abs(np.mean(theirs)) - 1), by_seed)
+        ends = result.ends("bias_size_change_percent", "bound", slice=key)
+        significant.append(result("bias_size_significant", "bound", slice=key))
+        assert significant[-1] == ((ends[0] > 0 or ends[1] < 0) and len(set(np.sign(by_seed))) == 1)
+    assert any(significant)
 
     def relative(table, name, seed, inside):
         p = 1 / (1 + np.exp(-logits(table, name, seed).astype(np.float64)))
         weight = table["metric_weight"].to_numpy(np.float64) * inside.to_numpy()
         return bias(table, name, seed, inside) / np.average(p, weights=weight)
 
-    variances = {one["family"]: one for one in result_of(system)["bound"]["slice_variances"]}
-    assert variances.keys() == {"low", "apart"}
+    assert set(result.numbers.by("slice", "slice_variance", arm="bound")) == {"low", "apart"}
     for family, slices in (("low", low), ("apart", apart)):
-        one = variances[family]
-        assert one["slices"] == len(slices)
+        assert result("slices", "bound", slice=family) == len(slices)
         ours, theirs = (
             [np.var([relative(table, name, seed, inside) for table, inside in slices]) for seed in SEEDS]
             for name in ("bound", "base")
         )
-        assert one["variance"]["value"] == pytest.approx(np.mean(ours), rel=1e-9)
-        assert one["reference_variance"]["value"] == pytest.approx(np.mean(theirs), rel=1e-9)
-        change = 100 * (np.mean(ours) / np.mean(theirs) - 1)
-        assert one["change_percent"]["value"] == pytest.approx(change, abs=1e-7)
+        assert result("slice_variance", "bound", slice=family) == pytest.approx(np.mean(ours), rel=1e-9)
+        reference = result("reference_slice_variance", "bound", slice=family)
+        assert reference == pytest.approx(np.mean(theirs), rel=1e-9)
         by_seed = [100 * (a / b - 1) for a, b in zip(ours, theirs, strict=True)]
-        assert list(one["change_percent_by_seed"].values()) == pytest.approx(by_seed, abs=1e-7)
-        low_end, high_end = one["change_percent"]["ci95"]
-        assert low_end < change < high_end
+        check_change(result, "slice_variance", family, 100 * (np.mean(ours) / np.mean(theirs) - 1), by_seed)
+
+
+def check_change(result, metric: str, key: str, change: float, by_seed: list[float]) -> None:
+    name = f"{metric}_change_percent"
+    assert result(name, "bound", slice=key) == pytest.approx(change, abs=1e-7)
+    assert list(result.by_seed(name, "bound", slice=key).values()) == pytest.approx(by_seed, abs=1e-7)
+    low, high = result.ends(name, "bound", slice=key)
+    assert low < change < high
 
 
 def test_what_is_told(system):
@@ -134,13 +133,10 @@ def test_what_is_told(system):
     assert text.index("S2: ") < text.index("S1: ") and "position 3" not in text
     words = words_of(page_of(system))
     assert "position 3" in words and "S1: at the top, or just below the top" in words
-    row, arm = table_of(system)["bound"], result_of(system)["bound"]
-    assert float(row["slice_S1_bias"]) == slices_of(system)["low", 1]["bias"]["value"]
-    assert [one["name"] for one in arm["slices"][:3]] == ["S2", "S1", None]
 
 
 def test_families_with_other_slices_are_not_compared(copy):
     plan = json.loads((copy / "plan.json").read_text())
     plan["arms"][1]["families"][0]["slices"][3] = "position 3 or 4"
     (copy / "plan.json").write_text(json.dumps(plan))
-    assert {slice["family"] for slice in told(copy)[1]["bound"]["slices"]} == {"apart"}
+    assert {key.split("/")[0] for key in told(copy)[1].numbers.by("slice", "bias", arm="bound")} == {"apart"}

@@ -11,7 +11,7 @@ from ctr.data.features import Category, Number
 from ctr.data.log import create_log, read_manifests
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids, publish_partition
-from ctr.eval.report.shown_run import show_runs
+from ctr.eval.report.runs import show_runs
 from ctr.eval.run_files import read_default_slices, read_run
 from ctr.eval.windows import SLICES, Sums
 from ctr.training.observers.slices import default_slices, heaviest_ids

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from ctr.data.batches import whole_query_batches
@@ -12,7 +13,7 @@ from ctr.data.kept_values import value_of_id
 from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
 from ctr.data.schema import Schema
-from ctr.eval.run_files import read_run, read_timeline, read_windows
+from ctr.eval.run_files import read_run, read_timeline
 from ctr.training.loop import train
 from ctr.training.observers.features import Features
 from ctr.training.observers.observer import Scored, Turn
@@ -59,7 +60,8 @@ def test_what_ids_stand_for():
 def test_a_run_writes_what_it_met(log, schema: Schema, tmp_path):
     config = make_config({"metrics": {"window_examples": 300}}, logistic=True)
     summary = train(log, config, tmp_path / "run")
-    windows, timeline = read_windows(tmp_path / "run"), read_timeline(read_run(tmp_path / "run"))
+    windows = pd.read_json(tmp_path / "run" / "metrics.jsonl", lines=True)
+    timeline = read_timeline(read_run(tmp_path / "run"))
     assert timeline.windows[:, 0].tolist() == windows["examples"].tolist()
     # Of ids that grow it has nothing to say.
     assert "ids" not in summary

@@ -11,12 +11,11 @@ import small_runs
 from ctr.data.kept_values import values_path
 from ctr.data.log import read_manifests, read_schema
 from ctr.eval.display import fingerprint
-from ctr.eval.report import run_page
-from ctr.eval.report.shown_run import show_runs
+from ctr.eval.report import report_context
 from ctr.training.loop import train
 from ctr.training.observers.slices import slice_names
 from fingerprint_logs import prints_of, publish_growing, values_of
-from report_pages import words_of
+from report_pages import section_of, words_of
 from small_runs import LOGISTIC, draw_examples
 
 CROWDED = {"ids": {"capacity": 100, "capacities": {"user": 12}, "eviction": {"policy": "none"}}}
@@ -117,5 +116,5 @@ def test_slices_have_the_names_of_their_values(run, rows):
     assert names == {str(row["id"]): {**known, "0": "missing"}[str(row["id"])] for row in slices["heaviest"]}
     for one, name in summary["slice_names"]["item"].items():
         assert name == ("missing" if one == "0" else f"id {one}")
-    words = words_of(run_page(show_runs([run])).section("slices"))
+    words = words_of(section_of(report_context([run]), "Slices"))
     assert all(name in words for name in names.values()) and fingerprint(int(next(iter(known)))) not in words

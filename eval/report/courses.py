@@ -1,0 +1,113 @@
+"""What a run's sums say beside its metrics: baselines that cost nothing, and courses over the pass."""
+
+import numpy as np
+import pandas as pd
+
+from ctr.eval.arrays import FloatArray, IntArray, ratio
+from ctr.eval.intervals import Estimate, all_but_one, quotient
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.states import BUCKETS
+from ctr.eval.timeline import Timeline, typical_size
+
+_DAY = 86_400_000_000
+_FIRST_TIME, _LAST_TIME = np.array(["0001-01-02", "9999-12-30"], "datetime64[us]").astype(np.int64)
+_MAX_POINTS, _LEAST_POINTS, _USUAL_POINTS, _ENOUGH = 100, 5, 25, 400
+
+
+def baseline_loglosses(metrics: ProgressiveMetrics) -> dict[str, Estimate]:
+    """Returns the logloss of predictions that cost nothing, by what they are.
+
+    ``the base rate`` is the click rate of all rows. For each feature by which the run is sliced, ``base rate by
+    FEATURE`` is the click rate of the row's value over the rows of other query buckets, so that no row knows its label.
+    """
+    loss, entropy = metrics.logloss.estimate(), metrics.logloss.normalized_entropy_estimate()
+    found = {"the base rate": quotient(loss, entropy)}
+    weight = metrics.logloss.class_weight.sum(axis=1)
+    clicks, total = metrics.logloss.class_weight.sum(axis=0)[1], weight.sum()
+    for feature, state in metrics.slices.items():
+        arrays = state.to_arrays()
+        places, buckets = arrays["key"] // BUCKETS, arrays["key"] % BUCKETS
+        rows, clicked = arrays["sums"][:2]
+        if not total or not np.isclose(rows.sum(), total):
+            # Not all rows are in a slice.
+            continue
+        others, others_clicked = (np.bincount(places, one)[places] - one for one in (rows, clicked))
+        rate = np.clip((others_clicked + clicks / total) / (others + 1), 1e-6, 1 - 1e-6)
+        losses = -(clicked * np.log(rate) + (rows - clicked) * np.log1p(-rate))
+        by_bucket = np.bincount(buckets, losses, BUCKETS).astype(np.float64)
+        found[f"base rate by {feature}"] = Estimate(
+            np.array(ratio(by_bucket.sum(), total)),
+            ratio(all_but_one(by_bucket), all_but_one(weight)),
+            weight > 0,
+            "log",
+        )
+    return found
+
+
+def has_event_time(timeline: Timeline) -> bool:
+    """Returns whether the windows' times spread them out."""
+    times = timeline.windows[:, 1:3]
+    if not len(times) or times.min() < _FIRST_TIME or times.max() > _LAST_TIME:
+        return False
+    middle = middle_times(timeline)
+    return 2 * len(np.unique(middle)) > len(middle) and bool(np.all(np.diff(middle) >= 0))
+
+
+def middle_times(timeline: Timeline) -> IntArray:
+    """Returns the middle of each window's event time, in microseconds [W]."""
+    begin, end = timeline.windows[:, 1], timeline.windows[:, 2]
+    middle: IntArray = begin + (end - begin) // 2
+    return middle
+
+
+def by_day(timeline: Timeline) -> tuple[list[str], Timeline]:
+    """Joins the windows of each day, in UTC, that their middles lie in; nothing where times do not tell."""
+    if not has_event_time(timeline):
+        return [], Timeline()
+    days = middle_times(timeline) // _DAY
+    starts = np.flatnonzero(np.diff(days, prepend=days[0] - 1))
+    return [str(np.datetime64(int(day), "D")) for day in days[starts]], timeline.joined(starts)
+
+
+def point_starts(examples: IntArray) -> IntArray:
+    """Returns the windows at which the points of a line begin, ascending from 0, from the windows' sizes [W].
+
+    A point is one window, or as many as it takes to have a 25th of the pass and 400 examples, or a fifth of a pass of
+    few; of a long pass there are at most `_MAX_POINTS` or so.
+    """
+    if not len(examples):
+        return np.zeros(0, np.int64)
+    usual, total = typical_size(examples), int(examples.sum())
+    each = max(1, -(-total // (usual * _MAX_POINTS)))
+    least = min(max(total / _USUAL_POINTS, _ENOUGH), total / _LEAST_POINTS)
+    # Windows of the usual size stand for themselves, as long as there are few.
+    least = min(least, usual / 2) if usual >= _ENOUGH else least
+    least = max(least, (each - 0.5) * usual) if each > 1 else least
+    starts, held = [0], 0
+    for place, size in enumerate(examples.tolist()):
+        if held >= least:
+            starts.append(place)
+            held = 0
+        held += size
+    # What is left at the end may be a few rows.
+    if len(starts) > 1 and held < least / 2:
+        starts.pop()
+    return np.array(starts, np.int64)
+
+
+def merged_course(windows: pd.DataFrame, metric: str) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
+    """Returns a metric of `ctr.eval.run_files.read_windows` in points: means by weight, and their intervals.
+
+    Rows of the log up to each point's end, values and the ends of intervals, each [P].
+    """
+    starts = point_starts(windows["window_examples"].to_numpy())
+    group = np.searchsorted(starts, np.arange(len(windows)), side="right")
+    weight = windows["weight_sum"].where(windows[metric].notna(), 0.0)
+    margin = weight * (windows[f"{metric}_high"] - windows[f"{metric}_low"]) / 2
+    parts = pd.DataFrame(
+        {"weight": weight, "value": windows[metric].fillna(0.0) * weight, "margin": margin**2}
+    )
+    sums = parts.groupby(group).sum(min_count=1)
+    value, spread = ratio(sums["value"], sums["weight"]), ratio(np.sqrt(sums["margin"]), sums["weight"])
+    ends = windows["examples"].groupby(group).last().to_numpy()
+    return ends, value, value - spread, value + spread

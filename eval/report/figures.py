@@ -1,0 +1,403 @@
+"""Figures of a page as SVG. The same numbers give the same bytes.
+
+Colors become variables of the page's style, so that it may be dark. Runs have a color and a marker by their place.
+"""
+
+import hashlib
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure as Plot
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from ctr.eval.arrays import FloatArray
+from ctr.eval.display import Number
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
+"""Of Okabe and Ito, which people with any kind of color vision can distinguish."""
+DARK_COLORS = ("#4db1ee", "#ff8b4a", "#2fc99a", "#e79ccb", "#9ad6f7", "#ffc24d", "#d5dae0")
+SIGNS, MARKERS = "●■▲◆▼✚", ("o", "s", "^", "D", "v", "P")
+INK, QUIET, GRID = "#1f2933", "#8a94a0", "#e4e7eb"
+
+_VARIABLES = {
+    **{color.lower(): f"var(--run-{index})" for index, color in enumerate(COLORS)},
+    INK: "var(--ink)",
+    QUIET: "var(--plot-quiet)",
+    GRID: "var(--line)",
+}
+_STYLE: dict[Any, Any] = {
+    "font.size": 9.5,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "xtick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.color": QUIET,
+    "ytick.labelcolor": INK,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ctr",
+}
+_WIDTH, _HEIGHT = 4.3, 2.6
+_DATES = ["%Y", "%b", "%d %b", "%H:%M", "%H:%M", "%S.%f"]
+_DATES_BESIDE = ["", "%Y", "%Y", "%d %b %Y", "%d %b %Y", "%d %b %Y %H:%M"]
+"""Formats of ticks of years, months, ..., seconds, and of what stands once beside the axis."""
+_LONGEST_NAME = 24
+
+
+class Figure(NamedTuple):
+    """A figure with the words above it."""
+
+    title: str
+    note: str
+    svg: Markup
+
+
+class Line(NamedTuple):
+    """A course: values at places ``x``, with the ends of their intervals, drawn as a band."""
+
+    x: npt.NDArray[Any]
+    y: FloatArray
+    low: FloatArray | None = None
+    high: FloatArray | None = None
+    look: int = 0
+    color: str = ""  # instead of its look's
+    label: str = ""
+    is_dashed: bool = False
+
+
+class Point(NamedTuple):
+    """A point of a plane with its name, and with ends of intervals where they are known."""
+
+    name: str
+    x: Number
+    y: Number
+    look: int = 0
+
+
+def color_of(look: int) -> str:
+    """Returns the color of a run by its place."""
+    return COLORS[look % len(COLORS)]
+
+
+def draw(
+    title: str, note: str, alt: str, fill: Callable[[Axes], None], size: tuple[float, float] = (_WIDTH, _HEIGHT),
+    left: float = 0.62, bottom: float = 0.45,
+) -> Figure:  # fmt: skip
+    """Draws a figure; margins are in inches, ``alt`` says in words what is seen."""
+    width, height = size
+    with matplotlib.rc_context(_STYLE):
+        plot = Plot(figsize=size, dpi=72)
+        frame = left / width, bottom / height, 1 - (left + 0.2) / width, 1 - (bottom + 0.12) / height
+        fill(plot.add_axes(frame))
+        stream = io.StringIO()
+        plot.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    # The page around says which fonts.
+    svg = re.sub(r"; font-family: [^;\"]*", "", stream.getvalue())
+    svg = svg[svg.index("<svg") :].rstrip()
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    # It would hold for the whole page, whose own style says the same.
+    svg = re.sub(r"\s*<defs>\s*<style .*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
+    svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(
+        r"(fill|stroke): (#[0-9a-f]{6})",
+        lambda match: f"{match[1]}: {_VARIABLES.get(match[2], match[2])}",
+        svg,
+    )
+    referred = set(re.findall(r"#([A-Za-z0-9_.\-]+)", svg))
+    svg = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in referred else "", svg)
+    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
+    # An element of a page may refer to parts of another one that have the same id.
+    prefix = hashlib.sha256(f"{title}\0{alt}\0{svg}".encode()).hexdigest()[:8]
+    svg = re.sub(r'(\sid="|\shref="#|:href="#|url\(#)', rf"\g<1>p{prefix}-", svg)
+    words = f'class="plot" role="img" aria-label="{escape(alt)}" '
+    return Figure(title, note, Markup(svg.replace("<svg ", f"<svg {words}", 1)))
+
+
+def courses(
+    title: str,
+    lines: Sequence[Line],
+    *,
+    level: float | None = None,
+    note: str = "",
+    label: str = "examples",
+    limits: tuple[float, float] | None = None,
+    within: tuple[float, float] = (-math.inf, math.inf),
+) -> Figure | None:
+    """Draws courses over time, or over examples; None where none has two points.
+
+    The frame holds the values and the inner half of their bands, but for unusually wide ones, and lies `within` what
+    is possible; ``level`` is a line to compare with, drawn where it is near.
+    """
+    known = [line for line in lines if np.isfinite(line.y).sum() > 1]
+    if not known:
+        return None
+    framed = [line.y for line in known]
+    for line in known:
+        if line.low is not None and line.high is not None:
+            framed += [(line.y + end) / 2 for end in _usual_ends(line.y, line.low, line.high, 2.0)]
+    values = np.concatenate(framed)
+    values = np.clip(values[np.isfinite(values)], *within)
+    is_time = known[0].x.dtype.kind == "M"
+
+    def fill(axes: Axes) -> None:
+        for line in known:
+            color = line.color or color_of(line.look)
+            if line.low is not None and line.high is not None:
+                band = 0.2 / math.sqrt(len(known))
+                axes.fill_between(line.x, line.low, line.high, color=color, alpha=band, linewidth=0)
+            axes.plot(
+                line.x, line.y, color=color, linewidth=1.0 if line.is_dashed else 1.6,
+                linestyle=(0, (5, 2)) if line.is_dashed else "solid", label=line.label or None,
+                marker=MARKERS[line.look % len(MARKERS)] if len(line.x) <= 40 and not line.is_dashed else None,
+                markersize=3,
+            )  # fmt: skip
+        axes.set_ylim(*(limits or _frame(values, level)))
+        _draw_level(axes, level)
+        if is_time:
+            _set_times(axes)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.xaxis.set_major_formatter(FuncFormatter(thousands))
+            axes.set_xlabel(label)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        if any(line.label for line in known):
+            axes.legend(loc="best", ncols=3 if len(known) > 3 else 1)
+
+    ends = "; ".join(f"from {line.y[np.isfinite(line.y)][0]:.4g} to {line.y[np.isfinite(line.y)][-1]:.4g}"
+                     for line in known[:6])  # fmt: skip
+    return draw(title, note, f"{title} over the pass: {ends}.", fill)
+
+
+def by_group(
+    title: str,
+    tables: Sequence[tuple[FloatArray, FloatArray, FloatArray]],
+    groups: Sequence[str],
+    label: str,
+    *,
+    level: float,
+    note: str = "",
+) -> Figure:
+    """Draws a value of each group with its interval, for each run: its values, low and high ends, each [G]."""
+    beside = min(0.7 / len(tables), 0.25)
+
+    def fill(axes: Axes) -> None:
+        framed = [np.array([level])]
+        for look, (y, low, high) in enumerate(tables):
+            x = np.arange(len(groups)) + (look - (len(tables) - 1) / 2) * beside
+            _draw_points(axes, x, y, look, y_ends=(low, high))
+            framed += [y, *_usual_ends(y, low, high, 3.0)]
+        values = np.concatenate(framed)
+        axes.set_ylim(*_frame(values[np.isfinite(values)], level))
+        _draw_level(axes, level)
+        axes.set_xticks(np.arange(len(groups)), list(groups))
+        axes.set_xlim(-0.6, len(groups) - 0.4)
+        axes.grid(False, axis="x")
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.set_xlabel(label)
+
+    words = "; ".join(f"between {np.nanmin(y):.4g} and {np.nanmax(y):.4g}" for y, _, _ in tables
+                      if np.isfinite(y).any())  # fmt: skip
+    return draw(title, note, f"{title} by {label}: {words}.", fill)
+
+
+def reliability(
+    title: str, tables: Sequence[tuple[FloatArray, FloatArray, FloatArray, FloatArray]]
+) -> Figure:
+    """Draws the observed click rate over the predicted one, for each run: both, and the ends of the first's interval.
+
+    On the diagonal a model is calibrated.
+    """
+    every = np.concatenate([np.concatenate(table[:2]) for table in tables])
+    positive = every[np.isfinite(every) & (every > 0)]
+    is_log = len(positive) > 1 and bool(positive.max() > 20 * positive.min())
+    low, high = (float(positive.min()), float(positive.max())) if len(positive) else (0.01, 1.0)
+    margin = 0.06 * (high - low) or 0.01
+    limits = (low / 1.5, high * 1.5) if is_log else (low - margin, high + margin)
+
+    def fill(axes: Axes) -> None:
+        if is_log:
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+        axes.plot(limits, limits, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+        for look, (predicted, observed, below, above) in enumerate(tables):
+            if is_log:
+                below = np.maximum(below, limits[0] / 10)
+            _draw_points(axes, predicted, observed, look, y_ends=(below, above))
+        axes.set(xlim=limits, ylim=limits, xlabel="predicted click rate")
+        for axis in (axes.xaxis, axes.yaxis):
+            if not is_log:
+                axis.set_major_locator(MaxNLocator(5))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+            axis.set_minor_formatter("")
+
+    return draw(
+        title, "dashed: calibrated", f"{title} by decile of prediction, from {low:.3g} to {high:.3g}.", fill
+    )
+
+
+def by_name(title: str, runs: Sequence[dict[str, Number]], names: Sequence[str], *, note: str = "") -> Figure:
+    """Draws numbers by name, one below the other, for each run: such as the importance of features."""
+    shown = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]
+    beside = min(0.7 / len(runs), 0.25)
+
+    def fill(axes: Axes) -> None:
+        for look, numbers in enumerate(runs):
+            y = np.array([place for place, name in enumerate(names) if name in numbers])
+            ends = [np.array([getattr(numbers[names[place]], end) for place in y], np.float64)
+                    for end in ("value", "low", "high")]  # fmt: skip
+            _draw_points(
+                axes, ends[0], y + (look - (len(runs) - 1) / 2) * beside, look, x_ends=(ends[1], ends[2])
+            )
+        axes.axvline(0, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+        axes.set_yticks(np.arange(len(names)), shown)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+
+    left = 0.2 + 0.075 * max(map(len, shown))
+    first = ", ".join(names[:3])
+    return draw(
+        title, note, f"{title}; the largest: {first}.", fill, (_WIDTH, 0.55 + 0.24 * len(names)), left, 0.3
+    )
+
+
+def plane(
+    title: str,
+    points: Sequence[Point],
+    labels: tuple[str, str],
+    *,
+    joined: Sequence[Sequence[int]] = (),
+    level: float | None = None,
+    note: str = "",
+) -> Figure:
+    """Draws points with their names on a plane, such as accuracy over cost.
+
+    ``joined``: places of points that a line joins; ``level``: of x, to compare with.
+    """
+
+    def fill(axes: Axes) -> None:
+        for line in joined:
+            ends = [points[place] for place in line]
+            axes.plot([one.x.value or 0.0 for one in ends], [one.y.value or 0.0 for one in ends],
+                      color=color_of(ends[0].look), linewidth=1, alpha=0.6)  # fmt: skip
+        for one in points:
+            spans = [
+                (np.array([end.low], np.float64), np.array([end.high], np.float64)) for end in (one.x, one.y)
+            ]
+            x, y = (np.array([end.value], np.float64) for end in (one.x, one.y))
+            _draw_points(axes, x, y, one.look, x_ends=spans[0], y_ends=spans[1])
+        if level is not None:
+            axes.axvline(level, color=QUIET, linewidth=1, linestyle=(0, (1, 2)))
+        axes.axhline(0, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+        axes.set(xlabel=labels[0], ylabel=labels[1])
+        axes.margins(0.12, 0.12)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(6))
+        _write_names(axes, points)
+
+    named = [one for one in points if one.name]
+    words = "; ".join(f"{one.name}: {one.x.value:.4g}, {one.y.value:.4g}" for one in named[:8])
+    return draw(title, note, f"{title}. {words}.", fill, (6.4, 3.8), 0.75)
+
+
+def thousands(value: float, _: int = 0) -> str:
+    """Formats a tick: thousands parted, up to two decimals."""
+    return f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+def _draw_points(
+    axes: Axes, x: npt.NDArray[Any], y: npt.NDArray[Any], look: int,
+    x_ends: tuple[FloatArray, FloatArray] | None = None, y_ends: tuple[FloatArray, FloatArray] | None = None,
+) -> None:  # fmt: skip
+    axes.errorbar(
+        x, y, color=color_of(look), marker=MARKERS[look % len(MARKERS)], markersize=4.5, linestyle="none",
+        xerr=None if x_ends is None else _margins(x, *x_ends), elinewidth=1.1,
+        yerr=None if y_ends is None else _margins(y, *y_ends),
+    )  # fmt: skip
+
+
+def _margins(values: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
+    return np.maximum(np.nan_to_num(np.stack([values - low, high - values])), 0.0)
+
+
+def _usual_ends(y: FloatArray, low: FloatArray, high: FloatArray, most: float) -> list[FloatArray]:
+    """Returns the ends of intervals, without those of more than so many times the usual width, which hide the rest."""
+    width = high - low
+    usual = width <= most * np.nanmedian(width) if np.isfinite(width).any() else np.zeros(len(y), np.bool_)
+    return [np.where(usual, end, y) for end in (low, high)]
+
+
+def _frame(values: FloatArray, level: float | None) -> tuple[float, float]:
+    """Returns limits that hold values, and a level that lies near them."""
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    margin = 0.1 * (high - low) or 0.01 * max(abs(high), 0.01)
+    if level is not None and low - 3 * margin <= level <= high + 3 * margin:
+        low, high = min(low, level), max(high, level)
+    return low - margin, high + margin
+
+
+def _draw_level(axes: Axes, level: float | None) -> None:
+    low, high = axes.get_ylim()
+    if level is not None and low <= level <= high:
+        axes.axhline(level, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
+
+
+def _set_times(axes: Axes) -> None:
+    # With 3 and 6 some interval fits nearly any stretch of time.
+    locator = AutoDateLocator(minticks=3, maxticks=6)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(
+        ConciseDateFormatter(locator, formats=_DATES, offset_formats=_DATES_BESIDE)  # type: ignore[no-untyped-call]
+    )
+
+
+def _write_names(axes: Axes, points: Sequence[Point]) -> None:
+    """Writes a name beside each point, where it hides the fewest other names and points."""
+    places = axes.transData.transform(
+        np.array([[float(one.x.value or 0), float(one.y.value or 0)] for one in points])
+    )
+    frame = axes.get_window_extent()
+    # From the font's usual proportions: the text is laid out by whoever shows the picture.
+    boxes = np.column_stack([places - 3, places + 3])
+    for point, (x, y) in zip(points, places, strict=True):
+        if not point.name:
+            continue
+        size = np.array([4.6 * len(point.name), 9.0])
+        tries = []
+        for distance in (5, 10, 17, 26):
+            for across, up in ((0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1), (1, 0), (-1, 0)):
+                low = np.array([x, y]) + np.array([across, up]) * distance - size * [(1 - across) / 2, 0.5]
+                box = np.concatenate([low, low + size])
+                outside = low[0] < frame.x0 or box[2] > frame.x1 or low[1] < frame.y0 or box[3] > frame.y1
+                shared = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
+                hidden = float(np.prod(np.maximum(shared, 0), axis=1).sum())
+                tries.append((hidden + 1e6 * outside + distance, distance, across, up, box))
+        _, distance, across, up, box = min(tries, key=lambda one: one[0])
+        boxes = np.vstack([boxes, box])
+        axes.annotate(
+            point.name, (float(point.x.value or 0), float(point.y.value or 0)), (across * distance, up * distance),
+            textcoords="offset points", ha={1: "left", 0: "center", -1: "right"}[across], va="center", fontsize=8,
+            color=color_of(point.look),
+        )  # fmt: skip
