@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ctr import __version__
 from ctr.io.errors import PassingError
-from ctr.io.files import hold
+from ctr.io.files import check_local, hold
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,8 @@ def keep_compiled_loops() -> None:
     """Makes TensorFlow, which is imported and has computed nothing, keep compiled loops on disk until the process ends.
 
     ``CTR_CACHE`` names the folder, by default ``ctr`` in the user's cache folder; empty: nothing is kept. Nor is it
-    with flags of the user's own for XLA, or where the folder is missing, full, read-only or not private.
+    with flags of the user's own for XLA, or where the folder is missing, full, read-only or not private. InputError: an
+    address.
     """
     if _FLAGS in os.environ or os.environ.get("CTR_CACHE") == "":
         return
@@ -76,6 +77,7 @@ def _open_store() -> Path:
     if not os.path.isabs(caches):
         caches = os.path.expanduser("~/.cache")
     folder = Path(os.environ.get("CTR_CACHE") or f"{caches}/ctr").absolute()
+    check_local(os.environ.get("CTR_CACHE", ""))
     # Not those above: where there is no home, none is made.
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     for private in (folder, folder / "loops"):
