@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -29,8 +30,7 @@ log = logging.getLogger(__name__)
 
 _FLAGS = "TF_XLA_FLAGS"
 _STORE_BYTES = 2**27
-_FREE_BYTES = 2**25
-"""What must be free: TensorFlow fails where it cannot write a loop."""
+_FREE_BYTES = 2**25  # TensorFlow fails where it cannot write a loop
 
 
 # TensorFlow reads its flags once.
@@ -45,6 +45,9 @@ def keep_compiled_loops() -> None:
     if _FLAGS in os.environ or os.environ.get("CTR_CACHE") == "":
         return
     try:
+        from tensorflow.python.eager.polymorphic_function import concrete_function
+        from tensorflow.python.ops import control_flow_util_v2
+
         store, machine = _open_store(), _machine()
         holding = contextlib.ExitStack()
         folder = Path(tempfile.mkdtemp(prefix="process-", dir=store))
@@ -52,12 +55,18 @@ def keep_compiled_loops() -> None:
         _link(store, machine, folder)
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, _FREE_BYTES)
-    except (OSError, PassingError) as error:
+    except (ImportError, OSError, PassingError) as error:
         log.info("compiled loops are not kept: %s", error)
         return
     atexit.register(_move_to_store, store, machine, folder, holding)
     import tensorflow as tf
 
+    # A loop is found by all names in it. TensorFlow numbers functions as it does tensors, those of all threads.
+    numbers = itertools.count()
+    concrete_function._inference_name = lambda name: f"__inference_{name}_counted_{next(numbers)}"
+    control_flow_util_v2.unique_fn_name = lambda scope, name: (
+        f"{scope}{name}_counted_{next(numbers)}".replace("/", "_")
+    )
     # A value in quotes may have spaces.
     directory = json.dumps(str(folder), ensure_ascii=False)
     os.environ[_FLAGS] = (
@@ -84,11 +93,8 @@ def _open_store() -> Path:
         private.mkdir(mode=0o700, exist_ok=True)
         status = private.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            log.warning(
-                "%s: another user owns it or can write to it, so that no compiled loops are kept; allowed: a folder "
-                "of your own with mode 700 (CTR_CACHE names another)",
-                private,
-            )
+            text = "no compiled loops are kept; allowed: a folder of your own with mode 700 (CTR_CACHE names another)"
+            log.warning("%s: another user owns it or can write to it: %s", private, text)
             raise PermissionError(f"{private} is not private")
     return folder / "loops"
 

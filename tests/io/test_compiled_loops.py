@@ -26,6 +26,8 @@ if sys.argv[1:]:
 before = dict(os.environ)
 keep_compiled_loops()
 assert dict(os.environ) == before
+# TensorFlow numbers tensors, and what is traced after them.
+tensors = [tf.constant(number) for number in range(os.getpid() % 97)]
 loop = tf.function(lambda x: tf.while_loop(lambda x: x[0, 0] < 9, lambda x: [tf.exp(-x) @ x], [x]), jit_compile=True)
 print(hashlib.sha256(loop(tf.linspace([0.1] * 8, [0.2] * 8, 8))[0].numpy().tobytes()).hexdigest())
 """
