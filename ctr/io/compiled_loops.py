@@ -45,10 +45,10 @@ def keep_compiled_loops() -> None:
     if _FLAGS in os.environ or os.environ.get("CTR_CACHE") == "":
         return
     try:
+        store, machine = _open_store(), _machine()
         from tensorflow.python.eager.polymorphic_function import concrete_function
         from tensorflow.python.ops import control_flow_util_v2
 
-        store, machine = _open_store(), _machine()
         holding = contextlib.ExitStack()
         folder = Path(tempfile.mkdtemp(prefix="process-", dir=store))
         holding.enter_context(hold(folder, f"{folder}: removed by another process"))
