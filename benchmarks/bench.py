@@ -60,6 +60,7 @@ PARTS = {
     "objective": objective,
     "metrics": log.metrics,
     "start": start.start,
+    "quickstart": start.quickstart,
     "memory": start.memory,
     "ids": log.ids,
 }

@@ -1,6 +1,7 @@
 """How long one waits: for commands that do little, each a process, and for the first step; and memory of a process."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from parts.setting import Setting
 from processes import FOLDER, run_command, run_python
 from reference import Size
@@ -18,6 +21,7 @@ from runner import Arm, Numbers, compare
 
 TIMES = 5
 EXAMPLES = 20_000
+TABLE_ROWS = 10_000
 FIRST_BATCH = "the step that learns: first run"
 """What ``ctr train -v`` says when it has learned from its first batch."""
 POINTS = {
@@ -41,11 +45,43 @@ def fresh_process(size: Size) -> dict[str, float]:
 
 def start(setting: Setting) -> dict[str, Any]:
     """Commands in turns; the first round, which reads the files from the disk, does not count."""
+    # Loops of runs before would be loaded.
+    os.environ["CTR_CACHE"] = ""
     with tempfile.TemporaryDirectory() as name:
         commands = compare(_commands(Path(name)), 1 if setting.quick else TIMES)
     fresh = fresh_process(setting.size)
     names = ("import_seconds", "state_seconds", "first_step_seconds")
     return {"commands": commands, **{name: fresh[name] for name in names}}
+
+
+def quickstart(setting: Setting) -> dict[str, Any]:
+    """``ctr quickstart`` of a table: the first time, and again with the loops that were compiled then."""
+    rows = 500 if setting.quick else TABLE_ROWS
+    rng = np.random.default_rng(0)
+    columns = {name: rng.zipf(1.3, rows) % 500 for name in ("user", "item", "device")}
+    label = rng.random(rows) < 0.2 + 0.1 * np.sin(columns["item"])
+    with tempfile.TemporaryDirectory() as name:
+        folder, numbers = Path(name), count()
+        table = pd.DataFrame({**columns, "price": rng.lognormal(3, 1, rows), "click": label.astype(int)})
+        table.to_csv(folder / "table.csv", index=False)
+
+        def run(cache: str | None) -> Numbers:
+            out = f"out-{next(numbers)}"
+            os.environ["CTR_CACHE"] = str(folder / (cache or f"{out}-cache"))
+            ended = run_command(
+                "quickstart", "table.csv", "--label", "click", "--out", out, "--json", cwd=folder
+            )
+            summary = json.loads(ended.output)["summary"]
+            return {
+                "seconds": ended.seconds,
+                "processor_seconds": ended.processor_seconds,
+                "train_seconds": summary["wall_seconds"],
+                "steps_seconds": rows / summary["examples_per_second"],
+            }
+
+        # The round before those that count compiles what the second one loads.
+        arms = {"first": partial(run, None), "again": partial(run, "cache")}
+        return compare(arms, 1 if setting.quick else TIMES)
 
 
 def memory(setting: Setting) -> dict[str, Any]:

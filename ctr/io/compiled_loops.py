@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -23,14 +24,13 @@ from pathlib import Path
 
 from ctr import __version__
 from ctr.io.errors import PassingError
-from ctr.io.files import hold
+from ctr.io.files import check_local, hold
 
 log = logging.getLogger(__name__)
 
 _FLAGS = "TF_XLA_FLAGS"
 _STORE_BYTES = 2**27
-_FREE_BYTES = 2**25
-"""What must be free: TensorFlow fails where it cannot write a loop."""
+_FREE_BYTES = 2**25  # TensorFlow fails where it cannot write a loop
 
 
 # TensorFlow reads its flags once.
@@ -39,24 +39,34 @@ def keep_compiled_loops() -> None:
     """Makes TensorFlow, which is imported and has computed nothing, keep compiled loops on disk until the process ends.
 
     ``CTR_CACHE`` names the folder, by default ``ctr`` in the user's cache folder; empty: nothing is kept. Nor is it
-    with flags of the user's own for XLA, or where the folder is missing, full, read-only or not private.
+    with flags of the user's own for XLA, or where the folder is missing, full, read-only or not private. InputError: an
+    address.
     """
     if _FLAGS in os.environ or os.environ.get("CTR_CACHE") == "":
         return
     try:
         store, machine = _open_store(), _machine()
+        from tensorflow.python.eager.polymorphic_function import concrete_function
+        from tensorflow.python.ops import control_flow_util_v2
+
         holding = contextlib.ExitStack()
         folder = Path(tempfile.mkdtemp(prefix="process-", dir=store))
         holding.enter_context(hold(folder, f"{folder}: removed by another process"))
         _link(store, machine, folder)
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, _FREE_BYTES)
-    except (OSError, PassingError) as error:
+    except (ImportError, OSError, PassingError) as error:
         log.info("compiled loops are not kept: %s", error)
         return
     atexit.register(_move_to_store, store, machine, folder, holding)
     import tensorflow as tf
 
+    # A loop is found by all names in it. TensorFlow numbers functions as it does tensors, those of all threads.
+    numbers = itertools.count()
+    concrete_function._inference_name = lambda name: f"__inference_{name}_counted_{next(numbers)}"
+    control_flow_util_v2.unique_fn_name = lambda scope, name: (
+        f"{scope}{name}_counted_{next(numbers)}".replace("/", "_")
+    )
     # A value in quotes may have spaces.
     directory = json.dumps(str(folder), ensure_ascii=False)
     os.environ[_FLAGS] = (
@@ -76,17 +86,15 @@ def _open_store() -> Path:
     if not os.path.isabs(caches):
         caches = os.path.expanduser("~/.cache")
     folder = Path(os.environ.get("CTR_CACHE") or f"{caches}/ctr").absolute()
+    check_local(os.environ.get("CTR_CACHE", ""))
     # Not those above: where there is no home, none is made.
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     for private in (folder, folder / "loops"):
         private.mkdir(mode=0o700, exist_ok=True)
         status = private.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            log.warning(
-                "%s: another user owns it or can write to it, so that no compiled loops are kept; allowed: a folder "
-                "of your own with mode 700 (CTR_CACHE names another)",
-                private,
-            )
+            text = "no compiled loops are kept; allowed: a folder of your own with mode 700 (CTR_CACHE names another)"
+            log.warning("%s: another user owns it or can write to it: %s", private, text)
             raise PermissionError(f"{private} is not private")
     return folder / "loops"
 
