@@ -38,7 +38,7 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 3875,
+    "benchmarks": 3868,
     "benchmarks/studies": 4713,
     "ctr": 2074,
     "ctr/config": 922,
@@ -53,14 +53,14 @@ LINES = {
     "ctr/workers": 1359,
     "eval": 5761,
     "models": 2063,
-    "optim": 7670,
+    "optim": 6988,
     "pipelines": 9433,
-    "tests": 54786,
+    "tests": 54416,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 168, 29639
+LOOP_MODULES, LOOP_LINES = 168, 29285
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20
