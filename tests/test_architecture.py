@@ -53,9 +53,9 @@ LINES = {
     "ctr/workers": 1359,
     "eval": 4774,
     "models": 2063,
-    "optim": 7041,
+    "optim": 6988,
     "pipelines": 9433,
-    "tests": 54538,
+    "tests": 54514,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""

@@ -122,11 +122,6 @@ class OptimizerMixin:
             raise ValueError("this optimizer has no variables yet: call build(variables), or train")
         return self._core
 
-    @property
-    def cores(self) -> list[Any]:
-        """The optimizers of this process' replicas, each with its part of the state; the first is ``core``."""
-        return [self.core] if self._replicas is None else self._replicas.cores
-
     def exchange(self) -> None:
         """Exchanges roots, if that is due, where steps that XLA compiles leave it to the time between them."""
         if self._replicas is None:

@@ -1,10 +1,9 @@
 """K-FAC over a list of variables, of which some are the matrices and biases of linear products (``factors.py``).
 
-A step takes the gradients and, every few steps, the factors of the batch. Weights in no product take AdaGrad's step,
-and so does a layer until it has its first inverses. Inverses are computed within the step, in float64; one that is
-not finite leaves the previous one, and is counted. A batch with factors that are not finite is left out of all sums,
-and counted. Eigenvectors (``form="eigen"``) that XLA computes are less exact than the dtype: steps differ by some
-1e-6.
+A step takes the gradients and, every few steps, the factors of the batch. Each layer takes the step size of AdaGrad,
+which also trains weights in no product, and a layer until it has its first inverses. Inverses are computed within the
+step, in float64; one that is not finite leaves the previous one, and is counted. A batch with factors that are not
+finite is left out of all sums, and counted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from ctr.optim.first_order.directions import momentum_step
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.factors import Factors
-from ctr.optim.option_types import NUMPY, STRICT, Decay, Frequency, NotNegative, Switch
+from ctr.optim.option_types import NUMPY, STRICT, Decay, Frequency, NotNegative
 from ctr.optim.shampoo.schedule import when
 from ctr.optim.variables import Variables, create_variable
 
@@ -27,11 +26,8 @@ class KfacOptions:
     """Everything but the learning rate.
 
     Attributes:
-        damping: ``lambda`` of THESIS eq. 3.1.
-        relative_damping: lambda is a share of the mean eigenvalue of the factorization, tr A tr G / (dim A dim G), so
-            that its effect does not depend on the scale of the loss.
-        form: ``inverse`` divides the damping between both factors by pi (eq. 3.2); ``eigen`` adds it to the products of
-            their eigenvalues.
+        damping: ``lambda`` of THESIS eq. 3.2, as a share of the mean eigenvalue of the factorization, tr A tr G / (dim
+            A dim G), so that its effect does not depend on the scale of the loss.
         fisher: whether output gradients are those of labels ``sampled`` from the model, or of the labels themselves
             (``empirical``).
         decay: of the factors, per collection, bias-corrected.
@@ -40,34 +36,23 @@ class KfacOptions:
         statistics_rows: factors are of about so many rows of a batch, every n-th one, which the passes that collect
             them are made with; of a batch below twice that, of all. They change slowly, and their average is over many
             batches.
-        inverse_frequency: inverses, or eigenvectors, are computed every this many steps.
-        grafting: the step size that each layer takes: ``adagrad``'s, or its ``own``. AdaGrad also trains what is in no
-            linear product.
+        inverse_frequency: inverses are computed every this many steps.
         initial_accumulator: initial value of AdaGrad's sums of squares.
         momentum: ``mu`` of M = mu M + (1 - mu) P; 0: none.
-        nesterov: step along mu M + (1 - mu) P instead of M.
         weight_decay: ``lambda`` of decoupled decay, before momentum; of matrices alone.
         seed: of sampled labels.
     """
 
     damping: Annotated[float, Field(strict=True, gt=0, le=1e6), NUMPY] = 1e-2
-    relative_damping: Switch = True
-    form: Literal["inverse", "eigen"] = "inverse"
     fisher: Literal["sampled", "empirical"] = "sampled"
     decay: Decay = 0.95
     statistics_frequency: Frequency = 10
     statistics_rows: Annotated[int, Field(strict=True, ge=1, lt=2**31), NUMPY] = 512
     inverse_frequency: Frequency = 50
-    grafting: Literal["adagrad", "own"] = "adagrad"
     initial_accumulator: NotNegative = 1e-6
     momentum: Decay = 0.0
-    nesterov: Switch = False
     weight_decay: NotNegative = 0.0
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**31), NUMPY] = 1
-
-    def __post_init__(self) -> None:
-        if self.nesterov and not self.momentum:
-            raise ValueError("nesterov requires a momentum above 0")
 
 
 class Layer(NamedTuple):
@@ -87,8 +72,7 @@ class KfacCore:
     Attributes:
         sizes: the rows, with that of the bias, and columns of each layer.
         variables: all state by name: of layer i ``layer{i}/inputs``, ``/outputs`` (sums that decay, float64),
-            ``/left``, ``/right`` (inverses or eigenvectors) and, for eigenvectors, ``/left_values``,
-            ``/right_values``; of weight i ``tensor{i}/accumulator`` and ``/momentum``.
+            ``/left``, ``/right`` (inverses); of weight i ``tensor{i}/accumulator`` and ``/momentum``.
     """
 
     def __init__(self, options: KfacOptions, weights: Sequence[tf.Variable], layers: Sequence[Layer]) -> None:
@@ -102,18 +86,15 @@ class KfacCore:
         self.step, self.collections, self.failed, self.refreshed = (
             made.make(name, [], tf.int64) for name in ("step", "collections", "failed", "refreshed")
         )
-        self._ready, self._damping = (made.make(name, [len(layers)]) for name in ("ready", "damping"))
+        self._ready = made.make("ready", [len(layers)])
         # By layer and kind.
         self._state: list[dict[str, tf.Variable]] = []
         for number, (rows, columns) in enumerate(self.sizes):
             sides = {"inputs": rows, "outputs": columns, "left": rows, "right": columns}
-            if options.form == "eigen":
-                sides |= {"left_values": rows, "right_values": columns}
             self._state.append({})
             for kind, size in sides.items():
-                shape = [size] if kind.endswith("_values") else [size, size]
                 dtype = tf.float64 if kind in Factors._fields else self.dtype
-                self._state[number][kind] = made.make(f"layer{number}/{kind}", shape, dtype)
+                self._state[number][kind] = made.make(f"layer{number}/{kind}", [size, size], dtype)
         for index, weight in enumerate(weights):
             made.make(f"tensor{index}/accumulator", weight.shape, value=options.initial_accumulator)
             if options.momentum:
@@ -174,16 +155,16 @@ class KfacCore:
             return
         decay = tf.constant(self.options.decay, tf.float64)
         correction = 1.0 - tf.pow(decay, tf.cast(self.collections, tf.float64))
-        rows = [self._invert_layer(state, correction) for state in self._state]
-        refreshed, damping, failed = tf.unstack(tf.stack(rows), axis=1)
-        self._ready.assign(tf.where(refreshed > 0, tf.ones_like(self._ready), self._ready))
-        self._damping.assign(tf.where(refreshed > 0, damping, self._damping))
+        outcomes = [self._invert_layer(state, correction) for state in self._state]
+        refreshed, failed = (tf.stack(flags) for flags in zip(*outcomes, strict=True))
+        self._ready.assign(tf.where(refreshed, tf.ones_like(self._ready), self._ready))
         for counter, flags in ((self.refreshed, refreshed), (self.failed, failed)):
             counter.assign_add(tf.math.count_nonzero(flags))
 
-    def _invert_layer(self, state: Mapping[str, tf.Variable], correction: tf.Tensor) -> tf.Tensor:
-        """Returns whether a layer's inverses are new, their damping, and whether they failed, [3]."""
-        options = self.options
+    def _invert_layer(
+        self, state: Mapping[str, tf.Variable], correction: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns whether a layer's inverses are new, and whether they failed, bool scalars."""
         sums = Factors(
             *(tf.math.divide_no_nan(state[side].read_value(), correction) for side in Factors._fields)
         )
@@ -192,18 +173,13 @@ class KfacCore:
         # Decompositions of other numbers may raise an error, or never end.
         sums = Factors(*(tf.where(finite, one, tf.eye(one.shape[0], dtype=one.dtype)) for one in sums))
         there = (kfac.mean_eigenvalue(sums.inputs) > 0) & (kfac.mean_eigenvalue(sums.outputs) > 0)
-        damping = kfac.whole_damping(sums, options.damping, options.relative_damping)
+        damping = kfac.whole_damping(sums, self.options.damping)
         damping = tf.where(there, damping, tf.ones_like(damping))
-        if options.form == "inverse":
-            new = dict(zip(("left", "right"), kfac.damped_inverses(sums, damping), strict=True))
-        else:
-            (left_values, left), (right_values, right) = map(tf.linalg.eigh, sums)
-            new = {"left": left, "right": right, "left_values": left_values, "right_values": right_values}
-        new = {kind: tf.cast(value, self.dtype) for kind, value in new.items()}
-        sound = finite & _all_finite(list(new.values()))
-        for kind, value in new.items():
+        new = [tf.cast(inverse, self.dtype) for inverse in kfac.damped_inverses(sums, damping)]
+        sound = finite & _all_finite(new)
+        for kind, value in zip(("left", "right"), new, strict=True):
             state[kind].assign(tf.where(there & sound, value, state[kind]))
-        return tf.stack([tf.cast(value, self.dtype) for value in (there & sound, damping, there & ~sound)])
+        return there & sound, there & ~sound
 
     def _precondition(
         self, number: int, gradients: Sequence[tf.Tensor], grafts: Sequence[tf.Tensor]
@@ -214,17 +190,10 @@ class KfacCore:
             rows = [tf.reshape(given[index], [-1, columns]) for index in parts]
             return rows[0] if len(rows) == 1 else tf.concat(rows, axis=0)
 
-        whole, sides = joined(gradients), Factors(state["left"], state["right"])
-        if self.options.form == "inverse":
-            found = kfac.precondition_by_inverses(sides, whole)
-        else:
-            values = state["left_values"], state["right_values"]
-            found = kfac.precondition_by_eigenvectors(sides, values, self._damping[number], whole)
+        found = kfac.precondition(Factors(state["left"], state["right"]), joined(gradients))
         norm = tf.norm(found)
         usable = (self._ready[number] > 0) & (norm > 0) & tf.math.is_finite(norm)
-        scale = tf.ones_like(norm)
-        if self.options.grafting == "adagrad":
-            scale = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(grafts[index]) for index in parts])) / norm
+        scale = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(grafts[index]) for index in parts])) / norm
         return tf.cond(usable, lambda: scale * found, lambda: joined(grafts))
 
     def _move(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
@@ -233,7 +202,7 @@ class KfacCore:
             direction += options.weight_decay * tf.cast(weight, self.dtype)
         if options.momentum:
             kept = self.variables[f"tensor{index}/momentum"]
-            average, direction = momentum_step(kept, direction, options.momentum, options.nesterov)
+            average, direction = momentum_step(kept, direction, options.momentum)
             kept.assign(average)
         weight.assign_sub(tf.cast(rate * direction, weight.dtype))
 

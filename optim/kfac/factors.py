@@ -5,12 +5,10 @@ for the Kronecker product of (eq. 3.5)::
 
     A = E[a' a'^T],    G = E[g g^T],    g = grad_z log p(y | x)
 
-and the step is, with vec(B X A^T) = (A (x) B) vec(X) (eq. 3.3), A^-1 grad_X L G^-1. Damping by lambda I, exactly
-(eigen), or approximately, by the products of two inverses:
+and the step is, with vec(B X A^T) = (A (x) B) vec(X) (eq. 3.3), A^-1 grad_X L G^-1, damped by lambda I (eq. 3.1)
+approximately, by the product of two inverses (eq. 3.2), where pi^2 is the mean eigenvalue of A over that of G::
 
-    inverse   (A + pi sqrt(lambda) I)^-1 grad (G + sqrt(lambda) / pi I)^-1                         eq. 3.2
-              pi^2 = (tr A / dim A) / (tr G / dim G): the mean eigenvalue of A over that of G
-    eigen     U ((U^T grad V) / (d_A d_G^T + lambda)) V^T,   A = U d_A U^T, G = V d_G V^T          eq. 3.1 itself
+    (A + pi sqrt(lambda) I)^-1 grad (G + sqrt(lambda) / pi I)^-1,    pi^2 = (tr A / dim A) / (tr G / dim G)
 """
 
 from typing import NamedTuple
@@ -51,12 +49,11 @@ def pi(found: Factors) -> tf.Tensor:
     return tf.where(defined, tf.sqrt(tf.math.divide_no_nan(inputs, outputs)), tf.ones_like(inputs))
 
 
-def whole_damping(found: Factors, damping: float, relative: bool) -> tf.Tensor:
-    """Computes lambda, scalar; as a share of the mean eigenvalue of A (x) G if ``relative``."""
+def whole_damping(found: Factors, damping: float) -> tf.Tensor:
+    """Computes lambda, scalar: a share of the mean eigenvalue of A (x) G."""
     scale = mean_eigenvalue(found.inputs) * mean_eigenvalue(found.outputs)
-    value = tf.constant(damping, scale.dtype)
-    # Below the second one, a decomposition in float64 could fail.
-    return tf.maximum(value * scale if relative else value, _LEAST_DAMPING * scale)
+    # Below that, a decomposition in float64 could fail.
+    return tf.constant(max(damping, _LEAST_DAMPING), scale.dtype) * scale
 
 
 def damped_inverses(found: Factors, damping: tf.Tensor) -> Factors:
@@ -71,16 +68,6 @@ def _inverse(matrix: tf.Tensor, damping: tf.Tensor) -> tf.Tensor:
     return tf.linalg.cholesky_solve(cholesky, identity)
 
 
-def precondition_by_inverses(inverses: Factors, gradient: tf.Tensor) -> tf.Tensor:
+def precondition(inverses: Factors, gradient: tf.Tensor) -> tf.Tensor:
     """Computes A^-1 grad G^-1 of a gradient [in', units]."""
     return tf.matmul(inverses.inputs, tf.matmul(gradient, inverses.outputs))
-
-
-def precondition_by_eigenvectors(
-    vectors: Factors, values: tuple[tf.Tensor, tf.Tensor], damping: tf.Tensor, gradient: tf.Tensor
-) -> tf.Tensor:
-    """Computes U ((U^T grad V) / (d_A d_G^T + lambda)) V^T of a gradient [in', units]; ``values`` are d_A and d_G."""
-    rotated = tf.matmul(vectors.inputs, tf.matmul(gradient, vectors.outputs), transpose_a=True)
-    products = values[0][:, tf.newaxis] * values[1][tf.newaxis]
-    scaled = rotated / (tf.maximum(products, 0.0) + damping)
-    return tf.matmul(vectors.inputs, tf.matmul(scaled, vectors.outputs, transpose_b=True))

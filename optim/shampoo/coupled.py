@@ -20,17 +20,17 @@ MAX_ITERATIONS = 100
 # PSO App. E stops the power iteration by the change of the eigenvalue; the residual is that of the vector.
 POWER_TOLERANCE = 1e-13
 # Steps to the lambda_max of a damping: it is too small by log(n) / 8000 at worst, where eigenvalues crowd that near.
-_MANY_STEPS = 4000
+MOST_STEPS = 4000
 _PRODUCTS = 8
 # |M - I| below which convergence is quadratic, so that an iteration that gains nothing has met rounding.
 _QUADRATIC = 0.1
 
 
-def largest_eigenvalues(matrices: tf.Tensor, steps: int = _MANY_STEPS) -> tf.Tensor:
+def largest_eigenvalues(matrices: tf.Tensor) -> tf.Tensor:
     """Computes Rayleigh quotients [N, 1, 1], at most lambda_max, of positive definite float64 [N, n, n].
 
     By power iteration (PSO Alg. I, MAXSV), which ends where |G v - value v| / value is at most `POWER_TOLERANCE` in the
-    whole batch, or after ``steps``; each round, with squared matrices, is of twice as many as the one before.
+    whole batch, or after `MOST_STEPS`; each round, with squared matrices, is of twice as many as the one before.
     """
 
     def advance(taken: tf.Tensor, power: tf.Tensor, *pair: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -47,7 +47,7 @@ def largest_eigenvalues(matrices: tf.Tensor, steps: int = _MANY_STEPS) -> tf.Ten
         return 2 * (taken + _PRODUCTS), power, value, vector, residual
 
     def proceed(taken: tf.Tensor, *state: tf.Tensor) -> tf.Tensor:
-        return (taken < steps) & (tf.reduce_max(state[-1]) > POWER_TOLERANCE)
+        return (taken < MOST_STEPS) & (tf.reduce_max(state[-1]) > POWER_TOLERANCE)
 
     zero = tf.zeros_like(matrices[:, :, :1])
     # A chirp has a share in every smooth and every alternating vector.

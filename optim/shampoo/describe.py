@@ -20,8 +20,9 @@ def describe(
 ) -> str:
     """Returns a table: the treatment of each tensor, and its cost in memory and multiplications (PSO table 2).
 
-    Memory is that of the optimizer's variables. Multiplications are those of one step, statistics divided by their
-    frequency, without some 10 d^3 for the root of every d x d matrix of an exchange.
+    Memory is that of the optimizer's variables, of several workers those of this one's blocks. Multiplications are
+    those of one step of these, statistics divided by their frequency, without some 10 d^3 for the root of every d x d
+    matrix of an exchange.
     """
     memory, flops = np.zeros([len(names), 3]), np.zeros(len(names))
     owners = {factor.name: factor.owners for factor in layout.factors}

@@ -43,9 +43,7 @@ class RootExchange:
         roots: for each factor [N, d, d], or its eigenbases, which begin as the identity.
     """
 
-    def __init__(
-        self, options: ShampooOptions, blocks: Blocks, variables: Variables, host: HostPipeline | None = None
-    ) -> None:
+    def __init__(self, options: ShampooOptions, blocks: Blocks, variables: Variables) -> None:
         self.options, self.blocks = options, blocks
         make, layout = variables.make, blocks.own
         self.exchanged_at = make("exchanged_at", [], tf.int64, -1)
@@ -56,7 +54,7 @@ class RootExchange:
             shape = [factor.count, factor.size, factor.size]
             begin = np.broadcast_to(np.eye(factor.size), shape) if factor.basis else 0
             self.roots.append(make(f"{factor.name}/root", shape, value=begin))
-        self.host = host or HostPipeline(layout.factors, options)
+        self.host = HostPipeline(layout.factors, options)
 
     @property
     def certified(self) -> tf.Tensor:

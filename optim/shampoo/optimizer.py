@@ -29,7 +29,7 @@ from ctr.optim.shampoo.directions import Eigenbases, InverseRoots
 from ctr.optim.shampoo.division import Group, divide
 from ctr.optim.shampoo.exchange import RootExchange
 from ctr.optim.shampoo.grafting import Grafting
-from ctr.optim.shampoo.host import COUNTERS, HostPipeline
+from ctr.optim.shampoo.host import COUNTERS
 from ctr.optim.shampoo.layout import ShampooLayout, lay_out
 from ctr.optim.shampoo.momentum import AveragedGradients, Momentum
 from ctr.optim.shampoo.options import ShampooOptions
@@ -97,7 +97,6 @@ class ShampooCore(GradientSteps):
         weights: Sequence[tf.Variable],
         tables: Sequence[int] = (),
         create: Create = create_variable,
-        host: HostPipeline | None = None,
         group: Group = ALONE,
         starts_late: bool = False,
     ) -> None:
@@ -112,7 +111,7 @@ class ShampooCore(GradientSteps):
         self.step = variables.make("step", [], tf.int64)
         self.grafted = variables.make("grafted_steps", [], tf.int64) if starts_late else None
         self.statistics = Statistics(options, blocks.own, variables)
-        self.exchanged = RootExchange(options, blocks, variables, host)
+        self.exchanged = RootExchange(options, blocks, variables)
         roots = self.exchanged.roots
         self.preconditioner = (
             Eigenbases(options, blocks, roots, variables)

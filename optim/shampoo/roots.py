@@ -78,16 +78,14 @@ class Root:
     eigenvalues: tuple[float, float] = (0.0, 0.0)
 
 
-def inverse_root(
-    matrix: FloatArray, p: int, *, epsilon: float, tolerance: float = TOLERANCE, absolute: bool = False
-) -> Root:
+def inverse_root(matrix: FloatArray, p: int, *, epsilon: float, absolute: bool = False) -> Root:
     """Computes a certified A_damped^(-1/p), p >= 1, of the symmetric part of A, float64 [n, n].
 
     By LAPACK's eigendecomposition, from one triangle and, where that fails, from the other. The damping is relative
     to the largest eigenvalue unless ``absolute``.
 
     Raises:
-        RootError: A is not a finite square matrix, is zero or indefinite, or no residual is within ``tolerance``.
+        RootError: A is not a finite square matrix, is zero or indefinite, or no residual is within `TOLERANCE`.
         ValueError: p is below 1, or epsilon negative.
     """
     if p < 1 or not epsilon >= 0:
@@ -108,8 +106,8 @@ def inverse_root(
         half = vectors * values ** (-1.0 / p / 2)
         root = half @ half.T
         residual = root_residual(root, damped, p)
-        if not residual <= tolerance:
-            raise RootError(f"residual {residual:.2g} above {tolerance:.2g}")
+        if not residual <= TOLERANCE:
+            raise RootError(f"residual {residual:.2g} above {TOLERANCE:.2g}")
         root = root * float(np.exp2(-doublings * (1.0 / p)))
         if not np.isfinite(root).all():
             raise RootError("the root overflows")

@@ -259,7 +259,7 @@ def test_plain_variables_of_a_module_learn_in_a_loop_of_ones_own(api, options):
 
 
 def test_options_and_variables_that_are_refused(api):
-    shampoo, callback = api.optim.Shampoo, api.optim.ShampooCallback
+    shampoo = api.optim.Shampoo
     of_the_other = "jit_compile" if api.is_keras3 else "gradient_accumulation_steps"
     for make, given, words in (
         (shampoo, {"blocksize": 3}, "no option 'blocksize'; did you mean block_size"),
@@ -273,7 +273,6 @@ def test_options_and_variables_that_are_refused(api):
         (shampoo, {"block_size": 0}, "block_size is 0; allowed: greater than or equal to 1"),
         (shampoo, {"grafting": {"kind": "lion"}}, "'lion'.*adagrad.*sgd"),
         (shampoo, {"nesterov": True}, "nesterov requires a momentum"),
-        (callback, {"every": 0}, "every is 0"),
         (lambda: shampoo().describe(), {}, "no variables yet"),
     ):
         with pytest.raises(ValueError, match=words):
