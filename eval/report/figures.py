@@ -319,7 +319,7 @@ def plane(
 
     named = [one for one in points if one.name]
     words = "; ".join(f"{one.name}: {one.x.value:.4g}, {one.y.value:.4g}" for one in named[:8])
-    return draw(title, note, f"{title}. {words}.", fill, (6.4, 3.8), 0.75)
+    return draw(title, note, f"{title}. {words}.", fill, (5.2, 3.4), 0.75)
 
 
 def thousands(value: float, _: int = 0) -> str:
