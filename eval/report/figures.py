@@ -276,7 +276,7 @@ def by_name(title: str, runs: Sequence[dict[str, Number]], names: Sequence[str],
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.xaxis.set_major_locator(MaxNLocator(4))
 
-    left = 0.2 + 0.075 * max(map(len, shown))
+    left = 0.2 + 0.08 * max(map(len, shown))
     first = ", ".join(names[:3])
     return draw(
         title, note, f"{title}; the largest: {first}.", fill, (_WIDTH, 0.55 + 0.24 * len(names)), left, 0.3
