@@ -51,7 +51,7 @@ LINES = {
     "ctr/simulator": 1406,
     "ctr/training": 11758,
     "ctr/workers": 1359,
-    "eval": 4767,
+    "eval": 4753,
     "models": 2063,
     "optim": 7670,
     "pipelines": 9433,
