@@ -86,12 +86,8 @@ class Number:
 
     def whole(self, decimals: int | None = None, *, signed: bool = False) -> str:
         """The number and the ends of its interval, where there is one."""
-        text = self.text(decimals, signed=signed)
-        return (
-            text
-            if self.low is None or self.high is None
-            else f"{text} {self.bounds(decimals, signed=signed)}"
-        )
+        text, bounds = (part(decimals, signed=signed) for part in (self.text, self.bounds))
+        return text if bounds == ABSENT else f"{text} {bounds}"
 
     def map(self, function: Callable[[float], float]) -> "Number":
         """The number and its ends, each turned into another one by an increasing function."""
@@ -106,15 +102,6 @@ class Number:
             None if one is None else json_number(one) for one in (self.value, self.low, self.high)
         )
         return {"value": value, "ci95": ends}
-
-    def as_columns(self, name: str) -> dict[str, float | None]:
-        """Cells of a CSV file, by column."""
-        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
-
-    @staticmethod
-    def from_record(record: Mapping[str, Any] | None) -> "Number":
-        """Reads what `as_record` returned, and None as unknown."""
-        return Number(None) if record is None else Number(record["value"], *record["ci95"])
 
 
 def fixed(value: float | None, decimals: int = _DECIMALS, *, signed: bool = False) -> str:

@@ -23,9 +23,8 @@ from ctr.io.files import check_local
 
 WINDOWS = "windows.parquet"
 
-METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias")
+COMPARED = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias", "calibration_ratio")
 """Metrics with an interval, the most telling first."""
-COMPARED = (*METRICS, "calibration_ratio")
 
 _WINDOW_COUNTS = ("examples", "window_examples")
 _WINDOW_NUMBERS = ("weight_sum", "examples_per_second", "auc")

@@ -329,29 +329,24 @@ def _slices(runs: Sequence[ShownRun]) -> Section | None:
     features = dict.fromkeys(name for shown in runs for name in shown.run.metrics.slices)
     if not features:
         return None
-    first_tables, folded, said = [], [], []
+    worst, shown_tables = [], []
     for feature in features:
-        rows = []
+        sliced = [shown for shown in runs if feature in shown.run.metrics.slices]
+        tables = [shown.run.metrics.slices[feature].result().set_index("id") for shown in sliced]
         names = next((one for shown in runs if (one := shown.slice_names.get(feature))), {})
-        heaviest = None
-        for shown in runs:
-            if (state := shown.run.metrics.slices.get(feature)) is None:
-                continue
-            table = state.result()
-            if heaviest is None:
-                # Stable: of equal weight the smaller id.
-                heaviest = (
-                    table.sort_values("weight", ascending=False, kind="stable")["id"]
-                    .head(SLICES_SHOWN)
-                    .tolist()
-                )
-                if all(one in names for one in heaviest):
-                    heaviest = [one for one in names if one in heaviest]
-            table = table.set_index("id").reindex(heaviest)
-            table["name"] = [names.get(one, f"id {one}") for one in heaviest]
-            if shown is runs[0]:
-                first_tables.append((feature, table))
-            rows += [[row["name"], shown.name, *_slice_cells(row)] for _, row in table.iterrows()]
+        # Stable: of equal weight the smaller id.
+        heaviest = (
+            tables[0].sort_values("weight", ascending=False, kind="stable").index[:SLICES_SHOWN].tolist()
+        )
+        if all(one in names for one in heaviest):
+            heaviest = [one for one in names if one in heaviest]
+        tables = [table.reindex(heaviest) for table in tables]
+        texts = [names.get(one, f"id {one}") for one in heaviest]
+        rows = [
+            [text, shown.name, *_slice_cells(table.iloc[place])]
+            for place, text in enumerate(texts)
+            for shown, table in zip(sliced, tables, strict=True)
+        ]
         heads = [
             "value",
             "run",
@@ -362,18 +357,18 @@ def _slices(runs: Sequence[ShownRun]) -> Section | None:
             "AUC",
         ]
         cells = pd.DataFrame(rows, columns=heads)
-        if len(runs) == 1:
-            cells = cells.drop(columns="run")
-        folded.append((f"By {feature}", cells.sort_values("value", kind="stable", key=lambda one: one.map(
-            {name: place for place, name in enumerate(dict.fromkeys(cells["value"]))}))))  # fmt: skip
-    if worst := words.worst_slice(first_tables):
-        said.append(f"{runs[0].name}: {worst}" if len(runs) > 1 else worst)
-    said.append(
+        shown_tables.append((f"By {feature}", cells if len(runs) > 1 else cells.drop(columns="run")))
+        if sliced[0] is runs[0]:
+            worst.append((feature, tables[0].assign(name=texts)))
+    about = (
         "The values with the most weight of each feature. AUC is from bins of 1/16 logit and has no interval."
-        + (" No metrics.slices are configured: these are the features whose values differ most in calibration."
-           if any(shown.has_default_slices for shown in runs) else "")
-    )  # fmt: skip
-    return Section("Slices", said, tables=folded[:2], folded=folded[2:])
+    )
+    if any(shown.has_default_slices for shown in runs):
+        about += " No metrics.slices are configured: these are the features whose values differ most in calibration."
+    said = f"{runs[0].name}: {words.worst_slice(worst)}" if len(runs) > 1 else words.worst_slice(worst)
+    return Section(
+        "Slices", [said, about] if worst else [about], tables=shown_tables[:2], folded=shown_tables[2:]
+    )
 
 
 def _slice_cells(row: "pd.Series[float]") -> list[str]:

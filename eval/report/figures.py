@@ -276,7 +276,7 @@ def by_name(title: str, runs: Sequence[dict[str, Number]], names: Sequence[str],
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.xaxis.set_major_locator(MaxNLocator(4))
 
-    left = 0.2 + 0.075 * max(map(len, shown))
+    left = 0.2 + 0.08 * max(map(len, shown))
     first = ", ".join(names[:3])
     return draw(
         title, note, f"{title}; the largest: {first}.", fill, (_WIDTH, 0.55 + 0.24 * len(names)), left, 0.3
@@ -319,7 +319,7 @@ def plane(
 
     named = [one for one in points if one.name]
     words = "; ".join(f"{one.name}: {one.x.value:.4g}, {one.y.value:.4g}" for one in named[:8])
-    return draw(title, note, f"{title}. {words}.", fill, (6.4, 3.8), 0.75)
+    return draw(title, note, f"{title}. {words}.", fill, (5.2, 3.4), 0.75)
 
 
 def thousands(value: float, _: int = 0) -> str:

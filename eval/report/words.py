@@ -138,8 +138,6 @@ def worst_slice(slices: Sequence[tuple[str, pd.DataFrame]]) -> str:
                 says = describe(value, low, high).split(":")[0].split(";")[0]
                 ratio = f"predicted / actual clicks {Number(value, low, high).whole()}"
                 worst = distance, f"{feature} {row['name']}: {ratio}, it {says}"
-    if not slices:
-        return ""
     if not worst[1]:
         return "No slice is miscalibrated for certain: each interval of predicted / actual clicks contains 1."
     return f"The worst calibrated slice is {worst[1]}."

@@ -49,7 +49,7 @@ def words_of(part: PageContext | Section) -> str:
 
 def check_context(context: PageContext) -> None:
     """Checks what holds of every page."""
-    assert not re.search(r"\bnan\b|\bNone\b|\binf\b", words_of(context))
+    assert not re.search(r"\bnan\b|\bNone\b|\binf\b|– –", words_of(context))
     assert len(figures_of(context)) <= MOST_FIGURES
     titles = [section.title for section in context.sections]
     assert len(titles) == len(set(titles)) and context.verdict

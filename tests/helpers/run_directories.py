@@ -85,9 +85,7 @@ def write_run(
         ids = {name: part[name].to_numpy() for name in slices}
         columns = (part["label"], logit[part.index], part["metric_weight"], part["query_id"])
         window.update(*columns, ids)
-        content = window.summary()
-        for table in ("calibration_buckets", "per_query_auc_by_size", "calibration_slices"):
-            del content[table]
+        content = window.line()
         line = {
             "examples": int(part.index[-1]) + 1,
             "window_begin": int(part["query_time"].iloc[0]),
