@@ -156,8 +156,9 @@ class EmbeddingTables:
         for number, plan in enumerate(plans):
             if (ids := plan.pending) is None:
                 continue
-            given = ids.features, ids.fingerprints, ids.counts, plan.pending_counts
-            learned = self.id_maps[number].learn_batches(*given, times_us)
+            learned = self.id_maps[number].learn_batches(
+                ids.features, ids.fingerprints, ids.counts, plan.pending_counts, times_us
+            )
             if learned is not None:
                 assigned[number] = plan.with_rows(learned.rows)
                 begun.append(_new_rows(number, ids, learned))
@@ -165,8 +166,8 @@ class EmbeddingTables:
 
     def learn_batch(self, number: int, ids: PendingIds, time_us: int) -> tuple[np.ndarray, NewRows]:
         """Finds the rows of a batch's ids in one table, int32 [G], and those used anew; see ``find_rows``."""
-        given = ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted
-        learned = self.id_maps[number].learn(*given)
+        id_map = self.id_maps[number]
+        learned = id_map.learn(ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted)
         return learned.rows, _new_rows(number, ids, learned)
 
     def begin_rows(self, new: Sequence[NewRows]) -> None:
