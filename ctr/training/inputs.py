@@ -199,7 +199,8 @@ def read_feeds(
         usual = size.at(batch.begin)
         objective = config.objective if batch.has_labels else config.objective.scored_part
         feed = make_feed(batch, layouts, usual, objective, inputs.families, config.ids, seat, shapes)
-        return replace(feed, preconditions=config.preconditions_at(usual))
+        preconditions = config.preconditions_at(usual)
+        return replace(feed, preconditions=preconditions, again=lambda layouts: feed_of(batch, layouts))
 
     def fused_shape(batch: Batch) -> Shape | None:
         """Finds the shape of a batch that is learned from together with others; None: it is not."""
@@ -268,7 +269,7 @@ def merge(
         return replace(batch, is_new=is_new, others=others)
 
     if labeled is None:
-        yield from (learned(batch, is_new=True) for batch in new)
+        yield from (learned(batch, is_new=True) if constraint_logs else batch for batch in new)
         return
     waiting = next(labeled, None)
     for batch in new:

@@ -337,15 +337,12 @@ class EmbeddingTables:
 
     def whole(self) -> list[tf.Variable]:
         """Returns the tables with all rows in the first worker; all have to call it. A whole one is not copied."""
-        return [self._whole(number) for number in range(len(self.layouts))]
-
-    def _whole(self, number: int) -> tf.Variable:
-        layout, table = self.layouts[number], self.weights[number]
-        if not self.divided[number]:
-            return table
-        values = self._rows_of_all(number)
-        shape = [None if layout.growing else len(values), layout.columns]
-        return tf.Variable(values, name=table.name.partition(":")[0], shape=shape)
+        tables = list(self.weights)
+        for number in self._numbers(len(tables), divided=True):
+            layout, values = self.layouts[number], self._rows_of_all(number)
+            shape = [None if layout.growing else len(values), layout.columns]
+            tables[number] = tf.Variable(values, name=tables[number].name.partition(":")[0], shape=shape)
+        return tables
 
     def _rows_of_all(self, number: int) -> np.ndarray:
         owners, rows, columns = self._owners[number], self.count(number), self.layouts[number].columns
