@@ -180,7 +180,7 @@ def read_feeds(
     partial: bool = True,
     hold: Hold = lambda position: None,
     seat: Seat | None = None,
-    fused: Shapes | None = None,
+    fused: Shapes = lambda layouts: (),
 ) -> Generator[AnyFeed, None, None]:
     """Yields the run's feeds from a position on, or from the beginning, made by a thread that reads ahead.
 
@@ -204,10 +204,10 @@ def read_feeds(
 
     def fused_shape(batch: Batch) -> Shape | None:
         """Finds the shape of a batch that is learned from together with others; None: it is not."""
-        begin, end = batch.begin, batch.end
-        is_fused = fused is not None and is_fused_from(size, begin) and not config.leaves_out(begin, end)
+        begin = batch.begin
         # Where Shampoo has begun, roots come from the host between two steps.
-        if fused is None or not is_fused or config.preconditions_at(size.at(begin)):
+        is_alone = config.leaves_out(begin, batch.end) or config.preconditions_at(size.at(begin))
+        if is_alone or not is_fused_from(size, begin):
             return None
         return shape_of(batch, tables(), fused(tables()))
 
@@ -215,7 +215,7 @@ def read_feeds(
         batches = _read_batches(inputs, position or Position(), partial, hold)
         shaped = ((batch, fused_shape(batch)) for batch in batches)
         for group, shape in in_groups(shaped, config.batch.steps_per_execution):
-            if shape is not None and fused is not None:
+            if shape is not None:
                 yield make_fused_feed(
                     group, tables(), fused, config.objective, inputs.families, config.ids, feed_of
                 )
