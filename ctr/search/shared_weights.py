@@ -199,9 +199,8 @@ class SharedTrainer(Trainer):
                 plan.space.largest if on else one for on, one in zip(is_all_on, learners, strict=True)
             ]
         scores = self.learn_by([*learners, *plan.always], feed, ramps, rates)
-        before = own.examples
-        own.batches, own.rows = own.batches + 1, own.rows + len(feed.batch.rows)
-        own.examples += len(feed.batch.rows)
+        before, rows = own.examples, len(feed.batch.rows)
+        own.batches, own.rows, own.examples = own.batches + 1, own.rows + rows, before + rows
         if before * RECORDS // plan.examples < own.examples * RECORDS // plan.examples:
             self._records.append(_line(plan, own))
             own.reward, own.cost, own.drawn = 0.0, 0.0, 0

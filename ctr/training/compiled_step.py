@@ -1,7 +1,5 @@
 """Compiled step: its functions with their signatures, fed with batches."""
 
-import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,8 +14,6 @@ from ctr.training.device import accelerator, on_step_device
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
 from ctr.training.step import Step, StepResult
-
-log = logging.getLogger(__name__)
 
 
 class Scores(NamedTuple):
@@ -71,8 +67,8 @@ class TrainStep:
             score = self._compile(self._step.score, [self._scored_targets, plans, ramps])
             self._functions[key] = _Functions(
                 learning,
-                timed("learns", on_step_device(learning), self.jit),
-                timed("scores", on_step_device(score), self.jit),
+                on_step_device(learning),
+                on_step_device(score),
             )
         return self._functions[key]
 
@@ -123,38 +119,3 @@ def _tensors(
 
 def _scalars(numbers: Mapping[str, float]) -> dict[str, tf.Tensor]:
     return {name: tf.constant(number, tf.float32) for name, number in numbers.items()}
-
-
-def timed(
-    what: str, function: Callable[..., Any], jit: bool, sizes: tuple[int, int] | None = None
-) -> Callable[..., Any]:
-    """Logs the first call of a step's function, with its time; under ``jit`` each first one with new shapes.
-
-    ``function`` takes targets, plans and more, or batches of ``sizes``: rows, and distinct ids.
-    """
-    seen: set[tuple[Any, ...]] = set()
-
-    def call(*arguments: Any) -> Any:
-        if not log.isEnabledFor(logging.INFO):
-            return function(*arguments)
-        shapes = tuple(tuple(tensor.shape) for tensor in tf.nest.flatten(arguments)) if jit else ()
-        if shapes in seen:
-            return function(*arguments)
-        begin = time.perf_counter()
-        result = function(*arguments)
-        seen.add(shapes)
-        rows, ids = sizes or _sizes(arguments[1])
-        log.info(
-            "the step that %s: first run for %d rows and %d distinct ids, compilation included, %.1f s",
-            what,
-            rows,
-            ids,
-            time.perf_counter() - begin,
-        )
-        return result
-
-    return call
-
-
-def _sizes(plans: Sequence[Mapping[str, tf.Tensor]]) -> tuple[int, int]:
-    return plans[0]["single"].shape[-2], sum(plan["distinct"].shape[-1] for plan in plans)

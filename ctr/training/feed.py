@@ -80,9 +80,7 @@ class Feed:
 
     def of_tables(self, layouts: tuple[TableLayout, ...]) -> "Feed":
         """Returns the feed of the same batch for these tables."""
-        if len(layouts) == len(self.layouts) or self.again is None:
-            return self
-        return replace(self.again(layouts), preconditions=self.preconditions)
+        return self if len(layouts) == len(self.layouts) or self.again is None else self.again(layouts)
 
     def with_rows(self, tables: EmbeddingTables, learning: bool = False) -> "Feed":
         """Gives ids that grow their rows (``EmbeddingTables.find_rows``); returns itself if they have them already."""
@@ -155,15 +153,7 @@ def make_feed(
             for layout, plan in zip(layouts, plans, strict=True)
         ]
         targets["batch_weight"] = whole_batch_weight(objective, rows, source)
-    return Feed(
-        batch,
-        targets,
-        tuple(plans),
-        layouts,
-        division,
-        shape,
-        lambda layouts: make_feed(batch, layouts, batch_rows, objective, families, ids, seat, shapes),
-    )
+    return Feed(batch, targets, tuple(plans), layouts, division, shape)
 
 
 def _all_rows(batch: Batch) -> tuple[Rows, np.ndarray]:

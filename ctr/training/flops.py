@@ -113,7 +113,8 @@ def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool
     """Counts the operations of a model for a row; a rank head's in training alone."""
     factors, count, hidden = model.factors, 0, {}
     for name, tower in model.towers.items():
-        count += tower.crosses * _cross(widths[name], tower.cross_rank)
+        m, rank = widths[name], tower.cross_rank
+        count += tower.crosses * ((4 * m * rank if rank else 2 * m * m) + 4 * m)
         if model.network is not None and name == "quality":
             # As if each were a matrix that a row is multiplied by once.
             shapes = [shape for shape, _ in model.network.weights(widths[name]).values()]
@@ -133,10 +134,6 @@ def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool
         count += 8
     count += sum(pooled.operations for pooled in model.pooled)
     return model.components * count
-
-
-def _cross(m: int, rank: int) -> int:
-    return (4 * m * rank if rank else 2 * m * m) + 4 * m
 
 
 def _layers(m: int, units: Sequence[int], ranks: Sequence[int]) -> int:

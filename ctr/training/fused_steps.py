@@ -25,7 +25,7 @@ from ctr.models.rows import TableLayout
 from ctr.objective.losses import loss_terms
 from ctr.objective.targets import target_signature
 from ctr.optim.protocol import RowGradient
-from ctr.training.compiled_step import Scores, timed
+from ctr.training.compiled_step import Scores
 from ctr.training.config import TrainConfig
 from ctr.training.fused_feed import FusedFeed
 from ctr.training.shapes import Shape
@@ -133,9 +133,8 @@ class FusedSteps:
         count = len(targets["label"])
         if shape not in self._loops:
             alike = tf.nest.map_structure(lambda array: array[0], batches)
-            loop = tf.function(partial(self._learn_all, alike), jit_compile=True, autograph=False)
-            sizes = shape.rows, sum(size.ids for size in shape.tables)
-            self._loops[shape] = timed("learns", loop, jit=True, sizes=sizes)
+            learn = partial(self._learn_all, alike)
+            self._loops[shape] = tf.function(learn, jit_compile=True, autograph=False)
         self._load(used)
         found = self._loops[shape](_packed(batches, self.limit), tf.constant(count))
         self._store(used)

@@ -180,7 +180,7 @@ def read_feeds(
     partial: bool = True,
     hold: Hold = lambda position: None,
     seat: Seat | None = None,
-    fused: Shapes | None = None,
+    fused: Shapes = lambda layouts: (),
 ) -> Generator[AnyFeed, None, None]:
     """Yields the run's feeds from a position on, or from the beginning, made by a thread that reads ahead.
 
@@ -199,14 +199,15 @@ def read_feeds(
         usual = size.at(batch.begin)
         objective = config.objective if batch.has_labels else config.objective.scored_part
         feed = make_feed(batch, layouts, usual, objective, inputs.families, config.ids, seat, shapes)
-        return replace(feed, preconditions=config.preconditions_at(usual))
+        preconditions = config.preconditions_at(usual)
+        return replace(feed, preconditions=preconditions, again=lambda layouts: feed_of(batch, layouts))
 
     def fused_shape(batch: Batch) -> Shape | None:
         """Finds the shape of a batch that is learned from together with others; None: it is not."""
-        begin, end = batch.begin, batch.end
-        is_fused = fused is not None and is_fused_from(size, begin) and not config.leaves_out(begin, end)
+        begin = batch.begin
         # Where Shampoo has begun, roots come from the host between two steps.
-        if fused is None or not is_fused or config.preconditions_at(size.at(begin)):
+        is_alone = config.leaves_out(begin, batch.end) or config.preconditions_at(size.at(begin))
+        if is_alone or not is_fused_from(size, begin):
             return None
         return shape_of(batch, tables(), fused(tables()))
 
@@ -214,7 +215,7 @@ def read_feeds(
         batches = _read_batches(inputs, position or Position(), partial, hold)
         shaped = ((batch, fused_shape(batch)) for batch in batches)
         for group, shape in in_groups(shaped, config.batch.steps_per_execution):
-            if shape is not None and fused is not None:
+            if shape is not None:
                 yield make_fused_feed(
                     group, tables(), fused, config.objective, inputs.families, config.ids, feed_of
                 )
@@ -268,7 +269,7 @@ def merge(
         return replace(batch, is_new=is_new, others=others)
 
     if labeled is None:
-        yield from (learned(batch, is_new=True) for batch in new)
+        yield from (learned(batch, is_new=True) if constraint_logs else batch for batch in new)
         return
     waiting = next(labeled, None)
     for batch in new:

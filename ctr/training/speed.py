@@ -30,8 +30,8 @@ class TimedModel:
         self._steps = TrainStep(self.state, config, resolve_jit(config))
         if objective.distillation is not None:
             batches = [_with_teacher(batch) for batch in batches]
-        given = layouts, config.batch.rows, objective, families
-        feeds = [make_feed(one, *given, ids=config.ids) for one in batches]
+        rows = config.batch.rows
+        feeds = [make_feed(batch, layouts, rows, objective, families, config.ids) for batch in batches]
         # Ids that grow have their rows, as they have in a run.
         self.feeds = [feed.with_rows(self.state.tables, learning=True) for feed in feeds]
         self._ramps, self._rates = config.ramps_at(10**9), config.rates_at(10**9)

@@ -144,10 +144,12 @@ class Step:
         state, workers = self.state, self._workers
         if state.statistics is None or state.apart is None:
             return []
-        before = state.statistics.read_value(), state.apart.read_value()
-        given = *before, targets[STATISTICS], targets["own_weight"] > 0
+        statistics, apart = state.statistics.read_value(), state.apart.read_value()
+        numbers, counts = targets[STATISTICS], targets["own_weight"] > 0
         with tf.name_scope("statistics"):
-            after = next_statistics(state.layouts, *given, workers.size, workers.all_gather)
+            after = next_statistics(
+                state.layouts, statistics, apart, numbers, counts, workers.size, workers.all_gather
+            )
         return list(zip((state.statistics, state.apart), after, strict=True))
 
     def _differentiate(

@@ -1,5 +1,6 @@
 """Trainer: the weights of a run and its compiled step, which scores batches and learns from them."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from ctr.training.fused_feed import FusedFeed
 from ctr.training.fused_steps import FusedSteps
 from ctr.training.shapes import FewShapes, few_shapes, fused_shapes
 from ctr.training.state import TrainState, predicts_soundly
+
+log = logging.getLogger(__name__)
 
 Phase = Callable[[str], None]
 Ramps = Mapping[str, float]
@@ -225,8 +228,20 @@ class Trainer:
         is_compiled = key in self._compiled
         self._compiled.add(key)
         phase = None if is_compiled else self._phase
+        begun = time.perf_counter()
         with self.state.workers.timeout(is_patient=not is_compiled), announced(phase, "compiling"):
             yield
+        if not is_compiled:
+            sizes = [len(plan.distinct) for plan in feed.plans]
+            if isinstance(feed, FusedFeed):
+                sizes = [size.ids for size in feed.shape.tables]
+            log.info(
+                "the step that %ss: first run for %d rows and %d distinct ids, compilation included, %.1f s",
+                name,
+                feed.targets["label"].shape[-1],
+                sum(sizes),
+                time.perf_counter() - begun,
+            )
 
 
 @contextmanager

@@ -278,7 +278,7 @@ def test_exports_hold_all_rows(world):
         path.name for path in (alone / "exports").iterdir()
     )
     weights, state = checkpoint.read(run / "checkpoints")
-    assert int(export.name) == state["position"]["examples"]
+    assert int(export.name) == state["position"]["logs"][""]["rows"]
     exported = tf.train.load_checkpoint(str(export / "variables" / "variables"))
     found = [
         exported.get_tensor(name)

@@ -147,12 +147,8 @@ def _results(run: Run) -> dict[str, Any]:
 
 def timing_before(summary_path: Path) -> Mapping[str, float | None]:
     """Reads the timing of a finished run that is asked for again: it has nothing left to time."""
-    try:
+    before: Mapping[str, Any] = {}
+    with suppress(InputError):
         before = read_json_object(summary_path, "none")
-    except InputError:
-        before = {}
-    return {key: _number(before.get(key)) for key in TIMING}
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    known = {key: value for key, value in before.items() if type(value) in (int, float)}
+    return {key: known.get(key) for key in TIMING}

@@ -73,7 +73,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     for name in ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias"):
         lines.append(f"  {name:<20}{interval(name)}")
     for name, label in summary.get("labels", {}).items():
-        found = [f"{key} {_number(label[key])}" for key in LABEL_METRICS]
+        found = [f"{key} {'-' if label[key] is None else f'{label[key]:.5f}'}" for key in LABEL_METRICS]
         lines.append(f"  {name:<20}{', '.join(found)}; {label['examples']} rows with a known label")
     for name in ("trained_rows", "examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
         lines.append(f"  {name:<20}{summary[name]}")
@@ -199,10 +199,6 @@ def _causes(
 
 def _click_ratio(summary: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return summary["calibration_ratio"], *summary["calibration_ratio_ci95"]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.5f}"
 
 
 def _ratio_text(value: float | None, low: float | None, high: float | None) -> str:

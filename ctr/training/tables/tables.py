@@ -156,8 +156,9 @@ class EmbeddingTables:
         for number, plan in enumerate(plans):
             if (ids := plan.pending) is None:
                 continue
-            given = ids.features, ids.fingerprints, ids.counts, plan.pending_counts
-            learned = self.id_maps[number].learn_batches(*given, times_us)
+            learned = self.id_maps[number].learn_batches(
+                ids.features, ids.fingerprints, ids.counts, plan.pending_counts, times_us
+            )
             if learned is not None:
                 assigned[number] = plan.with_rows(learned.rows)
                 begun.append(_new_rows(number, ids, learned))
@@ -165,8 +166,8 @@ class EmbeddingTables:
 
     def learn_batch(self, number: int, ids: PendingIds, time_us: int) -> tuple[np.ndarray, NewRows]:
         """Finds the rows of a batch's ids in one table, int32 [G], and those used anew; see ``find_rows``."""
-        given = ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted
-        learned = self.id_maps[number].learn(*given)
+        id_map = self.id_maps[number]
+        learned = id_map.learn(ids.features, ids.fingerprints, ids.counts, time_us, ids.admitted)
         return learned.rows, _new_rows(number, ids, learned)
 
     def begin_rows(self, new: Sequence[NewRows]) -> None:
@@ -336,15 +337,12 @@ class EmbeddingTables:
 
     def whole(self) -> list[tf.Variable]:
         """Returns the tables with all rows in the first worker; all have to call it. A whole one is not copied."""
-        return [self._whole(number) for number in range(len(self.layouts))]
-
-    def _whole(self, number: int) -> tf.Variable:
-        layout, table = self.layouts[number], self.weights[number]
-        if not self.divided[number]:
-            return table
-        values = self._rows_of_all(number)
-        shape = [None if layout.growing else len(values), layout.columns]
-        return tf.Variable(values, name=table.name.partition(":")[0], shape=shape)
+        tables = list(self.weights)
+        for number in self._numbers(len(tables), divided=True):
+            layout, values = self.layouts[number], self._rows_of_all(number)
+            shape = [None if layout.growing else len(values), layout.columns]
+            tables[number] = tf.Variable(values, name=tables[number].name.partition(":")[0], shape=shape)
+        return tables
 
     def _rows_of_all(self, number: int) -> np.ndarray:
         owners, rows, columns = self._owners[number], self.count(number), self.layouts[number].columns

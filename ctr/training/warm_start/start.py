@@ -91,7 +91,11 @@ def warm_start(
     make_folder(folder)
     with only_process(folder):
         try:
-            _clear(folder)
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != ".lock":
+                    path.unlink()
             environment = describe_environment(config, workers)
             content = _make(folder, inputs, old, position, old_dir, environment)
             sync_folder(folder)
@@ -136,14 +140,6 @@ def _read_old(run_dir: Path) -> _Old:
 
 def _mismatch(run_dir: Path, error: Exception) -> InputError:
     return InputError(f"--init-from {run_dir}: the checkpoint is not one of its config.yaml: {error}")
-
-
-def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != ".lock":
-            path.unlink()
 
 
 def _make(

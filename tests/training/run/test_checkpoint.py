@@ -20,6 +20,7 @@ from ctr.training.run.checkpoint import (
     save,
     write_part,
 )
+from ctr.training.run.position import Passed, Position
 from ctr.workers.parts import rows_of
 from fault_points import watching
 
@@ -156,7 +157,13 @@ def test_older_ones_make_room_but_not_the_newest(tmp_path):
 def test_the_position_of_the_newest_sound_one_is_read_alone(tmp_path):
     assert newest_position(tmp_path) == (0, 0)
     for examples in (5, 9):
-        save(tmp_path, examples, ARRAYS, {"position": {"examples": examples, "learned": examples - 1}}, 2)
+        save(
+            tmp_path,
+            examples,
+            ARRAYS,
+            {"position": Position({"": Passed(examples)}, examples - 1).as_json()},
+            2,
+        )
     assert newest_position(tmp_path) == (9, 8)
     flip(path_of(tmp_path, 9) / "arrays.npz")
     assert newest_position(tmp_path) == (5, 4)

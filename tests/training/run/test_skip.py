@@ -90,7 +90,7 @@ def test_a_run_that_stopped_is_resumed_without_the_rows_that_it_names(log, tmp_p
         saved = json.loads((newest_checkpoint(run) / "state.json").read_text())["position"]
         assert 0 < saved["learned"] <= begin <= 600 < end and saved["skipped_in_a_row"] == 0
         # Some of these exports are newer than the checkpoint.
-        assert max(map(int, exported(run))) > saved["examples"]
+        assert max(map(int, exported(run))) > saved["logs"][""]["rows"]
         assert refused(capsys, words) == line
         shutil.copytree(run, killed)
 
