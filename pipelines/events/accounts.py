@@ -14,8 +14,8 @@ from ctr.data.log import Manifest
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.tables import CLICKS, ENOUGH_ARRIVALS, FAR_US, IMPRESSIONS, Kind
-from ctr.pipelines.rows.rejects import Reject, json_line, reject_line, reject_reasons
-from ctr.pipelines.rows.sources import natural_order
+from ctr.pipelines.tables.input_files import natural_order
+from ctr.pipelines.tables.rejects import Reject, json_line, reject_line, reject_reasons
 
 ENOUGH_EVENTS = 1_000  # the share of rejects is not judged from fewer events before the end of a job
 RECENT_EVENTS = 100_000  # a job that does not end is judged by its latest units with so many events
