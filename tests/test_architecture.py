@@ -42,7 +42,7 @@ LINES = {
     "benchmarks/studies": 4713,
     "ctr": 2074,
     "ctr/config": 922,
-    "ctr/data": 6991,
+    "ctr/data": 6989,
     "ctr/experiments": 3884,
     "ctr/io": 1748,
     "ctr/objective": 1284,
@@ -54,7 +54,7 @@ LINES = {
     "eval": 5761,
     "models": 2063,
     "optim": 7670,
-    "pipelines": 9069,
+    "pipelines": 9068,
     "tests": 54754,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

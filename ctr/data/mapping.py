@@ -224,8 +224,9 @@ class Time(StrictModel):
     def form(self) -> str:
         if self.unit is not None:
             return f"unit {self.unit}"
-        once = " that its clocks show once" if self.ambiguous is None else " that its clocks show"
-        return f"format {self.format}" + ("" if self.zone is None else f" in {self.zone},{once}")
+        once = " once" if self.ambiguous is None else ""
+        shown = "" if self.zone is None else f", a time that the clocks of {self.zone} show{once}"
+        return f"format {self.format}{shown}"
 
 
 def iso_column(content: Any) -> Any:

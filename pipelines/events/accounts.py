@@ -1,11 +1,10 @@
 """Accounts for the events that were read: counts that must add up, rejects, and the limit to their share."""
 
 import hashlib
-import json
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -64,18 +63,6 @@ def arrivals_reached(reports: Iterable[UnitReport], before: Mapping[Kind, int]) 
         if not jumps or report.good + report.late >= ENOUGH_ARRIVALS:
             arrived[report.kind] = max(last, report.last_arrival)
     return arrived
-
-
-def report_bytes(report: UnitReport) -> bytes:
-    """Writes a report such that ``report_of`` reads it."""
-    return json.dumps(asdict(report)).encode()
-
-
-def report_of(text: bytes) -> UnitReport:
-    """Reads a report of ``report_bytes``."""
-    content = json.loads(text)
-    rejects = [Reject(**reject) for reject in content.pop("rejects")]
-    return UnitReport(**content, rejects=rejects)
 
 
 @dataclass

@@ -32,7 +32,7 @@ from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, hold, make_folder
-from ctr.pipelines.spill import PartitionSpill, spill_folder
+from ctr.pipelines.spill import PartitionSpill, read_state_tables, spill_folder, write_state_tables
 from ctr.pipelines.tables.examples import (
     FILE_COLUMN,
     ROW_COLUMN,
@@ -55,6 +55,7 @@ from ctr.pipelines.tables.partitions import (
 from ctr.pipelines.tables.rejects import MAX_REJECT_SHARE, RejectLog, check_reject_share, reject_reasons
 from ctr.pipelines.tables.state import (
     FOLDER,
+    REMEDY,
     HeldRows,
     InputFile,
     begin_state,
@@ -66,10 +67,8 @@ from ctr.pipelines.tables.state import (
     finish_publishing,
     input_files,
     last_time,
-    read_held,
     read_state,
     rules_of,
-    write_held,
 )
 
 BLOCK_BYTES = 16 << 20  # of an input file that are read, checked and transformed at a time
@@ -253,9 +252,11 @@ class _Ingest:
         return self._publish(spill, added)
 
     def _held_tables(self) -> Iterator[pa.Table]:
-        """The rows that were held back, their files numbered after those of the input."""
+        """The rows that were held back, in the order in which they came, their files numbered after the input's."""
+        if (held := self._inputs.held) is None:
+            return
         held_numbers = np.array(list(self._inputs.held_files), np.int64)
-        for table in read_held(self._out, self._inputs.held):
+        for table in read_state_tables(self._out / FOLDER / held.file, REMEDY):
             numbers = np.searchsorted(held_numbers, table.column(FILE_COLUMN).to_numpy())
             numbers = (numbers + len(self._inputs.sources)).astype(np.int32)
             yield replace_columns(table, **{FILE_COLUMN: numbers})
@@ -360,7 +361,8 @@ class _Ingest:
                 numbers.update(np.unique(table.column(FILE_COLUMN).to_numpy()).tolist())
                 yield table
 
-        self._held_rows = write_held(self._out, file, spill_schema(self._mapping), tables())
+        path = self._out / FOLDER / file
+        self._held_rows = write_state_tables(path, spill_schema(self._mapping), tables())
         names = {str(number): self._rejects.names[number] for number in sorted(numbers)}
         return HeldRows(
             file=file, rows=self._held_rows, inputs=names, last_time=last_time, partitions=tuple(starts)

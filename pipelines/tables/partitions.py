@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
-from ctr.data.kept_values import values_path, with_values
+from ctr.data.kept_values import stage_with_values, values_path
 from ctr.data.log import Manifest
 from ctr.data.mapping import Mapping, Query
-from ctr.data.shards import KEY_COLUMNS, sort_rows, stage_partition
+from ctr.data.shards import KEY_COLUMNS, sort_rows
 from ctr.data.times import format_time
 from ctr.io.files import is_temporary, names_in
 from ctr.pipelines.spill import PartitionSpill
@@ -133,19 +133,15 @@ def sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
 
 
 def stage(out: Path, mapping: Mapping, histories: Histories, start: int, table: pa.Table) -> Manifest:
-    """Stages a partition of ``sorted_partitions`` (``stage_partition``), with its histories and values.
+    """Stages a partition of ``sorted_partitions``, with its histories and values.
 
     Its rows are known to later partitions.
     """
-    schema, end = mapping.feature_schema, start + mapping.partition_us
+    end = start + mapping.partition_us
     table = histories.fill(start, table)
-    # Those of a shard: no feature can have the name of another one.
-    shards = table.drop_columns([name for name in table.column_names if name.startswith("@")])
-    labeled = mapping.label is not None
-    manifest = stage_partition(
-        out, schema, start, end, shards, shard_rows=mapping.shard_rows, labeled=labeled
-    )
-    manifest = with_values(out, schema, mapping.keep_values, manifest, table)
+    options = {"shard_rows": mapping.shard_rows, "labeled": mapping.label is not None}
+    kept = mapping.keep_values
+    manifest = stage_with_values(out, mapping.feature_schema, kept, start, end, table, **options)
     histories.add(end, table)
     return manifest
 

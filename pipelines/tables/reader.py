@@ -55,21 +55,22 @@ def _read_file(
     block_bytes: int,
 ) -> Iterator[Chunk]:
     joined = [name for side in sides for name in side.columns.column_names]
-    needed = [name for name in mapping.raw_columns if name not in joined]
-    wanted = dict.fromkeys((*needed, *(side.key for side in sides)))
+    not_joined = [name for name in mapping.raw_columns if name not in joined]
+    wanted = dict.fromkeys((*not_joined, *(side.key for side in sides)))
     keys = {name: value for name, value in folder_keys(source.path).items() if name in wanted}
     if isinstance(form, JsonlInput):
-        own = [name for name in wanted if name not in keys]
-        chunks = _json_lines(mapping, own, form.optional).read(source, block_bytes)
+        columns = [name for name in wanted if name not in keys]
+        chunks = _json_lines(mapping, columns, form.optional).read(source, block_bytes)
     else:
         names = table_file_columns(source.path, form)
         if both := [name for name in joined if name in names]:
             fault = f"the column {both[0]} is there and in a side table too"
             raise InputError(f"{source.path}: {fault}: give the join a prefix")
         keys = {name: value for name, value in keys.items() if name not in names}
-        own = [name for name in wanted if name not in keys]
-        require_columns(source.path, [name for name in own if name not in form.optional], (*names, *joined))
-        chunks = read_table_file(source, form, own, block_bytes, mapping.value_sources)
+        columns = [name for name in wanted if name not in keys]
+        needed = [name for name in columns if name not in form.optional]
+        require_columns(source.path, needed, (*names, *joined))
+        chunks = read_table_file(source, form, columns, block_bytes, mapping.value_sources)
     for chunk in chunks:
         yield with_constants(chunk, keys)
 
@@ -95,10 +96,10 @@ def _side_tables(mapping: Mapping, folder: Path, block_bytes: int) -> tuple[Side
         assert isinstance(form, DelimitedInput | ParquetInput)
         path = find_side_file(join, folder)
         names = table_file_columns(path, form)
-        own = join.own_columns
-        require_columns(path, own, names)
-        read = [name for name in names if name not in own and join.prefix + name in mapping.raw_columns]
-        loaded.append(make_side_table(join, path, *read_strictly(path, form, [*own, *read], block_bytes)))
+        keys = join.own_columns
+        require_columns(path, keys, names)
+        read = [name for name in names if name not in keys and join.prefix + name in mapping.raw_columns]
+        loaded.append(make_side_table(join, path, *read_strictly(path, form, [*keys, *read], block_bytes)))
     columns = [name for side in loaded for name in side.columns.column_names]
     if repeated := [name for name in columns if columns.count(name) > 1]:
         fault = f"two side tables give the column {repeated[0]}"

@@ -10,17 +10,15 @@ manifests that it names are published after it, by the next ingest if this one i
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pyarrow as pa
 from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
 from ctr.data.log import Manifest, check_log, list_partitions, parse_manifest, publish_manifest
 from ctr.data.mapping import Mapping, input_patterns
-from ctr.data.state_files import read_state_file, write_state_file
 from ctr.io.documents import read_sealed, sealed_bytes
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, names_in, write_atomic_bytes
@@ -28,7 +26,7 @@ from ctr.pipelines.tables.input_files import SourceFile, find_files
 
 FOLDER = ".ingest"
 _STATE = "state.json"
-_REMEDY = (
+REMEDY = (
     "restore it from a copy, or ingest all files of the log, in their order, into another output directory"
 )
 
@@ -105,7 +103,7 @@ def check_published(log: Path, state: IngestState) -> None:
         if any(shard.startswith(name) for shard in names_in(log / "shards", ".parquet")):
             raise InputError(
                 f"{log / 'manifests' / name}.json: missing, though it was published",
-                f"{_REMEDY}; or delete its shards if they should not be read",
+                f"{REMEDY}; or delete its shards if they should not be read",
             )
 
 
@@ -124,7 +122,7 @@ def read_state(log: Path) -> IngestState:
         raise InputError(
             f"{path}: missing, though {log} is a log: the file was lost, and with it the list of rows that are kept "
             "unpublished, or another command made the log",
-            _REMEDY,
+            REMEDY,
         )
     return IngestState()
 
@@ -187,29 +185,6 @@ def last_time(log: Path, state: IngestState) -> int | None:
     path = log / "manifests" / f"{partitions[-1][0]:019d}-{partitions[-1][1]:019d}.json"
     shards = parse_manifest(path.read_bytes(), str(path)).shards
     return shards[-1].last_query_time if shards else None
-
-
-def write_held(log: Path, file: str, schema: pa.Schema, tables: Iterator[pa.Table]) -> int:
-    """Writes rows, which are held back once a commit names the file; returns their number."""
-    rows = 0
-
-    def write(stream: object) -> None:
-        nonlocal rows
-        with pa.ipc.new_file(stream, schema) as writer:
-            for table in tables:
-                rows += table.num_rows
-                writer.write_table(table)
-
-    write_state_file(log / FOLDER / file, write)
-    return rows
-
-
-def read_held(log: Path, held: HeldRows | None) -> Iterator[pa.Table]:
-    """Yields the rows that are held back, in the order in which they came; InputError where missing or damaged."""
-    if held is not None:
-        reader = pa.ipc.open_file(read_state_file(log / FOLDER / held.file, _REMEDY))
-        for number in range(reader.num_record_batches):
-            yield pa.Table.from_batches([reader.get_batch(number)])
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import raw_logs
 from ctr.cli import main
+from ctr.data import kept_values
 from ctr.data.log import list_partitions
 from ctr.io.errors import InputError
 from ctr.pipelines.spill import PartitionSpill
 from ctr.pipelines.tables import examples as examples_module
 from ctr.pipelines.tables import ingest as run_module
-from ctr.pipelines.tables import partitions as partitions_module
 from ctr.pipelines.tables import state as state_module
 from ctr.pipelines.tables.ingest import ingest
 from ctr.pipelines.tables.partitions import assign_queries
@@ -181,7 +181,7 @@ def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch):
         (examples_module, "make_examples"),
         (PartitionSpill, "append"),
         (PartitionSpill, "pop"),
-        (partitions_module, "stage_partition"),
+        (kept_values, "stage_partition"),
         (state_module, "publish_manifest"),
     ):
         original, calls, log = getattr(target, name), [], tmp_path / name
