@@ -137,8 +137,8 @@ def beam_options(more: str = "") -> Takes:
 def _ingest(arguments: argparse.Namespace) -> None:
     from ctr.data.mapping import load_format, load_mapping, without_labels
     from ctr.data.times import read_duration
-    from ctr.pipelines.ingest.state import input_files
-    from ctr.pipelines.rows.rejects import check_reject_share
+    from ctr.pipelines.tables.rejects import check_reject_share
+    from ctr.pipelines.tables.state import input_files
 
     if arguments.allowed_lateness is not None and not arguments.append:
         raise InputError("--allowed-lateness goes with --append")
@@ -153,7 +153,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
     # Only n-grams are made by it.
     if any(feature.kind == "text" for feature in mapping.features):
         load_tensorflow()
-    from ctr.pipelines.ingest.run import ingest
+    from ctr.pipelines.tables.ingest import ingest
 
     with closing(Bar(None, "rows")) as bar:
         result = ingest(

@@ -206,7 +206,7 @@ def _check_mapping(out: Path, record: Record) -> Record:
 
 def _ingest(given: Path, out: Path, mapping: Mapping, record: Record, tools: Tools) -> Record:
     tools.load_tensorflow()
-    from ctr.pipelines.ingest.run import ingest
+    from ctr.pipelines.tables.ingest import ingest
 
     tools.say(f"Ingesting {given} -> {out / LOG}")
     bar = tools.bar(None, "rows")

@@ -22,7 +22,7 @@ from apache_beam.options.pipeline_options import (
 
 from ctr.io.errors import InputError, one_line
 from ctr.io.signals import Stop
-from ctr.pipelines.rows.sources import UnreadableNowError
+from ctr.pipelines.tables.input_files import UnreadableNowError
 
 # What a runner reports of an error in a worker has its class and its message.
 _KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (InputError, UnreadableNowError)}

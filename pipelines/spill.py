@@ -1,8 +1,8 @@
-"""Rows stored on disk until their partition is complete: temporary files inside the log's folder."""
+"""Rows stored on disk until their partition is complete, in temporary or lasting files inside the log's folder."""
 
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.state_files import read_state_file, write_state_file
 from ctr.io.errors import InputError
 from ctr.io.files import hold, make_folder, naming
 
@@ -41,6 +42,28 @@ def spill_folder(log: Path) -> Iterator[Path]:
                 yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_state_tables(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
+    """Creates or replaces a file with Arrow tables of a schema, and its hash; returns the number of rows."""
+    rows = 0
+
+    def write(stream: object) -> None:
+        nonlocal rows
+        with pa.ipc.new_file(stream, schema) as writer:
+            for table in tables:
+                rows += table.num_rows
+                writer.write_table(table)
+
+    write_state_file(path, write)
+    return rows
+
+
+def read_state_tables(path: Path, remedy: str) -> Iterator[pa.Table]:
+    """Yields the tables of a file, mapped into memory, once its hash is verified (``read_state_file``)."""
+    reader = pa.ipc.open_file(read_state_file(path, remedy))
+    for number in range(reader.num_record_batches):
+        yield pa.Table.from_batches([reader.get_batch(number)])
 
 
 def split_by_partition(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table]:

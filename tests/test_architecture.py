@@ -38,11 +38,11 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 3905,
+    "benchmarks": 3903,
     "benchmarks/studies": 4713,
     "ctr": 2080,
     "ctr/config": 922,
-    "ctr/data": 7010,
+    "ctr/data": 6989,
     "ctr/experiments": 3261,
     "ctr/io": 1897,
     "ctr/objective": 1284,
@@ -54,8 +54,8 @@ LINES = {
     "eval": 4753,
     "models": 2063,
     "optim": 6988,
-    "pipelines": 9433,
-    "tests": 54520,
+    "pipelines": 9068,
+    "tests": 54488,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""

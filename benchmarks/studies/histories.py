@@ -22,7 +22,7 @@ from runner import Arm, compare, main, timed
 from ctr.config import parse_model
 from ctr.data.mapping import Mapping as TableMapping
 from ctr.experiments.config import merged
-from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.tables.ingest import ingest
 
 CATEGORIES = 12
 DAYS = 10

@@ -298,15 +298,13 @@ class EventMapping(ShortModel):
 
     @property
     def number_sources(self) -> tuple[str, ...]:
-        if self.impressions.hashed:
-            return ()
-        return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Number)))
+        features = () if self.impressions.hashed else self.features
+        return tuple(dict.fromkeys(f.source for f in features if isinstance(f, Number)))
 
     @property
     def vector_sources(self) -> dict[str, Vector]:
-        return (
-            {} if self.impressions.hashed else {f.source: f for f in self.features if isinstance(f, Vector)}
-        )
+        features = () if self.impressions.hashed else self.features
+        return {f.source: f for f in features if isinstance(f, Vector)}
 
     @property
     def list_sources(self) -> dict[str, str | None]:

@@ -253,7 +253,7 @@ class Vector(FeatureBase):
         kind: the kind of the feature.
         source: the column that is read: lists of numbers, or text.
         size: the number of numbers.
-        separator: the text between numbers that are given as text.
+        separator: the text between numbers that are given as text; a space stands for any run of white space.
         strip: ASCII characters that are taken off both ends of each number that is given as text: with ``,`` as
             separator and ``[]`` here, ``[0.5, 1]`` is read.
         normalize: of each element, whether the network reads it less the mean and over the standard deviation of the

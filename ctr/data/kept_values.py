@@ -13,6 +13,7 @@ for features that a history names: ``ctr history`` writes all of their values.
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ from ctr.data.features import AnyFeature, Category, Cross, Number, Text, is_mult
 from ctr.data.log import Manifest, ValuesEntry, read_manifests, read_schema
 from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
 from ctr.data.schema import MISSING_ID, Schema
-from ctr.data.shards import id_matrix
+from ctr.data.shards import id_matrix, shard_schema, stage_partition
 from ctr.data.value_arrays import numbers_of_ids
 from ctr.io.files import file_sha256, write_atomic_bytes
 
@@ -99,13 +100,11 @@ def without_values(table: pa.Table) -> pa.Table:
     return table.drop_columns([name for name in table.column_names if name.startswith(VALUE_PREFIX)])
 
 
-def with_values(
-    log: Path, schema: Schema, kept: Sequence[str], manifest: Manifest, rows: pa.Table
+def stage_with_values(
+    log: Path, schema: Schema, kept: Sequence[str], start: int, end: int, rows: pa.Table, **options: Any
 ) -> Manifest:
-    """Adds the dictionary of the features ``kept`` to a partition that is not published yet.
-
-    ``rows`` are those of the partition, with ``value_columns``.
-    """
+    """Stages a partition (``stage_partition``) of rows with ``value_columns``, and a dictionary of ``kept`` ones."""
+    manifest = stage_partition(log, schema, start, end, rows.select(shard_schema(schema).names), **options)
     values = value_dictionary(schema, kept, rows) if kept else _DICTIONARY.empty_table()
     if not values.num_rows:
         return manifest

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import zoneinfo
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -158,6 +159,14 @@ def _check_time_format(form: str) -> str:
     return form if form == "iso8601" else check_format(form)
 
 
+def _check_zone(name: str) -> str:
+    if name not in zoneinfo.available_timezones():
+        raise ValueError(
+            f"no zone of the IANA database is called {name}; allowed: names such as Europe/Berlin"
+        )
+    return name
+
+
 class Time(StrictModel):
     """When an impression was shown: a column with ``unit`` or ``format``, or ``row_order``.
 
@@ -165,6 +174,9 @@ class Time(StrictModel):
         column: the column with the time.
         unit: the unit of numbers since 1970; ``serial``: days since 1899-12-30, as spreadsheets count.
         format: ``iso8601``, or a format of Python's ``strptime`` such as ``%y%m%d%H``.
+        zone: the zone of times without an offset, such as ``Europe/Berlin``. Null: UTC.
+        ambiguous: with ``zone``, which of the two is meant by a time that the clocks show twice, at the end of summer
+            time. Null: its row is rejected.
         first: earlier times are rejected. Null: those before 1970.
         last: later times are rejected. Null: those after 9999.
         row_order: times by the number of the row, for logs without a time.
@@ -173,6 +185,8 @@ class Time(StrictModel):
     column: Column | None = None
     unit: TimeUnit | None = None
     format: Annotated[str, AfterValidator(_check_time_format)] | None = None
+    zone: Annotated[str, AfterValidator(_check_zone)] | None = None
+    ambiguous: Literal["first", "second"] | None = None
     first: date | None = None
     last: date | None = None
     row_order: RowOrder | None = None
@@ -181,6 +195,10 @@ class Time(StrictModel):
     def _one_way(self) -> Self:
         if (self.column is None) == (self.row_order is None):
             raise ValueError("exactly one of column and row_order is required")
+        if self.zone is not None and (self.format is None or "%z" in self.format.lower()):
+            raise ValueError("zone requires a format of times without an offset")
+        if self.zone is None and self.ambiguous is not None:
+            raise ValueError("ambiguous requires zone")
         ways = sum(way is not None for way in (self.unit, self.format))
         if ways != (0 if self.column is None else 1):
             raise ValueError("a column requires exactly one of unit and format; row_order allows neither")
@@ -204,7 +222,11 @@ class Time(StrictModel):
 
     @property
     def form(self) -> str:
-        return f"unit {self.unit}" if self.unit is not None else f"format {self.format}"
+        if self.unit is not None:
+            return f"unit {self.unit}"
+        once = " once" if self.ambiguous is None else ""
+        shown = "" if self.zone is None else f", a time that the clocks of {self.zone} show{once}"
+        return f"format {self.format}{shown}"
 
 
 def iso_column(content: Any) -> Any:

@@ -21,7 +21,7 @@ from ctr.eval.prediction_difference import JoinedPredictions
 from ctr.io.errors import InputError
 from ctr.io.files import check_local
 from ctr.io.hashing import splitmix64
-from ctr.pipelines.rows.sources import faults_named, require_columns
+from ctr.pipelines.tables.input_files import faults_named, require_columns
 from ctr.serving.metadata import LEARNED
 
 # A prediction; rows without labels have label False and weight 0.

@@ -1,11 +1,10 @@
 """Accounts for the events that were read: counts that must add up, rejects, and the limit to their share."""
 
 import hashlib
-import json
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,8 +13,8 @@ from ctr.data.log import Manifest
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.tables import CLICKS, ENOUGH_ARRIVALS, FAR_US, IMPRESSIONS, Kind
-from ctr.pipelines.rows.rejects import Reject, json_line, reject_line, reject_reasons
-from ctr.pipelines.rows.sources import natural_order
+from ctr.pipelines.tables.input_files import natural_order
+from ctr.pipelines.tables.rejects import Reject, json_line, reject_line, reject_reasons
 
 ENOUGH_EVENTS = 1_000  # the share of rejects is not judged from fewer events before the end of a job
 RECENT_EVENTS = 100_000  # a job that does not end is judged by its latest units with so many events
@@ -64,18 +63,6 @@ def arrivals_reached(reports: Iterable[UnitReport], before: Mapping[Kind, int]) 
         if not jumps or report.good + report.late >= ENOUGH_ARRIVALS:
             arrived[report.kind] = max(last, report.last_arrival)
     return arrived
-
-
-def report_bytes(report: UnitReport) -> bytes:
-    """Writes a report such that ``report_of`` reads it."""
-    return json.dumps(asdict(report)).encode()
-
-
-def report_of(text: bytes) -> UnitReport:
-    """Reads a report of ``report_bytes``."""
-    content = json.loads(text)
-    rejects = [Reject(**reject) for reject in content.pop("rejects")]
-    return UnitReport(**content, rejects=rejects)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from ctr.io.errors import InputError
 from ctr.io.signals import stop_signals
 from ctr.pipelines.events.drivers import FollowSettings, KafkaSettings, choose_settings
 from ctr.pipelines.processes import quiet_beam
-from ctr.pipelines.rows.rejects import check_reject_share
+from ctr.pipelines.tables.rejects import check_reject_share
 
 if TYPE_CHECKING:
     from ctr.pipelines.events.accounts import EventCounts
@@ -42,9 +42,8 @@ def run_events(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[di
     from ctr.pipelines.events.unmatched import unmatched_warnings
 
     settings = choose_settings(arguments)
-    uses_beam = arguments.stream or arguments.beam_options
     # What a user must know of an error is in its message.
-    with quiet_beam() if uses_beam else contextlib.nullcontext():
+    with quiet_beam() if arguments.stream else contextlib.nullcontext():
         if settings is None:
             result, text = _run_batch(arguments, mapping)
         elif isinstance(settings, KafkaSettings) or arguments.stream:
@@ -59,8 +58,8 @@ def run_events(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[di
 def _run_batch(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:
     from ctr.pipelines.events.follow import ingest_events
 
-    share, options = arguments.max_reject_share, arguments.beam_options
-    result = ingest_events(mapping, arguments.input, arguments.out, max_reject_share=share, options=options)
+    share = arguments.max_reject_share
+    result = ingest_events(mapping, arguments.input, arguments.out, max_reject_share=share)
     counters = sorted(result.counters.items())
     counted = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counters if count)
     warnings = "".join(f"\nwarning: {warning}" for warning in result.warnings)
@@ -75,10 +74,6 @@ def _run_watch(
 ) -> tuple[dict[str, Any], str]:
     from ctr.pipelines.events.follow import WatchSettings, watch_events
 
-    if arguments.beam_options:
-        raise InputError(
-            "--follow runs on this machine, without Beam; --beam-options applies to --stream or a batch"
-        )
     watched = WatchSettings(**vars(settings), max_reject_share=arguments.max_reject_share)
     with stop_signals() as stop:
         progress = watch_events(

@@ -58,6 +58,10 @@ def choose_settings(arguments: argparse.Namespace) -> FollowSettings | KafkaSett
         raise InputError("--kafka requires --stream")
     if chosen not in _DRIVERS:
         raise InputError(f"{' and '.join(sorted(chosen))} cannot be combined")
+    if arguments.beam_options and "--stream" not in chosen:
+        raise InputError(
+            "--beam-options requires --stream; with --drain it joins all files that are there, and ends"
+        )
     is_kafka = "--kafka" in chosen
     if bool(arguments.input) == is_kafka:
         raise InputError("either folders or --kafka are required")

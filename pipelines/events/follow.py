@@ -76,8 +76,8 @@ from ctr.pipelines.events.spool import (
 )
 from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_teacher
 from ctr.pipelines.events.tables import CLICKS, FAR_US, IMPRESSIONS, Kind
-from ctr.pipelines.rows.sources import Chunk, UnreadableNowError, faults_named
 from ctr.pipelines.spill import spill_folder
+from ctr.pipelines.tables.input_files import Chunk, UnreadableNowError, faults_named
 
 _BATCH_THREADS = 2
 _FILES_A_ROUND = 32
@@ -122,25 +122,15 @@ def ingest_events(
     log: Path,
     *,
     max_reject_share: float = 0.01,
-    options: str = "",
 ) -> EventsResult:
     """Publishes the examples that the events of ``folders`` make as the log ``log``, in one round.
 
-    Every partition with events is closed: it cannot be published with others later. Beam's ``options`` name another
-    runner, whose workers must see folders and log under the same paths; without them Beam is not loaded.
+    Every partition with events is closed: it cannot be published with others later.
     A job that was killed can be run again: it publishes the same bytes. Raises InputError: no events, a damaged file,
     a missing column, too many rejects, a log of something else, or not a single example.
     """
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)
-    runner = None
-    if options:
-        from ctr.pipelines.beam import read_beam_options, runs_in_this_process, split_beam_options
-
-        runner = read_beam_options(split_beam_options(options))
-        # A runner inside this process does what is done without Beam.
-        if runs_in_this_process(runner):
-            runner = None
     files = find_events(mapping, folders)
     if not files:
         raise nothing_found(mapping, folders)
@@ -149,36 +139,21 @@ def ingest_events(
     units = split_units(files)
     begin_log(log, mapping)
     seconds: dict[str, float] = {}
-    counts = EventCounts.of(mapping.labels)
-
-    def accept(reports: Sequence[UnitReport]) -> None:
+    with spill_folder(log) as spool:
+        job = _Job(mapping, log, spool, _BATCH_THREADS)
+        reports = job.read(units, keep_going=False)
         seconds["spool"] = time.perf_counter() - begun
         write_rejects(log, reports)
         check_rejects(reports, max_reject_share)
         columns = AbsentColumns()
         for report in reports:
-            counts.add(report)
             columns.add(report)
         columns.check()
-
-    if runner is None:
-        with spill_folder(log) as spool:
-            job = _Job(mapping, log, spool, _BATCH_THREADS)
-            reports = job.read(units, keep_going=False)
-            accept(reports)
-            job.progress.clock_us = job.drained_clock(
-                arrivals_reached(reports, dict.fromkeys(mapping.kinds, -1))
-            )
-            published = job.publish()
-            left = job.open_starts()
-            pending = count_impressions(spool, left)
-    else:
-        from ctr.pipelines.events.batch_elsewhere import run_elsewhere
-
-        left, pending = [], 0
-        reports, staged = run_elsewhere(mapping, log, units, runner)
-        accept(reports)
-        published = list(publish_staged(log, mapping, Histories(log, mapping.feature_schema), staged))
+        job.progress.clock_us = job.drained_clock(arrivals_reached(reports, dict.fromkeys(mapping.kinds, -1)))
+        published = job.publish()
+        left = job.open_starts()
+        pending = count_impressions(spool, left)
+    counts = job.progress.counts
     seconds["join"] = time.perf_counter() - begun - seconds["spool"]
     seconds["total"] = time.perf_counter() - begun
     counters, examples = sum_counters(published), sum(manifest.rows for manifest in published)

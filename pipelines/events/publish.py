@@ -14,14 +14,14 @@ only on the partition's events, so any number of workers may write them any numb
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.history_state import Histories
-from ctr.data.kept_values import with_values, without_values
+from ctr.data.kept_values import stage_with_values, without_values
 from ctr.data.log import (
     Manifest,
     check_log,
@@ -34,7 +34,7 @@ from ctr.data.log import (
 )
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.sample_log import RECORD, SampledLog, adopt_record
-from ctr.data.shards import read_shard, shard_schema, stage_partition
+from ctr.data.shards import read_shard, shard_schema
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.data.times import duration_us
 from ctr.io.errors import InputError
@@ -93,19 +93,35 @@ def _with_histories(log: Path, mapping: EventMapping, histories: Histories, mani
 
 
 def _stage(
-    log: Path, mapping: EventMapping, start: int, examples: pa.Table, counters: dict[str, int]
+    log: Path,
+    mapping: EventMapping,
+    start: int,
+    examples: pa.Table,
+    counters: dict[str, int],
+    kept: Sequence[str] = (),
 ) -> Manifest:
-    given = log, mapping.feature_schema, start, start + duration_us(mapping.partition), examples, counters
-    return stage_partition(*given, mapping.shard_rows, counts_pages=mapping.sampling is None)
+    return stage_with_values(
+        log,
+        mapping.feature_schema,
+        kept,
+        start,
+        start + duration_us(mapping.partition),
+        examples,
+        counters=counters,
+        shard_rows=mapping.shard_rows,
+        counts_pages=mapping.sampling is None,
+    )
 
 
 def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -> Manifest:
     """Writes a partition but for its manifest, which it returns; InputError if something else was published before."""
-    schema, examples = mapping.feature_schema, without_values(joined.examples)
-    manifest = _stage(log, mapping, start, examples, joined.counters)
-    manifest = with_values(log, schema, mapping.keep_values, manifest, joined.examples)
+    manifest = _stage(log, mapping, start, joined.examples, joined.counters, mapping.keep_values)
     path = manifest_path(log, manifest)
-    if not schema.histories and path.is_file() and path.read_bytes() != manifest_bytes(manifest):
+    if (
+        not mapping.feature_schema.histories
+        and path.is_file()
+        and path.read_bytes() != manifest_bytes(manifest)
+    ):
         raise InputError(
             f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
             "the first version is kept: publish later events to another log"
@@ -116,7 +132,7 @@ def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -
         if table.num_rows:
             write_atomic_bytes(path, parquet_bytes(table))
     if mapping.teacher is not None and joined.teacher_logit is not None:
-        columns = {"example_id": examples.column("example_id"), "logit": joined.teacher_logit}
+        columns = {"example_id": joined.examples.column("example_id"), "logit": joined.teacher_logit}
         write_sidecar_partition(log, mapping.teacher.name, manifest, pa.table(columns))
     return manifest
 

@@ -14,9 +14,9 @@ from ctr.data.mapping import JsonlInput, input_patterns
 from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.tables import IMPRESSIONS, Kind, wanted_columns
-from ctr.pipelines.rows.jsonl import JsonlReader
-from ctr.pipelines.rows.sources import Chunk, SourceFile, natural_order
-from ctr.pipelines.rows.table_files import read_table_file, row_group_sizes
+from ctr.pipelines.tables.input_files import Chunk, SourceFile, natural_order
+from ctr.pipelines.tables.jsonl import JsonlReader
+from ctr.pipelines.tables.table_files import read_table_file, row_group_sizes
 
 BLOCK_BYTES = 16 << 20  # of a file that are read, parsed and transformed at a time
 

@@ -12,16 +12,19 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 
 from ctr.data.state_files import read_state_file, write_state_file
 from ctr.io.files import remove_temporaries
-from ctr.pipelines.events.accounts import UnitReport, report_bytes, report_of
+from ctr.pipelines.events.accounts import UnitReport
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.rules import PartitionRules, known_from
 from ctr.pipelines.events.tables import EARLIER, EARLIER_SCHEMA, IMPRESSIONS, Kind
+from ctr.pipelines.spill import read_state_tables, write_state_tables
+from ctr.pipelines.tables.rejects import Reject
 
 _REMEDY = "restore it from a copy, or join all events anew into another output directory"
 CLOCK = "clock.json"
@@ -48,17 +51,12 @@ def read_clock(spool: Path) -> int:
 def write_segment(spool: Path, unit: Unit, number: int, start: int, table: pa.Table) -> None:
     """Stores the events of a unit's chunk for a partition."""
     path = spool / "segments" / f"{start:019d}" / f"{unit.kind}-{unit_digest(unit)}-{number:06d}.arrow"
-
-    def write(file: object) -> None:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
-
-    write_state_file(path, write)
+    write_state_tables(path, table.schema, [table])
 
 
 def write_report(spool: Path, unit: Unit, report: UnitReport) -> None:
     """Records that a unit was read to its end."""
-    write_state_file(_report_path(spool, unit), report_bytes(report))
+    write_state_file(_report_path(spool, unit), json.dumps(asdict(report)).encode())
 
 
 def _report_path(spool: Path, unit: Unit) -> Path:
@@ -77,7 +75,9 @@ def list_reports(spool: Path) -> list[UnitReport]:
 
 
 def _read_report(path: Path) -> UnitReport:
-    return report_of(read_state_file(path, _REMEDY).to_pybytes())
+    content = json.loads(read_state_file(path, _REMEDY).to_pybytes())
+    rejects = [Reject(**reject) for reject in content.pop("rejects")]
+    return UnitReport(**content, rejects=rejects)
 
 
 def list_starts(spool: Path) -> list[int]:
@@ -111,8 +111,7 @@ def _segments(spool: Path, start: int, kind: Kind) -> list[Path]:
 
 
 def _read(paths: Sequence[Path]) -> list[pa.Table]:
-    # Memory-mapped, so that many partitions take little memory.
-    return [pa.ipc.open_file(read_state_file(path, _REMEDY)).read_all() for path in paths]
+    return [table for path in paths for table in read_state_tables(path, _REMEDY)]
 
 
 def drop_unfinished(spool: Path) -> None:

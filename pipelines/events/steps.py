@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from ctr.pipelines.events.accounts import UnitReport
 from ctr.pipelines.events.join import join_partition, sample_joined
 from ctr.pipelines.events.publish import MAPPING_FILE, stage_joined, write_late
 from ctr.pipelines.events.rules import (
-    PartitionRules,
-    known_from,
     partition_rules,
     route_clicks,
     route_impressions,
@@ -29,15 +27,12 @@ from ctr.pipelines.events.rules import (
 from ctr.pipelines.events.tables import (
     ARRIVAL,
     EARLIER,
-    EARLIER_SCHEMA,
     IMPRESSIONS,
-    Kind,
     concat_events,
     last_arrival,
     prepare,
 )
-from ctr.pipelines.rows.sources import Chunk
-from ctr.pipelines.spill import split_by_partition
+from ctr.pipelines.tables.input_files import Chunk
 
 _UNUSED_SHOWN = 20
 _LOADING = threading.Lock()
@@ -135,47 +130,3 @@ def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
         )
     teacher = EventTeacher(name=mapping.teacher.name, model=pinned.resolve())
     return mapping.model_copy(update={"teacher": teacher})
-
-
-# On its way from the worker that reads it to the one that joins its partition: the partition's begin, and what it gets,
-# events of a kind or ``EARLIER``, as an Arrow stream.
-Part = tuple[int, tuple[str, bytes]]
-
-
-def parts_of(rules: PartitionRules, kind: Kind, routed: dict[int, pa.Table]) -> Iterator[Part]:
-    """Makes the elements of events that ``route_chunk`` has split, for all partitions that need them."""
-    for start, table in routed.items():
-        yield start, (kind, _to_bytes(table))
-    if kind == IMPRESSIONS:
-        yield from _earlier(rules, routed)
-
-
-def _earlier(rules: PartitionRules, routed: dict[int, pa.Table]) -> Iterator[Part]:
-    # Ids and times for the later partitions whose clicks may be those of these impressions.
-    for table in routed.values():
-        known = table.select(EARLIER_SCHEMA.names)
-        times = known.column("query_time").to_numpy()
-        begins = rules.start_of(times)
-        reach = rules.lookback + rules.ahead
-        for ahead in range(1, -(-reach // rules.length) + 1):
-            starts = begins + ahead * rules.length
-            there = times >= known_from(rules, starts)
-            parts = split_by_partition(known.filter(pa.array(there)), starts[there])
-            for start, part in parts.items():
-                yield start, (EARLIER, _to_bytes(part))
-
-
-def tables_of(parts: Iterable[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
-    """Reads what a partition got, as ``stage_events`` takes it."""
-    found: dict[str, list[pa.Table]] = {}
-    for what, content in parts:
-        with pa.ipc.open_stream(content) as reader:
-            found.setdefault(what, []).append(reader.read_all())
-    return found
-
-
-def _to_bytes(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()

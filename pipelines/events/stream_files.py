@@ -28,8 +28,8 @@ from ctr.pipelines.events.read import EventFolders, ReadSoFar, Unit, read_unit
 from ctr.pipelines.events.rules import partition_rules
 from ctr.pipelines.events.stream import RawEvents
 from ctr.pipelines.events.tables import Kind, arrivals, wanted_columns
-from ctr.pipelines.rows.rejects import make_reject
-from ctr.pipelines.rows.sources import Chunk, UnreadableNowError
+from ctr.pipelines.tables.input_files import Chunk, UnreadableNowError
+from ctr.pipelines.tables.rejects import make_reject
 
 _FILES_A_BUNDLE = 16
 

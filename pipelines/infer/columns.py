@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ctr.data.ids.arrow import is_text, text_array
 from ctr.data.schema import RESERVED_NAMES
 from ctr.data.spelling import CASTS, Cast
-from ctr.pipelines.rows.convert import parse_numbers
+from ctr.pipelines.tables.convert import parse_numbers
 
 LOOKED = 2000  # so many distinct values are looked at
 # Texts that mean a missing value where they stand among numbers, and the first three everywhere.

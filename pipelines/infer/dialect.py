@@ -11,8 +11,8 @@ from typing import Any
 from ctr.config import parse_model
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput
 from ctr.io.errors import InputError
-from ctr.pipelines.rows.delimited import split_rows
-from ctr.pipelines.rows.sources import (
+from ctr.pipelines.tables.delimited import split_rows
+from ctr.pipelines.tables.input_files import (
     SourceFile,
     faults_named,
     find_files,
@@ -21,7 +21,7 @@ from ctr.pipelines.rows.sources import (
     is_hidden,
     open_bytes,
 )
-from ctr.pipelines.rows.table_files import table_file_columns
+from ctr.pipelines.tables.table_files import table_file_columns
 
 Form = DelimitedInput | JsonlInput | ParquetInput
 

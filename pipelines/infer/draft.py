@@ -45,7 +45,7 @@ from ctr.pipelines.infer.roles import (
     read_weight,
 )
 from ctr.pipelines.infer.sample import Sample
-from ctr.pipelines.rows.convert import parse_times
+from ctr.pipelines.tables.convert import parse_times
 
 PARTITION_ROWS = 500_000  # at most, if all partitions had as many as the mean
 _PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")

@@ -15,8 +15,8 @@ from ctr.data.mapping import Label, LabelOp, Time, TimeUnit
 from ctr.data.times import DAY_US, duration_us
 from ctr.io.errors import InputError, joined, listed
 from ctr.pipelines.infer.columns import Column, Columns, percent
-from ctr.pipelines.rows.convert import parse_labels, parse_times, parse_weights
-from ctr.pipelines.rows.rejects import MAX_REJECT_SHARE
+from ctr.pipelines.tables.convert import parse_labels, parse_times, parse_weights
+from ctr.pipelines.tables.rejects import MAX_REJECT_SHARE
 
 # Times that are taken for such, whatever the unit or the format.
 FIRST_US, LAST_US = 631_152_000_000_000, 4_102_444_800_000_000  # the beginnings of 1990 and of 2100

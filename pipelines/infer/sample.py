@@ -11,10 +11,8 @@ import pyarrow.parquet as pq
 from ctr.data.mapping import JsonlInput, ParquetInput
 from ctr.io.errors import InputError
 from ctr.pipelines.infer.dialect import TableFiles, read_start
-from ctr.pipelines.rows.convert import check_utf8, is_text_or_number
-from ctr.pipelines.rows.jsonl import BYTE_ORDER_MARK, JsonlReader
-from ctr.pipelines.rows.rejects import REPEATED_HEADER
-from ctr.pipelines.rows.sources import (
+from ctr.pipelines.tables.convert import check_utf8, is_text_or_number
+from ctr.pipelines.tables.input_files import (
     Chunk,
     SourceFile,
     faults_named,
@@ -22,7 +20,9 @@ from ctr.pipelines.rows.sources import (
     open_bytes,
     with_constants,
 )
-from ctr.pipelines.rows.table_files import read_table_file, row_group_sizes
+from ctr.pipelines.tables.jsonl import BYTE_ORDER_MARK, JsonlReader
+from ctr.pipelines.tables.rejects import REPEATED_HEADER
+from ctr.pipelines.tables.table_files import read_table_file, row_group_sizes
 
 SAMPLE_ROWS, SAMPLE_FILES = 50_000, 16
 _BLOCK_BYTES = 4 << 20

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ctr.data.mapping import Time
 from ctr.data.time_formats import check_format, time_format
-from ctr.pipelines.rows.convert import parse_times
+from ctr.pipelines.tables.convert import parse_times
 
 DATES = ("%Y-%m-%d", "%d.%m.%Y", "%Y%m%d", "%B %d, %Y", "%a, %d %b %Y", "%d%b%Y", "%y%m%d")
 CLOCKS = ("", "T%H:%M:%S", " %H%M%S%f", ":%H:%M:%S %z", " %I:%M:%S.%f %p", " %H:%M %Z", " 100%%")

@@ -28,7 +28,7 @@ from ctr.io.errors import InputError
 from ctr.pipelines.events import tables
 from ctr.pipelines.events.kafka import _Gather
 from ctr.pipelines.events.read import Unit, read_unit, split_units
-from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.tables.ingest import ingest
 
 # ---------------------------------------------------------------- example logs
 

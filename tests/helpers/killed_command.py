@@ -15,7 +15,7 @@ def run_killed_command(arguments: Sequence[str], point: str, count: int, path: s
     ingests and computed nothing.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["killed_command", "ctr.pipelines.ingest.run"])
+    context.set_forkserver_preload(["killed_command", "ctr.pipelines.tables.ingest"])
     process = context.Process(target=_run, args=(list(arguments), point, count, path))
     process.start()
     process.join(300)

@@ -14,7 +14,7 @@ from ctr.pipelines.infer.dialect import find_table
 from ctr.pipelines.infer.draft import Draft, draft_mapping, mapping_text
 from ctr.pipelines.infer.roles import Options
 from ctr.pipelines.infer.sample import read_sample
-from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.tables.ingest import ingest
 
 
 def write_table(path: Path, columns: dict[str, Any], delimiter: str = ",") -> Path:

@@ -129,12 +129,12 @@ class Operations:
         return [period % count for period in found] if count else found
 
     def split(self, strings: Strings, separator: str) -> tuple[list[bytes], list[int]]:
-        mark = separator.encode()
+        mark = separator.encode() or None
         return _flat([_bytes(value).split(mark) for value in strings])
 
-    def strip(self, strings: list[bytes], characters: str) -> list[bytes]:
+    def strip(self, strings: Strings, characters: str) -> list[bytes]:
         some = characters.encode()
-        return [value.strip(some) for value in strings]
+        return [_bytes(value).strip(some) for value in strings]
 
     def keep(
         self, strings: list[bytes], rows: list[int], most: int, which: str

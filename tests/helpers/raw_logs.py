@@ -18,7 +18,7 @@ from ctr.data.ids.arrow import string_ids
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import Mapping
 from ctr.data.shards import read_shard, unpack_ids
-from ctr.pipelines.ingest.run import IngestResult
+from ctr.pipelines.tables.ingest import IngestResult
 
 COLORS = ("red", "green", "blue")
 TAGS = ("a", "b", "c", "d")

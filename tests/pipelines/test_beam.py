@@ -22,9 +22,7 @@ import event_files
 from beam_workers import job_server, worker_pool
 from ctr.cli import main
 from ctr.pipelines.beam import read_beam_options
-from ctr.pipelines.events.batch_elsewhere import JoinElsewhere
 from ctr.pipelines.events.drivers import FollowSettings
-from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.stream import PublishStream, streaming_options
 from ctr.pipelines.events.stream_files import EventsInFolders
 
@@ -100,13 +98,10 @@ def evaluate(folder: Path, given: str) -> int:
     return main(["evaluate", str(folder / "predictions.parquet"), f"--beam-options={given}"])
 
 
-def events_job(kind: str) -> Any:
-    """The batch or the streaming job, of folders that all workers share."""
+def events_job() -> Any:
+    """The streaming job, of folders that all workers share."""
     mapping, log, folder = event_files.mapping(), Path("/shared/log"), Path("/shared/events")
-    if kind == "stream":
-        return EventsInFolders(mapping, [folder], FollowSettings()) | PublishStream(mapping, log, 0.01)
-    units = [Unit("clicks", "clicks/1.jsonl", folder / "clicks" / "1.jsonl")]
-    return JoinElsewhere(mapping, log, units, log / ".outcome-1")
+    return EventsInFolders(mapping, [folder], FollowSettings()) | PublishStream(mapping, log, 0.01)
 
 
 def graph(transform: Any, *options: str) -> beam_runner_api_pb2.Pipeline:
@@ -117,9 +112,8 @@ def graph(transform: Any, *options: str) -> beam_runner_api_pb2.Pipeline:
     return pipeline.to_runner_api(default_environment=image)
 
 
-@pytest.mark.parametrize("kind", ["batch", "stream"])
-def test_a_graph_names_the_image_and_keeps_state_by_key_alone(kind):
-    found = graph(events_job(kind), *(["--streaming"] if kind == "stream" else []))
+def test_a_graph_names_the_image_and_keeps_state_by_key_alone():
+    found = graph(events_job(), "--streaming")
     images = [
         beam_runner_api_pb2.DockerPayload.FromString(one.payload).container_image
         for one in found.components.environments.values()

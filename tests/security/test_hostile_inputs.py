@@ -14,17 +14,17 @@ from ctr.data.schema import Schema
 from ctr.eval.run_files import read_columns, read_predictions
 from ctr.io.errors import InputError
 from ctr.pipelines.evaluate.rows import find_row_groups
-from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
-from ctr.pipelines.rows.jsonl import JsonlReader
-from ctr.pipelines.rows.sources import SourceFile
-from ctr.pipelines.rows.table_files import read_parquet
+from ctr.pipelines.tables.delimited import delimited_columns, read_delimited
+from ctr.pipelines.tables.input_files import SourceFile
+from ctr.pipelines.tables.jsonl import JsonlReader
+from ctr.pipelines.tables.table_files import read_parquet
 from ctr.training.config import TrainConfig
 
 READ_LINES = """
 import sys
 from pathlib import Path
-from ctr.pipelines.rows.jsonl import JsonlReader
-from ctr.pipelines.rows.sources import SourceFile
+from ctr.pipelines.tables.jsonl import JsonlReader
+from ctr.pipelines.tables.input_files import SourceFile
 for path in map(Path, sys.argv[1:]):
     chunks = list(JsonlReader(["t"], ["t"], {}, False).read(SourceFile(0, path, "lines"), 1 << 20))
     rows = [value for chunk in chunks for value in chunk.table.column("t").to_pylist()]

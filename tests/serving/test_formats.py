@@ -13,7 +13,7 @@ from ctr.cli import main
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import load_format
 from ctr.data.reader import join_rows, read_rows
-from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.tables.ingest import ingest
 
 CONFIG = """
 batch: {rows: 700}

@@ -38,7 +38,7 @@ if "config" in given:
     train(Path(given["log"]), parse_model(TrainConfig, given["config"], "test"), out)
 else:
     from ctr.data.mapping import Mapping
-    from ctr.pipelines.ingest.run import ingest
+    from ctr.pipelines.tables.ingest import ingest
     ingest(parse_model(Mapping, given["mapping"], "test"), [Path(given["inputs"])], out, block_bytes=3000)
 """
 

@@ -24,7 +24,7 @@ from runner import kept
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import FORMATS_FOLDER, load_mapping
 from ctr.data.reader import join_rows, read_rows
-from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.tables.ingest import ingest
 from many_logs.generate import write_world
 from many_logs.worlds import TO_CHOOSE, TO_REPORT, World
 

@@ -111,7 +111,7 @@ def periods(times: np.ndarray, length: int, shift: int, count: int) -> np.ndarra
 
 
 def split(strings: pa.Array, separator: str) -> tuple[pa.Array, np.ndarray]:
-    lists = pc.split_pattern(strings, separator)
+    lists = pc.split_pattern(strings, separator) if separator else pc.split_pattern_regex(strings, r"\s+")
     return lists.flatten().cast(pa.large_string()), pc.list_value_length(lists).to_numpy().astype(np.int32)
 
 

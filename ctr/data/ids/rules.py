@@ -29,6 +29,7 @@ Sizes: TypeAlias = Sequence[int]
 Rows: TypeAlias = Any
 """How many values each row of a multivalent feature has, as the operations that made it write it."""
 
+SPACES = " \t\r\n"
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
@@ -41,7 +42,7 @@ class Operations(Protocol):
     def cast(self, strings: Vector, cast: Cast) -> Vector: ...  # the empty string for what it does not accept
     def apply(self, strings: Vector, rule: ColumnRule) -> Vector: ...  # of another package
     def periods(self, times: Vector, length: int, shift: int, count: int) -> Vector: ...
-    def split(self, strings: Vector, separator: str) -> tuple[Vector, Rows]: ...
+    def split(self, strings: Vector, separator: str) -> tuple[Vector, Rows]: ...  # empty: runs of white space
     def strip(self, strings: Vector, characters: str) -> Vector: ...  # ASCII characters, at both ends
     def keep(self, strings: Vector, rows: Rows, most: int, which: str) -> tuple[Vector, Rows]: ...
     def ngrams(self, strings: Vector, words: Sizes, subwords: Sizes, most: int) -> tuple[Vector, Rows]: ...
@@ -102,7 +103,8 @@ class FeatureIds:
             return Made(ids, ids)
         if isinstance(feature, VectorFeature):
             if rows is None:
-                values, rows = xp.split(values, feature.separator)
+                values = xp.strip(values, feature.strip + SPACES) if feature.separator.isspace() else values
+                values, rows = xp.split(values, feature.separator if feature.separator.strip() else "")
                 values = xp.strip(values, feature.strip) if feature.strip else values
             bits, rows = xp.whole(xp.bits(xp.numbers(values)), rows, feature.size)
             return Made(bits, bits, rows=rows)

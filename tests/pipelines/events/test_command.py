@@ -117,7 +117,8 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
         (("a", "--stream", "--follow"), "cannot be combined"),
         (("a", "--stream", "--kafka-option", "a=b"), "--kafka-option requires --kafka"),
         (("a", "--stream"), "requires a runner that waits for watermarks"),
-        (("a", "--follow", "--beam-options=--runner=direct"), "--follow runs on this machine, without Beam"),
+        (("a", "--follow", "--beam-options=--runner=direct"), "--beam-options requires --stream"),
+        (("a", "--beam-options=--runner=direct"), "--beam-options requires --stream"),
         (kafka, "--kafka requires a running expansion service: --expansion-service HOST:PORT"),
         (served, "--stream requires a runner that waits for watermarks"),
         (

@@ -17,8 +17,8 @@ from ctr.data.shards import pack_ids, unpack_ids
 from ctr.data.times import DAY_US
 from ctr.pipelines.events.read import Unit, read_unit
 from ctr.pipelines.events.tables import CLICK_SCHEMA, FAR_US, Kind, impression_schema, prepare
-from ctr.pipelines.rows.rejects import Reject
-from ctr.pipelines.rows.sources import Chunk
+from ctr.pipelines.tables.input_files import Chunk
+from ctr.pipelines.tables.rejects import Reject
 
 NOW_US = 1_767_700_000_000_000
 TIME = NOW_US - 3_600_000_000
@@ -215,7 +215,7 @@ def test_where_arrivals_are_unknown_an_event_arrives_at_its_time_but_not_before_
 
 
 def test_a_line_beyond_all_limits_is_one_bad_event(tmp_path, monkeypatch):
-    monkeypatch.setattr("ctr.pipelines.rows.jsonl._LONGEST_LINE", 10_000)
+    monkeypatch.setattr("ctr.pipelines.tables.jsonl._LONGEST_LINE", 10_000)
     path = tmp_path / "events.jsonl"
     long = json.dumps({**GOOD, "color": "r" * 100_000})
     path.write_text(f"{json.dumps(GOOD)}\n{long}\n{json.dumps(GOOD)}\n")

@@ -20,8 +20,8 @@ from ctr.io.errors import InputError
 from ctr.pipelines.events import follow as follow_module
 from ctr.pipelines.events.accounts import RECENT_EVENTS, RecentReports, UnitReport, check_rejects
 from ctr.pipelines.events.follow import Progress, WatchSettings, ingest_events, watch_events
-from ctr.pipelines.rows import jsonl
-from ctr.pipelines.rows.rejects import make_reject
+from ctr.pipelines.tables import jsonl
+from ctr.pipelines.tables.rejects import make_reject
 
 COUNT = 150
 FILES = 4

@@ -19,7 +19,7 @@ from ctr.pipelines.infer.dialect import find_table
 from ctr.pipelines.infer.draft import draft_mapping
 from ctr.pipelines.infer.roles import Options
 from ctr.pipelines.infer.sample import read_sample
-from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.tables.ingest import ingest
 from made_tables import drafted
 
 CELLS = st.text(st.characters(codec="utf-8", exclude_categories=["C"]) | st.just("\n"), max_size=8)

@@ -12,7 +12,7 @@ from ctr.io.errors import InputError
 from ctr.pipelines.infer.dialect import find_table
 from ctr.pipelines.infer.draft import list_labels
 from ctr.pipelines.infer.sample import read_sample
-from ctr.pipelines.rows.convert import parse_times
+from ctr.pipelines.tables.convert import parse_times
 from made_tables import becomes, drafted, ingested, reasons, write_table
 
 ROWS = 1000

@@ -1,0 +1,366 @@
+"""Reads csv and tsv files in chunks, every column as bytes; rejects lines with malformed quotes or fields.
+
+A header that comes again, as where files with one were put together by ``cat``, is rejected too, and counts for itself.
+"""
+
+import csv
+import io
+import re
+import sys
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
+from ctr.data.mapping import DelimitedInput
+from ctr.io.errors import InputError
+from ctr.pipelines.tables.input_files import Chunk, SourceFile, faults_named, open_bytes, require_columns
+from ctr.pipelines.tables.rejects import REPEATED_HEADER, Reject, make_reject
+
+UNCLOSED = "a quote is never closed"
+TEXT_AFTER = "text after a closing quote"
+ALLOWED = "a quoted value ends with a quote before the delimiter or line end; quotes within are doubled"
+
+_QUOTE = b'"'
+_MARK = b"\xef\xbb\xbf"
+_IS_BOUNDARY, _IS_QUOTE, _IS_LINE_END = 1, 2, 3
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)?")
+_QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
+
+
+@dataclass
+class StrictQuotes:
+    """Csv stream, read-only, with each line of malformed quotes, which a parser would accept, made an invalid one.
+
+    So who parses it refuses that line, of too many or few fields, at its place. A value may stand in quotes (RFC 4180):
+    its quote is the first character of a field, its end is followed by a delimiter, a line end or nothing, and a quote
+    within is doubled. A quote elsewhere in a field is a plain character. Where that does not hold the line in which the
+    record begins is at fault, and what comes after it is read anew: so a quote that is never closed costs the line that
+    it is in, and not all lines until the next quote.
+    """
+
+    stream: Any  # of bytes; ``read(n)`` returns b"" at its end
+    delimiter: str
+    fields: int  # of a record
+    limit: int  # bytes; a quoted value is taken to be never closed where its record would be longer
+    # Reason and original line, by what stands for the line in the stream.
+    faults: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    closed: bool = False
+    _pending: bytes = b""
+    _ready: bytes = b""
+    _ended: bool = False
+    _begun: bool = False
+
+    def __post_init__(self) -> None:
+        # What each byte is to a quote beside it.
+        kinds = bytearray(256)
+        kinds[ord(self.delimiter)] = _IS_BOUNDARY
+        kinds[_QUOTE[0]] = _IS_QUOTE
+        kinds[ord("\r")] = kinds[ord("\n")] = _IS_LINE_END
+        self._kinds = bytes(kinds)
+        comma = re.escape(self.delimiter).encode()
+        value = rb'(?:"(?:[^"]++|"")*+"(?=%b|\r|\n|\Z)|(?!")[^%b\r\n]*+)' % (comma, comma)
+        self._fields = re.compile(rb"(?:%b%b)*+" % (value, comma))
+        self._records = re.compile(rb"(?:(?:%b%b)*+%b(?:\r\n|\r|\n))*+" % (value, comma, value))
+        self._last = re.compile(rb"(?:%b%b)*+%b" % (value, comma, value))
+
+    def close(self) -> None:
+        # The stream stays open: it is the caller's.
+        self.closed = True
+
+    def read(self, size: int = -1) -> bytes:
+        """Reads at most ``size`` bytes, whole records wherever they fit; b"" at the end."""
+        if size < 0:
+            pieces = iter(lambda: self.read(1 << 24), b"")
+            return b"".join(pieces)
+        while not self._ready and not self._ended:
+            data = self.stream.read(max(size - len(self._pending), 1 + size // 2))
+            self._ended = not data
+            data = self._pending + data
+            self._ready, cut = self._checked(data, self._ended)
+            self._pending = data[cut:]
+            self._begun = self._begun or cut > 0
+        ready, self._ready = self._ready[:size], self._ready[size:]
+        return ready
+
+    def _checked(self, data: bytes, final: bool) -> tuple[bytes, int]:
+        """What can be passed on of ``data``, which begins with a record, and how many bytes of it that stands for."""
+        if _QUOTE not in data:
+            cut = len(data) if final else max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+            cut = cut or (len(data) if len(data) > self.limit else 0)
+            return data[:cut], cut
+        begin = len(_MARK) if not self._begun and data.startswith(_MARK) else 0
+        # As if the data stood between line ends; what follows its last byte may still have to come.
+        kinds = np.frombuffer(b"".join((b"\x01", data[begin:].translate(self._kinds), b"\x01")), np.uint8)
+        quotes = np.flatnonzero(kinds == _IS_QUOTE)
+        # In well-formed text quotes open and close by turns; a doubled one closes and opens.
+        if not (kinds[quotes[0::2] - 1].all() and kinds[quotes[1::2] + 1].all()):
+            return self._scan(data, begin, final)
+        if final and len(quotes) % 2 == 0:
+            return data, len(data)
+        ends = np.flatnonzero(kinds == _IS_LINE_END)
+        outside = ends[np.searchsorted(quotes, ends) % 2 == 0]
+        cut = begin + int(outside[-1]) if len(outside) else 0
+        if final or len(data) - cut > self.limit:
+            return self._scan(data, begin, final)
+        return data[:cut], cut
+
+    def _scan(self, data: bytes, begin: int, final: bool) -> tuple[bytes, int]:
+        """Goes from fault to fault and replaces the lines where records with them begin; as ``_checked``."""
+        pieces: list[bytes] = []
+        passed, record = 0, begin
+        while (record := _end(self._records, data, record)) < len(data):
+            if final and self._last.fullmatch(data, record):
+                record = len(data)
+                break
+            # The field that is at fault, or that is not there to its end.
+            at = _end(self._fields, data, record)
+            quoted = _QUOTED.match(data, at)
+            is_cut = data[at : at + 1] != _QUOTE or quoted is None or quoted.end() == len(data)
+            line_end = _end(_LINE, data, record)
+            is_cut |= line_end == len(data) and data[-1:] not in (b"\n", b"\r")
+            if is_cut and not final and (data[at : at + 1] != _QUOTE or len(data) - record <= self.limit):
+                break
+            reason = UNCLOSED if quoted is None or quoted.end() > line_end else TEXT_AFTER
+            # A mark belongs to the first record.
+            start = record if record > begin else 0
+            pieces += [data[passed:start], self._replace(reason, data[start:line_end])]
+            passed = record = line_end
+        record = record if record > begin else 0
+        pieces.append(data[passed:record])
+        return b"".join(pieces), record
+
+    def _replace(self, reason: str, line: bytes) -> bytes:
+        token = f"\x02{len(self.faults)}\x02"
+        text = token if self.fields > 1 else f"{token}{self.delimiter}{token}"
+        self.faults[text] = reason, line.rstrip(b"\r\n")
+        return text.encode() + b"\n"
+
+
+def _end(pattern: re.Pattern[bytes], data: bytes, begin: int) -> int:
+    """Where the longest match from ``begin`` on ends, of a pattern that matches everywhere."""
+    match = pattern.match(data, begin)
+    assert match is not None
+    return match.end()
+
+
+_HEADER_LIMIT = 1 << 20
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+# Lines below a header that show how many fields there are.
+_LOOKED = 100
+
+
+def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
+    """Returns the names of a file's columns, from its header or the mapping.
+
+    Where the lines below the header all have one field more, which is empty, or one less than a header that ends with a
+    delimiter, the names are as many as the fields. Where they begin with the number of the row, without a name for it,
+    the name of that column is empty. Raises InputError: an unreadable file, or one without the header that it should
+    have.
+    """
+    if form.columns is not None:
+        return form.columns
+    line, rows = _read_header(path, form)
+    if not line.strip():
+        raise InputError(f"{path}: the first line is empty; it must hold the column names")
+    if not form.quotes:
+        return fitted_names(line.split(form.field_delimiter), rows)
+    try:
+        return fitted_names(next(csv.reader([line], delimiter=form.field_delimiter, strict=True)), rows)
+    except csv.Error as error:
+        raise InputError(f"{path}: the first line does not hold column names: {error}") from None
+
+
+def _read_header(path: Path, form: DelimitedInput) -> tuple[str, list[list[str]]]:
+    """The line with the names, and the fields of some lines below it."""
+    with faults_named(path), open_bytes(path) as stream:
+        start = bytes(stream.read(_HEADER_LIMIT))
+        lines = _LINE_END.split(start, form.skip_lines + 1)
+        line = lines[form.skip_lines].decode("utf-8-sig") if len(lines) > form.skip_lines else ""
+    below = lines[-1].decode("utf-8", "replace") if len(lines) > form.skip_lines + 1 else ""
+    rows = split_rows(below, form.field_delimiter, form.quotes, _LOOKED)
+    # The last one may have been cut.
+    return line, rows[:-1] if len(start) == _HEADER_LIMIT and len(rows) < _LOOKED else rows
+
+
+def split_rows(text: str, delimiter: str, quoting: bool, limit: int) -> list[list[str]]:
+    """Splits the first ``limit`` lines that are not empty; fewer where a field is too long for Python."""
+    lines = io.StringIO(text.replace("\0", ""), newline=None)
+    reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE)
+    rows: list[list[str]] = []
+    # What comes before a field that is too long is enough to go on.
+    with suppress(csv.Error):
+        for row in reader:
+            rows += [row] if row else []
+            if len(rows) == limit:
+                break
+    return rows
+
+
+def fitted_names(names: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Makes the names of a header as many as the lines below it have fields (see ``delimited_columns``)."""
+    rows = [row for row in rows if list(row) != list(names)]
+    fields, lines = Counter(map(len, rows)).most_common(1)[0] if rows else (len(names), 0)
+    if lines >= 0.9 * len(rows):
+        rows = [row for row in rows if len(row) == fields]
+        if fields == len(names) + 1 and not any(row[-1].strip() for row in rows):
+            return (*names, "")
+        if fields == len(names) + 1 and [row[0] for row in rows] == [str(n + 1) for n in range(lines)]:
+            return ("", *names)
+        if fields == len(names) - 1 and not names[-1].strip():
+            return tuple(names[:-1])
+    return tuple(names)
+
+
+def read_delimited(
+    source: SourceFile,
+    form: DelimitedInput,
+    wanted: Sequence[str],
+    block_bytes: int,
+    encoded: Collection[str] = (),
+) -> Iterator[Chunk]:
+    """Yields the wanted columns of a csv or tsv file, as binary with nulls, those of ``encoded`` as dictionaries of it.
+
+    Rows are numbered as records: the header and the lines before it count, empty lines do not, and a quoted value may
+    hold line ends. Raises InputError: a missing column, a damaged file, a record longer than ``block_bytes``.
+    """
+    names = delimited_columns(source.path, form)
+    require_columns(source.path, wanted, names)
+    refused: deque[Any] = deque()
+
+    def refuse(row: Any) -> str:
+        refused.append(row)
+        return "skip"
+
+    # Columns that are not wanted get unique names, since a header may repeat them.
+    read = set(wanted)
+    given = [name if name in read else f"\0{place}" for place, name in enumerate(names)]
+    first = 1 + form.skip_lines + form.header
+    header = _Header(source.number, names, wanted, form.field_delimiter) if form.header else None
+    faults: dict[str, tuple[str, bytes]] = {}
+    with faults_named(source.path), _quiet_about_text(), open_bytes(source.path) as stream:
+        content = stream
+        if form.quotes:
+            quotes = StrictQuotes(stream, form.field_delimiter, len(names), block_bytes, faults)
+            content = pa.PythonFile(quotes, mode="r")
+        kinds = {
+            name: pa.dictionary(pa.int32(), pa.binary()) if name in encoded else pa.binary()
+            for name in wanted
+        }
+        try:
+            reader = pa_csv.open_csv(
+                content,
+                # One thread: only then does Arrow number the refused rows. The reader is not the bottleneck.
+                pa_csv.ReadOptions(
+                    use_threads=False, block_size=block_bytes, column_names=given, skip_rows=first - 1
+                ),
+                pa_csv.ParseOptions(
+                    delimiter=form.field_delimiter,
+                    quote_char='"' if form.quotes else False,
+                    newlines_in_values=form.quotes,
+                    invalid_row_handler=refuse,
+                ),
+                pa_csv.ConvertOptions(
+                    include_columns=list(wanted),
+                    column_types=kinds,
+                    strings_can_be_null=True,
+                    null_values=list(form.nulls),
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            if "Empty CSV file" in str(error):
+                return
+            raise
+        row = first
+        for batch in reader:
+            # Arrow parses ahead: what it refused by now may stand after this batch's last row.
+            numbers = np.array([bad.number for bad in list(refused)], np.int64) - row
+            places = np.ones(batch.num_rows + len(numbers), bool)
+            places[numbers[numbers < len(places)]] = False
+            rows = row + np.flatnonzero(places)[: batch.num_rows]
+            row = int(rows[-1]) + 1 if len(rows) else row
+            rejects = []
+            while refused and refused[0].number < row:
+                rejects += _field_rejects(source, refused.popleft(), faults, header)
+            chunk = Chunk(source.number, pa.Table.from_batches([batch]), rows, rejects)
+            yield chunk if header is None else header.set_aside(chunk)
+        if refused or row == first:
+            nothing = pa.table({name: pa.array([], pa.binary()) for name in wanted})
+            rejects = [reject for bad in refused for reject in _field_rejects(source, bad, faults, header)]
+            yield Chunk(source.number, nothing, np.zeros(0, np.int64), rejects)
+
+
+class _Header:
+    """Header of a file, which may come again in it."""
+
+    def __init__(self, file: int, names: Sequence[str], wanted: Sequence[str], delimiter: str) -> None:
+        self._file, self._delimiter = file, delimiter
+        self._names = [name for name in names if name]
+        self._line = delimiter.join(names)
+        # One name alone may well be a value, and numbers are.
+        is_certain = len(wanted) > 1 and not all(name.isdigit() for name in wanted)
+        self._wanted = list(wanted) if is_certain else []
+
+    def repeats(self, line: str) -> bool:
+        return [name for name in line.strip().replace('"', "").split(self._delimiter) if name] == self._names
+
+    def reject(self, row: int) -> Reject:
+        return make_reject(
+            self._file, row, "line", REPEATED_HEADER, self._line, "the header as the first line only"
+        )
+
+    def set_aside(self, chunk: Chunk) -> Chunk:
+        """Makes rejects of the rows that have the name of its column in every wanted one."""
+        found: pa.ChunkedArray | None = None
+        for name in sorted(self._wanted, key=lambda name: pa.types.is_dictionary(chunk.table[name].type)):
+            column = chunk.table[name]
+            if pa.types.is_dictionary(column.type):
+                column = column.cast(pa.binary())
+            same = pc.fill_null(pc.equal(column, name.encode()), False)
+            found = same if found is None else pc.and_(found, same)
+            if not pc.any(found).as_py():
+                return chunk
+        if found is None:
+            return chunk
+        places = found.to_numpy()
+        rejects = [*chunk.rejects, *map(self.reject, chunk.rows[places].tolist())]
+        return Chunk(chunk.file, chunk.table.filter(pc.invert(found)), chunk.rows[~places], rejects)
+
+
+@contextmanager
+def _quiet_about_text() -> Iterator[None]:
+    # Arrow stops at a row that is no UTF-8 and that it cannot show ``refuse``; what Python says of that goes.
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, UnicodeDecodeError):
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _field_rejects(
+    source: SourceFile, bad: Any, faults: Mapping[str, tuple[str, bytes]], header: _Header | None
+) -> list[Reject]:
+    if header is not None and header.repeats(bad.text):
+        return [header.reject(bad.number)]
+    if bad.text in faults:
+        reason, line = faults[bad.text]
+        return [make_reject(source.number, bad.number, "line", reason, line, ALLOWED)]
+    lines = bad.text.count("\n") + 1
+    reason = "wrong number of fields" if lines == 1 else "wrong number of fields in a quoted run of lines"
+    text = bad.text.replace("\n", " ")
+    # A quote that is never closed swallows the lines after it: each counts, none is lost silently.
+    allowed = f"{bad.expected_columns} fields"
+    return [make_reject(source.number, bad.number, "line", reason, text, allowed)] * lines

@@ -1,0 +1,190 @@
+"""Input files, found, ordered, named and opened, and chunks of their raw columns."""
+
+import errno
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.io.errors import InputError, PassingError
+from ctr.io.files import check_local, not_text
+from ctr.pipelines.tables.rejects import Reject
+
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_BLANK_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """Input file. ``name`` is used in rejects and in the hashes of rows, and does not depend on the machine."""
+
+    number: int
+    path: Path
+    name: str
+
+
+def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequence[str]) -> list[SourceFile]:
+    """Finds the files of ``inputs``, in order: files as given, of a folder those that match a pattern.
+
+    The files of a folder are sorted by path, digits as numbers: day_2 comes before day_10. A file is named by its own
+    name, or by its path below the given folder. Hidden ones, whose names or folders begin with . or _, are left out,
+    unless a pattern begins so. ``excluded`` are globs, seen from a file's folder, of side tables, which are no input.
+    Raises InputError: an input that does not exist, a folder without files, two files of one name.
+    """
+    files: list[SourceFile] = []
+    seen: dict[str, Path] = {}
+    for given in inputs:
+        if given.is_dir():
+            matches = {
+                path
+                for pattern in patterns
+                for path in given.glob(pattern)
+                if path.is_file() and (pattern[:1] in HIDDEN or not is_hidden(path.relative_to(given)))
+            }
+            found = sorted(matches, key=lambda path: natural_order(path.relative_to(given).as_posix()))
+            found = [path for path in found if not any(path.match(glob) for glob in excluded)]
+            if not found:
+                raise InputError(f"input {given}: no file in this folder matches {' or '.join(patterns)}")
+            named = [(path, path.relative_to(given).as_posix()) for path in found]
+        elif given.is_file():
+            named = [(given, given.name)]
+        else:
+            check_local(given)
+            raise InputError(f"input {given}: no such file or folder")
+        for path, name in named:
+            if name in seen:
+                raise InputError(
+                    f"input {path} and {seen[name]} are both named {name}, and rows are identified by file name and "
+                    "number: give each file once, or the folder above them"
+                )
+            seen[name] = path
+            files.append(SourceFile(len(files), path, name))
+    if not files:
+        raise InputError("no input is given")
+    return files
+
+
+HIDDEN = (".", "_")
+
+
+def is_hidden(path: Path) -> bool:
+    """Tells whether a name on a relative path begins as those of files do that programs keep for themselves."""
+    return any(part.startswith(HIDDEN) for part in path.parts)
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Key that sorts names by their parts, digits as numbers."""
+    parts = re.split(r"([0-9]+)", name)
+    key = [(int(part) if part.isdecimal() else -1, part) for part in parts]
+    return [*key, (0, name)]
+
+
+class UnreadableNowError(PassingError):
+    """Raised for a file that may be read later: the machine or its permissions are at fault, not its content."""
+
+
+@contextmanager
+def faults_named(path: Path) -> Iterator[None]:
+    """Turns a fault while reading ``path`` into an InputError that names it."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise InputError(f"{path}: is not text in UTF-8 (byte {byte:#04x}); save it as UTF-8") from None
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
+            raise UnreadableNowError(f"{path}: cannot be read now: {' '.join(str(error).split())}") from None
+        fault = "damaged, truncated or not of this format: " + " ".join(str(error).split())
+        if "straddling object" in fault:
+            fault = "a record is longer than the read buffer; check for a quote that is never closed"
+        raise InputError(f"{path}: {fault}") from None
+
+
+def open_bytes(path: Path) -> Any:
+    """Opens text as an Arrow stream, decompressed by its extension (.gz, .zst); InputError for what is no such text."""
+    compression = _COMPRESSIONS.get(path.suffix)
+    found = not_text(path)
+    expected = f"compressed with {compression}" if compression is not None else ""
+    if found != expected and path.stat().st_size:
+        names = " or ".join(_COMPRESSIONS)
+        allowed = f"text in UTF-8, and compressed text whose name ends in {names}"
+        is_what = found or f"not {expected}, though its name ends in {path.suffix}"
+        how = f": iconv -f {found} -t UTF-8 makes it so" if found == "UTF-16" else ""
+        raise InputError(f"{path}: is {is_what}; allowed: {allowed}{how}")
+    file = pa.OSFile(str(path))
+    return file if compression is None else pa.CompressedInputStream(file, compression)
+
+
+def is_blank(path: Path) -> bool:
+    """Tells whether a file holds nothing but white space, as a part does that nothing was written to."""
+    if path.stat().st_size > _BLANK_BYTES:
+        return False
+    if not_text(path) not in ("", *(f"compressed with {name}" for name in _COMPRESSIONS.values())):
+        return False
+    with faults_named(path), open_bytes(path) as stream:
+        start = bytes(stream.read(_BLANK_BYTES + 1))
+    return len(start) <= _BLANK_BYTES and not start.removeprefix(b"\xef\xbb\xbf").strip()
+
+
+def folder_keys(path: Path) -> dict[str, str | None]:
+    """Reads the columns that folders such as ``dt=2023-11-14`` above a file give to all its rows, with their values.
+
+    Of two folders of one key the nearer counts. Hive writes %3A for a colon, and a name of its own for a missing value.
+    """
+    found: dict[str, str | None] = {}
+    for part in path.absolute().parts[:-1]:
+        key, equals, value = part.partition("=")
+        if key and equals and value:
+            found[unquote(key)] = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+    return found
+
+
+def require_columns(path: Path, wanted: Sequence[str], found: Sequence[str]) -> None:
+    """Raises InputError naming the file, and the missing columns and those it has, or one that it has twice."""
+    counts = Counter(found)
+    missing = [name for name in wanted if not counts[name]]
+    if missing:
+        raise InputError(
+            f"{path}: no column {', '.join(missing)}; the columns found are {', '.join(found) or '(none)'}"
+        )
+    repeated = [name for name in wanted if counts[name] > 1]
+    if repeated:
+        raise InputError(f"{path}: the column {repeated[0]} appears twice in the header")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of one source file."""
+
+    file: int  # its number
+    # The raw columns of N rows, text as ``binary`` (not yet checked to be UTF-8) or ``string``.
+    table: pa.Table
+    rows: np.ndarray  # [N] int64, the 1-based line or record number of each
+    rejects: list[Reject]  # rows of this chunk that could not be read at all
+    keys: Sequence[str] = ()  # of lines of JSON: all that some row has
+
+    @property
+    def count(self) -> int:
+        """Rows of the input that this chunk accounts for."""
+        return self.table.num_rows + len(self.rejects)
+
+    @property
+    def last_row(self) -> int:
+        """The number of the last row that this chunk accounts for, 0 without any."""
+        return max([0, *self.rows[-1:].tolist(), *(reject.row for reject in self.rejects)])
+
+
+def with_constants(chunk: Chunk, values: dict[str, str | None]) -> Chunk:
+    """Appends columns that have one value in all rows; None: it is missing."""
+    table = chunk.table
+    for name, value in values.items():
+        rows = len(chunk.rows)
+        table = table.append_column(name, pa.nulls(rows) if value is None else pa.repeat(value, rows))
+    return replace(chunk, table=table)
