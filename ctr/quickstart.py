@@ -54,7 +54,7 @@ class Tools:
 
     say: Callable[[str], None]
     width: int  # characters of a line
-    bar: Callable[..., Any]  # makes a progress bar from a total and a unit (see ``ctr.demo.run_demo``)
+    bar: Callable[..., Any]  # makes a progress bar from a total and a unit
     load_tensorflow: Callable[[], None]  # called before the first step that requires it
 
 
@@ -233,7 +233,7 @@ def _train(log: Path, run: Path, tools: Tools) -> dict[str, Any]:
     from ctr.training.loop import train
 
     tools.say(f"Training in one pass -> {run}")
-    bar = tools.bar(sum(manifest.rows for manifest in read_manifests(log)), "examples", config.batch.sizes())
+    bar = tools.bar(sum(manifest.rows for manifest in read_manifests(log)), "examples")
     try:
         with stop_signals() as stop:
             return train(log, config, run, bar, phase=bar.phase, stop=stop)

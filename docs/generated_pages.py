@@ -1,10 +1,11 @@
 """Pages of the reference that are made of the code: configuration keys, commands, Shampoo's options, known faults."""
 
-import argparse
 import sys
 from pathlib import Path
 
-from ctr.cli import make_parser
+import click
+
+from ctr.cli import make_commands
 from ctr.cli_parser import CONFIGS, config_model
 from ctr.config.reference import as_yaml
 from ctr.config.schema import key_tree
@@ -55,24 +56,16 @@ def _keys_page(kind: str) -> str:
 
 def _commands_page() -> str:
     parts = []
-    for name, parser in _parsers(make_parser()):
-        parser.formatter_class = _Wide
-        parts.append(f"## {name}\n\n```text\n{parser.format_help().rstrip()}\n```")
+    for context in _contexts(make_commands(), "ctr"):
+        parts.append(f"## {context.command_path}\n\n```text\n{context.get_help().rstrip()}\n```")
     return _page("Commands", "What `ctr COMMAND --help` prints.", "\n\n".join(parts))
 
 
-class _Wide(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=100)
-
-
-def _parsers(parser: argparse.ArgumentParser) -> list[tuple[str, argparse.ArgumentParser]]:
-    found = []
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for one in action.choices.values():
-                found += _parsers(one) or [(one.prog, one)]
-    return found
+def _contexts(command: click.Command, name: str, above: click.Context | None = None) -> list[click.Context]:
+    context = click.Context(command, above, name, terminal_width=100)
+    if not isinstance(command, click.Group):
+        return [context]
+    return [found for name, below in command.commands.items() for found in _contexts(below, name, context)]
 
 
 def _faults_page() -> str:

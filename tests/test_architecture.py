@@ -40,22 +40,22 @@ LONGEST_FUNCTION = 120
 LINES = {
     "benchmarks": 3875,
     "benchmarks/studies": 4713,
-    "ctr": 2074,
+    "ctr": 1824,
     "ctr/config": 922,
-    "ctr/data": 7010,
+    "ctr/data": 6990,
     "ctr/experiments": 3884,
     "ctr/io": 1748,
     "ctr/objective": 1284,
     "ctr/search": 2454,
     "ctr/serving": 1523,
     "ctr/simulator": 1406,
-    "ctr/training": 11758,
+    "ctr/training": 11756,
     "ctr/workers": 1359,
     "eval": 5761,
     "models": 2063,
     "optim": 7670,
-    "pipelines": 9433,
-    "tests": 54786,
+    "pipelines": 9386,
+    "tests": 54758,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
