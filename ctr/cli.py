@@ -20,21 +20,21 @@ except ModuleNotFoundError as missing:
     ) from None
 from click.shell_completion import get_completion_class, shell_complete
 
-from ctr import __version__
-from ctr.cli_output import (
-    connect,
-    is_json,
-    is_quiet,
-    log,
-    print_crash,
-    print_error,
-    print_result,
-    print_stopped,
-    set_verbosity,
-)
+from ctr import __version__, cli_output
+from ctr.cli_output import is_json, is_quiet, log, print_error, print_result, print_stopped
 from ctr.cli_parser import Command, Group
-from ctr.io.errors import DEFECT, INPUT, INTERRUPTED, USAGE, InputError, error_lines, exit_status, printable
-from ctr.io.log_lines import JSON, TEXT, log_format, say
+from ctr.io.errors import (
+    DEFECT,
+    INPUT,
+    INTERRUPTED,
+    USAGE,
+    InputError,
+    error_lines,
+    exit_status,
+    one_line,
+    printable,
+)
+from ctr.io.log_lines import JSON, TEXT, log_format, say, say_crash
 from ctr.io.signals import Interrupted
 from ctr.loading import load_tensorflow
 from ctr.workers.cluster import WorkerLostError
@@ -78,15 +78,7 @@ def make_commands() -> Group:
     }
     text = "Train click-through-rate models in a single pass over time-ordered logs."
     group = Group("ctr", listed, help=text)
-    eager: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
-    group.params += [click.Option(["--version"], help="print the version", callback=_print_version, **eager)]
-    return group
-
-
-def _print_version(context: click.Context, _: click.Parameter, is_set: bool) -> None:
-    if is_set:
-        print(f"ctr {__version__}")
-        context.exit()
+    return click.version_option(__version__, message="ctr %(version)s")(group)
 
 
 def read_words(words: Sequence[str]) -> click.Context:
@@ -111,38 +103,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     context = None
     with log_format(JSON if is_lines else TEXT):
         try:
-            connect()
-            set_verbosity(0)
+            cli_output.connect()
+            cli_output.set_verbosity(0)
             context = read_words(words)
-            _run(context)
+            with context:
+                context.command.invoke(context)
+            sys.stdout.flush()
+            log.info("done")
             status = 0
         except click.exceptions.Exit as end:
             status = end.exit_code
+        except SystemExit as end:
+            if end.code:
+                raise
+            package = RuntimeError("a package ended the process (sys.exit) before the command was done")
+            status = _print_failure(package.with_traceback(end.__traceback__), False)
         except (Exception, KeyboardInterrupt) as error:
             status = _print_failure(error, context is not None and context.invoked_subcommand in _RESUMED)
-        _end_worker(status)
+        training = sys.modules.get("ctr.cli_train")
+        if training is not None and training.has_joined:
+            # At the usual end of a worker TensorFlow may wait for others that are gone.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
     return status
-
-
-def _end_worker(status: int) -> None:
-    """Ends this process if it is one of many workers: at its usual end TensorFlow may wait for those that are gone."""
-    training = sys.modules.get("ctr.cli_train")
-    if training is not None and training.has_joined:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _run(context: click.Context) -> None:
-    try:
-        with context:
-            context.command.invoke(context)
-    except SystemExit as end:
-        if not end.code:
-            raise RuntimeError("a package ended the process (sys.exit) before the command was done") from end
-        raise
-    sys.stdout.flush()
-    log.info("done")
 
 
 def _print_failure(error: BaseException, resumes: bool) -> int:
@@ -163,7 +147,8 @@ def _print_failure(error: BaseException, resumes: bool) -> int:
     elif status == INTERRUPTED:
         print_stopped(f"interrupted{'; the same command resumes' if resumes else ''}", status)
     elif status == DEFECT and not isinstance(error, InputError):
-        print_crash(error, status)
+        say_crash(error, status)
+        print_error(f"{type(error).__name__}: {one_line(error)}", status=status)
     elif isinstance(error, ModuleNotFoundError):
         print_error(
             f"the package {error.name} is not installed: the command line requires clicktrain with the extra "

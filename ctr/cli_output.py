@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from ctr.io.errors import INPUT, one_line, printable
-from ctr.io.log_lines import JsonLines, say, say_crash
+from ctr.io.errors import INPUT, printable
+from ctr.io.log_lines import JsonLines, say
 from ctr.workers.reports import Report, Reporter, reporter_of
 
 LINE_SECONDS = 60.0  # how long nothing is printed where there is no terminal
@@ -106,12 +106,6 @@ def print_error(*lines: str, status: int = INPUT, is_lost: bool = False) -> None
     text = "; ".join(lines)
     report("error", text=text, is_lost=is_lost)
     say("error: " + "\n".join(lines), text, logging.ERROR, exit_status=status)
-
-
-def print_crash(error: BaseException, status: int) -> None:
-    """Prints the traceback of an error that nobody expected, and then the error; ``status``: see ``print_error``."""
-    say_crash(error, status)
-    print_error(f"{type(error).__name__}: {one_line(error)}", status=status)
 
 
 # The most important first: a terminal may have no room for all.

@@ -26,34 +26,16 @@ from ctr.io.errors import InputError, did_you_mean
 from ctr.io.files import check_local
 from ctr.io.log_lines import FORMATS, TEXT
 
-# The files that ``ctr config`` describes, with the module and the name of each one's model.
-CONFIGS = {
-    "train": ("ctr.training.config", "TrainConfig"),
-    "mapping": ("ctr.data.mapping", "Mapping"),
-    "events": ("ctr.data.event_mapping", "EventMapping"),
-    "sampling": ("ctr.data.sampling", "SamplingConfig"),
-    "simulator": ("ctr.simulator.config", "SimulatorConfig"),
-    "experiment": ("ctr.experiments.config", "ExperimentConfig"),
-    "search": ("ctr.search.config", "SearchConfig"),
-}
-
-
-def config_keys(kind: str) -> list[str]:
-    """Lists the dotted keys of a configuration that ``--set`` takes."""
-    from ctr.config.schema import settable_keys
-
-    return settable_keys(config_model(kind))
-
-
-def config_model(kind: str) -> Any:
-    """Imports the model of a configuration's file."""
-    module, name = CONFIGS[kind]
-    return getattr(importlib.import_module(module), name)
-
 
 def keys_of(kind: str, ending: str = "=") -> Callable[[str], list[str]]:
     """Returns a function that completes a key of a configuration."""
-    return lambda begun: [f"{key}{ending}" for key in config_keys(kind) if key.startswith(begun)]
+
+    def complete(begun: str) -> list[str]:
+        from ctr.config.kinds import config_keys
+
+        return [f"{key}{ending}" for key in config_keys(kind) if key.startswith(begun)]
+
+    return complete
 
 
 class LocalPath(click.ParamType[Path]):
@@ -105,7 +87,10 @@ class Command(click.Command):
             usage = options
             self.callback = lambda **values: run(usage(**values))
         self.params = [_parameter(parameter) for parameter in inspect.signature(usage).parameters.values()]
-        self.params += [_flag(["--json"], "print the result as JSON", _set_json), *common_options()]
+        json = _flag(
+            ["--json"], "print the result as JSON", lambda context: context.meta.update({JSON_KEY: True})
+        )
+        self.params += [json, *common_options()]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         self.load()
@@ -165,26 +150,20 @@ def _parameter(parameter: inspect.Parameter) -> click.Parameter:
     return click.Option(names, is_flag=kind is bool, multiple=is_many, **more)
 
 
-def _flag(names: list[str], text: str, callback: Callable[[click.Context, bool], None]) -> click.Option:
+def _flag(names: list[str], text: str, act: Callable[[click.Context], object]) -> click.Option:
     def call(context: click.Context, _: click.Parameter, is_set: bool) -> None:
         if is_set:
-            callback(context, is_set)
+            act(context)
 
     return click.Option(names, is_flag=True, expose_value=False, help=text, callback=call)
 
 
-def _set_json(context: click.Context, is_set: bool) -> None:
-    context.meta[JSON_KEY] = is_set
-
-
 def common_options() -> list[click.Parameter]:
     """Makes the options that stand before commands and among their other options."""
-    verbose = "report files, devices, compilations and times on standard error"
-    quiet = "print the result and errors only: no progress, no warnings"
     form = "form of what goes to standard error: text, or one JSON object a line (text)"
     return [
-        _flag(["-v", "--verbose"], verbose, lambda context, is_set: set_verbosity(1)),
-        _flag(["-q", "--quiet"], quiet, lambda context, is_set: set_verbosity(-1)),
+        _flag(["-v", "--verbose"], "report files, devices and times", lambda context: set_verbosity(1)),
+        _flag(["-q", "--quiet"], "print the result and errors only", lambda context: set_verbosity(-1)),
         # ``main`` reads it before all others.
         click.Option(["--log-format"], type=_Choice(FORMATS), default=TEXT, expose_value=False, help=form),
     ]

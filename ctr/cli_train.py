@@ -8,30 +8,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from ctr.cli_output import (
-    Bar,
-    command_words,
-    log,
-    note,
-    print_result,
-    report,
-    says_json,
-    set_verbosity,
-    show_report,
-    training_bar,
-)
-from ctr.cli_parser import Log, Text, Texts, config_model, keys_of
+from ctr import cli_output
+from ctr.cli_output import Bar, log, print_result, set_verbosity, show_report, training_bar
+from ctr.cli_parser import Log, Text, Texts, keys_of
 from ctr.io.errors import InputError
 from ctr.io.signals import stop_signals
 from ctr.loading import importing, load_tensorflow
-from ctr.workers.cluster import Cluster
-from ctr.workers.seats import Seat, read_place
+from ctr.workers.seats import read_place
 
 if TYPE_CHECKING:
     from ctr.training.follow import Followed
 
+_Place: TypeAlias = Any  # what ``read_place`` returns: among the workers of a cluster, or None
 _TIMEOUT_SECONDS = 60.0
 # To load TensorFlow and to look at the log takes far less.
 _START_SECONDS = 600.0
@@ -47,21 +37,13 @@ class Options:
     config: Annotated[Path | None, "FILE", "YAML file with settings (without it: the defaults)"] = None
     out: Annotated[Path, "RUN", "run directory; rerun to resume"]
     init_from: Annotated[Path | None, "RUN", "warm start: begin with the weights of another run"] = None
-    record: Annotated[Text, "NAME", "publish the predictions as the log's sidecar NAME, for distillation"] = (
-        None
-    )
+    record: Annotated[Text, "NAME", "publish the predictions as the log's sidecar NAME"] = None
     skip: Annotated[Texts, "FROM:TO", "resume without learning from the rows FROM to TO - 1; repeatable"] = ()
     set_: Annotated[Texts, "KEY=VALUE", "change a setting, e.g. seed=2; repeatable", keys_of("train")] = ()
-    device: Annotated[Text, "DEVICE", "cpu, gpu (the first) or tpu (one chip); default: a GPU, else cpu"] = (
-        None
-    )
+    device: Annotated[Text, "DEVICE", "cpu, gpu (the first) or tpu (a chip); without it: gpu or cpu"] = None
     workers: Annotated[int | None, "N", "start N workers on this machine and look after them (1)"] = None
-    worker_timeout: Annotated[float | None, "SECONDS", "how long to wait for a worker within a step (60)"] = (
-        None
-    )
-    max_restarts: Annotated[
-        int | None, "N", "restarts after lost workers without a checkpoint between (3)"
-    ] = None
+    worker_timeout: Annotated[float | None, "SECONDS", "longest wait for a worker in a step (60)"] = None
+    max_restarts: Annotated[int | None, "N", "restarts without a checkpoint between them (3)"] = None
     follow: Annotated[bool, "train on new partitions as they are published, until stopped"] = False
     poll: Annotated[float | None, "SECONDS", "seconds between scans for new partitions (0.5)"] = None
     stop_when_idle: Annotated[float | None, "SECONDS", "end when nothing new came for so long (never)"] = None
@@ -76,17 +58,16 @@ def train(options: Options) -> None:
     """
     with importing():
         from ctr.config import load_model
+        from ctr.training.config import TrainConfig
         from ctr.training.run.summary import LearningError, summary_text, train_result
         from ctr.training.validate import validate
-
-        model = config_model("train")
 
     place = read_place()
     if place is not None and place.size == 1:
         place = None
     size = _check_workers(options, place)
     is_first = place is None or place.rank == 0
-    config = load_model(model, options.config, "config", options.set_)
+    config = load_model(TrainConfig, options.config, "config", options.set_)
     if options.skip:
         config = _with_skips(options, config, size, is_first)
     _check_device(options.device, size, config)
@@ -144,17 +125,11 @@ def _with_skips(options: Options, config: Any, size: int, is_first: bool) -> Any
     ranges = [parse_skip(text) for text in options.skip]
     before = read_run_config(options.out)
     is_given = options.config is not None or options.set_
-    validate(
-        config if is_given else before,
-        options.log,
-        options.out,
-        workers=size,
-        follows=options.follow,
-    )
+    validate(config if is_given else before, options.log, options.out, workers=size, follows=options.follow)
     return add_skips(options.out, ranges, writes=is_first)
 
 
-def _check_workers(options: Options, place: Seat | Cluster | None) -> int:
+def _check_workers(options: Options, place: _Place) -> int:
     size = 1 if place is None else place.size
     for option in ("workers", "worker_timeout", "max_restarts"):
         least = {"workers": 1, "worker_timeout": 1.0, "max_restarts": 0}[option]
@@ -192,13 +167,14 @@ def _load_tensorflow(device: str | None) -> None:
         use_device(device)
 
 
-def _pass(options: Options, config: Any, place: Seat | Cluster | None) -> dict[str, Any]:
+def _pass(options: Options, config: Any, place: _Place) -> dict[str, Any]:
     from ctr.data.log import read_manifests
 
     _load_tensorflow(options.device)
     with importing():
         from ctr.serving.export import export_from_run
         from ctr.training.loop import train
+        from ctr.training.warm_start.start import InitFrom
 
     total = sum(manifest.rows for manifest in read_manifests(options.log))
     with closing(training_bar(total)) as bar, _joined(options, place) as joined:
@@ -209,19 +185,20 @@ def _pass(options: Options, config: Any, place: Seat | Cluster | None) -> dict[s
             bar,
             options.record,
             export_from_run,
-            _init_from(options),
+            InitFrom(options.init_from, cli_output.note) if options.init_from else None,
             bar.phase,
             **joined,
         )
 
 
-def _follow(options: Options, config: Any, place: Seat | Cluster | None) -> "Followed":
+def _follow(options: Options, config: Any, place: _Place) -> "Followed":
     with ExitStack() as held:
         # Alone, a signal is noticed while TensorFlow loads.
         alone = held.enter_context(_joined(options, None)) if place is None else {}
         _load_tensorflow(options.device)
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
+        from ctr.training.warm_start.start import InitFrom
 
         poll = POLL_SECONDS if options.poll is None else options.poll
         bar = held.enter_context(closing(training_bar(None)))
@@ -233,20 +210,14 @@ def _follow(options: Options, config: Any, place: Seat | Cluster | None) -> "Fol
             polling=Polling(poll, options.stop_when_idle),
             progress=bar.lag,
             exporter=export_from_run,
-            init_from=_init_from(options),
+            init_from=InitFrom(options.init_from, cli_output.note) if options.init_from else None,
             phase=bar.phase,
             **joined,
         )
 
 
-def _init_from(options: Options) -> Any:
-    from ctr.training.warm_start.start import InitFrom
-
-    return options.init_from and InitFrom(options.init_from, note)
-
-
 @contextmanager
-def _joined(options: Options, place: Seat | Cluster | None) -> Iterator[dict[str, Any]]:
+def _joined(options: Options, place: _Place) -> Iterator[dict[str, Any]]:
     """Joins the other workers; yields what a run is to be given: these, and why to stop."""
     if place is None:
         with stop_signals() as stop:
@@ -256,7 +227,7 @@ def _joined(options: Options, place: Seat | Cluster | None) -> Iterator[dict[str
     from ctr.workers.local import join
 
     has_joined = True
-    report("joining")
+    cli_output.report("joining")
     workers = join(place, options.worker_timeout or _TIMEOUT_SECONDS)
     # After that: TensorFlow takes SIGTERM for itself, and would only note it.
     with stop_signals() as stop:
@@ -271,19 +242,23 @@ def _launch(options: Options, size: int) -> None:
 
     total = None if options.follow else sum(manifest.rows for manifest in read_manifests(options.log))
     # What TensorFlow says goes to the workers' logs, unless these have no place for its lines.
-    level = "3" if says_json() else "0"
-    environment = {"TF_CPP_MIN_LOG_LEVEL": level, **safe_environment()}
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3" if cli_output.says_json() else "0", **safe_environment()}
     kinds = set[str]()
+
+    def newest_checkpoint() -> int:
+        names = (path.name for path in options.out.glob("checkpoints/*"))
+        return max((int(name) for name in names if name.isdecimal()), default=-1)
+
     with closing(Bar(total, "examples")) as bar:
         status = launch(
             Launch(
-                command=[sys.executable, "-m", "ctr", *command_words()],
+                command=[sys.executable, "-m", "ctr", *cli_output.command_words()],
                 size=size,
                 folder=options.out / WORKERS,
                 environment={**environment, **threads_each(size, environment)},
                 show=lambda reported: kinds.add(show_report(reported, bar)),
                 say=log.warning,
-                mark=lambda: _newest_checkpoint(options.out),
+                mark=newest_checkpoint,
                 start_seconds=_START_SECONDS,
                 max_restarts=MAX_RESTARTS if options.max_restarts is None else options.max_restarts,
             )
@@ -292,9 +267,3 @@ def _launch(options: Options, size: int) -> None:
         raise KeyboardInterrupt
     if status:
         raise SystemExit(status)
-
-
-def _newest_checkpoint(run_dir: Path) -> int:
-    return max(
-        (int(path.name) for path in run_dir.glob("checkpoints/*") if path.name.isdecimal()), default=-1
-    )

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ctr.cli_output import Bar, command_words, print_result, run_notes
-from ctr.cli_parser import CONFIGS, BeamOptions, Log, Text, Texts, config_model, keys_of
+from ctr.cli_parser import BeamOptions, Log, Text, Texts, keys_of
 from ctr.io.errors import InputError, joined
 from ctr.loading import load_tensorflow
 
@@ -179,16 +179,46 @@ def compare(
 
 
 def evaluate(
-    predictions: Annotated[_Paths, "PREDICTIONS", "run directories, Parquet files, or directories of them"],
+    predictions: Annotated[
+        _Paths, "PREDICTIONS", "run directories, or directories of or files as ctr score's"
+    ],
     *,
-    against: Annotated[_Paths, "PREDICTIONS", "compare with these; the first are a, the baseline"] = (),
+    label: Annotated[
+        Text, "COLUMN", "measure one CSV, TSV or Parquet file of any model by this label"
+    ] = None,
+    prediction: Annotated[Text, "COLUMN", "with --label: the probabilities"] = None,
+    logit: Annotated[Text, "COLUMN", "with --label: the logits, instead of the probabilities"] = None,
+    query: Annotated[
+        Text, "COLUMN", "with --label: the queries, of any type (none: each row is its own)"
+    ] = None,
+    weight: Annotated[Text, "COLUMN", "with --label: the weights (none: each row counts once)"] = None,
+    slice_: Annotated[
+        Texts, "COLUMN", "with --label: measure each value of this column, too; repeatable"
+    ] = (),
+    against: Annotated[_Paths, "PREDICTIONS", "compare these with the first, which are a, the baseline"] = (),
     by_day: Annotated[bool, "measure each day of query times, in UTC, by itself, too"] = False,
     beam_options: BeamOptions = "",
 ) -> None:
-    """Measure recorded predictions of any size, or compare two sets of them."""
+    """Measure predictions, recorded ones of any size or those of another model, or compare two sets of them.
+
+    With --label the rows of --against are the same in the same order; without it they are joined by their ids.
+    """
     from ctr.pipelines.evaluate.command import evaluate_text, run_evaluate
 
-    result = run_evaluate(predictions, against or None, beam_options, by_day)
+    columns = {"prediction": prediction, "logit": logit, "query": query, "weight": weight, "slice": slice_}
+    if label is not None:
+        from ctr.api import evaluate
+
+        if len(predictions) != 1 or len(against) > 1 or by_day or beam_options:
+            raise InputError(
+                "--label is of one file: other files, --by-day and --beam-options do not go with it"
+            )
+        more: dict[str, Any] = {**columns, "against": against[0] if against else None}
+        result = evaluate(predictions[0], label=label, **more)
+    else:
+        if used := [f"--{name}" for name, value in columns.items() if value]:
+            raise InputError(f"{', '.join(used)}: --label is required, too")
+        result = run_evaluate(predictions, against or None, beam_options, by_day)
     print_result(result, evaluate_text(result))
 
 
@@ -238,26 +268,23 @@ def config(
     out: Annotated[Path | None, "DIR", "with --schema: write the schemas of all kinds of files"] = None,
 ) -> None:
     """Print every key of a configuration file with its default, bounds and meaning."""
-    from ctr.config.reference import as_yaml, key_rows, select
-    from ctr.config.schema import file_schema, key_tree, write_schemas
+    from ctr.config.kinds import CONFIGS, config_model
+    from ctr.config.reference import key_rows, key_table
+    from ctr.config.schema import file_schema, write_schemas
 
-    model = config_model(kind)
-    if schema:
-        if key is not None:
-            raise InputError(f"--schema is of a whole file: it does not go with {key}")
-        if out is not None:
-            written = write_schemas(out, {kind: config_model(kind) for kind in CONFIGS})
-            print_result({"schemas": [*map(str, written)]}, "\n".join(map(str, written)))
-            return
-        content = file_schema(kind, model)
-        print_result(content, json.dumps(content, indent=1))
-        return
-    if out is not None:
+    if out is not None and not schema:
         raise InputError("--out goes with --schema")
-    group = key_tree(model)
-    if key is not None:
-        group = select(group, key, f"ctr config --kind {kind}")
-    print_result({"kind": kind, "keys": key_rows(group)}, as_yaml(group).rstrip("\n"))
+    if schema and key is not None:
+        raise InputError(f"--schema is of a whole file: it does not go with {key}")
+    if out is not None:
+        written = [str(path) for path in write_schemas(out, {kind: config_model(kind) for kind in CONFIGS})]
+        print_result({"schemas": written}, "\n".join(written))
+    elif schema:
+        content = file_schema(kind, config_model(kind))
+        print_result(content, json.dumps(content, indent=1))
+    else:
+        rows = key_rows(config_model(kind), key or "", f"ctr config --kind {kind}")
+        print_result({"kind": kind, "keys": rows}, key_table(rows))
 
 
 def sync(

@@ -1,14 +1,15 @@
 """Pages of the reference that are made of the code: configuration keys, commands, Shampoo's options, known faults."""
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ctr.cli import make_commands
-from ctr.cli_parser import CONFIGS, config_model
-from ctr.config.reference import as_yaml
-from ctr.config.schema import key_tree
+from ctr.config.kinds import CONFIGS, config_model
+from ctr.config.reference import key_rows
 from ctr.optim.shampoo.options import ShampooOptions
 
 ROOT = Path(__file__).parent.parent
@@ -31,7 +32,7 @@ def write_pages(folder: Path) -> None:
         "All options of Shampoo",
         "Every option of `ctr.optim.Shampoo`, with its default and what is allowed; see "
         "[how to give them](../shampoo-options.md).",
-        f"```yaml\n{as_yaml(key_tree(ShampooOptions))}```",
+        _table(ShampooOptions),
     )
     pages["faults.md"] = _faults_page()
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,16 @@ def _keys_page(kind: str) -> str:
         f"Every key of the file that {command} reads, with its default, what is allowed and its meaning, as "
         f"`ctr config --kind {kind}` prints it. How to use it: [{title.lower()}](../../{howto})."
     )
-    return _page(f"Keys: {title.lower()}", lead, f"```yaml\n{as_yaml(key_tree(config_model(kind)))}```")
+    return _page(f"Keys: {title.lower()}", lead, _table(config_model(kind)))
+
+
+def _table(model: type[Any]) -> str:
+    lines = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+    for row in key_rows(model):
+        default = "required" if row["required"] else f"`{json.dumps(row['default'])}`"
+        cells = f"`{row['key']}`", default, row["allowed"], row["meaning"]
+        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+    return "\n".join(lines)
 
 
 def _commands_page() -> str:

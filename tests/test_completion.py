@@ -10,7 +10,7 @@ import pytest
 from click.shell_completion import BashComplete
 
 from ctr.cli import main, make_commands
-from ctr.cli_parser import CONFIGS, config_keys
+from ctr.config.kinds import CONFIGS, config_keys
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -2,8 +2,8 @@
 
 import re
 
-from ctr.cli_parser import CONFIGS
 from ctr.config import parse_model
+from ctr.config.kinds import CONFIGS
 from ctr.io.documents import parse_yaml
 from ctr.training.config import TrainConfig
 

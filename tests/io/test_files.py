@@ -19,8 +19,9 @@ from pydantic import BaseModel
 
 from command_tree import all_commands
 from ctr.cli import main
-from ctr.cli_parser import CONFIGS, LocalPath
+from ctr.cli_parser import LocalPath
 from ctr.config import AnyPath, StrictModel, parse_model
+from ctr.config.kinds import CONFIGS
 from ctr.data.log import read_schema
 from ctr.data.mapping import load_format
 from ctr.io.errors import InputError
