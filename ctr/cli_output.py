@@ -23,21 +23,6 @@ LINE_SECONDS = 60.0  # how long nothing is printed where there is no terminal
 JSON_KEY = "ctr.json"  # in a context of click: whether results are printed as JSON
 
 
-class Lines:
-    """Lets a line pass once a minute, the first one after a minute."""
-
-    def __init__(self, show: Callable[[str], Any], clock: Callable[[], float] = time.monotonic) -> None:
-        self._show, self._clock, self._last = show, clock, clock()
-
-    def is_due(self) -> bool:
-        return self._clock() - self._last >= LINE_SECONDS
-
-    def __call__(self, text: str) -> None:
-        if self.is_due():
-            self._last = self._clock()
-            self._show(text)
-
-
 log = logging.getLogger("ctr")
 
 _REPORT_SECONDS = 0.1
@@ -125,7 +110,7 @@ class Bar:
 
         is_shown = not is_quiet() and sys.stderr.isatty()
         self._total, self._unit, self._clock = total, unit, clock
-        self._lines = None if is_shown or is_quiet() else Lines(note, clock)
+        self._says_lines, self._line_at = not (is_shown or is_quiet()), clock()
         self._bar = tqdm(total=total, unit=unit, unit_scale=True, dynamic_ncols=True, disable=not is_shown)
         self._is_late = False  # whether the rate is to be measured from the next position on
         self._begin(0)
@@ -144,8 +129,9 @@ class Bar:
             # A compilation, and what a resumed run had passed before, say nothing about the rate.
             self._begin(position)
         self._position = position
-        if self._lines is not None and self._lines.is_due():
-            self._lines(", ".join([*self._pace(), *shown]))
+        if self._says_lines and self._clock() - self._line_at >= LINE_SECONDS:
+            self._line_at = self._clock()
+            note(", ".join([*self._pace(), *shown]))
         if shown:
             self._bar.set_postfix_str(", ".join(shown), refresh=is_first)
         self._bar.update(position - self._bar.n)
@@ -216,11 +202,6 @@ class ReportedBar:
 def training_bar(total: int | None) -> Bar | ReportedBar:
     """Makes the bar of a training run, or the way to it."""
     return Bar(total, "examples") if _launcher is None else ReportedBar()
-
-
-def run_notes() -> Callable[[str], None]:
-    """Makes what shows how a command that trains many runs goes on: each line on a terminal, else one a minute."""
-    return note if sys.stderr.isatty() else Lines(note)
 
 
 def show_report(reported: Report, bar: Bar) -> str:

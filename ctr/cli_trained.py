@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ctr.cli_output import Bar, command_words, print_result, run_notes
+from ctr.cli_output import Bar, command_words, note, print_result
 from ctr.cli_parser import BeamOptions, Log, Text, Texts, keys_of
 from ctr.io.errors import InputError, joined
 from ctr.loading import load_tensorflow
@@ -155,7 +155,7 @@ def _plan(options: TriesOptions) -> "Options":
 
     command = shlex.join(["ctr", *command_words()])
     timed = not options.no_timing
-    return Options(command, options.workers, options.beam_options, timed, progress=run_notes())
+    return Options(command, options.workers, options.beam_options, timed, progress=note)
 
 
 def _print_runs(out: Path, text: str, file: str, failures: "Mapping[str, Failure]") -> None:

@@ -40,7 +40,7 @@ LONGEST_FUNCTION = 120
 LINES = {
     "benchmarks": 3875,
     "benchmarks/studies": 4713,
-    "ctr": 1804,
+    "ctr": 1785,
     "ctr/api": 415,
     "ctr/config": 778,
     "ctr/data": 6990,
@@ -56,8 +56,8 @@ LINES = {
     "models": 2063,
     "optim": 7670,
     "pipelines": 9400,
-    "tests": 54758,
-    "tests/api": 290,
+    "tests": 54748,
+    "tests/api": 285,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
