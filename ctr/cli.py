@@ -1,146 +1,142 @@
 """Command line ``ctr``: its commands, and what becomes of their errors. ``--help`` loads no TensorFlow."""
 
-import argparse
 import contextlib
 import io
+import itertools
+import logging
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from ctr import cli_logs, cli_trained
-from ctr.cli_output import (
-    Bar,
-    connect,
-    is_quiet,
-    load_tensorflow,
-    log,
-    print_crash,
-    print_error,
-    print_result,
-    print_stopped,
-    set_verbosity,
+try:
+    import click
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"error: the package {missing.name} is not installed: the command line requires clicktrain with the extra "
+        "train (in a checkout: pip install '.[train]')"
+    ) from None
+from click.shell_completion import get_completion_class, shell_complete
+
+from ctr import __version__, cli_output
+from ctr.cli_output import is_json, is_quiet, log, print_error, print_result, print_stopped
+from ctr.cli_parser import Command, Group
+from ctr.io.errors import (
+    DEFECT,
+    INPUT,
+    INTERRUPTED,
+    USAGE,
+    InputError,
+    error_lines,
+    exit_status,
+    one_line,
+    printable,
 )
-from ctr.cli_parser import SHELLS, build_parser, command, completion_script, given_log_format, parse
-from ctr.cli_train import end_worker, train
-from ctr.io.errors import DEFECT, INPUT, INTERRUPTED, InputError, error_lines, exit_status
-from ctr.io.log_lines import log_format
+from ctr.io.log_lines import JSON, TEXT, log_format, say, say_crash
 from ctr.io.signals import Interrupted
+from ctr.loading import load_tensorflow
 from ctr.workers.cluster import WorkerLostError
 
-
-@command(
-    "demo",
-    "simulate a log, run the commands of examples/factory-floor.yaml on it, compare and write a report",
-    {"[--out DIR]": "output directory (runs/demo)", "[--examples N]": "examples to simulate (60000)"},
-    out=Path("runs/demo"),
-    examples=60_000,
-)
-def _demo(arguments: argparse.Namespace) -> None:
-    from ctr.demo import check_demo_folder, demo_commands
-
-    check_demo_folder(arguments.out)
-    load_tensorflow(keeps_loops=True)
-    # The report alone is the result.
-    shown = io.StringIO() if is_quiet() else sys.stderr if arguments.json else sys.stdout
-    with contextlib.redirect_stdout(shown):
-        for words in demo_commands(arguments.out, arguments.examples):
-            print(f"\nctr {shlex.join(words)}", flush=True)
-            step = parse(make_parser(), words)
-            step.call(step)
-    report = arguments.out / "report.html"
-    print_result(arguments, {"report": str(report)}, f"The report: {report}")
-
-
-@command(
-    "sync",
-    "copy a log, a run, an export or any directory between this machine and an object store",
-    {
-        "SRC": "a directory, or s3://BUCKET/NAME (gs://, az://)",
-        "DST": "another one, which gets what it lacks; nothing in it is deleted",
-        "[--from DAY]": "of a log the partitions from this day (UTC) on alone, e.g. 2026-03-01",
-        "[--follow]": "go on copying what is new until stopped",
-        "[--poll SECONDS]": "with --follow, seconds between two looks (5)",
+# The mappings that the package ships, each with the files that it reads.
+FORMATS = {
+    "mind": "the Microsoft News Dataset: behaviors.tsv, with news.tsv beside it",
+    "criteo": "Criteo display ads: train.txt, tab-separated, without a header",
+    "avazu": "Avazu mobile ads: train.csv, compressed or not",
+    "movielens": "MovieLens ratings with RecBole's column names: *.inter, *.item and *.user",
+    "yambda": "Yambda, flat: listens.parquet; a track played to at least half is the label",
+    "open_bandit": "Open Bandit, one campaign of one policy: its CSV file, and item_context.csv beside it",
+}
+_MODULES = {
+    "Make a log": {
+        **dict.fromkeys(("quickstart", "ingest", "simulate", "sample"), "cli_logs"),
+        "demo": "cli",
+        "sync": "cli_trained",
     },
-    poll=5.0,
-)
-def _sync(arguments: argparse.Namespace) -> None:
-    from ctr.config import parse_model
-    from ctr.data.time_range import TimeRange
-    from ctr.io.sync import sync
-
-    begin_us = parse_model(TimeRange, {"start": vars(arguments)["from"]}, "--from").start_us
-    if not 0 < arguments.poll < float("inf"):
-        raise InputError(f"--poll {arguments.poll:g}: allowed: a number of seconds above 0")
-    seconds = arguments.poll if arguments.follow else None
-    with closing(Bar(None, "files")) as bar:
-        files = sync(arguments.src, arguments.dst, begin_us, seconds, bar)
-    print_result(arguments, {"dst": arguments.dst, "files": files}, f"{arguments.dst}: {files} files copied")
-
-
-@command(
-    "completion",
-    "print a script with which a shell completes commands, flags and keys",
-    {f"shell {{{','.join(SHELLS)}}}": "for instance: source <(ctr completion bash)"},
-)
-def _completion(arguments: argparse.Namespace) -> None:
-    script = completion_script(make_parser(), arguments.shell)
-    print_result(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
-
-
-_COMMANDS = (_demo, *cli_logs.COMMANDS, _sync, train, *cli_trained.COMMANDS, _completion)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Makes the parser of ``ctr``: ``command`` of the arguments names the command, ``format`` that of an ingest."""
-    return build_parser(_COMMANDS)
-
-
+    "Train": {"train": "cli_train", **dict.fromkeys(("replay", "search"), "cli_trained")},
+    "Evaluate": dict.fromkeys(("compare", "evaluate", "report"), "cli_trained"),
+    "Serve": dict.fromkeys(("export", "score"), "cli_trained"),
+    "Look": {**dict.fromkeys(("inspect", "history", "config"), "cli_trained"), "completion": "cli"},
+}
 _RESUMED = ("demo", "quickstart", "replay", "search", "train")
+_COMPLETE = "_CTR_COMPLETE"  # the environment variable by which a shell asks for completions
+
+
+def make_commands() -> Group:
+    """Makes the command ``ctr`` with all below it; a command's module is imported when its usage is read."""
+    formats: list[click.Command] = [
+        Command(name, "cli_logs", "ingest_format", name, text=f"Ingest {files}.")
+        for name, files in FORMATS.items()
+    ]
+    formats += [Command(name, "cli_logs", f"ingest_{name}") for name in ("table", "events")]
+    text = "Turn raw logs into an ordered example log.\n\nctr ingest FORMAT --help lists the options of a format."
+    ingest = Group("ingest", {"Formats": formats}, help=text)
+    listed: dict[str, list[click.Command]] = {
+        title: [ingest if name == "ingest" else Command(name, module, name) for name, module in below.items()]
+        for title, below in _MODULES.items()
+    }
+    text = "Train click-through-rate models in a single pass over time-ordered logs."
+    group = Group("ctr", listed, help=text)
+    return click.version_option(__version__, message="ctr %(version)s")(group)
+
+
+def read_words(words: Sequence[str]) -> click.Context:
+    """Reads what stands before a command; ``context.command.invoke(context)`` reads the rest and runs the command."""
+    settings: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    return make_commands().make_context("ctr", [*words], obj=[*words], **settings)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
-    Returns 0, or what ``exit_status`` says of the error that ended it, after one line, of a defect after a traceback;
-    usage errors exit with 2.
+    Returns 0, 2 for wrong usage, or what ``exit_status`` says of the error that ended it: after one line, of a defect
+    after a traceback.
     """
-    given = sys.argv[1:] if argv is None else list(argv)
-    if given[:1] in ([], ["help"]):
-        given = [*given[1:], "--help"]
-    resumes = False
+    words = sys.argv[1:] if argv is None else list(argv)
+    if _COMPLETE in os.environ:
+        return shell_complete(make_commands(), {}, "ctr", _COMPLETE, os.environ[_COMPLETE])
+    if words[:1] in ([], ["help"]):
+        words = [*words[1:], "--help"]
     # Known before the rest is read: usage errors have this form, too.
-    with log_format(given_log_format(given)):
+    is_lines = f"--log-format={JSON}" in words or ("--log-format", JSON) in itertools.pairwise(words)
+    context = None
+    with log_format(JSON if is_lines else TEXT):
         try:
-            arguments = parse(make_parser(), given)
-            resumes = arguments.command in _RESUMED
-            _run(arguments, given)
+            cli_output.connect()
+            cli_output.set_verbosity(0)
+            context = read_words(words)
+            with context:
+                context.command.invoke(context)
+            sys.stdout.flush()
+            log.info("done")
             status = 0
+        except click.exceptions.Exit as end:
+            status = end.exit_code
+        except SystemExit as end:
+            if end.code:
+                raise
+            package = RuntimeError("a package ended the process (sys.exit) before the command was done")
+            status = _print_failure(package.with_traceback(end.__traceback__), False)
         except (Exception, KeyboardInterrupt) as error:
-            status = _print_failure(error, resumes)
-        end_worker(status)
+            status = _print_failure(error, context is not None and context.invoked_subcommand in _RESUMED)
+        training = sys.modules.get("ctr.cli_train")
+        if training is not None and training.has_joined:
+            # At the usual end of a worker TensorFlow may wait for others that are gone.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
     return status
-
-
-def _run(arguments: argparse.Namespace, given: list[str]) -> None:
-    arguments.words = given
-    arguments.given = shlex.join(["ctr", *given])
-    connect()
-    set_verbosity(arguments.verbosity)
-    try:
-        arguments.call(arguments)
-    except SystemExit as end:
-        if not end.code:
-            raise RuntimeError("a package ended the process (sys.exit) before the command was done") from end
-        raise
-    sys.stdout.flush()
-    log.info("done")
 
 
 def _print_failure(error: BaseException, resumes: bool) -> int:
     """Prints why a command ends, and returns its exit status."""
+    if isinstance(error, click.UsageError):
+        context = error.ctx or click.Context(make_commands(), info_name="ctr")
+        usage, message = context.get_usage(), printable(error.format_message())
+        text = f"{usage}\n{context.command_path}: error: {message}"
+        say(text, f"{message}; {' '.join(usage.split())}", logging.ERROR, exit_status=USAGE)
+        return USAGE
     status = exit_status(error)
     if isinstance(error, BrokenPipeError):
         # Whoever read the output is gone; Python would complain about what is left of it when it exits.
@@ -151,7 +147,8 @@ def _print_failure(error: BaseException, resumes: bool) -> int:
     elif status == INTERRUPTED:
         print_stopped(f"interrupted{'; the same command resumes' if resumes else ''}", status)
     elif status == DEFECT and not isinstance(error, InputError):
-        print_crash(error, status)
+        say_crash(error, status)
+        print_error(f"{type(error).__name__}: {one_line(error)}", status=status)
     elif isinstance(error, ModuleNotFoundError):
         print_error(
             f"the package {error.name} is not installed: the command line requires clicktrain with the extra "
@@ -160,3 +157,41 @@ def _print_failure(error: BaseException, resumes: bool) -> int:
     else:
         print_error(*error_lines(error), status=status, is_lost=isinstance(error, WorkerLostError))
     return status
+
+
+def demo(
+    *,
+    out: Annotated[Path, "DIR", "output directory (runs/demo)"] = Path("runs/demo"),
+    examples: Annotated[int, "N", "examples to simulate (60000)"] = 60_000,
+) -> None:
+    """Simulate a log, run the commands of examples/factory-floor.yaml on it, compare, and write a report."""
+    from ctr.demo import check_demo_folder, demo_commands
+
+    check_demo_folder(out)
+    load_tensorflow(keeps_loops=True)
+    # The report alone is the result.
+    shown = io.StringIO() if is_quiet() else sys.stderr if is_json() else sys.stdout
+    with contextlib.redirect_stdout(shown):
+        for words in demo_commands(out, examples):
+            print(f"\nctr {shlex.join(words)}", flush=True)
+            with read_words(words) as context:
+                context.command.invoke(context)
+    report = out / "report.html"
+    print_result({"report": str(report)}, f"The report: {report}")
+
+
+def completion(
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"], "SHELL", "bash, zsh or fish; e.g. source <(ctr completion bash)"
+    ],
+) -> None:
+    """Print a script with which a shell completes commands, options and keys."""
+    kind = get_completion_class(shell)
+    assert kind is not None
+    script = kind(make_commands(), {}, "ctr", _COMPLETE).source()
+    if shell == "bash":
+        # No space behind a key, whose value follows.
+        script = script.replace(
+            "return 0", "if [[ ${COMPREPLY[0]-} == *= ]]; then compopt -o nospace; fi\n    return 0"
+        )
+    print_result({"shell": shell, "script": script}, script.rstrip("\n"))

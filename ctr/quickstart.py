@@ -24,8 +24,8 @@ from ctr.io.documents import json_bytes, read_json_object
 from ctr.io.errors import InputError, joined
 from ctr.io.files import check_output_folder, write_atomic_bytes
 from ctr.io.signals import stop_signals
-from ctr.pipelines.infer.dialect import find_table
-from ctr.pipelines.infer.draft import decision_table, draft_mapping, list_labels, mapping_text
+from ctr.pipelines.infer.dialect import TableFiles, find_table
+from ctr.pipelines.infer.draft import Draft, decision_table, draft_mapping, list_labels, mapping_text
 from ctr.pipelines.infer.leaks import SHOWN, strongest_text
 from ctr.pipelines.infer.roles import Options
 from ctr.pipelines.infer.sample import read_sample
@@ -54,7 +54,7 @@ class Tools:
 
     say: Callable[[str], None]
     width: int  # characters of a line
-    bar: Callable[..., Any]  # makes a progress bar from a total and a unit (see ``ctr.demo.run_demo``)
+    bar: Callable[..., Any]  # makes a progress bar from a total and a unit
     load_tensorflow: Callable[[], None]  # called before the first step that requires it
 
 
@@ -149,17 +149,7 @@ def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
         if (out / MAPPING).is_file():
             tools.say(f"{out / MAPPING} is there already and is used as it is")
             return record
-    sample = read_sample(table)
-    if options.label is None:
-        choices = list_labels(table, sample)
-        shown = [f"--label {shlex.quote(choice)} ({why})" for choice, why in choices]
-        tools.say("\n".join([f"{given}: the label can be", *(f"  {line}" for line in shown)]))
-        hint = (
-            joined(shown)
-            or "a rule such as --label 'COLUMN>=4' or 'COLUMN==sold' makes a label of other values"
-        )
-        raise InputError(f"{given}: --label is required: the column that says which rows are positive", hint)
-    draft = draft_mapping(table, sample, options)
+    draft = draft_table(given, table, options, tools.say)
     lines = [f"{given}:", decision_table(draft.columns, tools.width), *(f"- {note}" for note in draft.notes)]
     tools.say("\n".join(lines))
     columns = [
@@ -177,6 +167,22 @@ def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
     write_atomic_bytes(out / MAPPING, mapping_text(draft, given.name).encode())
     tools.say(f"Wrote {out / MAPPING}")
     return record
+
+
+def draft_table(
+    given: Path, table: TableFiles, options: Options, say: Callable[[str], None] = lambda text: None
+) -> Draft:
+    """Drafts the mapping of a table; InputError, after the columns that could be it were shown, without a label."""
+    sample = read_sample(table)
+    if options.label is not None:
+        return draft_mapping(table, sample, options)
+    choices = list_labels(table, sample)
+    shown = [f"--label {shlex.quote(choice)} ({why})" for choice, why in choices]
+    say("\n".join([f"{given}: the label can be", *(f"  {line}" for line in shown)]))
+    hint = (
+        joined(shown) or "a rule such as --label 'COLUMN>=4' or 'COLUMN==sold' makes a label of other values"
+    )
+    raise InputError(f"{given}: --label is required: the column that says which rows are positive", hint)
 
 
 def _read_record(out: Path) -> Record:
@@ -233,7 +239,7 @@ def _train(log: Path, run: Path, tools: Tools) -> dict[str, Any]:
     from ctr.training.loop import train
 
     tools.say(f"Training in one pass -> {run}")
-    bar = tools.bar(sum(manifest.rows for manifest in read_manifests(log)), "examples", config.batch.sizes())
+    bar = tools.bar(sum(manifest.rows for manifest in read_manifests(log)), "examples")
     try:
         with stop_signals() as stop:
             return train(log, config, run, bar, phase=bar.phase, stop=stop)

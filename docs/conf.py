@@ -45,7 +45,7 @@ def setup(app: Sphinx) -> None:
     """Writes the pages and schemas that are made of the code before Sphinx looks for pages."""
     import generated_pages
 
-    from ctr.cli_parser import CONFIGS, config_model
+    from ctr.config.kinds import CONFIGS, config_model
     from ctr.config.schema import write_schemas
 
     generated_pages.write_pages(HERE / "reference" / "generated")

@@ -1,13 +1,15 @@
 """Pages of the reference that are made of the code: configuration keys, commands, Shampoo's options, known faults."""
 
-import argparse
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from ctr.cli import make_parser
-from ctr.cli_parser import CONFIGS, config_model
-from ctr.config.reference import as_yaml
-from ctr.config.schema import key_tree
+import click
+
+from ctr.cli import make_commands
+from ctr.config.kinds import CONFIGS, config_model
+from ctr.config.reference import key_rows
 from ctr.optim.shampoo.options import ShampooOptions
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +32,7 @@ def write_pages(folder: Path) -> None:
         "All options of Shampoo",
         "Every option of `ctr.optim.Shampoo`, with its default and what is allowed; see "
         "[how to give them](../shampoo-options.md).",
-        f"```yaml\n{as_yaml(key_tree(ShampooOptions))}```",
+        _table(ShampooOptions),
     )
     pages["faults.md"] = _faults_page()
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,29 +52,30 @@ def _keys_page(kind: str) -> str:
         f"Every key of the file that {command} reads, with its default, what is allowed and its meaning, as "
         f"`ctr config --kind {kind}` prints it. How to use it: [{title.lower()}](../../{howto})."
     )
-    return _page(f"Keys: {title.lower()}", lead, f"```yaml\n{as_yaml(key_tree(config_model(kind)))}```")
+    return _page(f"Keys: {title.lower()}", lead, _table(config_model(kind)))
+
+
+def _table(model: type[Any]) -> str:
+    lines = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
+    for row in key_rows(model):
+        default = "required" if row["required"] else f"`{json.dumps(row['default'])}`"
+        cells = f"`{row['key']}`", default, row["allowed"], row["meaning"]
+        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+    return "\n".join(lines)
 
 
 def _commands_page() -> str:
     parts = []
-    for name, parser in _parsers(make_parser()):
-        parser.formatter_class = _Wide
-        parts.append(f"## {name}\n\n```text\n{parser.format_help().rstrip()}\n```")
+    for context in _contexts(make_commands(), "ctr"):
+        parts.append(f"## {context.command_path}\n\n```text\n{context.get_help().rstrip()}\n```")
     return _page("Commands", "What `ctr COMMAND --help` prints.", "\n\n".join(parts))
 
 
-class _Wide(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=100)
-
-
-def _parsers(parser: argparse.ArgumentParser) -> list[tuple[str, argparse.ArgumentParser]]:
-    found = []
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for one in action.choices.values():
-                found += _parsers(one) or [(one.prog, one)]
-    return found
+def _contexts(command: click.Command, name: str, above: click.Context | None = None) -> list[click.Context]:
+    context = click.Context(command, above, name, terminal_width=100)
+    if not isinstance(command, click.Group):
+        return [context]
+    return [found for name, below in command.commands.items() for found in _contexts(below, name, context)]
 
 
 def _faults_page() -> str:

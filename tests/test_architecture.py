@@ -40,9 +40,10 @@ LONGEST_FUNCTION = 120
 LINES = {
     "benchmarks": 3903,
     "benchmarks/studies": 4713,
-    "ctr": 2080,
-    "ctr/config": 922,
-    "ctr/data": 6989,
+    "ctr": 1791,
+    "ctr/api": 415,
+    "ctr/config": 778,
+    "ctr/data": 6969,
     "ctr/experiments": 3261,
     "ctr/io": 1897,
     "ctr/objective": 1284,
@@ -54,8 +55,9 @@ LINES = {
     "eval": 4753,
     "models": 2063,
     "optim": 6988,
-    "pipelines": 9068,
-    "tests": 54488,
+    "pipelines": 9035,
+    "tests": 54450,
+    "tests/api": 285,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""

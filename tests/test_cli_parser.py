@@ -1,55 +1,62 @@
 """What the command line takes, and what its help says."""
 
-import argparse
-from collections.abc import Iterator
-from pathlib import Path
-
+import click
 import pytest
 
-from ctr.cli import make_parser
-from ctr.cli_logs import FORMATS
-from ctr.cli_parser import parse
+from command_tree import all_commands
+from ctr.cli import FORMATS, main
 from ctr.data.mapping import format_names
 
-
-def commands(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The words of every command, the program itself among them as none; every argument must have a help."""
-    yield words
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, below in action.choices.items():
-                yield from commands(below, (*words, name))
-        else:
-            assert action.help, action.dest
+COMMANDS = dict(all_commands())
 
 
 def help_text(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as end:
-        parse(make_parser(), [*words, "--help"])
-    assert end.value.code == 0
+    assert main([*words, "--help"]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("words", [*commands(make_parser())], ids=" ".join)
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_help_is_well_formed(capsys, words):
     text = help_text(capsys, *words)
-    assert text.startswith(f"usage: {' '.join(('ctr', *words))} ")
+    assert text.startswith(f"Usage: {' '.join(('ctr', *words))} ")
     assert "%%" not in text and "%(" not in text
     assert not any(f" {word} " in f" {text} " for word in ("None", "likewise", "needed", "told", "folder"))
+    command = COMMANDS[words]
+    assert command.help and command.help[0].isupper()
+    for parameter in command.params:
+        assert parameter.help and parameter.name
+        if isinstance(parameter, click.Argument):
+            assert parameter.metavar and parameter.metavar in text
 
 
-def test_options_may_stand_before_the_format_and_inputs_on_both_sides():
+def test_the_help_groups_the_commands(capsys):
+    text = help_text(capsys)
+    titles = ("Make a log:", "Train:", "Evaluate:", "Serve:", "Look:")
+    places = [text.index(title) for title in titles]
+    assert places == sorted(places)
+    names = (
+        "demo quickstart simulate ingest sample sync train export score replay search compare evaluate report"
+    )
+    names += " inspect history config completion"
+    assert {words[0] for words in COMMANDS if words} == set(names.split())
+    assert text.index("Evaluate:") < text.index(" compare ") < text.index("Serve:") < text.index(" score ")
+
+
+def test_options_and_words_may_stand_in_any_order():
+    command = COMMANDS["ingest", "table"]
     for given in (
-        "events --out log --mapping=m.yaml --foll --json in",  # the format first
-        "--out log --mapping=m.yaml --foll --json events in",  # and last
-        "--json --mapping=m.yaml --foll events --out log in",  # and between
+        "a --mapping m.yaml --out log b",
+        "--out=log a b --mapping=m.yaml",
+        "-v --out log --mapping m.yaml a b",
     ):
-        parsed = parse(make_parser(), ["ingest", *given.split()])
-        assert (parsed.command, parsed.format, parsed.out) == ("ingest", "events", Path("log"))
-        assert (parsed.input, parsed.mapping) == ([Path("in")], Path("m.yaml"))
-        assert parsed.follow and parsed.json
-    parsed = parse(make_parser(), ["ingest", "table", "a", "--mapping", "m.yaml", "--out", "log", "b"])
-    assert (parsed.input, parsed.out) == ([Path("a"), Path("b")], Path("log"))
+        context = command.make_context("table", given.split())
+        values = {name: value for name, value in context.params.items() if value}
+        paths = {
+            name: [*map(str, value)] if isinstance(value, tuple) else str(value)
+            for name, value in values.items()
+        }
+        share = paths.pop("max_reject_share")
+        assert paths == {"inputs": ["a", "b"], "out": "log", "mapping": "m.yaml"} and share == "0.01"
 
 
 def test_the_help_of_a_format_lists_its_own_options(capsys):

@@ -1,66 +1,75 @@
 """`ctr completion`: what a shell completes with the script."""
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 
 import pytest
+from click.shell_completion import BashComplete
 
-from ctr.cli import main, make_parser
-from ctr.cli_parser import CONFIGS, SHELLS, completion_script, config_keys
+from ctr.cli import main, make_commands
+from ctr.config.kinds import CONFIGS, config_keys
+
+SHELLS = ("bash", "zsh", "fish")
 
 TRY = """
 source "$1"; shift
+compopt() { echo "$@"; }
 COMP_WORDS=("$@")
 COMP_CWORD=$(( $# - 1 ))
-_ctr
+_ctr_completion ctr
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-@pytest.fixture(scope="module")
-def complete(tmp_path_factory):
-    """What bash makes of words, the last of which is being typed."""
-    folder = tmp_path_factory.mktemp("completion")
-    script = folder / "ctr.bash"
-    script.write_text(completion_script(make_parser(), "bash"))
-    (folder / "logs").mkdir()
-    (folder / "logs.yaml").touch()
-
-    def run(*words: str) -> list[str]:
-        done = subprocess.run(
-            ["bash", "--norc", "-c", TRY, "bash", str(script), "ctr", *words],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stderr == ""
-        return done.stdout.split()
-
-    return run
-
-
-def test_what_is_completed(complete):
-    for words, found in (
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
         ("in", ["ingest", "inspect"]),
         ("train --in", ["--init-from"]),
         ("-q train log --fol", ["--follow"]),
+        ("ingest ta", ["table"]),
         ("config --kind e", ["events", "experiment"]),
-        ("inspect log", ["logs", "logs.yaml"]),
-        ("train logs --config log", ["logs", "logs.yaml"]),
         ("train log --set model.crosses.r", ["model.crosses.rank=", "model.crosses.ramp="]),
         ("sample --set non", ["non_click_rate="]),
         ("search --set tar", ["target="]),
         ("config optimizer.dense.shampoo.nes", ["optimizer.dense.shampoo.nesterov"]),
-    ):
-        assert sorted(complete(*words.split())) == sorted(found)
-    assert {"train", "config", "completion"} < set(complete("")) and complete("completion", "") == list(
-        SHELLS
-    )
+        ("completion ", list(SHELLS)),
+    ],
+)
+def test_what_is_completed(words, completed):
+    *before, begun = words.split(" ")
+    items = BashComplete(make_commands(), {}, "ctr", "_CTR_COMPLETE").get_completions(before, begun)
+    assert sorted(item.value for item in items) == sorted(completed)
+
+
+def test_paths_are_completed_by_the_shell_and_keys_of_every_kind_are_known():
+    complete = BashComplete(make_commands(), {}, "ctr", "_CTR_COMPLETE")
+    for words in (["inspect"], ["train", "log", "--config"], ["evaluate", "a"]):
+        assert [item.type for item in complete.get_completions(words, "log")] == ["file"]
     for kind in CONFIGS:
         keys = config_keys(kind)
         assert keys and not any("[" in key or "NAME" in key for key in keys)
+
+
+def test_bash_asks_the_command_and_puts_no_space_behind_a_key(root, tmp_path, capsys):
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    program = tmp_path / "ctr"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m ctr "$@"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(root)}
+
+    def complete(*words: str) -> list[str]:
+        given = ["bash", "--norc", "-c", TRY, "bash", str(tmp_path / "script"), "ctr", *words]
+        done = subprocess.run(given, env=environment, capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    assert complete("exp") == ["export"]
+    assert complete("sample", "--set", "non") == ["-o", "nospace", "non_click_rate="]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -69,7 +78,7 @@ def test_each_shell_has_a_script(shell, capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["shell"] == shell
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    assert "model.crosses.ramp=" in script and "inspect" in script
+    assert f"_CTR_COMPLETE={shell}_complete" in script
     path = tmp_path / "script"
     path.write_text(script)
     if shutil.which(shell):

@@ -67,26 +67,24 @@ def test_warnings_errors_and_a_stop(monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("inspect", "log", "--verbos", "--quite"), "unrecognized arguments: --quite; did you mean --quiet?"),
-        (("inspekt", "log"), "argument COMMAND: invalid choice: 'inspekt'"),
-        (("inspect",), "the following arguments are required: LOG"),
-        ((), "the following arguments are required: COMMAND"),
+        (("inspect", "log", "--verbose", "--quite"), "No such option '--quite'. Did you mean '--quiet'?"),
+        (("inspekt", "log"), "No such command 'inspekt'."),
+        (("inspect",), "Missing argument 'LOG'."),
+        ((), "Missing command."),
     ],
 )
 def test_wrong_usage(capfd, words, reason):
-    with pytest.raises(SystemExit) as end:
-        main([*JSON, *words])
+    assert main([*JSON, *words]) == 2
     (line,) = read(capfd.readouterr().err)
-    assert end.value.code == line["exit_status"] == 2 and line["level"] == "error"
-    assert reason.partition(";")[0] in line["message"] and "; usage: ctr " in line["message"]
+    assert line["exit_status"] == 2 and line["level"] == "error"
+    assert reason in line["message"] and "; Usage: ctr " in line["message"]
 
 
 def test_a_form_that_there_is_not(capfd):
     for words in (["--log-format", "xml"], ["--log-format"]):
-        with pytest.raises(SystemExit) as end:
-            main(["inspect", "log", *words])
-        assert end.value.code == 2
-        assert "ctr inspect: error: argument --log-format: " in capfd.readouterr().err
+        assert main(["inspect", "log", *words]) == 2
+        err = capfd.readouterr().err
+        assert ": error: " in err and "'--log-format'" in err
 
 
 def test_progress_is_a_line_a_minute(capfd):

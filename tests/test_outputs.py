@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ctr.cli import main, make_parser
+from command_tree import all_commands
+from ctr.cli import main
 from ctr.io.files import write_atomic_bytes
 
 # Each is refused before it looks at anything else than its configuration.
@@ -59,13 +60,11 @@ def place(tmp_path, monkeypatch, root):
 
 def test_every_command_with_an_output_is_here():
     given = {command.split()[0] for command in (*FILES.values(), *FOLDERS.values())}
-    commands = next(action for action in make_parser()._actions if isinstance(action.choices, dict))
-    with_out = set()
-    for name, parser in commands.choices.items():
-        below = [action.choices.values() for action in parser._actions if isinstance(action.choices, dict)]
-        for leaf in [parser, *(leaf for leaves in below for leaf in leaves)]:
-            if any("--out" in action.option_strings for action in leaf._actions):
-                with_out.add(name)
+    with_out = {
+        words[0]
+        for words, command in all_commands()
+        if any("--out" in parameter.opts for parameter in command.params)
+    }
     assert with_out == given
 
 

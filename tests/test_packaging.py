@@ -215,7 +215,7 @@ def test_wheel_runs(wheel, fresh_python, tmp_path):
     fresh_python("-m", "pip", "install", *options, "--target", target, wheel, cwd=tmp_path)
     done = fresh_python("-c", FIND, cwd=tmp_path, path=target)
     assert done.stdout.strip() == str(target / "ctr")
-    assert "usage: ctr" in fresh_python("-m", "ctr", "--help", cwd=tmp_path, path=target).stdout
+    assert "Usage: ctr" in fresh_python("-m", "ctr", "--help", cwd=tmp_path, path=target).stdout
     code = (
         "import ctr, importlib.metadata as m\n"
         "assert m.version('clicktrain') == ctr.__version__\n"
@@ -259,7 +259,7 @@ def test_editable_install_runs(copy_checkout, fresh_python, tmp_path):
     fresh_python("-m", "pip", "install", *options, "--editable", tree, cwd=tmp_path, python=python)
     done = fresh_python("-c", FIND, cwd=tmp_path, python=python)
     assert done.stdout.strip() == str(tree / "ctr")
-    assert "usage: ctr" in fresh_python("--help", cwd=tmp_path, python=home / "bin" / "ctr").stdout
+    assert "Usage: ctr" in fresh_python("--help", cwd=tmp_path, python=home / "bin" / "ctr").stdout
 
     (tree / "eval" / "added_later.py").write_text("SEEN = True\n")
     fresh_python(

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from ctr.cli import main
-from ctr.cli_output import load_tensorflow
+from ctr.loading import load_tensorflow
 from small_runs import INTERVALS, draw_examples, publish
 
 

@@ -4,7 +4,6 @@ A query never straddles two batches: the labels of its first impressions would l
 two, into the predictions of its last.
 """
 
-import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
@@ -100,25 +99,6 @@ class BatchSize:
         quick = _power_of_two(before // QUICK) ** 2
         grown = max(_power_of_two(int(self.growth * before)), min(QUICK_ROWS, quick))
         return min(self.rows, max(self.first, grown))
-
-    def plateaus(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Lists the batches from one position to another, full ones as they follow each other: size and number."""
-        plateaus: list[tuple[int, int]] = []
-        position = begin
-        while position < end:
-            size, stop = self.at(position), end
-            if self.growth is not None and size < self.rows:
-                before = max(0, position - self.origin)
-                # Where a power of two is next reached, by either rule.
-                steps = 2 * _power_of_two(int(self.growth * before)) or 1
-                quick = QUICK * (2 * _power_of_two(before // QUICK) or 1)
-                stop = min(end, self.origin + max(before + 1, min(math.ceil(steps / self.growth), quick)))
-            count = math.ceil((stop - position) / size)
-            position += size * count
-            if plateaus and plateaus[-1][0] == size:
-                count += plateaus.pop()[1]
-            plateaus.append((size, count))
-        return plateaus
 
 
 def _power_of_two(number: int) -> int:

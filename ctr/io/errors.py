@@ -47,7 +47,7 @@ class PassingError(InputError):
     status = PASSING
 
 
-_USAGE = 2  # argparse's
+USAGE = 2  # click's
 
 # Errors of the system that the same command meets again, as they are about what it was given.
 _LASTING = {
@@ -97,7 +97,7 @@ def exit_status(error: BaseException) -> int:
 
 def process_status(returncode: int) -> int:
     """Returns ``INPUT``, ``DEFECT`` or ``PASSING`` for a process of ours that failed; a signal's sender may be gone."""
-    if returncode in (INPUT, _USAGE):
+    if returncode in (INPUT, USAGE):
         return INPUT
     return PASSING if returncode < 0 or returncode == PASSING else DEFECT
 

@@ -19,6 +19,8 @@ from ctr.eval.run_files import COMPARED
 from ctr.io.errors import InputError
 from ctr.pipelines.processes import quiet_beam
 
+_OF_SLICES = ("predicted / actual clicks", "logloss", "AUC")
+
 
 def run_evaluate(
     predictions: Sequence[Path],
@@ -45,6 +47,8 @@ def evaluate_text(result: dict[str, Any]) -> str:
         lines = [_traffic(result), *_metric_lines(result), *_training_lines(result)]
         for name, label in result.get("labels", {}).items():
             lines += [f"{name}: {_traffic(label)}", *_metric_lines(label)]
+        for name, table in result["calibration_slices"].items():
+            lines += ["", *aligned([[name, "weight", *_OF_SLICES], *_slice_rows(table["heaviest"])])]
         if new := result.get("new"):
             lines += [_traffic(new), *_metric_lines(new)]
         if days := result.get("days"):
@@ -108,6 +112,16 @@ def _training_lines(summary: dict[str, Any]) -> list[str]:
         unknown = f"the times of {untold:,} rows are not known"
         return [f"warning: {unknown}: the model may have been trained on them"]
     return ["held out: the model was trained on none of these rows"]
+
+
+def _slice_rows(slices: Sequence[dict[str, Any]]) -> list[list[str]]:
+    rows = []
+    for one in slices:
+        low, high = one["calibration_ratio_ci95"]
+        decimals = decimals_for(low, high)
+        ratio = f"{fixed(one['calibration_ratio'], decimals)} {interval(low, high, decimals)}"
+        rows.append([one["id"], f"{one['weight']:,g}", ratio, fixed(one["logloss"]), fixed(one["auc"])])
+    return rows
 
 
 def _metric_rows(summary: dict[str, Any]) -> list[list[str]]:

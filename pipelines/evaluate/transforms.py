@@ -1,4 +1,4 @@
-"""Beam transforms from tables of predictions to their metrics, and to those of two sets.
+"""Beam transforms from predictions to their metrics, and to those of two sets.
 
 Rows are parted by a hash of their query; grouped by that hash, whole queries meet, whatever files and row groups they
 stood in; a key's rows are one batch of the metrics' states, which merge. Elements are NumPy arrays of many rows, never
@@ -13,12 +13,10 @@ one line that says what is wrong.
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import apache_beam as beam
 import numpy as np
-import pyarrow as pa
 
 from ctr.eval.arrays import IntArray
 from ctr.eval.compare import compare, compared_records, same_examples
@@ -26,12 +24,10 @@ from ctr.eval.prediction_difference import JoinedPredictions, PredictionDifferen
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.run_files import COMPARED
 from ctr.io.documents import json_number
-from ctr.io.errors import InputError, listed
+from ctr.io.errors import InputError
 from ctr.pipelines.evaluate.rows import (
     Piece,
     Rows,
-    check_columns,
-    checked_rows,
     gather,
     join_rows,
     split_by_query,
@@ -123,7 +119,6 @@ class PredictionDifferenceFn(_StateFn):
         return accumulator
 
 
-TABLE_KEYS = 256  # for tables whose number of rows is not known in advance
 FAULT = "fault"  # the key of `metric_states` for the message of an error, empty without one
 
 # The states of two sets; of one, only the first.
@@ -134,44 +129,6 @@ KINDS: dict[str, type[Any]] = {
 }
 
 Reader = Callable[[Any], Iterable[Piece]]  # gives the checked rows of an element
-
-
-class _KeyedTransform(beam.PTransform[Any, Any]):
-    def __init__(self, keys: int = TABLE_KEYS) -> None:
-        super().__init__()
-        self._keys = keys
-
-
-class SummarizePredictions(_KeyedTransform):
-    """Summarizes tables of predictions in one dict, `ProgressiveMetrics.summary` of all their rows.
-
-    The tables (`pa.Table`, N rows each, in any order, a query's rows in any of them; what
-    `beam.io.ReadFromParquetBatched` gives) have the columns example_id, query_id (int64), logit, metric_weight
-    and label. Bounded and in the global window. Each of the keys is to fit into a worker's memory.
-
-        summary = pipeline | beam.io.ReadFromParquetBatched(pattern) | SummarizePredictions()
-
-    The pipeline fails with an InputError on a missing column, a value that is not allowed, or a repeated
-    example_id.
-    """
-
-    def expand(self, tables: Any) -> Any:
-        found = metric_states({"a": tables}, partial(_table, requires_labels=True), self._keys)
-        return found | beam.Map(lambda states: raised(states)["a"].summary())
-
-
-class ComparePredictions(_KeyedTransform):
-    """Compares two sets of tables of predictions in one dict, as `evaluate_difference` returns it.
-
-        compared = {"a": tables_a, "b": tables_b} | ComparePredictions()
-
-    The tables are those of `SummarizePredictions`; label and metric_weight may both be absent, and then no
-    metric of that set is defined.
-    """
-
-    def expand(self, tables: Mapping[str, Any]) -> Any:
-        found = metric_states({side: tables[side] for side in ("a", "b")}, _table, self._keys)
-        return found | beam.Map(lambda states: difference_of(raised(states)))
 
 
 def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,15 +151,6 @@ def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
         },
         "metrics": metrics,
     }
-
-
-def _table(table: pa.Table, requires_labels: bool = False) -> Iterator[Piece]:
-    name = "table of predictions"
-    labeled = check_columns(name, table.schema)
-    if requires_labels and not labeled:
-        known = listed(table.column_names)
-        raise InputError(f"{name}: no column label, metric_weight; the columns are {known}")
-    yield name, checked_rows(name, table, labeled)
 
 
 def _split(element: Any, side: str, read: Reader, keys: int, number: int, passes: int) -> Iterator[Any]:
@@ -264,10 +212,3 @@ def metric_states(sides: Mapping[str, Any], read: Reader, keys: int, number: int
 
 def _first_fault(faults: Iterable[str]) -> str:
     return min(filter(None, faults), default="")
-
-
-def raised(states: dict[str, Any]) -> dict[str, Any]:
-    """Raise the fault among `states` as an InputError, or return them."""
-    if states[FAULT]:
-        raise InputError(states[FAULT])
-    return states

@@ -1,6 +1,5 @@
 """Command ``ctr ingest events``: checks its arguments, runs the job and describes the result."""
 
-import argparse
 import contextlib
 import dataclasses
 import logging
@@ -12,7 +11,7 @@ from ctr.data.event_mapping import EventMapping, load_event_mapping
 from ctr.data.log import Manifest, check_log, read_manifests
 from ctr.io.errors import InputError
 from ctr.io.signals import stop_signals
-from ctr.pipelines.events.drivers import FollowSettings, KafkaSettings, choose_settings
+from ctr.pipelines.events.drivers import EventOptions, FollowSettings, KafkaSettings, choose_settings
 from ctr.pipelines.processes import quiet_beam
 from ctr.pipelines.tables.rejects import check_reject_share
 
@@ -21,45 +20,45 @@ if TYPE_CHECKING:
     from ctr.pipelines.events.follow import Progress
 
 
-def check_events(arguments: argparse.Namespace) -> EventMapping:
+def check_events(options: EventOptions) -> EventMapping:
     """Reads the mapping and refuses what cannot be run; loads no TensorFlow.
 
     Raises InputError: a wrong mapping, arguments that do not go together, a missing folder, or an ``--out`` that holds
     something else.
     """
-    mapping = load_event_mapping(arguments.mapping)
-    check_reject_share(arguments.max_reject_share)
-    choose_settings(arguments)
-    check_log(arguments.out, mapping.feature_schema)
-    for folder in arguments.input:
+    mapping = load_event_mapping(options.mapping)
+    check_reject_share(options.max_reject_share)
+    choose_settings(options)
+    check_log(options.out, mapping.feature_schema)
+    for folder in options.inputs:
         if not folder.is_dir():
             raise InputError(f"events {folder}: no such folder")
     return mapping
 
 
-def run_events(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:
-    """Runs the job as the arguments ask for it; returns the result and its text."""
+def run_events(options: EventOptions, mapping: EventMapping) -> tuple[dict[str, Any], str]:
+    """Runs the job as the options ask for it; returns the result and its text."""
     from ctr.pipelines.events.unmatched import unmatched_warnings
 
-    settings = choose_settings(arguments)
+    settings = choose_settings(options)
     # What a user must know of an error is in its message.
-    with quiet_beam() if arguments.stream else contextlib.nullcontext():
+    with quiet_beam() if options.stream else contextlib.nullcontext():
         if settings is None:
-            result, text = _run_batch(arguments, mapping)
-        elif isinstance(settings, KafkaSettings) or arguments.stream:
-            result, text = _run_stream(arguments, mapping, settings)
+            result, text = _run_batch(options, mapping)
+        elif isinstance(settings, KafkaSettings) or options.stream:
+            result, text = _run_stream(options, mapping, settings)
         else:
-            result, text = _run_watch(arguments, mapping, settings)
-    unmatched = unmatched_warnings(mapping, arguments.out)
+            result, text = _run_watch(options, mapping, settings)
+    unmatched = unmatched_warnings(mapping, options.out)
     result["warnings"] = [*result.get("warnings", ()), *unmatched]
-    return result, "\nwarning: ".join([f"{arguments.out}: {text}", *unmatched])
+    return result, "\nwarning: ".join([f"{options.out}: {text}", *unmatched])
 
 
-def _run_batch(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:
+def _run_batch(options: EventOptions, mapping: EventMapping) -> tuple[dict[str, Any], str]:
     from ctr.pipelines.events.follow import ingest_events
 
-    share = arguments.max_reject_share
-    result = ingest_events(mapping, arguments.input, arguments.out, max_reject_share=share)
+    share = options.max_reject_share
+    result = ingest_events(mapping, options.inputs, options.out, max_reject_share=share)
     counters = sorted(result.counters.items())
     counted = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counters if count)
     warnings = "".join(f"\nwarning: {warning}" for warning in result.warnings)
@@ -70,20 +69,20 @@ def _run_batch(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[di
 
 
 def _run_watch(
-    arguments: argparse.Namespace, mapping: EventMapping, settings: FollowSettings
+    options: EventOptions, mapping: EventMapping, settings: FollowSettings
 ) -> tuple[dict[str, Any], str]:
     from ctr.pipelines.events.follow import WatchSettings, watch_events
 
-    watched = WatchSettings(**vars(settings), max_reject_share=arguments.max_reject_share)
+    watched = WatchSettings(**vars(settings), max_reject_share=options.max_reject_share)
     with stop_signals() as stop:
         progress = watch_events(
-            mapping, arguments.input, arguments.out, watched, lambda: stop() is not None, _report_progress
+            mapping, options.inputs, options.out, watched, lambda: stop() is not None, _report_progress
         )
     return dataclasses.asdict(progress), _progress_text(progress)
 
 
 def _run_stream(
-    arguments: argparse.Namespace, mapping: EventMapping, settings: FollowSettings | KafkaSettings
+    options: EventOptions, mapping: EventMapping, settings: FollowSettings | KafkaSettings
 ) -> tuple[dict[str, Any], str]:
     # What gRPC prints of a lost connection is also in the error at the end. Read when gRPC is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -92,17 +91,17 @@ def _run_stream(
     from ctr.pipelines.events.stream import first_needed, silent_workers, stream_events, streaming_options
     from ctr.pipelines.events.stream_files import EventsInFolders
 
-    log = arguments.out.resolve()
+    log = options.out.resolve()
 
     def source(pinned: EventMapping) -> Any:
         if isinstance(settings, KafkaSettings):
             return EventsInKafka(pinned, settings, first_needed(pinned, log))
-        return EventsInFolders(pinned, [folder.resolve() for folder in arguments.input], settings)
+        return EventsInFolders(pinned, [folder.resolve() for folder in options.inputs], settings)
 
     drain = isinstance(settings, FollowSettings) and settings.drain
     with silent_workers(), stop_signals() as stop:
-        options = streaming_options(arguments.beam_options, drain)
-        stream_events(mapping, log, source, options, arguments.max_reject_share, stop, drain=drain)
+        beam = streaming_options(options.beam_options, drain)
+        stream_events(mapping, log, source, beam, options.max_reject_share, stop, drain=drain)
     manifests = read_manifests(log)
     rows = sum(manifest.rows for manifest in manifests)
     result = {"partitions": len(manifests), "rows": rows, "last_published": last_published(log)}

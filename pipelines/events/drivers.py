@@ -1,10 +1,10 @@
 """Options of ``ctr ingest events`` by the way to run the job: as a batch, following folders, or streaming."""
 
-import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated
 
 from ctr.io.errors import InputError
 
@@ -36,55 +36,68 @@ class KafkaSettings:
     consumer: Sequence[str] = ()  # settings of Kafka's consumer, each written KEY=VALUE
 
 
-# The flags, and the field that each of them sets.
-_FOLLOWED = {"--drain": "drain", "--idle-timeout": "idle_seconds", "--poll": "poll_seconds"}
-_TOPICS = {"--expansion-service": "expansion_service", "--kafka": "servers", "--kafka-option": "consumer"}
-_DRIVERS: tuple[set[str], ...] = (set(), {"--follow"}, {"--stream"}, {"--stream", "--kafka"})
+@dataclass(frozen=True)
+class EventOptions:
+    """Options of ``ctr ingest events``, each with its value and help as the command line shows them."""
+
+    # Events may come from Kafka instead.
+    inputs: Annotated[tuple[Path, ...], "INPUT", "directories of events"] = ()
+    _: KW_ONLY
+    out: Annotated[Path, "LOG", "output directory of the log"]
+    mapping: Annotated[Path, "FILE", "YAML file that names columns and features"]
+    max_reject_share: Annotated[float, "SHARE", "stop when more of the rows is malformed (0.01)"] = 0.01
+    follow: Annotated[bool, "keep reading files as they come, and publish as time goes on"] = False
+    stream: Annotated[bool, "join as a streaming pipeline of a Beam runner such as Flink"] = False
+    drain: Annotated[bool, "publish everything and end as soon as no file is new"] = False
+    poll: Annotated[float | None, "SECONDS", "seconds between scans for files (0.5)"] = None
+    idle_timeout: Annotated[float | None, "SECONDS", "when to stop waiting for a kind of event (never)"] = (
+        None
+    )
+    beam_options: Annotated[str, "OPTIONS", "of a Beam runner: --beam-options='--runner=FlinkRunner ...'"] = (
+        ""
+    )
+    kafka: Annotated[str | None, "HOST:PORT", "with --stream: read topics instead of files"] = None
+    kafka_option: Annotated[tuple[str, ...], "KEY=VALUE", "setting of Kafka's consumer; repeatable"] = ()
+    expansion_service: Annotated[str, "HOST:PORT", "with --kafka: a running expansion service of Beam"] = ""
 
 
-def choose_settings(arguments: argparse.Namespace) -> FollowSettings | KafkaSettings | None:
-    """Reads the options of the driver that the arguments ask for; None: a batch, which has none of its own.
+def choose_settings(options: EventOptions) -> FollowSettings | KafkaSettings | None:
+    """Reads the options of the driver that is asked for; None: a batch, which has none of its own.
 
     Raises InputError for flags of no driver, or an option of another one.
     """
-    flags = sorted({"--follow", "--stream", *_FOLLOWED, *_TOPICS})
-    values = {flag: vars(arguments)[flag.removeprefix("--").replace("-", "_")] for flag in flags}
-    # Numbers have no default: 0 was given, too.
-    given: dict[str, Any] = {
-        flag: value for flag, value in values.items() if value or isinstance(value, float)
-    }
-    chosen = {"--follow", "--stream", "--kafka"} & set(given)
-    if chosen == {"--kafka"}:
+    if options.kafka and not (options.stream or options.follow):
         raise InputError("--kafka requires --stream")
-    if chosen not in _DRIVERS:
-        raise InputError(f"{' and '.join(sorted(chosen))} cannot be combined")
-    if arguments.beam_options and "--stream" not in chosen:
+    if options.follow and (options.stream or options.kafka):
+        raise InputError(f"--follow and {'--stream' if options.stream else '--kafka'} cannot be combined")
+    if options.beam_options and not options.stream:
         raise InputError(
             "--beam-options requires --stream; with --drain it joins all files that are there, and ends"
         )
-    is_kafka = "--kafka" in chosen
-    if bool(arguments.input) == is_kafka:
+    if bool(options.inputs) == bool(options.kafka):
         raise InputError("either folders or --kafka are required")
-    fields = _TOPICS if is_kafka else _FOLLOWED if chosen else {}
-    for flag in given:
-        if flag not in chosen and flag not in fields:
-            raise InputError(_misplaced(flag, chosen))
-    settings = {fields[flag]: value for flag, value in given.items() if flag in fields}
-    if is_kafka:
-        if "--expansion-service" not in given:
+    followed = {"--drain": options.drain, "--idle-timeout": options.idle_timeout, "--poll": options.poll}
+    for flag, value in followed.items():
+        # A number that was given may be 0.
+        if value is None or value is False:
+            continue
+        if options.kafka:
+            raise InputError(f"{flag} applies to folders, not to --kafka")
+        if not (options.follow or options.stream):
+            raise InputError(f"{flag} requires --follow or --stream")
+    if options.kafka:
+        if not options.expansion_service:
             raise InputError(
                 "--kafka requires a running expansion service: --expansion-service HOST:PORT; one that Beam starts "
                 "would listen on all networks"
             )
-        return KafkaSettings(**settings)
-    return FollowSettings(**settings) if chosen else None
-
-
-def _misplaced(flag: str, chosen: set[str]) -> str:
-    if flag in _FOLLOWED and not chosen:
-        return f"{flag} requires --follow or --stream"
-    if flag in _FOLLOWED:
-        return "--drain, --poll and --idle-timeout apply to folders, not to --kafka"
-    if "--follow" in chosen:
-        return "--kafka, --kafka-option and --expansion-service apply to --kafka, not to folders"
-    return f"{flag} requires {' and '.join(sorted({'--kafka', '--stream'} - chosen))}"
+        return KafkaSettings(options.kafka, options.expansion_service, options.kafka_option)
+    topics = {"--expansion-service": options.expansion_service, "--kafka-option": options.kafka_option}
+    for flag, text in topics.items():
+        if text:
+            raise InputError(f"{flag} requires --kafka")
+    if not (options.follow or options.stream):
+        return None
+    seconds = {"poll_seconds": options.poll, "idle_seconds": options.idle_timeout}
+    given = {name: value for name, value in seconds.items() if value is not None}
+    return FollowSettings(**given, drain=options.drain)

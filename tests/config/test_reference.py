@@ -1,4 +1,4 @@
-"""What `ctr config` says of the keys: all of them, from the models alone, and a file that is valid as it stands."""
+"""What `ctr config` says of the keys: all of them, from the models alone."""
 
 import dataclasses
 import json
@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Annotated, Literal, get_args
 
 import pytest
-import yaml
 from pydantic import BaseModel, Field
 
 from ctr.cli import main
-from ctr.cli_parser import CONFIGS, config_model
 from ctr.config import StrictModel, apply_settings, parse_model
-from ctr.config.reference import as_yaml, key_rows, select
-from ctr.config.schema import field_meanings, key_tree, settable_keys
+from ctr.config.kinds import CONFIGS, config_model
+from ctr.config.reference import key_rows, key_table
+from ctr.config.schema import field_meanings, settable_keys
 from ctr.io.errors import InputError
 from ctr.optim.contrib.presets import PRESETS
 from ctr.optim.shampoo.options import ShampooOptions
@@ -32,7 +31,7 @@ def models_in(annotation: object) -> set[type]:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_key_has_a_meaning_and_no_meaning_is_of_a_key_that_is_gone(kind):
-    rows = key_rows(key_tree(config_model(kind)))
+    rows = key_rows(config_model(kind))
     assert [row["key"] for row in rows if not row["meaning"] or not row["allowed"]] == []
     for model in models_in(config_model(kind)):
         fields = (
@@ -43,29 +42,27 @@ def test_every_key_has_a_meaning_and_no_meaning_is_of_a_key_that_is_gone(kind):
         assert set(field_meanings(model)) <= fields, model
 
 
-def test_what_is_printed_of_a_training_configuration_are_its_defaults():
-    printed = yaml.safe_load(as_yaml(key_tree(TrainConfig)))
-    assert parse_model(TrainConfig, printed, "printed") == TrainConfig()
+def test_the_defaults_are_those_of_the_model():
+    rows = {row["key"]: row["default"] for row in key_rows(TrainConfig)}
 
+    def check(content: dict[str, object], above: str) -> int:
+        checked = 0
+        for name, value in content.items():
+            if isinstance(value, dict) and f"{above}{name}.{next(iter(value), '')}" in rows:
+                checked += check(value, f"{above}{name}.")
+            else:
+                assert rows[f"{above}{name}"] == value, (above, name)
+                checked += 1
+        return checked
 
-def test_a_part_that_is_asked_for_is_in_use():
-    group = key_tree(TrainConfig)
-    for path in (
-        *("objective.ranking", "objective.distillation", "objective.bias_constraints.families"),
-        *("model.deep", "export", "sampling", "optimizer.dense.shampoo.momentum"),
-    ):
-        printed = yaml.safe_load(as_yaml(select(group, path, "x")))
-        node = parse_model(TrainConfig, printed, "printed").model_dump(mode="json")
-        for key in path.split("."):
-            printed, node = printed[key], node[key]
-        assert printed is not None and node is not None, path
+    assert check(TrainConfig().model_dump(mode="json", by_alias=True), "") > 80
 
 
 def test_the_options_of_shampoo_that_a_file_can_give_are_there_with_the_default():
-    rows = {row["key"]: row for row in key_rows(key_tree(TrainConfig))}
+    rows = {row["key"]: row for row in key_rows(TrainConfig)}
     path = "optimizer.dense.shampoo."
     names = {key.removeprefix(path).partition(".")[0] for key in rows if key.startswith(path)}
-    assert names == {field.name for field in dataclasses.fields(ShampooOptions)} - {"rows"}
+    assert names == {field.name for field in dataclasses.fields(ShampooOptions)} - {"rows"} | {"preset"}
     with pytest.raises(InputError, match=r"unknown key rows: embeddings learn by optimizer.embeddings.rule"):
         parse_model(TrainConfig, {"optimizer": {"dense": {"shampoo": {"rows": {}}}}}, "x")
     with pytest.raises(InputError, match=r"roots.phases: unknown key; allowed: asynchronous, damping"):
@@ -137,53 +134,25 @@ class Whole(StrictModel):
 
 
 def test_how_keys_are_shown():
-    assert as_yaml(key_tree(Whole)) == (
-        """\
-# A part.
-part:
-  # How large it is, as many words as it takes.
-  size: 3  # whole number, 0 to 9
-
-# Several of them.
-parts: []  # list of groups
-# parts:
-#   # A part.
-#   # How large it is, as many words as it takes.
-#   - size: 1  # whole number, 0 to 9
-#   # # Or: Another part.
-#   # # Which part it is.
-#   # - kind: other  # other
-#   #   # `x` of both; null: neither.
-#   #   first: null  # number, above 0, at most 2.5, or null
-#   #   # `x` of both; null: neither.
-#   #   second: SECOND  # required, name of letters
-
-# Some by name.
-by_name: {}  # by name: groups
-# by_name:
-#   NAME:
-#     # How large it is, as many words as it takes.
-#     size: 1  # whole number, 0 to 9
-
-# How.
-mode: auto  # auto, true or false
-# Whether.
-on: false  # true or false
-# The sizes.
-sizes: null  # list of whole numbers, at least 1, at least 2 items, or null
-"""
-    )
-
-
-def test_every_key_has_its_path_through_lists_mappings_and_choices():
-    group = key_tree(Whole)
-    assert [row["key"] for row in key_rows(group)] == [
-        *("part", "part.size", "parts", "parts[].size", "parts[].kind", "parts[].first", "parts[].second"),
-        *("by_name", "by_name.NAME.size", "mode", "on", "sizes"),
+    shown = key_table(key_rows(Whole))
+    assert [" ".join(line.split()) for line in shown.splitlines()] == [
+        "part A part. [group]",
+        "part.size: 3 How large it is, as many words as it takes. [whole number, at least 0, at most 9]",
+        "parts: [] Several of them. [list of group]",
+        "parts[].size: 1 How large it is, as many words as it takes. [whole number, at least 0, at most 9]",
+        "parts[].kind: other Which part it is. [other]",
+        "parts[].first: null `x` of both; null: neither. [number, above 0, at most 2.5 or null]",
+        "parts[].second: (required) `x` of both; null: neither. [name of letters]",
+        "by_name: {} Some by name. [by name: group]",
+        "by_name.NAME.size: 1 How large it is, as many words as it takes. [whole number, at least 0, at most 9]",
+        "mode: auto How. [auto or true or false]",
+        "on: false Whether. [true or false]",
+        "sizes: null The sizes. [list of whole number, at least 1, at least 2 items or null]",
     ]
+    assert len({line.index("  ") for line in shown.splitlines() if "NAME" in line}) == 1
     assert settable_keys(Whole) == ["part", "part.size", "parts", "by_name", "mode", "on", "sizes"]
     for path in ("parts.second", "parts.0.second", "parts[].second"):
-        assert yaml.safe_load(as_yaml(select(group, path, "x"))) == {"parts": [{"second": "SECOND"}]}
+        assert [row["key"] for row in key_rows(Whole, path)] == ["parts[].second"]
 
 
 @pytest.mark.parametrize(
@@ -197,21 +166,27 @@ def test_every_key_has_its_path_through_lists_mappings_and_choices():
 )
 def test_a_key_that_is_not_there_is_refused_with_those_that_are_alike(path, line):
     with pytest.raises(InputError) as caught:
-        select(key_tree(Whole), path, "x")
+        key_rows(Whole, path, "x")
     assert str(caught.value) == line
 
 
-def test_ctr_config_prints_keys_as_yaml_and_json(capsys):
+def test_ctr_config_prints_a_table_and_json(capsys):
     assert main(["config", "model.crosses"]) == 0
-    assert set(yaml.safe_load(capsys.readouterr().out)["model"]["crosses"]) == {"layers", "rank", "ramp"}
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0].removeprefix("model.crosses") for line in lines] == [
+        "",
+        ".layers:",
+        ".rank:",
+        ".ramp:",
+    ]
     assert main(["config", "joins", "--kind", "mapping", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["kind"] == "mapping"
     assert printed["keys"][1] == {
         "key": "joins[].file",
-        "default": "FILE",
+        "default": None,
         "required": True,
-        "allowed": "text, not empty",
+        "allowed": "text, at least 1 characters",
         "meaning": "A name or a glob, relative to the directory of the input file.",
     }
     assert main(["config", "modle.crosses"]) == 1

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ctr.cli_parser import CONFIGS, config_model
 from ctr.config import dump_yaml, parse_model
+from ctr.config.kinds import CONFIGS, config_model
 from ctr.config.schema import settable_keys
 from ctr.data.event_mapping import LabelSource
 from ctr.io.errors import InputError, one_line

@@ -16,10 +16,10 @@ from pydantic import Field
 from pydantic_core import to_jsonable_python
 
 from ctr.cli import main
-from ctr.cli_parser import CONFIGS, config_model
 from ctr.config import AnyPath, StrictModel, dump_yaml, parse_model
-from ctr.config.reference import as_yaml, key_rows, select
-from ctr.config.schema import json_schema, key_tree
+from ctr.config.kinds import CONFIGS, config_model
+from ctr.config.reference import key_rows
+from ctr.config.schema import json_schema
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
 from ctr.optim.contrib.presets import PRESETS
@@ -45,7 +45,7 @@ def is_taken(kind: str, content: object) -> bool:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_what_is_printed_and_what_a_run_writes_is_valid(kind, capsys):
+def test_the_files_of_the_project_and_what_a_run_writes_are_valid(kind, capsys, root):
     assert main(["config", "--kind", kind, "--schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
@@ -53,9 +53,15 @@ def test_what_is_printed_and_what_a_run_writes_is_valid(kind, capsys):
     assert (schema.pop("$id"), schema.pop("title")) == (f"urn:clicktrain:config:{kind}", f"clicktrain {kind}")
     assert schema == schema_of(kind).schema
     model = config_model(kind)
-    content = yaml.safe_load(as_yaml(key_tree(model)))
-    for part in (content, yaml.safe_load(dump_yaml(parse_model(model, content, kind)))):
-        assert refused_by_schema(kind, part) == []
+    files: list[Any] = [{}, {"examples": 100}]
+    for path in (*root.glob("examples/**/*.yaml"), *root.glob("ctr/data/formats/*.yaml")):
+        with contextlib.suppress(yaml.YAMLError):
+            files.append(yaml.safe_load(path.read_text()))
+    taken = [content for content in files if is_taken(kind, content)]
+    assert taken
+    for content in taken:
+        for part in (content, yaml.safe_load(dump_yaml(parse_model(model, content, kind)))):
+            assert refused_by_schema(kind, part) == []
 
 
 def keys_below(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -142,13 +148,12 @@ VALUES = (
 )
 
 
-def with_value(content: Any, value: object) -> Any:
-    """A file of one key, with another value of it."""
-    if isinstance(content, dict) and len(content) == 1:
-        ((key, below),) = content.items()
-        return {key: with_value(below, value)} if isinstance(below, dict | list) and below else {key: value}
-    if isinstance(content, list) and len(content) == 1:
-        return [with_value(content[0], value)]
+def file_with(path: str, value: Any) -> Any:
+    """A file that has nothing but the key of a path."""
+    for name in reversed(path.split(".")):
+        for _ in range(name.count("[]")):
+            value = [value]
+        value = {name.replace("[]", ""): value}
     return value
 
 
@@ -165,11 +170,10 @@ def test_the_schema_takes_every_value_that_is_taken(kind, share):
         "jit",
         "start",
     }
-    group, agreed, compared = key_tree(config_model(kind)), 0, 0
-    for number, row in enumerate(key_rows(group)):
-        file = yaml.safe_load(as_yaml(select(group, row["key"], kind)))
+    agreed = compared = 0
+    for number, row in enumerate(key_rows(config_model(kind))):
         for value in VALUES[number % share :: share]:
-            content = with_value(file, value)
+            content = file_with(row["key"], value)
             taken, valid = is_taken(kind, content), schema_of(kind).is_valid(content)
             agreed, compared = agreed + (taken == valid), compared + 1
             assert valid or row["key"] in loose or not taken, (row["key"], value)

@@ -190,22 +190,6 @@ def test_a_large_query_in_small_blocks_is_not_copied_again_and_again(monkeypatch
     assert sum(copied) < 4000 * 100
 
 
-@pytest.mark.parametrize(
-    "size",
-    [(4096, 1 / 256, 8, 0), (100, 0.3, 8, 7), (64, None, 8, 0), (8, 1.0, 8, 3), (4096, 1 / 4096, 1, 5)],
-)
-def test_plateaus_are_the_full_batches_one_by_one(size):
-    batches = BatchSize(*size)
-    for begin, end in ((0, 0), (0, 1), (5, 5_000), (3_000, 400_000)):
-        counts: dict[int, int] = {}
-        position = begin
-        while position < end:
-            rows = batches.at(position)
-            counts[rows] = counts.get(rows, 0) + 1
-            position += rows
-        assert dict(batches.plateaus(begin, end)) == counts
-
-
 # ---------------------------------------------------------------- a second log beside the first
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -287,7 +288,14 @@ def test_command_line(stand_in, monkeypatch, capfd):
     assert main(arguments) == 1
     out, err = capfd.readouterr()
     assert out.startswith("a table\n")
-    assert err == "error: 1 failed: bad seed 1: it broke; rerun the same command to try again\n"
+    # Without a terminal, too, each run that ends or fails has a line.
+    *ended, error = err.splitlines()
+    assert error == "error: 1 failed: bad seed 1: it broke; rerun the same command to try again"
+    assert sorted(re.sub(r"\[.*?\] ", "", line).partition(":")[0] for line in ended) == [
+        "bad seed 1",
+        "baseline seed 1",
+    ]
+    assert any(line.endswith("bad seed 1: failed: it broke") for line in ended)
     assert read("plan.json")["command"] == shlex.join(["ctr", *arguments])
     assert read("costs.json")["rounds"] == 0
     # What may pass in one of the runs is worth another try.

@@ -10,10 +10,8 @@ from target import FEATURES, ROOT, Prepare, Target, put, require_finite, require
 
 import event_files
 import raw_logs
-from ctr.cli_parser import CONFIGS, config_model
 from ctr.config import apply_settings, dump_yaml, load_model, parse_model
-from ctr.config.reference import as_yaml
-from ctr.config.schema import key_tree
+from ctr.config.kinds import CONFIGS, config_model
 from ctr.data.mapping import FORMATS_FOLDER
 from ctr.data.schema import Schema
 from ctr.io.documents import parse_yaml
@@ -41,11 +39,13 @@ SETTINGS = (
 
 
 def _seeds(kind: str) -> Prepare:
-    """First every key that there is, then the project's files of this kind."""
+    """First the defaults, then the project's files of this kind."""
     model = config_model(kind)
 
     def prepare(folder: Path) -> list[bytes]:
-        found = [as_yaml(key_tree(model)), *map(json.dumps, MORE.get(kind, []))]
+        found = [*map(json.dumps, MORE.get(kind, []))]
+        with suppress(InputError):
+            found.append(dump_yaml(parse_model(model, {}, kind)))
         for path in sorted([*ROOT.glob("examples/**/*.yaml"), *FORMATS_FOLDER.glob("*.yaml")]):
             with suppress(InputError, yaml.YAMLError, ValueError):
                 load_model(model, path, kind)

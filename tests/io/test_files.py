@@ -3,7 +3,6 @@
 Every command, key and function refuses addresses before it writes.
 """
 
-import argparse
 import importlib
 import os
 import signal
@@ -14,12 +13,15 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, get_args
 
+import click
 import pytest
 from pydantic import BaseModel
 
-from ctr.cli import main, make_parser
-from ctr.cli_parser import CONFIGS
+from command_tree import all_commands
+from ctr.cli import main
+from ctr.cli_parser import LocalPath
 from ctr.config import AnyPath, StrictModel, parse_model
+from ctr.config.kinds import CONFIGS
 from ctr.data.log import read_schema
 from ctr.data.mapping import load_format
 from ctr.io.errors import InputError
@@ -179,36 +181,29 @@ PLACES = {"FILE", "DIR", "LOG", "RUN", "RUN_A", "RUN_B", "MODEL"}
 PLACES |= {"INPUT", "PREDICTIONS", "EXPERIMENT", "SEARCH"}
 
 
-def path_arguments(
-    parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], argparse.Action]]:
-    """The arguments of every command that are paths by their type or by what the help calls them.
+def path_arguments() -> Iterator[tuple[list[str], str, bool]]:
+    """Of every command the words and options that are paths by their type or by what the help calls them.
 
-    Each with the words of the command and what has to be given before the argument.
+    Each with the words of the command, its name in messages, and whether it is an option.
     """
-    before = words
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, below in action.choices.items():
-                yield from path_arguments(below, (*words, name))
-        elif action.type is Path or action.metavar in PLACES:
-            yield before, action
-            if action.required:
-                before = (*before, *action.option_strings[-1:], "here")
+    for words, command in all_commands():
+        for parameter in command.params:
+            name = str(parameter.metavar).strip("[].")
+            if isinstance(parameter.type, LocalPath) or name in PLACES:
+                is_option = isinstance(parameter, click.Option)
+                yield [*words], parameter.opts[0] if is_option else name, is_option
 
 
 def test_no_path_of_a_command_is_an_address(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = list(path_arguments(make_parser()))
+    arguments = list(path_arguments())
     assert len(arguments) > 40
-    for (words, action), scheme in zip(arguments, cycle(("s3", "hdfs", "gs", "az", "file")), strict=False):
-        given = [*action.option_strings[-1:], f"{scheme}://bucket/x"]
-        if words[0] == "ingest" and not action.option_strings:
-            # Words among options are looked at when no option is missing.
-            given += ["--out", "log"] + ["--mapping", "m.yaml"] * (words[1] in ("table", "events"))
-        assert main([*words, *given]) == 1
+    for (words, name, is_option), scheme in zip(
+        arguments, cycle(("s3", "hdfs", "gs", "az", "file")), strict=False
+    ):
+        before = ["here"] if name == "RUN_B" or (words == ["score"] and name == "LOG") else []
+        assert main([*words, *([name] if is_option else before), f"{scheme}://bucket/x"]) == 1
         (line,) = capsys.readouterr().err.splitlines()
-        name = action.option_strings[-1] if action.option_strings else action.metavar
         assert line.startswith(f"error: {name} {scheme}://bucket/x: is an address ({scheme}://)"), words
         assert line.endswith("; allowed: a local path, to which ctr sync copies s3://, gs:// or az://")
     assert [*tmp_path.iterdir()] == []

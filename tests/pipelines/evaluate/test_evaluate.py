@@ -5,12 +5,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from apache_beam.testing.util import assert_that
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,10 +21,8 @@ from ctr.pipelines.evaluate.command import evaluate_text, run_evaluate
 from ctr.pipelines.evaluate.rows import check_columns, checked_rows, gather, join_rows, split_by_query
 from ctr.pipelines.evaluate.run import evaluate, evaluate_difference
 from ctr.pipelines.evaluate.transforms import (
-    ComparePredictions,
     PredictionDifferenceFn,
     ProgressiveMetricsFn,
-    SummarizePredictions,
 )
 
 COUNTS = ("examples", "queries", "queries_scored", "queries_one_class", "logits_clipped")
@@ -461,35 +457,6 @@ def test_what_is_there_twice_is_refused(tmp_path):
         with pytest.raises(InputError) as caught:
             call()
         assert str(caught.value) == twice
-
-
-@pytest.mark.slow
-def test_transforms_work_on_tables_in_any_pipeline():
-    a = make_table(16, queries=150)
-    b = retrained(a)
-
-    def is_summary(found: list[Any]) -> None:
-        assert len(found) == 1
-        assert_close(found[0], local_metrics(a).summary())
-
-    def is_comparison(found: list[Any]) -> None:
-        assert len(found) == 1
-        assert_close(found[0]["prediction_difference"], local_difference(a, b))
-        assert_close(found[0]["b"], local_metrics(b).summary())
-
-    with beam.Pipeline(runner="FnApiRunner") as pipeline:
-        cut = [a.slice(begin, 40) for begin in range(0, a.num_rows, 40)]
-        tables_a = pipeline | "A" >> beam.Create(cut)
-        tables_b = pipeline | "B" >> beam.Create([b])
-        assert_that(tables_a | SummarizePredictions(), is_summary, "summary")
-        assert_that({"a": tables_a, "b": tables_b} | ComparePredictions(keys=8), is_comparison, "comparison")
-
-
-def test_a_transform_fails_on_a_faulty_table():
-    faulty = make_table(17).drop_columns(["label", "metric_weight"])
-    message = "table of predictions: no column label"
-    with pytest.raises(Exception, match=message), beam.Pipeline(runner="FnApiRunner") as pipeline:
-        _ = pipeline | beam.Create([faulty]) | SummarizePredictions()
 
 
 @pytest.mark.soak

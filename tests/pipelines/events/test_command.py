@@ -1,6 +1,5 @@
 """``ctr ingest events`` on the command line: what it tells, its options by driver, and what it refuses."""
 
-import argparse
 import json
 import socket
 import subprocess
@@ -12,14 +11,15 @@ import apache_beam as beam
 import pytest
 
 import event_files
-from ctr.cli import main, make_parser
+from command_tree import all_commands
+from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import list_partitions, read_manifests
 from ctr.io.errors import InputError
 from ctr.pipelines.beam import run_pipeline
 from ctr.pipelines.events.command import check_events, run_events
-from ctr.pipelines.events.drivers import FollowSettings, KafkaSettings
+from ctr.pipelines.events.drivers import EventOptions, FollowSettings, KafkaSettings
 from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
 from ctr.pipelines.events.steps import stage_events
 from ctr.pipelines.events.stream import check_rules, streaming_options
@@ -35,10 +35,7 @@ def call(tmp_path):
 
     def run(*options: str) -> int:
         files = ["--mapping", str(tmp_path / "mapping.yaml"), "--out", str(tmp_path / "log")]
-        try:
-            return main(["ingest", "events", str(tmp_path / "events"), *files, *options]) or 0
-        except SystemExit as end:
-            return end.code if isinstance(end.code, int) else 1
+        return main(["ingest", "events", str(tmp_path / "events"), *files, *options])
 
     return run
 
@@ -96,10 +93,11 @@ def test_a_runner_that_loses_a_partition_ends_a_drained_stream_with_an_error(
 # ---------------------------------------------------------------- options
 
 
-def arguments(*given: str, folder: Path) -> argparse.Namespace:
+def read_options(*given: str, folder: Path) -> EventOptions:
     mapping = Path(__file__).resolve().parents[3] / "examples" / "events" / "simulated.yaml"
     fixed = ["--mapping", str(mapping), "--out", str(folder / "log")]
-    return make_parser().parse_args(["ingest", "events", *given, *fixed])
+    command = dict(all_commands())["ingest", "events"]
+    return EventOptions(**command.make_context("events", [*given, *fixed]).params)
 
 
 def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
@@ -110,7 +108,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
     for given, complaint in (
         (("a", "--drain"), "--drain requires --follow"),
         (("a", "--poll", "0"), "--poll requires --follow"),
-        ((*kafka, "--idle-timeout", "1"), "apply to folders, not to --kafka"),
+        ((*kafka, "--idle-timeout", "1"), "--idle-timeout applies to folders, not to --kafka"),
         (("--kafka", "h:1"), "--kafka requires --stream"),
         (("--stream",), "either folders or --kafka are required"),
         (("a", *kafka), "either folders or --kafka are required"),
@@ -126,9 +124,9 @@ def test_options_that_do_not_go_together_are_refused(tmp_path, monkeypatch):
             "required for all of impressions, clicks to read",
         ),
     ):
-        parsed = arguments(*given, folder=tmp_path)
+        options = read_options(*given, folder=tmp_path)
         with pytest.raises(InputError, match=complaint):
-            run_events(parsed, check_events(parsed))
+            run_events(options, check_events(options))
     assert not (tmp_path / "log").exists()
 
 

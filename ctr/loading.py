@@ -1,0 +1,75 @@
+"""Loading of TensorFlow, which takes long and prints notices."""
+
+import contextlib
+import gc
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from ctr.io.compiled_loops import keep_compiled_loops
+from ctr.io.signals import delaying_interrupts
+
+log = logging.getLogger("ctr")
+
+
+def load_tensorflow(keeps_loops: bool = False) -> None:
+    """Imports TensorFlow without the notices that it prints whatever the log level is, and without Keras.
+
+    TensorFlow would import Keras with everything that Keras finds (scikit-learn, Matplotlib), which takes as long as
+    TensorFlow itself. Who asks for ``tf.keras`` later still gets it. A command that trains keeps compiled loops.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    shown = b""
+    with tempfile.TemporaryFile() as notices:
+        sys.stderr.flush()
+        standard_error = os.dup(2)
+        os.dup2(notices.fileno(), 2)
+        try:
+            with _no_keras(), importing():
+                import tensorflow
+        except Exception:
+            notices.seek(0)
+            shown = notices.read()
+            raise
+        finally:
+            os.dup2(standard_error, 2)
+            os.close(standard_error)
+            print(end=shown.decode(errors="replace"), file=sys.stderr, flush=True)
+    # Such as that a function was traced again, for whoever wrote the function.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    log.info("loaded TensorFlow %s", tensorflow.__version__)
+    if keeps_loops:
+        keep_compiled_loops()
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Keeps the garbage collector from looking at what is imported: TensorFlow alone is 400,000 objects, which stay.
+
+    It would look through all of them several times during the imports, and now and then later. SIGINT waits.
+    """
+    before, was_enabled = len(sys.modules), gc.isenabled()
+    gc.disable()
+    try:
+        with delaying_interrupts():
+            yield
+    finally:
+        # What is frozen is never collected: once for each module, not once for each command of a process.
+        if len(sys.modules) > before:
+            gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _no_keras() -> Iterator[None]:
+    hidden = {name for name in ("keras", "tf_keras") if name not in sys.modules}
+    # So that importing it raises ImportError, which TensorFlow expects where there is no Keras.
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
