@@ -108,11 +108,12 @@ def train(
 def compare(run_a: Path | str, run_b: Path | str) -> dict[str, Any]:
     """Compares two runs over the same log, as ``ctr compare RUN_A RUN_B --json`` does.
 
-    Returns the metrics of both with the paired differences, B - A, and their 95% intervals, and the costs. Raises
-    InputError: a directory is no run, or the runs are of different examples.
+    Returns ``results``, rows of metric, run, slice, window, value and 95% interval, also of the paired differences, B -
+    A; ``verdicts`` by metric; and what differs in the configurations. Raises InputError: a directory is no run, or the
+    runs are of different examples.
 
     Example:
-        >>> ctr.compare("runs/a", "runs/b")["metrics"]["logloss"]["difference"]  # doctest: +SKIP
+        >>> pandas.DataFrame(ctr.compare("runs/a", "runs/b")["results"])  # doctest: +SKIP
     """
     from ctr.eval.run_comparison import compare_runs
 
