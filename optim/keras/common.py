@@ -84,6 +84,17 @@ def check_variables(title: str, variables: Sequence[Any], names: Sequence[str]) 
             raise ValueError(f"variable {name} is of dtype {dtype.name}; allowed: {allowed}")
 
 
+def differences(options: Any, defaults: Any) -> dict[str, Any]:
+    """Returns the options that are not those of ``defaults``, of a group of the same kind as a mapping of these."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(options):
+        value, default = getattr(options, field.name), getattr(defaults, field.name)
+        if value != default:
+            same_kind = dataclasses.is_dataclass(value) and type(value) is type(default)
+            changed[field.name] = differences(value, default) if same_kind else value
+    return changed
+
+
 class OptimizerMixin:
     """Parts of an optimizer that both Keras have in common; stands before Keras' own class.
 
@@ -134,6 +145,17 @@ class OptimizerMixin:
     def spectra(self) -> dict[str, Spectrum]:
         """Returns the singular values of each variable's statistics (``ShampooCore.spectra``)."""
         return self.core.spectra(list(self._names)) if isinstance(self.core, ShampooCore) else {}
+
+    def __repr__(self) -> str:
+        """Returns the call that makes such an optimizer, with what differs from the defaults."""
+        rate = self._learning_rate  # type: ignore[attr-defined]
+        defaults = soap() if isinstance(self, SoapArguments) else self.option_type()
+        options = differences(self.options, defaults)
+        if self.tables != TABLES:
+            options["tables"] = self.tables
+        shown = [repr(rate) if callable(rate) else f"{float(rate):g}"]
+        shown += [f"{name}={value!r}" for name, value in options.items()]
+        return f"{self.title}({', '.join(shown)})"
 
     def _add_options(self, config: dict[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = {"tables": self.tables}

@@ -26,6 +26,16 @@ def test_keywords_are_the_options_and_those_of_keras():
         assert own <= {*keywords.__annotations__} <= own | others
 
 
+def test_what_is_shown_of_an_optimizer_is_what_differs_from_the_defaults(api):
+    shown = repr(api.optim.Shampoo(0.1, block_size=8, roots={"asynchronous": False}, tables=None))
+    assert shown == "Shampoo(0.1, roots={'asynchronous': False}, block_size=8, tables=None)"
+    changed = api.optim.Soap(grafting={"epsilon": 1e-6}, beta1=0.9)
+    assert repr(changed) == "Soap(0.003, beta1=0.9, grafting={'epsilon': 1e-06})"
+    assert repr(api.optim.Soap()) == "Soap(0.003)"
+    schedule = api.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    assert "ExponentialDecay" in repr(api.optim.Adafactor(schedule))
+
+
 def test_a_keyword_that_is_misspelled_is_answered_by_the_one_that_was_meant(api):
     with pytest.raises(TypeError, match="Shampoo has no option 'learningrate'; did you mean learning_rate"):
         api.optim.Shampoo(learningrate=0.1)
