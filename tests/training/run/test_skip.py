@@ -110,7 +110,7 @@ def test_a_run_that_stopped_is_resumed_without_the_rows_that_it_names(log, tmp_p
         # Stopped again, behind the rows, and resumed under the configuration that it began with.
         config = load_model(TrainConfig, tmp_path / "run.yaml", "config")
         add_skips(killed, [(begin, end)], writes=True)
-        assert max(map(int, exported(killed)), default=0) <= saved["examples"]
+        assert max(map(int, exported(killed)), default=0) <= saved["logs"][""]["rows"]
         plain = config.model_copy(update={"export": None})
         with pytest.raises(InputError, match=r"with another configuration \(export"):
             train(log, plain, killed)
