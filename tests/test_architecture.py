@@ -41,7 +41,7 @@ LINES = {
     "benchmarks": 3903,
     "benchmarks/studies": 4713,
     "ctr": 1791,
-    "ctr/api": 415,
+    "ctr/api": 416,
     "ctr/config": 778,
     "ctr/data": 6969,
     "ctr/experiments": 3261,
@@ -54,9 +54,9 @@ LINES = {
     "ctr/workers": 1359,
     "eval": 4753,
     "models": 2063,
-    "optim": 6988,
+    "optim": 7010,
     "pipelines": 9035,
-    "tests": 54450,
+    "tests": 54460,
     "tests/api": 285,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
