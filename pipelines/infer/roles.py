@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import zoneinfo
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,8 @@ _DIGITS = {
     14: ("%Y%m%d%H%M%S",),
     17: ("%Y%m%d%H%M%S%f",),
 }
-FORMS = "s, ms, us, ns, serial, iso8601 or a format such as %d.%m.%y %H:%M"
+FORMS = "s, ms, us, ns, serial, iso8601 or a format such as %d.%m.%y %H:%M, with a zone such as Europe/Berlin behind it"
+_ZONES = zoneinfo.available_timezones()
 
 _LOOKED = 8  # distinct values of a time that are tried before all are read
 _DATES_ENOUGH = 3  # distinct values of a column that looks like a time
@@ -276,7 +278,8 @@ def read_time(text: str, columns: Columns) -> TimeColumn:
             )
         [reading] = found
     else:
-        way = {"unit" if form in ("s", "ms", "us", "ns", "serial") else "format": form}
+        form, _, zone = form.rpartition(" ") if form.split(" ")[-1] in _ZONES else (form, "", None)
+        way = {"unit" if form in ("s", "ms", "us", "ns", "serial") else "format": form, "zone": zone}
         try:
             time = Time.model_validate({"column": name, **way})
             us, bad = _read_time(column, time)

@@ -176,6 +176,7 @@ def test_the_order_of_day_and_month_is_asked_where_both_read_the_dates(tmp_path)
     ("given", "expected"),
     [
         ("when=%d.%m.%y %H:%M", {"format": "%d.%m.%y %H:%M"}),
+        ("when=%d.%m.%y %H:%M Europe/Berlin", {"format": "%d.%m.%y %H:%M", "zone": "Europe/Berlin"}),
         ("a=b=s", {"unit": "s"}),
         ("a=b", {"unit": "s"}),
         ("since=ms", {"unit": "ms"}),
