@@ -138,7 +138,7 @@ def pages(tmp_path_factory):
 def test_pages_are_whole_in_a_browser(pages, tmp_path):
     for name, path in pages.items():
         for width in (NARROW, 1400):
-            shown, overlaps, dead, light = look(path, width, tmp_path, CUT, OVERLAPS, DEAD, LOOKS)
+            light, shown, overlaps, dead = look(path, width, tmp_path, LOOKS, CUT, OVERLAPS, DEAD)
             assert shown["width"] <= width and shown["cut"] == overlaps == dead == [], (name, width)
             *_, dark = look(path, width, tmp_path, LOOKS, dark=True)
             assert (light[0], light[1]) == ("rgb(255, 255, 255)", "rgb(31, 41, 51)"), name

@@ -113,9 +113,10 @@ def test_a_baseline_by_feature_knows_the_rate_of_other_queries_alone():
     query, place = np.repeat(np.arange(count // 4) * 7919, 4), rng.integers(0, 3, count)
     label = (rng.random(count) < np.array([0.1, 0.3, 0.6])[place]).astype(int)
     weight = rng.choice([0.0, 1.0, 2.5], count)
-    metrics = ProgressiveMetrics(["place", "user"])
+    metrics = ProgressiveMetrics(["place", "user", "constraint:mix"])
     # Of values that occur once, a rate that had seen its own row would be perfect.
-    metrics.update(label, np.zeros(count), weight, query, {"place": place, "user": np.arange(count)})
+    slices = {"place": place, "user": np.arange(count), "constraint:mix": place}
+    metrics.update(label, np.zeros(count), weight, query, slices)
     found = {name: float(one.point) for name, one in baseline_loglosses(metrics).items()}
     from ctr.eval.states import query_bucket
 
@@ -128,6 +129,8 @@ def test_a_baseline_by_feature_knows_the_rate_of_other_queries_alone():
     assert found["base rate by place"] == pytest.approx(np.average(losses, weights=weight), rel=1e-9)
     assert found["base rate by user"] == pytest.approx(found["the base rate"], rel=1e-9)
     assert found["base rate by place"] < found["the base rate"]
+    # Slices of a family of bias constraints may be of the run's predictions.
+    assert list(found) == ["the base rate", "base rate by place", "base rate by user"]
 
 
 def test_slices_have_names_and_the_worst_calibrated_one_is_said(runs):
