@@ -160,7 +160,8 @@ def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
         said, free = learned, _baseline_rows(runs[0])
         rows += [*free[:2], *_last_window_row(runs[0])]
         if free[2:]:
-            folded.append(("Base rates by other features", pd.DataFrame(free[2:], columns=heads)))
+            others = pd.DataFrame(free[2:], columns=heads)[["run", "logloss", "normalized entropy"]]
+            folded.append(("Base rates by other features", others))
     else:
         whole = [
             f"{shown.name}: {words.what_was_learned(shown.summary)} {text}"

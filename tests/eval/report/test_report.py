@@ -19,14 +19,8 @@ from ctr.io.errors import InputError
 from report_pages import Html, check_context, figures_of, rows_of, section_of, tables_of, words_of
 from run_directories import make_rows, predict, write_run
 
-METRICS = {
-    "per_query_auc": "PerQueryAUC",
-    "auc": "AUC",
-    "logloss": "logloss",
-    "normalized_entropy": "normalized entropy",
-    "calibration_bias": "calibration bias",
-    "calibration_ratio": "predicted / actual clicks",
-}
+METRICS = {"per_query_auc": "PerQueryAUC", "auc": "AUC", "calibration_ratio": "predicted / actual clicks"}
+METRICS |= {title.replace(" ", "_"): title for title in ("logloss", "normalized entropy", "calibration bias")}
 
 
 def page_of(*runs):
@@ -103,8 +97,7 @@ def test_a_run_alone_stands_beside_what_costs_nothing(runs, rows, tmp_path):
     # Of several features the best one alone, and no table of many features before a click.
     slices, features = ("position", "good", "query_id"), {f"f{number}": {} for number in range(30)}
     log, logit = rows.assign(good=rows["label"]), predict(rows, 0, 1.0)
-    run = write_run(tmp_path / "run", log, logit, slices=slices, features=features)
-    context = page_of(run)
+    context = page_of(write_run(tmp_path / "run", log, logit, slices=slices, features=features))
     table, _, others = map(rows_of, tables_of(section_of(context, "Results")))
     assert list(table) == ["run", "the base rate", "base rate by good", "last window"]
     assert set(others) == {"base rate by position", "base rate by query_id"}
