@@ -46,7 +46,7 @@ def test_names_of_runs_have_signs_and_empty_tables_are_left_out():
     table = pd.DataFrame([["1", "run"], ["1", "b"]], columns=["value", "run"])
     section = Section("slices", tables=[("by place", table), ("by time", table[:0])])
     html = render_page(PageContext("title", [], [], [], [section], ["run", "b"]))
-    assert "●</span> run</td>" in html and "■</span> b</td>" in html and html.count("</span>") == 2
+    assert "●</span>&nbsp;run</td>" in html and "■</span>&nbsp;b</td>" in html and html.count("</span>") == 2
     assert "by place" in html and "by time" not in html
 
 
