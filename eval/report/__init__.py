@@ -34,7 +34,7 @@ from ctr.eval.run_files import COMPARED
 from ctr.eval.timeline import Timeline
 from ctr.io.errors import InputError
 
-_FEATURES_DRAWN = 15
+_FEATURES_DRAWN, _ROWS_SHOWN = 15, 25
 _RATIO = ("calibration_ratio", "calibration_ratio_low", "calibration_ratio_high")
 _WITHIN = {"per_query_auc": (0.0, 1.0), "logloss": (0.0, np.inf), "calibration_ratio": (0.0, np.inf)}
 _PAIRED = {"per_query_auc": "PerQueryAUC", "logloss": "logloss"}
@@ -146,8 +146,6 @@ def _period(runs: Sequence[ShownRun]) -> str:
 def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
     heads = ["run", *(display.METRIC_TITLES[metric] for metric in COMPARED)]
     rows = [[shown.name, *(shown.number(metric).whole() for metric in COMPARED)] for shown in runs]
-    rows += _baseline_rows(runs[0]) if len(runs) == 1 else []
-    tables = [("Over all examples", pd.DataFrame(rows, columns=heads))]
     learned = []
     for shown in runs:
         loss, baselines = shown.run.metrics.logloss.estimate(), baseline_loglosses(shown.run.metrics)
@@ -157,13 +155,21 @@ def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
             words.gates(shown.run.summary),
         )
         learned.append(" ".join(filter(None, texts)))
-    said, folded = learned, []
-    if len(runs) > 1:
+    folded: list[tuple[str, str | pd.DataFrame]] = []
+    if len(runs) == 1:
+        said, free = learned, _baseline_rows(runs[0])
+        rows += [*free[:2], *_last_window_row(runs[0])]
+        if free[2:]:
+            others = pd.DataFrame(free[2:], columns=heads)[["run", "logloss", "normalized entropy"]]
+            folded.append(("Base rates by other features", others))
+    else:
         whole = [
             f"{shown.name}: {words.what_was_learned(shown.summary)} {text}"
             for shown, text in zip(runs, learned, strict=True)
         ]
-        said, folded = [], [("What each run learned", "\n".join(whole))]
+        said = []
+        folded.append(("What each run learned", "\n".join(whole)))
+    tables = [("Over all examples", pd.DataFrame(rows, columns=heads))]
     for place, one in compared.items():
         if isinstance(one, str):
             continue
@@ -179,16 +185,20 @@ def _results(runs: Sequence[ShownRun], compared: Comparisons) -> Section:
 
 
 def _baseline_rows(shown: ShownRun) -> list[list[str]]:
-    """Returns rows beside a run's: predictions that cost nothing, and the last window."""
+    """Returns the rows of predictions that cost nothing: the base rate, then those by features, the best first."""
+    estimates = baseline_loglosses(shown.run.metrics)
     rows = []
-    for name, estimate in baseline_loglosses(shown.run.metrics).items():
-        if np.isfinite(estimate.point):
-            loss = estimate.number()
+    for name in sorted(estimates, key=lambda name: (name != "the base rate", float(estimates[name].point))):
+        if np.isfinite(estimates[name].point):
+            loss = estimates[name].number()
             entropy = shown.summary["normalized_entropy"] / shown.summary["logloss"] * (loss.value or 0.0)
             rows.append([name, *["–"] * 2, loss.whole(), display.fixed(entropy, loss.decimals), *["–"] * 2])
-    for _, _, auc, loss_text, ratio in _course_rows(shown.timeline.last_window()):
-        rows.append(["last window", auc, "–", loss_text, "–", "–", ratio])
     return rows
+
+
+def _last_window_row(shown: ShownRun) -> list[list[str]]:
+    rows = _course_rows(shown.timeline.last_window())
+    return [["last window", auc, "–", loss, "–", "–", ratio] for _, _, auc, loss, ratio in rows]
 
 
 def _comparison_table(one: RunComparison, names: tuple[str, str]) -> pd.DataFrame:
@@ -347,15 +357,8 @@ def _slices(runs: Sequence[ShownRun]) -> Section | None:
             for place, text in enumerate(texts)
             for shown, table in zip(sliced, tables, strict=True)
         ]
-        heads = [
-            "value",
-            "run",
-            "weight",
-            "observed click rate",
-            "predicted / actual clicks",
-            "logloss",
-            "AUC",
-        ]
+        measured = ["observed click rate", "predicted / actual clicks", "logloss", "AUC"]
+        heads = ["value", "run", "weight", *measured]
         cells = pd.DataFrame(rows, columns=heads)
         shown_tables.append((f"By {feature}", cells if len(runs) > 1 else cells.drop(columns="run")))
         if sliced[0] is runs[0]:
@@ -386,18 +389,11 @@ def _days(runs: Sequence[ShownRun]) -> Section | None:
         rows += [[day, shown.name, *cells] for day, cells in zip(days, _course_rows(timeline), strict=True)]
     if len({row[0] for row in rows}) < 2:
         return None
-    heads = [
-        "day (UTC)",
-        "run",
-        "rows",
-        "observed click rate",
-        "PerQueryAUC",
-        "logloss",
-        "predicted / actual clicks",
-    ]
+    metrics = ["observed click rate", "PerQueryAUC", "logloss", "predicted / actual clicks"]
+    heads = ["day (UTC)", "run", "rows", *metrics]
     table = pd.DataFrame(rows, columns=heads).sort_values("day (UTC)", kind="stable")
     about = "A window of the pass counts for the day that its middle lies in."
-    return Section("By day", [about], tables=[("", table if len(runs) > 1 else table.drop(columns="run"))])
+    return _table_section("By day", [about], [], table if len(runs) > 1 else table.drop(columns="run"))
 
 
 def _course_rows(timeline: Timeline) -> list[list[str]]:
@@ -450,21 +446,20 @@ def _features(runs: Sequence[ShownRun]) -> Section | None:
             rows.append([name, shown.name, str(about.get("kind", "")), *shares, *cells, way])
     if not rows:
         return None
-    heads = [
-        "feature",
-        "run",
-        "kind",
-        "missing",
-        "out of range",
-        "increase of logloss",
-        "of the logloss",
-        "by",
-    ]
+    effects = ["increase of logloss", "of the logloss", "by"]
+    heads = ["feature", "run", "kind", "missing", "out of range", *effects]
     table = pd.DataFrame(rows, columns=heads)
     table = table.drop(
         columns=[name for name in ("by",) if not table[name].any()] + ["run"] * (len(runs) == 1)
     )
-    return Section("Features", said, drawn, tables=[("", table)])
+    return _table_section("Features", said, drawn, table)
+
+
+def _table_section(title: str, said: Sequence[str], drawn: Sequence[Figure], table: pd.DataFrame) -> Section:
+    """Returns a section with one table, which opens on a click if it has many rows."""
+    if len(table) <= _ROWS_SHOWN:
+        return Section(title, said, drawn, tables=[("", table)])
+    return Section(title, said, drawn, folded=[(f"All {len(table)} rows", table)])
 
 
 def _faults(runs: Sequence[ShownRun]) -> Section | None:

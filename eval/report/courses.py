@@ -19,6 +19,7 @@ def baseline_loglosses(metrics: ProgressiveMetrics) -> dict[str, Estimate]:
 
     ``the base rate`` is the click rate of all rows. For each feature by which the run is sliced, ``base rate by
     FEATURE`` is the click rate of the row's value over the rows of other query buckets, so that no row knows its label.
+    Families of bias constraints are no features: their slices may be of the run's predictions.
     """
     loss, entropy = metrics.logloss.estimate(), metrics.logloss.normalized_entropy_estimate()
     found = {"the base rate": quotient(loss, entropy)}
@@ -28,8 +29,8 @@ def baseline_loglosses(metrics: ProgressiveMetrics) -> dict[str, Estimate]:
         arrays = state.to_arrays()
         places, buckets = arrays["key"] // BUCKETS, arrays["key"] % BUCKETS
         rows, clicked = arrays["sums"][:2]
-        if not total or not np.isclose(rows.sum(), total):
-            # Not all rows are in a slice.
+        if feature.startswith("constraint:") or not total or not np.isclose(rows.sum(), total):
+            # A family of bias constraints, or not all rows are in a slice.
             continue
         others, others_clicked = (np.bincount(places, one)[places] - one for one in (rows, clicked))
         rate = np.clip((others_clicked + clicks / total) / (others + 1), 1e-6, 1 - 1e-6)

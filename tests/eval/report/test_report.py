@@ -19,14 +19,8 @@ from ctr.io.errors import InputError
 from report_pages import Html, check_context, figures_of, rows_of, section_of, tables_of, words_of
 from run_directories import make_rows, predict, write_run
 
-METRICS = {
-    "per_query_auc": "PerQueryAUC",
-    "auc": "AUC",
-    "logloss": "logloss",
-    "normalized_entropy": "normalized entropy",
-    "calibration_bias": "calibration bias",
-    "calibration_ratio": "predicted / actual clicks",
-}
+METRICS = {"per_query_auc": "PerQueryAUC", "auc": "AUC", "calibration_ratio": "predicted / actual clicks"}
+METRICS |= {title.replace(" ", "_"): title for title in ("logloss", "normalized entropy", "calibration bias")}
 
 
 def page_of(*runs):
@@ -74,25 +68,19 @@ def test_the_verdict_of_several_runs_has_its_interval_and_the_cost(runs):
     whole = rows_of(tables_of(results)[0])
     for run in runs:
         own = json.loads((run / "summary.json").read_text())
-        assert {title: shown(own[key], *own[f"{key}_ci95"]) for key, title in METRICS.items()}.items() <= (
-            whole[run.name].items()
-        )
+        wanted = {title: shown(own[key], *own[f"{key}_ci95"]) for key, title in METRICS.items()}
+        assert wanted.items() <= whole[run.name].items()
     paired = rows_of(tables_of(results)[1])
     assert paired["PerQueryAUC"]["verdict"] == "better" and paired["PerQueryAUC"]["dcn"]
     assert words_of(results).count("The predictions of") == 2
     differing = rows_of(tables_of(section_of(context, "Configuration"))[0])
-    assert differing["model.deep.units"] == {
-        "key": "model.deep.units",
-        "lr": "[]",
-        "dcn": "[8]",
-        "dcn-2": "[8, 8]",
-    }
+    assert list(differing["model.deep.units"].values()) == ["model.deep.units", "[]", "[8]", "[8, 8]"]
     assert "difference in PerQueryAUC" in figures_of(context)
     # The runs the other way around: worse.
     assert "lr is worse than dcn: PerQueryAUC -" in page_of(runs[1], runs[0]).verdict[0]
 
 
-def test_a_run_alone_stands_beside_what_costs_nothing(runs, rows):
+def test_a_run_alone_stands_beside_what_costs_nothing(runs, rows, tmp_path):
     context = page_of(runs[0])
     table = rows_of(tables_of(section_of(context, "Results"))[0])
     assert list(table) == ["lr", "the base rate", "base rate by position", "last window"]
@@ -106,6 +94,15 @@ def test_a_run_alone_stands_beside_what_costs_nothing(runs, rows):
     assert table["last window"]["predicted / actual clicks"] == shown(*ratio)
     assert f"In the last window, lr has predicted / actual clicks of {shown(*ratio)}" in words_of(context)
     assert "the base rate by position alone" in words_of(context)
+    # Of several features the best one alone, and no table of many features before a click.
+    slices, features = ("position", "good", "query_id"), {f"f{number}": {} for number in range(30)}
+    log, logit = rows.assign(good=rows["label"]), predict(rows, 0, 1.0)
+    context = page_of(write_run(tmp_path / "run", log, logit, slices=slices, features=features))
+    table, _, others = map(rows_of, tables_of(section_of(context, "Results")))
+    assert list(table) == ["run", "the base rate", "base rate by good", "last window"]
+    assert set(others) == {"base rate by position", "base rate by query_id"}
+    about = section_of(context, "Features")
+    assert not about.tables and [len(content) for _, content in about.folded] == [30]
 
 
 def test_a_baseline_by_feature_knows_the_rate_of_other_queries_alone():
@@ -113,9 +110,10 @@ def test_a_baseline_by_feature_knows_the_rate_of_other_queries_alone():
     query, place = np.repeat(np.arange(count // 4) * 7919, 4), rng.integers(0, 3, count)
     label = (rng.random(count) < np.array([0.1, 0.3, 0.6])[place]).astype(int)
     weight = rng.choice([0.0, 1.0, 2.5], count)
-    metrics = ProgressiveMetrics(["place", "user"])
+    metrics = ProgressiveMetrics(["place", "user", "constraint:mix"])
     # Of values that occur once, a rate that had seen its own row would be perfect.
-    metrics.update(label, np.zeros(count), weight, query, {"place": place, "user": np.arange(count)})
+    slices = {"place": place, "user": np.arange(count), "constraint:mix": place}
+    metrics.update(label, np.zeros(count), weight, query, slices)
     found = {name: float(one.point) for name, one in baseline_loglosses(metrics).items()}
     from ctr.eval.states import query_bucket
 
@@ -128,6 +126,8 @@ def test_a_baseline_by_feature_knows_the_rate_of_other_queries_alone():
     assert found["base rate by place"] == pytest.approx(np.average(losses, weights=weight), rel=1e-9)
     assert found["base rate by user"] == pytest.approx(found["the base rate"], rel=1e-9)
     assert found["base rate by place"] < found["the base rate"]
+    # Slices of a family of bias constraints may be of the run's predictions.
+    assert list(found) == ["the base rate", "base rate by place", "base rate by user"]
 
 
 def test_slices_have_names_and_the_worst_calibrated_one_is_said(runs):
@@ -140,22 +140,18 @@ def test_slices_have_names_and_the_worst_calibrated_one_is_said(runs):
         cells = slices["third" if row["id"] == 3 else f"id {row['id']}"]
         assert cells["AUC"] == ("–" if row["auc"] is None else f"{row['auc']:.3f}")
         if None not in row["calibration_ratio_ci95"]:
-            assert cells["predicted / actual clicks"] == shown(
-                row["calibration_ratio"], *row["calibration_ratio_ci95"]
-            )
+            ratio = row["calibration_ratio"], *row["calibration_ratio_ci95"]
+            assert cells["predicted / actual clicks"] == shown(*ratio)
     columns = ["name", "calibration_ratio", "calibration_ratio_low", "calibration_ratio_high"]
-    table = pd.DataFrame(
-        [["a", 1.3, 1.2, 1.4], ["<b>", 0.5, 0.4, 0.7], ["c", 3.0, 0.9, 9.0]], columns=columns
-    )
+    values = [["a", 1.3, 1.2, 1.4], ["<b>", 0.5, 0.4, 0.7], ["c", 3.0, 0.9, 9.0]]
+    table = pd.DataFrame(values, columns=columns)
     ratio = "predicted / actual clicks 0.50 [0.40, 0.70], it under-predicts by 50.0%"
     assert worst_slice([("city", table)]) == f"The worst calibrated slice is city <b>: {ratio}."
     assert worst_slice([("city", table.tail(1))]).startswith("No slice is miscalibrated for certain")
     # Runs side by side keep the order of the values.
     both = tables_of(section_of(page_of(*runs[:2]), "Slices"))[0]
-    assert both["value"].tolist()[:2] == [next(iter(slices))] * 2 and both["run"].tolist()[:2] == [
-        "lr",
-        "dcn",
-    ]
+    first = next(iter(slices))
+    assert both[["value", "run"]].to_numpy().tolist()[:2] == [[first, "lr"], [first, "dcn"]]
 
 
 def test_days_sum_up_their_windows(rows, tmp_path):
@@ -246,9 +242,8 @@ def test_the_first_sentence_says_what_was_learned(runs):
         (0.99, [None, None], "too little data for an interval"),
         (None, [None, None], "no base rate to compare with"),
     ):
-        text = what_was_learned(
-            {**summary, "normalized_entropy": entropy, "normalized_entropy_ci95": interval}
-        )
+        changed = {"normalized_entropy": entropy, "normalized_entropy_ci95": interval}
+        text = what_was_learned({**summary, **changed})
         assert says in text and "; predicted / actual clicks are" in text and text.count(". ") == 0
 
 
