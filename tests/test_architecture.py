@@ -55,8 +55,8 @@ LINES = {
     "eval": 4749,
     "models": 2063,
     "optim": 7010,
-    "pipelines": 9035,
-    "tests": 54460,
+    "pipelines": 9038,
+    "tests": 54461,
     "tests/api": 285,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
