@@ -99,7 +99,8 @@ def simulate(
 class IngestOptions:
     """Usage of ``ctr ingest FORMAT``."""
 
-    inputs: Annotated[tuple[Path, ...], "INPUT", "files or directories"]
+    # Without any, the rows that are held back are published.
+    inputs: Annotated[tuple[Path, ...], "INPUT", "files or directories"] = ()
     _: KW_ONLY
     out: NewLog
     max_reject_share: Annotated[float, "SHARE", "stop when more of the rows is malformed (0.01)"] = 0.01
