@@ -173,5 +173,4 @@ Text: TypeAlias = str | None
 Texts: TypeAlias = tuple[str, ...]
 Log = Annotated[Path, "LOG", "directory of the log"]
 NewLog = Annotated[Path, "LOG", "output directory of the log"]
-MaxRejectShare = Annotated[float, "SHARE", "stop when more than this share of the rows is malformed (0.01)"]
 BeamOptions = Annotated[str, "OPTIONS", "options of a Beam runner: --beam-options='--runner=FlinkRunner ...'"]

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctr.io.documents import json_number
 
 METRIC_TITLES = {
     "per_query_auc": "PerQueryAUC",
@@ -95,13 +94,6 @@ class Number:
 
     def times(self, factor: float) -> "Number":
         return self.map(lambda one: factor * one)
-
-    def as_record(self) -> dict[str, Any]:
-        """Entries of a JSON file; None where undefined."""
-        value, *ends = (
-            None if one is None else json_number(one) for one in (self.value, self.low, self.high)
-        )
-        return {"value": value, "ci95": ends}
 
 
 def fixed(value: float | None, decimals: int = _DECIMALS, *, signed: bool = False) -> str:

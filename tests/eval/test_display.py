@@ -78,13 +78,11 @@ def test_a_value_has_the_digits_of_its_margin():
     assert with_margin(0.5, math.nan, math.nan) == "0.50000"
 
 
-def test_a_number_is_the_same_in_a_table_in_json_and_in_csv():
+def test_a_number_has_its_interval_in_a_table():
     number = Number(0.625512, 0.613512, 0.637512)
     assert number.whole() == f"{number.text()} {number.bounds()}" == "0.626 [0.614, 0.638]"
     assert number.margin() == "0.626 ± 0.012" and number.times(100).whole(1) == "62.6 [61.4, 63.8]"
-    assert number.as_record() == {"value": 0.625512, "ci95": [0.613512, 0.637512]}
-    undefined = Number(math.nan, math.nan, math.nan)
-    assert undefined.as_record() == {"value": None, "ci95": [None, None]} and undefined.whole() == "–"
+    assert Number(math.nan, math.nan, math.nan).whole() == "–"
     assert (
         Number(0.5, math.nan, math.nan).whole(2, signed=True) == Number(0.5).whole(2, signed=True) == "+0.50"
         and Number(None).text() == "–"
