@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
 METRIC_TITLES = {
     "per_query_auc": "PerQueryAUC",
     "auc": "AUC",
