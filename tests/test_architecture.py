@@ -52,7 +52,7 @@ LINES = {
     "ctr/simulator": 1406,
     "ctr/training": 11583,
     "ctr/workers": 1359,
-    "eval": 4749,
+    "eval": 4751,
     "models": 2063,
     "optim": 7010,
     "pipelines": 9038,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.dates import HOURLY, MINUTELY, MONTHLY, SECONDLY, AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure as Plot
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -365,8 +365,10 @@ def _draw_level(axes: Axes, level: float | None) -> None:
 
 
 def _set_times(axes: Axes) -> None:
-    # With 3 and 6 some interval fits nearly any stretch of time.
     locator = AutoDateLocator(minticks=3, maxticks=6)  # type: ignore[no-untyped-call]
+    # With these some interval fits any stretch of time, such as one of 160 minutes.
+    for unit, interval in ((MONTHLY, 12), (HOURLY, 24), (MINUTELY, 60), (SECONDLY, 60)):
+        locator.intervald[unit].append(interval)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(
         ConciseDateFormatter(locator, formats=_DATES, offset_formats=_DATES_BESIDE)  # type: ignore[no-untyped-call]
