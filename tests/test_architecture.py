@@ -40,7 +40,7 @@ LONGEST_FUNCTION = 120
 LINES = {
     "benchmarks": 3903,
     "benchmarks/studies": 4713,
-    "ctr": 1792,
+    "ctr": 1791,
     "ctr/api": 416,
     "ctr/config": 778,
     "ctr/data": 6969,
@@ -52,11 +52,11 @@ LINES = {
     "ctr/simulator": 1406,
     "ctr/training": 11583,
     "ctr/workers": 1359,
-    "eval": 4751,
+    "eval": 4742,
     "models": 2063,
     "optim": 7010,
     "pipelines": 9038,
-    "tests": 54461,
+    "tests": 54459,
     "tests/api": 285,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
