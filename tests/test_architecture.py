@@ -50,7 +50,7 @@ LINES = {
     "ctr/search": 2400,
     "ctr/serving": 1523,
     "ctr/simulator": 1406,
-    "ctr/training": 11583,
+    "ctr/training": 11585,
     "ctr/workers": 1359,
     "eval": 4742,
     "models": 2063,

@@ -111,7 +111,7 @@ def test_it_is_a_feature_by_itself_and_off_by_one_key(made, run):
     assert 10 < slices["slices"] <= 20 and "query_size" not in plain["calibration_slices"]
     assert main(["report", str(run.folder)]) == 0
     page = (run.folder / "report.html").read_text()
-    assert "<code>query_size</code>" in page
+    assert '<th scope="row">query_size</th>' in page
 
 
 @pytest.mark.slow

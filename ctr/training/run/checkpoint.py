@@ -36,7 +36,6 @@ from ctr.io.files import (
     sync_folder,
     write_atomic,
 )
-from ctr.training.run.position import Position
 from ctr.workers.cluster import WorkerLostError
 from ctr.workers.parts import Part, reshard, reshard_to, shard
 
@@ -295,6 +294,9 @@ def _make_room(folder: Path, needed: int, limit: int | None) -> None:
 
 def newest_position(folder: Path) -> tuple[int, int]:
     """Returns how many rows the newest sound checkpoint has scored, and how many it has learned from; 0 without one."""
+    # Loads pyarrow, without which a finished run is printed.
+    from ctr.training.run.position import Position
+
     state = _newest_sound(folder, _check)
     position = Position() if state is None else Position.from_json(state["position"])
     return position.examples, position.learned
