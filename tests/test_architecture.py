@@ -42,7 +42,7 @@ LINES = {
     "benchmarks/studies": 4713,
     "ctr": 1791,
     "ctr/api": 416,
-    "ctr/config": 778,
+    "ctr/config": 780,
     "ctr/data": 6969,
     "ctr/experiments": 3261,
     "ctr/io": 1897,
