@@ -56,7 +56,7 @@ LINES = {
     "models": 2063,
     "optim": 7010,
     "pipelines": 9038,
-    "tests": 54459,
+    "tests": 54465,
     "tests/api": 285,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

@@ -149,6 +149,12 @@ def test_batches_within_ends_are_those_of_each_part_by_itself(case, part_ends, r
         assert contents(again) == contents(found[done + 1 :])
 
 
+def test_batches_that_grow_reach_a_thousand_rows_long_before_their_share_of_the_rows_has():
+    size = BatchSize(4096, growth=1 / 4096, first=1, origin=9)
+    rows = (46_340, 185_359, 185_360, 370_719, 370_720, 8_388_607, 8_388_608)
+    assert [size.at(9 + before) for before in rows] == [16, 64, 256, 256, 1024, 1024, 2048]
+
+
 def test_a_worked_example():
     rows = make_rows([2, 2, 1, 7, 3, 3], frozenset({1, 4, 15, 16, 17}))
     batches = list(whole_query_batches([rows], batch_rows=5, max_query_rows=7))
