@@ -38,7 +38,6 @@ FAMILY: dict[str, dict[str, Any]] = {
     "shampoo": {},
     "eigenvalue_corrected": {"shampoo": {"method": "eigenvalue_corrected"}},
     "soap": {"shampoo": {"momentum": 0.0, "nesterov": False, **OPTIMIZERS["soap"].options}},
-    "adafactor": {"rule": "adafactor"},
 }
 
 

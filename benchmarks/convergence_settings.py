@@ -25,8 +25,7 @@ class Optimizer:
         title: as tables show it.
         precondition: whether it is one of Shampoo's family; if not, it is the grafted optimizer alone.
         nesterov: whether it has Nesterov momentum.
-        rule: ``optimizer.dense.rule``.
-        options: of that rule.
+        options: of Shampoo.
         accumulator: whether the initial accumulator is one of its options; else it is not tuned.
         start: where the search for its rate begins, as in ``convergence_search.Point``: near the default of the paper
             or the library that it is from.
@@ -36,7 +35,6 @@ class Optimizer:
     title: str
     precondition: bool
     nesterov: bool
-    rule: str = "shampoo"
     options: Mapping[str, Any] = field(default_factory=dict)
     accumulator: bool = True
     start: int = 2
@@ -64,7 +62,6 @@ OPTIMIZERS = {
     "eigenvalue_corrected": Optimizer(
         "Shampoo, eigenvalue-corrected", True, False, options={"method": "eigenvalue_corrected"}
     ),
-    "adafactor": Optimizer("Adafactor", False, False, "adafactor", accumulator=False, start=0),
 }
 BASELINES = ("adagrad", "adagrad_nesterov")
 MAIN = (*BASELINES, "shampoo", "shampoo_nesterov")
@@ -192,12 +189,6 @@ def dense_settings(
         values: ``rate`` and ``accumulator``.
         changes: of Shampoo's options; they count where it preconditions.
     """
-    if optimizer.rule == "adafactor":
-        return {
-            "rule": "adafactor",
-            "learning_rate": values["rate"],
-            "adafactor": dict(optimizer.options),
-        }
     options: dict[str, Any] = {
         "momentum": MOMENTUM if optimizer.nesterov else 0.0,
         "nesterov": optimizer.nesterov,

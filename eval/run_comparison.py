@@ -37,7 +37,6 @@ SEED_NOTE = (
 _FEWEST_WINDOWS = 4
 _TEXT_WIDTH = 110
 _VALUE_WIDTH = 36
-_SEEDS = frozenset({"seed", "model.embedding_seed"})
 _TIMES_NOTE = (
     "Ranges of b / a: of a step from the quartiles of all steps, of examples/s 95% over windows, with reading and "
     "compiling. The runs did not take turns, so that another load on the machine counts."
@@ -264,7 +263,7 @@ def _clipped(text: str) -> str:
 
 def is_seed_alone(configuration: Sequence[Difference]) -> bool:
     """Tells whether what differs between two configurations is the seed, and nothing else."""
-    return bool(configuration) and all(entry.key in _SEEDS for entry in configuration)
+    return bool(configuration) and all(entry.key == "seed" for entry in configuration)
 
 
 def _other_batches(configuration: Sequence[Difference]) -> bool:

@@ -126,9 +126,9 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
     initial = getattr(dense.shampoo.grafting, "initial_accumulator", 0.0)
     plain = DenseOptimizerConfig().shampoo.changed({"grafting": {"initial_accumulator": initial}})
     is_open = dense.preconditioned_from_rows in (None, DenseOptimizerConfig().preconditioned_from_rows)
-    if dense.rule != "shampoo" or dense.shampoo != plain or not is_open:
+    if dense.shampoo != plain or not is_open:
         raise InputError(
-            "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo or Adafactor, whose "
+            "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo, whose "
             "statistics are of all candidates and would move what is masked; allowed with method supernet: "
             "optimizer.dense.shampoo.grafting.initial_accumulator alone"
         )

@@ -16,7 +16,6 @@ from ctr.io.errors import InputError, listed
 from ctr.models.rows import TableLayout
 from ctr.objective.config import MOST_SECONDS, TERMS, ObjectiveConfig
 from ctr.objective.schedules import CONSTANT, RateSchedule, ScheduleKey, parse_schedule
-from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.training.experts.names import has_linear_inside
 from ctr.training.experts.pairs import with_pair_table
 from ctr.training.ids.config import IdsConfig
@@ -92,14 +91,12 @@ class BatchConfig(StrictModel):
 
 
 class EmbeddingOptimizerConfig(StrictModel):
-    """AdaGrad, Adafactor or one-sided Shampoo for embeddings; Newton's steps or AdaGrad for linear weights.
+    """AdaGrad or one-sided Shampoo for embeddings; Newton's steps or AdaGrad for linear weights.
 
     Attributes:
-        rule: how embeddings learn: ``adagrad``, element by element; ``adafactor``, by rows and columns, for which
-            ``learning_rate`` is the largest relative step size; or ``one_sided``, Shampoo with the right side alone and
-            AdaGrad's step sizes, its options at their defaults. The last two need ``linear_rule`` adagrad.
-        adafactor: options of Adafactor, for ``rule`` adafactor.
-        learning_rate: the learning rate of embeddings. Where it is not given, it is 0.01 for ``rule`` adafactor.
+        rule: how embeddings learn: ``adagrad``, element by element; or ``one_sided``, Shampoo with the right side alone
+            and AdaGrad's step sizes, its options at their defaults, which needs ``linear_rule`` adagrad.
+        learning_rate: the learning rate of embeddings.
         initial_accumulator: initial value of AdaGrad's sums of squares of embeddings, on the scale of
             ``gradient``.
         linear_rule: how linear weights learn. ``newton``: by steps on the logistic loss that need no rate, under a
@@ -116,10 +113,9 @@ class EmbeddingOptimizerConfig(StrictModel):
         schedule: how both learning rates change with the examples trained on, as that of ``optimizer.dense``.
     """
 
-    rule: Literal["adagrad", "adafactor", "one_sided"] = "adagrad"
+    rule: Literal["adagrad", "one_sided"] = "adagrad"
     learning_rate: float = Field(default=0.2, ge=0)
     initial_accumulator: float = Field(default=0.1, ge=0)
-    adafactor: RowAdafactorOptions = RowAdafactorOptions()
     linear_rule: Literal["auto", "newton", "adagrad"] = "auto"
     linear_learning_rate: float = Field(default=0.1, ge=0)
     linear_initial_accumulator: float = Field(default=0.1, ge=0)
@@ -132,13 +128,6 @@ class EmbeddingOptimizerConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, content: Any) -> Any:
-        if (
-            isinstance(content, dict)
-            and content.get("rule") == "adafactor"
-            and "learning_rate" not in content
-        ):
-            # As a share of the weights' own size, AdaGrad's rate would be far too large.
-            content = {**content, "learning_rate": 0.01}
         if isinstance(content, dict) and content.get("linear_rule", "auto") == "auto":
             is_old = (
                 content.get("gradient") == "mean"
@@ -168,11 +157,9 @@ class EmbeddingOptimizerConfig(StrictModel):
 
 
 class DenseOptimizerConfig(StrictModel):
-    """How dense weights learn, from the gradient of the mean loss.
+    """How dense weights learn: by Shampoo, from the gradient of the mean loss.
 
     Attributes:
-        rule: ``shampoo``, with its relatives, ``adafactor``, for which ``learning_rate`` is the largest relative step
-            size.
         learning_rate: the learning rate of dense weights.
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
@@ -183,19 +170,16 @@ class DenseOptimizerConfig(StrictModel):
             applies to matrices, not to biases. ``preset`` begins with those of a paper: ``ff`` (FF 4.2), ``pso`` (PSO
             algorithm II) or ``pt`` (PT algorithm 2). Without it they are those of ``ff``, but AdaGrad's sums begin at
             0.001.
-        adafactor: options of Adafactor, for ``rule`` adafactor.
         schedule: how the learning rate changes with the examples trained on: ``constant``, or as ``warmup 10000, cosine
             1000000 to 0.1``: it grows linearly from 0 over 10,000 examples, then falls over 1,000,000 to a tenth. Each
             half may stand alone. ``warmup 10000 power 2`` grows quadratically. Other decays are ``polynomial EXAMPLES
             power P to SHARE`` and ``inverse_sqrt EXAMPLES``: the root of EXAMPLES over the examples trained on so far.
     """
 
-    rule: Literal["shampoo", "adafactor"] = "shampoo"
     learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     preconditioned_from_rows: int | None = Field(default=256, ge=1, le=2**20)
     shampoo: ShampooKey = DEFAULT_SHAMPOO
-    adafactor: AdafactorOptions = AdafactorOptions()
     schedule: ScheduleKey = "constant"
 
 
@@ -235,19 +219,11 @@ class CheckpointConfig(StrictModel):
         every_minutes: a checkpoint is also written after so many minutes without one. It changes no result. Null: by
             examples alone.
         keep: number of checkpoints to keep on disk, the newest ones.
-        disk_limit_gb: maximum size of all checkpoints together, in 10^9 bytes. Fewer than ``keep`` are kept
-            if they would exceed it, but always the newest one. Null: no limit.
     """
 
     every_examples: int = Field(default=1_000_000, ge=1)
     every_minutes: float | None = Field(default=10.0, gt=0)
     keep: int = Field(default=2, ge=1)
-    disk_limit_gb: float | None = Field(default=None, gt=0)
-
-    @property
-    def disk_limit(self) -> int | None:
-        """In bytes."""
-        return None if self.disk_limit_gb is None else int(self.disk_limit_gb * 1e9)
 
 
 class ExportConfig(StrictModel):

@@ -95,7 +95,6 @@ class FactorizedConfig(StrictModel):
         transfer: ``tau``: ``sigmoid`` with a learned scale and bias, or the sigmoid of a learned, increasing
             ``piecewise_linear`` function.
         pieces: the number of pieces of the piecewise linear function.
-        knot_range: the inner knots of that function are evenly spaced over [-knot_range, knot_range].
         ui_features: the features of the UI tower. Null: those with tower ``ui`` in the log's schema.
     """
 
@@ -103,7 +102,6 @@ class FactorizedConfig(StrictModel):
     ui_units: tuple[int, ...] = Field(default=(32,), max_length=_MOST_LAYERS)
     transfer: Literal["sigmoid", "piecewise_linear"] = "sigmoid"
     pieces: int = Field(default=16, ge=2, le=1024)
-    knot_range: float = Field(default=6.0, gt=0, le=1000)
     ui_features: tuple[Name, ...] | None = None
 
     @model_validator(mode="after")
@@ -177,7 +175,6 @@ class ModelConfig(ShortModel):
             than 32 single-valued features, and network alone with ``factorized``.
         prior: the initial predicted click probability.
         init_scale: the standard deviation of new embeddings.
-        embedding_seed: the seed of new embeddings. Null: the seed of the run.
         widths: embedding widths by feature, in place of those in the log's schema; 0: a linear weight only. Features
             with a width in neither have 16, or 8, 4 and 2 with up to 128, 16 and 4 ids; of ids that grow those count
             that the log's first partition has.
@@ -200,7 +197,6 @@ class ModelConfig(ShortModel):
     experts: Literal["auto"] | tuple[ExpertName, ...] = "auto"
     prior: float = Field(default=0.1, gt=0, lt=1)
     init_scale: float = Field(default=0.01, ge=0)
-    embedding_seed: int | None = Field(default=None, ge=0, lt=2**31)
     widths: dict[str, int] = {}
     pooling: dict[str, Pooling] = {}
     query_size: Literal["auto", True, False] = "auto"

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from ctr.models.rows import TableLayout
-from ctr.optim.adafactor.core import DenseAdafactor
 from ctr.optim.protocol import DenseOptimizer
-from ctr.optim.rows.adafactor import RowAdafactor
 from ctr.optim.rows.adagrad import RowAdaGrad
 from ctr.optim.rows.newton import RowNewton
 from ctr.optim.rows.one_sided import RowOneSided
@@ -27,11 +25,7 @@ def dense_optimizer(
         preconditions: whether any batch is large enough for more than its first-order steps.
         workers: who divide its state.
     """
-    if config.rule == "adafactor":
-        return DenseAdafactor(config.adafactor, workers)
-    if config.rule == "shampoo":
-        return DenseShampoo(config.shampoo if preconditions else config.shampoo.graft_alone(), workers)
-    assert_never(config.rule)
+    return DenseShampoo(config.shampoo if preconditions else config.shampoo.graft_alone(), workers)
 
 
 def table_optimizer(
@@ -63,8 +57,6 @@ def table_optimizer(
         of_model = sum(not one.of for layout in layouts for one in layout.features)
         precisions = [len(layout.features) if layout.features[0].of else of_model for layout in layouts]
         return RowNewton(setup, features, precisions)
-    if config.rule == "adafactor":
-        return RowAdafactor(setup, config.adafactor)
     if config.rule == "one_sided":
         return RowOneSided(setup, ShampooOptions(rows="one_sided"))
     if config.rule == "adagrad":

@@ -42,13 +42,9 @@ _CHECKED = (
     "rows_weight_slope/",
     "prior_precision/",
     "forgetting/",
-    "rows_moment/",
-    "rows_linear_accumulator/",
-    "columns_moment/",
     "newton/",
     "experts/",
     "shampoo/tensor",
-    "adafactor/tensor",
     "duals/",
     "slices_seen/",
 )

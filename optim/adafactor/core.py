@@ -15,17 +15,15 @@ step touches all rows this is algorithm 4 to the last digit of arithmetic.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
+from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.first_order.directions import momentum_step
 from ctr.optim.gradients import GradientSteps, RootSource, present_among
-from ctr.optim.protocol import Cost, DenseOptimizer
 from ctr.optim.variables import Create, Variables, create_variable
-from ctr.workers.collectives import ALONE, Workers
 
 
 class RowMoments(NamedTuple):
@@ -37,7 +35,7 @@ class RowMoments(NamedTuple):
     table_steps: tf.Tensor
 
 
-def second_moment_decay(options: RowAdafactorOptions, step: tf.Tensor) -> tf.Tensor:
+def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor:
     """Computes b at a step, a float tensor of any shape, 1 at the first step, where b is 0."""
     if options.beta2 is None:
         return 1.0 - tf.pow(step, tf.constant(-options.decay_power, step.dtype))
@@ -60,20 +58,19 @@ def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor)
 
 
 def row_update(
-    options: RowAdafactorOptions,
+    options: AdafactorOptions,
     moments: RowMoments,
     gradient: tf.Tensor,
     values: tf.Tensor,
     rate: tf.Tensor,
-    owners: Workers = ALONE,
 ) -> tuple[tf.Tensor, RowMoments]:
     """Computes a U / max(1, RMS(U) / d) of touched rows [U, C] of a table, and their moments after this step.
 
-    ``values`` are the rows before it; sums are of all owners' rows. Rows without a gradient are not touched.
+    ``values`` are the rows before it. Rows without a gradient are not touched.
     """
     touched = tf.cast(tf.reduce_any(gradient != 0, axis=1, keepdims=True), gradient.dtype)
     squared = touched * (tf.square(gradient) + options.epsilon1)
-    count, total = owners.all_reduce([tf.reduce_sum(touched), tf.reduce_sum(squared, axis=0)])
+    count, total = tf.reduce_sum(touched), tf.reduce_sum(squared, axis=0)
     steps, table_steps = moments.steps + touched, moments.table_steps + tf.minimum(count, 1.0)
     decay = second_moment_decay(options, tf.maximum(steps, 1.0))
     rows = decay * moments.rows + (1.0 - decay) * _mean(squared, 1)
@@ -84,8 +81,8 @@ def row_update(
     share = tf.math.divide_no_nan(columns, _mean(columns, 0))
     direction = tf.math.divide_no_nan(gradient, tf.sqrt(rows))
     direction = tf.math.divide_no_nan(direction, tf.sqrt(share)[tf.newaxis])
-    size = step_size(options, rate, values, table_steps, touched, owners)
-    update = size * clip(options, direction, touched, owners)
+    size = step_size(options, rate, values, table_steps, touched)
+    update = size * clip(options, direction, touched)
     return update, RowMoments(rows, steps, columns, table_steps)
 
 
@@ -93,9 +90,7 @@ def _mean(values: tf.Tensor, axis: int) -> tf.Tensor:
     return tf.reduce_sum(values, axis=axis, keepdims=True) / max(int(values.shape[axis]), 1)
 
 
-def clip(
-    options: RowAdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
-) -> tf.Tensor:
+def clip(options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None) -> tf.Tensor:
     """Computes U / max(1, RMS(U) / d) (algorithm 4, line 9; section 6), of U of any shape, or of touched rows.
 
     Where second moments fit, RMS(U) is about 1; where they are out of date, it is larger. Clipping gradients does not
@@ -103,36 +98,32 @@ def clip(
     """
     if not options.clipping:
         return update
-    rms = root_mean_square(update, touched, owners)
+    rms = root_mean_square(update, touched)
     return update / tf.maximum(tf.ones_like(rms), rms / options.clipping)
 
 
-def root_mean_square(
-    values: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
-) -> tf.Tensor:
-    """Computes RMS, a scalar; of all owners' touched rows of [U, C] where ``touched`` [U, 1] is given; 0 of nothing."""
+def root_mean_square(values: tf.Tensor, touched: tf.Tensor | None = None) -> tf.Tensor:
+    """Computes RMS, a scalar; of touched rows of [U, C] where ``touched`` [U, 1] is given; 0 of nothing."""
     if touched is None:
         count = tf.cast(tf.size(values), values.dtype)
     else:
         values, count = touched * values, tf.reduce_sum(touched) * float(values.shape[1])
-    total, count = owners.all_reduce([2.0 * tf.nn.l2_loss(values), count])
-    return tf.sqrt(tf.math.divide_no_nan(total, count))
+    return tf.sqrt(tf.math.divide_no_nan(2.0 * tf.nn.l2_loss(values), count))
 
 
 def step_size(
-    options: RowAdafactorOptions,
+    options: AdafactorOptions,
     rate: tf.Tensor,
     weight: tf.Tensor,
     step: tf.Tensor,
     touched: tf.Tensor | None = None,
-    owners: Workers = ALONE,
 ) -> tf.Tensor:
     """Computes a (algorithm 4, line 3; algorithm 6, line 4) for X before the step; ``step`` is a float, 1 at first."""
     if options.inverse_sqrt:
         rate = tf.minimum(rate, tf.math.rsqrt(tf.maximum(step, 1.0)))
     if not options.relative_steps:
         return rate
-    return rate * tf.maximum(root_mean_square(weight, touched, owners), options.epsilon2)
+    return rate * tf.maximum(root_mean_square(weight, touched), options.epsilon2)
 
 
 class AdafactorCore(GradientSteps):
@@ -246,32 +237,3 @@ class AdafactorCore(GradientSteps):
             shape = "x".join(map(str, weight.shape)) or "scalar"
             lines.append(f"{name}  {shape}  Adafactor by {how}, {size} bytes of state")
         return "\n".join(lines)
-
-
-_OPERATIONS = 12  # for each weight: squares, their sums, two divisions, two root mean squares, and the step
-
-
-class DenseAdafactor(DenseOptimizer):
-    """Adafactor over dense weights. Each worker has all of its state."""
-
-    core: AdafactorCore
-
-    def __init__(self, options: AdafactorOptions, workers: Workers = ALONE) -> None:
-        del workers
-        self.options = options
-
-    def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        self.core = AdafactorCore(self.options, list(weights.values()))
-
-    @property
-    def variables(self) -> dict[str, tf.Variable]:
-        return {f"adafactor/{name}": variable for name, variable in self.core.variables.items()}
-
-    def update(
-        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool, preconditions: bool
-    ) -> None:
-        del compiled, preconditions
-        self.core.update(gradients, rate)
-
-    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        return Cost(update=_OPERATIONS * sum(math.prod(shape) for shape in shapes))

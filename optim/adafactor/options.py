@@ -9,8 +9,8 @@ from ctr.optim.option_types import NUMPY, STRICT, Decay, NotNegative, Share, Swi
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class RowAdafactorOptions:
-    """Options that tables of rows have, without the learning rate: the step size rho, or its upper bound.
+class AdafactorOptions:
+    """Options of Adafactor without the learning rate: the step size rho, or its upper bound.
 
     Defaults are those of ADAFACTOR.
 
@@ -24,6 +24,8 @@ class RowAdafactorOptions:
             ``decay_power``; None: that.
         relative_steps: steps are relative to the root mean square of the weight; else the learning rate is absolute.
         inverse_sqrt: the step size at step t is min(rho, 1 / sqrt(t)) (algorithm 6).
+        factored: keep sums by row and by column instead of one number for each element, where there are two dimensions.
+        beta1: decay of the moving average of updates; 0: none (section 4). Of tables that learn by rows there is none.
     """
 
     epsilon1: NotNegative = 1e-30
@@ -33,16 +35,5 @@ class RowAdafactorOptions:
     beta2: Annotated[float, Field(strict=True, gt=0, lt=1), NUMPY] | None = None
     relative_steps: Switch = True
     inverse_sqrt: Switch = True
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class AdafactorOptions(RowAdafactorOptions):
-    """Options of dense weights, and of all weights in Keras; ``beta1`` is not for tables.
-
-    Attributes:
-        factored: keep sums by row and by column instead of one number for each element, where there are two dimensions.
-        beta1: decay of the moving average of updates; 0: none (section 4).
-    """
-
     factored: Switch = True
     beta1: Decay = 0.0

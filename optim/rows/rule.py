@@ -43,7 +43,6 @@ class RowRule(OptionalMembers):
         row_state: names of the state ``STATE/TABLE`` with a row for each row of a table, that goes with it at a warm
             start.
         feature_state: names of the state that has a row for each feature of a table, likewise.
-        table_state: names of the state that a table has by copy, likewise.
         needs_curvature: whether ``update`` needs the curvature and the groups of ``RowGradient``.
         operations: of a step, for each element of a touched row.
     """
@@ -51,7 +50,6 @@ class RowRule(OptionalMembers):
     name = "embeddings"
     row_state: tuple[str, ...] = ()
     feature_state: tuple[str, ...] = ()
-    table_state: tuple[str, ...] = ()
     needs_curvature = False
     operations = 7
 

@@ -70,8 +70,6 @@ def test_the_options_of_shampoo_that_a_file_can_give_are_there_with_the_default(
     momentum = rows["optimizer.dense.shampoo.momentum"]
     assert momentum["default"] == TrainConfig().optimizer.dense.shampoo.momentum == 0.9
     assert momentum["allowed"] == "number, at least 0, below 1"
-    assert "optimizer.dense.adafactor.beta1" in rows
-    assert "optimizer.embeddings.adafactor.beta1" not in rows
 
 
 def test_a_configuration_begins_with_a_preset_and_keeps_all_of_it():

@@ -197,8 +197,8 @@ REFUSED = [
     ({"arms": {"dcn": {"set": {"metrics.slices": ["x"]}}}}, "arms.dcn.set: metrics.slices names x, which is"),
     ({"arms": {"dcn": {"set": {"seed": 2}}}}, "arms.dcn.set.seed: not allowed here: set seeds"),
     (
-        {"arms": {"plain": {}, "dcn": {"set": {"optimizer.dense.rule": "shampoo"}}}},
-        "arms.dcn.set: optimizer.dense.rule changes nothing: the arm dcn would be trained as the baseline is",
+        {"arms": {"plain": {}, "dcn": {"set": {"optimizer.embeddings.rule": "adagrad"}}}},
+        "arms.dcn.set: optimizer.embeddings.rule changes nothing: the arm dcn would be trained as the baseline is",
     ),
     ({"arms": {"a@b": {}}}, "arms.a@b: 'a@b' is not allowed: String should match pattern"),
     ({"arms": {"baseline": {}}}, "arms.baseline: this name is reserved for the arm that the others"),

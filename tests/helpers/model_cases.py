@@ -110,7 +110,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "factorized beside others": {**NETWORK, **ALL, "factorized": FACTORS},
     "factorized ensemble": {
         **NETWORK,
-        "factorized": {**FACTORS, "transfer": "piecewise_linear", "pieces": 5, "knot_range": 2.0},
+        "factorized": {**FACTORS, "transfer": "piecewise_linear", "pieces": 5},
         "ensemble": {"components": 2, "embeddings": "separate"},
     },
 }

@@ -41,7 +41,6 @@ CONFIG: dict[str, Any] = merged(
 )
 # A change that changes nothing that is learned.
 HARMLESS = {"metrics": {"window_examples": 100}}
-ADAFACTOR = {"rule": "adafactor", "linear_rule": "adagrad", "learning_rate": 0.01}
 
 
 def config_of(*changes: dict[str, Any]) -> TrainConfig:

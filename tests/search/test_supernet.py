@@ -169,7 +169,6 @@ def test_rejection_ends_below_the_target(log, tmp_path):
 def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path):
     for changes, words in (
         ({"optimizer": {"dense": {"shampoo": {"block_size": 64}}}}, "AdaGrad, not by Shampoo"),
-        ({"optimizer": {"dense": {"rule": "adafactor"}}}, "AdaGrad, not by Shampoo"),
         ({"optimizer": {"dense": {"preconditioned_from_rows": 8}}}, "AdaGrad, not by Shampoo"),
         ({"optimizer": {"embeddings": {"rule": "one_sided"}}}, "embeddings.rule is one_sided"),
         ({"model": {"ensemble": {"components": 2}}}, "ensemble.components"),

@@ -14,7 +14,7 @@ import fault_points
 import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml
-from ctr.io.errors import InputError, exit_status, one_line
+from ctr.io.errors import one_line
 from ctr.training.loop import train
 from ctr.training.run.disk_errors import written_by_tensorflow
 from ctr.training.run.run import Run
@@ -101,30 +101,6 @@ def test_a_last_write_that_fails_is_not_lost(log, tmp_path):
         assert not (log / "sidecars" / "teacher").exists()
     train(log, config, run)
     assert (run / "summary.json").exists()
-
-
-@pytest.mark.slow
-def test_checkpoints_keep_to_their_limit(log, whole, tmp_path):
-    size = max(path.stat().st_size for path in whole.glob("checkpoints/*/arrays.npz"))
-
-    def limited(share: float, folder: str) -> dict[str, Any]:
-        checkpoint = {"every_examples": 150, "keep": 3, "disk_limit_gb": share * size / 1e9}
-        return train(
-            log, make_config({**CHANGES, "checkpoint": checkpoint}, logistic=True), tmp_path / folder
-        )
-
-    limited(2.1, "two")
-    assert len(list(tmp_path.glob("two/checkpoints/*"))) == 2
-    limited(3.1, "three")
-    assert len(list(tmp_path.glob("three/checkpoints/*"))) == 3
-    with pytest.raises(InputError, match=r"takes \d+ bytes, beside the \d+ .*disk_limit_gb allows \d+"):
-        limited(1.5, "one")
-    assert len(list(tmp_path.glob("one/checkpoints/*"))) == 1
-    with pytest.raises(
-        InputError, match=r"the next checkpoint takes \d+ bytes; checkpoint.disk_limit_gb"
-    ) as caught:
-        limited(0.5, "none")
-    assert exit_status(caught.value) == 1
 
 
 def test_a_disk_without_room_for_a_checkpoint_may_pass(log, tmp_path, monkeypatch, capsys):

@@ -49,8 +49,7 @@ def test_what_does_not_go_together_or_with_the_log_is_refused(model, words):
     ("changes", "words"),
     [
         ({"objective": {"anti_distillation": {}}}, "model.ensemble.components of at least 2"),
-        ({"optimizer": {"dense": {"rule": "adam"}}}, "'shampoo' or 'adafactor'"),
-        ({"optimizer": {"dense": {"adafactor": {"clipping": -1}}}}, "clipping: -1 is not allowed"),
+        ({"optimizer": {"embeddings": {"rule": "adam"}}}, "'adagrad' or 'one_sided'"),
     ],
 )
 def test_what_the_model_does_not_allow_elsewhere_is_refused(changes, words):

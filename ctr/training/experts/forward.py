@@ -129,7 +129,7 @@ def make_experts(
     names, factors, plugin = expert_names(config.model), None, config.model.plugin
     if factorized is not None:
         pieces = factorized.pieces if factorized.transfer == "piecewise_linear" else 0
-        factors = Factors(factorized.width, factorized.ui_units, pieces, factorized.knot_range)
+        factors = Factors(factorized.width, factorized.ui_units, pieces, reach=6.0)
     has_layers = NETWORK in names
     network = Architecture(
         cross_layers=model.crosses.layers if has_layers and plugin is None else 0,

@@ -208,16 +208,14 @@ def save(
     arrays: Mapping[str, np.ndarray],
     state: Mapping[str, Any],
     keep: int,
-    limit: int | None = None,
     share: Share | None = None,
 ) -> None:
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
 
-    Args:
-        limit: bytes that all checkpoints may take together, this one included: older ones than the newest make room.
-        share: of several workers, what this one writes of it, after the first one has called ``begin``.
+    ``share`` is of several workers what this one writes of it, after the first one has called ``begin``. Older
+    checkpoints than the newest make room for it on a disk that is full.
 
-    Raises InputError: there is not so much room, and nothing was deleted for it.
+    Raises PassingError: there is not so much room, and nothing was deleted for it.
     """
     final = folder / f"{examples:020d}"
     partial = folder / f"{final.name}{PARTIAL}"
@@ -228,7 +226,7 @@ def save(
         make_folder(folder)
         _remove_leftovers(folder)
     nbytes = sum(array.nbytes for array in arrays.values()) if share is None else share.nbytes
-    _make_room(folder, nbytes, limit)
+    _make_room(folder, nbytes)
     if share is None:
         partial.mkdir()
     digest = write_arrays(partial / ARRAYS, arrays)
@@ -270,24 +268,19 @@ def clean_up(folder: Path, keep: int) -> None:
             delete_version(damaged)
 
 
-def _make_room(folder: Path, needed: int, limit: int | None) -> None:
+def _make_room(folder: Path, needed: int) -> None:
     """Deletes the oldest checkpoints, but the newest one, until another one fits."""
     complete = _complete_checkpoints(folder)
     sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in complete}
-    taken, free = sum(sizes.values()), shutil.disk_usage(folder).free
+    free = shutil.disk_usage(folder).free
     given_up = []
     for old in [*complete[:-1], None]:
-        if needed <= free and (limit is None or taken + needed <= limit):
+        if needed <= free:
             break
         if old is None:
-            kind: type[InputError] = PassingError
-            room = f"{free} are free"
-            if limit is not None and taken + needed > limit:
-                kind, room = InputError, f"checkpoint.disk_limit_gb allows {limit}"
-            kept = f", beside the {taken} of what has to stay" if complete else ""
-            raise kind(f"{folder}: the next checkpoint takes {needed} bytes{kept}; {room}")
+            raise PassingError(f"{folder}: the next checkpoint takes {needed} bytes; {free} are free")
         given_up.append(old)
-        taken, free = taken - sizes[old], free + sizes[old]
+        free += sizes[old]
     for old in given_up:
         delete_version(old)
 

@@ -212,7 +212,7 @@ class RunFiles:
             self.rejects.sync()
             folder, kept = self._checkpoints, self._config.checkpoint
             shared = None if share is None else share._replace(is_leaving=self._closing.is_set)
-            checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, shared)
+            checkpoint.save(folder, examples, arrays, state, kept.keep, shared)
 
         self.background.submit(write)
 

@@ -110,8 +110,6 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
 def dense_optimizer_text(config: TrainConfig, report: Mapping[str, Any]) -> str:
     """Says what dense weights have learned by; ``report`` as of ``DenseOptimizer``."""
     dense = config.optimizer.dense
-    if dense.rule == "adafactor":
-        return "Adafactor"
     options, least, steps = dense.shampoo, dense.preconditioned_from_rows, report["steps"]
     graft = type(options.grafting).__name__
     if least is None or not config.model.has_network:

@@ -67,8 +67,7 @@ class EmbeddingTables:
     def __init__(self, layouts: tuple[TableLayout, ...], config: TrainConfig, group: Workers = ALONE) -> None:
         self.layouts, self._group = layouts, group
         self._init_scale = config.model.init_scale
-        own_seed = config.model.embedding_seed
-        self._seed = config.seed if own_seed is None else own_seed
+        self._seed = config.seed
         most = [most_rows(config, layout) for layout in layouts]
         from_bytes = config.workers.divided_from_mb * 1e6
         self._owners = [

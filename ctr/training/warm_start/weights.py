@@ -72,7 +72,6 @@ class Side:
             "embeddings": tower_columns(own, model.factorized is not None),
             "model.experts": has_linear_inside(model),
             "model.network": model.network,
-            "model.factorized.knot_range": model.factorized and model.factorized.knot_range,
         }
 
 
@@ -160,8 +159,6 @@ def _take_rows(
         for group in () if differing else optimizer.feature_state:
             number, old_number = layout.features.index(feature), old_layout.features.index(old_feature)
             arrays[f"{group}/{layout.name}"][number] = old_arrays[f"{group}/{old_layout.name}"][old_number]
-        for group in () if differing else optimizer.table_state:
-            arrays[f"{group}/{layout.name}"][...] = old_arrays[f"{group}/{old_layout.name}"]
     left = (name for name, (*_, one) in old_features.items() if name not in features and not one.of)
     lines += [Line("feature", name, "left", "") for name in left]
     return [*lines, Line("optimizer", "embeddings", "fresh" if differing else "taken", "; ".join(differing))]

@@ -7,9 +7,6 @@ import tensorflow as tf
 from ctr.optim.adafactor.core import AdafactorCore
 from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.option_types import make_options
-from ctr.optim.protocol import RowGradient
-from ctr.optim.rows.adafactor import RowAdafactor
-from ctr.optim.rows.rule import RowSetup
 
 SHAPES = [(6, 4), (5,), (2, 3, 4), (), (7, 1)]
 RATE = 0.05
@@ -148,9 +145,10 @@ def row_history(rows, width, steps=30, seed=2):
     return found
 
 
+@pytest.mark.parametrize("changed", [{}, {"decay_power": 1.0}, {"beta2": 0.9}])
 @pytest.mark.parametrize("jit", [None, pytest.param(True, marks=pytest.mark.slow)])
-def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit):
-    options, start = AdafactorOptions(epsilon1=1e-4), np.random.default_rng(5).normal(size=(9, 4))
+def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit, changed):
+    options, start = AdafactorOptions(epsilon1=1e-4, **changed), np.random.default_rng(5).normal(size=(9, 4))
     core = AdafactorCore(options, [tf.Variable(start)], tables=[0])
     update = core.update if jit is None else tf.function(core.update, jit_compile=jit)
     history = row_history(9, 4)
@@ -164,42 +162,6 @@ def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit):
         )
     expected = replay_rows(options, start, history, RATE)
     np.testing.assert_allclose(core.weights[0].numpy(), expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("changed", [{}, {"decay_power": 1.0}, {"beta2": 0.9}])
-def test_the_trainers_tables_learn_in_the_same_way_beside_their_linear_weights(changed):
-    options, copies, width = AdafactorOptions(**changed), 2, 3
-    start = np.random.default_rng(5).normal(size=(9, copies * (width + 1))).astype(np.float32)
-    rates = np.tile(np.float32([RATE] * width + [0.3]), copies)
-    optimizer = RowAdafactor(RowSetup([rates], [np.full(8, 0.1, np.float32)], copies), options)
-    # Ids that grow append rows.
-    table = tf.Variable(start, shape=[None, 8])
-    optimizer.build({"user": table})
-    history = row_history(9, copies * (width + 1))
-    for ids, gradient in history:
-        rows = tf.constant(
-            np.append(ids, 8 if 8 not in ids else next(i for i in range(9) if i not in ids)), tf.int32
-        )
-        values = tf.gather(table, rows)
-        padded = tf.constant(np.append(gradient, np.zeros((1, 8)), axis=0), tf.float32)
-        one = RowGradient(rows, values, optimizer.read([rows])[0], padded)
-        optimizer.update([one], tf.constant(1.0), False)
-    for copy in range(copies):
-        part = slice(copy * 4, copy * 4 + 3)
-        own = [(ids, gradient[:, part]) for ids, gradient in history]
-        expected = replay_rows(options, start[:, part], own, RATE)
-        np.testing.assert_allclose(table.numpy()[:, part], expected, rtol=1e-4, atol=1e-5)
-        linear, sums = start[:, copy * 4 + 3].astype(np.float64), np.full(9, 0.1)
-        for ids, gradient in history:
-            sums[ids] += gradient[:, copy * 4 + 3] ** 2
-            linear[ids] -= 0.3 * gradient[:, copy * 4 + 3] / np.sqrt(sums[ids])
-        np.testing.assert_allclose(table.numpy()[:, copy * 4 + 3], linear, rtol=1e-4, atol=1e-5)
-    optimizer.grow(0, 12)
-    optimizer.reset_rows(0, np.array([1, 2]))
-    kept = optimizer.variables
-    assert kept["rows_moment/user"].numpy()[1:3].tolist() == [[0, 0], [0, 0]]
-    assert tf.shape(kept["rows_touched/user"])[0] == 12
-    assert set(optimizer.row_state) == {name.partition("/")[0] for name in kept if name.startswith("rows_")}
 
 
 def test_options_and_gradients_that_are_refused():

@@ -5,11 +5,12 @@ import logging
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, PassingError
 from ctr.training.run import checkpoint
 from ctr.training.run.checkpoint import (
     Share,
@@ -142,16 +143,21 @@ def test_a_damaged_one_is_told_and_the_one_before_it_taken(tmp_path, damage, cap
     assert [int(path.name) for path in sorted(tmp_path.iterdir()) if path.name.isdecimal()] == [5, 9]
 
 
-def test_older_ones_make_room_but_not_the_newest(tmp_path):
+def test_older_ones_make_room_but_not_the_newest(tmp_path, monkeypatch):
     content, size = {"position": 0, "parts": ["x"]}, sum(array.nbytes for array in ARRAYS.values())
     for position in (5, 9, 20):
         save(tmp_path, position, ARRAYS, content, keep=3)
     taken = sum(path.stat().st_size for path in path_of(tmp_path, 20).glob("*"))
-    with pytest.raises(InputError, match=rf"takes {size} bytes, beside the \d+ of what has to stay"):
-        save(tmp_path, 40, ARRAYS, content, keep=3, limit=taken)
+
+    def save_with(free: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+        save(tmp_path, 40, ARRAYS, content, keep=4)
+
+    with pytest.raises(PassingError, match=rf"takes {size} bytes; "):
+        save_with(size - 2 * taken - 1)
     assert positions(tmp_path) == [5, 9, 20]
-    save(tmp_path, 40, ARRAYS, content, keep=3, limit=taken + size)
-    assert positions(tmp_path) == [20, 40]
+    save_with(size - 1)
+    assert positions(tmp_path) == [9, 20, 40]
 
 
 def test_the_position_of_the_newest_sound_one_is_read_alone(tmp_path):

@@ -21,7 +21,6 @@ from growing_logs import read_predictions
 from killed_run import run_killed
 from small_runs import draw_examples, labeled
 from warm_starts import (
-    ADAFACTOR,
     END,
     HALF,
     HARMLESS,
@@ -197,21 +196,6 @@ def test_constraint_logs_go_on_where_they_stood(half, whole, tmp_path):
     warm_start(whole, config_of(renamed), tmp_path / "renamed", InitFrom(tmp_path / "old"))
     found = read_warm_start(tmp_path / "renamed")["begins_at"]["constraint_logs"]["other"]
     assert found == begins["exposure"]
-
-
-@pytest.mark.soak
-def test_adafactors_moments_of_rows_go_with_those_of_their_columns(half, whole, tmp_path):
-    config = config_of({"optimizer": {"embeddings": ADAFACTOR}})
-    train(half, config, tmp_path / "old")
-    found, before = begun(tmp_path / "old", whole, config, tmp_path / "run"), weights(tmp_path / "old")
-    names = [name for name in before if name.startswith(("rows_", "columns_moment/", "table_steps/"))]
-    assert len({name.partition("/")[0] for name in names}) == 5
-    for name in names:
-        assert before[name].any(), name
-        # Ids may have other slots.
-        now, then = (np.sort(one[name], axis=0) if one[name].ndim else one[name] for one in (found, before))
-        np.testing.assert_array_equal(now, then)
-    assert table_of(tmp_path / "run", "feature")["user"] == TAKEN
 
 
 @pytest.mark.soak
