@@ -27,7 +27,7 @@ from ctr.training.device import has_few_shapes
 from ctr.training.experts.pairs import ids_of
 from ctr.training.ids.id_map import Learned, Occupants, find_slots, id_arrays, make_id_map, named_arrays
 from ctr.training.optimizers import table_optimizer
-from ctr.training.shapes import most_rows
+from ctr.training.sizes import most_rows
 from ctr.training.tables.batch_plans import BatchPlans
 from ctr.training.tables.plan import PendingIds, TablePlan
 from ctr.workers.collectives import ALONE, Workers
