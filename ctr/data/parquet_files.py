@@ -3,8 +3,6 @@
 import hashlib
 import io
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -57,7 +55,9 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
 
     Raises InputError: it is missing, has other bytes, or a column has more than ``MOST_VALUES`` values.
     """
-    _check_is_file(path)
+    # A pipe or a device would never end.
+    if not path.is_file():
+        raise InputError(f"{path}: the file is missing, though a manifest names it")
     try:
         found = path.stat().st_size
         content = path.read_bytes() if found == size else b""
@@ -70,42 +70,10 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
             f"{path}: damaged: its {found} bytes do not have the SHA-256 that the manifest records "
             f"({size} bytes, {sha256[:16]}...)"
         )
-    with _open(path, pa.BufferReader(content)) as file:
-        return file.read()
-
-
-def read_columns(
-    path: Path, columns: Sequence[str], content: pa.Buffer | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Reads columns of a Parquet file in batches, verifying its page checksums alone. Raises InputError.
-
-    ``content``: what is read instead of the file at ``path``.
-    """
-    _check_is_file(path)
-    with _open(path, path if content is None else pa.BufferReader(content)) as file:
-        log.info("reading %s of %s", ", ".join(columns), path)
-        lacking = [name for name in columns if name not in file.schema_arrow.names]
-        if lacking:
-            raise InputError(f"{path}: has no column {lacking[0]}")
-        for batch in file.iter_batches(columns=list(columns)):
-            for name in columns:
-                if batch.column(name).null_count:
-                    raise InputError(f"{path}: the column {name} has nulls")
-            yield batch.select(list(columns))
-
-
-def _check_is_file(path: Path) -> None:
-    # A pipe or a device would never end.
-    if not path.is_file():
-        raise InputError(f"{path}: the file is missing, though a manifest names it")
-
-
-@contextmanager
-def _open(path: Path, source: Path | pa.BufferReader) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(source, page_checksum_verification=True) as file:
+        with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             _check_size(path, file.metadata)
-            yield file
+            return file.read()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path}: not a Parquet file that can be read: {one_line(error)[:300]}") from None
 
