@@ -10,7 +10,6 @@ has the smallest. A feature with more than ``MOST_VALUES`` different values in a
 for features that a history names: ``ctr history`` writes all of their values.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ import pyarrow.compute as pc
 
 from ctr.data.features import AnyFeature, Category, Cross, Number, Text, is_multivalent
 from ctr.data.log import Manifest, ValuesEntry, read_manifests, read_schema
-from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
+from ctr.data.parquet_files import read_verified_parquet, write_parquet
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.shards import id_matrix, shard_schema, stage_partition
 from ctr.data.value_arrays import numbers_of_ids
-from ctr.io.files import file_sha256, write_atomic_bytes
 
 FOLDER = "values"
 MOST_VALUES = 10_000
@@ -108,13 +106,8 @@ def stage_with_values(
     values = value_dictionary(schema, kept, rows) if kept else _DICTIONARY.empty_table()
     if not values.num_rows:
         return manifest
-    content = parquet_bytes(values)
-    digest = hashlib.sha256(content).hexdigest()
-    entry = ValuesEntry(bytes=len(content), sha256=digest)
-    path = values_path(log, manifest.name, entry)
-    if not path.exists() or file_sha256(path) != digest:
-        write_atomic_bytes(path, content)
-    return manifest.model_copy(update={"values": entry})
+    _, size, digest = write_parquet(log / FOLDER, manifest.name, values)
+    return manifest.model_copy(update={"values": ValuesEntry(bytes=size, sha256=digest)})
 
 
 def values_path(log: Path, partition: str, entry: ValuesEntry) -> Path:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.io.errors import InputError, one_line
+from ctr.io.files import file_sha256, write_atomic_bytes
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,21 @@ def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
         store_schema=False,
     )
     return sink.getvalue()
+
+
+def write_parquet(
+    folder: Path, stem: str, table: pa.Table, are_ids_small: bool = True
+) -> tuple[str, int, str]:
+    """Writes a table as STEM-HASH.parquet unless it is there; returns the file's name, its bytes and SHA-256.
+
+    Of two publishers of different content none overwrites the other's file.
+    """
+    content = parquet_bytes(table, are_ids_small)
+    digest = hashlib.sha256(content).hexdigest()
+    path = folder / f"{stem}-{digest[:16]}.parquet"
+    if not path.exists() or file_sha256(path) != digest:
+        write_atomic_bytes(path, content)
+    return path.name, len(content), digest
 
 
 def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:

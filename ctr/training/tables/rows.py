@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ctr.models.embeddings import sum_by_position
 from ctr.models.rows import TableLayout
-from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.collectives import ALONE, Workers, gather_divided
 from ctr.workers.row_variables import read_rows
 
 Plan = dict[str, tf.Tensor]
@@ -165,19 +165,12 @@ class Divided:
     def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:
         if not self.divided[table]:
             return variable
-        group, columns = self._group, variable.shape[1]
-        values = np.zeros((rows if group.is_chief else 0, columns), np.float32)
-        most, piece = len(range(0, rows, group.size)), _PIECE // group.size
-        for begin in range(0, most, piece):
-            end = min(begin + piece, most)
-            part = np.zeros((end - begin, columns), np.float32)
-            held = range(begin, min(end, self.count(table, rows)))
-            part[: len(held)] = read_rows(variable, held.start, held.stop)
-            parts = group.gather_array(part)
-            if group.is_chief:
-                together = parts.transpose(1, 0, 2).reshape(-1, columns)
-                values[begin * group.size : end * group.size] = together[: rows - begin * group.size]
-        shape = [None if variable.shape[0] is None else len(values), columns]
+
+        def read(part: slice) -> np.ndarray:
+            return read_rows(variable, part.start, part.stop)
+
+        values = gather_divided(self._group, read, rows, _PIECE // self._group.size)
+        shape = [None if variable.shape[0] is None else len(values), variable.shape[1]]
         return tf.Variable(values, name=variable.name.partition(":")[0], shape=shape)
 
 
