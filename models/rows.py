@@ -241,11 +241,3 @@ def check_table(table: np.ndarray, layout: TableLayout) -> None:
     rows, columns = table.shape
     if columns != layout.columns or rows < layout.rows or (rows > layout.rows and not layout.growing):
         raise ValueError(f"table {layout.name} has the shape {list(table.shape)}")
-
-
-def padded_size(size: int, smallest: int = 64) -> int:
-    """Returns a capacity for ``size`` entries: one of few, at most a quarter of it empty beyond ``smallest``."""
-    if size <= smallest:
-        return smallest
-    step = 1 << max(0, int(size - 1).bit_length() - 3)
-    return -(-size // step) * step

@@ -1,34 +1,32 @@
 """Summary of a log: rows, clicks and times, features with their ids, gaps, and sidecars.
 
-Partitions are counted by their manifests, everything else in one pass over some columns of the shards (their page
-checksums are verified, the SHA-256 of whole files is not). Memory does not grow with the log.
+Partitions are counted by their manifests, everything else in one pass over the shards. Memory does not grow with the
+log.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from ctr.data.id_counts import make_counts
+from ctr.data.id_counts import IdCounts
 from ctr.data.kept_values import has_raw_values, read_values, value_of_id
 from ctr.data.log import Manifest, partitions_in, read_manifests, read_schema
-from ctr.data.parquet_files import IDS_COLUMN, read_columns
-from ctr.data.reader import rows_beyond
+from ctr.data.reader import Rows, join_rows, read_rows
 from ctr.data.sample_log import RECORD, applied_samplings
-from ctr.data.schema import MISSING_ID, Schema, id_bounds
-from ctr.data.shards import id_matrix
+from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
 from ctr.io.errors import InputError
 
 TOP_IDS = 5
 _MOST_PERIODS = 48
 _PAUSES = 3
+_AT_ONCE = 2**20
 _SECOND = 1_000_000
 _PERIODS = [seconds * _SECOND for seconds in (1, 60, 300, 900, 3600, 6 * 3600, 86400, 7 * 86400, 28 * 86400)]
 
@@ -113,7 +111,9 @@ class LogSummary:
     clicks: int
     bytes: int
     shards: int
-    faulty_rows: int  # with another label than 0 and 1, or another id; they are not in what follows
+    faulty_rows: (
+        int  # with a label, a weight or an id that is none (``ctr.data.reader.FAULTS``); not in what follows
+    )
     first: int | None
     last: int | None
     max_query_rows: int
@@ -145,11 +145,15 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
     first = min((entry.first_query_time for entry in shards), default=None)
     last = max((entry.last_query_time for entry in shards), default=None)
     found = _Pass(schema, first or 0, last or 0)
-    for entry in shards:
-        for batch in read_columns(log / "shards" / entry.file, found.columns):
-            found.add(batch)
-            progress(batch.num_rows)
-    found.end_query()
+    waiting: list[Rows] = []
+    for rows in read_rows(log, schema, manifests):
+        waiting.append(rows)
+        progress(len(rows))
+        if sum(map(len, waiting)) >= _AT_ONCE:
+            found.add(join_rows(waiting))
+            waiting = []
+    if waiting:
+        found.add(join_rows(waiting))
     partitions = tuple(_partition(manifest) for manifest in manifests)
     counters: Counter[str] = Counter()
     for manifest in manifests:
@@ -170,7 +174,7 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
         weighted_click_rate=found.clicked_weight / found.weight if found.weight else None,
         period=found.period,
         over_time=found.over_time() if shards else (),
-        pauses=found.pauses(),
+        pauses=tuple(found.pauses),
         partitions=partitions,
         gaps=tuple(Span(a.end, b.start) for a, b in pairwise(partitions) if b.start > a.end),
         features=_with_values(log, tuple(found.summaries())),
@@ -208,144 +212,100 @@ def _sidecars(log: Path, manifests: Sequence[Manifest]) -> Iterator[Sidecar]:
         yield Sidecar(name, columns, len(parts), sum(part.rows for part in parts), (folder / RECORD).exists())
 
 
+@dataclass
+class _Values:
+    """What the rows have of a feature."""
+
+    counts: IdCounts = field(default_factory=IdCounts)
+    values: int = 0
+    missing: int = 0  # rows without a value
+    full: int = 0  # rows with ``max_values``
+
+    def add(self, ids: np.ndarray, clicked: np.ndarray) -> None:
+        there = ids != MISSING_ID
+        self.values += int(np.count_nonzero(there))
+        self.counts.add(ids[there], clicked[there])
+
+
 class _Pass:
     def __init__(self, schema: Schema, first: int, last: int) -> None:
         self._schema = schema
-        self._names = (*schema.single_valued, *schema.multivalent)
-        packed = (IDS_COLUMN,) if schema.single_valued else ()
-        self.columns = ("query_time", "query_id", "label", "metric_weight", *packed, *schema.multivalent)
-        self._counts = dict(zip(self._names, make_counts(id_bounds(schema, self._names)), strict=True))
-        self._missing = dict.fromkeys(self._names, 0)
-        self._values = dict.fromkeys(self._names, 0)
-        self._full = dict.fromkeys(schema.multivalent, 0)
+        self._values = {feature.name: _Values() for feature in schema.features}
         self.period = next((p for p in _PERIODS if (last - first) // p < _MOST_PERIODS), 0)
         self.period = self.period or -(-(last - first + 1) // _MOST_PERIODS)
         self._start = first // self.period * self.period
-        periods = (last - self._start) // self.period + 1
-        self._period_rows = np.zeros(periods, np.int64)
-        self._period_clicks = np.zeros(periods, np.int64)
+        self._periods = np.zeros((2, (last - self._start) // self.period + 1), np.int64)  # rows and clicks
         self.rows = self.faulty = self.max_query_rows = self.ranked_queries = 0
         self.weight = self.clicked_weight = 0.0
-        self._pauses: list[tuple[int, int]] = []  # (start, end)
-        self._query: tuple[int, int, int, int] | None = None  # time, id, rows, clicks of the last query
+        self.pauses: list[Span] = []
+        self._last_time = np.zeros(0, np.int64)
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        label = batch.column("label").to_numpy()
-        matrix = id_matrix(batch, self._schema)
-        lists = {name: _lists(batch.column(name)) for name in self._schema.multivalent}
-        good = (label == 0) | (label == 1)
-        good &= ~rows_beyond(matrix, id_bounds(self._schema, self._schema.single_valued))
-        for name, (values, lengths) in lists.items():
-            wrong = rows_beyond(values[:, np.newaxis], id_bounds(self._schema, [name]))
-            good[np.repeat(np.arange(len(label)), lengths)[wrong]] = False
-        time = batch.column("query_time").to_numpy()
-        query = batch.column("query_id").to_numpy()
-        weight = batch.column("metric_weight").to_numpy().astype(np.float64)
-        if not good.all():
-            self.faulty += int(np.count_nonzero(~good))
-            for name, (values, lengths) in lists.items():
-                lists[name] = values[np.repeat(good, lengths)], lengths[good]
-            label, matrix, time, query, weight = (x[good] for x in (label, matrix, time, query, weight))
-        if not len(label):
+    def add(self, every: Rows) -> None:
+        """Adds rows of whole queries."""
+        rows = every.keep(every.fault == 0)
+        self.faulty += len(every) - len(rows)
+        if not len(rows):
             return
-        clicked = label == 1
-        self.rows += len(label)
+        clicked, weight = rows.label == 1, rows.metric_weight.astype(np.float64)
+        self.rows += len(rows)
         self.weight += float(weight.sum())
         self.clicked_weight += float(weight[clicked].sum())
-        places = np.clip((time - self._start) // self.period, 0, len(self._period_rows) - 1)
-        self._period_rows += np.bincount(places, minlength=len(self._period_rows))
-        self._period_clicks += np.bincount(places[clicked], minlength=len(self._period_rows))
-        self._add_queries(time, query, clicked)
+        places = np.clip((rows.query_time - self._start) // self.period, 0, self._periods.shape[1] - 1)
+        for counts, counted in zip(self._periods, (places, places[clicked]), strict=True):
+            counts += np.bincount(counted, minlength=len(counts))
+        self._add_queries(rows, clicked)
         for column, name in enumerate(self._schema.single_valued):
-            self._add_ids(name, matrix[:, column], clicked)
-        for name, (values, lengths) in lists.items():
-            self._missing[name] += int(np.count_nonzero(lengths == 0))
-            most = getattr(self._schema.by_name[name], "max_values", None)
-            if most is not None:
-                self._full[name] += int(np.count_nonzero(lengths >= most))
-            self._add_ids(name, values, np.repeat(clicked, lengths))
+            self._values[name].add(rows.ids[:, column], clicked)
+            self._values[name].missing += int(np.count_nonzero(rows.ids[:, column] == MISSING_ID))
+        for name, (ids, offsets) in rows.multivalent.items():
+            lengths, most = np.diff(offsets), getattr(self._schema.by_name[name], "max_values", math.inf)
+            self._values[name].add(ids, np.repeat(clicked, lengths))
+            self._values[name].missing += int(np.count_nonzero(lengths == 0))
+            self._values[name].full += int(np.count_nonzero(lengths >= most))
 
-    def _add_ids(self, name: str, ids: np.ndarray, clicked: np.ndarray) -> None:
-        there = ids != MISSING_ID
-        if not there.all():
-            if name not in self._full:
-                self._missing[name] += int(np.count_nonzero(~there))
-            ids, clicked = ids[there], clicked[there]
-        self._values[name] += len(ids)
-        self._counts[name].add(ids, clicked)
-
-    def _add_queries(self, time: np.ndarray, query: np.ndarray, clicked: np.ndarray) -> None:
-        new = (time[1:] != time[:-1]) | (query[1:] != query[:-1])
-        begins = np.concatenate([[0], np.flatnonzero(new) + 1])
-        sizes = np.diff(np.append(begins, len(time)))
-        clicks = np.add.reduceat(clicked.astype(np.int64), begins)
-        times = time[begins]
-        if self._query is not None:
-            before = self._query
-            if (before[0], before[1]) == (int(time[0]), int(query[0])):
-                sizes[0] += before[2]
-                clicks[0] += before[3]
-            else:
-                self.end_query()
-                times = np.concatenate([[before[0]], times])
-        ended = slice(0, len(sizes) - 1)
+    def _add_queries(self, rows: Rows, clicked: np.ndarray) -> None:
+        begins = rows.query_begins()
+        sizes, clicks = np.diff(begins, append=len(rows)), np.add.reduceat(clicked.astype(np.int64), begins)
         self.max_query_rows = max(self.max_query_rows, int(sizes.max()))
-        self.ranked_queries += int(np.count_nonzero((clicks[ended] > 0) & (clicks[ended] < sizes[ended])))
-        self._query = int(time[-1]), int(query[-1]), int(sizes[-1]), int(clicks[-1])
+        self.ranked_queries += int(np.count_nonzero((clicks > 0) & (clicks < sizes)))
+        times = np.concatenate([self._last_time, rows.query_time[begins]])
+        self._last_time = times[-1:]
         steps = np.diff(times)
-        shortest = self._pauses[-1][1] - self._pauses[-1][0] if len(self._pauses) == _PAUSES else 0
-        longer = np.flatnonzero(steps > shortest)
-        for at in longer[np.argsort(-steps[longer], kind="stable")[:_PAUSES]]:
-            self._pauses.append((int(times[at]), int(times[at + 1])))
-        self._pauses = sorted(self._pauses, key=lambda pause: (pause[0] - pause[1], pause[0]))[:_PAUSES]
-
-    def end_query(self) -> None:
-        if self._query is not None:
-            _, _, size, clicks = self._query
-            self.ranked_queries += 0 < clicks < size
-            self._query = None
-
-    def pauses(self) -> tuple[Span, ...]:
-        return tuple(Span(*pause) for pause in self._pauses)
+        longest = np.argsort(-steps, kind="stable")[:_PAUSES]
+        self.pauses += [Span(*times[at : at + 2].tolist()) for at in longest if steps[at]]
+        self.pauses = sorted(self.pauses, key=lambda pause: (pause.start - pause.end, pause.start))[:_PAUSES]
 
     def over_time(self) -> tuple[Period, ...]:
-        counts = zip(self._period_rows.tolist(), self._period_clicks.tolist(), strict=True)
+        counts = self._periods.T.tolist()
         return tuple(Period(self._start + n * self.period, *count) for n, count in enumerate(counts))
 
     def summaries(self) -> Iterator[FeatureSummary]:
         for feature in self._schema.features:
-            name = feature.name
-            counts, rows = self._counts[name], max(self.rows, 1)
-            multivalent = name in self._full
-            ids, buckets = counts.distinct(), feature.buckets
-            hashed_to = buckets if has_raw_values(feature) else None
-            values, shared = shared_buckets(ids, hashed_to - 1) if hashed_to else (None, None)
-            limited = multivalent and hasattr(feature, "max_values")
-            total = max(self._values[name], 1)
+            name, seen, rows = feature.name, self._values[feature.name], max(self.rows, 1)
+            multivalent = name in self._schema.multivalent
+            ids, total = seen.counts.distinct(), max(seen.values, 1)
+            values = shared = None
+            if feature.buckets and has_raw_values(feature):
+                values, shared = shared_buckets(ids, feature.buckets - 1)
             yield FeatureSummary(
                 name=name,
                 kind=feature.kind,
                 tower=feature.tower,
                 width=feature.width,
-                buckets=buckets,
+                buckets=feature.buckets,
                 ids=ids,
-                exact=counts.exact,
-                shortfall=counts.shortfall,
-                missing=self._missing[name] / rows,
-                values_per_row=self._values[name] / rows if multivalent else None,
-                full_rows=self._full[name] / rows if limited else None,
+                exact=seen.counts.exact,
+                shortfall=seen.counts.shortfall,
+                missing=seen.missing / rows,
+                values_per_row=seen.values / rows if multivalent else None,
+                full_rows=seen.full / rows if multivalent and hasattr(feature, "max_values") else None,
                 values=values,
                 shared=shared,
                 top=tuple(
                     TopId(number, value_of_id(feature, number), occurrences / total, clicks / occurrences)
-                    for number, occurrences, clicks in counts.top(TOP_IDS)
+                    for number, occurrences, clicks in seen.counts.top(TOP_IDS)
                 ),
             )
-
-
-def _lists(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
-    offsets = column.offsets.to_numpy()
-    return column.flatten().to_numpy(), np.diff(offsets)
 
 
 def shared_buckets(ids: int, buckets: int) -> tuple[int, float]:

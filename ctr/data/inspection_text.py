@@ -29,8 +29,8 @@ def log_warnings(summary: LogSummary) -> list[str]:
 def _row_warnings(summary: LogSummary) -> Iterator[str]:
     if summary.faulty_rows:
         yield (
-            f"{_share(summary.faulty_rows / summary.rows)} of the rows ({summary.faulty_rows:,}) are faulty: the label "
-            "is neither 0 nor 1, or an id lies outside its feature's buckets"
+            f"{_share(summary.faulty_rows / summary.rows)} of the rows ({summary.faulty_rows:,}) are faulty: a label "
+            "is neither 0 nor 1, a weight is none, or an id lies outside its feature's buckets"
         )
     if summary.clicks in (0, summary.rows):
         yield f"all labels are {int(bool(summary.clicks))}: there is nothing to learn"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ctr.data.log import Manifest, published_partitions, read_manifests, read_schema
 from ctr.data.reader import Rows, rows_of_table
@@ -29,28 +30,24 @@ class _Partition:
         self.where = where
         self.example_id = example_id
         self.columns = columns
-        self._order: np.ndarray | None = None
-        self._sorted = example_id
         self._next = 0
+        self._are_distinct = False
 
     def find(self, example_id: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
         end = self._next + len(example_id)
         if np.array_equal(self.example_id[self._next : end], example_id):
             begin, self._next = self._next, end
             return slice(begin, end), np.ones(len(example_id), bool)
-        if not len(self.example_id):
-            return np.zeros(0, np.int64), np.zeros(len(example_id), bool)
-        if self._order is None:
-            self._order = np.argsort(self.example_id, kind="stable")
-            self._sorted = self.example_id[self._order]
-            repeated = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
-            if len(repeated):
-                raise InputError(f"{self.where}: example_id {self._sorted[repeated[0]]} appears twice")
-        places = np.searchsorted(self._sorted, example_id)
-        rows = self._order[np.minimum(places, len(self._order) - 1)]
+        if not self._are_distinct:
+            distinct, counts = np.unique(self.example_id, return_counts=True)
+            if (counts > 1).any():
+                raise InputError(f"{self.where}: example_id {distinct[counts > 1][0]} appears twice")
+            self._are_distinct = True
+        places = pc.index_in(pa.array(example_id), pa.array(self.example_id))
+        rows: np.ndarray = places.fill_null(0).to_numpy()
         # After a resume in the middle of a partition its rows may continue in their order.
         self._next = int(rows[-1]) + 1
-        return rows, self.example_id[rows] == example_id
+        return rows, places.is_valid().to_numpy(zero_copy_only=False)
 
 
 class JoinedSidecar:

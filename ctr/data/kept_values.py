@@ -10,7 +10,6 @@ has the smallest. A feature with more than ``MOST_VALUES`` different values in a
 for features that a history names: ``ctr history`` writes all of their values.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ import pyarrow.compute as pc
 
 from ctr.data.features import AnyFeature, Category, Cross, Number, Text, is_multivalent
 from ctr.data.log import Manifest, ValuesEntry, read_manifests, read_schema
-from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
+from ctr.data.parquet_files import read_verified_parquet, write_parquet
 from ctr.data.schema import MISSING_ID, Schema
 from ctr.data.shards import id_matrix, shard_schema, stage_partition
 from ctr.data.value_arrays import numbers_of_ids
-from ctr.io.files import file_sha256, write_atomic_bytes
 
 FOLDER = "values"
 MOST_VALUES = 10_000
@@ -108,13 +106,8 @@ def stage_with_values(
     values = value_dictionary(schema, kept, rows) if kept else _DICTIONARY.empty_table()
     if not values.num_rows:
         return manifest
-    content = parquet_bytes(values)
-    digest = hashlib.sha256(content).hexdigest()
-    entry = ValuesEntry(bytes=len(content), sha256=digest)
-    path = values_path(log, manifest.name, entry)
-    if not path.exists() or file_sha256(path) != digest:
-        write_atomic_bytes(path, content)
-    return manifest.model_copy(update={"values": entry})
+    _, size, digest = write_parquet(log / FOLDER, manifest.name, values)
+    return manifest.model_copy(update={"values": ValuesEntry(bytes=size, sha256=digest)})
 
 
 def values_path(log: Path, partition: str, entry: ValuesEntry) -> Path:
@@ -125,85 +118,61 @@ def values_path(log: Path, partition: str, entry: ValuesEntry) -> Path:
 def value_dictionary(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.Table:
     """Lists what the ids of the features ``kept`` in ``rows`` stand for: ``feature``, ``id``, ``value``, sorted."""
     unlimited = {name for history in schema.histories.values() for name in history.names}
-    ids = _IdsOfRows(schema, rows)
+    columns = _ValueColumns(schema, rows)
     parts = [_DICTIONARY.empty_table()]
     for name in sorted(kept):
-        table = ids.pairs(schema.by_name[name], None if name in unlimited else MOST_VALUES)
-        if table is None:
+        feature = schema.by_name[name]
+        ids = pa.array(columns.ids(name), pa.int64())
+        if name not in unlimited and pc.count_distinct(ids[:_FIRST_ROWS]).as_py() > MOST_VALUES + 1:
             continue
+        values = columns.crossed(feature) if isinstance(feature, Cross) else columns.raw(name)
+        table = pa.table({"id": ids, "value": values}).group_by(["id", "value"]).aggregate([])
         table = table.filter(pc.not_equal(table["id"], MISSING_ID))
         if table.num_rows > MOST_VALUES and name not in unlimited:
             continue
         table = table.sort_by([("id", "ascending"), ("value", "ascending")])
         is_first = np.diff(table["id"].to_numpy(), prepend=MISSING_ID) != 0
         table = table.filter(pa.array(is_first))
-        feature = pa.array([name] * table.num_rows, pa.large_string())
-        parts.append(table.add_column(0, "feature", feature).cast(_DICTIONARY))
+        feature_names = pa.array([name] * table.num_rows, pa.large_string())
+        parts.append(table.add_column(0, "feature", feature_names).cast(_DICTIONARY))
     return pa.concat_tables(parts).combine_chunks()
 
 
 _DICTIONARY = pa.schema([("feature", pa.large_string()), ("id", pa.int64()), ("value", pa.large_string())])
 
 
-def _first_of_each(values: pa.Array) -> np.ndarray:
-    """Finds where each different value stands first, int64, rising."""
-    # Codes count up in the order in which values appear.
-    codes = pc.dictionary_encode(values).indices.to_numpy()
-    return np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
+class _ValueColumns:
+    """Ids and raw values of rows; of multivalent features those of all rows, one after the other."""
 
-
-class _IdsOfRows:
     def __init__(self, schema: Schema, rows: pa.Table) -> None:
         self._schema, self._rows, self._matrix = schema, rows, id_matrix(rows, schema)
 
-    def pairs(self, feature: AnyFeature, most: int | None) -> pa.Table | None:
-        """Lists the ids of a feature, each with all values that it stands for; None where the first rows have more."""
-        if isinstance(feature, Cross):
-            return self._crossed(feature)
-        ids, raw = self._of(feature.name), self._raw(feature.name)
-        # Of ids that grow each is one value, and found sooner than text.
-        key = pa.array(ids) if feature.buckets is None else raw
-        if most is not None and len(_first_of_each(key.slice(0, _FIRST_ROWS))) > most + 1:
-            return None
-        first = _first_of_each(key)
-        return pa.table({"id": pa.array(ids[first], pa.int64()), "value": raw.take(pa.array(first))})
-
-    def _of(self, name: str) -> np.ndarray:
+    def ids(self, name: str) -> np.ndarray:
         if name in self._schema.single_valued:
             return self._matrix[:, self._schema.single_valued.index(name)]
-        return self._list(name).flatten().to_numpy()
+        return self._rows[name].combine_chunks().flatten().to_numpy()
 
-    def _list(self, name: str) -> pa.Array:
-        return self._rows.column(name).combine_chunks()
-
-    def _raw(self, name: str) -> pa.Array:
-        column = self._rows.column(VALUE_PREFIX + name).combine_chunks()
+    def raw(self, name: str) -> pa.Array:
+        column = self._rows[VALUE_PREFIX + name].combine_chunks()
         return column if name in self._schema.single_valued else column.flatten()
 
-    def _crossed(self, feature: Cross) -> pa.Table:
-        """Lists the ids of a cross, each with the values of all parts that it is made of."""
-        rows = np.arange(self._rows.num_rows)
+    def crossed(self, feature: Cross) -> pa.Array:
+        """Joins the values of the parts of a cross."""
+        row_of = np.arange(self._rows.num_rows)
         if feature.name in self._schema.multivalent:
-            rows = np.repeat(rows, np.diff(self._list(feature.name).offsets.to_numpy()))
-        places = np.arange(len(rows))
-        at = {part: places if part in self._schema.multivalent else rows for part in feature.of}
-        ids = {part: self._of(part)[at[part]] for part in feature.of}
-        # No feature has these names.
-        table = pa.table({"": self._of(feature.name), **ids, "@first": places})
-        different = table.group_by(["", *feature.of]).aggregate([("@first", "min")])
-        first = different["@first_min"].to_numpy()
-        parts = [self._part(part, at[part][first]) for part in feature.of]
-        values = pc.binary_join_element_wise(*parts, pa.scalar(" x ", pa.large_string()))
-        return pa.table({"id": different[""].cast(pa.int64()), "value": values})
-
-    def _part(self, name: str, places: np.ndarray) -> pa.Array:
-        feature = self._schema.by_name[name]
-        if isinstance(feature, Number):
-            numbers, codes = np.unique(self._of(name)[places], return_inverse=True)
-            texts = pa.array([value_of_id(feature, one) for one in numbers.tolist()], pa.large_string())
-            return texts.take(pa.array(codes))
-        values = self._raw(name).take(pa.array(places))
-        return pc.if_else(pc.equal(values, ""), pa.scalar(_MISSING, pa.large_string()), values)
+            row_of = np.repeat(row_of, np.diff(self._rows[feature.name].combine_chunks().offsets.to_numpy()))
+        texts = []
+        for name in feature.of:
+            part = self._schema.by_name[name]
+            if isinstance(part, Number):
+                numbers, codes = np.unique(self.ids(name), return_inverse=True)
+                known = pa.array([value_of_id(part, one) for one in numbers.tolist()], pa.large_string())
+                values = known.take(pa.array(codes))
+            else:
+                values = self.raw(name)
+                values = pc.if_else(pc.equal(values, ""), pa.scalar(_MISSING, pa.large_string()), values)
+            texts.append(values if name in self._schema.multivalent else values.take(pa.array(row_of)))
+        return pc.binary_join_element_wise(*texts, pa.scalar(" x ", pa.large_string()))
 
 
 def read_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:

@@ -3,14 +3,13 @@
 import hashlib
 import io
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.io.errors import InputError, one_line
+from ctr.io.files import file_sha256, write_atomic_bytes
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +51,29 @@ def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
     return sink.getvalue()
 
 
+def write_parquet(
+    folder: Path, stem: str, table: pa.Table, are_ids_small: bool = True
+) -> tuple[str, int, str]:
+    """Writes a table as STEM-HASH.parquet unless it is there; returns the file's name, its bytes and SHA-256.
+
+    Of two publishers of different content none overwrites the other's file.
+    """
+    content = parquet_bytes(table, are_ids_small)
+    digest = hashlib.sha256(content).hexdigest()
+    path = folder / f"{stem}-{digest[:16]}.parquet"
+    if not path.exists() or file_sha256(path) != digest:
+        write_atomic_bytes(path, content)
+    return path.name, len(content), digest
+
+
 def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
     """Reads a Parquet file whose size and SHA-256 a manifest records.
 
     Raises InputError: it is missing, has other bytes, or a column has more than ``MOST_VALUES`` values.
     """
-    _check_is_file(path)
+    # A pipe or a device would never end.
+    if not path.is_file():
+        raise InputError(f"{path}: the file is missing, though a manifest names it")
     try:
         found = path.stat().st_size
         content = path.read_bytes() if found == size else b""
@@ -70,42 +86,10 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
             f"{path}: damaged: its {found} bytes do not have the SHA-256 that the manifest records "
             f"({size} bytes, {sha256[:16]}...)"
         )
-    with _open(path, pa.BufferReader(content)) as file:
-        return file.read()
-
-
-def read_columns(
-    path: Path, columns: Sequence[str], content: pa.Buffer | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Reads columns of a Parquet file in batches, verifying its page checksums alone. Raises InputError.
-
-    ``content``: what is read instead of the file at ``path``.
-    """
-    _check_is_file(path)
-    with _open(path, path if content is None else pa.BufferReader(content)) as file:
-        log.info("reading %s of %s", ", ".join(columns), path)
-        lacking = [name for name in columns if name not in file.schema_arrow.names]
-        if lacking:
-            raise InputError(f"{path}: has no column {lacking[0]}")
-        for batch in file.iter_batches(columns=list(columns)):
-            for name in columns:
-                if batch.column(name).null_count:
-                    raise InputError(f"{path}: the column {name} has nulls")
-            yield batch.select(list(columns))
-
-
-def _check_is_file(path: Path) -> None:
-    # A pipe or a device would never end.
-    if not path.is_file():
-        raise InputError(f"{path}: the file is missing, though a manifest names it")
-
-
-@contextmanager
-def _open(path: Path, source: Path | pa.BufferReader) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(source, page_checksum_verification=True) as file:
+        with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             _check_size(path, file.metadata)
-            yield file
+            return file.read()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path}: not a Parquet file that can be read: {one_line(error)[:300]}") from None
 

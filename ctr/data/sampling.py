@@ -195,22 +195,6 @@ class SamplingConfig(StrictModel):
         return None
 
 
-def condition_names(config: SamplingConfig) -> tuple[str, ...]:
-    """Names what examples are counted by.
-
-    ``all``, ``clicks`` and ``non_clicks``; of ``low_loss``, ``low_visibility`` and ``both`` those that are configured;
-    with either of them ``uninformative``, which is any of them; ``low_gradient``, examples whose gradient is below its
-    threshold, if that is configured.
-    """
-    rule = config.uninformative
-    last = () if config.gradient is None else ("low_gradient",)
-    if rule is None:
-        return ("all", "clicks", "non_clicks", *last)
-    names = [name for name in ("low_loss", "low_visibility") if getattr(rule, name) is not None]
-    both = ["both"] if len(names) == 2 else []
-    return ("all", "clicks", "non_clicks", *names, *both, "uninformative", *last)
-
-
 @dataclass(frozen=True)
 class Decisions:
     """Decisions on N examples: keep-probability, 0 outside the time range, and its inverse as weight where kept.
@@ -271,6 +255,17 @@ def decide(
     return Decisions(probability, kept, weight, conditions)
 
 
+def condition_names(config: SamplingConfig) -> tuple[str, ...]:
+    """Names what examples are counted by.
+
+    ``all``, ``clicks`` and ``non_clicks``; of ``low_loss``, ``low_visibility`` and ``both`` those that are configured;
+    with either of them ``uninformative``, which is any of them; ``low_gradient``, examples whose gradient is below its
+    threshold, if that is configured.
+    """
+    none = np.zeros(0)
+    return tuple(decide(config, none, none, none, none, none > 0, lambda rates: rates > 0).conditions)
+
+
 def _finite(
     key: str, rule: ByTeacher, example_id: np.ndarray, inside: np.ndarray, logit: np.ndarray | None
 ) -> np.ndarray:
@@ -321,39 +316,18 @@ class Strata:
 
     def __init__(self, salt: str) -> None:
         self._salt = f"{salt} strata"
-        self._ids = np.zeros(0, np.int64)
-        self._places = np.zeros(0, np.uint64)
+        self._places: dict[int, int] = {}
 
     def keep(self, stratum: np.ndarray, rate: np.ndarray) -> npt.NDArray[np.bool_]:
         """Decides on the next rows of the log, by stratum, int64 [N], and rate, float64 in [0, 1]: bool [N]."""
-        if not len(stratum):
-            return np.zeros(0, np.bool_)
-        order = np.argsort(stratum, kind="stable")
-        ids = stratum[order].astype(np.int64)
-        begins = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
-        lengths = np.diff(np.append(begins, len(ids)))
-        steps = np.rint(rate[order] * _UNIT).astype(np.uint64)
-        before = np.cumsum(steps) - steps
-        first = self._reached(ids[begins])
-        # Unsigned numbers wrap around, and back.
-        before += np.repeat(first - before[begins], lengths)
-        after = before + steps
-        self._store(ids[begins], after[begins + lengths - 1] & _FRACTION)
-        kept = np.zeros(len(ids), np.bool_)
-        kept[order] = (after >> _SHIFT) > (before >> _SHIFT)
-        return kept
+        # Loaded here: commands that need no tables start sooner.
+        import pandas as pd
 
-    def _reached(self, ids: np.ndarray) -> npt.NDArray[np.uint64]:
-        """Place of each of these strata, which rise; new ones begin where their hash says."""
-        places = np.floor(uniform_hash(ids, self._salt) * _UNIT).astype(np.uint64)
-        if len(self._ids):
-            at = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
-            known = self._ids[at] == ids
-            places[known] = self._places[at[known]]
-        return places
-
-    def _store(self, ids: np.ndarray, places: npt.NDArray[np.uint64]) -> None:
-        others = ~np.isin(self._ids, ids)
-        ids, places = np.concatenate([self._ids[others], ids]), np.concatenate([self._places[others], places])
-        order = np.argsort(ids)
-        self._ids, self._places = ids[order], places[order]
+        codes, strata = pd.factorize(stratum)
+        drawn = np.floor(uniform_hash(strata, self._salt) * _UNIT).astype(np.uint64)
+        begins = [self._places.get(*both) for both in zip(strata.tolist(), drawn.tolist(), strict=True)]
+        steps = np.rint(rate * _UNIT).astype(np.uint64)
+        after = np.array(begins, np.uint64)[codes] + pd.Series(steps).groupby(codes).cumsum().to_numpy()
+        # Of several rows of a stratum the last one stays.
+        self._places |= zip(stratum.tolist(), (after & _FRACTION).tolist(), strict=True)
+        return (after >> _SHIFT) > ((after - steps) >> _SHIFT)

@@ -10,7 +10,6 @@ Ids are int32, or int64 in a log that has a feature whose ids grow. For each fur
 null where it is not known).
 """
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,20 +25,18 @@ from ctr.data.log import (
     partition_name,
     publish_manifest,
     read_schema,
-    shard_file,
 )
 from ctr.data.parquet_files import (
     IDS_COLUMN,
     MOST_VALUES,
     cast_table,
-    parquet_bytes,
     read_verified_parquet,
+    write_parquet,
 )
 from ctr.data.query_size import find_pages
 from ctr.data.schema import LABEL_PREFIX, MISSING_ID, Schema, label_column
 from ctr.data.value_arrays import offsets_of
 from ctr.io.errors import InputError
-from ctr.io.files import file_sha256, write_atomic_bytes
 
 NO_LABEL = -1  # of every row of a log without labels (``Manifest.labeled``)
 
@@ -154,14 +151,13 @@ def stage_partition(
     times = rows.column("query_time").to_numpy()
     if len(times) and not start <= times[0] <= times[-1] < end:
         raise InputError(f"{name}: holds query times from {times[0]} to {times[-1]}")
-    stem = partition_name(start, end)
     for one in schema.features:
         if isinstance(one, Vector):
             shard_rows = min(shard_rows, max(1, MOST_VALUES // (2 * one.size)))
     # Both take about as long, most of it outside Python.
     with ThreadPoolExecutor(1, "count-ids") as counting:
         distinct = counting.submit(_distinct_ids, rows, schema)
-        shards = _write_shards(folder, schema, stem, rows, begins, shard_rows)
+        shards = _write_shards(folder, schema, partition_name(start, end), rows, begins, shard_rows)
     return Manifest(
         start=start,
         end=end,
@@ -178,7 +174,7 @@ def stage_partition(
 
 
 def _write_shards(
-    folder: Path, schema: Schema, stem: str, rows: pa.Table, begins: np.ndarray, shard_rows: int
+    folder: Path, schema: Schema, partition: str, rows: pa.Table, begins: np.ndarray, shard_rows: int
 ) -> tuple[ShardEntry, ...]:
     times = rows.column("query_time").to_numpy()
     shards: list[ShardEntry] = []
@@ -187,12 +183,8 @@ def _write_shards(
         next_query = np.searchsorted(begins, first + shard_rows)
         last = int(begins[next_query]) if next_query < len(begins) else len(times)
         part = rows.slice(first, last - first)
-        content = parquet_bytes(part, schema.id_type == np.int32)
-        digest = hashlib.sha256(content).hexdigest()
-        file = shard_file(stem, len(shards), digest)
-        path = folder / "shards" / file
-        if not path.exists() or file_sha256(path) != digest:
-            write_atomic_bytes(path, content)
+        stem = f"{partition}-{len(shards):04d}"
+        file, size, digest = write_parquet(folder / "shards", stem, part, schema.id_type == np.int32)
         shards.append(
             ShardEntry(
                 file=file,
@@ -200,7 +192,7 @@ def _write_shards(
                 queries=int(np.count_nonzero((begins >= first) & (begins < last))),
                 first_query_time=int(times[first]),
                 last_query_time=int(times[last - 1]),
-                bytes=len(content),
+                bytes=size,
                 sha256=digest,
             )
         )

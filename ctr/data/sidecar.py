@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
 from ctr.data.log import MAX_TIME_US, Manifest, log_sha256, partition_name, partitions_in, publish_once
-from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
+from ctr.data.parquet_files import read_verified_parquet, write_parquet
 from ctr.io.documents import read_bytes, read_sealed, sealed_bytes
 from ctr.io.errors import InputError
-from ctr.io.files import file_sha256, write_atomic_bytes
 
 _EXAMPLE_ID = "example_id"
 _FORMAT = 1
@@ -96,19 +96,15 @@ def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa
         raise InputError(f"{where}: {rows} rows are given, the log's partition has {partition.rows}")
     if len(np.unique(ids.to_numpy())) != rows:
         raise InputError(f"{where}: an example_id appears twice; it must identify a row")
-    content = parquet_bytes(table.combine_chunks())
-    digest = hashlib.sha256(content).hexdigest()
-    path = folder / f"{partition.name}-{digest[:16]}.parquet"
-    if not path.exists() or file_sha256(path) != digest:
-        write_atomic_bytes(path, content)
+    file, size, digest = write_parquet(folder, partition.name, table.combine_chunks())
     manifest = SidecarManifest(
         start=partition.start,
         end=partition.end,
         interval_sha256=log_sha256([partition]),
-        file=path.name,
+        file=file,
         rows=rows,
         columns=tuple(table.column_names),
-        bytes=len(content),
+        bytes=size,
         sha256=digest,
     )
     publish_once(folder / f"{partition.name}.json", sealed_bytes(manifest.model_dump(mode="json")))
@@ -174,10 +170,8 @@ def align_sidecar(table: pa.Table, example_ids: np.ndarray, where: str) -> pa.Ta
     known = table.column(_EXAMPLE_ID).to_numpy()
     if np.array_equal(known, example_ids):
         return table
-    order = np.argsort(known, kind="stable")
-    places = np.minimum(np.searchsorted(known[order], example_ids), max(len(known) - 1, 0))
-    rows = order[places] if len(known) else np.zeros(0, np.int64)
-    found = known[rows] == example_ids if len(known) else np.zeros(len(example_ids), bool)
-    if not found.all():
-        raise InputError(f"{where}: has no row for example_id {example_ids[np.flatnonzero(~found)[0]]}")
-    return table.take(pa.array(rows))
+    rows = pc.index_in(pa.array(example_ids), pa.array(known))
+    if rows.null_count:
+        missing = example_ids[pc.index(rows.is_null(), True).as_py()]
+        raise InputError(f"{where}: has no row for example_id {missing}")
+    return table.take(rows)

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ctr.io.hashing import uniform_hash
-from ctr.models.rows import padded_size
 
 
 class Pairs(NamedTuple):
@@ -29,10 +28,9 @@ class Pairs(NamedTuple):
     other: np.ndarray
     weight: np.ndarray
 
-    def padded(self, smallest: int = 64) -> "Pairs":
-        """Pads to one of a few capacities, at least ``smallest``, with pairs of weight 0."""
-        count = len(self.weight)
-        added = padded_size(count, smallest) - count
+    def padded(self, size: int) -> "Pairs":
+        """Pads to ``size`` pairs with those of weight 0."""
+        added = size - len(self.weight)
         return Pairs(*(np.concatenate([part, np.zeros(added, part.dtype)]) for part in self))
 
 

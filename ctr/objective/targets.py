@@ -54,7 +54,7 @@ def make_targets(
     if config.distillation is not None:
         targets["teacher_logit"] = padded(rows.joined[TEACHER_LOGIT], np.nan, np.float32)
     if config.ranking is not None:
-        pairs = rank_pairs(config, rows, source).padded() if pairs is None else pairs
+        pairs = rank_pairs(config, rows, source) if pairs is None else pairs
         targets |= {"pairs_clicked": pairs.clicked, "pairs_other": pairs.other, "pairs_weight": pairs.weight}
     for name, weights in label_targets(config, rows).items():
         targets[name] = padded(weights, 0, np.float32)

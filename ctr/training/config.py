@@ -50,7 +50,7 @@ class BatchConfig(StrictModel):
             without waiting for the next one.
         shapes: the sizes that batches are padded to, for each of which XLA compiles the step. ``many``: of rows, ids,
             values and pairs one of several sizes each, so that little is padding. ``few``: at most four sets of sizes,
-            whatever the log has (``ctr.training.shapes``), where a compilation takes minutes; tables whose ids grow
+            whatever the log has (``ctr.training.sizes``), where a compilation takes minutes; tables whose ids grow
             have all rows from the start that ``ids.capacity`` allows. ``auto``: few on a TPU. Results change by
             rounding only.
         steps_per_execution: how many batches of up to 256 rows one compiled call scores and learns from, one after the

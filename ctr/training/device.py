@@ -140,7 +140,7 @@ def resolve_jit(config: TrainConfig, workers: int = 1) -> bool:
 
 
 def has_few_shapes(config: TrainConfig) -> bool:
-    """Tells whether batches are padded to few shapes (``ctr.training.shapes``)."""
+    """Tells whether batches are padded to few shapes (``ctr.training.sizes``)."""
     if config.batch.shapes != "auto":
         return config.batch.shapes == "few"
     return accelerator() == "TPU"

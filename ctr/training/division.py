@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctr.models.rows import TableLayout, padded_size
+from ctr.models.rows import TableLayout
+from ctr.training.sizes import fit
 from ctr.training.tables.plan import TablePlan, pad_references, value_count
 
 PLAN = ("distinct", "single", "values", "segments")
@@ -58,7 +59,7 @@ def divide_rows(begins: np.ndarray, source: np.ndarray, seat: Seat, batch_rows: 
     counts = np.bincount(workers, minlength=size)
     share = -(-batch_rows // size)
     # Queries are whole: a little more than its share is usual.
-    capacity = padded_size(int(counts.max()), smallest=share + -(-share // 64))
+    capacity = fit(int(counts.max()), least=share + -(-share // 64))
     return Division(workers, capacity, positions_by_worker(workers, size, capacity), seat)
 
 

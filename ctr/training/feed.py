@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ctr.data.batches import Batch
 from ctr.data.reader import Rows, join_rows
-from ctr.models.rows import TableLayout, padded_size
+from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import Targets, make_targets, query_begins, rank_pairs, whole_batch_weight
@@ -23,7 +23,7 @@ from ctr.training.division import (
 from ctr.training.experts.pairs import with_pair_ids
 from ctr.training.ids.admission import drawn as is_drawn
 from ctr.training.ids.config import IdsConfig
-from ctr.training.shapes import FewShapes, Shape, TableSizes, require_shape
+from ctr.training.sizes import FewShapes, Shape, TableSizes, fit, require_shape
 from ctr.training.tables.plan import TablePlan, assign_rows, pad_plan, plan_table
 from ctr.training.tables.tables import EmbeddingTables
 
@@ -133,8 +133,8 @@ def make_feed(
         shape = require_shape(shapes(layouts), batch.begin, Shape(len(rows), len(pairs.weight), needed))
         capacity, most_pairs = shape.rows, shape.pairs
     else:
-        capacity = padded_size(len(rows), batch_rows) if division is None else division.capacity
-        most_pairs = padded_size(len(pairs.weight))
+        capacity = fit(len(rows), batch_rows) if division is None else division.capacity
+        most_pairs = fit(len(pairs.weight))
 
     # What is padded.
     targets = make_targets(

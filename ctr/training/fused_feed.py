@@ -15,7 +15,7 @@ from ctr.objective.targets import Targets, make_targets, query_begins, query_num
 from ctr.training.experts.pairs import with_pair_ids
 from ctr.training.feed import Feed, ids_and_lengths, rows_drawn
 from ctr.training.ids.config import IdsConfig
-from ctr.training.shapes import FewShapes, Shape, TableSizes, fit
+from ctr.training.sizes import FewShapes, Shape, TableSizes, fit_shape
 from ctr.training.tables.batch_plans import BatchPlans, BatchRows, plan_batches
 
 Layouts = tuple[TableLayout, ...]
@@ -126,7 +126,7 @@ def shape_of(batch: Batch, layouts: Layouts, shapes: FewShapes) -> Shape | None:
     ]
     # Shapes have room for all ids that so many rows and values can have.
     sizes = Shape(len(rows), 0, tuple(TableSizes(0, count) for count in values))
-    return fit(shapes, sizes) if len(rows) else None
+    return fit_shape(shapes, sizes) if len(rows) else None
 
 
 def in_groups(

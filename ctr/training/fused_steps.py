@@ -28,7 +28,7 @@ from ctr.optim.protocol import RowGradient
 from ctr.training.compiled_step import Scores
 from ctr.training.config import TrainConfig
 from ctr.training.fused_feed import FusedFeed
-from ctr.training.shapes import Shape
+from ctr.training.sizes import Shape
 from ctr.training.state import TrainState
 from ctr.training.step import Step
 from ctr.training.tables.batch_plans import BatchPlans

@@ -33,7 +33,7 @@ from ctr.training.fused_feed import AnyFeed, Layouts, in_groups, make_fused_feed
 from ctr.training.logs import Log, Logs, open_logs
 from ctr.training.retrain import learned_batch
 from ctr.training.run.position import Position
-from ctr.training.shapes import FewShapes, Shape, few_shapes, is_fused_from
+from ctr.training.sizes import FewShapes, Shape, few_shapes, is_fused_from
 from ctr.workers.collectives import ALONE, Workers
 
 _LOOK_EVERY = 0.1  # seconds

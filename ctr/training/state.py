@@ -139,7 +139,7 @@ class TrainState:
     def seat(self) -> Seat | None:
         """Returns which parts of each batch this process computes; None: all of it, as it is alone."""
         workers = self.workers
-        return None if workers.size == 1 else Seat(workers.rank, workers.size, self.tables.divided)
+        return None if workers.size == 1 else Seat(workers.rank, workers.size, self.tables.rows.divided)
 
     @property
     def sharding(self) -> Sharding:

@@ -23,7 +23,7 @@ from ctr.training.device import accelerator, has_few_shapes, resolve_jit
 from ctr.training.feed import Feed, make_feed
 from ctr.training.fused_feed import FusedFeed
 from ctr.training.fused_steps import FusedSteps
-from ctr.training.shapes import FewShapes, few_shapes, fused_shapes
+from ctr.training.sizes import FewShapes, few_shapes, fused_shapes
 from ctr.training.state import TrainState, predicts_soundly
 
 log = logging.getLogger(__name__)

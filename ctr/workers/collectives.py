@@ -117,11 +117,13 @@ class Workers:
         return [tf.ensure_shape(tf.reshape(part, tf.shape(of)), of.shape) for part, of in results]
 
     def gather_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """Gathers int64 [N] of each worker: [W, N]; between two steps."""
-        if self.size == 1 or not len(numbers):
+        """Gathers whole numbers, or float32, [N, ...] of each worker: [W, N, ...]; between two steps."""
+        if self.size == 1 or not numbers.size:
             return np.repeat(numbers[np.newaxis], self.size, axis=0)
+        kind = np.float32 if numbers.dtype == np.float32 else np.int64
         with self.timeout(is_patient=True):
-            return self._gather_now(numbers.astype(np.int64, copy=False))
+            found = self._gather_now(numbers.astype(kind, copy=False).reshape(-1))
+        return found.reshape(self.size, *numbers.shape)
 
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
         """Sums int32 [N], element by element, which must fit; between two steps."""
@@ -155,13 +157,6 @@ class Workers:
             found = function() if self.is_chief else None
         result: T = self.broadcast(found)
         return result
-
-    def gather_array(self, array: np.ndarray) -> np.ndarray:
-        if self.size == 1:
-            return array[np.newaxis]
-        with self.timeout(is_patient=True):
-            found = self._gather_now(array.astype(np.float32, copy=False).reshape(-1))
-        return found.reshape(self.size, *array.shape)
 
     @contextmanager
     def raise_if_any_failed(self) -> Iterator[None]:
@@ -330,21 +325,26 @@ def gather_uneven(group: Workers, numbers: np.ndarray) -> np.ndarray:
     return np.concatenate([row[:length] for row, length in zip(gathered, lengths, strict=True)])
 
 
-def gather_divided(group: Workers, own: np.ndarray, length: int, piece: int = 1 << 16) -> np.ndarray:
+def gather_divided(
+    group: Workers, read: Callable[[slice], np.ndarray], length: int, piece: int = 1 << 16
+) -> np.ndarray:
     """Gathers in the first worker an array of which each has every W-th entry, from its rank on; empty in others.
 
-    ``own`` is int16 or int64, ``length`` that of the whole array; ``piece`` entries of each worker are sent at once.
+    ``read`` returns a slice of this worker's entries, of whole numbers or float32 [N, ...]; ``length`` is that of the
+    whole array; ``piece`` entries of each worker are sent at once.
     """
+    held, most = len(range(group.rank, length, group.size)), -(-length // group.size)
     if group.size == 1:
-        return own
-    whole = np.zeros(length if group.rank == 0 else 0, own.dtype)
-    for begin in range(0, -(-length // group.size), piece):
+        return read(slice(held))
+    none = read(slice(0, 0))
+    whole = np.zeros((length if group.rank == 0 else 0, *none.shape[1:]), none.dtype)
+    for begin in range(0, most, piece):
         # The last entry is not there in all workers.
-        part = np.zeros(min(piece, -(-length // group.size) - begin), np.int64)
-        found = own[begin : begin + len(part)]
-        part[: len(found)] = found
+        part = np.zeros((min(piece, most - begin), *none.shape[1:]), none.dtype)
+        end = min(begin + piece, held)
+        part[: end - begin] = read(slice(begin, end))
         together = group.gather_numbers(part)
         if group.rank == 0:
             at = whole[begin * group.size : (begin + len(part)) * group.size]
-            at[:] = together.T.reshape(-1)[: len(at)]
+            at[:] = together.swapaxes(0, 1).reshape(-1, *none.shape[1:])[: len(at)]
     return whole

@@ -68,6 +68,7 @@ def main(workers: Workers) -> dict[str, object]:
         workers.agree("log", "one" if rank != 1 else "another")
     except InputError as error:
         refused.append(str(error))
+    entries = np.arange(rank, 500, size)
     return {
         "steps": found,
         "new_threads": new_threads,
@@ -77,11 +78,12 @@ def main(workers: Workers) -> dict[str, object]:
             for count in (3, 0, 700, 3)
         ],
         "uneven": gather_uneven(workers, np.arange(3 * rank) - 2**62).tolist(),
-        "divided": gather_divided(
-            workers, np.arange(rank, 500, size).astype(np.int16), 500, piece=7
-        ).tolist(),
+        "divided": [
+            gather_divided(workers, own.__getitem__, 500, piece=7).tolist()
+            for own in (entries.astype(np.int16), np.stack([entries] * 2, axis=1).astype(np.float32))
+        ],
         "texts": workers.gather_texts("ä" * rank),
-        "array": workers.gather_array(np.full((2, 1), rank, np.float32)).tolist(),
+        "array": workers.gather_numbers(np.full((2, 1), rank, np.float32)).tolist(),
         "refused": refused,
     }
 

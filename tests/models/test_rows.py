@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables, padded_size
+from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
 from ctr.training.tables.plan import assign_rows, pad_plan, plan_table
 
 FEATURES = (
@@ -40,21 +40,6 @@ def test_a_table_that_int32_cannot_number_is_refused():
     with pytest.raises(ValueError, match=r"table ui-4: 2147483648 rows are too many"):
         lay_out_tables(features)
     assert len(lay_out_tables([features[0], FeatureRows("b", half, 8, "ui", 1)])) == 2
-
-
-@given(st.integers(1, 10**7), st.integers(1, 5000))
-def test_a_padded_size_holds_its_entries_and_wastes_little(size, smallest):
-    padded = padded_size(size, smallest)
-    assert padded >= max(size, smallest)
-    if size > smallest:
-        assert padded - size < padded / 4
-        # A capacity is its own: padding does not creep when it is applied again.
-        assert padded_size(padded, smallest) == padded
-
-
-def test_padded_sizes_are_few():
-    assert len({padded_size(size) for size in range(1, 100_000)}) <= 4 * np.log2(100_000 / 64) + 2
-    assert [padded_size(size, 1) for size in range(1, 12)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 10, 12]
 
 
 # Few, so that they repeat and that features have the same ones; among them 0, which says missing, and others that are

@@ -11,7 +11,7 @@ from ctr.models.embeddings import create_table
 from ctr.models.rows import FeatureRows, lay_out_tables
 from ctr.training.division import Division, Seat, divide_rows, share_of_table
 from ctr.training.tables.plan import pad_plan, plan_table
-from ctr.training.tables.tables import is_divided
+from ctr.training.tables.rows import is_divided
 
 FEATURES = (
     FeatureRows("user", 40, 4, "quality", 0),

@@ -173,7 +173,7 @@ def test_useless_pairs_are_left_out_and_looked_at_again(short_looks, tmp_path):
 def test_bits_do_not_depend_on_where_it_stopped_and_what_shares_a_call(
     steps, short_looks, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("ctr.training.shapes.FUSED_FROM", 0)
+    monkeypatch.setattr("ctr.training.sizes.FUSED_FROM", 0)
     log = publish_growing(tmp_path / "log", draw_examples())
     changes = {"batch": {"steps_per_execution": max(2, steps)}}
     train(log, config_of({"batch": {"steps_per_execution": 8}}), tmp_path / "whole")

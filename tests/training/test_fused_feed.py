@@ -12,7 +12,7 @@ from ctr.data.stream import TEACHER_LOGIT
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.fused_feed import make_fused_feed, shape_of
-from ctr.training.shapes import fused_shapes
+from ctr.training.sizes import fused_shapes
 from ctr.training.tables.plan import assign_rows
 
 SCHEMA = Schema(

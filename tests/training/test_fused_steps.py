@@ -17,7 +17,7 @@ from ctr.training.feed import make_feed
 from ctr.training.fused_feed import make_fused_feed
 from ctr.training.loop import train
 from ctr.training.run import checkpoint
-from ctr.training.shapes import fused_shapes
+from ctr.training.sizes import fused_shapes
 from ctr.training.trainer import Trainer
 from fingerprint_logs import SCHEMA, publish_growing
 from growing_logs import lines_of, read_predictions, train_part
@@ -76,7 +76,7 @@ def calls() -> Iterator[list[int]]:
         return feed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ctr.training.shapes.FUSED_FROM", 0)
+        patch.setattr("ctr.training.sizes.FUSED_FROM", 0)
         patch.setattr("ctr.training.inputs.make_feed", broken)
         patch.setattr("ctr.training.inputs.make_fused_feed", partly_broken)
         patch.setattr(Trainer, "learn_fused", counted)

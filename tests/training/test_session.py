@@ -12,9 +12,9 @@ from ctr.data.log import read_manifests
 from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.data.shards import read_shard
 from ctr.io.errors import InputError
-from ctr.models.rows import padded_size
 from ctr.training import trainer as module
 from ctr.training.loop import open_session, train
+from ctr.training.sizes import fit
 from growing_logs import (
     ROOTS,
     last_weights,
@@ -91,7 +91,7 @@ def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, tmp_pat
         ):
             np.testing.assert_allclose(session.score(own), expected, rtol=0, atol=1e-6)
         # Few, and the same for any number of rows up to a batch's.
-        assert sizes == {padded_size(count, smallest=50) for count in (50, 51, len(good), len(rows))}
+        assert sizes == {fit(count, least=50) for count in (50, 51, len(good), len(rows))}
 
         bad = good.set_column(4, "label", pa.array(np.full(len(good), 3), pa.int8()))
         fewer = type(rows)(**{**vars(rows), "ids": rows.ids[:, :2]})

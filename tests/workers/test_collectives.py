@@ -56,7 +56,8 @@ def check(results, size):
         sums = 2**20 * sum(range(size)) + size
         assert result["sums"] == [[sums] * count for count in (3, 0, 700, 3)]
         assert result["uneven"] == [one - 2**62 for other in range(size) for one in range(3 * other)]
-        assert result["divided"] == (list(range(500)) if rank == 0 else [])
+        whole = range(500) if rank == 0 else ()
+        assert result["divided"] == [list(whole), [[one, one] for one in whole]]
         assert result["texts"] == ["ä" * one for one in range(size)]
         assert result["array"] == [[[one], [one]] for one in range(size)]
         own, others = "no such log", ": no such log"

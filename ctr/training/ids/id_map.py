@@ -375,8 +375,10 @@ class IdMap:
     def ids_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns rows (rising), features and fingerprints of all ids in the first worker; all have to call it."""
         table = self._slots
-        features = gather_divided(self.group, table.features[: table.held], table.places)
-        fingerprints = gather_divided(self.group, table.fingerprints[: table.held], table.places)
+        features, fingerprints = (
+            gather_divided(self.group, array.__getitem__, table.places)
+            for array in (table.features, table.fingerprints)
+        )
         taken = np.flatnonzero(features != FREE)
         return (taken + self._first_slot).astype(np.int32), features[taken], fingerprints[taken]
 

@@ -10,7 +10,8 @@ from functools import cache
 
 import numpy as np
 
-from ctr.models.rows import FeatureRows, TableLayout, padded_size
+from ctr.models.rows import FeatureRows, TableLayout
+from ctr.training.sizes import fit, fit_ids
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def pad_references(layout: TableLayout, plan: TablePlan, rows: int, values: int 
     """Pads what refers to ``distinct`` to B ``rows`` and V ``values``; None: to one of few sizes."""
     count, used = len(layout.multivalent), len(plan.values)
     if values is None:
-        values = padded_size(used) if count else 0
+        values = fit(used) if count else 0
     single = np.zeros((rows, plan.single.shape[1]), np.int32)
     single[: len(plan.single)] = plan.single
     padded_values = np.zeros(values, np.int32)
@@ -157,7 +158,7 @@ def assign_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan
 
 def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None) -> np.ndarray:
     """Adds the first row numbers that are not in ``distinct``."""
-    capacity = min(row_capacity(len(distinct)) if capacity is None else capacity, table_rows)
+    capacity = min(fit_ids(len(distinct)) if capacity is None else capacity, table_rows)
     numbers = np.arange(capacity - len(distinct))
     missing_before = np.sort(distinct) - np.arange(len(distinct))
     unused = numbers + np.searchsorted(missing_before, numbers, side="right")
@@ -225,15 +226,6 @@ def _columns(ids: np.ndarray, columns: Sequence[int]) -> np.ndarray:
     if list(columns) == list(range(first, first + len(columns))):
         return ids[:, first : first + len(columns)]
     return ids[:, columns]
-
-
-def row_capacity(count: int) -> int:
-    """Returns a capacity for ``count`` distinct rows: at most 255 or 1/32 of them too many.
-
-    Closer together than those of batches, since every row costs time, and not closer, since XLA compiles for each.
-    """
-    step = max(256, 1 << (count.bit_length() - 6) if count >= 64 else 0)
-    return max(step, -(-count // step) * step)
 
 
 def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

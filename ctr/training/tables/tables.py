@@ -1,8 +1,6 @@
-"""Embedding tables of a run, with all that depends on where their rows lie.
+"""Embedding tables of a run, wherever their rows lie (``rows.py``).
 
-A table is whole in the process that trains alone; of several workers each has a part of the rows of large tables
-(``ctr.training.division``) and the others whole. Ids that grow have a map of ids to rows in front of the table
-(``ctr.training.ids``)::
+Ids that grow have a map of ids to rows in front of the table (``ctr.training.ids``)::
 
     before a step    find_rows        the rows of ids that grow
                      begin_rows       rows that new ids have got begin anew
@@ -19,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctr.models.embeddings import create_table, new_rows, sum_by_position
+from ctr.models.embeddings import create_table, new_rows
 from ctr.models.rows import TableLayout
 from ctr.optim.protocol import RowGradient
 from ctr.training.config import TrainConfig
@@ -27,17 +25,14 @@ from ctr.training.device import has_few_shapes
 from ctr.training.experts.pairs import ids_of
 from ctr.training.ids.id_map import Learned, Occupants, find_slots, id_arrays, make_id_map, named_arrays
 from ctr.training.optimizers import table_optimizer
-from ctr.training.shapes import most_rows
+from ctr.training.sizes import most_rows
 from ctr.training.tables.batch_plans import BatchPlans
 from ctr.training.tables.plan import PendingIds, TablePlan
+from ctr.training.tables.rows import Curvature, Plan, make_rows
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
-from ctr.workers.row_variables import grow_rows, read_rows, row_count, set_rows
+from ctr.workers.row_variables import grow_rows, row_count, set_rows
 
-Plan = dict[str, tf.Tensor]
-Curvature = tuple[tf.Tensor, ...]
-
-_PIECE = 65536
 _FIRST_SLOTS = 1024
 
 
@@ -62,31 +57,26 @@ class NewRows(NamedTuple):
 
 
 class EmbeddingTables:
-    """Tables, maps of ids that grow, and the optimizer of all rows; the ``group`` divides large tables."""
+    """Tables, maps of ids that grow, and the optimizer of all rows, of those who train together in a ``group``."""
 
     def __init__(self, layouts: tuple[TableLayout, ...], config: TrainConfig, group: Workers = ALONE) -> None:
-        self.layouts, self._group = layouts, group
+        self.layouts = layouts
         self._init_scale = config.model.init_scale
         self._seed = config.seed
         most = [most_rows(config, layout) for layout in layouts]
-        from_bytes = config.workers.divided_from_mb * 1e6
-        self._owners = [
-            group if is_divided(layout, group.size, rows, from_bytes) else ALONE
-            for layout, rows in zip(layouts, most, strict=True)
-        ]
+        self.rows = make_rows(layouts, group, most, config.workers.divided_from_mb * 1e6)
         # Rows [R, C], float32.
         self.weights = [
-            create_table(layout, self._init_scale, self._seed, owners.rank, owners.size)
-            for layout, owners in zip(layouts, self._owners, strict=True)
+            create_table(layout, self._init_scale, self._seed, *self.rows.part(number))
+            for number, layout in enumerate(layouts)
         ]
-        self.divided = tuple(of.size > 1 for of in self._owners)
-        self._counts = [layout.rows for layout in layouts]  # of all owners' parts
+        self._counts = [layout.rows for layout in layouts]  # with those that are elsewhere
         self.id_maps = {
             number: make_id_map(layout, ids_of(config.ids, layout), group)
             for number, layout in enumerate(layouts)
             if layout.growing
         }
-        self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self._owners)
+        self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self.rows.owners)
         names = [layout.name for layout in layouts]
         self.optimizer.build(dict(zip(names, self.weights, strict=True)))
         # One call for a table's weights and what the optimizer keeps of them: by themselves each costs as much.
@@ -104,7 +94,7 @@ class EmbeddingTables:
         self._first_counts = list(self._counts)
 
     def count(self, number: int) -> int:
-        """Number of rows that a table has by now, those of all workers' parts."""
+        """Number of rows that a table has by now, wherever they are."""
         return self._counts[number]
 
     @property
@@ -186,15 +176,14 @@ class EmbeddingTables:
     def _reset_rows(
         self, number: int, rows: np.ndarray, features: np.ndarray, fingerprints: np.ndarray
     ) -> None:
-        layout, size, owners = self.layouts[number], self.count(number), self._owners[number]
+        layout, size = self.layouts[number], self.count(number)
         while size < self.id_maps[number].rows:
             size = layout.rows + max(2 * (size - layout.rows), _FIRST_SLOTS)
         self.grow(number, size)
-        which = np.flatnonzero(rows % owners.size == owners.rank)
+        which, rows_here = self.rows.here(number, rows)
         if len(which):
-            own = rows[which] // owners.size
             values = new_rows(layout, features[which], fingerprints[which], self._init_scale, self._seed)
-            self._begin[number](own, values)
+            self._begin[number](rows_here, values)
 
     def _begin_anew(self, number: int, rows: tf.Tensor, values: tf.Tensor) -> None:
         set_rows(self.weights[number], rows, values)
@@ -202,10 +191,9 @@ class EmbeddingTables:
 
     def grow(self, number: int, size: int) -> None:
         if size > self._counts[number]:
-            owners = self._owners[number]
-            own = len(range(owners.rank, size, owners.size))
-            grow_rows(self.weights[number], own)
-            self.optimizer.grow(number, own)
+            rows_here = self.rows.count(number, size)
+            grow_rows(self.weights[number], rows_here)
+            self.optimizer.grow(number, rows_here)
             self._counts[number] = size
 
     # In a step.
@@ -219,66 +207,30 @@ class EmbeddingTables:
                 "single": tf.TensorSpec([None, len(layout.single)], tf.int32),
                 "values": indices,
                 "segments": indices,
-                **({"asked": tf.TensorSpec([self._group.size, None], tf.int32)} if is_divided else {}),
+                **self.rows.plan_signature(number),
             }
-            for layout, is_divided in zip(self.layouts[:count], self.divided, strict=False)
+            for number, layout in enumerate(self.layouts[:count])
         ]
 
     def gather(self, plans: Sequence[Plan], learning: bool = False) -> Gathered:
         """Reads the distinct rows of a batch, and those of other members; to learn also what the optimizer keeps.
 
         There may be plans for the first tables alone; then no other one is read or changed.
-        Of a divided table the members exchange rows: float32 [W * P, C] come to this one.
         """
         distinct = [plan["distinct"] for plan in plans]
         with tf.name_scope("gather"):
             held = [tf.gather(table, rows) for table, rows in zip(self.weights, distinct, strict=False)]
             state = self.optimizer.read(distinct) if learning else []
-        needed, views = list(held), list(plans)
-        if any(self.divided[: len(plans)]):
-            tables = self._numbers(len(plans), divided=True)
-            sent = [tf.gather(held[number], plans[number]["asked"]) for number in tables]
-            with tf.name_scope("exchange_rows"):
-                received = self._group.exchange(sent)
-            for number, rows in zip(tables, received, strict=True):
-                needed[number] = tf.reshape(rows, [-1, rows.shape[2]])
-                views[number] = {**plans[number], "distinct": tf.reshape(plans[number]["asked"], [-1])}
-        return Gathered(plans, held, state, needed, views)
-
-    def _numbers(self, count: int, divided: bool) -> list[int]:
-        return [number for number, is_divided in enumerate(self.divided[:count]) if is_divided == divided]
+        return Gathered(plans, held, state, *self.rows.fetch(plans, held))
 
     def add_up(
         self, gathered: Gathered, gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
         """Sums gradients and curvatures of ``gathered.rows`` over the group: those of ``gathered.held``.
 
-        Those of divided tables go back to the members that hold the rows, which add them in the order of ranks; those
-        of mirrored ones are the same for all. Curvatures are those of ``ctr.optim.protocol.RowGradient``, or nothing.
+        Curvatures are the last fields of ``ctr.optim.protocol.RowGradient``, or nothing.
         """
-        group, plans = self._group, gathered.plans
-        packed = [_pack(*both) for both in zip(gradients, curvatures, strict=True)]
-        tables, mirrored = (self._numbers(len(plans), divided) for divided in (True, False))
-        of_others = [
-            tf.reshape(packed[number], [group.size, -1, packed[number].shape[1]]) for number in tables
-        ]
-        with tf.name_scope("exchange_gradients"):
-            received = group.exchange(of_others)
-        with tf.name_scope("all_reduce"):
-            totals = group.all_reduce([packed[number] for number in mirrored])
-        for number, total in zip(mirrored, totals, strict=True):
-            packed[number] = total
-        for number, parts in zip(tables, received, strict=True):
-            flat, positions = (
-                tf.reshape(parts, [-1, parts.shape[2]]),
-                tf.reshape(plans[number]["asked"], [-1]),
-            )
-            packed[number] = sum_by_position(flat, positions, tf.shape(plans[number]["distinct"])[0])
-        unpacked = [
-            _unpack(total, layout.columns, bool(curvature))
-            for total, layout, curvature in zip(packed, self.layouts, curvatures, strict=False)
-        ]
-        return [gradient for gradient, _ in unpacked], [curvature for _, curvature in unpacked]
+        return self.rows.add_up(gathered.plans, gradients, curvatures)
 
     def update(
         self,
@@ -308,17 +260,17 @@ class EmbeddingTables:
         return rows | self.optimizer.variables
 
     def id_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays of the maps; of those that are divided this worker's part."""
+        """Returns the arrays of the maps, as far as they are here."""
         return named_arrays(
             self.layouts, {number: id_map.to_arrays() for number, id_map in self.id_maps.items()}
         )
 
     def lengths(self) -> dict[str, int]:
-        """Returns by array whose entries are dealt out to the workers in turn the number of entries of all."""
+        """Returns the whole length of each array whose entries are dealt out in turn, of which some are elsewhere."""
         rows = {
             f"{kind}/{layout.name}": self.count(number)
             for number, layout in enumerate(self.layouts)
-            if self.divided[number]
+            if self.rows.divided[number]
             for kind in ("rows", *self.optimizer.row_state)
         }
         maps = {number: id_map.entries() for number, id_map in self.id_maps.items() if id_map.group.size > 1}
@@ -328,7 +280,8 @@ class EmbeddingTables:
         """Sets the maps and the number of rows, after ``variables`` were set; see ``TrainState.restore``."""
         for number, layout in enumerate(self.layouts):
             part = parts.get(f"rows/{layout.name}")
-            whole = self._first_counts[number] if self.divided[number] else row_count(self.weights[number])
+            is_divided = self.rows.divided[number]
+            whole = self._first_counts[number] if is_divided else row_count(self.weights[number])
             self._counts[number] = whole if part is None else part.total
         for number, id_map in self.id_maps.items():
             lengths = {name: part.total for name, part in id_arrays(self.layouts[number], parts).items()}
@@ -336,55 +289,11 @@ class EmbeddingTables:
 
     def whole(self) -> list[tf.Variable]:
         """Returns the tables with all rows in the first worker; all have to call it. A whole one is not copied."""
-        tables = list(self.weights)
-        for number in self._numbers(len(tables), divided=True):
-            layout, values = self.layouts[number], self._rows_of_all(number)
-            shape = [None if layout.growing else len(values), layout.columns]
-            tables[number] = tf.Variable(values, name=tables[number].name.partition(":")[0], shape=shape)
-        return tables
-
-    def _rows_of_all(self, number: int) -> np.ndarray:
-        owners, rows, columns = self._owners[number], self.count(number), self.layouts[number].columns
-        values = np.zeros((rows if owners.is_chief else 0, columns), np.float32)
-        most, piece = len(range(0, rows, owners.size)), _PIECE // owners.size
-        for begin in range(0, most, piece):
-            end = min(begin + piece, most)
-            own = np.zeros((end - begin, columns), np.float32)
-            held = range(begin, min(end, len(range(owners.rank, rows, owners.size))))
-            own[: len(held)] = read_rows(self.weights[number], held.start, held.stop)
-            parts = owners.gather_array(own)
-            if owners.is_chief:
-                together = parts.transpose(1, 0, 2).reshape(-1, columns)
-                values[begin * owners.size : end * owners.size] = together[: rows - begin * owners.size]
-        return values
+        return [
+            self.rows.whole(number, table, self.count(number)) for number, table in enumerate(self.weights)
+        ]
 
 
 def _new_rows(table: int, ids: PendingIds, learned: Learned) -> NewRows:
     fresh = learned.fresh
     return NewRows(table, learned.rows[fresh], ids.features[fresh], ids.fingerprints[fresh])
-
-
-def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:
-    """Tells whether a table that may get ``most_rows`` is divided over W workers: from ``from_bytes`` on."""
-    # Each worker has at least one of the rows that are there from the beginning.
-    return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes
-
-
-def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
-    if not curvature:
-        return gradient
-    values, groups = curvature
-    known = tf.cast(groups >= 0, tf.float32)
-    return tf.concat(
-        [gradient, tf.stack([values, known * tf.cast(groups, tf.float32), known], axis=1)], axis=1
-    )
-
-
-def _unpack(packed: tf.Tensor, columns: int, has_curvature: bool) -> tuple[tf.Tensor, Curvature]:
-    """Takes apart what was packed and added up: all members that know the group of a row know the same one."""
-    if not has_curvature:
-        return packed, ()
-    gradient = tf.ensure_shape(packed[:, :columns], [None, columns])
-    values, groups, known = tf.unstack(packed[:, columns:], num=3, axis=1)
-    groups = tf.where(known > 0, tf.round(tf.math.divide_no_nan(groups, known)), -1.0)
-    return gradient, (values, tf.cast(groups, tf.int32))

@@ -1,6 +1,7 @@
-"""Few shapes that batches are padded to where XLA compiles the step for each of them, which may take minutes.
+"""Sizes that rows, pairs, multivalent values and distinct ids are padded to: few, since each costs a trace or a buffer.
 
-At most four, for any log, known before it is read::
+``fit`` rounds each size of a batch by itself. Where XLA compiles the step for each combination of sizes, which may
+take minutes, whole batches are padded to few shapes: at most four, for any log, known before it is read::
 
     small    a sixteenth of ``batch.rows``; only where batches grow
     usual    ``batch.rows`` rows; of distinct ids half of what their single-valued features could have at most, of
@@ -58,7 +59,23 @@ FewShapes = tuple[Shape, ...]
 """Shapes of a run, at most four, from the smallest to the largest, which holds whatever another one does."""
 
 
-def fit(shapes: FewShapes, sizes: Shape) -> Shape | None:
+def fit(count: int, least: int = 64, step: int = 1, parts: int = 4) -> int:
+    """Returns a size for ``count`` entries: beyond ``least`` a multiple of ``step``, at most 1/``parts`` of it empty.
+
+    ``parts``, a power of two, are the sizes from a power of two to the next one.
+    """
+    if count <= least:
+        return least
+    step = max(step, (1 << (count - 1).bit_length() >> 1) // parts)
+    return -(-count // step) * step
+
+
+def fit_ids(count: int) -> int:
+    """Returns a size for ``count`` distinct ids: closer together than other sizes, since every row costs time."""
+    return fit(count, least=256, step=256, parts=32)
+
+
+def fit_shape(shapes: FewShapes, sizes: Shape) -> Shape | None:
     """Finds the smallest shape that holds a batch of these sizes, without padding; None: none does."""
     for shape in shapes:
         tables = zip(sizes.tables, shape.tables, strict=True)
@@ -70,7 +87,7 @@ def fit(shapes: FewShapes, sizes: Shape) -> Shape | None:
 
 def require_shape(shapes: FewShapes, position: int, sizes: Shape) -> Shape:
     """Finds the smallest shape that holds the batch at a position of the log. Raises InputError where none does."""
-    shape = fit(shapes, sizes)
+    shape = fit_shape(shapes, sizes)
     if shape is not None:
         return shape
     largest = shapes[-1]

@@ -1,4 +1,4 @@
-"""Few shapes: at most four for any log, with the content of batches and the predictions as they are without."""
+"""Sizes are few and waste little; few shapes: at most four for any log, with what batches hold as they are without."""
 
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from ctr.training import inputs as inputs_module
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
 from ctr.training.loop import train
-from ctr.training.shapes import few_shapes
+from ctr.training.sizes import few_shapes, fit, fit_ids
 from ctr.training.state import TrainState
 from growing_logs import read_predictions
 from small_runs import make_config
@@ -75,6 +75,28 @@ def shapes_of(feed: Feed) -> tuple[Any, ...]:
     """The shapes that XLA sees."""
     tensors = [feed.target_tensors, *feed.plan_tensors]
     return tuple((name, tuple(part.shape)) for named in tensors for name, part in sorted(named.items()))
+
+
+@given(st.integers(1, 10**7), st.integers(1, 5000))
+def test_a_size_holds_its_entries_and_wastes_little(count, least):
+    size = fit(count, least)
+    assert size >= max(count, least)
+    if count > least:
+        assert size - count < size / 4
+        # Padding does not creep when it is applied again.
+        assert fit(size, least) == size
+
+
+def test_sizes_are_few():
+    assert len({fit(count) for count in range(1, 100_000)}) <= 4 * np.log2(100_000 / 64) + 2
+    assert [fit(count, 1) for count in range(1, 12)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 10, 12]
+
+
+@given(st.integers(0, 10**7))
+def test_distinct_ids_are_padded_by_less(count):
+    size = fit_ids(count)
+    assert size % 256 == 0
+    assert count <= size <= max(256, count + max(255, count / 32))
 
 
 @pytest.mark.slow

@@ -1,0 +1,194 @@
+"""Rows of embedding tables, wherever they lie: all in this process, or those of large tables divided over a group.
+
+Member r of W holds the rows r, r + W, r + 2 W, ... of a divided table. Tables go by their numbers.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.models.embeddings import sum_by_position
+from ctr.models.rows import TableLayout
+from ctr.workers.collectives import ALONE, Workers, gather_divided
+from ctr.workers.row_variables import read_rows
+
+Plan = dict[str, tf.Tensor]
+Curvature = tuple[tf.Tensor, ...]
+
+_PIECE = 65536
+
+
+class Rows(Protocol):
+    """Rows of all tables of a run, of which some may be elsewhere."""
+
+    divided: tuple[bool, ...]  # for each table whether only a part of it is here
+    owners: tuple[Workers, ...]  # for each table those who hold a part of it each
+
+    def part(self, table: int) -> tuple[int, int]:
+        """Returns which part of a table is here, and of how many."""
+
+    def count(self, table: int, rows: int) -> int:
+        """Returns how many of the first ``rows`` of a table are here."""
+
+    def here(self, table: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Selects from rows of a table, int32 [N], those that are here: positions among them, and rows of the part."""
+
+    def plan_signature(self, table: int) -> dict[str, tf.TensorSpec]:
+        """Returns the types of what a plan of the table has beside what every plan has."""
+
+    def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
+        """Returns what this part of a batch needs, float32 [., C], and the plans as they refer to that.
+
+        ``held``: of each of the first tables the distinct rows that are here, float32 [Q, C].
+        """
+
+    def add_up(
+        self, plans: Sequence[Plan], gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
+    ) -> tuple[list[tf.Tensor], list[Curvature]]:
+        """Sums gradients and curvatures of what ``fetch`` returned over all who train together: of the rows here."""
+
+    def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:
+        """Returns the table with all ``rows`` in the first member; all have to call it. A whole one is not copied."""
+
+
+def make_rows(
+    layouts: Sequence[TableLayout], group: Workers, most_rows: Sequence[int], from_bytes: float
+) -> Rows:
+    """Divides the tables that may get as large as ``from_bytes`` over a group of several members."""
+    if group.size == 1:
+        return Local(len(layouts))
+    sizes = zip(layouts, most_rows, strict=True)
+    return Divided(group, tuple(is_divided(layout, group.size, most, from_bytes) for layout, most in sizes))
+
+
+def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:
+    """Returns whether a table that may get ``most_rows`` is divided over W workers: from ``from_bytes`` on."""
+    # Each worker has at least one of the rows that are there from the beginning.
+    return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes
+
+
+class Local:
+    """All rows are in this process, which trains alone."""
+
+    def __init__(self, tables: int) -> None:
+        self.divided = (False,) * tables
+        self.owners = (ALONE,) * tables
+
+    def part(self, table: int) -> tuple[int, int]:
+        return 0, 1
+
+    def count(self, table: int, rows: int) -> int:
+        return rows
+
+    def here(self, table: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(len(rows)), rows
+
+    def plan_signature(self, table: int) -> dict[str, tf.TensorSpec]:
+        return {}
+
+    def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
+        return list(held), list(plans)
+
+    def add_up(
+        self, plans: Sequence[Plan], gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
+    ) -> tuple[list[tf.Tensor], list[Curvature]]:
+        return list(gradients), list(curvatures)
+
+    def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:
+        return variable
+
+
+class Divided:
+    """The members of a group hold a part of each large table, and all rows of the others."""
+
+    def __init__(self, group: Workers, divided: tuple[bool, ...]) -> None:
+        self._group, self.divided = group, divided
+        self.owners = tuple(group if is_divided else ALONE for is_divided in divided)
+
+    def part(self, table: int) -> tuple[int, int]:
+        return self.owners[table].rank, self.owners[table].size
+
+    def count(self, table: int, rows: int) -> int:
+        rank, size = self.part(table)
+        return len(range(rank, rows, size))
+
+    def here(self, table: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rank, size = self.part(table)
+        positions = np.flatnonzero(rows % size == rank)
+        return positions, rows[positions] // size
+
+    def plan_signature(self, table: int) -> dict[str, tf.TensorSpec]:
+        if not self.divided[table]:
+            return {}
+        return {"asked": tf.TensorSpec([self._group.size, None], tf.int32)}
+
+    def _tables(self, count: int, divided: bool) -> list[int]:
+        return [table for table, is_divided in enumerate(self.divided[:count]) if is_divided == divided]
+
+    def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
+        """Gets the rows of divided tables that members ask each other for: float32 [W * P, C] come to this one."""
+        needed, views = list(held), list(plans)
+        tables = self._tables(len(plans), divided=True)
+        sent = [tf.gather(held[table], plans[table]["asked"]) for table in tables]
+        with tf.name_scope("exchange_rows"):
+            received = self._group.exchange(sent)
+        for table, rows in zip(tables, received, strict=True):
+            needed[table] = tf.reshape(rows, [-1, rows.shape[2]])
+            views[table] = {**plans[table], "distinct": tf.reshape(plans[table]["asked"], [-1])}
+        return needed, views
+
+    def add_up(
+        self, plans: Sequence[Plan], gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
+    ) -> tuple[list[tf.Tensor], list[Curvature]]:
+        """Sends those of divided tables back to who hold the rows, who add them in the order of ranks."""
+        group = self._group
+        packed = [_pack(*both) for both in zip(gradients, curvatures, strict=True)]
+        tables, mirrored = (self._tables(len(plans), divided) for divided in (True, False))
+        of_others = [tf.reshape(packed[table], [group.size, -1, packed[table].shape[1]]) for table in tables]
+        with tf.name_scope("exchange_gradients"):
+            received = group.exchange(of_others)
+        with tf.name_scope("all_reduce"):
+            totals = group.all_reduce([packed[table] for table in mirrored])
+        for table, total in zip(mirrored, totals, strict=True):
+            packed[table] = total
+        for table, parts in zip(tables, received, strict=True):
+            flat, positions = tf.reshape(parts, [-1, parts.shape[2]]), tf.reshape(plans[table]["asked"], [-1])
+            packed[table] = sum_by_position(flat, positions, tf.shape(plans[table]["distinct"])[0])
+        unpacked = [
+            _unpack(total, gradient.shape[1], bool(curvature))
+            for total, gradient, curvature in zip(packed, gradients, curvatures, strict=True)
+        ]
+        return [gradient for gradient, _ in unpacked], [curvature for _, curvature in unpacked]
+
+    def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:
+        if not self.divided[table]:
+            return variable
+
+        def read(part: slice) -> np.ndarray:
+            return read_rows(variable, part.start, part.stop)
+
+        values = gather_divided(self._group, read, rows, _PIECE // self._group.size)
+        shape = [None if variable.shape[0] is None else len(values), variable.shape[1]]
+        return tf.Variable(values, name=variable.name.partition(":")[0], shape=shape)
+
+
+def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:
+    if not curvature:
+        return gradient
+    values, groups = curvature
+    known = tf.cast(groups >= 0, tf.float32)
+    return tf.concat(
+        [gradient, tf.stack([values, known * tf.cast(groups, tf.float32), known], axis=1)], axis=1
+    )
+
+
+def _unpack(packed: tf.Tensor, columns: int, has_curvature: bool) -> tuple[tf.Tensor, Curvature]:
+    """Takes apart what was packed and added up: all members that know the group of a row know the same one."""
+    if not has_curvature:
+        return packed, ()
+    gradient = tf.ensure_shape(packed[:, :columns], [None, columns])
+    values, groups, known = tf.unstack(packed[:, columns:], num=3, axis=1)
+    groups = tf.where(known > 0, tf.round(tf.math.divide_no_nan(groups, known)), -1.0)
+    return gradient, (values, tf.cast(groups, tf.int32))
