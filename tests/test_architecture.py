@@ -54,9 +54,9 @@ LINES = {
     "ctr/workers": 1359,
     "eval": 4742,
     "models": 2063,
-    "optim": 7010,
+    "optim": 7280,
     "pipelines": 9038,
-    "tests": 54465,
+    "tests": 54774,
     "tests/api": 285,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder

@@ -1,32 +1,43 @@
 """Statistics beyond the gradient of a batch: by rows, and of its curvature (BACKPACK, tables 1 and 5; appendix A).
 
-With l_n the loss of row n, N rows, L = 1/N sum l_n, and for the weights W of a product with inputs a_n and
-dz_n = d l_n / d z_n::
+With l_n the loss of row n, N rows, L = 1/N sum l_n, and for the weights W of a product with inputs a_nt at T positions
+and dz_nt = d l_n / d z_nt (a dense layer has one position; the a_nt of a convolution are its patches)::
 
-    gradient             1/N sum a_n (x) dz_n
-    individual           1/N a_n (x) dz_n                                     BACKPACK table 1
-    norms                |1/N a_n (x) dz_n|^2 = 1/N^2 |a_n|^2 |dz_n|^2
-    second_moment        1/N sum (a_n (x) dz_n)^2
+    gradient             1/N sum_n sum_t a_nt (x) dz_nt
+    individual           1/N sum_t a_nt (x) dz_nt                             BACKPACK table 1
+    norms                |1/N sum_t a_nt (x) dz_nt|^2
+    second_moment        1/N sum_n (sum_t a_nt (x) dz_nt)^2
     variance             second_moment - gradient^2
-    ggn                  1/N sum_n sum_k (a_n (x) J_n^T s_nk)^2               s_nk: columns of the root of l_n's Hessian
+    ggn                  1/N sum_n sum_k (sum_t a_nt (x) J_nt^T s_nk)^2       s_nk: columns of the root of l_n's Hessian
     ggn_mc               the same with M drawn gradients in the place of the columns, and 1/M
-    hessian              1/N sum a_n^2 (x) diag(d2 l_n / d z_n^2)             exact, with all residual terms
-    kfac, kflr           A = 1/N sum a_n a_n^T; B = 1/N sum_n sum_k of the drawn, or all, J_n^T s_nk (J_n^T s_nk)^T
-    kfra                 A as above; B by averages from layer to layer, E[phi' phi'^T] * (W B W^T)
+    hessian              1/N sum_n sum_tu a_nt a_nu diag(d2 l_n / d z_nt d z_nu)        exact, with all residual terms
+    kfac, kflr           A = 1/N sum_n sum_t a_nt a_nt^T
+                         B = 1/N sum_n sum_k b_nk b_nk^T of the drawn, or all, b_nk = sum_t J_nt^T s_nk
+    kfra                 A as above; B = sum_tu C_tu with C averaged over rows from module to module, E[J_n^T C J_n]
 
-The bias of a product has a_n = 1. The loss of each row is a function of that row alone.
+The bias of a product has a_nt = 1: its Gauss-Newton matrix is B. The loss of each row is a function of that row alone.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from ctr.optim.kfac.output_losses import LOSSES, LossName, check_labels, gradient_by_outputs
-from ctr.optim.kfac.record import Product, Recording, Sent, is_sequential, record, refuse_probabilities
+from ctr.optim.kfac.record import (
+    Product,
+    Recording,
+    check_model,
+    is_chain,
+    record,
+    refuse_layers,
+    refuse_probabilities,
+)
 
 FIRST_ORDER = ("gradient", "individual", "norms", "second_moment", "variance")
 SECOND_ORDER = ("ggn", "ggn_mc", "hessian", "kfac", "kflr", "kfra")
@@ -40,7 +51,7 @@ class Kronecker(NamedTuple):
 
 
 class LayerStatistics(NamedTuple):
-    """Quantities of a product by name: [in, units], ``individual`` [N, in, units], ``norms`` [N]; bias without in."""
+    """Quantities by name, of the shapes of weight and bias; ``individual`` [N, *shape], ``norms`` [N]; factors."""
 
     weight: dict[str, np.ndarray]
     bias: dict[str, np.ndarray]
@@ -56,10 +67,11 @@ def statistics_of(
     samples: int = 1,
     seed: int = 0,
 ) -> dict[str, LayerStatistics]:
-    """Computes quantities of a model's linear layers on a batch, by the name of the layer.
+    """Computes quantities of a model's dense layers and convolutions on a batch, by the name of the layer.
 
     Args:
-        model: a built Keras Sequential of dense layers and layers without weights.
+        model: a built Keras model, Sequential or Functional, of such layers and layers without trainable weights, which
+            are run as in prediction; ``kfra`` is defined for Sequential ones alone.
         loss: its name; cross-entropies are those of logits, so that the model's last layer has no sigmoid or softmax.
         batch: inputs and labels.
         quantities: of ``FIRST_ORDER`` and ``SECOND_ORDER``.
@@ -79,8 +91,10 @@ def statistics_of(
         if quantity not in (*FIRST_ORDER, *SECOND_ORDER):
             allowed = ", ".join((*FIRST_ORDER, *SECOND_ORDER))
             raise ValueError(f"{quantity!r} is no quantity; allowed: {allowed}")
-    if not is_sequential(model):
-        raise ValueError(f"{type(model).__name__} is not a Sequential model; allowed: only that")
+    check_model(model)
+    refuse_layers(model, takes_normalizations=False)
+    if "kfra" in quantities and not is_chain(model):
+        raise ValueError(f"{model.name} is not Sequential; allowed for kfra: only that")
     refuse_probabilities(model, loss)
     if not isinstance(batch, tuple | list) or len(batch) != 2 or batch[1] is None:
         raise ValueError("batch is not a pair; allowed: inputs and labels")
@@ -92,46 +106,68 @@ def statistics_of(
             raise ValueError("the batch has no rows; allowed: at least one")
         check_labels(loss, labels, run.outputs.shape)
         sent = run.send(gradient_by_outputs(partial(LOSSES[loss].values, labels), run.outputs))
-    first = [quantity for quantity in FIRST_ORDER if quantity in quantities]
-    found = {back.name: LayerStatistics(*_first_order(back, first), {}) for back in sent}
+    found = {product.name: LayerStatistics({}, {}, {}) for product in run.products}
+    for product, gradients in zip(run.products, sent, strict=True):
+        _first_order(found[product.name], product, gradients, quantities)
     _by_loss(found, run, loss, quantities, samples, seed)
     if second is not None:
         _hessian(found, second, run.products, sent)
     return found
 
 
-def _first_order(sent: Sent, wanted: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Computes the quantities of a weight [in, units] and of its bias, of rows with inputs a and gradients dz."""
-    _, inputs, gradients, has_bias = sent
-    dtype, count = gradients.dtype, int(gradients.shape[0])
+def _first_order(
+    found: LayerStatistics, product: Product, gradients: tf.Tensor, wanted: Sequence[str]
+) -> None:
+    """Computes the quantities of a weight and of its bias, of gradients dz [N, T, units]."""
+    dtype, inputs = gradients.dtype.as_numpy_dtype, product.inputs
     if "variance" in wanted:
         # A difference of squares: of float32 nothing would be left where the gradients of rows are nearly the same.
         inputs, gradients = tf.cast(inputs, tf.float64), tf.cast(gradients, tf.float64)
-    squares = tf.square(inputs), tf.square(gradients)
-    weight = {
-        "gradient": lambda: tf.matmul(inputs, gradients, transpose_a=True) / count,
-        "individual": lambda: tf.einsum("ni,nj->nij", inputs, gradients) / count,
-        "norms": lambda: tf.reduce_sum(squares[0], 1) * tf.reduce_sum(squares[1], 1) / count**2,
-        "second_moment": lambda: tf.matmul(*squares, transpose_a=True) / count,
-    }
-    bias = {
-        "gradient": lambda: tf.reduce_mean(gradients, 0),
-        "individual": lambda: gradients / count,
-        "norms": lambda: tf.reduce_sum(squares[1], 1) / count**2,
-        "second_moment": lambda: tf.reduce_mean(squares[1], 0),
-    }
-    return _finish(weight, wanted, dtype), _finish(bias, wanted, dtype) if has_bias else {}
+    # The bias is the weight of one input that is 1.
+    parts = {"weight": inputs, "bias": tf.ones_like(inputs[..., :1])}
+    for part, values in parts.items():
+        if part == "weight" or product.has_bias:
+            shape = product.shape if part == "weight" else product.shape[-1:]
+            for name, value in _of_rows(values, gradients, wanted).items():
+                leading = value.shape[:1] if name in ("individual", "norms") else ()
+                value = np.reshape(value, leading if name == "norms" else (*leading, *shape))
+                getattr(found, part)[name] = value.astype(dtype)
 
 
-def _finish(
-    rules: Mapping[str, Callable[[], tf.Tensor]], wanted: Sequence[str], dtype: tf.DType
-) -> dict[str, np.ndarray]:
-    needed = {*wanted, *(("gradient", "second_moment") if "variance" in wanted else ())}
-    values = {name: np.asarray(rule()) for name, rule in rules.items() if name in needed}
+def _of_rows(inputs: tf.Tensor, gradients: tf.Tensor, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    count, values = int(gradients.shape[0]), {}
+    if {"gradient", "variance"} & set(wanted):
+        values["gradient"] = _joint(inputs, gradients) / count
+    if {"second_moment", "variance"} & set(wanted):
+        values["second_moment"] = _sum_of_squares(inputs, gradients) / count
     if "variance" in wanted:
         # Rounding may leave less than nothing.
         values["variance"] = np.maximum(values["second_moment"] - np.square(values["gradient"]), 0.0)
-    return {name: values[name].astype(dtype.as_numpy_dtype) for name in wanted}
+    if "individual" in wanted:
+        values["individual"] = _individual(inputs, gradients) / count
+    if "norms" in wanted:
+        # Of one position |a (x) dz|^2 = |a|^2 |dz|^2; of several, products of all pairs of positions.
+        pairs = (tf.matmul(tensor, tensor, transpose_b=True) for tensor in (inputs, gradients))
+        values["norms"] = tf.reduce_sum(math.prod(pairs), (1, 2)) / count**2
+    return {name: np.asarray(values[name]) for name in FIRST_ORDER if name in wanted}
+
+
+def _joint(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
+    """Sums a (x) dz over rows and positions, [in, units]."""
+    flat = (tf.reshape(tensor, [-1, tensor.shape[-1]]) for tensor in (inputs, gradients))
+    return tf.matmul(*flat, transpose_a=True)
+
+
+def _individual(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
+    """Sums a (x) dz over the positions of each row, [N, in, units]."""
+    return tf.matmul(inputs, gradients, transpose_a=True)
+
+
+def _sum_of_squares(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
+    """Sums the squares of each row's a (x) dz, [in, units]; those of dense layers need no memory for each row."""
+    if inputs.shape[1] == 1:
+        return _joint(tf.square(inputs), tf.square(gradients))
+    return tf.reduce_sum(tf.square(_individual(inputs, gradients)), 0)
 
 
 def _by_loss(
@@ -164,79 +200,70 @@ def _curvature(
     """The diagonal and the Kronecker factors of the Gauss-Newton matrix of columns s_nk, each [B, C]."""
     diagonal, kronecker = names
     scale = factor / int(tf.shape(run.outputs)[0])
-    for each in zip(*map(run.send, columns), strict=True):
-        (name, inputs, _, has_bias), *_ = each
-        weight, bias, outer = 0.0, 0.0, 0.0
-        for _, _, own, _ in each:
-            squares = tf.square(own)
-            weight += tf.matmul(tf.square(inputs), squares, transpose_a=True)
-            bias += tf.reduce_sum(squares, 0)
-            outer += tf.matmul(own, own, transpose_a=True)
+    for product, *sent in zip(run.products, *map(run.send, columns), strict=True):
+        layer, weight, outer = found[product.name], 0.0, 0.0
+        for gradients in sent:
+            if diagonal in quantities:
+                weight += _sum_of_squares(product.inputs, gradients)
+            summed = tf.reduce_sum(gradients, 1)
+            outer += tf.matmul(summed, summed, transpose_a=True)
         if diagonal in quantities:
-            found[name].weight[diagonal] = np.asarray(weight * scale)
-            if has_bias:
-                found[name].bias[diagonal] = np.asarray(bias * scale)
+            layer.weight[diagonal] = np.reshape(weight * scale, product.shape)
+            if product.has_bias:
+                layer.bias[diagonal] = np.asarray(tf.linalg.diag_part(outer) * scale)
         if kronecker in quantities:
-            found[name].factors[kronecker] = Kronecker(_input_factor(inputs), np.asarray(outer * scale))
+            layer.factors[kronecker] = Kronecker(_input_factor(product), np.asarray(outer * scale))
 
 
-def _input_factor(inputs: tf.Tensor) -> np.ndarray:
-    return np.asarray(tf.matmul(inputs, inputs, transpose_a=True) / int(inputs.shape[0]))
+def _input_factor(product: Product) -> np.ndarray:
+    return np.asarray(_joint(product.inputs, product.inputs) / int(product.inputs.shape[0]))
 
 
 def _hessian(
     found: dict[str, LayerStatistics],
     tape: tf.GradientTape,
     products: Sequence[Product],
-    sent: Sequence[Sent],
+    sent: Sequence[tf.Tensor],
 ) -> None:
     """Diagonals of the Hessian: z is linear in W and b, so that only its own second derivatives count."""
-    for product, (name, inputs, gradient, has_bias) in zip(products, sent, strict=True):
-        columns = []
-        for unit in range(gradient.shape[1]):
-            one = tf.one_hot(tf.fill(tf.shape(gradient)[:1], unit), gradient.shape[1], dtype=gradient.dtype)
-            back = tape.gradient(
-                gradient, product.outputs, one, unconnected_gradients=tf.UnconnectedGradients.ZERO
-            )
-            columns.append(back[:, unit])
-        second = tf.stack(columns, axis=1)
-        found[name].weight["hessian"] = np.asarray(
-            tf.matmul(tf.square(inputs), second, transpose_a=True) / int(inputs.shape[0])
-        )
-        if has_bias:
-            found[name].bias["hessian"] = np.asarray(tf.reduce_mean(second, 0))
+    zero = tf.UnconnectedGradients.ZERO
+    for product, gradient in zip(products, sent, strict=True):
+        rows, positions, units = gradient.shape
+        inputs, columns = product.inputs, []
+        for unit in range(units):
+            second = []
+            for position in range(positions):
+                where = tf.one_hot(position * units + unit, positions * units, dtype=gradient.dtype)
+                where = tf.broadcast_to(tf.reshape(where, [1, positions, units]), gradient.shape)
+                back = tape.gradient(gradient, product.outputs, where, unconnected_gradients=zero)
+                second.append(back[:, :, unit])
+            blocks = tf.stack(second, axis=1)  # [N, T, T]
+            columns.append((tf.reduce_sum(inputs * tf.matmul(blocks, inputs), (0, 1)), tf.reduce_sum(blocks)))
+        weight, bias = (tf.stack(column, axis=-1) / rows for column in zip(*columns, strict=True))
+        found[product.name].weight["hessian"] = np.reshape(weight, product.shape)
+        if product.has_bias:
+            found[product.name].bias["hessian"] = np.asarray(bias)
 
 
 def _kfra(found: dict[str, LayerStatistics], run: Recording, root: tf.Tensor) -> None:
-    """Factors by averages from layer to layer, from the last one backward."""
+    """Factors of C [h, h], averaged over the rows behind each module, from the last one backward (eq. 24)."""
     rows = int(root.shape[0])
     averaged = tf.einsum("nck,ndk->cd", root, root) / rows
-    following = run.outputs
-    for product in reversed(run.products):
-        slope = _slope(run.tape, product.outputs, following)
-        if slope is None:
-            raise ValueError(
-                f"kfra is not defined for {product.name}; allowed: nothing but element-wise functions behind it"
-            )
-        averaged *= tf.matmul(slope, slope, transpose_a=True) / rows
-        factors = Kronecker(_input_factor(product.inputs), np.asarray(averaged))
-        found[product.name].factors["kfra"] = factors
-        averaged = tf.matmul(product.matrix, tf.matmul(averaged, product.matrix, transpose_b=True))
-        following = product.inputs
-
-
-def _slope(tape: tf.GradientTape, outputs: tf.Tensor, following: tf.Tensor) -> tf.Tensor | None:
-    """The derivative of what follows a product, of its shape; None where not each number depends on its own alone.
-
-    Where it does, the derivative of a sum with any weights is these weights times that of the plain sum.
-    """
-    if following.shape != outputs.shape:
-        return None
-    weights = tf.random.stateless_normal(tf.shape(outputs), (1, 2), dtype=outputs.dtype)
-    found = [
-        tape.gradient(following, outputs, sent, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        for sent in (tf.ones_like(outputs), weights)
-    ]
-    gap = tf.reduce_max(tf.abs(found[1] - weights * found[0]))
-    # Numbers that are not finite say nothing of it, and stay what they are.
-    return None if gap > 1e-4 * tf.reduce_max(tf.abs(found[1])) else found[0]
+    products = {id(product.outputs): product for product in run.products}
+    for after, before in pairwise([*reversed(run.values), None]):
+        if product := products.get(id(after)):
+            units = product.shape[-1]
+            by_position = tf.reshape(averaged, [averaged.shape[0] // units, units] * 2)
+            outputs = np.asarray(tf.reduce_sum(by_position, (0, 2)))
+            found[product.name].factors["kfra"] = Kronecker(_input_factor(product), outputs)
+            if product is run.products[0]:
+                return
+        # Of columns of a root of C, as one column is sent at a time.
+        eigenvalues, vectors = tf.linalg.eigh(averaged)
+        averaged = 0.0
+        for eigenvalue, column in zip(eigenvalues, tf.unstack(vectors, axis=1), strict=True):
+            if eigenvalue > 0:
+                column = tf.reshape(tf.sqrt(eigenvalue) * column, [1, *after.shape[1:]])
+                sent = run.tape.gradient(after, before, tf.broadcast_to(column, after.shape))
+                sent = tf.reshape(sent, [rows, -1])
+                averaged += tf.matmul(sent, sent, transpose_a=True) / rows

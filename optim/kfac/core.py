@@ -1,4 +1,4 @@
-"""K-FAC over a list of variables, of which some are the matrices and biases of linear products (``factors.py``).
+"""K-FAC over variables, of which some are matrices and biases of products, or scales and shifts (``factors.py``).
 
 A step takes the gradients and, every few steps, the factors of the batch. Each layer takes the step size of AdaGrad,
 which also trains weights in no product, and a layer until it has its first inverses. Inverses are computed within the
@@ -6,7 +6,7 @@ step, in float64; one that is not finite leaves the previous one, and is counted
 finite is left out of all sums, and counted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import tensorflow as tf
@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from ctr.optim.first_order.directions import momentum_step
 from ctr.optim.kfac import factors as kfac
-from ctr.optim.kfac.factors import Factors
+from ctr.optim.kfac.factors import Factors, Units
 from ctr.optim.option_types import NUMPY, STRICT, Decay, Frequency, NotNegative
 from ctr.optim.shampoo.schedule import when
 from ctr.optim.variables import Variables, create_variable
@@ -56,7 +56,10 @@ class KfacOptions:
 
 
 class Layer(NamedTuple):
-    """Linear product: the indices of its matrix and of its bias, None without one, among the weights."""
+    """Linear product: the indices of its matrix and of its bias, None without one, among the weights.
+
+    The matrix of a convolution has the kernel's shape [height, width, in, units].
+    """
 
     weight: int
     bias: int | None
@@ -65,43 +68,91 @@ class Layer(NamedTuple):
     def weights(self) -> tuple[int, ...]:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
+    def shapes(self, weights: Sequence[tf.TensorShape]) -> Factors:
+        """Returns the shapes of the factors, which are those of their inverses, by the shapes of ``weights``."""
+        columns = weights[0][-1]
+        rows = sum(shape.num_elements() // columns for shape in weights)
+        return Factors([rows, rows], [columns, columns])
+
+    def join(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Joins tensors of the shapes of ``weights`` to one [in', units]."""
+        return tf.concat([tf.reshape(part, [-1, part.shape[-1]]) for part in parts], axis=0)
+
+    def split(self, whole: tf.Tensor) -> list[tf.Tensor]:
+        """Splits it again, into matrices."""
+        return [whole] if self.bias is None else [whole[:-1], whole[-1:]]
+
+
+class Scale(NamedTuple):
+    """Normalization: the indices of its scale and of its shift among the weights, None without one."""
+
+    scale: int | None
+    shift: int | None
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        return tuple(index for index in self if index is not None)
+
+    def shapes(self, weights: Sequence[tf.TensorShape]) -> Units:
+        """Returns the shape of the Fisher information, as ``Layer`` does."""
+        return Units([weights[0][0], len(weights), len(weights)])
+
+    def join(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Joins tensors [units] to one [units, k]."""
+        return tf.stack(parts, axis=1)
+
+    def split(self, whole: tf.Tensor) -> list[tf.Tensor]:
+        """Splits it again."""
+        return tf.unstack(whole, axis=1)
+
+
+_INVERSES = {Factors: ("left", "right"), Units: ("inverse",)}
+
 
 class KfacCore:
     """K-FAC over variables.
 
     Attributes:
-        sizes: the rows, with that of the bias, and columns of each layer.
-        variables: all state by name: of layer i ``layer{i}/inputs``, ``/outputs`` (sums that decay, float64),
-            ``/left``, ``/right`` (inverses); of weight i ``tensor{i}/accumulator`` and ``/momentum``.
+        variables: all state by name: of layer i ``layer{i}/inputs``, ``/outputs`` (sums that decay, float64), ``/left``
+            and ``/right`` (inverses), or ``/fisher`` and ``/inverse`` of a ``Scale``; of weight i
+            ``tensor{i}/accumulator`` and ``/momentum``.
     """
 
-    def __init__(self, options: KfacOptions, weights: Sequence[tf.Variable], layers: Sequence[Layer]) -> None:
+    def __init__(
+        self, options: KfacOptions, weights: Sequence[tf.Variable], layers: Sequence[Layer | Scale]
+    ) -> None:
         self.options, self.weights, self.layers = options, list(weights), list(layers)
-        self.sizes: list[tuple[int, int]] = []
-        for layer in layers:
-            rows, columns = map(int, weights[layer.weight].shape)
-            self.sizes.append((rows + len(layer.weights) - 1, columns))
         self.dtype = tf.float64 if any(weight.dtype == tf.float64 for weight in weights) else tf.float32
         self.variables = made = Variables(create_variable, self.dtype)
         self.step, self.collections, self.failed, self.refreshed = (
             made.make(name, [], tf.int64) for name in ("step", "collections", "failed", "refreshed")
         )
         self._ready = made.make("ready", [len(layers)])
-        # By layer and kind.
-        self._state: list[dict[str, tf.Variable]] = []
-        for number, (rows, columns) in enumerate(self.sizes):
-            sides = {"inputs": rows, "outputs": columns, "left": rows, "right": columns}
-            self._state.append({})
-            for kind, size in sides.items():
-                dtype = tf.float64 if kind in Factors._fields else self.dtype
-                self._state[number][kind] = made.make(f"layer{number}/{kind}", [size, size], dtype)
+        # By layer: decaying sums, and inverses.
+        self._sums: list[Factors | Units] = []
+        self._inverses: list[Factors | Units] = []
+        for number, layer in enumerate(layers):
+            shapes = layer.shapes([weights[index].shape for index in layer.weights])
+            names = zip(shapes._fields, _INVERSES[type(shapes)], shapes, strict=True)
+            pairs = [
+                (
+                    made.make(f"layer{number}/{side}", shape, tf.float64),
+                    made.make(f"layer{number}/{inverse}", shape),
+                )
+                for side, inverse, shape in names
+            ]
+            for kept, variables in zip((self._sums, self._inverses), zip(*pairs, strict=True), strict=True):
+                kept.append(type(shapes)(*variables))
         for index, weight in enumerate(weights):
             made.make(f"tensor{index}/accumulator", weight.shape, value=options.initial_accumulator)
             if options.momentum:
                 made.make(f"tensor{index}/momentum", weight.shape)
 
     def update(
-        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, factors: Callable[[], Sequence[Factors]]
+        self,
+        gradients: Sequence[tf.Tensor],
+        rate: tf.Tensor,
+        factors: Callable[[], Sequence[Factors | Units]],
     ) -> None:
         """Takes one step on all weights, in place; matrices decay.
 
@@ -125,14 +176,12 @@ class KfacCore:
         directions = list(grafts)
         found = [self._precondition(number, gradients, grafts) for number in range(len(self.layers))]
         for layer, whole in zip(self.layers, found, strict=True):
-            rows, _ = self.weights[layer.weight].shape
-            directions[layer.weight] = whole[:rows]
-            if layer.bias is not None:
-                directions[layer.bias] = tf.reshape(whole[rows:], self.weights[layer.bias].shape)
+            for index, part in zip(layer.weights, layer.split(whole), strict=True):
+                directions[index] = tf.reshape(part, self.weights[index].shape)
         for index, direction in enumerate(directions):
             self._move(index, direction, tf.cast(rate, self.dtype))
 
-    def _collect(self, found: Sequence[Factors]) -> None:
+    def _collect(self, found: Sequence[Factors | Units]) -> None:
         if not found:
             return
         decay = self.options.decay
@@ -142,9 +191,8 @@ class KfacCore:
         self.failed.assign_add(tf.math.count_nonzero(~finite))
 
         def add() -> None:
-            for state, factors in zip(self._state, found, strict=True):
-                for side, value in factors._asdict().items():
-                    kept = state[side]
+            for sums, factors in zip(self._sums, found, strict=True):
+                for kept, value in zip(sums, factors, strict=True):
                     kept.assign(decay * kept + (1.0 - decay) * tf.cast(value, tf.float64))
             self.collections.assign_add(1)
 
@@ -155,46 +203,42 @@ class KfacCore:
             return
         decay = tf.constant(self.options.decay, tf.float64)
         correction = 1.0 - tf.pow(decay, tf.cast(self.collections, tf.float64))
-        outcomes = [self._invert_layer(state, correction) for state in self._state]
+        pairs = zip(self._sums, self._inverses, strict=True)
+        outcomes = [self._invert_layer(sums, inverses, correction) for sums, inverses in pairs]
         refreshed, failed = (tf.stack(flags) for flags in zip(*outcomes, strict=True))
         self._ready.assign(tf.where(refreshed, tf.ones_like(self._ready), self._ready))
         for counter, flags in ((self.refreshed, refreshed), (self.failed, failed)):
             counter.assign_add(tf.math.count_nonzero(flags))
 
     def _invert_layer(
-        self, state: Mapping[str, tf.Variable], correction: tf.Tensor
+        self, kept: Factors | Units, inverses: Factors | Units, correction: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns whether a layer's inverses are new, and whether they failed, bool scalars."""
-        sums = Factors(
-            *(tf.math.divide_no_nan(state[side].read_value(), correction) for side in Factors._fields)
-        )
+        kind = type(kept)
+        sums = kind(*(tf.math.divide_no_nan(one.read_value(), correction) for one in kept))
         # A layer that is switched off has no gradients yet.
         finite = _all_finite(sums)
         # Decompositions of other numbers may raise an error, or never end.
-        sums = Factors(*(tf.where(finite, one, tf.eye(one.shape[0], dtype=one.dtype)) for one in sums))
-        there = (kfac.mean_eigenvalue(sums.inputs) > 0) & (kfac.mean_eigenvalue(sums.outputs) > 0)
+        sums = kind(*(tf.where(finite, one, tf.eye(one.shape[-1], dtype=one.dtype)) for one in sums))
+        there = tf.reduce_all([kfac.mean_eigenvalue(one) > 0 for one in sums])
         damping = kfac.whole_damping(sums, self.options.damping)
         damping = tf.where(there, damping, tf.ones_like(damping))
         new = [tf.cast(inverse, self.dtype) for inverse in kfac.damped_inverses(sums, damping)]
         sound = finite & _all_finite(new)
-        for kind, value in zip(("left", "right"), new, strict=True):
-            state[kind].assign(tf.where(there & sound, value, state[kind]))
+        for variable, value in zip(inverses, new, strict=True):
+            variable.assign(tf.where(there & sound, value, variable))
         return there & sound, there & ~sound
 
     def _precondition(
         self, number: int, gradients: Sequence[tf.Tensor], grafts: Sequence[tf.Tensor]
     ) -> tf.Tensor:
-        parts, (_, columns), state = self.layers[number].weights, self.sizes[number], self._state[number]
-
-        def joined(given: Sequence[tf.Tensor]) -> tf.Tensor:
-            rows = [tf.reshape(given[index], [-1, columns]) for index in parts]
-            return rows[0] if len(rows) == 1 else tf.concat(rows, axis=0)
-
-        found = kfac.precondition(Factors(state["left"], state["right"]), joined(gradients))
+        layer = self.layers[number]
+        parts = layer.weights
+        found = kfac.precondition(self._inverses[number], layer.join([gradients[index] for index in parts]))
         norm = tf.norm(found)
         usable = (self._ready[number] > 0) & (norm > 0) & tf.math.is_finite(norm)
         scale = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(grafts[index]) for index in parts])) / norm
-        return tf.cond(usable, lambda: scale * found, lambda: joined(grafts))
+        return tf.cond(usable, lambda: scale * found, lambda: layer.join([grafts[index] for index in parts]))
 
     def _move(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
         options, weight = self.options, self.weights[index]

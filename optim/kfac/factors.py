@@ -1,4 +1,4 @@
-"""K-FAC for linear products, as pure functions (THESIS 3; BACKPACK eq. 28-29).
+"""K-FAC for linear products, scales and shifts, as pure functions (THESIS 3; BACKPACK eq. 28-29).
 
 For a layer z = a W + b, with a' = (a, 1) where it has a bias and X = (W; b), the Fisher information of X is taken
 for the Kronecker product of (eq. 3.5)::
@@ -9,8 +9,13 @@ and the step is, with vec(B X A^T) = (A (x) B) vec(X) (eq. 3.3), A^-1 grad_X L G
 approximately, by the product of two inverses (eq. 3.2), where pi^2 is the mean eigenvalue of A over that of G::
 
     (A + pi sqrt(lambda) I)^-1 grad (G + sqrt(lambda) / pi I)^-1,    pi^2 = (tr A / dim A) / (tr G / dim G)
+
+A convolution at T positions has A = 1/T E[sum_t a'_t a'_t^T] and G = E[sum_t g_t g_t^T] (eq. 3.6-3.7; Grosse and
+Martens, 2016). A normalization has the Fisher information F_i [2, 2] of the scale and shift of each unit i (eq. 3.10),
+and the step (F_i + lambda I)^-1 grad_i.
 """
 
+import math
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -25,6 +30,12 @@ class Factors(NamedTuple):
     outputs: tf.Tensor
 
 
+class Units(NamedTuple):
+    """F [units, k, k] of the k of scale and shift that a normalization has."""
+
+    fisher: tf.Tensor
+
+
 def chosen_rows(rows: int | tf.Tensor, most: int) -> tf.Tensor:
     """Returns the indices of every n-th of ``rows`` rows, int32, ascending: at least ``most`` of them if there are."""
     stride = max(rows // most, 1) if isinstance(rows, int) else tf.maximum(rows // most, 1)
@@ -32,14 +43,28 @@ def chosen_rows(rows: int | tf.Tensor, most: int) -> tf.Tensor:
 
 
 def factors(inputs: tf.Tensor, gradients: tf.Tensor, has_bias: bool) -> Factors:
-    """Sums a' a'^T and g g^T over the rows of a [B, in] and g [B, units] (eq. 3.5, but for their number)."""
-    extended = tf.concat([inputs, tf.ones_like(inputs[:, :1])], axis=1) if has_bias else inputs
-    return Factors(*(tf.matmul(rows, rows, transpose_a=True) for rows in (extended, gradients)))
+    """Averages a' a'^T of a [B, T, in] over rows and positions; sums g g^T of g [B, T, units] over positions."""
+    inputs = tf.concat([inputs, tf.ones_like(inputs[..., :1])], axis=-1) if has_bias else inputs
+    rows, places = tf.shape(gradients)[0], tf.size(gradients[..., 0])
+    sides = [tf.reshape(side, [-1, side.shape[-1]]) for side in (inputs, gradients)]
+    return Factors(
+        *(
+            tf.matmul(side, side, transpose_a=True) / tf.cast(count, side.dtype)
+            for side, count in zip(sides, (places, rows), strict=True)
+        )
+    )
 
 
-def mean_eigenvalue(matrix: tf.Tensor) -> tf.Tensor:
-    """Computes tr / dim of [n, n], scalar."""
-    return tf.linalg.trace(matrix) / tf.cast(tf.shape(matrix)[0], matrix.dtype)
+def units(inputs: tf.Tensor, gradients: tf.Tensor, has_scale: bool, has_shift: bool) -> Units:
+    """Averages F over the rows of normalized inputs a [B, T, units] and gradients g [B, T, units] (eq. 3.11)."""
+    parts = [tf.reduce_sum(inputs * gradients, 1)] * has_scale + [tf.reduce_sum(gradients, 1)] * has_shift
+    found = tf.stack(parts, axis=2)
+    return Units(tf.einsum("bui,buj->uij", found, found) / tf.cast(tf.shape(found)[0], found.dtype))
+
+
+def mean_eigenvalue(matrices: tf.Tensor) -> tf.Tensor:
+    """Computes tr / dim of [..., n, n], scalar: the mean over all of them."""
+    return tf.reduce_mean(tf.linalg.trace(matrices) / tf.cast(tf.shape(matrices)[-1], matrices.dtype))
 
 
 def pi(found: Factors) -> tf.Tensor:
@@ -49,25 +74,30 @@ def pi(found: Factors) -> tf.Tensor:
     return tf.where(defined, tf.sqrt(tf.math.divide_no_nan(inputs, outputs)), tf.ones_like(inputs))
 
 
-def whole_damping(found: Factors, damping: float) -> tf.Tensor:
-    """Computes lambda, scalar: a share of the mean eigenvalue of A (x) G."""
-    scale = mean_eigenvalue(found.inputs) * mean_eigenvalue(found.outputs)
+def whole_damping(found: Factors | Units, damping: float) -> tf.Tensor:
+    """Computes lambda, scalar: a share of the mean eigenvalue of A (x) G, or of all F."""
+    scale = math.prod(map(mean_eigenvalue, found))
     # Below that, a decomposition in float64 could fail.
     return tf.constant(max(damping, _LEAST_DAMPING), scale.dtype) * scale
 
 
-def damped_inverses(found: Factors, damping: tf.Tensor) -> Factors:
-    """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1 by Cholesky, of their shapes (eq. 3.2)."""
+def damped_inverses(found: Factors | Units, damping: tf.Tensor) -> Factors | Units:
+    """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1, or (F + lambda I)^-1, of their shapes."""
+    if isinstance(found, Units):
+        return Units(inverse(found.fisher, damping))
     root, ratio = tf.sqrt(damping), pi(found)
-    return Factors(_inverse(found.inputs, root * ratio), _inverse(found.outputs, root / ratio))
+    return Factors(inverse(found.inputs, root * ratio), inverse(found.outputs, root / ratio))
 
 
-def _inverse(matrix: tf.Tensor, damping: tf.Tensor) -> tf.Tensor:
-    identity = tf.eye(matrix.shape[0], dtype=matrix.dtype)
-    cholesky = tf.linalg.cholesky(matrix + damping * identity)
-    return tf.linalg.cholesky_solve(cholesky, identity)
+def inverse(matrices: tf.Tensor, damping: tf.Tensor) -> tf.Tensor:
+    """Computes (M + damping I)^-1 of positive semi-definite [..., n, n] by Cholesky."""
+    identity = tf.eye(matrices.shape[-1], dtype=matrices.dtype)
+    cholesky = tf.linalg.cholesky(matrices + damping * identity)
+    return tf.linalg.cholesky_solve(cholesky, tf.broadcast_to(identity, tf.shape(matrices)))
 
 
-def precondition(inverses: Factors, gradient: tf.Tensor) -> tf.Tensor:
-    """Computes A^-1 grad G^-1 of a gradient [in', units]."""
+def precondition(inverses: Factors | Units, gradient: tf.Tensor) -> tf.Tensor:
+    """Computes A^-1 grad G^-1 of a gradient [in', units], or F^-1 grad of one [units, k]."""
+    if isinstance(inverses, Units):
+        return tf.linalg.matvec(inverses.fisher, gradient)
     return tf.matmul(inverses.inputs, tf.matmul(gradient, inverses.outputs))

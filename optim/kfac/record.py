@@ -1,111 +1,255 @@
 """Linear products of a model, recorded in a forward pass, and what is sent back through them from the outputs.
 
-A *product* is z = a W (+ b) for the rows of a batch; the gradients of W and b of row n are a_n (x) dz_n and dz_n.
+A *product* is z_t = a_t W (+ b) for the rows of a batch and T positions: one position of a dense layer, all pixels of
+the outputs of a convolution, whose a_t are patches of its inputs (Grosse and Martens, 2016). The gradients of W and b
+of a row are sum_t a_t (x) dz_t and sum_t dz_t. A normalization is z_t = a_t * gamma + beta with normalized a_t, and the
+gradients of gamma and beta are sum_t a_t * dz_t and sum_t dz_t.
+
 What is sent back is a tensor of the outputs' shape: gradients of a loss, those of drawn labels, or columns of a root of
 its Hessian (``output_losses.py``).
 """
 
+import contextlib
 import inspect
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 _PROBABILITIES = ("sigmoid", "softmax", "hard_sigmoid", "log_softmax", "log_sigmoid")
+_MODELS = ("Sequential", "Functional")
+_TAKEN = "Dense, Conv2D of one group with channels last"
 
 
 class Product(NamedTuple):
-    """A linear product z = a W (+ b): W's name, a [B, in], z [B, units], whether it has a bias, and W [in, units]."""
+    """The product of a layer.
+
+    Attributes:
+        name: the layer's.
+        inputs: a [B, T, in].
+        outputs: z [B, T, units]; in and units are equal for a normalization.
+        has_bias: whether there is a b, or beta.
+        shape: the shape of the layer's weight, whose elements are those of W [in, units]; (units,) of a normalization.
+    """
 
     name: str
     inputs: tf.Tensor
     outputs: tf.Tensor
     has_bias: bool
-    matrix: tf.Tensor
-
-
-class Sent(NamedTuple):
-    """What has come back to one product: with its inputs a [B, in] a tensor dz [B, units]."""
-
-    name: str
-    inputs: tf.Tensor
-    gradients: tf.Tensor
-    has_bias: bool
+    shape: tuple[int, ...]
 
 
 class Recording(NamedTuple):
-    """A forward pass: outputs [B, C], products in the order of the work, and the tape of what depends on them."""
+    """A forward pass.
+
+    Attributes:
+        outputs: [B, C].
+        products: in the order of the work.
+        values: what each module of the model returned, in the same order; products and activations are modules.
+        tape: of what depends on the products.
+    """
 
     outputs: tf.Tensor
     products: Sequence[Product]
+    values: Sequence[tf.Tensor]
     tape: tf.GradientTape
 
-    def send(self, by_outputs: tf.Tensor) -> list[Sent]:
-        """Sends a tensor of the outputs' shape back to every product; 0 where nothing comes back."""
+    def send(self, by_outputs: tf.Tensor) -> list[tf.Tensor]:
+        """Sends a tensor [B, C] back to every product: [B, T, units] each; 0 where nothing comes back."""
         targets = [product.outputs for product in self.products]
         zero = tf.UnconnectedGradients.ZERO
-        gradients = self.tape.gradient(self.outputs, targets, by_outputs, unconnected_gradients=zero)
-        return [
-            Sent(product.name, product.inputs, gradient, product.has_bias)
-            for product, gradient in zip(self.products, gradients, strict=True)
-        ]
+        return self.tape.gradient(self.outputs, targets, by_outputs, unconnected_gradients=zero)
 
 
-def record(model: Any, inputs: tf.Tensor) -> Recording:
-    """Runs the forward pass of a Sequential model and records it (``sequential_products``)."""
-    with tf.GradientTape(persistent=True) as tape:
-        return Recording(*sequential_products(model, inputs), tape)
+def record(model: Any, inputs: tf.Tensor, in_training: bool = False) -> Recording:
+    """Runs the forward pass of a built model and records its products, which frozen layers have, too.
 
-
-def is_sequential(model: Any) -> bool:
-    """Returns whether a model is a Sequential of Keras 2 or Keras 3."""
-    return type(model).__name__ == "Sequential" and hasattr(model, "layers")
-
-
-def is_dense(layer: Any) -> bool:
-    """Returns whether a layer is Keras' own dense one: another of that name may compute anything."""
-    package = type(layer).__module__.partition(".")[0]
-    return type(layer).__name__ == "Dense" and package in ("keras", "tf_keras")
-
-
-def sequential_products(model: Any, inputs: tf.Tensor) -> tuple[tf.Tensor, Sequence[Product]]:
-    """Computes the outputs of a built Sequential model, [B, C], and its products, which also frozen layers have.
+    Args:
+        model: Sequential or Functional, of layers that ``refuse_layers`` lets pass.
+        inputs: of its shape.
+        in_training: whether batch normalizations use the moments of the batch; their averages stay as they are.
 
     Raises:
-        ValueError: a layer's products are not known, as of one with weights that is not dense.
+        ValueError: inputs of another shape, or a layer that is called twice.
     """
-    values, products = inputs, []
-    for layer in model.layers:
+    check_inputs(model, inputs)
+    products: list[Product] = []
+    values: list[tf.Tensor] = []
+    with (
+        tf.GradientTape(persistent=True) as tape,
+        _heard(model, partial(_hear, tape, products, values, in_training)),
+    ):
+        outputs = model(inputs, training=in_training)
+    if len(outputs.shape) != 2:
+        raise ValueError(f"{model.name} has outputs of shape {outputs.shape}; allowed: [rows, outputs]")
+    return Recording(outputs, products, values, tape)
+
+
+def check_inputs(model: Any, inputs: tf.Tensor) -> None:
+    """Raises ValueError unless inputs have the shape that a model takes, and are numbers."""
+    shape: Any = model.input_shape
+    if isinstance(shape, list | dict) or isinstance(model.output_shape, list | dict):
+        raise ValueError(f"{model.name} has several inputs or outputs; allowed: one tensor each")
+    if inputs.dtype == tf.string or not inputs.shape.is_compatible_with(shape):
+        raise ValueError(
+            f"{model.name} has inputs of shape {inputs.shape} and {inputs.dtype.name}; allowed: numbers of shape "
+            f"{['rows', *shape[1:]]}"
+        )
+
+
+Hear = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def _heard(model: Any, hear: Hear) -> Iterator[None]:
+    """Has ``hear(layer, call, inputs, ...)`` called in the place of the ``call`` of each layer of a model.
+
+    Keras has no hooks. The attribute is not set by way of Keras, which would track it.
+    """
+    layers = leaves(model)
+    for layer in layers:
+        object.__setattr__(layer, "call", partial(hear, layer, layer.call))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            object.__delattr__(layer, "call")
+
+
+def _hear(
+    tape: tf.GradientTape,
+    products: list[Product],
+    values: list[tf.Tensor],
+    in_training: bool,
+    layer: Any,
+    call: Callable[..., Any],
+    entering: Any,
+    *arguments: Any,
+    **options: Any,
+) -> Any:
+    """Computes a layer's outputs by its product, which it adds to ``products``; all modules add to ``values``."""
+    product, activation = _product(layer, entering, in_training)
+    if product is None:
+        values.append(call(entering, *arguments, **options))
+        return values[-1]
+    if any(product.name == other.name for other in products):
+        raise ValueError(
+            f"the layer {layer.name} is called twice, or another has its name; allowed: one call of each layer"
+        )
+    shape = tf.concat([tf.shape(product.outputs)[:1], product.outputs.shape[1:]], axis=0)
+    positions = math.prod(product.outputs.shape[1:-1])
+    flat = [
+        tf.reshape(tensor, [-1, positions, tensor.shape[-1]]) for tensor in (product.inputs, product.outputs)
+    ]
+    # Nothing is watched by itself where a layer is frozen.
+    tape.watch(flat[1])
+    products.append(product._replace(inputs=flat[0], outputs=flat[1]))
+    outputs = tf.reshape(flat[1], shape)
+    values.append(flat[1])
+    if activation is not None:
+        outputs = activation(outputs)
+        values.append(outputs)
+    return outputs
+
+
+def _product(layer: Any, entering: Any, in_training: bool) -> tuple[Product | None, Any]:
+    """Returns a layer's product, its tensors in the shapes of the layer, and what follows it; None: it has none."""
+    if is_normalization(layer):
+        if not in_training or not layer.trainable:
+            return None, None
+        rank = len(entering.shape)
+        if [axis % rank for axis in tf.nest.flatten(layer.axis)] != [rank - 1]:
+            raise ValueError(f"the layer {layer.name} normalizes axis {layer.axis}; allowed: the last one")
+        axes = list(range(rank - 1)) if type(layer).__name__ == "BatchNormalization" else [-1]
+        mean, variance = tf.nn.moments(entering, axes, keepdims=True)
+        normalized = (entering - mean) * tf.math.rsqrt(variance + layer.epsilon)
+        scaled = normalized * tf.convert_to_tensor(layer.gamma) if layer.gamma is not None else normalized
+        if layer.beta is not None:
+            scaled += tf.convert_to_tensor(layer.beta)
+        shape = (entering.shape[-1],)
+        return Product(layer.name, normalized, scaled, layer.beta is not None, shape), None
+    if not has_matrix(layer):
+        return None, None
+    kernel = tf.convert_to_tensor(layer.kernel)
+    if len(kernel.shape) == 2:
+        if len(entering.shape) != 2:
+            raise ValueError(
+                f"the layer {layer.name} has inputs of shape {entering.shape}; allowed: [rows, numbers]"
+            )
+        inputs, outputs = entering, tf.matmul(entering, kernel)
+    else:
+        padding, rates = layer.padding.upper(), layer.dilation_rate
+        sizes, strides, steps = ([1, *sides, 1] for sides in (layer.kernel_size, layer.strides, rates))
+        # Nothing is sent back through patches, only through the convolution itself.
+        inputs = tf.image.extract_patches(tf.stop_gradient(entering), sizes, strides, steps, padding)
+        outputs = tf.nn.conv2d(entering, kernel, layer.strides, padding, dilations=rates)
+    if layer.use_bias:
+        outputs += tf.convert_to_tensor(layer.bias)
+    product = Product(layer.name, inputs, outputs, bool(layer.use_bias), tuple(kernel.shape))
+    return product, layer.activation
+
+
+def leaves(model: Any) -> list[Any]:
+    """Returns the layers of a model, and those of the models in it, that hold no layers themselves."""
+    inner = getattr(model, "layers", None)
+    return [model] if inner is None else [leaf for layer in inner for leaf in leaves(layer)]
+
+
+def is_chain(model: Any) -> bool:
+    """Returns whether each module of a model takes the outputs of the one before, as in a Sequential model."""
+    inner = getattr(model, "layers", None)
+    return inner is None or (type(model).__name__ == "Sequential" and all(map(is_chain, inner)))
+
+
+def check_model(model: Any) -> None:
+    """Raises ValueError unless a model is a built Sequential or Functional one, of either Keras."""
+    if type(model).__name__ not in _MODELS or not hasattr(model, "layers"):
+        raise ValueError(
+            f"{type(model).__name__} is not a Sequential model; allowed: that or a Functional one"
+        )
+    for layer in (model, *leaves(model)):
         if not layer.built:
             raise ValueError(
                 f"the layer {layer.name} is not built; allowed: a model that is built or was called"
             )
-        if not is_dense(layer):
-            if layer.trainable_weights:
-                raise ValueError(
-                    f"the layer {layer.name} ({type(layer).__name__}) has trainable weights whose gradients by rows "
-                    "are not known; allowed: Dense, and layers without trainable weights"
-                )
-            values = layer(values, training=False) if takes_training(layer) else layer(values)
-            continue
-        matrix = tf.convert_to_tensor(layer.kernel)
-        if values.dtype == tf.string or len(values.shape) != 2 or values.shape[1] != matrix.shape[0]:
+
+
+def refuse_layers(model: Any, takes_normalizations: bool) -> None:
+    """Raises ValueError where a layer has trainable weights and no product, or a normalization's that is not taken."""
+    for layer in leaves(model):
+        taken = has_matrix(layer) or (takes_normalizations and is_normalization(layer))
+        if layer.trainable_weights and not taken:
+            allowed = _TAKEN + (", normalizations along the last axis" if takes_normalizations else "")
             raise ValueError(
-                f"the layer {layer.name} has inputs of shape {values.shape} and {values.dtype.name}; allowed: numbers "
-                f"of shape [rows, {matrix.shape[0]}]"
+                f"the layer {layer.name} ({type(layer).__name__}) has trainable weights whose gradients by rows are "
+                f"not known; allowed: {allowed}, and layers without trainable weights"
             )
-        values = tf.cast(values, matrix.dtype)
-        outputs = tf.matmul(values, matrix)
-        if layer.use_bias:
-            outputs += tf.convert_to_tensor(layer.bias)
-        products.append(Product(layer.name, values, outputs, bool(layer.use_bias), matrix))
-        values = outputs if layer.activation is None else layer.activation(outputs)
-    return values, products
+
+
+def _is_keras(layer: Any, *names: str) -> bool:
+    # Another of that name may compute anything.
+    return type(layer).__name__ in names and type(layer).__module__.partition(".")[0] in ("keras", "tf_keras")
+
+
+def has_matrix(layer: Any) -> bool:
+    """Returns whether a layer is Keras' own dense one, or its convolution of images as it is taken here."""
+    if _is_keras(layer, "Conv2D"):
+        return layer.groups == 1 and layer.data_format == "channels_last" and layer.padding != "causal"
+    return _is_keras(layer, "Dense")
+
+
+def is_normalization(layer: Any) -> bool:
+    """Returns whether a layer is Keras' own normalization, by moments of the batch or of each row."""
+    return _is_keras(layer, "BatchNormalization", "LayerNormalization") and not getattr(
+        layer, "renorm", False
+    )
 
 
 def refuse_probabilities(model: Any, loss: str) -> None:
     """Raises ValueError where a loss of logits would be given probabilities: a last sigmoid or softmax."""
-    if not loss.endswith("crossentropy") or not is_sequential(model) or not model.layers:
+    if not loss.endswith("crossentropy") or not model.layers:
         return
     last = model.layers[-1]
     activation = getattr(getattr(last, "activation", None), "__name__", type(last).__name__.lower())

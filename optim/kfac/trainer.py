@@ -1,14 +1,12 @@
-"""K-FAC for Sequential models of either Keras, as a training step of its own.
+"""K-FAC for Sequential and Functional models of either Keras, as a training step of its own.
 
     trainer = KfacTrainer(model, "binary_crossentropy", learning_rate=0.02)
     for inputs, labels in batches:
         loss = trainer.step(inputs, labels)
 
-No Keras optimizer is given the inputs of layers and the gradients by their outputs, so the step runs the model's
-layers.
+No Keras optimizer is given the inputs of layers and the gradients by their outputs, so the step runs the model itself.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,29 +15,32 @@ import tensorflow as tf
 
 from ctr.optim.gradients import all_finite
 from ctr.optim.kfac import factors as kfac
-from ctr.optim.kfac.core import KfacCore, KfacOptions, Layer
+from ctr.optim.kfac.core import KfacCore, KfacOptions, Layer, Scale
 from ctr.optim.kfac.output_losses import LOSSES, LossName, check_labels, gradient_by_outputs
 from ctr.optim.kfac.record import (
-    is_dense,
-    is_sequential,
+    check_inputs,
+    check_model,
+    has_matrix,
+    is_normalization,
+    leaves,
     record,
+    refuse_layers,
     refuse_probabilities,
-    sequential_products,
     takes_training,
 )
 from ctr.optim.option_types import make_options
 
-_ADDED = [f"{part}_regularizer" for part in ("kernel", "bias", "activity")] + [
-    "kernel_constraint",
-    "bias_constraint",
+_ADDED = [
+    f"{part}_{kind}" for part in ("kernel", "bias", "gamma", "beta") for kind in ("regularizer", "constraint")
 ]
 
 
 class KfacTrainer:
-    """Trains a model, built of dense layers and layers without weights; frozen layers stay as they are.
+    """Trains a model; frozen layers stay as they are.
 
     Args:
-        model: Sequential and built.
+        model: Sequential or Functional and built, of dense layers, convolutions of images, normalizations by batches or
+            rows, and layers without weights.
         loss: its name; cross-entropies are those of logits, so that the last layer has no sigmoid or softmax.
         learning_rate: of every step.
         jit_compile: whether XLA compiles the step.
@@ -63,23 +64,32 @@ class KfacTrainer:
     ) -> None:
         if loss not in LOSSES:
             raise ValueError(f"loss is {loss!r}; allowed: {', '.join(LOSSES)}")
-        if not is_sequential(model) or not model.built:
-            raise ValueError(f"{type(model).__name__} is not a built Sequential model; allowed: only that")
-        _check_layers(model.layers)
+        check_model(model)
+        refuse_layers(model, takes_normalizations=True)
+        for layer in leaves(model):
+            _check_layer(layer)
         refuse_probabilities(model, loss)
         self.model, self.loss, self._name = model, LOSSES[loss], loss
-        # Those of Keras 3 hold TensorFlow's.
-        weights = [
-            weight if isinstance(weight, tf.Variable) else weight.value for weight in model.trainable_weights
-        ]
         numbers = {id(weight): number for number, weight in enumerate(model.trainable_weights)}
-        # Frozen layers have products, too.
-        learning = [layer for layer in model.layers if is_dense(layer) and id(layer.kernel) in numbers]
-        self._learning = {layer.name for layer in learning}
-        layers = [
-            Layer(numbers[id(layer.kernel)], numbers[id(layer.bias)] if layer.use_bias else None)
-            for layer in learning
+        # By name; frozen layers have products, too.
+        self._layers: dict[str, Layer | Scale] = {}
+        for layer in leaves(model):
+            if has_matrix(layer) and id(layer.kernel) in numbers:
+                bias = numbers[id(layer.bias)] if layer.use_bias else None
+                self._layers[layer.name] = Layer(numbers[id(layer.kernel)], bias)
+            elif is_normalization(layer) and layer.trainable_weights:
+                scale, shift = (numbers.get(id(part)) for part in (layer.gamma, layer.beta))
+                self._layers[layer.name] = Scale(scale, shift)
+        # Averages of batch normalizations, which a step that is skipped does not move either.
+        names = ("moving_mean", "moving_variance")
+        self._averages = [
+            _variable(getattr(layer, name))
+            for layer in leaves(model)
+            for name in names
+            if hasattr(layer, name)
         ]
+        weights = list(map(_variable, model.trainable_weights))
+        layers = list(self._layers.values())
         self.core = KfacCore(make_options(KfacOptions, "K-FAC", options), weights, layers)
         self._rate = tf.Variable(0.0, trainable=False, dtype=self.core.dtype)
         self.learning_rate = learning_rate
@@ -103,14 +113,16 @@ class KfacTrainer:
         inputs, labels = tf.convert_to_tensor(inputs), tf.convert_to_tensor(labels)
         if not inputs.shape.rank or not inputs.shape[0]:
             raise ValueError("the batch has no rows; allowed: at least one")
+        check_inputs(self.model, inputs)
         # At every step: what the graph of a shape does with other values is TensorFlow's to say.
         check_labels(self._name, labels, tf.TensorShape([inputs.shape[0], self._outputs]))
         return self._step(inputs, labels)
 
     def _take_step(self, inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         core = self.core
+        averages = [average.read_value() for average in self._averages]
         with tf.GradientTape() as tape:
-            outputs, _ = sequential_products(self.model, inputs)
+            outputs = self.model(inputs, training=True)
             mean = tf.reduce_mean(self.loss.values(labels, outputs))
         gradients = tape.gradient(mean, core.weights)
 
@@ -118,37 +130,50 @@ class KfacTrainer:
             core.update(gradients, self._rate.read_value(), partial(self._factors, inputs, labels))
             return tf.constant(0, tf.int64)
 
-        skipped = tf.cond(all_finite(gradients), update, lambda: tf.constant(1, tf.int64))
+        def skip() -> tf.Tensor:
+            for variable, average in zip(self._averages, averages, strict=True):
+                variable.assign(average)
+            return tf.constant(1, tf.int64)
+
+        skipped = tf.cond(all_finite(gradients), update, skip)
         self.nonfinite_steps.assign_add(skipped)
         return mean
 
-    def _factors(self, inputs: tf.Tensor, labels: tf.Tensor) -> list[kfac.Factors]:
+    def _factors(self, inputs: tf.Tensor, labels: tf.Tensor) -> list[kfac.Factors | kfac.Units]:
         options = self.core.options
         chosen = kfac.chosen_rows(inputs.shape[0] or tf.shape(inputs)[0], options.statistics_rows)
-        run = record(self.model, tf.gather(inputs, chosen))
-        run = run._replace(products=[product for product in run.products if product.name in self._learning])
+        run = record(self.model, tf.gather(inputs, chosen), in_training=True)
+        run = run._replace(products=[product for product in run.products if product.name in self._layers])
         if options.fisher == "sampled":
             sent = self.loss.draw(
                 run.outputs, tf.stack([tf.constant(options.seed, tf.int64), self.core.step])
             )
         else:
             sent = gradient_by_outputs(partial(self.loss.values, tf.gather(labels, chosen)), run.outputs)
-        count = tf.cast(tf.shape(run.outputs)[0], run.outputs.dtype)
-        found = (kfac.factors(a, g, has_bias) for _, a, g, has_bias in run.send(sent))
-        return [kfac.Factors(*(sums / count for sums in one)) for one in found]
+        found: dict[str, kfac.Factors | kfac.Units] = {}
+        for product, gradients in zip(run.products, run.send(sent), strict=True):
+            layer = self._layers[product.name]
+            if isinstance(layer, Scale):
+                has = [index is not None for index in layer]
+                found[product.name] = kfac.units(product.inputs, gradients, *has)
+            else:
+                found[product.name] = kfac.factors(product.inputs, gradients, product.has_bias)
+        return [found[name] for name in self._layers]
 
 
-def _check_layers(layers: Sequence[Any]) -> None:
-    for layer in layers:
-        inner = getattr(layer, "layers", ())
-        _check_layers(inner)
-        for what in _ADDED:
-            if getattr(layer, what, None) is not None:
-                raise ValueError(
-                    f"the layer {layer.name} has a {what}; allowed: none (see the option weight_decay)"
-                )
-        if not inner and not is_dense(layer) and takes_training(layer):
+def _variable(weight: Any) -> tf.Variable:
+    # Those of Keras 3 hold TensorFlow's.
+    return weight if isinstance(weight, tf.Variable) else weight.value
+
+
+def _check_layer(layer: Any) -> None:
+    for what in ("activity_regularizer", *_ADDED):
+        if getattr(layer, what, None) is not None:
             raise ValueError(
-                f"the layer {layer.name} ({type(layer).__name__}) behaves differently in training, which K-FAC's step "
-                "does not run; allowed: Dense, and layers that always do the same"
+                f"the layer {layer.name} has a {what}; allowed: none (see the option weight_decay)"
             )
+    if not (has_matrix(layer) or is_normalization(layer)) and takes_training(layer):
+        raise ValueError(
+            f"the layer {layer.name} ({type(layer).__name__}) behaves differently in training, which K-FAC's step "
+            "does not run; allowed: Dense, Conv2D, normalizations, and layers that always do the same"
+        )

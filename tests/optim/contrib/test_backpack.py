@@ -37,9 +37,41 @@ def make(activation="tanh", outputs=3):
     return model
 
 
-def batch(loss):
+def convolutions(activation="tanh"):
+    """Convolutions with strides, of both paddings, and pooling."""
+    keras.utils.set_random_seed(4)
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input([6, 5, 2]),
+            layers.Conv2D(3, 3, padding="same", strides=2, activation=activation, name="first"),
+            layers.MaxPooling2D(2, strides=1),
+            layers.Conv2D(4, (2, 1), activation=activation, name="second", use_bias=False),
+            layers.Flatten(),
+            layers.Dense(3, name="last"),
+        ]
+    )
+
+
+def residual(activation="tanh"):
+    """A block of a ResNet, whose normalization is frozen."""
+    keras.utils.set_random_seed(5)
+    layers = keras.layers
+    images = keras.Input([4, 4, 2])
+    first = layers.Conv2D(3, 3, padding="same", name="first")(images)
+    normal = layers.BatchNormalization(trainable=False)(first)
+    second = layers.Conv2D(3, 2, padding="same", name="second")(layers.Activation(activation)(normal))
+    pooled = layers.GlobalAveragePooling2D()(layers.Add()([first, second]))
+    return keras.Model(images, layers.Dense(3, name="last")(pooled))
+
+
+MODELS = {"dense": make, "convolutions": convolutions, "residual": residual}
+models = pytest.mark.parametrize("model_name", MODELS)
+
+
+def batch(loss, shape=(2, 3)):
     rng = np.random.default_rng(1)
-    return rng.normal(size=(ROWS, 2, 3)), LABELS[loss](rng)
+    return rng.normal(size=(ROWS, *shape)), LABELS[loss](rng)
 
 
 def by_weight(found):
@@ -77,16 +109,24 @@ def hessian_diagonals(outputs_of, weights, loss, inputs, labels):
     return found
 
 
+def case(model_name, loss, *arguments):
+    """A model, inputs and labels."""
+    model = MODELS[model_name](*arguments)
+    return model, *batch(loss, model.input_shape[1:])
+
+
+@models
 @pytest.mark.parametrize("loss", LABELS)
-def test_first_order_is_that_of_single_rows(loss):
-    model, (inputs, labels) = make(), batch(loss)
+def test_first_order_is_that_of_single_rows(model_name, loss):
+    model, inputs, labels = case(model_name, loss)
     quantities = ("gradient", "individual", "norms", "second_moment", "variance")
     expected = row_gradients(model, model.trainable_weights, loss, inputs, labels)
     # Frozen layers have statistics, too.
-    model.layers[1].trainable = loss != "mse"
+    next(layer for layer in model.layers if layer.name == "first").trainable = loss != "mse"
     found = by_weight(statistics_of(model, loss, (inputs, labels), quantities))
-    assert len(found) == len(expected) == 5
+    assert len(found) == len(expected) >= 5
     for one, rows in zip(found, expected, strict=True):
+        assert one["gradient"].shape == rows.shape[1:]
         np.testing.assert_allclose(one["individual"], rows / ROWS, rtol=1e-12, atol=1e-15)
         np.testing.assert_allclose(one["gradient"], rows.mean(0), rtol=1e-12, atol=1e-15)
         norms = np.sum((rows / ROWS) ** 2, axis=tuple(range(1, rows.ndim)))
@@ -121,22 +161,24 @@ def output_hessians(loss, outputs, labels):
     return second.batch_jacobian(gradient, outputs).numpy()
 
 
+@models
 @pytest.mark.parametrize("loss", LABELS)
-def test_the_diagonal_of_the_gauss_newton_matrix(loss):
-    model, (inputs, labels) = make(), batch(loss)
+def test_the_diagonal_of_the_gauss_newton_matrix(model_name, loss):
+    model, inputs, labels = case(model_name, loss)
     found = by_weight(statistics_of(model, loss, (inputs, labels), ("ggn",)))
     outer = output_hessians(loss, model(inputs), tf.constant(labels))
     root = LOSSES[loss].hessian_root(model(inputs)).numpy()
     np.testing.assert_allclose(np.einsum("nck,ndk->ncd", root, root), outer, rtol=1e-12, atol=1e-14)
     for one, jacobian in zip(found, jacobians(model, inputs), strict=True):
         expected = np.einsum("nce,ncd,nde->e", jacobian, outer, jacobian) / ROWS
-        np.testing.assert_allclose(one["ggn"].ravel(), expected, rtol=1e-11, atol=1e-15)
+        np.testing.assert_allclose(one["ggn"].ravel(), expected, rtol=1e-12, atol=1e-15)
 
 
+@models
 @pytest.mark.parametrize("activation", [smelu, "relu"])
-def test_the_diagonal_of_the_hessian_has_its_residual_terms(activation):
+def test_the_diagonal_of_the_hessian_has_its_residual_terms(model_name, activation):
     loss = "categorical_crossentropy"
-    model, data = make(activation), batch(loss)
+    model, *data = case(model_name, loss, activation)
     found = by_weight(statistics_of(model, loss, data, ("hessian", "ggn")))
     expected = hessian_diagonals(model, model.trainable_weights, loss, *data)
     for one, diagonal in zip(found, expected, strict=True):
@@ -166,6 +208,124 @@ def test_kronecker_factors_are_the_averages_of_their_definitions():
     np.testing.assert_allclose(found["second"].factors["kflr"].inputs, first.T @ first / ROWS, rtol=1e-12)
     averaged = (last @ outer.mean(0) @ last.T) * (slopes.T @ slopes / ROWS)
     np.testing.assert_allclose(found["second"].factors["kfra"].outputs, averaged, rtol=1e-11)
+
+
+def patches(images, layer):
+    """[N, T, in] of the inputs of a convolution, by loops."""
+    (high, wide), (down, right) = layer.kernel_size, layer.strides
+    if layer.padding == "same":
+        gaps = [
+            max((-(-size // step) - 1) * step + side - size, 0)
+            for size, side, step in zip(images.shape[1:3], layer.kernel_size, layer.strides, strict=True)
+        ]
+        images = np.pad(images, [(0, 0), *((gap // 2, gap - gap // 2) for gap in gaps), (0, 0)])
+    rows = range(0, images.shape[1] - high + 1, down)
+    columns = range(0, images.shape[2] - wide + 1, right)
+    found = [images[:, i : i + high, j : j + wide].reshape(len(images), -1) for i in rows for j in columns]
+    return np.stack(found, axis=1)
+
+
+def test_kronecker_factors_of_convolutions():
+    """BACKPACK's convention: A sums over positions, and B is the Gauss-Newton matrix of the bias."""
+    loss = "categorical_crossentropy"
+    model, inputs, labels = case("convolutions", loss)
+    found = statistics_of(
+        model, loss, (inputs, labels), ("kflr", "kfra", "kfac", "ggn_mc"), samples=2, seed=3
+    )
+    outer = output_hessians(loss, model(inputs), tf.constant(labels))
+    first, pool, second, flatten, last = model.layers
+    middle = pool(first(inputs)).numpy()
+    for layer, values in ((first, inputs), (second, middle)):
+        unfolded = patches(values, layer)
+        expected = sum(row.T @ row for row in unfolded) / ROWS
+        for rule in ("kflr", "kfra", "kfac"):
+            np.testing.assert_allclose(found[layer.name].factors[rule].inputs, expected, rtol=1e-12)
+    jacobian = jacobians(model, inputs)[1]
+    expected = np.einsum("nce,ncd,ndf->ef", jacobian, outer, jacobian) / ROWS
+    np.testing.assert_allclose(found["first"].factors["kflr"].outputs, expected, rtol=1e-12, atol=1e-16)
+    # The gradients of two draws in the place of the Hessians.
+    drawn = [LOSSES[loss].draw(model(inputs), tf.constant([3, m])).numpy() for m in range(2)]
+    outer_of_drawn = np.mean([np.einsum("nc,nd->ncd", sent, sent) for sent in drawn], axis=0)
+    expected = np.einsum("nce,ncd,ndf->ef", jacobian, outer_of_drawn, jacobian) / ROWS
+    np.testing.assert_allclose(found["first"].factors["kfac"].outputs, expected, rtol=1e-12, atol=1e-16)
+    np.testing.assert_allclose(found["first"].bias["ggn_mc"], np.diag(expected), rtol=1e-12, atol=1e-16)
+    # KFRA: from module to module, of Jacobians of single rows (eq. 24).
+    linear = [
+        lambda z, layer=layer: tf.nn.conv2d(z, layer.kernel, layer.strides, "VALID") for layer in [second]
+    ]
+    modules = [last, flatten, tf.tanh, *linear, pool, tf.tanh]
+    before = [tf.constant(inputs)]
+    before.append(tf.nn.conv2d(inputs, first.kernel, first.strides, "SAME") + first.bias)
+    for module in reversed(modules):
+        before.append(module(before[-1]))
+    averaged = outer.mean(0)
+    for number, module in enumerate(modules):
+        values = before[-2 - number]
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            after = module(values)
+        whole = np.reshape(tape.batch_jacobian(after, values), [ROWS, len(averaged), -1])
+        averaged = np.einsum("nfo,fg,ngp->op", whole, averaged, whole) / ROWS
+        for layer, index in ((second, 2), (first, 5)):
+            if number == index:
+                units = layer.filters
+                by_position = averaged.reshape(-1, units, len(averaged) // units, units)
+                found_outputs = found[layer.name].factors["kfra"].outputs
+                np.testing.assert_allclose(found_outputs, by_position.sum((0, 2)), rtol=1e-12, atol=1e-16)
+
+
+def three_c_three_d():
+    """3C3D of BACKPACK 3, with 895,210 parameters."""
+    layers = keras.layers
+    model = [keras.Input([32, 32, 3])]
+    for filters, side, padding in ((64, 5, "valid"), (96, 3, "valid"), (128, 3, "same")):
+        model.append(layers.Conv2D(filters, side, padding=padding, activation="relu"))
+        model.append(layers.MaxPooling2D(3, 2, padding="same"))
+    hidden = [layers.Dense(units, activation="relu") for units in (512, 256)]
+    return keras.Sequential([*model, layers.Flatten(), *hidden, layers.Dense(10)])
+
+
+def all_cnn_c():
+    """All-CNN-C of BACKPACK 3, with 1,387,108 parameters."""
+    layers = keras.layers
+    sizes = [(96, 3, 1), (96, 3, 1), (96, 3, 2), (192, 3, 1), (192, 3, 1), (192, 3, 2), (192, 3, 1)]
+    model = [keras.Input([32, 32, 3]), layers.Dropout(0.2)]
+    for filters, side, stride in [*sizes, (192, 1, 1), (100, 1, 1)]:
+        model.append(layers.Conv2D(filters, side, stride, padding="same", activation="relu"))
+    return keras.Sequential([*model, layers.GlobalAveragePooling2D()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make_network", "parameters"), [(three_c_three_d, 895_210), (all_cnn_c, 1_387_108)])
+def test_the_networks_of_the_paper(make_network, parameters):
+    keras.utils.set_random_seed(6)
+    model, loss = make_network(), "categorical_crossentropy"
+    assert model.count_params() == parameters
+    rng = np.random.default_rng(2)
+    inputs, labels = rng.normal(size=(3, 32, 32, 3)), rng.integers(0, 10, 3)
+    quantities = ("gradient", "norms", "second_moment", "variance", "ggn_mc", "kfac")
+    layers = statistics_of(model, loss, (inputs, labels), quantities, seed=1)
+    drawn = LOSSES[loss].draw(model(inputs), tf.constant([1, 0])).numpy()
+    rows = row_gradients(model, model.trainable_weights, loss, inputs, labels)
+    sent = []
+    for image, row in zip(inputs, drawn, strict=True):
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(model(image[np.newaxis]) * row)
+        sent.append(tape.gradient(value, model.trainable_weights))
+    for number, one in enumerate(by_weight(layers)):
+        curvature = np.mean([np.square(gradients[number]) for gradients in sent], axis=0)
+        for quantity, expected in {
+            "gradient": rows[number].mean(0),
+            "norms": np.sum(rows[number].reshape(3, -1) ** 2, axis=1) / 9,
+            "second_moment": (rows[number] ** 2).mean(0),
+            "variance": rows[number].var(0),
+            "ggn_mc": curvature,
+        }.items():
+            atol = 1e-12 * np.abs(expected).max()
+            np.testing.assert_allclose(one[quantity], expected, rtol=1e-12, atol=atol)
+    last = list(layers.values())[-1].factors["kfac"]
+    bias = np.stack([gradients[-1] for gradients in sent])
+    np.testing.assert_allclose(last.outputs, bias.T @ bias / 3, rtol=1e-12, atol=1e-18)
 
 
 def test_an_activation_may_be_a_layer_of_its_own():
@@ -226,6 +386,24 @@ def sequence(*layers, inputs=(3,)):
     return model
 
 
+def grouped():
+    return keras.layers.Conv2D(2, 3, groups=2)
+
+
+def images():
+    return sequence(keras.layers.Conv2D(2, 3), inputs=(4, 4, 2))
+
+
+def twice():
+    inputs, layer = keras.Input([3]), keras.layers.Dense(3)
+    return keras.Model(inputs, layer(layer(inputs)))
+
+
+def two_inputs():
+    inputs = [keras.Input([3]), keras.Input([3])]
+    return keras.Model(inputs, keras.layers.Add()(inputs))
+
+
 class SquaredDense(keras.layers.Dense):
     """Called Dense as well, and none of Keras' own."""
 
@@ -255,16 +433,20 @@ SquaredDense.__name__ = "Dense"
         # Other arguments.
         ("samples is 0", {"samples": 0}),
         ("the batch has no rows", {"inputs": np.zeros((0, 2, 3)), "labels": np.zeros((0, 3))}),
-        (r"the layer first has inputs of shape \(7, 5\).*\[rows, 6\]", {"inputs": np.zeros((7, 5))}),
+        (r"has inputs of shape \(7, 5\).*\['rows', 2, 3\]", {"inputs": np.zeros((7, 5))}),
         # Models.
         ("object is not a Sequential model", {"model": object}),
         ("BatchNormalization", {"model": lambda: sequence(keras.layers.BatchNormalization(), inputs=(2, 3))}),
         ("has trainable weights whose gradients", {"model": lambda: sequence(SquaredDense(3), inputs=(6,))}),
+        ("is not Sequential; allowed for kfra", {"model": residual, "quantities": ("kfra",)}),
+        ("Conv2D.*has trainable", {"model": lambda: sequence(grouped(), inputs=(4, 4, 2))}),
+        ("has outputs of shape", {"model": lambda: images(), "inputs": np.zeros((7, 4, 4, 2))}),
         (
-            "kfra is not defined for dense.*nothing but element-wise functions behind it",
-            {"model": lambda: sequence(keras.layers.Dense(3), keras.layers.Softmax(), inputs=(6,))}
-            | {"quantities": ("kfra",), "inputs": np.ones((7, 6))},
+            r"inputs of shape \(7, 2, 3\); allowed",
+            {"model": lambda: sequence(keras.layers.Dense(3), inputs=(2, 3))},
         ),
+        ("is called twice", {"model": twice, "inputs": np.zeros((7, 3))}),
+        ("has several inputs or outputs", {"model": two_inputs}),
         # Probabilities are not read as logits, by whichever name and wherever the activation is.
         *(
             (f"has the activation .*, and {loss} takes logits", {"loss": loss, "model": make, **LOGITS[loss]})

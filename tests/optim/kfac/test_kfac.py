@@ -34,13 +34,16 @@ def test_the_step_is_that_of_the_product_of_two_damped_inverses():
     assert float(relative) == pytest.approx(0.1 * np.trace(found.inputs) * np.trace(found.outputs) / 24)
 
 
-def test_factors_are_sums_over_rows():
+@pytest.mark.parametrize("positions", [1, 4])
+def test_factors_are_averages_over_rows(positions):
     rng = np.random.default_rng(2)
-    a, g = rng.normal(size=(9, 5)), rng.normal(size=(9, 3))
+    a, g = rng.normal(size=(9, positions, 5)), rng.normal(size=(9, positions, 3))
     found = kfac.factors(tf.constant(a), tf.constant(g), True)
-    extended = np.hstack([a, np.ones((9, 1))])
-    np.testing.assert_allclose(found.inputs, extended.T @ extended, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(found.outputs, g.T @ g, rtol=1e-12, atol=1e-12)
+    extended = np.concatenate([a, np.ones((9, positions, 1))], axis=2)
+    # THESIS eq. 3.6 and 3.7: means over positions of the inputs, sums of the gradients.
+    inputs = np.mean([row.T @ row / positions for row in extended], axis=0)
+    np.testing.assert_allclose(found.inputs, inputs, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found.outputs, np.mean([row.T @ row for row in g], axis=0), rtol=1e-12)
 
 
 def make():
@@ -234,15 +237,133 @@ def test_layers_that_always_do_the_same_are_taken():
     np.testing.assert_allclose(trainer.step(inputs, labels), plain.step(inputs, labels), rtol=1e-6)
 
 
+def resnet_block():
+    """The thesis' small block: convolutions with batch normalizations and a skip; then a normalization by rows."""
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    images = keras.Input([4, 4, 2])
+    stem = layers.Conv2D(3, 3, padding="same", use_bias=False, name="stem")(images)
+    normal = layers.Activation("tanh")(layers.BatchNormalization(name="batch")(stem))
+    branch = layers.Conv2D(3, 3, padding="same", name="branch")(normal)
+    summed = layers.LayerNormalization(name="rows", center=False)(layers.Add()([branch, stem]))
+    outputs = layers.Dense(2, name="last")(layers.GlobalAveragePooling2D()(summed))
+    model = keras.Model(images, outputs)
+    for weight in model.trainable_weights:
+        weight.assign(weight + 0.1 * keras.random.normal(weight.shape, seed=7))
+    return model
+
+
+def by_hand(model, images, scale, shift, row_scale, noise):
+    """The block's outputs, with scales and shifts of each row and noise on the outputs of products."""
+    kernels = {name: model.get_layer(name).kernel for name in ("stem", "branch", "last")}
+    stem = tf.nn.conv2d(images, kernels["stem"], 1, "SAME") + noise["stem"]
+    mean, variance = tf.reduce_mean(stem, (0, 1, 2)), tf.math.reduce_variance(stem, (0, 1, 2))
+    normal = (stem - mean) / tf.sqrt(variance + model.get_layer("batch").epsilon)
+    normal = tf.tanh(normal * scale[:, None, None] + shift[:, None, None])
+    branch = tf.nn.conv2d(normal, kernels["branch"], 1, "SAME") + model.get_layer("branch").bias
+    summed = stem + branch + noise["branch"]
+    centered = summed - tf.reduce_mean(summed, -1, keepdims=True)
+    variance = tf.reduce_mean(centered**2, -1, keepdims=True)
+    summed = centered / tf.sqrt(variance + model.get_layer("rows").epsilon) * row_scale[:, None, None]
+    pooled = tf.reduce_mean(summed, (1, 2))
+    return pooled @ tf.convert_to_tensor(kernels["last"]) + model.get_layer("last").bias, normal
+
+
+def test_a_block_of_a_resnet_beside_gradients_of_each_row():
+    """THESIS eq. 3.6-3.7 for convolutions, 3.10-3.12 for scales and shifts, by variables of single rows."""
+    model = resnet_block()
+    rng = np.random.default_rng(1)
+    images, labels = rng.normal(size=(6, 4, 4, 2)), rng.integers(0, 2, size=(6, 2)).astype(np.float64)
+    repeated = [
+        tf.Variable(np.repeat(part.numpy()[np.newaxis], 6, axis=0))
+        for part in (
+            model.get_layer("batch").gamma,
+            model.get_layer("batch").beta,
+            model.get_layer("rows").gamma,
+        )
+    ]
+    noise = {name: tf.Variable(np.zeros((6, 4, 4, 3))) for name in ("stem", "branch")}
+    with tf.GradientTape() as tape:
+        outputs, normal = by_hand(model, images, *repeated, noise)
+        losses = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, outputs), 1)
+        total = tf.reduce_sum(losses)
+    scale, shift, row_scale, at_stem, at_branch = (
+        gradient.numpy() for gradient in tape.gradient(total, [*repeated, *noise.values()])
+    )
+    before = {weight.path: weight.numpy() for weight in model.weights}
+    moments = [part.numpy() for part in (model.get_layer("batch").moving_mean,)]
+    trainer = KfacTrainer(model, "binary_crossentropy", 0.1, fisher="empirical", decay=0.0, damping=0.3)
+    loss = trainer.step(images, labels)
+    np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-12)
+    state = trainer.core.variables
+    of = {name: f"layer{number}" for number, name in enumerate(("stem", "batch", "branch", "rows", "last"))}
+    pairs = np.stack([scale, shift], axis=2)
+    fisher = np.einsum("nui,nuj->uij", pairs, pairs) / 6
+    np.testing.assert_allclose(state[f"{of['batch']}/fisher"], fisher, rtol=1e-10, atol=1e-16)
+    np.testing.assert_allclose(state[f"{of['rows']}/fisher"][:, 0, 0], (row_scale**2).mean(0), rtol=1e-10)
+    for name, values, sent in (("stem", images, at_stem), ("branch", normal.numpy(), at_branch)):
+        padded = np.pad(values, [(0, 0), (1, 1), (1, 1), (0, 0)])
+        windows = [padded[:, i : i + 3, j : j + 3].reshape(6, -1) for i in range(4) for j in range(4)]
+        extended = np.concatenate(windows)
+        if name == "branch":
+            extended = np.hstack([extended, np.ones((96, 1))])
+        inputs = extended.T @ extended / 96
+        np.testing.assert_allclose(state[f"{of[name]}/inputs"], inputs, rtol=1e-10, atol=1e-14)
+        outer = np.einsum("nijc,nijd->cd", sent, sent) / 6
+        np.testing.assert_allclose(state[f"{of[name]}/outputs"], outer, rtol=1e-10, atol=1e-16)
+    # The first step of a scale and a shift, by the inverse of a 2 x 2 matrix (eq. 3.12).
+    damping = 0.3 * np.trace(fisher, axis1=1, axis2=2).mean() / 2
+    (a, b), (_, d) = np.moveaxis(fisher, 0, -1) + damping * np.eye(2)[:, :, np.newaxis]
+    mean = pairs.sum(0) / 6
+    step = (
+        np.stack([d * mean[:, 0] - b * mean[:, 1], a * mean[:, 1] - b * mean[:, 0]], 1)
+        / (a * d - b**2)[:, None]
+    )
+    graft = mean / np.sqrt(mean**2 + trainer.core.options.initial_accumulator)
+    step *= np.linalg.norm(graft) / np.linalg.norm(step)
+    for index, part in enumerate((model.get_layer("batch").gamma, model.get_layer("batch").beta)):
+        np.testing.assert_allclose(before[part.path] - part, 0.1 * step[:, index], rtol=1e-9, atol=1e-13)
+    assert not np.allclose(model.get_layer("batch").moving_mean, moments[0])
+
+
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_block_of_a_resnet_learns_and_a_skipped_step_moves_no_average(jit):
+    model = resnet_block()
+    rng = np.random.default_rng(2)
+    images = rng.normal(size=(64, 4, 4, 2))
+    labels = (images[:, 1:3, 1:3].mean((1, 2)) > 0).astype(np.float64)
+    trainer = KfacTrainer(model, "binary_crossentropy", 0.05, jit_compile=jit)
+    losses = [float(trainer.step(images, labels)) for _ in range(25)]
+    assert losses[-1] < 0.75 * losses[0]
+    assert trainer.core.report()["layers_ready"] == 5
+    before = [weight.numpy() for weight in model.weights]
+    trainer.step(images * np.nan, labels)
+    for weight, expected in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), expected)
+    assert int(trainer.nonfinite_steps) == 1
+
+
 def before_dense(layer):
     model = keras.Sequential([layer, keras.layers.Dense(1)])
     model.build([None, 3])
     return model
 
 
-def not_sequential():
-    inputs = keras.Input([3])
-    return keras.Model(inputs, keras.layers.Dense(1)(inputs))
+class Subclass(keras.Model):
+    def call(self, inputs):
+        return inputs
+
+
+def test_a_normalization_of_another_axis_is_refused():
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input([3, 3]), layers.LayerNormalization(axis=1), layers.Flatten(), layers.Dense(1)]
+    )
+    trainer = KfacTrainer(model, "mse", 0.1)
+    with pytest.raises(ValueError, match=r"normalizes axis \[?1\]?; allowed: the last one"):
+        trainer.step(np.ones((2, 3, 3)), np.ones(2))
+    with pytest.raises(ValueError, match=r"inputs of shape \(2, 4, 3\).*\['rows', 3, 3\]"):
+        trainer.step(np.ones((2, 4, 3)), np.ones(2))
 
 
 def test_models_and_options_that_are_refused():
@@ -253,7 +374,13 @@ def test_models_and_options_that_are_refused():
         (before_dense(noise), r"\(GaussianNoise\) behaves differently in training"),
         (before_dense(layers.Dense(2, kernel_regularizer="l2")), "has a kernel_regularizer"),
         (before_dense(layers.Dense(2, bias_constraint="non_neg")), "has a bias_constraint"),
-        (not_sequential(), "is not a built Sequential model"),
+        (Subclass(), "Subclass is not a Sequential model; allowed: that or a Functional one"),
+        (before_dense(layers.BatchNormalization(gamma_regularizer="l2")), "has a gamma_regularizer"),
+        (
+            before_dense(layers.EinsumDense("ab,bc->ac", 3)),
+            r"\(EinsumDense\) has trainable weights whose gradients",
+        ),
+        (keras.Sequential([layers.Dense(1)]), "is not built"),
     ):
         with pytest.raises(ValueError, match=message):
             KfacTrainer(model, "mse", 0.1)
