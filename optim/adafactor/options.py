@@ -3,12 +3,11 @@
 from typing import Annotated
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from ctr.optim.option_types import NUMPY, STRICT, Decay, NotNegative, Share, Switch
+from ctr.optim.option_types import NUMPY, Decay, NotNegative, Share, Switch, option_dataclass
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@option_dataclass()
 class RowAdafactorOptions:
     """Options that tables of rows have, without the learning rate: the step size rho, or its upper bound.
 
@@ -35,7 +34,7 @@ class RowAdafactorOptions:
     inverse_sqrt: Switch = True
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@option_dataclass()
 class AdafactorOptions(RowAdafactorOptions):
     """Options of dense weights, and of all weights in Keras; ``beta1`` is not for tables.
 

@@ -13,7 +13,7 @@ from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.gradients import Gradient, RootSource, in_xla
 from ctr.optim.keras.keywords import AdafactorKeywords, ShampooKeywords
 from ctr.optim.keras.replicas import Replicas
-from ctr.optim.option_types import make_options
+from ctr.optim.option_types import check_names, names_of
 from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.division import Group
 from ctr.optim.shampoo.optimizer import ShampooCore
@@ -44,8 +44,8 @@ def split_options(
 ) -> tuple[Any, dict[str, Any]]:
     """Separates an optimizer's options from those of Keras. Raises TypeError for what is neither."""
     own = {name: value for name, value in given.items() if name not in keras_options}
-    made = make_options(options, title, own, [*keras_options, *_ARGUMENTS])
-    return made, {name: value for name, value in given.items() if name in keras_options}
+    check_names(title, own, [*names_of(options), *keras_options, *_ARGUMENTS])
+    return options(**own), {name: value for name, value in given.items() if name in keras_options}
 
 
 def checked_learning_rate(rate: Any, is_schedule: bool) -> Any:

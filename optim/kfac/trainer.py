@@ -27,7 +27,6 @@ from ctr.optim.kfac.record import (
     sequential_products,
     takes_training,
 )
-from ctr.optim.option_types import make_options
 
 _ADDED = [f"{part}_regularizer" for part in ("kernel", "bias", "activity")] + [
     "kernel_constraint",
@@ -80,7 +79,7 @@ class KfacTrainer:
             Layer(numbers[id(layer.kernel)], numbers[id(layer.bias)] if layer.use_bias else None)
             for layer in learning
         ]
-        self.core = KfacCore(make_options(KfacOptions, "K-FAC", options), weights, layers)
+        self.core = KfacCore(KfacOptions(**options), weights, layers)
         self._rate = tf.Variable(0.0, trainable=False, dtype=self.core.dtype)
         self.learning_rate = learning_rate
         self._outputs = int(model.output_shape[-1])
