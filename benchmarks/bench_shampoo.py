@@ -137,7 +137,7 @@ def zeros() -> list[tf.Variable]:
 
 def settled_step(core: ShampooCore, gradients: Sequence[tf.Tensor]) -> Any:
     """The compiled step of an optimizer that is late in its run."""
-    step = tf.function(lambda: core.update(gradients, 0.0, roots=None), autograph=False)
+    step = tf.function(lambda: core.update(gradients, 0.0), autograph=False)
     step()
     settle(core)
     return step

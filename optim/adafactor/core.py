@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from ctr.optim.adafactor.options import AdafactorOptions, RowAdafactorOptions
 from ctr.optim.first_order.directions import momentum_step
-from ctr.optim.gradients import GradientSteps, RootSource, present_among
+from ctr.optim.gradients import GradientSteps, present_among
 from ctr.optim.protocol import Cost, DenseOptimizer
 from ctr.optim.variables import Create, Variables, create_variable
 from ctr.workers.collectives import ALONE, Workers
@@ -179,9 +179,9 @@ class AdafactorCore(GradientSteps):
         rows: dict[int, tf.IndexedSlices],
         rate: tf.Tensor,
         decayed: Sequence[bool] | None,
-        roots: RootSource | None,
+        on_device: bool,
     ) -> None:
-        del decayed, roots  # Nothing decays, as in the paper.
+        del decayed, on_device  # Nothing decays, as in the paper.
         count = self.step.assign_add(1, read_value=True)
         present = present_among(dense.keys() | rows.keys(), len(self.weights))
         missed = self.missed.read_value()
@@ -267,10 +267,8 @@ class DenseAdafactor(DenseOptimizer):
     def variables(self) -> dict[str, tf.Variable]:
         return {f"adafactor/{name}": variable for name, variable in self.core.variables.items()}
 
-    def update(
-        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool, preconditions: bool
-    ) -> None:
-        del compiled, preconditions
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
+        del preconditions
         self.core.update(gradients, rate)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:

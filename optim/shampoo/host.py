@@ -35,20 +35,8 @@ STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step", "s
 
 # Roots computed; not computed because the drift was small; refused or failed; lost with a worker; steps that
 # were skipped for a gradient that is not finite; directions beyond the working precision, of which the grafted
-# one was taken; and by whom the roots were computed: LAPACK on the host, or the device. No root is counted by the two
-# others, which hold their places in checkpoints.
-COUNTERS = (
-    "refreshed",
-    "skipped",
-    "failed",
-    "lost",
-    "nonfinite_steps",
-    "overflowed",
-    "eigh",
-    "coupled_warm",
-    "coupled_cold",
-    "device",
-)
+# one was taken; and of the roots computed those by the device and not the host.
+COUNTERS = ("refreshed", "skipped", "failed", "lost", "nonfinite_steps", "overflowed", "device")
 
 _CERTIFIED, _SENT, _DRIFT, _, _, _ROOT_STEP = range(STATUS.index("root_step") + 1)
 
@@ -139,10 +127,9 @@ class HostPipeline:
         if self.options.roots.identity and self.options.roots.asynchronous:
             self._use_initial(step, found)
 
-    def _count(self, found: Round, matrix: int, *counters: str) -> None:
+    def _count(self, found: Round, matrix: int, counter: str) -> None:
         if not self.factors[self._places[matrix][0]].is_copy:
-            for counter in counters:
-                found.counters[COUNTERS.index(counter)] += 1
+            found.counters[COUNTERS.index(counter)] += 1
 
     def _use_initial(self, step: int, found: Round) -> None:
         """Brings the roots of initial statistics into use where there is none yet (PSO alg. II)."""
@@ -243,7 +230,7 @@ class HostPipeline:
             log.warning("root of %s from step %d: %s; the previous root is kept", name, sent_at, error)
             return
         roots[i] = new
-        self._count(found, matrix, "refreshed", "eigh")
+        self._count(found, matrix, "refreshed")
         with np.errstate(over="ignore"):
             # Certified, not sent, and without drift: statistics changed last before they were sent.
             found.status[:, matrix] = 1, 0, 0, root.condition, root.residual, sent_at, *root.eigenvalues

@@ -182,7 +182,7 @@ def test_the_trainers_tables_learn_in_the_same_way_beside_their_linear_weights(c
         values = tf.gather(table, rows)
         padded = tf.constant(np.append(gradient, np.zeros((1, 8)), axis=0), tf.float32)
         one = RowGradient(rows, values, optimizer.read([rows])[0], padded)
-        optimizer.update([one], tf.constant(1.0), False)
+        optimizer.update([one], tf.constant(1.0))
     for copy in range(copies):
         part = slice(copy * 4, copy * 4 + 3)
         own = [(ids, gradient[:, part]) for ids, gradient in history]

@@ -107,7 +107,9 @@ def test_faults_of_several_options_are_one_line_and_an_unknown_one_names_what_wa
         ValueError, match=r"^beta1 is 3; allowed: less than 1; block_size is 'a'; allowed: a valid"
     ):
         ShampooOptions(block_size="a", beta1=3)
-    with pytest.raises(TypeError, match=r"^ShampooOptions has no option 'blocksize'; did you mean block_size"):
+    with pytest.raises(
+        TypeError, match=r"^ShampooOptions has no option 'blocksize'; did you mean block_size"
+    ):
         ShampooOptions(blocksize=8)
 
 
