@@ -253,6 +253,15 @@ def multiply(blocks: tf.Tensor, axis: int, matrices: tf.Tensor, transposed: bool
     return tf.transpose(multiply(tf.transpose(blocks, swap), 0, matrices, transposed), swap)
 
 
+def multiply_axes(
+    blocks: tf.Tensor, axes: Sequence[int], matrices: Sequence[tf.Tensor], transposed: bool = False
+) -> tf.Tensor:
+    """Computes A G B^T, and its like, of blocks [N, *block] by matrices [N, d, d] of ``axes``, or A^T G B."""
+    for axis, matrix in zip(axes, matrices, strict=True):
+        blocks = multiply(blocks, axis, matrix, transposed)
+    return blocks
+
+
 def precondition(blocks: tf.Tensor, axes: Sequence[int], roots: Sequence[tf.Tensor]) -> tf.Tensor:
     """Computes L^(-e) G R^(-e), and its like, of blocks [N, *block] by symmetric roots [N, d, d] of ``axes``."""
     for axis, root in zip(axes, roots, strict=True):

@@ -203,11 +203,11 @@ def _own_layout(whole: ShampooLayout, owners: Sequence[int], rank: int) -> Shamp
     # Factors of tables, whose rows all members have, are copies of those of the first one.
     parts = [(factor.owners, tuple(range(factor.count)), rank > 0) for factor in whole.factors]
     stacks, owner = [], iter(owners)
-    for stack, factors in zip(whole.stacks, whole.stack_factors, strict=True):
+    for stack, indices in zip(whole.stacks, whole.stack_factors, strict=True):
         blocks = stack.single_blocks
         places = tuple(place for place, _ in enumerate(blocks) if next(owner) == rank)
         stacks.append(dataclasses.replace(stack, members=tuple(blocks[i] for i in places), places=places))
-        for index in factors:
+        for index in indices:
             parts[index] = (stacks[-1].owners, places, False)
     factors, offset = [], 0
     for factor, (tensors, numbers, is_copy) in zip(whole.factors, parts, strict=True):
