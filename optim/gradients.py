@@ -84,7 +84,13 @@ def split_gradients(
     for index, gradient in enumerate(gradients):
         if gradient is None:
             continue
-        own, shape = _in_precision(gradient, dtype), weights[index].shape
+        shape = weights[index].shape
+        if isinstance(gradient, tf.IndexedSlices):
+            # Before rows that occur several times are added up.
+            values = tf.cast(gradient.values, dtype)
+            own = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        else:
+            own = tf.cast(gradient, dtype)
         if index not in tables:
             dense[index] = tf.convert_to_tensor(own)
             found = dense[index].shape
@@ -97,13 +103,6 @@ def split_gradients(
         else:
             rows[index] = tf.IndexedSlices(own, tf.range(shape[0]))
     return dense, rows
-
-
-def _in_precision(gradient: tf.Tensor | tf.IndexedSlices, dtype: tf.DType) -> tf.Tensor | tf.IndexedSlices:
-    """The gradient in a dtype, which rows that occur several times have before they are added up."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices, gradient.dense_shape)
-    return tf.cast(gradient, dtype)
 
 
 def in_xla() -> bool:

@@ -46,11 +46,6 @@ def second_moment_decay(options: RowAdafactorOptions, step: tf.Tensor) -> tf.Ten
     return options.beta2 * tf.math.expm1((step - 1.0) * logarithm) / tf.math.expm1(step * logarithm)
 
 
-def is_factored(options: AdafactorOptions, shape: Sequence[int]) -> bool:
-    """Returns whether a weight of this shape has sums by row and column."""
-    return options.factored and len(shape) >= 2
-
-
 def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
     """Computes U = G / sqrt(R C / 1^T R), [..., n, m], of R [..., n] and C [..., m] (algorithm 4, lines 7 and 8)."""
     # Of each factor by itself: their product would leave float32 where gradients are tiny.
@@ -163,7 +158,7 @@ class AdafactorCore(GradientSteps):
             shape = [int(size) for size in weight.shape]
             if index in tables:
                 parts = {"rows": [shape[0], 1], "touched": [shape[0], 1], "columns": [shape[1]], "steps": []}
-            elif is_factored(options, shape):
+            elif options.factored and len(shape) >= 2:
                 parts = {"rows": shape[:-1], "columns": [*shape[:-2], shape[-1]]}
             else:
                 parts = {"moment": shape}

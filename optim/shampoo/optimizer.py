@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.first_order.options import AdaGrad
 from ctr.optim.gradients import Gradient, GradientSteps, Present, in_xla, present_among, split_gradients
 from ctr.optim.protocol import Spectrum
 from ctr.optim.rows.adagrad import graft_rows, row_direction
@@ -56,8 +55,7 @@ class Tables:
         variables: Variables,
     ) -> None:
         self.layout, self.weights = layout, weights
-        grafting = options.grafting
-        initial = grafting.initial_accumulator if isinstance(grafting, AdaGrad) else 1e-6
+        initial = getattr(options.grafting, "initial_accumulator", 1e-6)
         self.accumulators = {}
         for index in layout.tables:
             rows, columns = layout.tensors[index].shape

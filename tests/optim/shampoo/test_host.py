@@ -40,6 +40,7 @@ def new_round(seed=0, divisor=1.0):
         status=np.zeros((len(STATUS), sum(COUNTS))),
         counters=np.zeros(len(COUNTERS), np.int64),
         divisor=divisor,
+        identity=np.zeros(sum(COUNTS)),
     )
 
 
