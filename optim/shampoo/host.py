@@ -122,7 +122,7 @@ class HostPipeline:
         self._start(step, found)
         if self.options.roots.identity and self.options.roots.asynchronous:
             # The roots of initial statistics come into use where there is none yet (PSO alg. II).
-            for matrix in np.flatnonzero(status[_CERTIFIED] == 0):
+            for matrix in map(int, np.flatnonzero(status[_CERTIFIED] == 0)):
                 factor, initial = self.factors[self._places[matrix][0]], self.options.statistics.initial
                 scale = 1.0 if factor.basis or not initial else initial ** (-1.0 / factor.order)
                 self._use_identity(matrix, scale, step, found)
