@@ -41,9 +41,9 @@ FAMILY: dict[str, dict[str, Any]] = {
 }
 
 
-def settle(core: ShampooCore) -> None:
+def settle(core: ShampooCore, last_exchange: int = SETTLED) -> None:
     core.step.assign(SETTLED)
-    core.exchanged.exchanged_at.assign(SETTLED)
+    core.exchanged.exchanged_at.assign(last_exchange)
 
 
 def steps_in_turns(
@@ -135,10 +135,10 @@ def zeros() -> list[tf.Variable]:
 
 
 def settled_step(core: ShampooCore, gradients: Sequence[tf.Tensor]) -> Any:
-    """The compiled step of an optimizer that is late in its run."""
-    step = tf.function(lambda: core.update(gradients, 0.0, roots=None), autograph=False)
+    """The compiled step of an optimizer that is late in its run, no exchange of roots among the steps."""
+    step = tf.function(lambda: core.update(gradients, 0.0), autograph=False)
+    settle(core, 2 * SETTLED)
     step()
-    settle(core)
     return step
 
 

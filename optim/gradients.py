@@ -10,15 +10,11 @@ corrected as those of all others. Adafactor's moments decay by the steps in whic
 """
 
 from collections.abc import Collection, Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
-
-RootSource = Literal["host", "device"]
-"""Who computes the roots that are due in a step: ``host`` (in eager mode, or a ``tf.function`` without
-``jit_compile``), or ``device`` (anywhere). None: the host does, when ``exchange`` is called between two steps."""
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
@@ -88,7 +84,13 @@ def split_gradients(
     for index, gradient in enumerate(gradients):
         if gradient is None:
             continue
-        own, shape = _in_precision(gradient, dtype), weights[index].shape
+        shape = weights[index].shape
+        if isinstance(gradient, tf.IndexedSlices):
+            # Before rows that occur several times are added up.
+            values = tf.cast(gradient.values, dtype)
+            own = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        else:
+            own = tf.cast(gradient, dtype)
         if index not in tables:
             dense[index] = tf.convert_to_tensor(own)
             found = dense[index].shape
@@ -101,13 +103,6 @@ def split_gradients(
         else:
             rows[index] = tf.IndexedSlices(own, tf.range(shape[0]))
     return dense, rows
-
-
-def _in_precision(gradient: tf.Tensor | tf.IndexedSlices, dtype: tf.DType) -> tf.Tensor | tf.IndexedSlices:
-    """The gradient in a dtype, which rows that occur several times have before they are added up."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.cast(gradient.values, dtype), gradient.indices, gradient.dense_shape)
-    return tf.cast(gradient, dtype)
 
 
 def in_xla() -> bool:
@@ -145,28 +140,31 @@ class GradientSteps:
         gradients: Sequence[Gradient],
         learning_rate: tf.Tensor | float,
         decayed: Sequence[bool] | None = None,
-        roots: RootSource | None = "host",
+        on_device: bool = False,
     ) -> None:
         """Takes one step in place; None leaves a weight as it is. By default all weights decay that are no tables.
+
+        Roots that are due are computed by the host, in the step or, where XLA compiles it, when ``exchange`` is called
+        after it; or ``on_device``, in any step.
 
         Raises ValueError: a gradient of another shape than its weight, or roots that the device does not compute.
         """
         split = split_gradients(gradients, self.weights, self.tables, self.dtype)
-        self._update(*split, self._rate(learning_rate), decayed, roots)
+        self._update(*split, self._rate(learning_rate), decayed, on_device)
 
     def update_if_finite(
         self,
         gradients: Sequence[Gradient],
         learning_rate: tf.Tensor | float,
         decayed: Sequence[bool] | None = None,
-        roots: RootSource | None = "host",
+        on_device: bool = False,
     ) -> tf.Tensor:
         """Calls ``update`` if all gradients are finite, else counts the step; returns whether it did, bool scalar."""
         dense, rows = split_gradients(gradients, self.weights, self.tables, self.dtype)
         applied = all_finite([*dense.values(), *rows.values()])
 
         def update() -> tf.Tensor:
-            self._update(dense, rows, self._rate(learning_rate), decayed, roots)
+            self._update(dense, rows, self._rate(learning_rate), decayed, on_device)
             return tf.constant(True)
 
         def count() -> tf.Tensor:
@@ -181,7 +179,7 @@ class GradientSteps:
         rows: dict[int, tf.IndexedSlices],
         rate: tf.Tensor,
         decayed: Sequence[bool] | None,
-        roots: RootSource | None,
+        on_device: bool,
     ) -> None:
         raise NotImplementedError
 

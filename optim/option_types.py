@@ -1,11 +1,13 @@
 """Options of optimizers: pydantic dataclasses that check their values, and the types of these values."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from ctr.io.errors import did_you_mean
 
@@ -50,31 +52,58 @@ def merged(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def make_options(
-    options: type[OptionsT], title: str, given: Mapping[str, Any], others: Sequence[str] = ()
-) -> OptionsT:
-    """Makes options from keywords; ``others`` are keywords that are no options of this kind.
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
+def option_dataclass(config: ConfigDict = STRICT) -> Callable[[type[OptionsT]], type[OptionsT]]:
+    """Returns a decorator for frozen dataclasses of options, whose faults are one line each.
 
-    Raises:
-        TypeError: there is no such option; names the one that was meant.
-        ValueError: a value is not allowed; on one line, with the path of the option.
+    A class so decorated raises TypeError for an option that it does not have, and names the one that was meant, and
+    ValueError for a value that is not allowed, with the path of the option.
     """
-    names = [field.name for field in fields(options)]  # type: ignore[arg-type]
-    for name in given:
+
+    def decorate(options: type[OptionsT]) -> type[OptionsT]:
+        checked: Any = dataclass(frozen=True, kw_only=True, config=config)(options)
+        check: Callable[..., None] = checked.__init__
+
+        @functools.wraps(check)
+        def __init__(self: Any, **values: Any) -> None:  # noqa: N807
+            check_names(type(self).__name__, values, names_of(type(self)))
+            try:
+                check(self, **values)
+            except ValidationError as error:
+                faults = error.errors(include_url=False)
+                raise ValueError("; ".join(_describe_fault(type(self), fault) for fault in faults)) from None
+
+        checked.__init__ = __init__
+        return checked
+
+    return decorate
+
+
+def names_of(options: Any) -> list[str]:
+    """Returns the names of the options of a dataclass."""
+    return [field.name for field in fields(options)]
+
+
+def check_names(title: str, values: Iterable[str], names: Sequence[str]) -> None:
+    """Raises TypeError for a keyword that is none of the names, with the name that was meant."""
+    for name in values:
         if name not in names:
-            known = sorted([*names, *others])
-            meant = did_you_mean(name, known) or f"; allowed: {', '.join(known)}"
-            raise TypeError(f"{title} has no option {name!r}{meant}")
-    try:
-        return options(**given)
-    except ValidationError as error:
-        raise ValueError("; ".join(map(_describe_fault, error.errors(include_url=False)))) from None
+            raise TypeError(f"{title} has no option {name!r}{_meant(name, names)}")
 
 
-def _describe_fault(fault: Mapping[str, Any]) -> str:
+def _meant(name: str, names: Sequence[str]) -> str:
+    return did_you_mean(name, sorted(names)) or f"; allowed: {', '.join(sorted(names))}"
+
+
+def _describe_fault(options: type[Any], fault: Any) -> str:
     message, path = fault["msg"], ".".join(map(str, fault["loc"]))
     if fault["type"] == "unexpected_keyword_argument":
-        return f"unknown option {path}"
+        *groups, name = fault["loc"]
+        group = options()
+        for part in groups:
+            # The kind of a group stands in the path behind its name.
+            group = getattr(group, part, group if part == getattr(group, "kind", None) else None)
+        return f"unknown option {path}" + ("" if group is None else _meant(name, names_of(group)))
     if fault["type"] == "value_error":
         # About several options, which the message names.
         return f"{path}: {message}".removeprefix(": ").replace("Value error, ", "")

@@ -60,7 +60,7 @@ class OptionalMembers:
     """What an optimizer may have beside its step; by default it has nothing of it."""
 
     def exchange(self) -> None:
-        """Exchanges with the host what is due; called after each step that is compiled."""
+        """Exchanges with the host what is due; called after each step that XLA compiles."""
 
     def parts(self) -> Mapping[str, Part]:
         """Returns the parts of variables that only this worker holds, by name; all others are whole on all workers."""
@@ -96,12 +96,10 @@ class DenseOptimizer(OptionalMembers, ABC):
         """All state besides the weights, under the names that checkpoints have."""
 
     @abstractmethod
-    def update(
-        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool, preconditions: bool
-    ) -> None:
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
         """Takes one step on all weights, in place; called in the graph of the step.
 
         All gradients are finite, and ``rate`` is a float32 scalar. Without ``preconditions`` a second-order optimizer
-        takes the step of its first-order one: a run's first batches are too small for it. A step that is ``compiled``
-        may not call the host.
+        takes the step of its first-order one: a run's first batches are too small for it. A step that XLA compiles
+        (``gradients.in_xla``) may not call the host.
         """

@@ -44,7 +44,7 @@ class TrainStep:
         self.state, self.config, self.jit = state, config, jit
         # Products with sparse matrices, of which GPUs have no deterministic kernel.
         by_products = not jit and accelerator() is None
-        step = Step(state, config, parts, by_products, exchanges=jit)
+        step = Step(state, config, parts, by_products)
         is_divided, self._step = state.workers.size > 1, step
         self._learned_targets = target_signature(config.objective, state.families, state.layouts, is_divided)
         # What is scored may also be a feed to learn from, which has more.

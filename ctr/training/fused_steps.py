@@ -66,7 +66,7 @@ class FusedSteps:
         if config.compute_dtype == "auto":
             # On a CPU, XLA computes with bfloat16 as with float32 and rounds.
             own.experts = state.experts.in_float32()
-        self._step = Step(own, config, (WHOLE,), by_products=False, exchanges=True)
+        self._step = Step(own, config, (WHOLE,), by_products=False)
         self._loops: dict[Shape, Callable[..., list[tf.Tensor]]] = {}
         used = [[tf.TensorSpec([None], tf.int32) for _ in layouts]]
         self._load, self._store = (
@@ -223,9 +223,7 @@ class ScratchTables:
         gradients: Sequence[tf.Tensor],
         curvatures: Sequence[tuple[tf.Tensor, ...]],
         rate: tf.Tensor,
-        compiled: bool,
     ) -> None:
-        del compiled
         parts = zip(gathered.plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
         given = [
             RowGradient(plan["distinct"], held, kept, gradient, *curvature)

@@ -52,7 +52,6 @@ class Step:
         state: the variables that ``learn`` changes.
         config: of the run.
         parts: of the model; it learns by the mean of their gradients, and the first one scores.
-        exchanges: whether statistics go to the host, and roots from it, between two steps, and not in them.
 
     ``by_products``: whether multivalent embeddings are averaged by products with sparse matrices.
     """
@@ -63,9 +62,8 @@ class Step:
         config: TrainConfig,
         parts: Sequence[Part],
         by_products: bool,
-        exchanges: bool,
     ) -> None:
-        self.state, self.config, self.parts, self.exchanges = state, config, parts, exchanges
+        self.state, self.config, self.parts = state, config, parts
         self._workers = state.workers
         self._model = Differentiation(state, config, by_products)
 
@@ -109,9 +107,7 @@ class Step:
             curvatures = batch.curvatures
             if curvatures is None:
                 curvatures = self._model.curvatures(plans, targets, batch, self.parts[0])
-            state.tables.update(
-                gathered, batch.row_gradients, curvatures, rates["embeddings"], self.exchanges
-            )
+            state.tables.update(gathered, batch.row_gradients, curvatures, rates["embeddings"])
             self._update_dense(batch.dense_gradients, rates["dense"], preconditions)
             for calibrator, step in batch.steps:
                 calibrator.apply(step)
@@ -211,7 +207,7 @@ class Step:
                 for gradient in clip_by_global_norm(gradients[begin : begin + size], norm)
             ]
         with tf.name_scope("dense_update"):
-            self.state.dense_optimizer.update(gradients, rate, self.exchanges, preconditions)
+            self.state.dense_optimizer.update(gradients, rate, preconditions)
 
 
 def gather_scores(

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from ctr.optim.adafactor.options import AdafactorOptions
 from ctr.optim.first_order.directions import momentum_step
-from ctr.optim.gradients import GradientSteps, RootSource, present_among
+from ctr.optim.gradients import GradientSteps, present_among
 from ctr.optim.variables import Create, Variables, create_variable
 
 
@@ -42,11 +42,6 @@ def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor
     # In float32 1 - beta2^t has few digits at first.
     logarithm = math.log(options.beta2)
     return options.beta2 * tf.math.expm1((step - 1.0) * logarithm) / tf.math.expm1(step * logarithm)
-
-
-def is_factored(options: AdafactorOptions, shape: Sequence[int]) -> bool:
-    """Returns whether a weight of this shape has sums by row and column."""
-    return options.factored and len(shape) >= 2
 
 
 def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
@@ -154,7 +149,7 @@ class AdafactorCore(GradientSteps):
             shape = [int(size) for size in weight.shape]
             if index in tables:
                 parts = {"rows": [shape[0], 1], "touched": [shape[0], 1], "columns": [shape[1]], "steps": []}
-            elif is_factored(options, shape):
+            elif options.factored and len(shape) >= 2:
                 parts = {"rows": shape[:-1], "columns": [*shape[:-2], shape[-1]]}
             else:
                 parts = {"moment": shape}
@@ -170,9 +165,9 @@ class AdafactorCore(GradientSteps):
         rows: dict[int, tf.IndexedSlices],
         rate: tf.Tensor,
         decayed: Sequence[bool] | None,
-        roots: RootSource | None,
+        on_device: bool,
     ) -> None:
-        del decayed, roots  # Nothing decays, as in the paper.
+        del decayed, on_device  # Nothing decays, as in the paper.
         count = self.step.assign_add(1, read_value=True)
         present = present_among(dense.keys() | rows.keys(), len(self.weights))
         missed = self.missed.read_value()

@@ -3,12 +3,11 @@
 from typing import Annotated
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from ctr.optim.option_types import NUMPY, STRICT, Decay, NotNegative, Share, Switch
+from ctr.optim.option_types import NUMPY, Decay, NotNegative, Share, Switch, option_dataclass
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@option_dataclass()
 class AdafactorOptions:
     """Options of Adafactor without the learning rate: the step size rho, or its upper bound.
 

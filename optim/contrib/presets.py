@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ctr.optim.first_order.options import AdaGrad
-from ctr.optim.option_types import make_options, merged
+from ctr.optim.option_types import merged
 from ctr.optim.shampoo.options import Blocking, Roots, ShampooOptions, Statistics
 
 FF = ShampooOptions(
@@ -75,4 +75,4 @@ def preset(name: str, **changes: Any) -> ShampooOptions:
     """
     if name not in PRESETS:
         raise ValueError(f"preset is {name!r}; allowed: {', '.join(PRESETS)}")
-    return make_options(ShampooOptions, f"preset {name}", preset_values(name, changes))
+    return ShampooOptions(**preset_values(name, changes))

@@ -13,22 +13,7 @@ takes that. The factor of LARS and LAMB is 1 where one of the norms is 0, so tha
 
 import tensorflow as tf
 
-from ctr.optim.first_order.options import LAMB, LARS, AdaGrad, Adam, Graft, SecondMoments
-
-
-def has_accumulator(options: Graft) -> bool:
-    """Returns whether an optimizer keeps second moments."""
-    return isinstance(options, AdaGrad | SecondMoments)
-
-
-def is_layerwise(options: Graft) -> bool:
-    """Returns whether directions get a factor for each layer, ``layer_factor``."""
-    return isinstance(options, LARS | LAMB)
-
-
-def initial_accumulator(options: Graft) -> float:
-    """Returns the value at which second moments start."""
-    return options.initial_accumulator if isinstance(options, AdaGrad) else 0.0
+from ctr.optim.first_order.options import LAMB, AdaGrad, Adam, Graft, SecondMoments
 
 
 def update_accumulator(options: Graft, accumulator: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:

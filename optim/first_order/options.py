@@ -1,18 +1,17 @@
 """Options of first-order optimizers whose step sizes others take (grafting: PSO App. G; PT 2.4)."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field
-from pydantic.dataclasses import dataclass
 
-from ctr.optim.option_types import STRICT, Decay, NotNegative
+from ctr.optim.option_types import STRICT, Decay, NotNegative, option_dataclass
 
 # Where no kind is given, it is AdaGrad.
 _OF_A_KIND = ConfigDict(**STRICT, json_schema_extra={"required": ["kind"]})
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@option_dataclass()
 class Graft:
     """How a layer takes the step size of a first-order optimizer.
 
@@ -28,21 +27,21 @@ class Graft:
     momentum: Literal["after", "before"] = "after"
 
 
-@dataclass(frozen=True, kw_only=True, config=_OF_A_KIND)
+@option_dataclass(_OF_A_KIND)
 class SGD(Graft):
     """The gradient itself."""
 
     kind: Literal["sgd"] = "sgd"
 
 
-@dataclass(frozen=True, kw_only=True, config=_OF_A_KIND)
+@option_dataclass(_OF_A_KIND)
 class LARS(Graft):
     """The gradient, layer by layer with the norm of the weights (PSO App. G)."""
 
     kind: Literal["lars"] = "lars"
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@option_dataclass()
 class AdaGrad(Graft):
     """AdaGrad.
 
@@ -56,7 +55,7 @@ class AdaGrad(Graft):
     epsilon: NotNegative = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@option_dataclass()
 class SecondMoments(Graft):
     """Optimizers that divide by the root of decayed second moments.
 
@@ -69,36 +68,41 @@ class SecondMoments(Graft):
     epsilon: NotNegative = 1e-8
 
 
-@dataclass(frozen=True, kw_only=True, config=_OF_A_KIND)
+@option_dataclass(_OF_A_KIND)
 class RMSprop(SecondMoments):
     """RMSprop, without a bias correction (PT 2.4)."""
 
     kind: Literal["rmsprop"] = "rmsprop"
 
 
-@dataclass(frozen=True, kw_only=True, config=_OF_A_KIND)
+@option_dataclass(_OF_A_KIND)
 class Adam(SecondMoments):
     """RMSprop with its second moments corrected for their start."""
 
     kind: Literal["adam"] = "adam"
 
 
-@dataclass(frozen=True, kw_only=True, config=_OF_A_KIND)
+@option_dataclass(_OF_A_KIND)
 class LAMB(SecondMoments):
     """Adam, layer by layer with the norm of the weights (PSO App. G)."""
 
     kind: Literal["lamb"] = "lamb"
 
 
-def _with_kind(graft: Any) -> Any:
-    """Reads a kind alone, and a mapping without one, which is of AdaGrad."""
-    if isinstance(graft, str):
-        return {"kind": graft}
-    return {"kind": "adagrad", **graft} if isinstance(graft, Mapping) else graft
-
-
 _Kind = Literal["adagrad", "sgd", "rmsprop", "adam", "lars", "lamb"]
 _AnyKind = AdaGrad | SGD | RMSprop | Adam | LARS | LAMB
+
+
+def _with_kind(graft: Any) -> Any:
+    """Reads a kind alone, and a mapping without one, which is of AdaGrad."""
+    if isinstance(graft, _AnyKind):
+        return graft
+    options = {"kind": "adagrad", **(graft if isinstance(graft, Mapping) else {"kind": graft})}
+    if options["kind"] not in get_args(_Kind):
+        raise ValueError(f"{options['kind']!r} is no optimizer; allowed: {', '.join(get_args(_Kind))}")
+    return options
+
+
 AnyGraft = Annotated[
     _AnyKind,
     Field(discriminator="kind"),

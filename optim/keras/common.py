@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from ctr.optim.adafactor.core import AdafactorCore
 from ctr.optim.adafactor.options import AdafactorOptions
-from ctr.optim.gradients import Gradient, RootSource, in_xla
+from ctr.optim.gradients import Gradient, in_xla
 from ctr.optim.keras.keywords import AdafactorKeywords, ShampooKeywords
 from ctr.optim.keras.replicas import Replicas
-from ctr.optim.option_types import make_options
+from ctr.optim.option_types import check_names, names_of
 from ctr.optim.protocol import Spectrum
 from ctr.optim.shampoo.division import Group
 from ctr.optim.shampoo.optimizer import ShampooCore
@@ -44,8 +44,8 @@ def split_options(
 ) -> tuple[Any, dict[str, Any]]:
     """Separates an optimizer's options from those of Keras. Raises TypeError for what is neither."""
     own = {name: value for name, value in given.items() if name not in keras_options}
-    made = make_options(options, title, own, [*keras_options, *_ARGUMENTS])
-    return made, {name: value for name, value in given.items() if name in keras_options}
+    check_names(title, own, [*names_of(options), *keras_options, *_ARGUMENTS])
+    return options(**own), {name: value for name, value in given.items() if name in keras_options}
 
 
 def checked_learning_rate(rate: Any, is_schedule: bool) -> Any:
@@ -206,13 +206,10 @@ class OptimizerMixin:
         """
         count = tf.distribute.get_strategy().num_replicas_in_sync
         built = 1 if self._replicas is None else self._replicas.count
-        roots: RootSource | None = "host"
-        if in_xla():
-            roots = None if self.driven else "device"
-            if count > 1:
-                raise RuntimeError(
-                    f"Shampoo on {count} replicas cannot be compiled by XLA; train without jit_compile=True"
-                )
+        if in_xla() and count > 1:
+            raise RuntimeError(
+                f"Shampoo on {count} replicas cannot be compiled by XLA; train without jit_compile=True"
+            )
         if count != built:
             raise RuntimeError(
                 f"the tf.distribute strategy has {count} replicas, and Shampoo was built for {built}; make the model "
@@ -222,7 +219,7 @@ class OptimizerMixin:
             self._replicas.step(gradients, learning_rate, decayed, after)
             return
         ordered = [gradients.get(index) for index in range(len(self._core.weights))]
-        self._core.update_if_finite(ordered, learning_rate, decayed, roots)
+        self._core.update_if_finite(ordered, learning_rate, decayed, in_xla() and not self.driven)
         after(lambda variable: variable)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 from ctr.optim.first_order.options import Graft
 from ctr.optim.shampoo.options import Blocking, Limits, Roots, Statistics
 
-Group = Mapping[str, Any]
+Changes = Mapping[str, Any]
 """A mapping of what differs from a group's defaults."""
 
 
@@ -37,17 +37,17 @@ class ShampooKeywords(KerasKeywords, total=False):
     exponent_override: int | None
     start_preconditioning_step: int | None
     precondition_frequency: int
-    statistics: Statistics | Group
-    roots: Roots | Group
+    statistics: Statistics | Changes
+    roots: Roots | Changes
     block_size: int
     method: Literal["shampoo", "diagonal", "eigenvalue_corrected"]
-    grafting: Graft | Group | Literal["adagrad", "sgd", "rmsprop", "adam", "lars", "lamb"]
+    grafting: Graft | Changes | Literal["adagrad", "sgd", "rmsprop", "adam", "lars", "lamb"]
     momentum: float
     nesterov: bool
     weight_decay: float
     rows: Literal["adagrad", "adagrad_row", "one_sided"]
-    blocking: Blocking | Group
-    limits: Limits | Group
+    blocking: Blocking | Changes
+    limits: Limits | Changes
     num_replicas_per_group: int | None
 
 

@@ -11,17 +11,16 @@ from typing import Annotated, Literal, NamedTuple
 
 import tensorflow as tf
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from ctr.optim.first_order.directions import momentum_step
 from ctr.optim.kfac import factors as kfac
 from ctr.optim.kfac.factors import Factors, Units
-from ctr.optim.option_types import NUMPY, STRICT, Decay, Frequency, NotNegative
+from ctr.optim.option_types import NUMPY, Decay, Frequency, NotNegative, option_dataclass
 from ctr.optim.shampoo.schedule import when
 from ctr.optim.variables import Variables, create_variable
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@option_dataclass()
 class KfacOptions:
     """Everything but the learning rate.
 

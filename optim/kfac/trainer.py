@@ -28,7 +28,6 @@ from ctr.optim.kfac.record import (
     refuse_probabilities,
     takes_training,
 )
-from ctr.optim.option_types import make_options
 
 _ADDED = [
     f"{part}_{kind}" for part in ("kernel", "bias", "gamma", "beta") for kind in ("regularizer", "constraint")
@@ -90,7 +89,7 @@ class KfacTrainer:
         ]
         weights = list(map(_variable, model.trainable_weights))
         layers = list(self._layers.values())
-        self.core = KfacCore(make_options(KfacOptions, "K-FAC", options), weights, layers)
+        self.core = KfacCore(KfacOptions(**options), weights, layers)
         self._rate = tf.Variable(0.0, trainable=False, dtype=self.core.dtype)
         self.learning_rate = learning_rate
         self._outputs = int(model.output_shape[-1])

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from ctr.optim.gradients import in_xla
 from ctr.optim.protocol import Cost, RowGradient, Spectrum
 from ctr.optim.rows.adagrad import RowAdaGrad, graft_rows, row_direction
 from ctr.optim.rows.rule import RowSetup, State
@@ -46,13 +47,13 @@ class RowOneSided(RowAdaGrad):
         self.exchanged = RootExchange(self.options, Blocks(self._layout), own)
         self.shared = {f"one_sided/{name}": variable for name, variable in own.items()}
 
-    def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
+    def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor) -> None:
         step = self._step.assign_add(1, read_value=True)
         self._collect(gradients, step)
-        if not compiled:
+        if not in_xla():
             self.exchange()
         self._shares = shampoo_share(self.options, step, tf.float32) * self.exchanged.certified
-        super().update(gradients, rate, compiled)
+        super().update(gradients, rate)
 
     def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
         (sums,) = given.state

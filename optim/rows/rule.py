@@ -106,9 +106,8 @@ class RowRule(OptionalMembers):
             for state, touched in zip(self.kept.values(), rows, strict=False)
         ]
 
-    def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
+    def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor) -> None:
         """Takes a step of the first tables; ``rate`` is a factor of the columns' own rates."""
-        del compiled
         # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
         with tf.name_scope("row_update"):
             found = self.steps(gradients, [rate * own for own in self.rates[: len(gradients)]])

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -34,6 +35,10 @@ class Region:
     @property
     def blocks(self) -> int:
         return math.prod(self.counts)
+
+
+Member: TypeAlias = tuple[int, Region]
+"""A region, behind the index of its tensor."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,16 @@ class TensorLayout:
 
 @dataclass(frozen=True)
 class Stack:
-    """Blocks of one shape, preconditioned along the same axes; ``members`` has each region with its tensor's index."""
+    """Blocks of one shape, preconditioned along the same axes.
+
+    Where it has those of one owner only, ``places`` are theirs among the blocks of all owners, else empty.
+    """
 
     block: Shape
     axes: tuple[int, ...]
-    members: tuple[tuple[int, Region], ...]
+    members: tuple[Member, ...]
     diagonal: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -81,6 +90,17 @@ class Stack:
     def owners(self) -> tuple[int, ...]:
         """Tensor of each block."""
         return tuple(index for index, region in self.members for _ in range(region.blocks))
+
+    @property
+    def single_blocks(self) -> list[Member]:
+        """Each block as a region, in row-major order of the regions that they are in."""
+        found = []
+        for tensor, region in self.members:
+            for index in itertools.product(*map(range, region.counts)):
+                sides = zip(region.begin, index, region.block, strict=True)
+                begin = tuple(start + i * size for start, i, size in sides)
+                found.append((tensor, Region(begin, (1,) * len(begin), region.block)))
+        return found
 
 
 def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
@@ -150,7 +170,7 @@ def _preconditioned(merged: Shape, options: ShampooOptions) -> tuple[tuple[int, 
 
 def make_stacks(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
     """Returns the stacks of all tensors, in the order in which their first blocks come."""
-    members: dict[tuple[Shape, tuple[int, ...], tuple[int, ...]], list[tuple[int, Region]]] = {}
+    members: dict[tuple[Shape, tuple[int, ...], tuple[int, ...]], list[Member]] = {}
     for index, layout in enumerate(layouts):
         for region in layout.regions:
             members.setdefault((region.block, layout.axes, layout.diagonal), []).append((index, region))
@@ -231,6 +251,15 @@ def multiply(blocks: tf.Tensor, axis: int, matrices: tf.Tensor, transposed: bool
     swap = list(range(order + 1))
     swap[axis + 1], swap[1] = swap[1], swap[axis + 1]
     return tf.transpose(multiply(tf.transpose(blocks, swap), 0, matrices, transposed), swap)
+
+
+def multiply_axes(
+    blocks: tf.Tensor, axes: Sequence[int], matrices: Sequence[tf.Tensor], transposed: bool = False
+) -> tf.Tensor:
+    """Computes A G B^T, and its like, of blocks [N, *block] by matrices [N, d, d] of ``axes``, or A^T G B."""
+    for axis, matrix in zip(axes, matrices, strict=True):
+        blocks = multiply(blocks, axis, matrix, transposed)
+    return blocks
 
 
 def precondition(blocks: tf.Tensor, axes: Sequence[int], roots: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -46,11 +46,9 @@ class DenseShampoo(DenseOptimizer):
         found = {f"shampoo/{name}": self.core.blocks.part(name) for name in self.core.variables}
         return {name: part for name, part in found.items() if part is not None}
 
-    def update(
-        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool, preconditions: bool
-    ) -> None:
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
         if preconditions:
-            self.core.update(gradients, rate, self._decayed, None if compiled else "host")
+            self.core.update(gradients, rate, self._decayed)
         else:
             self.core.graft(gradients, rate, self._decayed)
 

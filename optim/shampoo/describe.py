@@ -24,7 +24,7 @@ def describe(
     those of one step of these, statistics divided by their frequency, without some 10 d^3 for the root of every d x d
     matrix of an exchange.
     """
-    memory, flops = np.zeros([len(names), 3]), np.zeros(len(names))
+    memory = np.zeros([len(names), 3])
     owners = {factor.name: factor.owners for factor in layout.factors}
     owners |= {f"stack{number}": stack.owners for number, stack in enumerate(layout.stacks)}
     owners |= {f"tensor{index}": (index,) for index in range(len(names))}

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.gradients import Present, keep, of_owners
-from ctr.optim.shampoo import eigenbasis
-from ctr.optim.shampoo.blocks import precondition
+from ctr.optim.shampoo.blocks import multiply_axes, precondition
 from ctr.optim.shampoo.division import Blocks
+from ctr.optim.shampoo.eigenbasis import changes_of_bases, correct
 from ctr.optim.shampoo.momentum import moving_gradient
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.statistics import Statistics
@@ -105,9 +105,10 @@ class Eigenbases:
         ``stacked`` are the gradients, and ``moving`` by tensor the gradients or their averages.
         """
         options, stacks = self.options, self.blocks.own.stacks
-        rotated = self._turn(stacked, eigenbasis.to_bases)
+        rotated = self._turn(stacked, into=True)
         for stack, moments, blocks in zip(stacks, self.moments, rotated, strict=True):
-            found = eigenbasis.update_moments(options.beta2, moments, blocks)
+            squared, beta2 = tf.square(blocks), options.beta2
+            found = moments + squared if beta2 == 1.0 else beta2 * moments + (1.0 - beta2) * squared
             moments.assign(keep(found, moments, of_owners(present, stack.owners)))
         weights: tf.Tensor | float = 1.0
         if options.averages_in_bases:
@@ -117,28 +118,29 @@ class Eigenbases:
                 one, weights = moving_gradient(options.beta1, average, blocks, step, here)
                 rotated.append(one)
         elif options.beta1:
-            rotated = self._turn(self.blocks.stack(moving, self.dtype), eigenbasis.to_bases)
+            rotated = self._turn(self.blocks.stack(moving, self.dtype), into=True)
         divisor = tf.ones([], self.dtype)
         if options.beta2 < 1.0:
             # Second moments are collected at every step.
             divisor = 1.0 - tf.pow(tf.constant(options.beta2, self.dtype), tf.cast(step, self.dtype))
         corrected = [
-            eigenbasis.correct(options, moments, blocks, divisor, weights)
+            correct(options, moments, blocks, divisor, weights)
             for moments, blocks in zip(self.moments, rotated, strict=True)
         ]
 
         def averages() -> dict[int, tf.Tensor]:
             if not options.averages_in_bases:
                 return dict(moving)
-            turned = self.blocks.unstack(self._turn(rotated, eigenbasis.from_bases))
+            turned = self.blocks.unstack(self._turn(rotated, into=False))
             return {**moving, **{index: one / weights for index, one in turned.items() if index in moving}}
 
-        return self._turn(corrected, eigenbasis.from_bases), averages
+        return self._turn(corrected, into=False), averages
 
-    def _turn(self, stacked: Sequence[tf.Tensor], turn: Callable[..., tf.Tensor]) -> list[tf.Tensor]:
+    def _turn(self, stacked: Sequence[tf.Tensor], into: bool) -> list[tf.Tensor]:
+        """Computes U^T G V, and its like, of blocks, or U G V^T, the opposite."""
         layout = self.blocks.own
         return [
-            turn(blocks, stack.axes, [self.bases[factor] for factor in factors])
+            multiply_axes(blocks, stack.axes, [self.bases[factor] for factor in factors], transposed=into)
             for stack, factors, blocks in zip(layout.stacks, layout.stack_factors, stacked, strict=True)
         ]
 
@@ -146,11 +148,12 @@ class Eigenbases:
         """Follows new roots of the tensors that are present, which come into use next."""
         layout, before = self.blocks.own, [basis.read_value() for basis in self.bases]
         for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
-            old, new = [before[factor] for factor in factors], [roots[factor] for factor in factors]
-            here = of_owners(present, stack.owners)
+            turns = changes_of_bases(
+                [before[factor] for factor in factors], [roots[factor] for factor in factors]
+            )
+            changed = [(self.moments[number], [tf.square(turn) for turn in turns])]
             if self.averages:
-                average = self.averages[number]
-                turned = eigenbasis.change_bases(average, stack.axes, old, new)
-                average.assign(keep(turned, average, here))
-            moments = self.moments[number]
-            moments.assign(keep(eigenbasis.project(moments, stack.axes, old, new), moments, here))
+                changed.append((self.averages[number], turns))
+            for variable, matrices in changed:
+                turned = multiply_axes(variable, stack.axes, matrices)
+                variable.assign(keep(turned, variable, of_owners(present, stack.owners)))

@@ -11,17 +11,16 @@ Tensors without a block, such as biases, belong to all, as do tables of rows wit
 """
 
 import dataclasses
-import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 import tensorflow as tf
 
 from ctr.optim.shampoo.assignment import owners_of
-from ctr.optim.shampoo.blocks import Region, Shape, stack_blocks, unstack_blocks
+from ctr.optim.shampoo.blocks import Member, Shape, Stack, stack_blocks, unstack_blocks
 from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.workers.collectives import ALONE
@@ -42,17 +41,6 @@ class Group(Protocol):
         ...
 
 
-class _Piece(NamedTuple):
-    """A block: its place in its stack, and where in which merged tensor it begins; the rank of its owner."""
-
-    stack: int
-    place: int
-    tensor: int
-    begin: Shape
-    block: Shape
-    owner: int
-
-
 class Blocks:
     """The blocks of one worker: ``own`` is the layout with its own blocks only of the ``whole`` one.
 
@@ -61,19 +49,16 @@ class Blocks:
 
     def __init__(self, whole: ShampooLayout, workers: Group = ALONE, owners: Sequence[int] = ()) -> None:
         """Divides a layout by the rank of the owner of each block, in the order of the stacks."""
-        self.whole = self.own = whole
-        self.workers, self._is_alone = workers, workers.size == 1
-        if self._is_alone:
-            return
-        self._pieces = _pieces(whole, owners)
-        layouts = [_own_layout(whole, self._of(rank), rank) for rank in range(workers.size)]
-        self.own = layouts[workers.rank]
-        self._most_matrices = max(layout.matrices for layout in layouts)
+        self.whole, self.workers, self._is_alone = whole, workers, workers.size == 1
+        self._layouts = [whole]
+        if not self._is_alone:
+            self._layouts = [_own_layout(whole, owners, rank) for rank in range(workers.size)]
+        self.own = self._layouts[workers.rank]
+        self._most_matrices = max(layout.matrices for layout in self._layouts)
         # Where each matrix is in what all workers send, padded to the same number.
         self._sent_at = np.zeros(whole.matrices, np.int32)
-        for rank, layout in enumerate(layouts):
+        for rank, layout in enumerate(self._layouts):
             self._sent_at[_numbers(whole, layout)] = rank * self._most_matrices + np.arange(layout.matrices)
-        self._numbers = _numbers(whole, self.own)
 
     # Elements of dense tensors.
 
@@ -81,7 +66,7 @@ class Blocks:
         """Returns the shape of a tensor's element-wise state: its own, or, where it is divided, [its elements here]."""
         if not self._is_divided(tensor):
             return self.whole.tensors[tensor].shape
-        return (sum(map(_elements, self._of(self.workers.rank, tensor))),)
+        return (sum(map(_elements, _members(self.own, tensor))),)
 
     def take(self, tensors: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns own elements of tensors, by index, each in the shape of ``shape``."""
@@ -92,34 +77,27 @@ class Blocks:
 
     def stack(self, own: Mapping[int, tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
         """Stacks own blocks, [n, *block] each, from what ``take`` returned; tensors not in it are zero."""
-        layouts, rank = self.whole.tensors, self.workers.rank
+        layouts = self.whole.tensors
         filled = [own[i] if i in own else tf.zeros(self.shape(i), dtype) for i in range(len(layouts))]
         if self._is_alone:
             return [stack_blocks(stack, layouts, filled) for stack in self.whole.stacks]
-        parts: dict[_Piece, tf.Tensor] = {}
+        parts: dict[Member, tf.Tensor] = {}
         for index, elements in enumerate(filled):
-            if pieces := self._of(rank, index):
-                parts |= zip(pieces, tf.split(elements, list(map(_elements, pieces))), strict=True)
-        return [
-            _join(
-                [parts[piece] for piece in self._in_stack(number, rank)], dtype, [stack.blocks, *stack.block]
-            )
-            for number, stack in enumerate(self.own.stacks)
-        ]
+            if members := _members(self.own, index):
+                parts |= zip(members, tf.split(elements, list(map(_elements, members))), strict=True)
+        return [_join_stack(stack, stack.members, parts, dtype) for stack in self.own.stacks]
 
     def unstack(self, blocks: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns own elements of the tensors that have blocks, by index; the opposite of ``stack``."""
         if self._is_alone:
             return unstack_blocks(self.whole.stacks, self.whole.tensors, blocks)
-        parts: dict[_Piece, tf.Tensor] = {}
-        for number, stacked in enumerate(blocks):
-            if pieces := self._in_stack(number, self.workers.rank):
-                parts |= zip(pieces, tf.unstack(stacked), strict=True)
+        parts: dict[Member, tf.Tensor] = {}
+        for stack, stacked in zip(self.own.stacks, blocks, strict=True):
+            if stack.members:
+                parts |= zip(stack.members, tf.unstack(stacked), strict=True)
         dtype, divided = blocks[0].dtype, filter(self._is_divided, range(len(self.whole.tensors)))
         return {
-            index: _join(
-                [parts[piece] for piece in self._of(self.workers.rank, index)], dtype, self.shape(index)
-            )
+            index: _join([parts[member] for member in _members(self.own, index)], dtype, self.shape(index))
             for index in divided
         }
 
@@ -130,27 +108,18 @@ class Blocks:
             return dict(own)
         dtype = own[divided[0]].dtype
         sent = [
-            [piece for index in divided for piece in self._of(rank, index)]
-            for rank in range(self.workers.size)
+            [member for index in divided for member in _members(layout, index)] for layout in self._layouts
         ]
-        largest = max(sum(map(_elements, pieces)) for pieces in sent)
+        largest = max(sum(map(_elements, members)) for members in sent)
         message = tf.concat([own[index] for index in divided], axis=0)
         message = tf.pad(message, [[0, largest - message.shape[0]]])
         received = tf.split(self.workers.all_gather(message), self.workers.size)
-        parts: dict[_Piece, tf.Tensor] = {}
-        for pieces, elements in zip(sent, received, strict=True):
-            sizes = list(map(_elements, pieces))
+        parts: dict[Member, tf.Tensor] = {}
+        for members, elements in zip(sent, received, strict=True):
+            sizes = list(map(_elements, members))
             *blocks, _ = tf.split(elements, [*sizes, largest - sum(sizes)])
-            parts |= zip(pieces, blocks, strict=True)
-        # A tensor that was not given is not in the result either.
-        stacked = [
-            _join(
-                [parts.get(piece, tf.zeros(stack.block, dtype)) for piece in self._in_stack(number)],
-                dtype,
-                [stack.blocks, *stack.block],
-            )
-            for number, stack in enumerate(self.whole.stacks)
-        ]
+            parts |= zip(members, blocks, strict=True)
+        stacked = [_join_stack(stack, stack.single_blocks, parts, dtype) for stack in self.whole.stacks]
         whole = unstack_blocks(self.whole.stacks, self.whole.tensors, stacked)
         return {index: whole[index] if index in divided else tensor for index, tensor in own.items()}
 
@@ -171,7 +140,7 @@ class Blocks:
 
     def take_status(self, status: tf.Tensor) -> tf.Tensor:
         """Returns the columns of the own matrices among those of all, [S, M]."""
-        return status if self._is_alone else tf.gather(status, self._numbers, axis=1)
+        return status if self._is_alone else tf.gather(status, _numbers(self.whole, self.own), axis=1)
 
     def gather_status(self, own: tf.Tensor) -> tf.Tensor:
         """Returns the columns of all matrices, of those of all owners."""
@@ -198,73 +167,52 @@ class Blocks:
         found = re.match(r"(stack|tensor)(\d+)/", name)
         if self._is_alone or found is None:
             return None
-        rank, number = self.workers.rank if rank is None else rank, int(found[2])
+        layout, number = self.own if rank is None else self._layouts[rank], int(found[2])
         if found[1] == "stack":
-            places = [piece.place for piece in self._in_stack(number, rank)]
-            return Part(np.array(places, np.int64), self.whole.stacks[number].blocks)
+            return Part(np.array(layout.stacks[number].places, np.int64), self.whole.stacks[number].blocks)
         if not self._is_divided(number):
             return None
         tensor = self.whole.tensors[number]
         elements = np.arange(math.prod(tensor.shape)).reshape(tensor.merged)
         rows = [np.zeros(0, np.int64)]
-        for piece in self._of(rank, number):
-            ends = zip(piece.begin, piece.block, strict=True)
+        for _, region in _members(layout, number):
+            ends = zip(region.begin, region.block, strict=True)
             rows.append(elements[tuple(slice(begin, begin + size) for begin, size in ends)].ravel())
         return Part(np.concatenate(rows), elements.size, tensor.shape)
 
     def _is_divided(self, tensor: int) -> bool:
         return not self._is_alone and self.whole.tensors[tensor].is_preconditioned
 
-    def _of(self, rank: int, tensor: int | None = None) -> list[_Piece]:
-        own = (piece for piece in self._pieces if piece.owner == rank)
-        return [piece for piece in own if tensor in (None, piece.tensor)]
-
-    def _in_stack(self, stack: int, rank: int | None = None) -> list[_Piece]:
-        pieces = (piece for piece in self._pieces if piece.stack == stack)
-        return [piece for piece in pieces if rank in (None, piece.owner)]
-
     def _take(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
         merged = tf.reshape(tensor, self.whole.tensors[index].merged)
-        pieces = self._of(self.workers.rank, index)
-        parts = [tf.slice(merged, piece.begin, piece.block) for piece in pieces]
+        parts = [tf.slice(merged, region.begin, region.block) for _, region in _members(self.own, index)]
         return _join(parts, tensor.dtype, self.shape(index))
 
 
-def _elements(piece: _Piece) -> int:
-    return math.prod(piece.block)
+def _members(layout: ShampooLayout, tensor: int) -> list[Member]:
+    """The blocks of a tensor, in the order of the stacks."""
+    return [member for stack in layout.stacks for member in stack.members if member[0] == tensor]
 
 
-def _pieces(layout: ShampooLayout, owners: Sequence[int]) -> list[_Piece]:
-    """Lists the blocks of all stacks in order: by tensor, then in row-major order of each region."""
-    pieces: list[_Piece] = []
-    for number, stack in enumerate(layout.stacks):
-        places = itertools.count()
-        for tensor, region in stack.members:
-            for index in itertools.product(*map(range, region.counts)):
-                sides = zip(region.begin, index, region.block, strict=True)
-                begin = tuple(start + i * size for start, i, size in sides)
-                owner = owners[len(pieces)]
-                pieces.append(_Piece(number, next(places), tensor, begin, region.block, owner))
-    return pieces
+def _elements(member: Member) -> int:
+    return math.prod(member[1].block)
 
 
-def _own_layout(whole: ShampooLayout, pieces: Sequence[_Piece], rank: int) -> ShampooLayout:
-    """The layout with these blocks only; stacks and factors without any are still there, with no matrix."""
-    stacks = []
+def _own_layout(whole: ShampooLayout, owners: Sequence[int], rank: int) -> ShampooLayout:
+    """The layout with the blocks of one owner only; stacks and factors without any are still there, with no matrix."""
     # Factors of tables, whose rows all members have, are copies of those of the first one.
     parts = [(factor.owners, tuple(range(factor.count)), rank > 0) for factor in whole.factors]
-    for number, stack in enumerate(whole.stacks):
-        members = [piece for piece in pieces if piece.stack == number]
-        owners, places = tuple(piece.tensor for piece in members), tuple(piece.place for piece in members)
-        single = (1,) * len(stack.block)
-        regions = [(piece.tensor, Region(piece.begin, single, piece.block)) for piece in members]
-        stacks.append(dataclasses.replace(stack, members=tuple(regions)))
-        for index in whole.stack_factors[number]:
-            parts[index] = (owners, places, False)
+    stacks, owner = [], iter(owners)
+    for stack, indices in zip(whole.stacks, whole.stack_factors, strict=True):
+        blocks = stack.single_blocks
+        places = tuple(place for place, _ in enumerate(blocks) if next(owner) == rank)
+        stacks.append(dataclasses.replace(stack, members=tuple(blocks[i] for i in places), places=places))
+        for index in indices:
+            parts[index] = (stacks[-1].owners, places, False)
     factors, offset = [], 0
-    for factor, (owners, numbers, is_copy) in zip(whole.factors, parts, strict=True):
+    for factor, (tensors, numbers, is_copy) in zip(whole.factors, parts, strict=True):
         own = dataclasses.replace(
-            factor, count=len(owners), owners=owners, offset=offset, numbers=numbers, is_copy=is_copy
+            factor, count=len(tensors), owners=tensors, offset=offset, numbers=numbers, is_copy=is_copy
         )
         factors.append(own)
         offset += own.count
@@ -276,10 +224,18 @@ def _numbers(whole: ShampooLayout, own: ShampooLayout) -> np.ndarray:
         [
             factor.offset + number
             for factor, part in zip(whole.factors, own.factors, strict=True)
-            for number in part.numbers
+            for number in part.numbers or range(part.count)
         ],
         np.int32,
     )
+
+
+def _join_stack(
+    stack: Stack, members: Sequence[Member], parts: Mapping[Member, tf.Tensor], dtype: tf.DType
+) -> tf.Tensor:
+    """The blocks of these members, [N, *block]; of tensors without parts they are zero."""
+    blocks = [parts[member] if member in parts else tf.zeros(stack.block, dtype) for member in members]
+    return _join(blocks, dtype, [len(members), *stack.block])
 
 
 def _join(parts: Sequence[tf.Tensor], dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:

@@ -27,7 +27,6 @@ from typing import Literal
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.shampoo.blocks import multiply
 from ctr.optim.shampoo.options import ShampooOptions
 from ctr.optim.shampoo.roots import (
     TOLERANCE,
@@ -88,24 +87,9 @@ def eigenbasis(matrix: FloatArray) -> Root:
     return by_either_triangle(basis_by, "no eigenbasis")
 
 
-def to_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Computes U^T G V, and its like for blocks [N, d_0, ..., d_k-1], by bases [N, d, d] of ``axes``."""
-    for axis, basis in zip(axes, bases, strict=True):
-        blocks = multiply(blocks, axis, basis, transposed=True)
-    return blocks
-
-
-def from_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Computes U G V^T of blocks [N, d_0, ..., d_k-1], the opposite of ``to_bases``."""
-    for axis, basis in zip(axes, bases, strict=True):
-        blocks = multiply(blocks, axis, basis)
-    return blocks
-
-
-def update_moments(beta2: float, moments: tf.Tensor, rotated: tf.Tensor) -> tf.Tensor:
-    """Returns V after a gradient in the bases, both [N, *block]."""
-    squared = tf.square(rotated)
-    return moments + squared if beta2 == 1.0 else beta2 * moments + (1.0 - beta2) * squared
+def changes_of_bases(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Computes U'^T U, [N, d, d], for each axis: what brings U^T M V into other bases; squared, second moments."""
+    return [tf.matmul(after, before, transpose_a=True) for before, after in zip(old, new, strict=True)]
 
 
 def correct(
@@ -131,21 +115,3 @@ def correct(
         scale = tf.reduce_max(powers, axis=list(range(1, len(powers.shape))), keepdims=True)
     damping = options.epsilon * scale
     return tf.math.divide_no_nan(rotated, powers + damping)
-
-
-def project(
-    moments: tf.Tensor, axes: Sequence[int], old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]
-) -> tf.Tensor:
-    """Brings V [N, *block] into other bases: P V Q^T; bases are [N, d, d] for each axis."""
-    for axis, before, after in zip(axes, old, new, strict=True):
-        moments = multiply(moments, axis, tf.square(tf.matmul(after, before, transpose_a=True)))
-    return moments
-
-
-def change_bases(
-    blocks: tf.Tensor, axes: Sequence[int], old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]
-) -> tf.Tensor:
-    """Brings U^T M V [N, *block] into other bases, [N, d, d] for each axis: (U'^T U) (U^T M V) (V'^T V)^T."""
-    for axis, before, after in zip(axes, old, new, strict=True):
-        blocks = multiply(blocks, axis, tf.matmul(after, before, transpose_a=True))
-    return blocks

@@ -154,9 +154,7 @@ class RootExchange:
         absolute = options.roots.damping == "absolute"
         residuals, nonzero, roots = [], [], []
         for factor, total, root in zip(layout.factors, now.totals, before.roots, strict=True):
-            identity = now.identity
-            if identity.shape.rank:
-                identity = identity[factor.matrices, tf.newaxis, tf.newaxis]
+            identity = now.identity[factor.matrices, tf.newaxis, tf.newaxis]
             whole = unpack(total, factor.size) + identity * tf.eye(factor.size, dtype=tf.float64)
             begun = whole / now.divisor
             computed, residual = inverse_roots(begun, factor.order, options.epsilon, absolute=absolute)

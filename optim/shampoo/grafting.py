@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import tensorflow as tf
 
 from ctr.optim.first_order import directions as first_order
+from ctr.optim.first_order.options import LAMB, LARS, AdaGrad, SecondMoments
 from ctr.optim.shampoo.division import Blocks
 from ctr.optim.shampoo.host import COUNTERS
 from ctr.optim.shampoo.options import ShampooOptions
@@ -37,10 +38,10 @@ class Grafting:
     ) -> None:
         self.options, self.blocks, self.weights, self.counters = options, blocks, weights, counters
         self.dtype = variables.dtype
-        initial = first_order.initial_accumulator(options.grafting)
+        initial = getattr(options.grafting, "initial_accumulator", 0.0)
         self.accumulators = {
             index: variables.make(f"tensor{index}/accumulator", blocks.shape(index), value=initial)
-            for index in (tensors if first_order.has_accumulator(options.grafting) else ())
+            for index in (tensors if isinstance(options.grafting, AdaGrad | SecondMoments) else ())
         }
 
     # The first-order optimizer.
@@ -68,7 +69,7 @@ class Grafting:
             index: first_order.direction(grafting, self.accumulators.get(index), gradient, step)
             for index, gradient in moving.items()
         }
-        if first_order.is_layerwise(grafting):
+        if isinstance(grafting, LARS | LAMB):
             norms = self.norms(found)
             for index, one in found.items():
                 weight_norm = tf.norm(tf.cast(self.weights[index], self.dtype))

@@ -35,20 +35,8 @@ STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step", "s
 
 # Roots computed; not computed because the drift was small; refused or failed; lost with a worker; steps that
 # were skipped for a gradient that is not finite; directions beyond the working precision, of which the grafted
-# one was taken; and by whom the roots were computed: LAPACK on the host, or the device. No root is counted by the two
-# others, which hold their places in checkpoints.
-COUNTERS = (
-    "refreshed",
-    "skipped",
-    "failed",
-    "lost",
-    "nonfinite_steps",
-    "overflowed",
-    "eigh",
-    "coupled_warm",
-    "coupled_cold",
-    "device",
-)
+# one was taken; and of the roots computed those by the device and not the host.
+COUNTERS = ("refreshed", "skipped", "failed", "lost", "nonfinite_steps", "overflowed", "device")
 
 _CERTIFIED, _SENT, _DRIFT, _, _, _ROOT_STEP = range(STATUS.index("root_step") + 1)
 
@@ -61,7 +49,7 @@ class Round:
         totals: for each factor float64 [N, d, d], which are to be divided by ``divisor``.
         roots: for each factor [N, d, d]; changed where a new one came in.
         status, counters: [len(STATUS), matrices of these factors] and int64 [len(COUNTERS)]; changed.
-        identity: how much of the identity is to be added to totals before; scalar, or for each of these matrices.
+        identity: how much of the identity is to be added to totals before, for each of these matrices.
     """
 
     totals: list[np.ndarray]
@@ -69,10 +57,7 @@ class Round:
     status: np.ndarray
     counters: np.ndarray
     divisor: float
-    identity: np.ndarray | float = 0.0
-
-    def identity_of(self, matrix: int) -> float:
-        return float(np.broadcast_to(self.identity, self.status.shape[1:])[matrix])
+    identity: np.ndarray
 
 
 def _origin_of(step: int, found: Round) -> tuple[int, int, str]:
@@ -119,10 +104,9 @@ class HostPipeline:
         for matrix, (f, i) in enumerate(self._places):
             if present is not None and not present[matrix]:
                 if self.options.roots.identity and not status[_CERTIFIED, matrix]:
-                    found.roots[f][i] = np.eye(self.factors[f].size)
-                    status[_CERTIFIED, matrix], status[_ROOT_STEP, matrix] = 1, step
+                    self._use_identity(matrix, 1.0, step, found)
                 continue
-            total, identity = found.totals[f][i], found.identity_of(matrix)
+            total, identity = found.totals[f][i], found.identity[matrix]
             # Not by BLAS, whose sums depend on its number of threads, and that on whether roots are computed.
             norm = float(np.sqrt(np.sum(np.square(total))))
             # No gradient yet, as in crosses that are still switched off: not a fault.
@@ -137,21 +121,20 @@ class HostPipeline:
             status[_SENT, matrix] = 1
         self._start(step, found)
         if self.options.roots.identity and self.options.roots.asynchronous:
-            self._use_initial(step, found)
+            # The roots of initial statistics come into use where there is none yet (PSO alg. II).
+            for matrix in map(int, np.flatnonzero(status[_CERTIFIED] == 0)):
+                factor, initial = self.factors[self._places[matrix][0]], self.options.statistics.initial
+                scale = 1.0 if factor.basis or not initial else initial ** (-1.0 / factor.order)
+                self._use_identity(matrix, scale, step, found)
 
-    def _count(self, found: Round, matrix: int, *counters: str) -> None:
+    def _count(self, found: Round, matrix: int, counter: str) -> None:
         if not self.factors[self._places[matrix][0]].is_copy:
-            for counter in counters:
-                found.counters[COUNTERS.index(counter)] += 1
+            found.counters[COUNTERS.index(counter)] += 1
 
-    def _use_initial(self, step: int, found: Round) -> None:
-        """Brings the roots of initial statistics into use where there is none yet (PSO alg. II)."""
-        for matrix in np.flatnonzero(found.status[_CERTIFIED] == 0):
-            f, i = self._places[matrix]
-            factor, initial = self.factors[f], self.options.statistics.initial
-            scale = 1.0 if factor.basis or not initial else initial ** (-1.0 / factor.order)
-            found.roots[f][i] = scale * np.eye(factor.size)
-            found.status[_CERTIFIED, matrix], found.status[_ROOT_STEP, matrix] = 1, step
+    def _use_identity(self, matrix: int, scale: float, step: int, found: Round) -> None:
+        f, i = self._places[matrix]
+        found.roots[f][i] = scale * np.eye(self.factors[f].size)
+        found.status[_CERTIFIED, matrix], found.status[_ROOT_STEP, matrix] = 1, step
 
     def collect(self, sent_at: int, found: Round) -> None:
         """Brings the roots that were sent at step ``sent_at`` into use, waiting for those that are not ready."""
@@ -182,9 +165,8 @@ class HostPipeline:
                 continue
             f, i = self._places[matrix]
             # Copies: what is given belongs to the caller, and may change or go while the workers read it.
-            statistics, identity = found.totals[f][i] / found.divisor, found.identity_of(matrix)
-            if identity:
-                statistics[np.diag_indices_from(statistics)] += identity / found.divisor
+            statistics = found.totals[f][i] / found.divisor
+            statistics[np.diag_indices_from(statistics)] += found.identity[matrix] / found.divisor
             try:
                 self._futures[matrix] = self._pool.submit(self._compute, self.factors[f], statistics)
             except RuntimeError as error:
@@ -243,7 +225,7 @@ class HostPipeline:
             log.warning("root of %s from step %d: %s; the previous root is kept", name, sent_at, error)
             return
         roots[i] = new
-        self._count(found, matrix, "refreshed", "eigh")
+        self._count(found, matrix, "refreshed")
         with np.errstate(over="ignore"):
             # Certified, not sent, and without drift: statistics changed last before they were sent.
             found.status[:, matrix] = 1, 0, 0, root.condition, root.residual, sent_at, *root.eigenvalues

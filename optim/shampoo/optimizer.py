@@ -20,8 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.optim.first_order.options import AdaGrad
-from ctr.optim.gradients import Gradient, GradientSteps, Present, RootSource, present_among, split_gradients
+from ctr.optim.gradients import Gradient, GradientSteps, Present, in_xla, present_among, split_gradients
 from ctr.optim.protocol import Spectrum
 from ctr.optim.rows.adagrad import graft_rows, row_direction
 from ctr.optim.shampoo.describe import describe
@@ -56,8 +55,7 @@ class Tables:
         variables: Variables,
     ) -> None:
         self.layout, self.weights = layout, weights
-        grafting = options.grafting
-        initial = grafting.initial_accumulator if isinstance(grafting, AdaGrad) else 1e-6
+        initial = getattr(options.grafting, "initial_accumulator", 1e-6)
         self.accumulators = {}
         for index in layout.tables:
             rows, columns = layout.tensors[index].shape
@@ -153,7 +151,7 @@ class ShampooCore(GradientSteps):
         rows: dict[int, tf.IndexedSlices],
         rate: tf.Tensor,
         decayed: Sequence[bool] | None,
-        roots: RootSource | None,
+        on_device: bool,
     ) -> None:
         step = self.step.assign_add(1, read_value=True)
         present = present_among(dense.keys() | rows.keys(), len(self.weights))
@@ -163,8 +161,8 @@ class ShampooCore(GradientSteps):
             values = {index: slices.values for index, slices in rows.items()}
             last = self.exchanged.exchanged_at.read_value()
             self.statistics.update(stacked, values, step, last, present)
-        if roots is not None:
-            self._exchange(present, roots == "device")
+        if on_device or not in_xla():
+            self._exchange(present, on_device)
         share = self.grafting.share(self.exchanged.certified, step)
         self.rows.update(rows, rate, self.exchanged.roots, share)
         self.grafting.collect(gradients)

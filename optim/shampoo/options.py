@@ -9,12 +9,10 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from ctr.optim.first_order.options import LAMB, LARS, SGD, AdaGrad, Adam, AnyGraft, RMSprop
 from ctr.optim.option_types import (
     NUMPY,
-    STRICT,
     Decay,
     Frequency,
     NotNegative,
@@ -22,15 +20,15 @@ from ctr.optim.option_types import (
     Size,
     Steps,
     Switch,
-    make_options,
     merged,
+    option_dataclass,
 )
 
 __all__ = ["LAMB", "LARS", "SGD", "AdaGrad", "Adam", "Blocking", "Limits", "RMSprop", "Roots"]
 __all__ += ["ShampooOptions", "Statistics", "soap"]
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@option_dataclass()
 class Blocking:
     """How tensors are cut into blocks.
 
@@ -51,7 +49,7 @@ class Blocking:
     merge: Annotated[int, Field(strict=True, ge=1, le=2**31), NUMPY] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@option_dataclass()
 class Statistics:
     """When statistics are collected, and what they begin with.
 
@@ -67,7 +65,7 @@ class Statistics:
     bias_correction: Switch = True
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@option_dataclass()
 class Roots:
     """How and when roots of statistics are computed and brought into use.
 
@@ -104,7 +102,7 @@ class Roots:
             raise ValueError("phase requires early_growth 0")
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@option_dataclass()
 class Limits:
     """Limits on the size of steps of dense weights (update_limit.py).
 
@@ -124,7 +122,7 @@ class Limits:
             )
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@option_dataclass()
 class ShampooOptions:
     """Everything but the learning rate. Symbols are those of PSO (Anil et al.) and PT (Shi et al.).
 
@@ -206,7 +204,7 @@ class ShampooOptions:
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
         """Returns these options with what a mapping says, in groups too. Raises ValueError and TypeError."""
-        return make_options(type(self), "Shampoo", merged(asdict(self), changes))
+        return type(self)(**merged(asdict(self), changes))
 
     def graft_alone(self) -> Self:
         """Returns options of the first-order optimizer: nothing is preconditioned, and there is no momentum."""

@@ -29,7 +29,7 @@ class Sums(NamedTuple):
     Attributes:
         totals: for each factor float64 [N, d (d + 1) / 2].
         divisor: float64 scalar.
-        identity: how much of the identity is to be added to totals, float64, [M] or for all.
+        identity: how much of the identity is to be added to totals, float64 [M].
     """
 
     totals: Sequence[tf.Tensor]
@@ -165,8 +165,8 @@ class Statistics:
         if self.missed is not None and sent:
             missed -= self.missed[1]
         identity = self.identity(collections, missed, tf.float64)
-        if missed is not None:
-            identity = tf.gather(identity, tf.constant(self.layout.owners, tf.int64))
+        owners = tf.constant(self.layout.owners, tf.int64)
+        identity = tf.fill(owners.shape, identity) if missed is None else tf.gather(identity, owners)
         return Sums([total.read_value() for total in self.totals], self.divisor(collections), identity)
 
 

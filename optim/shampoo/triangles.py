@@ -41,16 +41,7 @@ def pack(matrices: tf.Tensor) -> tf.Tensor:
 
 def unpack(packed: tf.Tensor, size: int) -> tf.Tensor:
     """Undoes ``pack``, for d = ``size``."""
-    rows = size - size // 2
-    half = size - rows
-    leading = list(packed.shape[:-1])
-    below = tf.reshape(packed[..., : half * rows], [*leading, half, rows])
-    rectangle = tf.reshape(packed[..., half * rows :], [*leading, rows, half + 1])
-    low = tf.linalg.band_part(rectangle[..., :, :rows], -1, 0)
-    high = tf.linalg.band_part(rectangle[..., :half, 1:], 0, -1)
-    first, last = _mirror(low), _mirror(tf.linalg.matrix_transpose(high))
-    above = tf.concat([first, tf.linalg.matrix_transpose(below)], axis=-1)
-    return tf.concat([above, tf.concat([below, last], axis=-1)], axis=-2)
+    return tf.reshape(tf.gather(packed, _places(size), axis=-1), [*packed.shape[:-1], size, size])
 
 
 def unpack_arrays(packed: np.ndarray, size: int) -> np.ndarray:
@@ -61,12 +52,6 @@ def unpack_arrays(packed: np.ndarray, size: int) -> np.ndarray:
 def multiplicities(size: int) -> np.ndarray:
     """Counts each packed number in the matrix, 1 or 2; float64 [d (d + 1) / 2]."""
     return np.bincount(_places(size), minlength=packed_size(size)).astype(np.float64)
-
-
-def _mirror(lower: tf.Tensor) -> tf.Tensor:
-    below = np.tri(lower.shape[-1], k=-1, dtype=bool)
-    strict = tf.where(below, lower, tf.zeros_like(lower))
-    return lower + tf.linalg.matrix_transpose(strict)
 
 
 @lru_cache(maxsize=64)

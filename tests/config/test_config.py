@@ -64,7 +64,7 @@ FAULTS: list[tuple[type[StrictModel], dict[str, Any], str]] = [
     (TrainConfig, {"optimizer": {"embeddings": {"tower_rates": {"left": 1}}}}, "tower_rates.left: .*'quality' or"),
     (TrainConfig, {"model": {"ensemble": 5}}, "model.ensemble: 5 is not allowed: .*dictionary"),
     (TrainConfig, {"optimizer": {"dense": {"shampoo": {"method": {"kind": []}}}}}, r"method: .* 'diagonal' or"),
-    (TrainConfig, {"optimizer": {"dense": {"shampoo": {"grafting": {"kind": []}}}}}, r"grafting: .*'adagrad', 's"),
+    (TrainConfig, {"optimizer": {"dense": {"shampoo": {"grafting": {"kind": []}}}}}, r"grafting: .*: adagrad, s"),
     (TrainConfig, {"jit": "maybe"}, "jit: 'maybe' .*'auto', True or False"),
     (TrainConfig, {"export": None, "checkpoint": None}, "checkpoint: None "),
     (TrainConfig, {"skip": [[5, 9], [7, 7]]}, r"skip: .*\[7, 7\] is not a range of rows; allowed: 0 <= first < end"),

@@ -356,13 +356,11 @@ def make_core(settings, weights, dtype=tf.float64, **rest):
     return ShampooCore(settings, [tf.Variable(np.asarray(w), dtype=dtype) for w in weights], **rest)
 
 
-def train(core, history, rate, compiled=False, roots="host"):
+def train(core, history, rate, compiled=False, on_device=False):
     """The weights after each step; eager, or each step in one tf.function."""
 
     def step(gradients):
-        core.update(gradients, tf.constant(rate, tf.float64), roots=roots)
-        if roots is None:
-            core.exchange()
+        core.update(gradients, tf.constant(rate, tf.float64), on_device=on_device)
 
     if compiled:
         step = tf.function(step)

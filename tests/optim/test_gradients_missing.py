@@ -35,16 +35,16 @@ def changed(before, after):
     return {name for name, value in after.items() if value.tobytes() != before[name].tobytes()}
 
 
-@pytest.mark.parametrize("roots", ["host", "device"])
-def test_all_that_is_kept_of_it_stays_even_where_roots_are_exchanged(roots):
+@pytest.mark.parametrize("on_device", [False, True])
+def test_all_that_is_kept_of_it_stays_even_where_roots_are_exchanged(on_device):
     options = reference.options().changed(OPTIONS)
     core = reference.make_core(options, reference.initial(SHAPES), tf.float32, tables=[TABLE])
     history = reference.drifting(SHAPES, 5, condition=10.0)
-    reference.train(core, history[:3], 0.1, roots=roots)
+    reference.train(core, history[:3], 0.1, on_device=on_device)
     for step, absent in ((3, (0, 3)), (4, (1, 2, TABLE))):
         before = {index: kept_of(core, index) for index in range(len(SHAPES))}
         gradients = [None if index in absent else g for index, g in enumerate(history[step])]
-        reference.train(core, [gradients], 0.1, roots=roots)
+        reference.train(core, [gradients], 0.1, on_device=on_device)
         for index, kept in before.items():
             now = changed(kept, kept_of(core, index))
             assert ("weight" in now) if index not in absent else not now

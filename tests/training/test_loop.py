@@ -389,7 +389,7 @@ def test_a_run_of_compiled_steps_has_its_roots_from_the_host_and_leaves_nothing_
 ):
     roots = train(log, make_config({"jit": True}), tmp_path / "run")["shampoo"]
     assert roots["layers_ready"] == roots["layers"] > 0
-    assert roots["eigh"] == roots["refreshed"] > 0
+    assert roots["refreshed"] > 0
     assert not roots["failed"] + roots["lost"] + roots["device"] + roots["overflowed"]
 
     # What TensorFlow keeps of each traced step for its gradients, some 40 MB for a wide network.

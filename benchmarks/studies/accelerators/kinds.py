@@ -89,10 +89,8 @@ KINDS = {
 class DeviceShampoo(DenseShampoo):
     """Shampoo whose roots are computed in the step: what a Keras model has under ``jit_compile`` without a callback."""
 
-    def update(
-        self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool, preconditions: bool
-    ) -> None:
-        self.core.update(gradients, rate, self._decayed, "device")
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
+        self.core.update(gradients, rate, self._decayed, on_device=True)
 
     def exchange(self) -> None:
         pass

@@ -238,7 +238,6 @@ class EmbeddingTables:
         gradients: Sequence[tf.Tensor],
         curvatures: Sequence[Curvature],
         rate: tf.Tensor,
-        compiled: bool,
     ) -> None:
         parts = zip(gathered.plans, gathered.held, gathered.state, gradients, curvatures, strict=True)
         self.optimizer.update(
@@ -247,7 +246,6 @@ class EmbeddingTables:
                 for plan, held, state, gradient, curvature in parts
             ],
             rate,
-            compiled,
         )
 
     # Between two steps.

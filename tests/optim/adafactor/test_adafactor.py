@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from ctr.optim.adafactor.core import AdafactorCore
 from ctr.optim.adafactor.options import AdafactorOptions
-from ctr.optim.option_types import make_options
 
 SHAPES = [(6, 4), (5,), (2, 3, 4), (), (7, 1)]
 RATE = 0.05
@@ -171,7 +170,7 @@ def test_options_and_gradients_that_are_refused():
         ({"beta2": 1.0}, "beta2 is 1.0; allowed: less than 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            make_options(AdafactorOptions, "Adafactor", given)
+            AdafactorOptions(**given)
     weight = tf.Variable(tf.ones([3, 4]))
     core = AdafactorCore(AdafactorOptions(), [weight])
     for shape in ([1, 4], [4, 3]):

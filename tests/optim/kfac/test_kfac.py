@@ -391,5 +391,5 @@ def test_models_and_options_that_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             KfacTrainer(make(), **{"loss": "mse"} | given)
-    with pytest.raises(TypeError, match=r"K-FAC has no option 'dampning'; did you mean damping"):
+    with pytest.raises(TypeError, match=r"KfacOptions has no option 'dampning'; did you mean damping"):
         KfacTrainer(make(), "mse", 0.1, dampning=1)

@@ -148,7 +148,7 @@ def step(made, rows, gradient, curvature, groups):
         tf.constant(curvature, tf.float32),
         tf.constant(groups),
     )
-    made.update([one], tf.constant(1.0), compiled=False)
+    made.update([one], tf.constant(1.0))
 
 
 def test_only_rows_with_curvature_move_and_embeddings_by_adagrad():

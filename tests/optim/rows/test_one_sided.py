@@ -5,6 +5,7 @@ import tensorflow as tf
 
 import shampoo_reference as reference
 from ctr.optim.protocol import RowGradient
+from ctr.optim.rows import one_sided
 from ctr.optim.rows.one_sided import RowOneSided
 from ctr.optim.rows.rule import RowSetup
 from ctr.optim.shampoo.optimizer import ShampooCore
@@ -44,7 +45,7 @@ def make(limit=None, **changed):
     return optimizer, table
 
 
-def train(optimizer, table, steps, compiled=False):
+def train(optimizer, table, steps, exchange=lambda: None):
     for rows, gradient in steps:
         # Padding: a row without a gradient.
         rest = next(row for row in range(ROWS) if row not in rows)
@@ -52,9 +53,8 @@ def train(optimizer, table, steps, compiled=False):
         values = tf.gather(table, padded)
         given = np.append(gradient, np.zeros((1, COLUMNS), np.float32), axis=0)
         one = RowGradient(padded, values, optimizer.read([padded])[0], tf.constant(given))
-        optimizer.update([one], tf.constant(1.0), compiled)
-        if compiled:
-            optimizer.exchange()
+        optimizer.update([one], tf.constant(1.0))
+        exchange()
 
 
 def test_each_copy_takes_the_steps_of_the_core():
@@ -114,9 +114,10 @@ def test_state_that_is_saved_goes_on_with_the_same_bits_and_a_limit_holds():
     assert (np.abs(before.numpy() - kept) <= 0.1 * np.abs(kept) + 0.01 + 1e-6).all()
 
 
-def test_between_the_steps_roots_come_one_step_later_and_new_rows_begin_anew():
+def test_between_the_steps_roots_come_one_step_later_and_new_rows_begin_anew(monkeypatch):
     optimizer, table = make()
-    train(optimizer, table, history(), compiled=True)
+    monkeypatch.setattr(one_sided, "in_xla", lambda: True)
+    train(optimizer, table, history(), optimizer.exchange)
     assert optimizer.report()["tables_layers_ready"] == COPIES
     optimizer.grow(0, ROWS + 2)
     optimizer.reset_rows(0, np.array([1], np.int32))

@@ -187,7 +187,7 @@ def run(workers=ALONE, case=CASE, begin=0, end=STEPS, state=None):
     found = {}
     history = reference.drifting(shapes, end, condition=30)
     for number, gradients in enumerate(history[begin:], begin):
-        optimizer.update([tf.constant(gradient) for gradient in gradients], RATE, True, True)
+        optimizer.update([tf.constant(gradient) for gradient in gradients], RATE, True)
         found |= {f"weight|{number}|{i}": weight.numpy() for i, weight in enumerate(weights)}
     found |= {f"report|{name}": np.array(value) for name, value in optimizer.report().items()}
     found |= {f"report|spectrum {name}": np.array(one) for name, one in optimizer.spectra().items()}

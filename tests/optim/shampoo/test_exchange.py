@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
+from ctr.optim.shampoo import optimizer
 from ctr.optim.shampoo.host import STATUS, HostPipeline
 from ctr.optim.shampoo.roots import inverse_root
 from ctr.optim.shampoo.schedule import exchange_due, is_early, steps_to_next_exchange
@@ -83,23 +84,27 @@ def test_an_exchange_at_a_phase_comes_however_seldom_it_is_asked_for(every):
         assert found == list(dict.fromkeys(step for step in expected if step is not None))
 
 
-def test_an_exchange_that_nobody_asked_for_in_time_is_made_up_for():
+def test_an_exchange_that_nobody_asked_for_in_time_is_made_up_for(monkeypatch):
+    # As steps that XLA compiles.
+    monkeypatch.setattr(optimizer, "in_xla", lambda: True)
     core = make(precondition_frequency=4)
     history = reference.drifting(SHAPES, 9)
     for gradients in history:
-        core.update([tf.constant(g) for g in gradients], RATE, roots=None)
+        core.update([tf.constant(g) for g in gradients], RATE)
     assert exchange_due(core.options, core.step, core.exchanged.exchanged_at)
     core.exchange()
     assert not exchange_due(core.options, core.step, core.exchanged.exchanged_at)
     assert status(core, "root_step").tolist() == [9] * 4
 
 
-def test_roots_that_are_not_there_count_as_identities_at_any_step():
+def test_roots_that_are_not_there_count_as_identities_at_any_step(monkeypatch):
     """As after a warm start that took the step, but no statistics."""
     core = make(precondition_frequency=2, method="eigenvalue_corrected", roots=SYNCHRONOUS)
     core.step.assign(500)
     first = reference.drifting(SHAPES, 1)[0]
-    core.update([tf.constant(g) for g in first], RATE, roots=None)
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizer, "in_xla", lambda: True)
+        core.update([tf.constant(g) for g in first], RATE)
     for moments, gradient in zip(core.preconditioner.moments, first, strict=True):
         np.testing.assert_array_equal(moments[0], gradient**2)
     core.exchange()
@@ -118,7 +123,7 @@ def test_roots_of_the_device_are_those_of_the_host(jit, dtype):
     changed = {"precondition_frequency": 3, "beta2": 0.9, "dtype": dtype}
     device, host = make(**changed), make(roots=SYNCHRONOUS, **changed)
     step = tf.function(
-        lambda gradients: device.update(gradients, tf.constant(RATE), roots="device"), jit_compile=jit
+        lambda gradients: device.update(gradients, tf.constant(RATE), on_device=True), jit_compile=jit
     )
     for gradients in history:
         step([tf.constant(g, dtype) for g in gradients])
@@ -142,8 +147,8 @@ def test_the_device_refuses_what_it_cannot_compute_and_says_what_to_do():
     with pytest.raises(
         ValueError, match=r"^method eigenvalue_corrected requires eigenbases.*ShampooCallback"
     ):
-        make(method="eigenvalue_corrected").update(gradients, RATE, roots="device")
-    make(exponent_override=49).update(gradients, RATE, roots="device")
+        make(method="eigenvalue_corrected").update(gradients, RATE, on_device=True)
+    make(exponent_override=49).update(gradients, RATE, on_device=True)
 
 
 def test_an_uncertified_root_of_the_device_leaves_the_previous_one():
@@ -153,7 +158,7 @@ def test_an_uncertified_root_of_the_device_leaves_the_previous_one():
 
     def step(gradients):
         values = zip(gradients, (w.dtype for w in core.weights), strict=True)
-        core.update([g if g is None else tf.constant(g, d) for g, d in values], RATE, roots="device")
+        core.update([g if g is None else tf.constant(g, d) for g, d in values], RATE, on_device=True)
 
     # No statistics yet is no fault.
     step([nothing[0], history[0][1]])

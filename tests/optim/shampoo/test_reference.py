@@ -179,7 +179,7 @@ def test_a_step_that_xla_compiles_has_its_roots_one_step_later(case):
 
     @tf.function(jit_compile=True)
     def step(gradients):
-        core.update(gradients, tf.constant(RATE, tf.float64), roots=None)
+        core.update(gradients, tf.constant(RATE, tf.float64))
 
     for gradients, weights in zip(history(False), expected, strict=True):
         step([tf.constant(gradient) for gradient in gradients])

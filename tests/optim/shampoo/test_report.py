@@ -109,7 +109,7 @@ def test_roots_of_the_device_have_no_spectra():
     history = reference.drifting([(4, 3), (4, 4)], 7)
     reference.train(core, history[:6], 0.1)
     assert core.spectra("ab").keys() == {"a", "b"}
-    reference.train(core, history[6:], 0.1, roots="device")
+    reference.train(core, history[6:], 0.1, on_device=True)
     report = core.report()
     assert report["device"] == 4 and core.spectra("ab") == {}
     assert report["condition_max"] == report["singular_value_max"] == report["singular_value_min"] == 0.0
