@@ -1,11 +1,11 @@
 # Everything runs in .venv, which the first target to need it makes: only make and Python 3.11, 3.12 or 3.13 must be
-# there. PYTHON=<path> names the Python to use, WORKERS=<n> the number of test processes, UPGRADE=1 lets `make lock`
-# take newer versions.
+# there. PYTHON=<path> names the Python to use, WORKERS=<n> the number of test processes (by default that of the cores),
+# UPGRADE=1 lets `make lock` take newer versions.
 
 SUPPORTED := (3, 11) <= sys.version_info[:2] <= (3, 13)
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
 	$$python -c 'import sys; sys.exit(not $(SUPPORTED))' 2>/dev/null && echo $$python && break; done)
-WORKERS ?= 2
+WORKERS ?= $(shell nproc)
 UPGRADE ?=
 
 
@@ -29,7 +29,7 @@ help:
 	@echo "make demo    from raw events to a student of a teacher, compared and reported: the results are in runs/demo"
 	@echo "make test    the tests, without the slow ones"
 	@echo "make slow    the slow tests"
-	@echo "make soak    for hours: kills, fuzzing, products of options, faults put into the code, a pass over 20 million examples"
+	@echo "make soak    for hours: kills, fuzzing, products of options, examples of the pages, golden runs, benchmarks, faults"
 	@echo "make lint    style, formatting, and which module may import which"
 	@echo "make types   type checks"
 	@echo "make docs    the documentation as a site, in docs/_build/html"
