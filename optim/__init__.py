@@ -74,6 +74,11 @@ def register() -> None:
     Called where this package is imported, and where one of its classes is first asked for. Where Keras is imported
     after it, and a name or ``load_model`` comes before any class, call it again. What others registered under a name
     stays.
+
+        >>> import tensorflow as tf
+        >>> register()
+        >>> tf.keras.optimizers.get("shampoo")
+        Shampoo(0.02)
     """
     for package, adapter in _ADAPTERS.items():
         registry = sys.modules.get(f"{package}.src.saving.object_registration")

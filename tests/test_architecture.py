@@ -54,7 +54,7 @@ LINES = {
     "ctr/workers": 1359,
     "eval": 4742,
     "models": 2063,
-    "optim": 7010,
+    "optim": 7045,
     "pipelines": 9038,
     "tests": 54465,
     "tests/api": 285,

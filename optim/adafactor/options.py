@@ -39,6 +39,9 @@ class RowAdafactorOptions:
 class AdafactorOptions(RowAdafactorOptions):
     """Options of dense weights, and of all weights in Keras; ``beta1`` is not for tables.
 
+        >>> AdafactorOptions(beta1=0.9).beta1
+        0.9
+
     Attributes:
         factored: keep sums by row and by column instead of one number for each element, where there are two dimensions.
         beta1: decay of the moving average of updates; 0: none (section 4).

@@ -72,6 +72,10 @@ def preset(name: str, **changes: Any) -> ShampooOptions:
     Raises:
         ValueError: there is no such preset, or a value is not allowed.
         TypeError: there is no such option.
+
+    Example:
+        >>> preset("pso", precondition_frequency=400).start_preconditioning_step
+        401
     """
     if name not in PRESETS:
         raise ValueError(f"preset is {name!r}; allowed: {', '.join(PRESETS)}")

@@ -128,6 +128,9 @@ class Limits:
 class ShampooOptions:
     """Everything but the learning rate. Symbols are those of PSO (Anil et al.) and PT (Shi et al.).
 
+        >>> ShampooOptions(momentum=0.9, roots={"asynchronous": False}).roots.asynchronous
+        False
+
     Attributes:
         beta1: decay of a moving average of the gradient, which is corrected for its start and preconditioned in place
             of the gradient itself (PT 3.1.1); 0: no average.
