@@ -1,8 +1,5 @@
 """Optimizers. ``Shampoo``, ``Soap``, ``ShampooCallback`` and ``Adafactor`` are for the Keras that ``tf.keras`` is here.
 
-from ctr.optim import Shampoo
-model.compile(optimizer=Shampoo(learning_rate=0.02), loss="binary_crossentropy")
-
 Importing this package loads neither TensorFlow nor Keras. Each Keras that is loaded by then knows the optimizers
 "shampoo" and "soap", and restores them in ``load_model`` (``register``).
 """
@@ -75,9 +72,8 @@ def register() -> None:
     after it, and a name or ``load_model`` comes before any class, call it again. What others registered under a name
     stays.
 
-        >>> import tensorflow as tf
         >>> register()
-        >>> tf.keras.optimizers.get("shampoo")
+        >>> importlib.import_module("keras").optimizers.get("shampoo")
         Shampoo(0.02)
     """
     for package, adapter in _ADAPTERS.items():

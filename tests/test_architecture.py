@@ -54,10 +54,10 @@ LINES = {
     "ctr/workers": 1359,
     "eval": 4742,
     "models": 2063,
-    "optim": 7045,
+    "optim": 7032,
     "pipelines": 9038,
-    "tests": 54465,
-    "tests/api": 285,
+    "tests": 54463,
+    "tests/api": 283,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""

@@ -1,8 +1,4 @@
-"""Options of Shampoo: the usual ones at the top, the others in a group for the stage of the step that they belong to.
-
-ShampooOptions(block_size=512, grafting=Adam(beta2=0.99), roots=Roots(asynchronous=False))
-ShampooOptions(method="eigenvalue_corrected", beta2=0.95)
-"""
+"""Options of Shampoo: the usual ones at the top, the others in a group for each stage of the step."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
