@@ -54,7 +54,7 @@ LINES = {
     "ctr/workers": 1359,
     "eval": 4742,
     "models": 2063,
-    "optim": 7032,
+    "optim": 7031,
     "pipelines": 9038,
     "tests": 54463,
     "tests/api": 283,
