@@ -23,7 +23,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow soak lint types docs bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small tpu-vm accelerator dist
+.PHONY: help demo test slow soak lint types docs evidence bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small tpu-vm accelerator dist
 
 help:
 	@echo "make demo    from raw events to a student of a teacher, compared and reported: the results are in runs/demo"
@@ -33,6 +33,7 @@ help:
 	@echo "make lint    style, formatting, and which module may import which"
 	@echo "make types   type checks"
 	@echo "make docs    the documentation as a site, in docs/_build/html"
+	@echo "make evidence  the commands of pages that take minutes, again; fails where a number leaves its interval"
 	@echo "make bench   how fast it is, beside others and beside the machine's limits; numbers in runs/bench.json"
 	@echo "make bench-all  every other benchmark, one after the other"
 	@echo "make tpu     every kind of training step through the TPU's compiler, without a TPU; takes hours (needs Linux on x86-64)"
@@ -91,6 +92,10 @@ types: $(INSTALLED)
 
 docs: $(INSTALLED)
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build/html
+
+evidence: $(INSTALLED)
+	$(BIN)/python -m doctest docs/check_evidence.py
+	$(BIN)/python docs/check_evidence.py
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/bench.py
