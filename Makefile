@@ -1,11 +1,11 @@
 # Everything runs in .venv, which the first target to need it makes: only make and Python 3.11, 3.12 or 3.13 must be
-# there. PYTHON=<path> names the Python to use, WORKERS=<n> the number of test processes, UPGRADE=1 lets `make lock`
-# take newer versions.
+# there. PYTHON=<path> names the Python to use, WORKERS=<n> the number of test processes (by default that of the cores),
+# UPGRADE=1 lets `make lock` take newer versions.
 
 SUPPORTED := (3, 11) <= sys.version_info[:2] <= (3, 13)
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
 	$$python -c 'import sys; sys.exit(not $(SUPPORTED))' 2>/dev/null && echo $$python && break; done)
-WORKERS ?= 2
+WORKERS ?= $(shell nproc)
 UPGRADE ?=
 
 
@@ -23,16 +23,17 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow soak lint types docs bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small tpu-vm accelerator dist
+.PHONY: help demo test slow soak lint types docs evidence bench bench-all lock clean oldest flink kafka flink-jars kafka-jars tpu tpu-small tpu-vm accelerator dist
 
 help:
 	@echo "make demo    from raw events to a student of a teacher, compared and reported: the results are in runs/demo"
 	@echo "make test    the tests, without the slow ones"
 	@echo "make slow    the slow tests"
-	@echo "make soak    for hours: kills, fuzzing, products of options, faults put into the code, a pass over 20 million examples"
+	@echo "make soak    for hours: kills, fuzzing, products of options, examples of the pages, golden runs, benchmarks, faults"
 	@echo "make lint    style, formatting, and which module may import which"
 	@echo "make types   type checks"
 	@echo "make docs    the documentation as a site, in docs/_build/html"
+	@echo "make evidence  the commands of pages that take minutes, again; fails where a number leaves its interval"
 	@echo "make bench   how fast it is, beside others and beside the machine's limits; numbers in runs/bench.json"
 	@echo "make bench-all  every other benchmark, one after the other"
 	@echo "make tpu     every kind of training step through the TPU's compiler, without a TPU; takes hours (needs Linux on x86-64)"
@@ -91,6 +92,10 @@ types: $(INSTALLED)
 
 docs: $(INSTALLED)
 	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build/html
+
+evidence: $(INSTALLED)
+	$(BIN)/python -m doctest docs/check_evidence.py
+	$(BIN)/python docs/check_evidence.py
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/bench.py

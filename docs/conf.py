@@ -22,6 +22,8 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0072B2", "color-brand-content": "#0072B2"},
     "dark_css_variables": {"color-brand-primary": "#4db1ee", "color-brand-content": "#4db1ee"},
 }
+html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_show_sphinx = False
 html_copy_source = False
 
@@ -41,8 +43,15 @@ napoleon_custom_sections = [("Options", "params_style"), ("Their defaults", "par
 copybutton_exclude = ".linenos, .gp"
 
 
+def _add_base(_app: Sphinx, page: str, _template: str, context: dict[str, str], _tree: object) -> None:
+    """Lets the page of missing pages, which is shown at any address, find its style sheets."""
+    if page == "404":
+        context["metatags"] = f'<base href="{html_baseurl}" />' + context.get("metatags", "")
+
+
 def setup(app: Sphinx) -> None:
     """Writes the pages and schemas that are made of the code before Sphinx looks for pages."""
+    app.connect("html-page-context", _add_base)
     import generated_pages
 
     from ctr.config.kinds import CONFIGS, config_model

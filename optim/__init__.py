@@ -1,8 +1,5 @@
 """Optimizers. ``Shampoo``, ``Soap``, ``ShampooCallback`` and ``Adafactor`` are for the Keras that ``tf.keras`` is here.
 
-from ctr.optim import Shampoo
-model.compile(optimizer=Shampoo(learning_rate=0.02), loss="binary_crossentropy")
-
 Importing this package loads neither TensorFlow nor Keras. Each Keras that is loaded by then knows the optimizers
 "shampoo" and "soap", and restores them in ``load_model`` (``register``).
 """
@@ -74,6 +71,10 @@ def register() -> None:
     Called where this package is imported, and where one of its classes is first asked for. Where Keras is imported
     after it, and a name or ``load_model`` comes before any class, call it again. What others registered under a name
     stays.
+
+        >>> register()
+        >>> importlib.import_module("keras").optimizers.get("shampoo")
+        Shampoo(0.02)
     """
     for package, adapter in _ADAPTERS.items():
         registry = sys.modules.get(f"{package}.src.saving.object_registration")

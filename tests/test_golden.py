@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 GOLDEN = os.environ.get("GOLDEN")
 # What depends on the clock, on paths, or on the environment.

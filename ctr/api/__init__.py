@@ -44,10 +44,9 @@ def ingest(
     the mapping file. Raises InputError: the table or the mapping cannot be read, or too many rows are malformed.
 
     Example:
-        >>> import pyarrow, tempfile
+        >>> import pyarrow
         >>> rows = pyarrow.table({"clicked": [0, 1, 0, 1] * 9, "ad": ["a", "b", "b", "c"] * 9})
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     ingest(rows, f"{folder}/log", label="clicked")["clicks"]
+        >>> ctr.ingest(rows, "other", label="clicked")["clicks"]
         18
     """
     from ctr.config import parse_model
@@ -88,8 +87,8 @@ def train(
     with intervals, counts, times and hashes. Raises InputError: the log, the configuration and the run do not fit.
 
     Example:
-        >>> summary = ctr.train("log", "run", {"seed": 2})  # doctest: +SKIP
-        >>> summary["logloss"], summary["logloss_ci95"]  # doctest: +SKIP
+        >>> ctr.train("log", "run", {"model": {"experts": ["linear"]}})["examples"]
+        400
     """
     from ctr.config import load_model, parse_model
     from ctr.training.config import TrainConfig
@@ -113,7 +112,8 @@ def compare(run_a: Path | str, run_b: Path | str) -> dict[str, Any]:
     runs are of different examples.
 
     Example:
-        >>> pandas.DataFrame(ctr.compare("runs/a", "runs/b")["results"])  # doctest: +SKIP
+        >>> ctr.compare("a", "b")["examples"]
+        400
     """
     from ctr.eval.run_comparison import compare_runs
 
@@ -123,11 +123,11 @@ def compare(run_a: Path | str, run_b: Path | str) -> dict[str, Any]:
 def report(*runs: Path | str, out: Path | str | None = None) -> Path:
     """Writes one HTML file with the plots of runs, as ``ctr report RUN ...`` does, and returns its path.
 
-    ``out``: the file, by default ``report.html`` in the first run. Raises InputError: no run, or ``out`` is something
-    else than a report.
+    ``out``: the file, by default ``report.html`` in the first run. Raises InputError: no run, or ``out`` is no report.
 
     Example:
-        >>> ctr.report("runs/a", "runs/b")  # doctest: +SKIP
+        >>> ctr.report("a", "b").as_posix()
+        'a/report.html'
     """
     from ctr.eval.report import write_report
 
@@ -141,7 +141,8 @@ def export(run: Path | str, folder: Path | str, checkpoint: int | None = None) -
     checkpoint, or ``folder`` has another model under this version.
 
     Example:
-        >>> ctr.Scorer(ctr.export("run", "models")).predict({"ad": ["a", "b"]})  # doctest: +SKIP
+        >>> ctr.Scorer(ctr.export("a", "exports")).predict({"ad": ["a1", "a2"]}).shape
+        (2,)
     """
     load_tensorflow()
     from ctr.serving.export import export_run
@@ -184,9 +185,8 @@ def evaluate(
     Example:
         >>> import pyarrow
         >>> rows = pyarrow.table({"y": [1, 0, 0], "p": [0.6, 0.3, 0.6], "page": ["x", "x", "z"]})
-        >>> result = evaluate(rows, label="y", prediction="p", query="page")
-        >>> result["examples"], result["auc"], result["per_query_auc"]
-        (3, 0.75, 1.0)
+        >>> ctr.evaluate(rows, label="y", prediction="p", query="page")["auc"]
+        0.75
     """
     slices = (slice,) if isinstance(slice, str) else tuple(slice)
     columns = Columns(label, prediction, logit, query, weight, slices)

@@ -11,14 +11,16 @@ from ctr.optim.option_types import NUMPY, Decay, NotNegative, Share, Switch, opt
 class AdafactorOptions:
     """Options of Adafactor without the learning rate: the step size rho, or its upper bound.
 
+        >>> AdafactorOptions(beta1=0.9).beta1
+        0.9
+
     Defaults are those of ADAFACTOR.
 
     Attributes:
         epsilon1: added to the squares of gradients (algorithm 4).
         epsilon2: the least root mean square of a weight that relative steps are relative to.
         clipping: ``d``: updates whose root mean square is above it are scaled down to it; 0: none.
-        decay_power: ``c`` of the decay of second moments, beta2 = 1 - t^(-c) at step t (7.2); at 1 they are
-            means over all steps.
+        decay_power: ``c`` of the decay of second moments, beta2 = 1 - t^(-c) at step t (7.2); 1: their means.
         beta2: constant decay of second moments, corrected for its bias (7.1; table 2, lines A to J), in the place of
             ``decay_power``; None: that.
         relative_steps: steps are relative to the root mean square of the weight; else the learning rate is absolute.

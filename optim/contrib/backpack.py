@@ -80,6 +80,12 @@ def statistics_of(
 
     Raises:
         ValueError: a quantity, loss or layer that is not known, or not defined here.
+
+    Example:
+        >>> model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1, name="click")])
+        >>> quantities = statistics_of(model, "mse", (tf.eye(4), tf.ones([4, 1])), ["gradient", "variance"])
+        >>> quantities["click"].weight["variance"].shape
+        (4, 1)
     """
     if isinstance(quantities, str) or not isinstance(quantities, Sequence):
         raise ValueError(f"quantities is {quantities!r}; allowed: a list of names")

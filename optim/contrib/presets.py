@@ -1,8 +1,4 @@
-"""Options of Shampoo that take the steps of a paper's algorithm.
-
-Shampoo(0.02, **vars(presets.FF))
-Shampoo(0.02, **vars(presets.preset("pso", precondition_frequency=400)))
-"""
+"""Options of Shampoo that take the steps of a paper's algorithm: ``Shampoo(0.02, **vars(presets.FF))``."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -68,6 +64,9 @@ def preset_values(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def preset(name: str, **changes: Any) -> ShampooOptions:
     """Returns the options of a preset, ``ff``, ``pso`` or ``pt``, with changes, in groups too.
+
+        >>> preset("pso", precondition_frequency=400).start_preconditioning_step
+        401
 
     Raises:
         ValueError: there is no such preset, or a value is not allowed.

@@ -226,8 +226,6 @@ class OptimizerMixin:
 class ShampooArguments:
     """Distributed Shampoo: second-order preconditioning with a first-order optimizer's step sizes.
 
-        model.compile(optimizer=Shampoo(learning_rate=0.02), loss=...)
-
     Matrices and tensors of higher order are preconditioned by blocks; vectors and scalars follow the grafted
     optimizer (AdaGrad); the rows of embedding tables learn by AdaGrad on the rows that a batch touches.
 
@@ -277,7 +275,8 @@ class ShampooArguments:
 class SoapArguments:
     """SOAP: Adam in the eigenbases of Shampoo's statistics, and Adam for vectors and scalars.
 
-        model.compile(optimizer=Soap(learning_rate=3e-3), loss=...)
+        >>> Soap(learning_rate=3e-3, precondition_frequency=10)
+        Soap(0.003, precondition_frequency=10)
 
     ``Shampoo`` with other defaults (Vyas et al., 2024; PSO appendix C). The rows of embedding
     tables learn by AdaGrad at the same rate; ``keras.optimizers.MultiOptimizer`` gives them another optimizer.
@@ -308,7 +307,8 @@ class SoapArguments:
 class AdafactorArguments:
     """Adafactor as its paper prints it (Shazeer and Stern, 2018, algorithms 4-6).
 
-        model.compile(optimizer=Adafactor(), loss=...)
+        >>> Adafactor(beta1=0.9)
+        Adafactor(0.01, beta1=0.9)
 
     Second moments of matrices are kept by rows and columns. The rows of embedding tables learn by themselves, by
     factored moments of the rows that batches touched (``ctr.optim.adafactor.core``).
@@ -337,6 +337,13 @@ class CallbackMixin:
     computed on the device. In any case it adds Shampoo's counters (``ShampooCore.report``) to the logs of each
     epoch, where Keras' History and TensorBoard callbacks that come after it find them. The model's optimizer is
     Shampoo, or a ``MultiOptimizer`` of Keras 3 with one Shampoo in it.
+
+        >>> import tensorflow as tf
+        >>> model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+        >>> model.compile(optimizer="shampoo", loss="mse")
+        >>> history = model.fit(tf.eye(4), tf.ones([4, 2]), verbose=0, callbacks=[ShampooCallback()])
+        >>> history.history["shampoo/layers"], history.history["shampoo/failed"]
+        ([1], [0])
     """
 
     model: Any

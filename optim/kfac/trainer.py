@@ -51,6 +51,13 @@ class KfacTrainer:
 
     Raises:
         ValueError: a loss, an option or a layer that is not allowed.
+
+    Example:
+        >>> model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1)])
+        >>> trainer = KfacTrainer(model, "binary_crossentropy", learning_rate=0.1)
+        >>> losses = [float(trainer.step(tf.eye(4), tf.ones([4, 1]))) for _ in range(9)]
+        >>> losses[-1] < losses[0]
+        True
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""Options of Shampoo: the usual ones at the top, the others in a group for the stage of the step that they belong to.
-
-ShampooOptions(block_size=512, grafting=Adam(beta2=0.99), roots=Roots(asynchronous=False))
-ShampooOptions(method="eigenvalue_corrected", beta2=0.95)
-"""
+"""Options of Shampoo: the usual ones at the top, the others in a group for each stage of the step."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -125,6 +121,9 @@ class Limits:
 @option_dataclass()
 class ShampooOptions:
     """Everything but the learning rate. Symbols are those of PSO (Anil et al.) and PT (Shi et al.).
+
+        >>> ShampooOptions(momentum=0.9, roots={"asynchronous": False}).roots.asynchronous
+        False
 
     Attributes:
         beta1: decay of a moving average of the gradient, which is corrected for its start and preconditioned in place

@@ -15,12 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CAMPAIGNS = ("convergence", "defaults", "growth", "id_memory", "search", "search_planted")
-# Studies, and programs that wait for a clock on the wall or take more than ten seconds also when tiny.
 STUDIES = (*CAMPAIGNS, "scale_model", "histories", "workers", "workers_memory", "workers_reading")
-SOAK = {
-    *(f"bench_{name}" for name in ("checkpoints", "endurance", "live", "objective", "serving", "shampoo")),
-    *STUDIES,
-}
 NAMES = sorted({path.stem for path in (ROOT / "benchmarks").glob("bench_*.py")} | {*STUDIES})
 
 
@@ -41,10 +36,8 @@ def numbers(node: Any, path: str = "") -> Iterator[tuple[str, float]]:
         yield path, node
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.soak if name in SOAK else ()) for name in NAMES]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", NAMES)
 def test_it_runs(name, tmp_path):
     out = ["--out", str(tmp_path / "out")] if name in CAMPAIGNS else []
     found = run(name, tmp_path / "found.json", *out)

@@ -8,13 +8,14 @@ import pytest
 
 TESTS = {
     "tests/optim/keras/test_steps.py": "not slow",
-    "tests/optim/keras/test_training.py": "not soak",
     "tests/optim/keras/test_common.py": "not slow",
     "tests/serving/test_recommenders.py": "not soak",
+    "tests/optim/keras/test_training.py": "soak",
 }
 
 
-@pytest.mark.slow
+# The first is slow, the others are soak.
+@pytest.mark.slow(first=1)
 @pytest.mark.parametrize("path", TESTS)
 def test_in_keras_2(path, root):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", TESTS[path], path]

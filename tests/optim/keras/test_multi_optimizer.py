@@ -38,7 +38,7 @@ def shampoo_of(model):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("case", CASES)
 def test_each_part_takes_its_own_steps(case):
     """Those of the same optimizers, each of them called in a loop with its own variables alone."""
@@ -70,7 +70,7 @@ def test_each_part_takes_its_own_steps(case):
     assert treated == [variable.path for variable in expected]
 
 
-@pytest.mark.slow(first=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("case", list(CASES)[::-1])
 def test_saved_models_and_weights_go_on_to_the_bit(case, tmp_path):
     model, from_weights = (with_parts(*CASES[case]()) for _ in range(2))
@@ -92,7 +92,7 @@ def test_saved_models_and_weights_go_on_to_the_bit(case, tmp_path):
         assert int(shampoo_of(loaded).iterations) == int(loaded.optimizer.iterations) == 14
 
 
-@pytest.mark.slow(first=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("options", [{"jit_compile": True}, {}])
 def test_the_callback_finds_shampoo_among_the_parts(options):
     model = with_parts(*CASES["Soap beside Adafactor for embeddings"](), **options)

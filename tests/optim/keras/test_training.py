@@ -22,7 +22,7 @@ from keras_models import (
     values,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 
 def in_flight(core):
@@ -253,7 +253,6 @@ FAMILY = {
 }
 
 
-@pytest.mark.slow(first=3)
 @pytest.mark.parametrize("name", FAMILY)
 def test_all_of_the_family_compile_learn_and_resume_to_the_bit(api, name, tmp_path):
     kind, options = FAMILY[name]
