@@ -40,10 +40,10 @@ LONGEST_FUNCTION = 120
 LINES = {
     "benchmarks": 3903,
     "benchmarks/studies": 4713,
-    "ctr": 1791,
+    "ctr": 1790,
     "ctr/api": 416,
     "ctr/config": 780,
-    "ctr/data": 6969,
+    "ctr/data": 6968,
     "ctr/experiments": 3261,
     "ctr/io": 1897,
     "ctr/objective": 1284,
@@ -55,8 +55,8 @@ LINES = {
     "eval": 4742,
     "models": 2063,
     "optim": 7010,
-    "pipelines": 9038,
-    "tests": 54465,
+    "pipelines": 8781,
+    "tests": 54459,
     "tests/api": 285,
 }
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
