@@ -24,11 +24,10 @@ from ctr.io.documents import json_bytes, read_json_object
 from ctr.io.errors import InputError, joined
 from ctr.io.files import check_output_folder, write_atomic_bytes
 from ctr.io.signals import stop_signals
-from ctr.pipelines.infer.dialect import TableFiles, find_table
+from ctr.pipelines.infer.columns import SHOWN, strongest_text
+from ctr.pipelines.infer.dialect import TableFiles, find_table, read_sample
 from ctr.pipelines.infer.draft import Draft, decision_table, draft_mapping, list_labels, mapping_text
-from ctr.pipelines.infer.leaks import SHOWN, strongest_text
 from ctr.pipelines.infer.roles import Options
-from ctr.pipelines.infer.sample import read_sample
 from ctr.training.config import TrainConfig
 from ctr.training.run.summary import summary_text, train_result
 from ctr.training.validate import validate

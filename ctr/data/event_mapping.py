@@ -23,7 +23,7 @@ _TAKEN = re.compile(
 )
 
 
-class EventSource(StrictModel):
+class EventSource(ShortModel):
     """How the events of one kind are read.
 
     Attributes:
@@ -32,13 +32,17 @@ class EventSource(StrictModel):
         time: the time of the event: when the query was made, or when the click or conversion happened.
         arrival: when the collector received the event. Null: unknown; the event's own time is used.
         impression_id: the column that impressions, clicks and conversions have in common.
+        where: columns and the value that the events of this kind have in each, where files or topics hold several
+            kinds; other rows are skipped.
     """
 
+    left_out = ("where",)
     input: Annotated[DelimitedInput | JsonlInput | ParquetInput, Field(discriminator="type")]
     topic: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,249}$")
     time: Time = Field(examples=[{"column": "time", "unit": "ms"}])
     arrival: Time | None = None
     impression_id: Column
+    where: dict[Column, bool | int | str] = {}
 
     @model_validator(mode="after")
     def _times_are_columns(self) -> Self:
@@ -55,7 +59,7 @@ class EventSource(StrictModel):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        return (*(time.column or "" for time in self.times.values()), self.impression_id)
+        return (*(time.column or "" for time in self.times.values()), self.impression_id, *self.where)
 
 
 class ImpressionSource(EventSource):
@@ -79,13 +83,11 @@ class ImpressionSource(EventSource):
 
     @property
     def times(self) -> dict[str, Time]:
-        found = super().times
-        return found if self.timestamp is None else {**found, "timestamp": self.timestamp}
+        return super().times | ({} if self.timestamp is None else {"timestamp": self.timestamp})
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        weight = () if self.weight is None else (self.weight,)
-        return (*super().key_columns, self.query_id, *weight)
+        return (*super().key_columns, self.query_id, *filter(None, [self.weight]))
 
 
 class LabelSource(EventSource):

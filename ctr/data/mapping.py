@@ -310,10 +310,7 @@ class Query(StrictModel):
 
     @property
     def group_column(self) -> str:
-        if self.session is not None:
-            return self.session.by
-        assert self.column is not None
-        return self.column
+        return self.session.by if self.session is not None else str(self.column)
 
 
 LabelOp = Literal[">=", ">", "<=", "<", "==", "!="]

@@ -1,6 +1,11 @@
 """Metrics of progressive validation, and the prediction difference, over files of predictions of any size.
 
-The numbers are those of `ctr.eval` to rounding, the counts exactly. For how, see `ctr.pipelines.evaluate.transforms`.
+The numbers are those of `ctr.eval` to rounding, the counts exactly. Rows are parted by a hash of their query; grouped
+by that hash in Beam, whole queries meet, whatever files and row groups they stood in; a key's rows are one batch of the
+metrics' states, which merge. Elements are NumPy arrays of many rows, never single rows.
+
+A fault is carried through the pipeline as data and raised at its end: a runner would retry what raises, and wrap the
+one line that says what is wrong.
 """
 
 # Beam types its classes, few of its functions.
@@ -11,26 +16,203 @@ import io
 import math
 import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import apache_beam as beam
 import numpy as np
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from ctr.eval.arrays import IntArray
+from ctr.eval.compare import compare, compared_records, same_examples
+from ctr.eval.prediction_difference import JoinedPredictions, PredictionDifference
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.run_files import COMPARED
+from ctr.io.documents import json_number
 from ctr.io.errors import InputError
 from ctr.pipelines.beam import read_beam_options, run_pipeline, runs_in_this_process
 from ctr.pipelines.evaluate.rows import (
+    Piece,
     RowGroup,
     count_learned,
     find_row_groups,
+    gather,
+    join_rows,
     part_by_day,
     read_row_group,
+    split_by_query,
 )
-from ctr.pipelines.evaluate.transforms import FAULT, KINDS, difference_of, metric_states, npz_bytes
+
+State = ProgressiveMetrics | PredictionDifference
+
+
+class JoinedDifference(PredictionDifference):
+    """PD over joined predictions, and how many examples only the first or only the second set has (int64 [])."""
+
+    LAYOUT: ClassVar = {**PredictionDifference.LAYOUT, "only_a": ((), np.int64), "only_b": ((), np.int64)}
+
+    only_a: IntArray
+    only_b: IntArray
+
+    def add(self, joined: JoinedPredictions) -> None:
+        """Add joined examples, of which each is given once."""
+        self.update(joined.first, joined.second, joined.query_id)
+        self.only_a += joined.only_first
+        self.only_b += joined.only_second
+
+
+def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
+    """Packs arrays as a compressed ``.npz``: the 7 MB of a state are mostly zeros, and travel between workers."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+class StateCoder(beam.coders.Coder):
+    """State as the bytes of its arrays."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self._kind = kind
+
+    def encode(self, value: State) -> bytes:
+        return npz_bytes(value.to_arrays())
+
+    def decode(self, encoded: bytes) -> Any:
+        with np.load(io.BytesIO(encoded), allow_pickle=False) as arrays:
+            return self._kind.from_arrays(dict(arrays))
+
+    def is_deterministic(self) -> bool:
+        return False
+
+
+class StateFn(beam.CombineFn):
+    """Combines batches to a state, which merges with others of its class.
+
+    Batches are whole queries (`ROW` [N]) for `ProgressiveMetrics`, joined predictions for `JoinedDifference`. A query
+    must not be spread over two batches; batches may come in any order, and merge in any.
+    """
+
+    def __init__(self, kind: type[Any]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def create_accumulator(self) -> Any:
+        return self._kind()
+
+    def add_input(self, accumulator: Any, batch: Any) -> Any:
+        if isinstance(accumulator, JoinedDifference):
+            accumulator.add(batch)
+        else:
+            accumulator.update(batch["label"], batch["logit"], batch["weight"], batch["query_id"])
+        return accumulator
+
+    def merge_accumulators(self, accumulators: Iterable[Any]) -> Any:
+        merged = self._kind()
+        for accumulator in accumulators:
+            merged.merge(accumulator)
+        return merged
+
+    def extract_output(self, accumulator: Any) -> Any:
+        return accumulator
+
+    def get_accumulator_coder(self) -> StateCoder:
+        return StateCoder(self._kind)
+
+
+FAULT = "fault"  # the key of `metric_states` for the message of an error, empty without one
+
+# The states of two sets; of one, only the first.
+KINDS: dict[str, type[Any]] = {
+    "a": ProgressiveMetrics,
+    "b": ProgressiveMetrics,
+    "difference": JoinedDifference,
+}
+
+
+def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Make what `evaluate_difference` returns of the states of `KINDS`."""
+    a, b, joined = states["a"], states["b"], states["difference"]
+    estimate = joined.estimate()
+    same = not joined.only_a and not joined.only_b and same_examples(a, b)
+    metrics = None
+    if same and a.logloss.class_weight.any():
+        metrics = compared_records(compare(a, b).loc[list(COMPARED)])
+    return {
+        "a": a.summary(),
+        "b": b.summary(),
+        "prediction_difference": {
+            "value": json_number(estimate.point),
+            "ci95": [json_number(end) for end in estimate.interval()],
+            "examples": int(joined.examples.sum()),
+            "only_a": int(joined.only_a),
+            "only_b": int(joined.only_b),
+        },
+        "metrics": metrics,
+    }
+
+
+def _split(group: RowGroup, side: str, keys: int, number: int, passes: int) -> Iterator[Any]:
+    """A row group -> (key, (side, piece)); of the keys, those of this pass."""
+    try:
+        for source, rows in read_row_group(group):
+            for key, part in split_by_query(rows, keys):
+                if key % passes == number:
+                    yield key, (side, (source, part))
+    except InputError as error:
+        yield beam.pvalue.TaggedOutput(FAULT, str(error))
+
+
+def _gather(element: Any, sides: Sequence[str]) -> Iterator[Any]:
+    """(key, pieces of each side) -> the whole queries of each side; and, with two, their joined rows."""
+    held: dict[str, list[Piece]] = {side: [] for side in sides}
+    for side, piece in element[1]:
+        held[side].append(piece)
+    try:
+        whole = {side: gather(pieces) for side, pieces in held.items()}
+    except InputError as error:
+        yield beam.pvalue.TaggedOutput(FAULT, str(error))
+        return
+    for side, rows in whole.items():
+        yield beam.pvalue.TaggedOutput(side, rows)
+    if len(whole) > 1:
+        yield beam.pvalue.TaggedOutput("difference", join_rows(whole["a"], whole["b"]))
+
+
+def metric_states(sides: Mapping[str, Any], keys: int, number: int = 0, passes: int = 1) -> Any:
+    """Collect the states by name (`KINDS`), and `FAULT`, of one set of predictions, or of two with their difference.
+
+    `sides` are collections of row groups, under ``a``, or under ``a`` and ``b``. Only keys that leave the remainder
+    `number`, divided by `passes`, are taken.
+    """
+    split = {
+        side: elements
+        | f"Split {side}"
+        >> beam.FlatMap(_split, side, keys, number, passes).with_outputs(FAULT, main="pieces")
+        for side, elements in sides.items()
+    }
+    names = list(sides) if len(sides) == 1 else list(KINDS)
+    gathered = (
+        tuple(part["pieces"] for part in split.values())
+        | "Pieces" >> beam.Flatten()
+        | "Meet" >> beam.GroupByKey()
+        | "Gather" >> beam.FlatMap(_gather, list(sides)).with_outputs(FAULT, *names)
+    )
+    faults = (gathered[FAULT], *(part[FAULT] for part in split.values())) | "Faults" >> beam.Flatten()
+    states = {FAULT: faults | "First fault" >> beam.CombineGlobally(_first_fault)}
+    for name in names:
+        states[name] = gathered[name] | f"Combine {name}" >> beam.CombineGlobally(StateFn(KINDS[name]))
+    join = beam.Map(
+        lambda _, **found: found, **{name: beam.pvalue.AsSingleton(state) for name, state in states.items()}
+    )
+    return faults.pipeline | "Once" >> beam.Create([None]) | "Join" >> join
+
+
+def _first_fault(faults: Iterable[str]) -> str:
+    return min(filter(None, faults), default="")
+
 
 # Rows that meet in one worker's memory, about 100 bytes each; a larger query meets whole all the same.
 ROWS_PER_KEY = 1 << 20
@@ -161,7 +343,7 @@ def _run_pass(
                 | f"Spread {side}" >> beam.Reshuffle()
                 for side, groups in sides.items()
             }
-            states = metric_states(elements, read_row_group, keys, number, passes)
+            states = metric_states(elements, keys, number, passes)
             _ = states | "Write" >> beam.Map(_write_states, path)
 
         run_pipeline(options, build)

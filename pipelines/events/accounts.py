@@ -180,14 +180,14 @@ class RecentReports:
 
 
 def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
-    """Describes rejects in ``LOG/rejects/``: a file for each file of events, an object for each reject.
+    """Describes rejects in ``LOG/rejects/``: a file for each kind in a file of events, an object for each reject.
 
     The first thousand rejects of a unit are described; a line has the number of the others.
     """
-    by_name: dict[str, list[bytes]] = {}
+    by_file: dict[str, list[bytes]] = {}
     for report in reports:
-        by_name.setdefault(report.name, []).append(describe_rejects(report))
-    for name, described in by_name.items():
+        by_file.setdefault(f"{report.kind}\0{report.name}", []).append(describe_rejects(report))
+    for name, described in by_file.items():
         path = log / "rejects" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.jsonl"
         if any(described):
             write_atomic_bytes(path, b"".join(described))

@@ -2,29 +2,37 @@
 
 ::
 
-    LOG/.events/            the spool of a job that follows folders, which outlives the process
-    LOG/.events/clock.json  the arrival that its clock has reached, and so which partitions are closed
+    LOG/.events/                              the spool of a job that follows folders, which outlives the process
+    SPOOL/clock.json                          the arrival that its clock has reached, and so which partitions are closed
+    SPOOL/segments/START/KIND-UNIT-N.arrow    the events of chunk N of a unit for the partition
+    SPOOL/units/UNIT.json                     a unit that was read to its end: its counts and rejects
 
-A round reads files, stores their events in a spool (``ctr.pipelines.events.spool``), moves the clock to the arrival
-that all kinds have reached, and publishes the partitions that are closed by it, in order. A batch is one round of all
-files whose clock is then moved to the end, with a spool that is removed with the process. A round that is killed is
-done again with the same result: files are read again until their report is there, partitions are staged again until
-their manifest is.
+A round reads files, stores their events in a spool, moves the clock to the arrival that all kinds have reached, and
+publishes the partitions that are closed by it, in order. A batch is one round of all files whose clock is then moved to
+the end, with a spool that is removed with the process. A round that is killed is done again with the same result: files
+are read again until their report is there, and write the same files of the spool again; partitions are staged again
+until their manifest is there.
 
 Memory holds the partition that each thread joins or the chunk that it reads; the disk holds the events of partitions
 that may still be needed.
 """
 
+import hashlib
+import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.history_state import Histories
 from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.log import Manifest, read_manifests
+from ctr.data.state_files import read_state_file, write_state_file
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import hold, make_folder, remove_temporaries
@@ -47,6 +55,9 @@ from ctr.pipelines.events.publish import (
     begin_log,
     last_published,
     publish_staged,
+    route_chunk,
+    stage_events,
+    with_pinned_teacher,
 )
 from ctr.pipelines.events.read import (
     EventFolders,
@@ -58,26 +69,90 @@ from ctr.pipelines.events.read import (
     read_unit,
     split_units,
 )
-from ctr.pipelines.events.rules import known_from, partition_rules
-from ctr.pipelines.events.spool import (
-    CLOCK,
-    SPOOL,
-    count_impressions,
-    drop_partitions,
-    drop_unfinished,
-    list_reports,
-    list_starts,
-    read_clock,
-    read_partition,
-    read_report,
-    write_clock,
-    write_report,
-    write_segment,
-)
-from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_teacher
-from ctr.pipelines.events.tables import CLICKS, FAR_US, IMPRESSIONS, Kind
-from ctr.pipelines.spill import spill_folder
+from ctr.pipelines.events.rules import PartitionRules, known_from, partition_rules
+from ctr.pipelines.events.tables import CLICKS, EARLIER, EARLIER_SCHEMA, FAR_US, IMPRESSIONS, Kind
+from ctr.pipelines.spill import read_state_tables, spill_folder, write_state_tables
 from ctr.pipelines.tables.input_files import Chunk, UnreadableNowError, faults_named
+from ctr.pipelines.tables.rejects import Reject
+
+_REMEDY = "restore it from a copy, or join all events anew into another output directory"
+CLOCK = "clock.json"
+SPOOL = ".events"  # inside a log that is made by following events
+
+
+def unit_digest(unit: Unit) -> str:
+    """Makes the part of the names of a unit's files that identifies it."""
+    text = f"{unit.kind}\0{unit.name}\0{unit.row_groups}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _report_path(spool: Path, unit: Unit) -> Path:
+    return spool / "units" / f"{unit_digest(unit)}.json"
+
+
+def read_report(spool: Path, unit: Unit) -> UnitReport | None:
+    """Reads the report of a unit; None if it was not read to its end."""
+    path = _report_path(spool, unit)
+    return _read_report(path) if path.exists() else None
+
+
+def list_reports(spool: Path) -> list[UnitReport]:
+    """Reads the reports of all units that were ever read."""
+    return [_read_report(path) for path in sorted((spool / "units").glob("*.json"))]
+
+
+def _read_report(path: Path) -> UnitReport:
+    content = json.loads(read_state_file(path, _REMEDY).to_pybytes())
+    rejects = [Reject(**reject) for reject in content.pop("rejects")]
+    return UnitReport(**content, rejects=rejects)
+
+
+def list_starts(spool: Path) -> list[int]:
+    """Lists the partitions that have segments, in order."""
+    folder = spool / "segments"
+    return sorted(int(path.name) for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def read_partition(spool: Path, rules: PartitionRules, start: int) -> dict[str, list[pa.Table]]:
+    """Reads the events of a partition, and earlier impressions, as ``stage_events`` takes them."""
+    kinds = (IMPRESSIONS, *rules.windows)
+    found: dict[str, list[pa.Table]] = {kind: _read(spool, start, kind) for kind in kinds}
+    first = known_from(rules, start)
+    found[EARLIER] = [
+        table.select(EARLIER_SCHEMA.names)
+        for other in list_starts(spool)
+        if other < start and other + rules.length > first
+        for table in _read(spool, other, IMPRESSIONS)
+    ]
+    return found
+
+
+def count_impressions(spool: Path, starts: Sequence[int]) -> int:
+    """Counts the impressions that wait in some partitions."""
+    return sum(table.num_rows for start in starts for table in _read(spool, start, IMPRESSIONS))
+
+
+def _read(spool: Path, start: int, kind: Kind) -> list[pa.Table]:
+    paths = sorted((spool / "segments" / f"{start:019d}").glob(f"{kind}-*.arrow"))
+    return [table for path in paths for table in read_state_tables(path, _REMEDY)]
+
+
+def drop_unfinished(spool: Path) -> None:
+    """Deletes the segments of units that were not read to their end: they are read again, maybe changed."""
+    finished = {path.stem for path in (spool / "units").glob("*.json")}
+    for path in (spool / "segments").glob("*/*.arrow"):
+        if path.name.split("-")[1] not in finished:
+            path.unlink(missing_ok=True)
+    for folder in (spool / "units", *(spool / "segments").glob("*")):
+        remove_temporaries(folder)
+
+
+def drop_partitions(spool: Path, before: int) -> None:
+    """Deletes the segments of the partitions that begin before a time."""
+    for start in list_starts(spool):
+        if start < before:
+            shutil.rmtree(spool / "segments" / f"{start:019d}", ignore_errors=True)
+
 
 _BATCH_THREADS = 2
 _FILES_A_ROUND = 32
@@ -244,8 +319,10 @@ class _Job:
         for number, chunk in enumerate(_chunks(unit, self.mapping, report, keep_going)):
             routed = route_chunk(self.mapping, self.log, report, chunk, self.progress.clock_us)
             for start, table in routed.items():
-                write_segment(self.spool, unit, number, start, table)
-        write_report(self.spool, unit, report)
+                name = f"{unit.kind}-{unit_digest(unit)}-{number:06d}.arrow"
+                path = self.spool / "segments" / f"{start:019d}" / name
+                write_state_tables(path, table.schema, [table])
+        write_state_file(_report_path(self.spool, unit), json.dumps(asdict(report)).encode())
         return report
 
     def _stage(self, start: int) -> bytes:
@@ -319,7 +396,8 @@ class _Watch:
     def _restore(self, log: Path, spool: Path) -> None:
         """Continues where the process before this one has stopped, or was killed."""
         if (spool / CLOCK).exists():
-            self._job.progress.clock_us = read_clock(spool)
+            content = json.loads(read_state_file(spool / CLOCK, _REMEDY).to_pybytes())
+            self._job.progress.clock_us = content["clock_us"]
         elif self._job.last_published >= 0:
             # Clicks would not find their impressions in the spool, and the counts would not add up.
             raise InputError(
@@ -393,7 +471,7 @@ class _Watch:
         if clock > self._job.progress.clock_us:
             self._job.progress.clock_us = clock
             # Before anything is closed by it: a process after this one must judge arrivals by the same clock.
-            write_clock(self._job.spool, clock)
+            write_state_file(self._job.spool / CLOCK, json.dumps({"clock_us": clock}).encode())
 
     def finish(self) -> None:
         """Checks that every impression ever read is accounted for, and in a drained job the share of rejects."""

@@ -24,7 +24,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from ctr.data.event_mapping import EventMapping
 from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import KafkaSettings
-from ctr.pipelines.events.read import BLOCK_BYTES, line_reader
+from ctr.pipelines.events.read import BLOCK_BYTES, line_reader, select_kind
 from ctr.pipelines.events.stream import RawEvents
 from ctr.pipelines.events.tables import Kind
 
@@ -135,6 +135,7 @@ class _Gather(beam.DoFn):
         lines = [value.replace(b"\n", b" ").replace(b"\r", b" ") for value in values]
         chunk, _, _ = line_reader(self._mapping, self._kind).read_block(0, b"\n".join(lines) + b"\n", 0)
         rejects = [replace(reject, row=int(offsets[reject.row])) for reject in chunk.rejects]
+        chunk = select_kind(self._mapping, self._kind, chunk)
         stamps, chunk = stamps[chunk.rows], replace(chunk, rows=offsets[chunk.rows], rejects=rejects)
         events = RawEvents(self._kind, f"{topic}/{partition}", chunk, stamps=stamps)
         return WindowedValue(events, min(moment for _, _, moment in found), (GlobalWindow(),))

@@ -9,14 +9,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow.compute as pc
+
 from ctr.data.event_mapping import EventMapping
+from ctr.data.ids.arrow import text_array
 from ctr.data.mapping import JsonlInput, input_patterns
 from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.tables import IMPRESSIONS, Kind, wanted_columns
+from ctr.pipelines.tables.convert import check_utf8
 from ctr.pipelines.tables.input_files import Chunk, SourceFile, natural_order
 from ctr.pipelines.tables.jsonl import JsonlReader
-from ctr.pipelines.tables.table_files import read_table_file, row_group_sizes
+from ctr.pipelines.tables.reader import read_table_file, row_group_sizes
 
 BLOCK_BYTES = 16 << 20  # of a file that are read, parsed and transformed at a time
 
@@ -62,7 +66,7 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
     for the mapping's patterns. Skips files that are being written: their names begin with a dot or end in ``.tmp``.
     Raises InputError: no such folder, or two files of one name.
     """
-    found: dict[str, Unit] = {}
+    found: dict[tuple[Kind, str], Unit] = {}
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"events {folder}: no such folder")
@@ -72,10 +76,11 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
                 name = path.relative_to(folder).as_posix()
                 if path.name.startswith(".") or path.name.endswith(".tmp"):
                     continue
-                if name in found:
-                    places = f"{path} and {found[name].path}"
+                key = kind if mapping.sources[kind].where else "", name
+                if key in found:
+                    places = f"{path} and {found[key].path}"
                     raise InputError(f"events {places} are both named {name}: give the folder above them")
-                found[name] = Unit(kind, name, path)
+                found[key] = Unit(kind, name, path)
     return sorted(found.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
 
 
@@ -127,16 +132,30 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
     wanted = wanted_columns(mapping, unit.kind)
     source = SourceFile(0, unit.path, unit.name)
     if isinstance(form, JsonlInput):
-        yield from line_reader(mapping, unit.kind).read(source, block_bytes)
+        chunks = line_reader(mapping, unit.kind).read(source, block_bytes)
     else:
-        yield from read_table_file(source, form, wanted, block_bytes, row_groups=unit.row_groups)
+        chunks = read_table_file(source, form, wanted, block_bytes, row_groups=unit.row_groups)
+    for chunk in chunks:
+        yield select_kind(mapping, unit.kind, chunk)
+
+
+def select_kind(mapping: EventMapping, kind: Kind, chunk: Chunk) -> Chunk:
+    """Returns the rows of a chunk that are events of a kind, by its ``where``."""
+    for name, value in mapping.sources[kind].where.items():
+        texts = text_array(check_utf8(chunk.table.column(name).combine_chunks())[0])
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        same = pc.fill_null(pc.equal(texts, text), False)
+        chunk = replace(
+            chunk, table=chunk.table.filter(same), rows=chunk.rows[same.to_numpy(zero_copy_only=False)]
+        )
+    return chunk
 
 
 def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
     """Makes the reader of events that are JSON objects; a key that an object lacks is null."""
     source = mapping.sources[kind]
     numbers = {time.column or "" for time in source.times.values() if time.unit is not None}
-    texts = {source.impression_id}
+    texts = {source.impression_id, *source.where}
     lists: dict[str, str | None] = {}
     if kind == IMPRESSIONS:
         given = {*mapping.number_sources, *mapping.vector_sources}

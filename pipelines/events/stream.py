@@ -46,9 +46,16 @@ from ctr.io.files import write_atomic_bytes
 from ctr.io.signals import Stop
 from ctr.pipelines.beam import read_beam_options, run_pipeline, runs_in_this_process, split_beam_options
 from ctr.pipelines.events.accounts import RecentReports, UnitReport, describe_rejects
-from ctr.pipelines.events.publish import begin_log, last_published, publish_staged, write_late
+from ctr.pipelines.events.publish import (
+    begin_log,
+    last_published,
+    publish_staged,
+    route_chunk,
+    stage_events,
+    with_pinned_teacher,
+    write_late,
+)
 from ctr.pipelines.events.rules import PartitionRules, known_from, partition_rules
-from ctr.pipelines.events.steps import route_chunk, stage_events, with_pinned_teacher
 from ctr.pipelines.events.tables import EARLIER, EARLIER_SCHEMA, IMPRESSIONS, Kind
 from ctr.pipelines.spill import split_by_partition
 from ctr.pipelines.tables.input_files import Chunk

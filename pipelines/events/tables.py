@@ -29,8 +29,7 @@ from ctr.data.schema import MISSING_ID, label_column
 from ctr.data.shards import shard_schema
 from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError
-from ctr.pipelines.tables.input_files import Chunk
-from ctr.pipelines.tables.raw_columns import (
+from ctr.pipelines.tables.examples import (
     Columns,
     Verdict,
     add_derived,
@@ -40,6 +39,7 @@ from ctr.pipelines.tables.raw_columns import (
     read_time_column,
     read_weights,
 )
+from ctr.pipelines.tables.input_files import Chunk
 from ctr.pipelines.tables.rejects import Reject, make_reject
 
 Kind: TypeAlias = str

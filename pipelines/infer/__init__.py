@@ -1,6 +1,5 @@
 """Drafts the mapping of a stranger's table whose roles are given: begin with ``draft_mapping`` of ``draft.py``.
 
-``dialect.py`` finds the files and how they are read, ``sample.py`` reads their first rows, ``columns.py`` finds the
-kind of each column, ``roles.py`` checks the columns that the user named, ``leaks.py`` ranks the others by their AUC
-alone.
+``dialect.py`` finds the files, how they are read, and reads their first rows, ``columns.py`` finds the kind of each
+column, ``roles.py`` checks the columns that the user named.
 """

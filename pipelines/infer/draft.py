@@ -17,6 +17,7 @@ from ctr.data.kept_values import has_raw_values
 from ctr.data.times import DAY_US, duration_us, format_time
 from ctr.io.errors import InputError, joined, printable
 from ctr.pipelines.infer.columns import (
+    LEAK,
     Column,
     Columns,
     Decision,
@@ -25,9 +26,9 @@ from ctr.pipelines.infer.columns import (
     find_nulls,
     not_used,
     profile_column,
+    strongest_columns,
 )
-from ctr.pipelines.infer.dialect import TableFiles
-from ctr.pipelines.infer.leaks import LEAK, strongest_columns
+from ctr.pipelines.infer.dialect import Sample, TableFiles
 from ctr.pipelines.infer.roles import (
     FIRST_US,
     LAST_US,
@@ -44,7 +45,6 @@ from ctr.pipelines.infer.roles import (
     read_time,
     read_weight,
 )
-from ctr.pipelines.infer.sample import Sample
 from ctr.pipelines.tables.convert import parse_times
 
 PARTITION_ROWS = 500_000  # at most, if all partitions had as many as the mean

@@ -23,29 +23,9 @@ from ctr.pipelines.tables.rejects import MAX_REJECT_SHARE
 FIRST_US, LAST_US = 631_152_000_000_000, 4_102_444_800_000_000  # the beginnings of 1990 and of 2100
 _UNITS: tuple[tuple[TimeUnit, float], ...] = (("s", 1e6), ("ms", 1e3), ("us", 1.0), ("ns", 1e-3))
 _DATES = (
-    *(
-        "%Y/%m/%d",
-        "%Y.%m.%d",
-        "%d.%m.%Y",
-        "%d/%m/%Y",
-        "%m/%d/%Y",
-        "%d-%m-%Y",
-        "%m-%d-%Y",
-        "%d.%m.%y",
-        "%d/%m/%y",
-    ),
-    *(
-        "%m/%d/%y",
-        "%d-%b-%Y",
-        "%d-%b-%y",
-        "%d %b %Y",
-        "%b %d, %Y",
-        "%b %d %Y",
-        "%B %d, %Y",
-        "%d %B %Y",
-        "%Y%m%d",
-    ),
-)
+    "%Y/%m/%d", "%Y.%m.%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%y", "%d/%m/%y",
+    "%m/%d/%y", "%d-%b-%Y", "%d-%b-%y", "%d %b %Y", "%b %d, %Y", "%b %d %Y", "%B %d, %Y", "%d %B %Y", "%Y%m%d",
+)  # fmt: skip
 _CLOCKS = ("", " %H:%M:%S", " %H:%M", " %I:%M:%S %p", " %I:%M %p")
 _FORMATS = (
     *(date + clock for clock in _CLOCKS for date in _DATES),

@@ -30,7 +30,6 @@ ALLOWED = "a quoted value ends with a quote before the delimiter or line end; qu
 
 _QUOTE = b'"'
 _MARK = b"\xef\xbb\xbf"
-_IS_BOUNDARY, _IS_QUOTE, _IS_LINE_END = 1, 2, 3
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)?")
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 
@@ -59,12 +58,6 @@ class StrictQuotes:
     _begun: bool = False
 
     def __post_init__(self) -> None:
-        # What each byte is to a quote beside it.
-        kinds = bytearray(256)
-        kinds[ord(self.delimiter)] = _IS_BOUNDARY
-        kinds[_QUOTE[0]] = _IS_QUOTE
-        kinds[ord("\r")] = kinds[ord("\n")] = _IS_LINE_END
-        self._kinds = bytes(kinds)
         comma = re.escape(self.delimiter).encode()
         value = rb'(?:"(?:[^"]++|"")*+"(?=%b|\r|\n|\Z)|(?!")[^%b\r\n]*+)' % (comma, comma)
         self._fields = re.compile(rb"(?:%b%b)*+" % (value, comma))
@@ -97,20 +90,7 @@ class StrictQuotes:
             cut = cut or (len(data) if len(data) > self.limit else 0)
             return data[:cut], cut
         begin = len(_MARK) if not self._begun and data.startswith(_MARK) else 0
-        # As if the data stood between line ends; what follows its last byte may still have to come.
-        kinds = np.frombuffer(b"".join((b"\x01", data[begin:].translate(self._kinds), b"\x01")), np.uint8)
-        quotes = np.flatnonzero(kinds == _IS_QUOTE)
-        # In well-formed text quotes open and close by turns; a doubled one closes and opens.
-        if not (kinds[quotes[0::2] - 1].all() and kinds[quotes[1::2] + 1].all()):
-            return self._scan(data, begin, final)
-        if final and len(quotes) % 2 == 0:
-            return data, len(data)
-        ends = np.flatnonzero(kinds == _IS_LINE_END)
-        outside = ends[np.searchsorted(quotes, ends) % 2 == 0]
-        cut = begin + int(outside[-1]) if len(outside) else 0
-        if final or len(data) - cut > self.limit:
-            return self._scan(data, begin, final)
-        return data[:cut], cut
+        return self._scan(data, begin, final)
 
     def _scan(self, data: bytes, begin: int, final: bool) -> tuple[bytes, int]:
         """Goes from fault to fault and replaces the lines where records with them begin; as ``_checked``."""

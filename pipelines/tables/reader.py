@@ -1,23 +1,317 @@
-"""Reads the input files of a mapping as chunks of raw columns, with the side tables that belong to each."""
+"""Reads the input files of a mapping as chunks of raw columns, with the side tables that belong to each.
 
-from collections.abc import Iterator, Sequence
+Parquet is read here, other formats by ``delimited`` and ``jsonl``. Side tables are small tables beside the input files,
+looked up by a key, and by the time where their rows have one. The MIND news data set has a line for each impression in
+``behaviors.tsv``: its id, user, time, the news read before, and the candidates with their clicks (``N123-1 N45-0``),
+which are exploded; ``news.tsv`` beside it, a side table, has a line for each article.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from ctr.data.mapping import DelimitedInput, JsonlInput, Mapping, MindInput, ParquetInput
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ctr.data.ids.arrow import spell_array, text_array
+from ctr.data.mapping import DelimitedInput, Join, JsonlInput, Mapping, MindInput, ParquetInput, Time
+from ctr.data.times import format_time
 from ctr.io.errors import InputError
+from ctr.pipelines.tables.convert import check_utf8, parse_times
+from ctr.pipelines.tables.delimited import delimited_columns, read_delimited
 from ctr.pipelines.tables.input_files import (
     Chunk,
     SourceFile,
+    faults_named,
     folder_keys,
     is_blank,
     require_columns,
     with_constants,
 )
-from ctr.pipelines.tables.joins import SideTable, find_side_file, make_side_table
 from ctr.pipelines.tables.jsonl import JsonlReader
-from ctr.pipelines.tables.mind import News, read_mind
-from ctr.pipelines.tables.table_files import read_strictly, read_table_file, table_file_columns
+from ctr.pipelines.tables.rejects import make_reject
+
+_BATCH_ROWS = 65_536
+
+
+def parquet_columns(path: Path) -> tuple[str, ...]:
+    """Reads the names of a file's columns; InputError when it is damaged."""
+    with faults_named(path):
+        return tuple(pq.read_schema(path).names)
+
+
+def row_group_sizes(path: Path) -> list[int]:
+    """Counts the rows of each row group of a file; InputError when it is damaged."""
+    with faults_named(path), pq.ParquetFile(path) as file:
+        return [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+
+
+def read_parquet(
+    source: SourceFile, wanted: Sequence[str], row_groups: tuple[int, int] | None = None
+) -> Iterator[Chunk]:
+    """Yields the wanted columns of row groups [begin, end), in their own types; rows are numbered from 1."""
+    require_columns(source.path, wanted, parquet_columns(source.path))
+    sizes = row_group_sizes(source.path)
+    begin, end = (0, len(sizes)) if row_groups is None else row_groups
+    row = 1 + sum(sizes[:begin])
+    with faults_named(source.path), pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+        groups = list(range(begin, end))
+        for batch in file.iter_batches(
+            _BATCH_ROWS, row_groups=groups, columns=list(wanted), use_threads=False
+        ):
+            rows = np.arange(row, row + batch.num_rows)
+            row += batch.num_rows
+            yield Chunk(source.number, pa.Table.from_batches([batch]), rows, [])
+
+
+def table_file_columns(path: Path, form: DelimitedInput | ParquetInput) -> tuple[str, ...]:
+    """Reads the names of a file's columns; InputError when it is damaged."""
+    return parquet_columns(path) if isinstance(form, ParquetInput) else delimited_columns(path, form)
+
+
+def read_table_file(
+    source: SourceFile,
+    form: DelimitedInput | ParquetInput,
+    wanted: Sequence[str],
+    block_bytes: int,
+    encoded: Collection[str] = (),
+    row_groups: tuple[int, int] | None = None,
+) -> Iterator[Chunk]:
+    """Yields the wanted columns in chunks of about ``block_bytes`` of text, or of 65,536 Parquet rows.
+
+    A column that the file lacks, and may lack, is null. Of text, the columns of ``encoded`` come as dictionaries.
+    Raises InputError: a missing column or a damaged file.
+    """
+    absent: list[str] = []
+    if form.optional:
+        names = table_file_columns(source.path, form)
+        absent = [name for name in wanted if name in form.optional and name not in names]
+    own = [name for name in wanted if name not in absent]
+    if isinstance(form, ParquetInput):
+        chunks = read_parquet(source, own, row_groups)
+    else:
+        chunks = read_delimited(source, form, own, block_bytes, encoded)
+    for chunk in chunks:
+        yield with_constants(chunk, dict.fromkeys(absent))
+
+
+def read_strictly(
+    path: Path, form: DelimitedInput | ParquetInput, wanted: Sequence[str], block_bytes: int
+) -> tuple[pa.Table, list[int]]:
+    """Reads the wanted columns of a whole file as UTF-8, and the row numbers; InputError for an unreadable row."""
+    source = SourceFile(0, path, path.name)
+    chunks = list(read_table_file(source, form, wanted, block_bytes))
+    rows = [row for chunk in chunks for row in chunk.rows.tolist()]
+    for reject in (reject for chunk in chunks for reject in chunk.rejects):
+        raise InputError(
+            f"{path} row {reject.row}: {reject.reason} ({reject.value!r}; allowed: {reject.allowed})"
+        )
+    columns = []
+    for name in wanted:
+        pieces = [chunk.table.column(name).combine_chunks() for chunk in chunks]
+        column, bad = check_utf8(pa.concat_arrays(pieces) if pieces else pa.array([], pa.string()))
+        if bad.any():
+            raise InputError(f"{path} row {rows[int(bad.argmax())]}: {name}: invalid UTF-8")
+        columns.append(column)
+    return pa.table(columns, names=list(wanted)), rows
+
+
+@dataclass(frozen=True)
+class SideTable:
+    """Side table: distinct keys [U] as text (as categories spell it), and K rows under their prefixed names.
+
+    Without ``times`` K is U, and rows are in the order of the keys. With them a row holds from a time on until the next
+    one of its key: ``times`` are the distinct ones, int64 [T], rising; the rows of one key follow one another by time,
+    and ``order``, int64 [K], is for each row the index of its key times (T + 1), and 1 + the index of its time.
+    """
+
+    key: str
+    keys: pa.Array
+    columns: pa.Table
+    times: np.ndarray | None = None
+    order: np.ndarray | None = None
+
+    @property
+    def has_times(self) -> bool:
+        return self.times is not None
+
+    def attach(self, table: pa.Table, times: np.ndarray | None = None) -> pa.Table:
+        """Appends the side columns of each row's key, a left join; null where the key is not there.
+
+        Where the side table has times they are those that hold at the row's time, of ``times``, [N] int64 microseconds;
+        null where none does yet.
+        """
+        indices = pc.index_in(_key_texts(table.column(self.key)), self.keys)
+        if times is not None:
+            rows = self._rows_at(pc.fill_null(indices, -1).to_numpy().astype(np.int64), times)
+            indices = pa.array(rows, mask=rows < 0)
+        for name in self.columns.column_names:
+            table = table.append_column(name, self.columns.column(name).take(indices))
+        return table
+
+    def _rows_at(self, keys: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """Finds the latest row of each key [N] (an index; -1: none) at or before a time [N]; -1 without one."""
+        assert self.times is not None and self.order is not None
+        step = len(self.times) + 1
+        wanted = keys * step + np.searchsorted(self.times, times, side="right")
+        rows = np.searchsorted(self.order, wanted, side="right") - 1
+        # Before the first row of a key lies one of another key.
+        same_key = self.order[rows] // step == keys if len(self.order) else np.zeros(len(keys), bool)
+        return np.where((rows >= 0) & same_key, rows, -1)
+
+
+def _key_texts(column: pa.ChunkedArray) -> pa.Array:
+    """Keys as categories spell them, so that 12.0 in one file finds 12 in the other."""
+    return spell_array(text_array(column.combine_chunks()).cast(pa.string()))
+
+
+def find_side_file(join: Join, folder: Path) -> Path:
+    """Finds the file of a join for the input files of ``folder``; InputError for none or several."""
+    found = sorted(path for path in folder.glob(join.file) if path.is_file())
+    if len(found) != 1:
+        several = f"matches {', '.join(path.name for path in found)}" if found else "no such file"
+        raise InputError(f"join {join.file} in {folder}: {several}; exactly one file is required")
+    return found[0]
+
+
+def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]) -> SideTable:
+    """Makes a side table of columns of ``path`` and row numbers; InputError for a missing or repeated key or time."""
+    keys = _key_texts(table.column(join.key))
+    if keys.null_count:
+        row = rows[keys.is_null().index(True).as_py()]
+        what = f"the key {join.key} is missing; every row of a side table requires one"
+        raise InputError(f"{path} row {row}: {what}")
+    encoded = keys.dictionary_encode()
+    order = encoded.indices.to_numpy().astype(np.int64)
+    times = np.zeros(len(keys), np.int64)
+    if join.valid_from is not None:
+        times = _starts(path, join.valid_from, table, rows)
+        distinct, ranks = np.unique(times, return_inverse=True)
+        order = order * (len(distinct) + 1) + 1 + ranks
+    _, firsts, counts = np.unique(order, return_index=True, return_counts=True)
+    if (counts > 1).any():
+        place = int(firsts[counts > 1].min())
+        what = f"{path}: the key {join.key} {keys[place].as_py()!r} appears more than once"
+        if join.valid_from is not None:
+            what += f" with {join.valid_from.column} {format_time(int(times[place]))}"
+        raise InputError(f"{what} (first in row {rows[place]})")
+    columns = table.drop_columns(list(join.own_columns))
+    columns = columns.rename_columns([join.prefix + name for name in columns.column_names])
+    if join.valid_from is None:
+        return SideTable(join.key, keys, columns)
+    sorting = np.argsort(order)
+    return SideTable(join.key, encoded.dictionary, columns.take(pa.array(sorting)), distinct, order[sorting])
+
+
+def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) -> np.ndarray:
+    """The times from which rows hold, [K] int64 microseconds; InputError for one that is missing or unreadable."""
+    name = str(valid_from.column)
+    column = table.column(name).combine_chunks()
+    try:
+        times, bad = parse_times(column, valid_from)
+    except InputError as error:
+        raise InputError(f"{path}: the column {name} is {error}") from None
+    if bad.any():
+        place = int(bad.argmax())
+        value = column[place].as_py()
+        what = "missing" if value in (None, "") else f"unreadable or out of range ({value!r})"
+        allowed = f"{valid_from.form}, {valid_from.range_text}"
+        raise InputError(f"{path} row {rows[place]}: valid_from {name}: {what}; allowed: {allowed}")
+    return times
+
+
+_LINES = ("impression_id", "user_id", "time", "history", "impressions")
+_BEHAVIORS = DelimitedInput(type="tsv", header=False, columns=_LINES)
+_TEXTS = ("category", "subcategory", "title", "abstract")
+_ARTICLES = ("news_id", *_TEXTS, "url", "title_entities", "abstract_entities")
+_NEWS = DelimitedInput(type="tsv", header=False, columns=_ARTICLES)
+_NEWS_JOIN = Join(file="news.tsv*", key="news_id", input=_NEWS)
+_HISTORY_TEXTS = {"history_categories": "category", "history_subcategories": "subcategory"}
+
+# The raw columns that a mapping with ``type: mind`` may use.
+MIND_COLUMNS = (
+    *("impression_id", "user_id", "time", "history", "history_length", *_HISTORY_TEXTS),
+    *("news_id", "clicked", "example_id", *_TEXTS),
+)
+
+# A line explodes into some 40 candidates, each with the whole history.
+_BLOCK_SHARE = 16
+
+
+def load_news(folder: Path) -> SideTable:
+    """Reads ``news.tsv`` (or ``.gz``, ``.zst``) of a folder; InputError where it is missing or malformed."""
+    path = find_side_file(_NEWS_JOIN, folder)
+    return make_side_table(_NEWS_JOIN, path, *read_strictly(path, _NEWS, ("news_id", *_TEXTS), 64 << 20))
+
+
+def read_mind(
+    source: SourceFile, news: SideTable, wanted: Sequence[str], block_bytes: int
+) -> Iterator[Chunk]:
+    """Yields candidates, without the columns of ``news`` itself; rows are numbered by their impression's line.
+
+    A line without candidates, or that is no UTF-8, is a reject; it counts as one row. Raises InputError: a wanted
+    column that MIND does not have, or a damaged file.
+    """
+    require_columns(source.path, wanted, MIND_COLUMNS)
+    names = [name for name in dict.fromkeys((*wanted, "news_id")) if name not in _TEXTS]
+    block = max(block_bytes // _BLOCK_SHARE, 1 << 14)
+    for chunk in read_delimited(source, _BEHAVIORS, _LINES, block):
+        lines: dict[str, pa.Array] = {}
+        broken = np.zeros(chunk.table.num_rows, bool)
+        for name in _LINES:
+            lines[name], bad = check_utf8(chunk.table.column(name).combine_chunks())
+            broken |= bad
+        shown = pc.utf8_trim_whitespace(pc.fill_null(lines["impressions"], ""))
+        empty = ~broken & pc.equal(shown, "").to_numpy(zero_copy_only=False)
+        rejects = list(chunk.rejects)
+        for bad, reason, allowed in (
+            (broken, "invalid UTF-8", "UTF-8"),
+            (empty, "no candidates", "N123-1 N45-0 and so on"),
+        ):
+            lines_at_fault = chunk.rows[bad].tolist()
+            rejects += [make_reject(chunk.file, row, "line", reason, "", allowed) for row in lines_at_fault]
+        good = pa.array(~(broken | empty))
+        lines = {name: column.filter(good) for name, column in lines.items()}
+        table, parents = _explode(lines, news, names)
+        rows = chunk.rows[good.to_numpy(zero_copy_only=False)][parents]
+        yield Chunk(source.number, table, rows, rejects)
+
+
+def _explode(
+    lines: dict[str, pa.Array], news: SideTable, names: Sequence[str]
+) -> tuple[pa.Table, np.ndarray]:
+    """Candidates [M] of lines [N]; also the line of each candidate, [M] int64."""
+    items = pc.split_pattern_regex(pc.utf8_trim_whitespace(lines["impressions"]), " +")
+    candidates, parents = items.flatten(), items.value_parent_indices()
+    parts = pc.extract_regex(candidates, r"^(?P<news>.+)-(?P<clicked>[^-]*)$")
+    # struct_field, unlike the array's own field, keeps in mind which candidates did not match.
+    shown = pc.coalesce(pc.struct_field(parts, "news"), candidates)
+    text = pc.fill_null(lines["history"], "")
+    histories = pc.split_pattern_regex(pc.utf8_trim_whitespace(text), " +")
+    columns = {name: lines[name].take(parents) for name in ("impression_id", "user_id", "time")}
+    columns["history"] = histories.take(parents)
+    columns["history_length"] = pc.count_substring_regex(text, r"\S+").take(parents)
+    for name, source in _HISTORY_TEXTS.items():
+        if name in names:
+            columns[name] = _history_texts(histories, news, source).take(parents)
+    columns["news_id"] = shown
+    # A candidate without a click mark keeps its whole text here, for the reject to show.
+    columns["clicked"] = pc.coalesce(pc.struct_field(parts, "clicked"), candidates)
+    columns["example_id"] = pc.binary_join_element_wise(columns["impression_id"], shown, "-")
+    return pa.table({name: columns[name] for name in names}), parents.to_numpy()
+
+
+def _history_texts(histories: pa.ListArray, news: SideTable, name: str) -> pa.ListArray:
+    """The category or subcategory of each news of a history that is known, in the same order."""
+    places = pc.index_in(histories.flatten(), news.keys)
+    known = places.is_valid()
+    counts = np.bincount(histories.value_parent_indices().filter(known).to_numpy(), minlength=len(histories))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    texts = news.columns.column(name).combine_chunks().take(places.filter(known))
+    return pa.ListArray.from_arrays(pa.array(offsets), texts)
 
 
 def read_files(
@@ -29,7 +323,7 @@ def read_files(
     InputError where a file cannot be read.
     """
     sides_of = cache(lambda folder: _side_tables(mapping, folder, block_bytes))
-    news_of = cache(News.load)
+    news_of = cache(load_news)
     for source in sources:
         folder, last = source.path.parent, 0
         sides: tuple[SideTable, ...] = ()
@@ -37,7 +331,10 @@ def read_files(
         if is_blank(source.path):
             pass
         elif isinstance(mapping.input, MindInput):
-            chunks = read_mind(source, news_of(folder), mapping.raw_columns, block_bytes)
+            news, names = news_of(folder), mapping.raw_columns
+            chunks = read_mind(source, news, names, block_bytes)
+            joined = [name for name in news.columns.column_names if name in names]
+            sides = (replace(news, columns=news.columns.select(joined)),) if joined else ()
         else:
             sides = sides_of(folder)
             chunks = _read_file(mapping, mapping.input, source, sides, block_bytes)

@@ -10,10 +10,9 @@ import pyarrow as pa
 from ctr.config import parse_model
 from ctr.data.mapping import Mapping, load_mapping
 from ctr.pipelines.infer.columns import Column, profile_column
-from ctr.pipelines.infer.dialect import find_table
+from ctr.pipelines.infer.dialect import find_table, read_sample
 from ctr.pipelines.infer.draft import Draft, draft_mapping, mapping_text
 from ctr.pipelines.infer.roles import Options
-from ctr.pipelines.infer.sample import read_sample
 from ctr.pipelines.tables.ingest import ingest
 
 

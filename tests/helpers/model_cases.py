@@ -16,8 +16,8 @@ from ctr.data.derived import TIME_COLUMN
 from ctr.data.ids.tables import pack_table
 from ctr.data.reader import Rows, rows_of_table
 from ctr.data.schema import Schema
+from ctr.pipelines.tables.examples import Verdict, add_derived
 from ctr.pipelines.tables.input_files import Chunk
-from ctr.pipelines.tables.raw_columns import Verdict, add_derived
 from ctr.training.compiled_step import TrainStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed

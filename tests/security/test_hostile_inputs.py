@@ -17,7 +17,7 @@ from ctr.pipelines.evaluate.rows import find_row_groups
 from ctr.pipelines.tables.delimited import delimited_columns, read_delimited
 from ctr.pipelines.tables.input_files import SourceFile
 from ctr.pipelines.tables.jsonl import JsonlReader
-from ctr.pipelines.tables.table_files import read_parquet
+from ctr.pipelines.tables.reader import read_parquet
 from ctr.training.config import TrainConfig
 
 READ_LINES = """

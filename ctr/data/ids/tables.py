@@ -1,6 +1,6 @@
 """Ids of the columns of tables: of the distinct values of each column, gathered for its rows.
 
-Derived columns are there already (``ctr.pipelines.tables.raw_columns``).
+Derived columns are there already (``ctr.pipelines.tables.examples``).
 """
 
 from collections.abc import Mapping, Sequence

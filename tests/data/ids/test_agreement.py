@@ -28,8 +28,8 @@ from ctr.data.schema import Schema
 from ctr.data.shards import shard_schema, unpack_ids
 from ctr.io.errors import InputError
 from ctr.io.farmhash import fingerprint64, fingerprints_of
+from ctr.pipelines.tables.examples import Verdict, add_derived, check_numbers
 from ctr.pipelines.tables.input_files import Chunk
-from ctr.pipelines.tables.raw_columns import Verdict, add_derived, check_numbers
 from plain_ids import Operations, RowIds
 
 Ids = dict[str, list[Any]]

@@ -19,10 +19,11 @@ from ctr.eval.progressive import ProgressiveMetrics
 from ctr.io.errors import InputError
 from ctr.pipelines.evaluate.command import evaluate_text, run_evaluate
 from ctr.pipelines.evaluate.rows import check_columns, checked_rows, gather, join_rows, split_by_query
-from ctr.pipelines.evaluate.run import evaluate, evaluate_difference
-from ctr.pipelines.evaluate.transforms import (
-    PredictionDifferenceFn,
-    ProgressiveMetricsFn,
+from ctr.pipelines.evaluate.run import (
+    JoinedDifference,
+    StateFn,
+    evaluate,
+    evaluate_difference,
 )
 
 COUNTS = ("examples", "queries", "queries_scored", "queries_one_class", "logits_clipped")
@@ -160,7 +161,7 @@ def test_rows_split_and_states_merged_anyhow_give_the_local_metrics(table, data)
     keys, pieces = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5))
     groups = keyed(table, keys, pieces, data.draw)
     assert sum(map(len, groups.values())) == table.num_rows
-    state = combined(ProgressiveMetricsFn(), list(groups.values()), data.draw)
+    state = combined(StateFn(ProgressiveMetrics), list(groups.values()), data.draw)
     found, expected = state.summary(), local_metrics(table).summary()
     assert {name: found[name] for name in COUNTS} == {name: expected[name] for name in COUNTS}
     assert_close(found, expected)
@@ -173,7 +174,7 @@ def test_rows_split_and_states_merged_anyhow_give_the_local_metrics(table, data)
     joined = [
         join_rows(by_key[0].get(key, empty), by_key[1].get(key, empty)) for key in {*by_key[0], *by_key[1]}
     ]
-    state = combined(PredictionDifferenceFn(), joined, data.draw)
+    state = combined(StateFn(JoinedDifference), joined, data.draw)
     expected = local_difference(a, b)
     assert (int(state.only_a), int(state.only_b)) == (expected["only_a"], expected["only_b"])
     assert int(state.examples.sum()) == expected["examples"]

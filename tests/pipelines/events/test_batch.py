@@ -23,6 +23,7 @@ from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 
 COUNT = 150
+EVENT_TYPES = {"impressions": "view", "clicks": "click"}
 
 
 def ingest(mapping: EventMapping, folder: Path, log: Path, **options: Any) -> EventsResult:
@@ -48,6 +49,25 @@ def log(folder, tmp_path_factory):
 
 
 # ---------------------------------------------------------------- forms
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_one_file_that_holds_both_kinds_is_read_by_a_column_that_tells_them_apart(tmp_path, form):
+    views = [event_files.impression(number, number) for number in range(1, 6)]
+    clicks = [event_files.click(2, 4), event_files.click(4, 5)]
+    kinds = {"view": views, "click": clicks, "hover": [{"impression_id": 3, "event_time": 0}]}
+    rows = [{**dict.fromkeys(views[0]), **event, "type": kind} for kind in kinds for event in kinds[kind]]
+    lines = [",".join("" if value is None else str(value) for value in row.values()) for row in rows]
+    texts = [json.dumps(row) for row in rows] if form == "jsonl" else [",".join(rows[0]), *lines]
+    (tmp_path / f"events.{form}").write_text("\n".join(texts) + "\n")
+    source = {"input": {"type": form, "pattern": f"events.{form}"}}
+    where = {name: {**source, "where": {"type": kind}} for name, kind in EVENT_TYPES.items()}
+    result = ingest(event_files.mapping(form, **where), tmp_path, tmp_path / "log")
+    assert (result.counts.impressions.read, result.counts.clicks.read, result.clicks) == (5, 2, 2)
+    folder = event_files.write_events(tmp_path / "two", {"impressions": views, "clicks": clicks}, 1, form)
+    ingest(event_files.mapping(form), folder, tmp_path / "expected")
+    first, second = (event_files.published(tmp_path / name, ("events.yaml",)) for name in ("log", "expected"))
+    assert first == second
 
 
 @pytest.mark.slow
@@ -97,7 +117,7 @@ def test_simulated_events_of_which_nothing_is_late_become_the_simulated_log(root
 def test_row_groups_that_are_read_apart_count_together(events, log, tmp_path, monkeypatch):
     # And more than one chunk of each.
     monkeypatch.setattr("ctr.pipelines.events.read._UNIT_ROWS", 40)
-    monkeypatch.setattr("ctr.pipelines.tables.table_files._BATCH_ROWS", 12)
+    monkeypatch.setattr("ctr.pipelines.tables.reader._BATCH_ROWS", 12)
     folder = event_files.write_events(tmp_path / "events", events, 2, "parquet")
     bad = {**events["impressions"][0], "weight": -1.0}
     more = [*[events["impressions"][0]] * 30, bad, *[events["impressions"][0]] * 30, bad]

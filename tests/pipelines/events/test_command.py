@@ -21,7 +21,7 @@ from ctr.pipelines.beam import run_pipeline
 from ctr.pipelines.events.command import check_events, run_events
 from ctr.pipelines.events.drivers import EventOptions, FollowSettings, KafkaSettings
 from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
-from ctr.pipelines.events.steps import stage_events
+from ctr.pipelines.events.publish import stage_events
 from ctr.pipelines.events.stream import check_rules, streaming_options
 
 EVENTS = event_files.draw_events(40)

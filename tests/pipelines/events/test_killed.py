@@ -9,8 +9,7 @@ import pytest
 
 import event_files
 from ctr.data.log import list_partitions
-from ctr.pipelines.events.follow import WatchSettings, ingest_events, watch_events
-from ctr.pipelines.events.spool import list_reports
+from ctr.pipelines.events.follow import WatchSettings, ingest_events, list_reports, watch_events
 
 FILES = 20
 POINTS = ("write.half", "fsync.before", "fsync.after", "rename.before", "rename.after", "link.after")

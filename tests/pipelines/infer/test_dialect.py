@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
-from ctr.pipelines.infer import sample as sampling
-from ctr.pipelines.infer.dialect import find_table
+from ctr.pipelines.infer import dialect
+from ctr.pipelines.infer.dialect import find_table, read_sample
 from ctr.pipelines.infer.draft import draft_mapping
 from ctr.pipelines.infer.roles import Options
-from ctr.pipelines.infer.sample import read_sample
 from ctr.pipelines.tables.ingest import ingest
 from made_tables import drafted
 
@@ -262,7 +261,7 @@ def test_columns_of_bytes_and_of_other_packages_types_are_left_out(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.csv.gz", "x.parquet"])
 def test_the_sample_of_a_long_table_is_bounded(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(sampling, "SAMPLE_ROWS", 1000)
+    monkeypatch.setattr(dialect, "SAMPLE_ROWS", 1000)
     numbers = list(range(100_000, 140_000))
     path = tmp_path / name
     if name == "x.parquet":
@@ -278,5 +277,5 @@ def test_the_sample_of_a_long_table_is_bounded(tmp_path, monkeypatch, name):
     assert sample.describe().startswith("the first 1,000 of about ")
     if name != "x.csv.gz":
         assert sample.table_rows == pytest.approx(len(numbers), rel=0.05)
-    monkeypatch.setattr(sampling, "SAMPLE_ROWS", 40_000)
+    monkeypatch.setattr(dialect, "SAMPLE_ROWS", 40_000)
     assert read_sample(find_table(path, "n")).describe() == "all 40,000 rows"

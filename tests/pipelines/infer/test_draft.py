@@ -14,8 +14,8 @@ from ctr.data.kept_values import has_raw_values, read_values
 from ctr.data.mapping import Mapping
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
+from ctr.pipelines.infer.columns import strongest_columns, strongest_text
 from ctr.pipelines.infer.draft import decision_table, mapping_text
-from ctr.pipelines.infer.leaks import strongest_columns, strongest_text
 from made_tables import becomes, column_of, drafted, hotel_searches, ingested, write_table
 
 LABELS = {

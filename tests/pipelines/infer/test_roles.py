@@ -9,9 +9,8 @@ import pytest
 
 from ctr.data.mapping import Time
 from ctr.io.errors import InputError
-from ctr.pipelines.infer.dialect import find_table
+from ctr.pipelines.infer.dialect import find_table, read_sample
 from ctr.pipelines.infer.draft import list_labels
-from ctr.pipelines.infer.sample import read_sample
 from ctr.pipelines.tables.convert import parse_times
 from made_tables import becomes, drafted, ingested, reasons, write_table
 

@@ -26,8 +26,8 @@ from ctr.pipelines.tables.convert import (
     parse_times,
     parse_weights,
 )
+from ctr.pipelines.tables.examples import Verdict, checked_columns
 from ctr.pipelines.tables.input_files import Chunk
-from ctr.pipelines.tables.raw_columns import Verdict, checked_columns
 
 US = 1_000_000
 NOON = int(datetime(2019, 11, 24, 12, tzinfo=UTC).timestamp()) * US

@@ -19,8 +19,7 @@ from ctr.pipelines.spill import PartitionSpill
 from ctr.pipelines.tables import examples as examples_module
 from ctr.pipelines.tables import ingest as run_module
 from ctr.pipelines.tables import state as state_module
-from ctr.pipelines.tables.ingest import ingest
-from ctr.pipelines.tables.partitions import assign_queries
+from ctr.pipelines.tables.ingest import assign_queries, ingest
 
 FEATURES = {"bucketed": raw_logs.FEATURES, "growing": raw_logs.GROWING_FEATURES}
 GROUPED = {"query": raw_logs.QUERIES["session"], "features": raw_logs.GROWING_FEATURES}

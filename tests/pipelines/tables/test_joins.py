@@ -13,7 +13,7 @@ from ctr.config import parse_model
 from ctr.data.mapping import Join
 from ctr.io.errors import InputError
 from ctr.pipelines.tables.ingest import ingest
-from ctr.pipelines.tables.joins import find_side_file, make_side_table
+from ctr.pipelines.tables.reader import find_side_file, make_side_table
 
 
 def join(**content):

@@ -7,7 +7,7 @@ import pytest
 import raw_logs
 from ctr.pipelines.tables.ingest import ingest
 from ctr.pipelines.tables.input_files import SourceFile
-from ctr.pipelines.tables.table_files import read_parquet
+from ctr.pipelines.tables.reader import read_parquet
 
 
 def write(folder, changes, count=40):
@@ -21,7 +21,7 @@ def write(folder, changes, count=40):
 
 
 def test_rows_are_numbered_through_row_groups_and_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr("ctr.pipelines.tables.table_files._BATCH_ROWS", 7)
+    monkeypatch.setattr("ctr.pipelines.tables.reader._BATCH_ROWS", 7)
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"a": range(23), "b": ["x"] * 23}), path, row_group_size=10)
     for groups, first, last in ((None, 0, 23), ((0, 1), 0, 10), ((1, 3), 10, 23)):
