@@ -64,18 +64,18 @@ def search_supernet(
 ) -> SupernetResult:
     """Trains a supernet, or goes on with it, and returns the candidate that the controller prefers.
 
-    The time range of ``base`` is what the search reads. Raises InputError: the base learns otherwise than by
-    AdaGrad, no candidate keeps to the target, or what ``ctr.training.loop.open_session`` raises.
+    The time range of ``base`` is what the search reads. Raises InputError: the base learns by other rules than
+    AdaGrad and Shampoo, no candidate keeps to the target, or what ``ctr.training.loop.open_session`` raises.
     """
     schema = read_schema(log)
     base, note = without_pairs(base, schema)
     if note:
         progress(f"supernet: {note}")
-    largest = check_supernet(space, base)
-    if base.preconditions:
+    largest = check_supernet(space, base, config.controller.extremes != "none")
+    if base.preconditions and not largest.preconditions:
         progress(
-            "the weights that all candidates share learn by AdaGrad alone: the supernet has "
-            "optimizer.dense.preconditioned_from_rows null"
+            "the weights that all candidates share learn by AdaGrad alone, as controller.extremes is none: the "
+            "supernet has optimizer.dense.preconditioned_from_rows null"
         )
     policy = Policy(space, cost, config.target, config.controller, config.seed)
     policy.most_likely(new_controller(policy.sizes).logits)
@@ -97,8 +97,12 @@ def search_supernet(
     return SupernetResult(policy.most_likely(own.controller.logits), own.examples, operations / whole)
 
 
-def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
-    """Returns the configuration of the largest network. Raises InputError: see ``search_supernet``."""
+def check_supernet(space: Space, base: TrainConfig, largest_learns: bool) -> TrainConfig:
+    """Returns the configuration of the largest network. Raises InputError: see ``search_supernet``.
+
+    Shampoo requires that the largest network learns from every batch (``largest_learns``). A root mixes all units of a
+    layer, so that the gradient of a candidate alone would move units that its masks leave out.
+    """
     model, optimizer = base.model, base.optimizer
     if model.ensemble.components > 1:
         raise InputError(
@@ -123,26 +127,37 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
             "allowed: method random"
         )
     dense = optimizer.dense
-    initial = getattr(dense.shampoo.grafting, "initial_accumulator", 0.0)
-    plain = DenseOptimizerConfig().shampoo.changed({"grafting": {"initial_accumulator": initial}})
-    is_open = dense.preconditioned_from_rows in (None, DenseOptimizerConfig().preconditioned_from_rows)
-    if dense.rule != "shampoo" or dense.shampoo != plain or not is_open:
+    if dense.rule != "shampoo":
         raise InputError(
-            "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo or Adafactor, whose "
-            "statistics are of all candidates and would move what is masked; allowed with method supernet: "
-            "optimizer.dense.shampoo.grafting.initial_accumulator alone"
+            f"config: optimizer.dense.rule is {dense.rule}; allowed with method supernet: shampoo"
         )
+    if not largest_learns:
+        dense = _without_roots(dense)
     if optimizer.embeddings.rule != "adagrad":
         raise InputError(
             f"config: optimizer.embeddings.rule is {optimizer.embeddings.rule}; allowed with method supernet: adagrad"
         )
-    alone = dense.model_copy(update={"preconditioned_from_rows": None})
     quiet = {
         "record_predictions": False,
         "export": None,
-        "optimizer": optimizer.model_copy(update={"dense": alone}),
+        "optimizer": optimizer.model_copy(update={"dense": dense}),
     }
     return space.apply(base, space.largest).model_copy(update=quiet)
+
+
+def _without_roots(dense: DenseOptimizerConfig) -> DenseOptimizerConfig:
+    """Returns AdaGrad in place of Shampoo as it is by default; raises InputError for other options of Shampoo."""
+    default = DenseOptimizerConfig()
+    initial = getattr(dense.shampoo.grafting, "initial_accumulator", 0.0)
+    plain = default.shampoo.changed({"grafting": {"initial_accumulator": initial}})
+    is_open = dense.preconditioned_from_rows in (None, default.preconditioned_from_rows)
+    if dense.shampoo != plain or not is_open:
+        raise InputError(
+            "config: optimizer.dense: Shampoo is not allowed with controller.extremes none, as its roots would move "
+            "what masks leave out; allowed: extremes largest or sandwich, or "
+            "optimizer.dense.shampoo.grafting.initial_accumulator alone"
+        )
+    return dense.model_copy(update={"preconditioned_from_rows": None})
 
 
 def _of_pass(largest: TrainConfig, number: int) -> TrainConfig:

@@ -26,7 +26,7 @@ ROWS = len(draw_examples())
 def found(log, tmp_path_factory) -> tuple[Path, Any, list[str]]:
     """A search of somewhat more than a pass: its folder, its result, and what it said."""
     out, said = tmp_path_factory.mktemp("search") / "out", []
-    result = search(log, out, progress=said.append, target=0.8, controller={"passes": 1.3})
+    result = search(log, out, changes=SHAMPOO, progress=said.append, target=0.8, controller={"passes": 1.3})
     return out, result, said
 
 
@@ -51,12 +51,19 @@ def assert_same_search(one: Path, other: Path) -> None:
 
 FACTORIZED: dict[str, Any] = {"model": {"factorized": {"width": 4, "ui_units": [5]}}}
 ALONE: dict[str, Any] = {"model": {"experts": ["network"]}}
+SHAMPOO: dict[str, Any] = {
+    "optimizer": {
+        "dense": {"preconditioned_from_rows": 1, "shampoo": {"preset": "ff", "precondition_frequency": 5}}
+    }
+}
 RANKING: dict[str, Any] = {"objective": {"ranking": {"weight": 0.4, "max_pairs": 5, "ramp": [200, 500]}}}
 
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
-    "changes", [{}, ALONE, FACTORIZED, RANKING], ids=["default", "network", "factorized", "ranking"]
+    "changes",
+    [{}, ALONE, FACTORIZED, RANKING, SHAMPOO],
+    ids=["default", "network", "factorized", "ranking", "shampoo"],
 )
 def test_with_one_candidate_it_is_the_plain_model_bit_for_bit(log, tmp_path, changes):
     space = {"model.deep.units.0": [8], "features.tags": [True]}
@@ -120,7 +127,7 @@ def test_a_search_that_broke_off_goes_on_to_the_same_bits(log, found, tmp_path):
         if len(said) == 13:
             raise Stop
 
-    given = {"target": 0.8, "controller": {"passes": 1.3}}
+    given = {"changes": SHAMPOO, "target": 0.8, "controller": {"passes": 1.3}}
     with pytest.raises(Stop):
         search(log, tmp_path / "out", progress=progress, **given)
     assert list((tmp_path / "out" / "pass-1" / "checkpoints").iterdir())
@@ -168,9 +175,7 @@ def test_rejection_ends_below_the_target(log, tmp_path):
 
 def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path):
     for changes, words in (
-        ({"optimizer": {"dense": {"shampoo": {"block_size": 64}}}}, "AdaGrad, not by Shampoo"),
-        ({"optimizer": {"dense": {"rule": "adafactor"}}}, "AdaGrad, not by Shampoo"),
-        ({"optimizer": {"dense": {"preconditioned_from_rows": 8}}}, "AdaGrad, not by Shampoo"),
+        ({"optimizer": {"dense": {"rule": "adafactor"}}}, "optimizer.dense.rule is adafactor"),
         ({"optimizer": {"embeddings": {"rule": "one_sided"}}}, "embeddings.rule is one_sided"),
         ({"model": {"ensemble": {"components": 2}}}, "ensemble.components"),
         (
@@ -184,6 +189,10 @@ def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path):
     ):
         with pytest.raises(InputError, match=words) as caught:
             search(log, tmp_path / "out", changes=changes)
+        assert "\n" not in str(caught.value)
+    for dense in ({"shampoo": {"block_size": 64}}, {"preconditioned_from_rows": 8}):
+        with pytest.raises(InputError, match="Shampoo is not allowed with controller.extremes none") as caught:
+            search(log, tmp_path / "out", changes={"optimizer": {"dense": dense}}, controller={"extremes": "none"})
         assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="no candidate was found"):
         search(log, tmp_path / "out", target=0.01, controller={"mode": "rejection"})
