@@ -32,7 +32,7 @@ from ctr.search.controller import Policy, entropy, new_controller
 from ctr.search.problem import Cost
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress_of
 from ctr.search.space import Choice, Space, described, without_pairs
-from ctr.training.config import DenseOptimizerConfig, TrainConfig
+from ctr.training.config import TrainConfig
 from ctr.training.learner import Learner
 from ctr.training.loop import open_session
 from ctr.training.state import TrainState
@@ -74,8 +74,8 @@ def search_supernet(
     largest = check_supernet(space, base, config.controller.extremes != "none")
     if base.preconditions and not largest.preconditions:
         progress(
-            "the weights that all candidates share learn by AdaGrad alone, as controller.extremes is none: the "
-            "supernet has optimizer.dense.preconditioned_from_rows null"
+            "supernet: optimizer.dense.preconditioned_from_rows is null, as controller.extremes is none: roots would "
+            "move what masks leave out"
         )
     policy = Policy(space, cost, config.target, config.controller, config.seed)
     policy.most_likely(new_controller(policy.sizes).logits)
@@ -100,8 +100,8 @@ def search_supernet(
 def check_supernet(space: Space, base: TrainConfig, largest_learns: bool) -> TrainConfig:
     """Returns the configuration of the largest network. Raises InputError: see ``search_supernet``.
 
-    Shampoo requires that the largest network learns from every batch (``largest_learns``). A root mixes all units of a
-    layer, so that the gradient of a candidate alone would move units that its masks leave out.
+    Shampoo begins only where the largest network learns from every batch: a root mixes all units of a layer, so that
+    the gradient of a candidate alone would move units that its masks leave out.
     """
     model, optimizer = base.model, base.optimizer
     if model.ensemble.components > 1:
@@ -132,7 +132,7 @@ def check_supernet(space: Space, base: TrainConfig, largest_learns: bool) -> Tra
             f"config: optimizer.dense.rule is {dense.rule}; allowed with method supernet: shampoo"
         )
     if not largest_learns:
-        dense = _without_roots(dense)
+        dense = dense.model_copy(update={"preconditioned_from_rows": None})
     if optimizer.embeddings.rule != "adagrad":
         raise InputError(
             f"config: optimizer.embeddings.rule is {optimizer.embeddings.rule}; allowed with method supernet: adagrad"
@@ -143,21 +143,6 @@ def check_supernet(space: Space, base: TrainConfig, largest_learns: bool) -> Tra
         "optimizer": optimizer.model_copy(update={"dense": dense}),
     }
     return space.apply(base, space.largest).model_copy(update=quiet)
-
-
-def _without_roots(dense: DenseOptimizerConfig) -> DenseOptimizerConfig:
-    """Returns AdaGrad in place of Shampoo as it is by default; raises InputError for other options of Shampoo."""
-    default = DenseOptimizerConfig()
-    initial = getattr(dense.shampoo.grafting, "initial_accumulator", 0.0)
-    plain = default.shampoo.changed({"grafting": {"initial_accumulator": initial}})
-    is_open = dense.preconditioned_from_rows in (None, default.preconditioned_from_rows)
-    if dense.shampoo != plain or not is_open:
-        raise InputError(
-            "config: optimizer.dense: Shampoo is not allowed with controller.extremes none, as its roots would move "
-            "what masks leave out; allowed: extremes largest or sandwich, or "
-            "optimizer.dense.shampoo.grafting.initial_accumulator alone"
-        )
-    return dense.model_copy(update={"preconditioned_from_rows": None})
 
 
 def _of_pass(largest: TrainConfig, number: int) -> TrainConfig:

@@ -13,6 +13,7 @@ from ctr.search.config import SearchConfig
 from ctr.search.problem import cost_of, counted
 from ctr.search.shared_weights import Plan, progress_of
 from ctr.search.space import space_of
+from ctr.search.supernet import check_supernet
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run import checkpoint
@@ -190,12 +191,14 @@ def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path):
         with pytest.raises(InputError, match=words) as caught:
             search(log, tmp_path / "out", changes=changes)
         assert "\n" not in str(caught.value)
-    for dense in ({"shampoo": {"block_size": 64}}, {"preconditioned_from_rows": 8}):
-        with pytest.raises(InputError, match="Shampoo is not allowed with controller.extremes none") as caught:
-            search(log, tmp_path / "out", changes={"optimizer": {"dense": dense}}, controller={"extremes": "none"})
-        assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="no candidate was found"):
         search(log, tmp_path / "out", target=0.01, controller={"mode": "rejection"})
+
+
+def test_shampoo_waits_for_the_largest_network():
+    base = parse_model(TrainConfig, merged(BASE, SHAMPOO), "test")
+    made = space_of(parse_model(SearchConfig, {"space": SPACE}, "test"))
+    assert [check_supernet(made, base, learns).preconditions for learns in (True, False)] == [True, False]
 
 
 @pytest.mark.parametrize(
