@@ -144,9 +144,7 @@ def request(
     found = compare(turns, ROUNDS, 0)
     for name, row in found.items():
         row |= {
-            "treatments_per_second": 1000 * pairs / row["p50_ms"],
             "limit_ms": 1000 * ways[name][1] / peak,
-            "times_plain": found["plain"]["p50_ms"] / row["p50_ms"],
             "times_plain_limit": ways["plain"][1] / ways[name][1],
         }
     return found
