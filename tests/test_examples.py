@@ -5,6 +5,8 @@ import runpy
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -125,3 +127,18 @@ def test_the_last_window_is_served_to_prometheus(root, run_folder):
     path = root / "examples" / "tools" / "serve_metrics.py"
     text = runpy.run_path(str(path))["metrics_text"](run_folder)
     assert text == "ctr_examples 200\nctr_logloss 0.25\n"
+
+
+def test_excess_losses_are_divergences_from_the_truth(root, tmp_path):
+    tool = runpy.run_path(str(root / "examples" / "tools" / "treatments.py"))
+    (tmp_path / "predictions").mkdir()
+    part = tmp_path / "predictions" / f"{3:020d}.parquet"
+    pq.write_table(
+        pa.table({"example_id": [3, 1, 2], "logit": pa.array([0.0, 0.0, -2.0], pa.float32())}), part
+    )
+    rows = pd.DataFrame({"probability": [0.5, 0.5, 0.2], "query_key": [7, 7, 8]}, index=[1, 2, 3])
+    found = tool["with_losses"](rows, tmp_path)
+    by_hand = [0.0, np.log(np.cosh(1.0)), 0.2 * np.log(0.4) + 0.8 * np.log(1.6)]
+    np.testing.assert_allclose(found.loss, by_hand, atol=1e-7)
+    assert [*found.late] == [False, False, True]
+    assert tool["ratio"](found.assign(loss=2 * found.loss), found) == "2.000 [2.000, 2.000]"

@@ -32,7 +32,7 @@ from ctr.search.controller import Policy, entropy, new_controller
 from ctr.search.problem import Cost
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress_of
 from ctr.search.space import Choice, Space, described, without_pairs
-from ctr.training.config import DenseOptimizerConfig, TrainConfig
+from ctr.training.config import TrainConfig
 from ctr.training.learner import Learner
 from ctr.training.loop import open_session
 from ctr.training.state import TrainState
@@ -64,18 +64,18 @@ def search_supernet(
 ) -> SupernetResult:
     """Trains a supernet, or goes on with it, and returns the candidate that the controller prefers.
 
-    The time range of ``base`` is what the search reads. Raises InputError: the base learns otherwise than by
-    AdaGrad, no candidate keeps to the target, or what ``ctr.training.loop.open_session`` raises.
+    The time range of ``base`` is what the search reads. Raises InputError: the base learns by other rules than
+    AdaGrad and Shampoo, no candidate keeps to the target, or what ``ctr.training.loop.open_session`` raises.
     """
     schema = read_schema(log)
     base, note = without_pairs(base, schema)
     if note:
         progress(f"supernet: {note}")
-    largest = check_supernet(space, base)
-    if base.preconditions:
+    largest = check_supernet(space, base, config.controller.extremes != "none")
+    if base.preconditions and not largest.preconditions:
         progress(
-            "the weights that all candidates share learn by AdaGrad alone: the supernet has "
-            "optimizer.dense.preconditioned_from_rows null"
+            "supernet: optimizer.dense.preconditioned_from_rows is null, as controller.extremes is none: roots would "
+            "move what masks leave out"
         )
     policy = Policy(space, cost, config.target, config.controller, config.seed)
     policy.most_likely(new_controller(policy.sizes).logits)
@@ -97,8 +97,12 @@ def search_supernet(
     return SupernetResult(policy.most_likely(own.controller.logits), own.examples, operations / whole)
 
 
-def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
-    """Returns the configuration of the largest network. Raises InputError: see ``search_supernet``."""
+def check_supernet(space: Space, base: TrainConfig, largest_learns: bool) -> TrainConfig:
+    """Returns the configuration of the largest network. Raises InputError: see ``search_supernet``.
+
+    Shampoo begins only where the largest network learns from every batch: a root mixes all units of a layer, so that
+    the gradient of a candidate alone would move units that its masks leave out.
+    """
     model, optimizer = base.model, base.optimizer
     if model.ensemble.components > 1:
         raise InputError(
@@ -123,24 +127,16 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
             "allowed: method random"
         )
     dense = optimizer.dense
-    initial = getattr(dense.shampoo.grafting, "initial_accumulator", 0.0)
-    plain = DenseOptimizerConfig().shampoo.changed({"grafting": {"initial_accumulator": initial}})
-    is_open = dense.preconditioned_from_rows in (None, DenseOptimizerConfig().preconditioned_from_rows)
-    if dense.shampoo != plain or not is_open:
-        raise InputError(
-            "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo, whose "
-            "statistics are of all candidates and would move what is masked; allowed with method supernet: "
-            "optimizer.dense.shampoo.grafting.initial_accumulator alone"
-        )
+    if not largest_learns:
+        dense = dense.model_copy(update={"preconditioned_from_rows": None})
     if optimizer.embeddings.rule != "adagrad":
         raise InputError(
             f"config: optimizer.embeddings.rule is {optimizer.embeddings.rule}; allowed with method supernet: adagrad"
         )
-    alone = dense.model_copy(update={"preconditioned_from_rows": None})
     quiet = {
         "record_predictions": False,
         "export": None,
-        "optimizer": optimizer.model_copy(update={"dense": alone}),
+        "optimizer": optimizer.model_copy(update={"dense": dense}),
     }
     return space.apply(base, space.largest).model_copy(update=quiet)
 

@@ -13,6 +13,7 @@ from ctr.search.config import SearchConfig
 from ctr.search.problem import cost_of, counted
 from ctr.search.shared_weights import Plan, progress_of
 from ctr.search.space import space_of
+from ctr.search.supernet import check_supernet
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run import checkpoint
@@ -26,7 +27,7 @@ ROWS = len(draw_examples())
 def found(log, tmp_path_factory) -> tuple[Path, Any, list[str]]:
     """A search of somewhat more than a pass: its folder, its result, and what it said."""
     out, said = tmp_path_factory.mktemp("search") / "out", []
-    result = search(log, out, progress=said.append, target=0.8, controller={"passes": 1.3})
+    result = search(log, out, changes=SHAMPOO, progress=said.append, target=0.8, controller={"passes": 1.3})
     return out, result, said
 
 
@@ -51,12 +52,19 @@ def assert_same_search(one: Path, other: Path) -> None:
 
 FACTORIZED: dict[str, Any] = {"model": {"factorized": {"width": 4, "ui_units": [5]}}}
 ALONE: dict[str, Any] = {"model": {"experts": ["network"]}}
+SHAMPOO: dict[str, Any] = {
+    "optimizer": {
+        "dense": {"preconditioned_from_rows": 1, "shampoo": {"preset": "ff", "precondition_frequency": 5}}
+    }
+}
 RANKING: dict[str, Any] = {"objective": {"ranking": {"weight": 0.4, "max_pairs": 5, "ramp": [200, 500]}}}
 
 
 @pytest.mark.slow(first=1)
 @pytest.mark.parametrize(
-    "changes", [{}, ALONE, FACTORIZED, RANKING], ids=["default", "network", "factorized", "ranking"]
+    "changes",
+    [{}, ALONE, FACTORIZED, RANKING, SHAMPOO],
+    ids=["default", "network", "factorized", "ranking", "shampoo"],
 )
 def test_with_one_candidate_it_is_the_plain_model_bit_for_bit(log, tmp_path, changes):
     space = {"model.deep.units.0": [8], "features.tags": [True]}
@@ -120,7 +128,7 @@ def test_a_search_that_broke_off_goes_on_to_the_same_bits(log, found, tmp_path):
         if len(said) == 13:
             raise Stop
 
-    given = {"target": 0.8, "controller": {"passes": 1.3}}
+    given = {"changes": SHAMPOO, "target": 0.8, "controller": {"passes": 1.3}}
     with pytest.raises(Stop):
         search(log, tmp_path / "out", progress=progress, **given)
     assert list((tmp_path / "out" / "pass-1" / "checkpoints").iterdir())
@@ -168,8 +176,6 @@ def test_rejection_ends_below_the_target(log, tmp_path):
 
 def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path):
     for changes, words in (
-        ({"optimizer": {"dense": {"shampoo": {"block_size": 64}}}}, "AdaGrad, not by Shampoo"),
-        ({"optimizer": {"dense": {"preconditioned_from_rows": 8}}}, "AdaGrad, not by Shampoo"),
         ({"optimizer": {"embeddings": {"rule": "one_sided"}}}, "embeddings.rule is one_sided"),
         ({"model": {"ensemble": {"components": 2}}}, "ensemble.components"),
         (
@@ -186,6 +192,12 @@ def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path):
         assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="no candidate was found"):
         search(log, tmp_path / "out", target=0.01, controller={"mode": "rejection"})
+
+
+def test_shampoo_waits_for_the_largest_network():
+    base = parse_model(TrainConfig, merged(BASE, SHAMPOO), "test")
+    made = space_of(parse_model(SearchConfig, {"space": SPACE}, "test"))
+    assert [check_supernet(made, base, learns).preconditions for learns in (True, False)] == [True, False]
 
 
 @pytest.mark.parametrize(
