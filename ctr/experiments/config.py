@@ -151,6 +151,15 @@ class ExperimentConfig(StrictModel):
         if SEED in self.retrain:
             raise ValueError(f"retrain.{SEED}: this name is reserved for pairs of seeds, which every arm has")
         arms = (BASELINE, *self.arms)
+        by_key = {"baseline.set": self.baseline.set}
+        by_key |= {f"teachers.{name}.set": teacher.set for name, teacher in self.teachers.items()}
+        by_key |= {f"retrain.{name}": changes for name, changes in self.retrain.items()}
+        by_key |= {f"arms.{name}.set": arm.set for name, arm in self.arms.items()}
+        points = self.sweep.points if self.sweep is not None else {}
+        by_key |= {f"sweep.points.{name}": changes for name, changes in points.items()}
+        for key, changes in by_key.items():
+            if "seed" in changes:
+                raise ValueError(f"{key}.seed: not allowed here: set seeds, or the seed of a teacher")
         for key, one in (
             ("baseline", self.baseline),
             *((f"arms.{name}", arm) for name, arm in self.arms.items()),
