@@ -55,7 +55,9 @@ class ControllerConfig(StrictModel):
 
 
 class SearchConfig(StrictModel):
-    """A search for the configuration that is most accurate at a cost.
+    """A search for the architecture that is most accurate at a cost.
+
+    A supernet holds all candidates and is trained once, while a controller learns which to prefer.
 
     Attributes:
         title: the title of the report.
@@ -64,8 +66,6 @@ class SearchConfig(StrictModel):
             configuration.
         config: changes of the training configuration as nested keys; without ``base``, the complete configuration.
             What results is the baseline.
-        method: ``supernet``: one network holds all candidates and is trained once, while a controller learns which to
-            prefer. ``random``: candidates drawn at random, each trained alone: the baseline of other searches.
         space: for each decision its choices; see ``ctr.search.architecture`` for their names.
         target: the cost that the result may have, as a share of the baseline's.
         prefix: the share of the log's rows that the search reads; the result is evaluated on the held-out rest.
@@ -74,14 +74,12 @@ class SearchConfig(StrictModel):
         cost: the operations of a candidate that count, of learning from an example (``training``) or of scoring it
             (``serving``).
         controller: of the supernet.
-        candidates: how many the method random draws; a smaller space is tried whole.
     """
 
     title: str = "Search"
     note: str = ""
     base: AnyPath | None = None
     config: dict[str, Any] = {}
-    method: Literal["supernet", "random"] = "supernet"
     space: dict[str, tuple[Any, ...]] = Field(min_length=1, examples=[{"model.deep.units.0": [32, 64]}])
     target: float = Field(default=1.0, gt=0, le=1000)
     prefix: Share = 0.5
@@ -89,7 +87,6 @@ class SearchConfig(StrictModel):
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
     cost: Literal["training", "serving"] = "training"
     controller: ControllerConfig = ControllerConfig()
-    candidates: int = Field(default=9, ge=1, le=10_000)
 
     @model_validator(mode="after")
     def _has_seeds_once(self) -> Self:

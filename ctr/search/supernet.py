@@ -102,25 +102,24 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
     model, optimizer = base.model, base.optimizer
     if model.ensemble.components > 1:
         raise InputError(
-            "config: model.ensemble.components above 1 is not allowed with method supernet: components are alike and "
+            "config: model.ensemble.components above 1 is not allowed in a search: components are alike and "
             "learn by themselves, so search for one, and train as many of it as are wanted"
         )
     attention = [name for name, pooling in model.pooling.items() if pooling.kind != "mean"]
     if attention:
         raise InputError(
-            f"config: model.pooling.{attention[0]} is not allowed with method supernet: no mask is on attention; "
-            "allowed: mean, or method random"
+            f"config: model.pooling.{attention[0]} is not allowed in a search: no mask is on attention; "
+            "allowed: mean"
         )
     ranking = base.objective.ranking
     if ranking is not None and ranking.setup == "multi_task":
         raise InputError(
-            "config: objective.ranking.setup multi_task is not allowed with method supernet: candidates are judged by "
+            "config: objective.ranking.setup multi_task is not allowed in a search: candidates are judged by "
             "the prediction, and no mask is on the head that ranks; allowed: multi_objective"
         )
     if base.objective.labels:
         raise InputError(
-            "config: objective.labels is not allowed with method supernet: no mask is on the outputs of labels; "
-            "allowed: method random"
+            "config: objective.labels is not allowed in a search: no mask is on the outputs of labels"
         )
     dense = optimizer.dense
     initial = getattr(dense.shampoo.grafting, "initial_accumulator", 0.0)
@@ -129,12 +128,12 @@ def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
     if dense.rule != "shampoo" or dense.shampoo != plain or not is_open:
         raise InputError(
             "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo or Adafactor, whose "
-            "statistics are of all candidates and would move what is masked; allowed with method supernet: "
+            "statistics are of all candidates and would move what is masked; allowed: "
             "optimizer.dense.shampoo.grafting.initial_accumulator alone"
         )
     if optimizer.embeddings.rule != "adagrad":
         raise InputError(
-            f"config: optimizer.embeddings.rule is {optimizer.embeddings.rule}; allowed with method supernet: adagrad"
+            f"config: optimizer.embeddings.rule is {optimizer.embeddings.rule}; allowed in a search: adagrad"
         )
     alone = dense.model_copy(update={"preconditioned_from_rows": None})
     quiet = {

@@ -175,7 +175,7 @@ def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path):
         ({"model": {"ensemble": {"components": 2}}}, "ensemble.components"),
         (
             {"model": {"experts": ["network", "pairs"]}},
-            "model.experts names pairs, .* allowed: auto, .* random",
+            "model.experts names pairs, .* allowed: auto, linear and network",
         ),
         (
             merged(RANKING, {"objective": {"ranking": {"setup": "multi_task"}}}),
