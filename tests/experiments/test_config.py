@@ -194,7 +194,10 @@ NOON = "2026-01-05T12:00"
 REFUSED = [
     ({"arms": {"dcn": {"set": {"model.deep.width": 3}}}}, "arms.dcn.set.model.deep.width: unknown key; allo"),
     ({"arms": {"dcn": {"set": {"metrics.slices": ["x"]}}}}, "arms.dcn.set: metrics.slices names x, which is"),
-    ({"arms": {"dcn": {"set": {"seed": 2}}}}, "arms.dcn.set.seed: not allowed here: set seeds"),
+    (
+        {"arms": {"dcn": {"set": {"seed": 2}}}},
+        "arms.dcn.set: {'seed': 2} is not allowed: seed is not allowed here: set seeds",
+    ),
     (
         {"arms": {"plain": {}, "dcn": {"set": {"optimizer.dense.rule": "shampoo"}}}},
         "arms.dcn.set: optimizer.dense.rule changes nothing: the arm dcn would be trained as the baseline is",
@@ -203,14 +206,17 @@ REFUSED = [
     ({"arms": {"baseline": {}}}, "arms.baseline: this name is reserved for the arm that the others"),
     ({"retrain": {"seed": {}}}, "retrain.seed: this name is reserved for pairs of seeds"),
     ({"retrain": {"order": {}}, "arms": {"a": {"retrain": ["late"]}}}, "arms.a.retrain: there is no late"),
-    ({"retrain": {"order": {"seed": 3}}}, "retrain.order.seed: not allowed here"),
+    (
+        {"retrain": {"order": {"seed": 3}}},
+        "retrain.order: {'seed': 3} is not allowed: seed is not allowed here",
+    ),
     ({"arms": {"dcn": {"teacher": "nobody"}}}, "arms.dcn.teacher: there is no nobody; allowed: none is defi"),
     ({"arms": {"dcn": {"against": "x"}, "b": {}}}, "arms.dcn.against: there is no x; allowed: baseline, b"),
     ({"arms": {"dcn": {"against": "dcn"}}}, "arms.dcn.against: there is no dcn; allowed: baseline"),
     ({"sweep": {**SWEEP, "arms": ["x"]}}, "sweep.arms: there is no x; allowed: baseline"),
     ({"sweep": {**SWEEP, "seeds": [7]}}, "sweep.seeds: 7 is not allowed"),
     ({"sweep": {**SWEEP, "points": {"p": {"model.deep.units": [0]}}}}, "baseline@p: sweep.points.p.model.de"),
-    ({"seeds": [1, 1]}, "seeds: 1 appears twice"),
+    ({"seeds": [1, 1]}, "seeds: [1, 1] is not allowed: 1 appears twice"),
     ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
     ({"base": "base.yaml"}, "base.yaml: batch.row: unknown key"),
     (

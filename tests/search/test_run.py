@@ -219,5 +219,5 @@ def test_settings_change_the_search_and_its_configuration(root):
     assert changed == {**base, "batch": {**base["batch"], "rows": 512}}
     with pytest.raises(InputError, match=r"^search .*search\.yaml: tarket: .*target"):
         read_search(file, ["tarket=1"])
-    with pytest.raises(InputError, match=r"seeds: 1 appears twice"):
+    with pytest.raises(InputError, match=r"seeds: \[1, 1\] is not allowed: 1 appears twice"):
         read_search(file, ["seeds=[1, 1]"])
