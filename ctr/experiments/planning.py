@@ -138,6 +138,11 @@ def make_plan(
             )
         )
     _check_shown(experiment.slices, planned, where)
+    # Only those that an arm needs, itself or for its sampling.
+    needs = [need for calls in arms.values() for call in calls for need in call.needs]
+    needed = {call.label for need in needs for call in (need, *need.needs)}
+    teachers = {name: call for name, call in teachers.items() if call.label in needed}
+    samplings = {name: call for name, call in samplings.items() if call.label in needed}
     scored, is_all = experiment.scored, experiment.scored == TimeRange()
     plan = Plan(
         title=experiment.title,
@@ -253,44 +258,30 @@ def _check_shown(shown: Mapping[str, ShownSliceConfig], arms: Sequence[PlannedAr
             )
 
 
-def _used_samplings(experiment: ExperimentConfig) -> dict[str, tuple[SamplingConfig, str | None, str]]:
-    """Samplings that an arm needs: of each its experiment's teacher, if any, and the key of that rule."""
-    used = {}
-    arms = (experiment.baseline, *experiment.arms.values())
-    for name in dict.fromkeys(arm.sampling for arm in arms if arm.sampling is not None):
-        config = experiment.samplings[name]
-        key, rule = config.by_teacher or ("", None)
-        is_ours = rule is not None and rule.log is None and rule.teacher in experiment.teachers
-        used[name] = config, rule.teacher if rule is not None and is_ours else None, key
-    return used
-
-
 def _make_teachers(
     experiment: ExperimentConfig, baseline: Mapping[str, Any], checker: _Checker, log_key: str
 ) -> dict[str, Call]:
-    """Trainings of those teachers that an arm needs, itself or for its sampling; equal ones are one."""
-    used = {teacher for _, teacher, _ in _used_samplings(experiment).values()}
-    used |= {arm.teacher for arm in (experiment.baseline, *experiment.arms.values())}
+    """Trainings of the teachers; equal ones are one."""
     teachers: dict[str, Call] = {}
     for name, teacher in experiment.teachers.items():
-        if name in used:
-            content = {**changed(baseline, teacher.set), "record_predictions": True}
-            config, _ = checker.check(content, teacher.seed, f"teachers.{name}.set")
-            # A log that has grown has a sidecar of its own: no recording can add to that of the shorter log.
-            sidecar = f"replay-{settings_key(config)}-{log_key[:8]}"
-            equal = next((call for call in teachers.values() if call.sidecar == sidecar), None)
-            teachers[name] = equal or Call(f"teacher-{name}", config, sidecar=sidecar)
+        content = {**changed(baseline, teacher.set), "record_predictions": True}
+        config, _ = checker.check(content, teacher.seed, f"teachers.{name}.set")
+        # A log that has grown has a sidecar of its own: no recording can add to that of the shorter log.
+        sidecar = f"replay-{settings_key(config)}-{log_key[:8]}"
+        equal = next((call for call in teachers.values() if call.sidecar == sidecar), None)
+        teachers[name] = equal or Call(f"teacher-{name}", config, sidecar=sidecar)
     return teachers
 
 
 def _make_samplings(experiment: ExperimentConfig, teachers: Mapping[str, Call]) -> dict[str, Call]:
-    """Samplings that an arm needs, each with its teacher's sidecar in place of the teacher's name."""
+    """Returns the samplings, each with its teacher's sidecar in place of the teacher's name."""
     samplings = {}
-    for name, (config, teacher, key) in _used_samplings(experiment).items():
-        needs = [] if teacher is None else [teachers[teacher]]
-        if teacher is not None:
-            content = changed(config.model_dump(), {f"{key}.teacher": teachers[teacher].sidecar})
+    for name, config in experiment.samplings.items():
+        key, rule = config.by_teacher or ("", None)
+        needs = []
+        if rule is not None and rule.log is None and rule.teacher in teachers:
+            needs = [teachers[rule.teacher]]
+            content = changed(config.model_dump(), {f"{key}.teacher": needs[0].sidecar})
             config = SamplingConfig.model_validate(content)
-        sidecar = f"replay-{settings_key(config)}"
-        samplings[name] = Call(f"sampling {name}", config, needs, sidecar)
+        samplings[name] = Call(f"sampling {name}", config, needs, f"replay-{settings_key(config)}")
     return samplings

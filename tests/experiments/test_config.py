@@ -77,7 +77,7 @@ def test_every_arm_has_its_changes_over_the_baseline(plan_of):
     assert low is not None
     assert (low.name, low.score) == (calls.samplings["low"].sidecar, "kept")
     # Only the teachers and samplings that are needed.
-    assert (list(calls.teachers), list(calls.samplings)) == (["wide"], ["low", "half"])
+    assert (list(calls.teachers), list(calls.samplings)) == (["wide"], ["half", "low"])
     teacher = calls.teachers["wide"].config
     assert (teacher.seed, teacher.model.deep.units, teacher.batch.rows) == (9, (32,), 128)
     assert calls.samplings["low"].config.uninformative.low_loss.teacher == calls.teachers["wide"].sidecar
