@@ -93,7 +93,7 @@ class TriesOptions:
 class SearchOptions(TriesOptions):
     """Usage of ``ctr search``."""
 
-    file: Annotated[Path | None, "SEARCH", "YAML file with the space and the method"] = None
+    file: Annotated[Path | None, "SEARCH", "YAML file with the space and the target"] = None
     _: KW_ONLY
     set_: Annotated[Texts, "KEY=VALUE", _SETTING, keys_of("search")] = ()
     no_replay: Annotated[bool, "do not train the result alone beside the baseline"] = False
@@ -117,7 +117,7 @@ def replay(options: TriesOptions) -> None:
 
 
 def search(options: SearchOptions) -> None:
-    """Search for the configuration that is most accurate at a cost, and evaluate it on the held-out half.
+    """Search for the architecture that is most accurate at a cost, and evaluate it on the held-out half.
 
     The workers of --beam-options see the log and the output directory under the same paths.
     """

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ctr.eval import display
 from ctr.eval.compare import compare, same_examples
 from ctr.eval.display import Number
-from ctr.eval.intervals import Estimate
 from ctr.eval.prediction_difference import PairedPredictions, pair_predictions
-from ctr.eval.run_files import COMPARED, Run, prediction_parts, read_environment, read_run, read_windows
+from ctr.eval.run_files import COMPARED, Run, prediction_parts, read_environment, read_run
 from ctr.eval.tidy import Row, as_records, row, tidy
 from ctr.io.errors import InputError
 
@@ -34,12 +32,11 @@ SEED_NOTE = (
     "different seeds lie apart, so that a metric is said to differ, and never to be better or worse; ctr replay "
     "repeats configurations with several seeds."
 )
-_FEWEST_WINDOWS = 4
 _TEXT_WIDTH = 110
 _VALUE_WIDTH = 36
 _TIMES_NOTE = (
-    "Ranges of b / a: of a step from the quartiles of all steps, of examples/s 95% over windows, with reading and "
-    "compiling. The runs did not take turns, so that another load on the machine counts."
+    "The range of b / a is from the quartiles of all steps. The runs did not take turns, so that another load on the "
+    "machine counts; examples/s is with reading and compiling."
 )
 _BATCH_NOTE = "The batches differ, so that the times of steps have no ratio: examples/s compares the runs."
 
@@ -51,7 +48,7 @@ class Cost:
     a: float | None
     b: float | None
     ratio: float | None = None  # b / a
-    span: tuple[float, float] | None = None  # of b / a, for a time: from quartiles of steps, or 95%
+    span: tuple[float, float] | None = None  # of b / a, of a step: from the quartiles of steps
 
     @property
     def verdict(self) -> str:
@@ -275,9 +272,7 @@ def _cost(key: str, run_a: Run, run_b: Run, other_batches: bool) -> Cost:
     is_step = key == "step_ms_p50"
     if a is None or b is None or a == 0 or (is_step and other_batches):
         return Cost(a, b)
-    if is_step:
-        return Cost(a, b, b / a, _quartile_span(run_a, run_b))
-    return Cost(a, b, b / a, _speed_span(run_a, run_b, b / a) if key == "examples_per_second" else None)
+    return Cost(a, b, b / a, _quartile_span(run_a, run_b) if is_step else None)
 
 
 def _quartile_span(run_a: Run, run_b: Run) -> tuple[float, float] | None:
@@ -287,24 +282,6 @@ def _quartile_span(run_a: Run, run_b: Run) -> tuple[float, float] | None:
     if low_b is None or high_b is None or not low_a or not high_a:
         return None
     return low_b / high_a, high_b / low_a
-
-
-def _speed_span(run_a: Run, run_b: Run, speed_ratio: float) -> tuple[float, float] | None:
-    """95% interval of b's examples per second over a's, by the jackknife over the windows that both timed."""
-    windows = [read_windows(run.folder) for run in (run_a, run_b)]
-    both = windows[0].merge(
-        windows[1][["examples", "examples_per_second"]], on="examples", suffixes=("", "_b")
-    )
-    both = both[(both["examples_per_second"] > 0) & (both["examples_per_second_b"] > 0)]
-    if len(both) < _FEWEST_WINDOWS:
-        return None
-    speeds = both[["examples_per_second", "examples_per_second_b"]].to_numpy(np.float64)
-    seconds = both["window_examples"].to_numpy(np.float64)[:, np.newaxis] / speeds
-    kept = seconds.sum(axis=0) - seconds
-    replicates = np.log(kept[:, 0] / kept[:, 1])
-    middle = np.array(np.log(speed_ratio))
-    low, high = Estimate(middle, replicates, np.ones(len(both), np.bool_)).interval()
-    return float(np.exp(low)), float(np.exp(high))
 
 
 def _pair_predictions(run_a: Run, run_b: Run) -> tuple[PairedPredictions | None, str]:

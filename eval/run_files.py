@@ -26,8 +26,12 @@ WINDOWS = "windows.parquet"
 COMPARED = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias", "calibration_ratio")
 """Metrics with an interval, the most telling first."""
 
-_WINDOW_COUNTS = ("examples", "window_examples")
-_WINDOW_NUMBERS = ("weight_sum", "examples_per_second", "auc")
+_WINDOW_COLUMNS = {
+    "examples": np.int64,
+    "window_examples": np.int64,
+    "weight_sum": np.float64,
+    "auc": np.float64,
+}
 
 StateT = TypeVar("StateT")
 
@@ -102,16 +106,17 @@ def config_text(folder: Path) -> str:
 def read_windows(folder: Path) -> pd.DataFrame:
     """Reads from metrics.jsonl what no sum says of the windows of the pass, in its order.
 
-    Int64 columns examples (read by the window's end) and window_examples; float64 columns weight_sum,
-    examples_per_second, auc, auc_low, auc_high, NaN where null or absent.
+    Int64 columns examples (read by the window's end) and window_examples; float64 columns weight_sum, auc, auc_low,
+    auc_high, NaN where null or absent.
     """
-    rows = [_window(where, line) for where, line in _json_lines(folder / "metrics.jsonl")]
-    return pd.DataFrame(
-        {
-            key: np.array([row[key] for row in rows], np.int64 if key in _WINDOW_COUNTS else np.float64)
-            for key in (*_WINDOW_COUNTS, *_WINDOW_NUMBERS, "auc_low", "auc_high")
-        }
-    )
+    path = folder / "metrics.jsonl"
+    lines = pd.DataFrame([line for _, line in _json_lines(path)], columns=[*_WINDOW_COLUMNS, "auc_ci95"])
+    try:
+        ends = [(None, None) if one is None or one != one else one for one in lines.pop("auc_ci95").tolist()]
+        lines[["auc_low", "auc_high"]] = np.array(ends, np.float64).reshape(len(lines), 2)
+        return lines.astype(_WINDOW_COLUMNS)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{path}: not readable as windows: {one_line(error)}") from None
 
 
 def read_timeline(run: Run) -> Timeline:
@@ -246,20 +251,6 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         where = f"{path} line {number}"
         yield where, parse_json_object(line, where)
-
-
-def _window(where: str, line: dict[str, Any]) -> dict[str, float | None]:
-    ends = line.get("auc_ci95", [None, None])
-    if not isinstance(ends, list) or len(ends) != 2:
-        raise InputError(f"{where}: auc_ci95 must hold two numbers, got {ends!r:.80}")
-    row = {key: line.get(key) for key in (*_WINDOW_COUNTS, *_WINDOW_NUMBERS)}
-    row["auc_low"], row["auc_high"] = ends
-    for key, value in row.items():
-        if key in _WINDOW_COUNTS and not (_is_number(value) and isinstance(value, int)):
-            raise InputError(f"{where}: {key} must be a whole number, got {value!r:.80}")
-        if value is not None and not _is_number(value):
-            raise InputError(f"{where}: {key} must be a number, got {value!r:.80}")
-    return row
 
 
 def _is_number(value: object) -> bool:

@@ -211,7 +211,7 @@ class Bench:
         folder = self.out / "supernets" / self.name / f"{mode}-{seed}"
         base = self.prefix.model_copy(update={"seed": seed})
         found = search_supernet(config, self.space, self.cost, base, self.log, folder, lambda line: None)
-        losses = self.shared(folder / f"pass-{math.ceil(config.controller.passes)}")
+        losses = self.shared(folder / "run")
         return {"choice": self.every.index(found.choice), "passes": found.passes, "losses": losses}
 
 

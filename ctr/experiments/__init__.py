@@ -1,7 +1,7 @@
 """Experiments: arms trained on one log with several seeds, and compared (``ctr replay``, FF 3).
 
 Begin with ``run``: an experiment from its file to its results. ``config`` is the file, ``planning`` makes of it a
-``plan`` and ``tasks``, which know what is made already; ``jobs`` runs their commands side by side, here or by Beam.
+``plan`` and ``calls`` of ctr train, which know what is made already; ``jobs`` runs them side by side, here or by Beam.
 ``costs`` has the cost of each arm, by ``measure`` in a process of its own; ``report`` compares what came of all.
-Searches (``ctr.search``) make their runs by the same plans, jobs and records.
+Searches (``ctr.search``) compare their result with the baseline by the same.
 """

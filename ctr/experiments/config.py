@@ -7,9 +7,9 @@ so that these stand in none of them.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from ctr.config import AnyPath, StrictModel, load_model, parse_model, read_yaml
 from ctr.data.sampling import SamplingConfig
@@ -20,9 +20,25 @@ from ctr.training.config import TrainConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Changes = dict[str, Any]
-"""Values by dotted keys of the training configuration, see ``ctr train --set``: each replaces what was there.
-"""
+ValueT = TypeVar("ValueT")
+
+
+def _without_seed(changes: dict[str, Any]) -> dict[str, Any]:
+    if "seed" in changes:
+        raise ValueError("seed is not allowed here: set seeds, or the seed of a teacher")
+    return changes
+
+
+def _once(values: tuple[ValueT, ...]) -> tuple[ValueT, ...]:
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise ValueError(f"{value} appears twice")
+    return values
+
+
+Changes = Annotated[dict[str, Any], AfterValidator(_without_seed)]
+"""Values by dotted keys of the training configuration, see ``ctr train --set``: each replaces what was there."""
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_once)]
 
 BASELINE = "baseline"  # name of the arm that every other one is compared with
 
@@ -86,8 +102,8 @@ class SweepConfig(StrictModel):
     """
 
     points: dict[Name, Changes] = Field(min_length=1)
-    arms: tuple[str, ...] = Field(min_length=1)
-    seeds: tuple[Seed, ...] = Field(default=(1,), min_length=1)
+    arms: Annotated[tuple[str, ...], AfterValidator(_once)] = Field(min_length=1)
+    seeds: Seeds = (1,)
 
 
 class ShownSliceConfig(StrictModel):
@@ -132,7 +148,7 @@ class ExperimentConfig(StrictModel):
     note: str = ""
     base: AnyPath | None = None
     config: dict[str, Any] = {}
-    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
+    seeds: Seeds = (1, 2, 3)
     retrain: dict[Name, Changes] = {}
     teachers: dict[Name, TeacherConfig] = {}
     samplings: dict[Name, SamplingConfig] = {}
@@ -161,10 +177,7 @@ class ExperimentConfig(StrictModel):
             for kind in arm.retrain or ():
                 _check_name(f"arms.{name}.retrain", kind, self.retrain)
             _check_name(f"arms.{name}.against", arm.against, [other for other in arms if other != name])
-        check_once("seeds", self.seeds)
         if self.sweep is not None:
-            check_once("sweep.seeds", self.sweep.seeds)
-            check_once("sweep.arms", self.sweep.arms)
             for name in self.sweep.arms:
                 _check_name("sweep.arms", name, arms)
             beyond = sorted(set(self.sweep.seeds) - set(self.seeds))
@@ -179,13 +192,6 @@ class ExperimentConfig(StrictModel):
 def _check_name(key: str, name: str | None, known: Iterable[str]) -> None:
     if name is not None and name not in known:
         raise ValueError(f"{key}: there is no {name}; allowed: {', '.join(known) or 'none is defined'}")
-
-
-def check_once(key: str, values: tuple[Any, ...]) -> None:
-    """Raises ValueError where a value appears twice."""
-    repeated = [value for value in values if values.count(value) > 1]
-    if repeated:
-        raise ValueError(f"{key}: {repeated[0]} appears twice")
 
 
 _ALIKE: dict[str, Any] = {"metrics": {"importance_rows": 0}}

@@ -1,9 +1,7 @@
 """Commands side by side, each in a process of its own: its memory is given back, and a crash ends it alone.
 
-Here, threads take the commands in their order, and only wait for them. Beam's runner inside a process would
-deal its elements out in advance: the order would be lost, and a worker with short commands would idle. On
-another runner each command is an element of a pipeline, and its outcome a file beside the experiment, as
-workers elsewhere share nothing else with who started them.
+With another Beam runner each command is an element of a pipeline, and its outcome a file beside the experiment, as
+workers elsewhere share nothing else with the process that started them.
 """
 
 import json
@@ -12,14 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Self
 
 from ctr.io.errors import PASSING, exit_status, process_status
 from ctr.io.files import make_folder, write_atomic_bytes
@@ -30,7 +27,8 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
 _LINES_KEPT = 30
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.1
+_INTERRUPTED = "interrupted"  # among the outcomes: the file by which workers elsewhere learn of a signal
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,6 @@ class Job:
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()  # variables beside those of the worker
     module: str = "ctr"
-    given: str = ""  # its standard input
 
 
 class Failure(str):
@@ -50,117 +47,111 @@ class Failure(str):
     status: int
 
     def __new__(cls, text: str, status: int) -> Self:
-        made = super().__new__(cls, text)
-        made.status = status
-        return made
+        failure = super().__new__(cls, text)
+        failure.status = status
+        return failure
 
 
 @dataclass(frozen=True)
 class Outcome:
     """End of a job."""
 
-    ok: bool
     seconds: float
     error: str = ""  # one line; empty when it ended well
     end: str = ""  # the last lines of its errors
-    found: str = ""  # its standard output, where it was given something; else nothing is kept of it
     status: int = PASSING  # where it failed: ``INPUT``, ``DEFECT`` or ``PASSING``
 
     @property
-    def failure(self) -> Failure:
-        return Failure(self.error, self.status)
+    def failure(self) -> Failure | None:
+        return Failure(self.error, self.status) if self.error else None
 
 
-Report = Callable[[Job, Outcome], None]  # called as each job ends, by one thread at a time
+Report = Callable[[Job, Outcome | None], None]  # called as each job begins, with None, and as it ends
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: str, outcomes: Path) -> None:
-    """Runs all jobs, in their order, and reports each as it ends.
+    """Runs all jobs, in their order, and reports each as it begins and ends.
 
     ``beam_options`` are of another runner, whose workers see the same files and whose number it has itself;
     ``outcomes`` is a folder of its own, for their files; what was in it is removed. Raises InputError for a
     wrong option before anything runs. After SIGINT or SIGTERM what was running has been ended, and is not
     reported.
     """
-    elsewhere = None
-    if beam_options:
-        with quiet_beam(logging.WARNING):
-            elsewhere = _options_elsewhere(beam_options)
-    with ending_by_sigterm():
-        if elsewhere is None:
-            _run_here(jobs, workers, report)
-        else:
-            with quiet_beam(logging.WARNING):
-                _run_elsewhere(jobs, elsewhere, report, outcomes)
+    if not beam_options:
+        with ending_by_sigterm():
+            run_here(jobs, workers, report)
+        return
+    with quiet_beam(logging.WARNING):
+        options = _options_elsewhere(beam_options)
+        with ending_by_sigterm():
+            if options is None:
+                run_here(jobs, workers, report)
+            else:
+                _run_elsewhere(jobs, options, report, outcomes)
 
 
-def run_job(job: Job, interrupted: Callable[[], bool]) -> Outcome | None:
-    """Runs a command; returns None where it was interrupted or never begun."""
-    if interrupted():
-        return None
-    begun = time.perf_counter()
+def run_here(
+    jobs: Sequence[Job], workers: int, report: Report, interrupted: Callable[[], bool] = lambda: False
+) -> None:
+    """Runs commands as processes of this one; ends those that run, and reports nothing more, once interrupted."""
+    waiting, running = list(jobs), dict[Job, tuple[subprocess.Popen[bytes], IO[bytes], float]]()
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", job.module, *job.arguments],
-            # No worker of the cluster that this process may belong to.
-            env={**safe_environment(), "TF_CPP_MIN_LOG_LEVEL": "3", "TF_CONFIG": "", **dict(job.environment)},
-            stdin=subprocess.PIPE if job.given else subprocess.DEVNULL,
-            # A terminal's signals reach this process alone, which passes one on: a second one ends a training at once.
-            start_new_session=True,
-            stdout=subprocess.PIPE if job.given else subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-    except OSError as fault:
-        return Outcome(False, 0.0, f"its process cannot be started: {fault}", status=exit_status(fault))
-    found, errors = _wait(process, job.given or None, interrupted)
-    status = process.returncode
-    if interrupted() or status in (130, 143, -signal.SIGINT):
-        return None
-    seconds = round(time.perf_counter() - begun, 1)
-    if status == 0:
-        return Outcome(True, seconds, found=found or "")
+        while (waiting or running) and not interrupted():
+            while waiting and len(running) < workers:
+                job = waiting.pop(0)
+                report(job, None)
+                errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed once it was read
+                try:
+                    running[job] = _start(job, errors), errors, time.perf_counter()
+                except OSError as fault:
+                    text = f"its process cannot be started: {fault}"
+                    report(job, Outcome(0.0, text, status=exit_status(fault)))
+            for job, (process, errors, begun) in [*running.items()]:
+                if (status := process.poll()) is not None:
+                    del running[job]
+                    with errors:
+                        errors.seek(0)
+                        text = errors.read().decode(errors="replace")
+                    report(job, _outcome(round(time.perf_counter() - begun, 1), status, text))
+            time.sleep(_POLL_SECONDS)
+    finally:
+        for process, _, _ in running.values():
+            process.terminate()
+        for process, _, _ in running.values():
+            process.wait()
+
+
+def _start(job: Job, errors: IO[bytes]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", job.module, *job.arguments],
+        # No worker of the cluster that this process may belong to.
+        env={**safe_environment(), "TF_CPP_MIN_LOG_LEVEL": "3", "TF_CONFIG": "", **dict(job.environment)},
+        stdin=subprocess.DEVNULL,
+        # A terminal's signals reach this process alone, which passes one on: a second one ends a training at once.
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+    )
+
+
+def _outcome(seconds: float, status: int, errors: str) -> Outcome:
     lines = errors.splitlines(keepends=True)[-_LINES_KEPT:]
     texts = [line.strip() for line in lines if line.strip()]
     error = texts[-1].removeprefix("error: ") if texts else f"exit status {status} without a message"
+    if status in (0, 130, 143, -signal.SIGINT):
+        return Outcome(seconds, "it was interrupted" if status else "")
     if status < 0:
         error = f"ended by signal {-status} ({signal.Signals(-status).name})"
-    return Outcome(False, seconds, error, "".join(lines), status=process_status(status))
-
-
-def _wait(
-    process: "subprocess.Popen[str]", given: str | None, interrupted: Callable[[], bool]
-) -> tuple[str | None, str]:
-    """Returns the output and the errors of a process, which is ended with this one's work."""
-    while not interrupted():
-        with suppress(subprocess.TimeoutExpired):
-            return process.communicate(given, timeout=_POLL_SECONDS)
-        given = None  # It may be given once.
-    process.terminate()
-    return process.communicate()
-
-
-def _run_here(jobs: Sequence[Job], workers: int, report: Report) -> None:
-    interrupted = threading.Event()
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            running = {pool.submit(run_job, job, interrupted.is_set): job for job in jobs}
-            for future in as_completed(running):
-                report(running[future], future.result() or Outcome(False, 0.0, "it was interrupted"))
-        except BaseException:
-            # The pool then waits for the processes to end.
-            interrupted.set()
-            raise
+    return Outcome(seconds, error, "".join(lines), process_status(status))
 
 
 def _options_elsewhere(beam_options: str) -> "PipelineOptions | None":
     """Options of another runner; None where they name none."""
     from ctr.pipelines.beam import read_beam_options, split_beam_options
 
-    given = split_beam_options(beam_options)
-    options = read_beam_options(given)
-    return options if any(option.startswith("--runner") for option in given) else None
+    texts = split_beam_options(beam_options)
+    options = read_beam_options(texts)
+    return options if any(text.startswith("--runner") for text in texts) else None
 
 
 def _run_elsewhere(jobs: Sequence[Job], options: "PipelineOptions", report: Report, outcomes: Path) -> None:
@@ -170,50 +161,45 @@ def _run_elsewhere(jobs: Sequence[Job], options: "PipelineOptions", report: Repo
 
     shutil.rmtree(outcomes, ignore_errors=True)
     make_folder(outcomes)
-    files = {job: outcomes / f"{job.name}.json" for job in jobs}
-    elements = [(job, str(file)) for job, file in files.items()]
-    finished = threading.Event()
-    lost = Outcome(False, 0.0, "its worker was lost")
 
     def build(pipeline: beam.Pipeline) -> None:
         # The jobs are single elements, which Reshuffle spreads over the workers.
-        spread = pipeline | beam.Create(elements, reshuffle=False) | beam.Reshuffle()
-        _ = spread | beam.MapTuple(_run_element)
+        spread = pipeline | beam.Create([(job, str(outcomes)) for job in jobs], reshuffle=False)
+        _ = spread | beam.Reshuffle() | beam.MapTuple(_run_element)
 
-    with ThreadPoolExecutor(2) as pool:
-        reporting = pool.submit(_report_files, files, finished, report)
+    begun, waiting = set[Job](), list(jobs)
+    with ThreadPoolExecutor(1) as pool:
+        # Not in this thread: what a signal raises here may be held up, or lost, in Beam.
+        pipeline = pool.submit(run_pipeline, options, build)
         try:
-            # Not in this thread: what a signal raises there may be held up, or lost, in Beam.
-            pool.submit(run_pipeline, options, build).result()
-        except Exception as error:
-            text = f"the pipeline failed: {' '.join(str(error).split())[:500]}"
-            lost = Outcome(False, 0.0, text, text, status=exit_status(error))
+            while waiting:
+                is_last_look = pipeline.done()
+                for job in [*waiting]:
+                    if job not in begun and (outcomes / f"{job.name}.begun").exists():
+                        begun.add(job)
+                        report(job, None)
+                    if (file := outcomes / f"{job.name}.json").exists():
+                        waiting.remove(job)
+                        report(job, Outcome(**json.loads(file.read_bytes())))
+                if is_last_look:
+                    break
+                time.sleep(_POLL_SECONDS)
         except BaseException:
-            _interruption(outcomes).touch()
+            (outcomes / _INTERRUPTED).touch()
             raise
-        finally:
-            finished.set()
-        for job in reporting.result():
-            report(job, lost)
+    lost = Outcome(0.0, "its worker was lost")
+    if (error := pipeline.exception()) is not None:
+        text = f"the pipeline failed: {' '.join(str(error).split())[:500]}"
+        lost = Outcome(0.0, text, text, exit_status(error))
+    for job in waiting:
+        report(job, lost)
 
 
-def _run_element(job: Job, file: str) -> None:
-    outcome = run_job(job, _interruption(Path(file).parent).exists)
-    if outcome is not None:
-        write_atomic_bytes(Path(file), json.dumps(vars(outcome)).encode())
+def _run_element(job: Job, outcomes: str) -> None:
+    folder = Path(outcomes)
 
+    def report(job: Job, outcome: Outcome | None) -> None:
+        name = f"{job.name}.begun" if outcome is None else f"{job.name}.json"
+        write_atomic_bytes(folder / name, json.dumps(vars(outcome) if outcome else {}).encode())
 
-def _interruption(outcomes: Path) -> Path:
-    """File whose presence tells workers wherever they are that the experiment was interrupted."""
-    return outcomes / "interrupted"
-
-
-def _report_files(files: dict[Job, Path], finished: threading.Event, report: Report) -> list[Job]:
-    """Reports each job whose file appears, until the pipeline has finished; returns the others."""
-    waiting, last_look = dict(files), False
-    while waiting and not last_look:
-        last_look = finished.wait(_POLL_SECONDS)
-        for job, file in files.items():
-            if job in waiting and file.exists():
-                report(job, Outcome(**json.loads(waiting.pop(job).read_bytes())))
-    return list(waiting)
+    run_here([job], 1, report, (folder / _INTERRUPTED).exists)

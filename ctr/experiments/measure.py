@@ -1,8 +1,8 @@
 """Measures models in a process of its own: operations for an example, and times of steps by turns (FF 3).
 
-    python -m ctr.experiments.measure < WANTED > FOUND
+    python -m ctr.experiments.measure WANTED RESULT
 
-Both are JSON, WANTED as ``measure`` takes it.
+Both are files of JSON; WANTED has the arguments of ``measure``.
 """
 
 import json
@@ -23,6 +23,7 @@ from ctr.data.schema import Schema
 from ctr.data.stream import Selection, read_selection
 from ctr.experiments.config import merged
 from ctr.io.errors import DEFECT, InputError, exit_status, one_line
+from ctr.io.files import write_atomic_bytes
 from ctr.io.log_lines import say, say_crash
 from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig
@@ -52,7 +53,7 @@ def measure(
         name: resolve(parse_model(TrainConfig, content, f"config {name}"), count.schema, count.manifests)
         for name, content in configs.items()
     }
-    found = {name: count(config) for name, config in parsed.items()}
+    costs = {name: count(config) for name, config in parsed.items()}
     if rounds:
         models = {
             name: TimedModel(with_late_roots(config), count.schema, first_batches(log, count.schema, config))
@@ -64,11 +65,11 @@ def measure(
         seconds = take_turns(turns, rounds)
         for turn, own in seconds.items():
             kind, name = turn.split(" ", 1)
-            found[name] |= {
+            costs[name] |= {
                 f"{kind}_ms": 1000 * float(np.median(own)),
                 f"{kind}_ratio": ratio_quartiles(own, seconds[f"{kind} {base}"]),
             }
-    return found
+    return costs
 
 
 def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]:
@@ -162,16 +163,11 @@ class _TouchedRows(NamedTuple):
         )
 
 
-def main() -> None:
-    """Reads what is wanted and writes what was found."""
-    wanted = json.load(sys.stdin)
-    found = measure(Path(wanted["log"]), wanted["configs"], wanted["base"], wanted["rounds"])
-    json.dump(found, sys.stdout)
-
-
 if __name__ == "__main__":
     try:
-        main()
+        wanted = json.loads(Path(sys.argv[1]).read_bytes())
+        result = measure(Path(wanted["log"]), wanted["configs"], wanted["base"], wanted["rounds"])
+        write_atomic_bytes(Path(sys.argv[2]), json.dumps(result).encode())
     except Exception as error:
         if (status := exit_status(error)) == DEFECT:
             say_crash(error, status)

@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ctr.data.log import read_manifests
+from ctr.experiments.calls import THREADS, Call, Folders
 from ctr.experiments.config import check_experiment_folder, read_experiment
 from ctr.experiments.costs import write_costs
 from ctr.experiments.jobs import Failure, Job, Outcome, run_jobs
 from ctr.experiments.plan import PLAN_FILE
-from ctr.experiments.planning import make_plan
-from ctr.experiments.tasks import THREADS, Place, Task, Tasks
+from ctr.experiments.planning import Calls, make_plan
 from ctr.io.errors import DEFECT, InputError
 from ctr.io.files import make_folder, write_atomic_bytes
 from ctr.training.run.directory import only_process, write_json
@@ -36,7 +36,7 @@ class Options:
         beam_options: options of another Beam runner, whose workers see the log and the output folder under the
             same paths.
         timing: whether steps are timed, after all runs; otherwise only operations are counted.
-        progress: called with a line for each run that ends, and as a supernet goes on.
+        progress: called with a line for each run that begins, ends or fails, and as a supernet goes on.
         costs: whether operations are counted, and steps timed.
     """
 
@@ -63,26 +63,24 @@ def run_experiment(
         raise InputError(f"{log}: the log has no rows")
     if options.workers is not None and options.workers < 1:
         raise InputError(f"--workers {options.workers}: at least 1 is required")
-    place = Place(log.resolve(), manifests, out.resolve())
+    folders = Folders(log.resolve(), manifests, out.resolve())
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    created = str(place.read(PLAN_FILE).get("created") or now)
-    plan, tasks = make_plan(config, content, log, f"experiment {experiment}", options.command, created)
-    check_experiment_folder(place.out)
-    make_folder(place.out)
-    with only_process(place.out):
-        write_json(place.out / PLAN_FILE, plan.as_json())
-        failures = _Runner(place, options).run(tasks)
-        if options.costs:
-            more = write_costs(place, tasks, options.timing)
-            failures |= {f"costs of {name}": failure for name, failure in more.items()}
-    return failures
+    created = str(folders.read(PLAN_FILE).get("created") or now)
+    plan, calls = make_plan(config, content, log, f"experiment {experiment}", options.command, created)
+    check_experiment_folder(folders.out)
+    make_folder(folders.out)
+    with only_process(folders.out):
+        write_json(folders.out / PLAN_FILE, plan.as_json())
+        failures = _Runner(folders, options).run(calls)
+        more = write_costs(folders, calls, options.timing) if options.costs else {}
+    return failures | {f"costs of {name}": failure for name, failure in more.items()}
 
 
 class _Runner:
-    """Runs the tasks of an experiment that are not made yet."""
+    """Runs the calls of an experiment whose results are not there yet."""
 
-    def __init__(self, place: Place, options: Options) -> None:
-        self._place, self._options = place, options
+    def __init__(self, folders: Folders, options: Options) -> None:
+        self._folders, self._options = folders, options
         # Workers elsewhere have processors of their own.
         cores = len(os.sched_getaffinity(0))
         self._workers = options.workers or cores
@@ -92,64 +90,71 @@ class _Runner:
         self._begun = time.perf_counter()
         self._failures: dict[str, Failure] = {}
 
-    def run(self, tasks: Tasks) -> dict[str, Failure]:
-        """Runs stage after stage; returns one line for each task that failed, by its label."""
-        unmade = [[task for task in stage if not self._is_finished(task)] for stage in tasks.stages()]
-        self._total = sum(map(len, unmade))
-        for stage in unmade:
-            self._run_stage(stage)
+    def run(self, calls: Calls) -> dict[str, Failure]:
+        """Runs stage after stage; returns one line for each call that failed, by its label."""
+        left = [[call for call in stage if not self._is_finished(call)] for stage in calls.stages()]
+        self._total = sum(map(len, left))
+        for stage in left:
+            ready: dict[str, Call] = {}
+            for call in stage:
+                failed = next((other.label for other in call.needs if other.label in self._failures), None)
+                if failed is None:
+                    ready[call.label] = call
+                else:
+                    status = self._failures[failed].status
+                    self._fail(call, Failure(f"not run, because {failed} failed", status))
+            if ready:
+                self._run_side_by_side(ready)
         return self._failures
 
-    def _is_finished(self, task: Task) -> bool:
-        if not task.is_made(self._place):
+    def _is_finished(self, call: Call) -> bool:
+        if call.what_lacks(self._folders):
             return False
         # It may have failed here before, or before another experiment made it.
-        (self._place.out / task.failure).unlink(missing_ok=True)
-        task.clean_up(self._place)
+        (self._folders.out / call.failure).unlink(missing_ok=True)
+        call.remove_checkpoints(self._folders)
         return True
 
-    def _run_stage(self, stage: Sequence[Task]) -> None:
-        ready: dict[str, Task] = {}
-        for task in stage:
-            failed = next((other.label for other in task.needs if other.label in self._failures), None)
-            if failed is None:
-                ready[task.label] = task
+    def _run_side_by_side(self, calls: dict[str, Call]) -> None:
+        jobs = []
+        for label, call in calls.items():
+            threads = call.threads(self._folders) or self._threads
+            environment = ((THREADS, threads),) if threads else ()
+            jobs.append(Job(label, tuple(call.command(self._folders)), environment))
+        outcomes = self._folders.out / "outcomes"
+
+        def report(job: Job, outcome: Outcome | None) -> None:
+            if outcome is None:
+                self._say(f"{job.name}: begun")
             else:
-                status = self._failures[failed].status
-                self._fail(task, Failure(f"not run, because {failed} failed", status))
-        if ready:
-            outcomes = self._place.out / "outcomes"
-            jobs = [self._job(task) for task in ready.values()]
-            run_jobs(
-                jobs,
-                self._workers,
-                lambda job, outcome: self._end(ready[job.name], outcome),
-                self._options.beam_options,
-                outcomes,
-            )
-            shutil.rmtree(outcomes, ignore_errors=True)
+                self._end(calls[job.name], outcome)
 
-    def _job(self, task: Task) -> Job:
-        threads = task.threads(self._place) or self._threads
-        return Job(task.label, tuple(task.command(self._place)), ((THREADS, threads),) if threads else ())
+        run_jobs(jobs, self._workers, report, self._options.beam_options, outcomes)
+        shutil.rmtree(outcomes, ignore_errors=True)
 
-    def _end(self, task: Task, outcome: Outcome) -> None:
-        if not outcome.ok:
-            self._fail(task, outcome.failure, outcome.end)
-        elif not self._is_finished(task):
-            self._fail(task, Failure(f"it succeeded, but {task.what_lacks(self._place)}", DEFECT))
+    def _end(self, call: Call, outcome: Outcome) -> None:
+        if outcome.failure is not None:
+            self._fail(call, outcome.failure, outcome.end)
+        elif not self._is_finished(call):
+            self._fail(call, Failure(f"it succeeded, but {call.what_lacks(self._folders)}", DEFECT))
         else:
-            seconds = f"{outcome.seconds:.0f} s"
-            self._report(task, ", ".join(filter(None, (task.result_text(self._place), seconds))))
+            self._ended += 1
+            accuracy = self._folders.read(call.folder, "summary.json").get("per_query_auc")
+            result = "" if accuracy is None else f"PerQueryAUC {accuracy:.4f}, "
+            self._say(f"{call.label}: {result}{outcome.seconds:.0f} s")
 
-    def _fail(self, task: Task, error: Failure, end: str = "") -> None:
-        self._failures[task.label] = error
-        write_atomic_bytes(self._place.out / task.failure, f"{end or error}\n".encode())
-        self._report(task, f"failed: {error}")
-
-    def _report(self, task: Task, text: str) -> None:
+    def _fail(self, call: Call, error: Failure, end: str = "") -> None:
+        self._failures[call.label] = error
+        write_atomic_bytes(self._folders.out / call.failure, f"{end or error}\n".encode())
         self._ended += 1
-        left = (time.perf_counter() - self._begun) / self._ended * (self._total - self._ended)
+        self._say(f"{call.label}: failed: {error}")
+
+    def _say(self, text: str) -> None:
+        seconds = time.perf_counter() - self._begun
+        left = (
+            f", {seconds / self._ended * (self._total - self._ended) / 60:.0f} min left"
+            if self._ended
+            else ""
+        )
         if self._options.progress is not None:
-            of_all = f"[{self._ended}/{self._total}, {left / 60:.0f} min left]"
-            self._options.progress(f"{of_all} {task.label}: {text}")
+            self._options.progress(f"[{self._ended}/{self._total}{left}] {text}")

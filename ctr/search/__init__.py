@@ -1,7 +1,7 @@
-"""Searches for the configuration that is most accurate at a cost (``ctr search``, FF 3.2).
+"""Searches for the architecture that is most accurate at a cost (``ctr search``, FF 3.2).
 
 Begin with ``run``: a search from its file to its result. ``space`` has what may differ, over the parts of an
-``architecture``; ``problem`` what a candidate costs, by counted operations. Candidates are trained alone (``trials``,
-as arms of experiments), or as masks of one network (``supernet``, ``shared_weights``, ``masks``), which a
-``controller`` learns to prefer. ``record`` has the files that come of it, ``report`` shows them.
+``architecture``; ``problem`` what a candidate costs, by counted operations. Candidates are masks of one network
+(``supernet``, ``shared_weights``, ``masks``), which a ``controller`` learns to prefer. ``record`` has the files that
+come of it, ``report`` shows them.
 """

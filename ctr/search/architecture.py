@@ -1,16 +1,14 @@
 """The decisions of a search that are about the architecture, and the shape that they give it (FF 3.1, 3.2, 4.3, 6).
 
-    model.deep.layers             how many of the deep layers there are: the first ones
-    model.deep.units.I            the width of deep layer I, from 0;  0: there is no such layer
-    model.deep.ranks.I            the rank of its bottleneck;  0: none
-    model.crosses.layers          the number of crosses
-    model.crosses.rank            the rank of their matrices;  0: full matrices
-    model.factorized.ui_units.I   the width of layer I of the UI tower;  0: there is no such layer
-    model.factorized.width        the width of the vectors Q and U
-    model.widths.A,B              the embedding width of the features A and B, of a tower for instance
-    features.A,B                  true or false: whether the model has these features at all
-
-All other decisions are keys of the training configuration as they are.
+model.deep.layers             how many of the deep layers there are: the first ones
+model.deep.units.I            the width of deep layer I, from 0;  0: there is no such layer
+model.deep.ranks.I            the rank of its bottleneck;  0: none
+model.crosses.layers          the number of crosses
+model.crosses.rank            the rank of their matrices;  0: full matrices
+model.factorized.ui_units.I   the width of layer I of the UI tower;  0: there is no such layer
+model.factorized.width        the width of the vectors Q and U
+model.widths.A,B              the embedding width of the features A and B, of a tower for instance
+features.A,B                  true or false: whether the model has these features at all
 """
 
 import re
@@ -86,14 +84,27 @@ class Shape:
         )
 
 
-def part_of(name: str) -> Part | None:
-    """Part that a decision of this name is about; None: it is a key of the training configuration as it is."""
+DECISIONS = (
+    *(
+        "model.deep.layers",
+        "model.deep.units.I",
+        "model.deep.ranks.I",
+        "model.crosses.layers",
+        "model.crosses.rank",
+    ),
+    *("model.factorized.ui_units.I", "model.factorized.width", "model.widths.FEATURES", "features.FEATURES"),
+)
+"""Names of decisions; I is the number of a layer, FEATURES are names joined by commas."""
+
+
+def part_of(name: str) -> Part:
+    """Returns the part that a decision of this name is about; raises KeyError where there is none."""
     for kind, (pattern, _) in _KINDS.items():
         if found := re.fullmatch(pattern, name):
             if kind in ("widths", "features"):
                 return Part(kind, features=tuple(found[1].split(",")))
             return Part(kind, layer=int(found[1]) if found.groups() else 0)
-    return None
+    raise KeyError(name)
 
 
 def shape_of(config: TrainConfig, values: Mapping[Part, Any]) -> Shape:

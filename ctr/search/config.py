@@ -7,12 +7,12 @@ random architecture search?", CVPR 2020), on which FF's search is built, and of 
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ctr.config import AnyPath, StrictModel, load_model
-from ctr.experiments.config import Seed, alike_in_arms, check_once, training_content
+from ctr.experiments.config import Seed, Seeds, alike_in_arms, training_content
 from ctr.io.files import check_output_folder
 
 SEARCH_FILE = "search.yaml"  # in the output directory: the search with its whole training configuration
@@ -38,8 +38,6 @@ class ControllerConfig(StrictModel):
         learners: how many candidates are drawn to be trained on each batch, with the mean of their gradients.
         extremes: which candidates are trained on every batch beside them. ``largest``: the largest network.
             ``sandwich``: the smallest one, too (Yu, Huang, ICCV 2019).
-        passes: how often the supernet reads its part of the log; of a fraction the first rows. From the second pass on
-            candidates are evaluated on examples that the weights were trained on.
     """
 
     mode: Literal["penalty", "rejection"] = "penalty"
@@ -51,11 +49,12 @@ class ControllerConfig(StrictModel):
     rejection_samples: int = Field(default=1024, ge=1, le=2**20)
     learners: int = Field(default=1, ge=1, le=16)
     extremes: Literal["none", "largest", "sandwich"] = "largest"
-    passes: float = Field(default=1, gt=0, le=100)
 
 
 class SearchConfig(StrictModel):
-    """A search for the configuration that is most accurate at a cost.
+    """A search for the architecture that is most accurate at a cost.
+
+    A supernet holds all candidates and is trained once, while a controller learns which to prefer.
 
     Attributes:
         title: the title of the report.
@@ -64,8 +63,6 @@ class SearchConfig(StrictModel):
             configuration.
         config: changes of the training configuration as nested keys; without ``base``, the complete configuration.
             What results is the baseline.
-        method: ``supernet``: one network holds all candidates and is trained once, while a controller learns which to
-            prefer. ``random``: candidates drawn at random, each trained alone: the baseline of other searches.
         space: for each decision its choices; see ``ctr.search.architecture`` for their names.
         target: the cost that the result may have, as a share of the baseline's.
         prefix: the share of the log's rows that the search reads; the result is evaluated on the held-out rest.
@@ -74,27 +71,19 @@ class SearchConfig(StrictModel):
         cost: the operations of a candidate that count, of learning from an example (``training``) or of scoring it
             (``serving``).
         controller: of the supernet.
-        candidates: how many the method random draws; a smaller space is tried whole.
     """
 
     title: str = "Search"
     note: str = ""
     base: AnyPath | None = None
     config: dict[str, Any] = {}
-    method: Literal["supernet", "random"] = "supernet"
     space: dict[str, tuple[Any, ...]] = Field(min_length=1, examples=[{"model.deep.units.0": [32, 64]}])
     target: float = Field(default=1.0, gt=0, le=1000)
     prefix: Share = 0.5
     seed: Seed = 1
-    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
+    seeds: Seeds = (1, 2, 3)
     cost: Literal["training", "serving"] = "training"
     controller: ControllerConfig = ControllerConfig()
-    candidates: int = Field(default=9, ge=1, le=10_000)
-
-    @model_validator(mode="after")
-    def _has_seeds_once(self) -> Self:
-        check_once("seeds", self.seeds)
-        return self
 
 
 def read_search(path: Path, settings: Sequence[str] = ()) -> tuple[SearchConfig, dict[str, Any]]:

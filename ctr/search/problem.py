@@ -1,27 +1,18 @@
-"""What a search works on: prefixes of a log, the baseline with its space and costs, and experiments over them."""
+"""Costs of the candidates of a search, and the prefix of a log that it reads."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ctr import __version__
-from ctr.config import dump_yaml
-from ctr.data.log import log_sha256, read_manifests, read_schema
+from ctr.data.log import read_manifests, read_schema
 from ctr.data.stream import Selection, read_selection
 from ctr.data.time_range import TimeRange
-from ctr.experiments.config import ArmConfig, ExperimentConfig, changed
-from ctr.experiments.jobs import Failure
 from ctr.experiments.measure import Operations
-from ctr.experiments.run import Options, run_experiment
 from ctr.io.errors import InputError
-from ctr.io.files import make_folder, write_atomic_bytes
-from ctr.search.config import SearchConfig
-from ctr.search.record import BASELINE, SearchRecord, Tried
 from ctr.search.space import Choice, Content, Space
 from ctr.training.config import TrainConfig
 
@@ -87,70 +78,3 @@ def find_prefix(log: Path, time_range: TimeRange, share: float) -> tuple[Prefix,
             f"{log}: no query ends within the first {share:.3g} of the {len(times)} rows; a larger prefix is required"
         )
     return Prefix(end_us, rows), len(times)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A search, everything checked, and where and how its runs are made."""
-
-    search: SearchConfig
-    content: dict[str, Any]  # the baseline's configuration, as nested keys
-    space: Space
-    cost: Cost
-    prefix: Prefix  # what the search reads
-    rows: int  # of the log, in the configuration's time range
-    log: Path
-    out: Path
-    options: Options
-
-    def candidate(self, choice: Choice | None) -> Tried:
-        """Makes a candidate an arm; None, and whatever is configured like it, is the baseline."""
-        if choice is None or self.space.apply(self.content, choice) == self.space.apply_values(
-            self.content, {}
-        ):
-            return Tried(name=BASELINE, values={}, cost=1.0)
-        values = self.space.values(choice)
-        return Tried(name=f"c{self.space.index(choice)}", values=values, cost=self.cost(choice))
-
-    def arm(self, candidate: Tried, title: str, note: str = "") -> ArmConfig:
-        changes = self.space.changes(self.content, candidate.values)
-        return ArmConfig(title=title, note=note, set=changes)
-
-    def on_prefix(self) -> dict[str, Any]:
-        """Configuration of the baseline that reads the prefix alone, and keeps no predictions."""
-        ended = {} if self.prefix.end is None else {"time_range.end": self.prefix.end}
-        return changed(self.content, {**ended, "record_predictions": False})
-
-    def replay(self, name: str, experiment: ExperimentConfig, costs: bool) -> dict[str, Failure]:
-        """Makes the missing runs of an experiment in OUT/NAME, and writes OUT/NAME.yaml; returns what failed."""
-        file = self.out / f"{name}.yaml"
-        make_folder(file.parent)
-        write_atomic_bytes(file, dump_yaml(experiment).encode())
-        return run_experiment(file, self.log, self.out / name, replace(self.options, costs=costs))
-
-    def record(self, chosen: Tried, found: dict[str, Any]) -> SearchRecord:
-        """Record of the search and its result; ``found``: what its method adds to that."""
-        search, space, prefix = self.search, self.space, self.prefix
-        baseline = space.baseline(self.content)
-        return SearchRecord(
-            title=search.title,
-            note=search.note,
-            method=search.method,
-            command=self.options.command,
-            ctr_version=__version__,
-            log=str(self.log.resolve()),
-            log_sha256=log_sha256(read_manifests(self.log)),
-            seed=search.seed,
-            target=search.target,
-            purpose=search.cost,
-            space={decision.name: list(decision.choices) for decision in space.decisions},
-            size=space.size,
-            baseline=None if baseline is None else space.values(baseline),
-            rows=self.rows,
-            prefix_rows=prefix.rows,
-            prefix_end=prefix.end,
-            chosen=chosen.name,
-            values=chosen.values,
-            cost=chosen.cost,
-            **found,
-        )

@@ -10,45 +10,8 @@ from ctr.io.errors import InputError
 
 RECORD_FILE = "search.json"
 BASELINE = "baseline"  # name of the configuration that candidates change
-TRIALS = "trials"  # folder of the experiment of the method random
 SEARCHED = "searched"  # name of the result among the arms of the last replay
 CONTROLLER_FILE = "controller.jsonl"
-REST, WHOLE = "rest", "whole"
-"""Parts of the log on which the result is compared: rows that the search has not read, and all rows."""
-
-
-class Tried(Record):
-    """Candidate that is trained by itself, and what came of it."""
-
-    name: str  # of its arm: ``cN`` for candidate N of the space, or ``baseline``
-    values: dict[str, Any]  # by the names of the decisions; empty for the baseline
-    cost: float  # in units of the baseline's
-    logloss: float | None = None  # progressive, over the prefix; None: its run failed, or has not been made
-    difference: float | None = None  # to the baseline's
-    low: float | None = None  # of the 95% interval, paired by query; None where undefined
-    high: float | None = None
-    failure: str = ""  # why its run failed; else empty
-
-
-class JudgedNumber(Record):
-    """A row of the tidy table (`ctr.eval.tidy`) of the result against the baseline; None where undefined."""
-
-    metric: str
-    run: str
-    arm: str  # ``baseline`` or ``searched``
-    seed: str
-    slice: str
-    window: str  # `REST` or `WHOLE`
-    value: float | None
-    low: float | None
-    high: float | None
-
-
-class Judgement(Record):
-    """Comparison of the result with the baseline on parts of the log."""
-
-    results: list[JudgedNumber] = []
-    missing: dict[str, str] = {}  # by part, why it is not known
 
 
 class SearchRecord(Record):
@@ -56,7 +19,6 @@ class SearchRecord(Record):
 
     title: str
     note: str
-    method: str  # supernet or random
     command: str  # that repeats it
     ctr_version: str
     log: str  # its folder
@@ -70,13 +32,11 @@ class SearchRecord(Record):
     rows: int  # of the log, in the configuration's time range
     prefix_rows: int  # those that the search reads
     prefix_end: str | None  # the first query time that it does not read; None: it reads all
-    tried: list[Tried] = []  # by the method random, the best first; those that failed last
-    examples: int | None = None  # that a supernet learned from
-    passes: float = 0.0  # computed by the search, in passes of the baseline over all rows
-    chosen: str = ""  # ``baseline`` or ``cN``; empty until it is known
-    values: dict[str, Any] = {}  # its choices
-    cost: float | None = None  # in units of the baseline's
-    judged: Judgement | None = None  # by the last replay; None without one
+    examples: int  # that the supernet learned from
+    passes: float  # computed by the search, in passes of the baseline over all rows
+    chosen: str  # ``baseline``, or ``cN`` for candidate N of the space
+    values: dict[str, Any]  # its choices; empty for the baseline
+    cost: float  # in units of the baseline's
 
 
 class ControllerRecord(Record):

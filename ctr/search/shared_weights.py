@@ -105,7 +105,6 @@ class Progress:
     batches: int = 0
     examples: int = 0  # learned from
     scored: int = 0  # examples scored by candidates, once for each
-    rows: int = 0  # learned from in this pass
     drawn: int = 0  # candidates since the last record
     reward: float = 0.0  # sum over these
     cost: float = 0.0  # sum over these
@@ -148,7 +147,7 @@ class SharedTrainer(Trainer):
         masks = self._masks_of(plan.space.largest)
         self._parts = [MaskedPart(masks) for _ in range(plan.drawn + len(plan.always))]
         super().__init__(state, config, phase, self._parts)
-        # Cut before the first step, not here: a pass that is whole takes none, and the lines of later ones stay.
+        # Cut before the first step.
         self._records = Records(plan.records)
         self._has_begun = False
 
@@ -200,7 +199,7 @@ class SharedTrainer(Trainer):
             ]
         scores = self.learn_by([*learners, *plan.always], feed, ramps, rates)
         before, rows = own.examples, len(feed.batch.rows)
-        own.batches, own.rows, own.examples = own.batches + 1, own.rows + rows, before + rows
+        own.batches, own.examples = own.batches + 1, before + rows
         if before * RECORDS // plan.examples < own.examples * RECORDS // plan.examples:
             self._records.append(_line(plan, own))
             own.reward, own.cost, own.drawn = 0.0, 0.0, 0

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from ctr.data.log import Manifest
 from ctr.data.schema import Schema
 from ctr.experiments.config import Changes, changed, merged
 from ctr.io.errors import InputError, listed
-from ctr.search.architecture import Part, Shape, part_of, shape_changes, shape_of
+from ctr.search.architecture import DECISIONS, Part, Shape, part_of, shape_changes, shape_of
 from ctr.search.config import SearchConfig
 from ctr.training.config import TrainConfig
 from ctr.training.experts.names import PAIRS, choose_experts, expert_names
@@ -23,34 +23,18 @@ Choice = tuple[int, ...]  # candidate: for each decision the number of its choic
 
 Content = Mapping[str, Any]  # training configuration as nested keys
 
-_OWN_KEYS = ("seed", "time_range", "record_predictions")  # keys that a search sets itself
-
 
 @dataclass(frozen=True)
 class Decision:
-    """A part of the architecture, see ``ctr.search.architecture``, or a dotted training key, and its choices."""
+    """A part of the architecture, see ``ctr.search.architecture``, and its choices."""
 
     name: str
     choices: tuple[Any, ...]
 
     @cached_property
-    def part(self) -> Part | None:
-        """Part of the architecture that it is about; None: it is a setting of training."""
+    def part(self) -> Part:
+        """Part of the architecture that it is about; raises KeyError where there is none of its name."""
         return part_of(self.name)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Keys of the training configuration that it sets."""
-        return (self.name,) if self.part is None else self.part.keys
-
-    @property
-    def unmaskable(self) -> str:
-        """Reason why a supernet cannot hold all choices at once; empty where masks can."""
-        if self.part is None:
-            return "is a setting of training"
-        if self.part.kind in ("ranks", "cross_rank") and 0 in self.choices and any(self.choices):
-            return "has rank 0 beside others: a full matrix and a bottleneck are different weights"
-        return ""
 
 
 @dataclass(frozen=True)
@@ -67,16 +51,6 @@ class Space:
         """All candidates, the last decision's choices changing first."""
         return itertools.product(*(range(len(decision.choices)) for decision in self.decisions))
 
-    def number(self, index: int) -> Choice:
-        """Candidate at a place of ``candidates``, without going through those before it; ValueError beyond."""
-        numbers = []
-        for decision in reversed(self.decisions):
-            index, number = divmod(index, len(decision.choices))
-            numbers.append(number)
-        if index:
-            raise ValueError("beyond the last candidate")
-        return tuple(reversed(numbers))
-
     def index(self, choice: Choice) -> int:
         """Place of a candidate in ``candidates``."""
         place = 0
@@ -91,23 +65,17 @@ class Space:
 
     @property
     def largest(self) -> Choice:
-        """Candidate whose parts hold those of all others: the supernet. Of settings the first choice."""
-        return self._extreme(max)
+        """Candidate whose parts hold those of all others: the supernet."""
+        return tuple(decision.choices.index(max(decision.choices)) for decision in self.decisions)
 
     @property
     def smallest(self) -> Choice:
-        """Candidate of the smallest parts. Of settings the first choice."""
-        return self._extreme(min)
-
-    def _extreme(self, end: Callable[[Iterable[Any]], Any]) -> Choice:
-        return tuple(
-            0 if decision.part is None else decision.choices.index(end(decision.choices))
-            for decision in self.decisions
-        )
+        """Candidate of the smallest parts."""
+        return tuple(decision.choices.index(min(decision.choices)) for decision in self.decisions)
 
     def shape(self, base: TrainConfig, choice: Choice) -> Shape:
         """Architecture of a candidate, absent layers included. Rank decisions of absent layers remain."""
-        return shape_of(base, _split(self.values(choice))[0])
+        return shape_of(base, _parts(self.values(choice)))
 
     def apply(self, base: TrainConfig | Content, choice: Choice) -> TrainConfig:
         """Configuration of a candidate; raises InputError, which names it, where that is not possible."""
@@ -123,8 +91,8 @@ class Space:
     def changes(self, base: TrainConfig | Content, values: Mapping[str, Any]) -> Changes:
         """Changes of a base by values for some of the decisions: values by dotted keys of its configuration."""
         config = _parsed(base)
-        parts, settings = _split(values)
-        return shape_changes(shape_of(config, parts), parts, config.model) | settings
+        parts = _parts(values)
+        return shape_changes(shape_of(config, parts), parts, config.model)
 
     def baseline(self, base: TrainConfig | Content) -> Choice | None:
         """Candidate that changes nothing of the base; None where the space does not have it."""
@@ -152,13 +120,8 @@ def _parsed(base: TrainConfig | Content) -> TrainConfig:
     return base if isinstance(base, TrainConfig) else parse_model(TrainConfig, dict(base), "base")
 
 
-def _split(values: Mapping[str, Any]) -> tuple[dict[Part, Any], dict[str, Any]]:
-    """Values of parts of the architecture, and those of settings of training by their keys."""
-    parts = {part: value for name, value in values.items() if (part := part_of(name)) is not None}
-    return parts, {name: value for name, value in values.items() if part_of(name) is None}
-
-
-_LAYER_KINDS = ("layers", "units", "ranks", "crosses", "cross_rank")
+def _parts(values: Mapping[str, Any]) -> dict[Part, Any]:
+    return {part_of(name): value for name, value in values.items()}
 
 
 def with_widths(
@@ -167,7 +130,7 @@ def with_widths(
     """Writes out the embedding widths of the features that a search decides on."""
     config = resolve(parse_model(TrainConfig, dict(content), where), schema, manifests)
     widths = {f.name: f.width for f in schema.features if f.width is not None} | config.model.widths
-    parts = [part for name in search.space if (part := part_of(name)) is not None and part.kind == "widths"]
+    parts = [part_of(name) for name in search.space if name.startswith("model.widths.")]
     names = {name for part in parts for name in part.features}
     decided = {name: widths[name] for name in schema.by_name if name in names}
     return merged(content, {"model": {"widths": decided}}) if decided else dict(content)
@@ -181,8 +144,8 @@ def without_pairs(base: TrainConfig, schema: Schema) -> tuple[TrainConfig, str]:
     model, names = base.model, expert_names(base.model)
     if PAIRS in names:
         raise InputError(
-            "config: model.experts names pairs, which is not allowed with method supernet: no mask is on pairs; "
-            "allowed: auto, linear and network, or method random"
+            "config: model.experts names pairs, which is not allowed in a search: no mask is on pairs; "
+            "allowed: auto, linear and network"
         )
     has_pairs = PAIRS in choose_experts(model, schema)[0]
     named = base.model_copy(update={"model": model.model_copy(update={"experts": names})})
@@ -198,26 +161,27 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
     """Makes the space of a search, everything checked that can be before the first run.
 
     ``content`` is the training configuration, see ``with_widths``. Raises InputError: a decision does not
-    exist, has a choice that is not possible, or one that the method cannot try.
+    exist, or has a choice that is not possible, or that a supernet cannot hold beside the others.
     """
     space = space_of(search)
     for decision in space.decisions:
-        problem = _problem(decision, schema)
-        if not problem and search.method == "supernet" and decision.unmaskable:
-            problem = f"{decision.unmaskable}; allowed with method random"
-        if problem:
+        if problem := _problem(decision, schema):
             raise InputError(f"{where}: space.{decision.name}: {problem}")
-    _check_once(space, where)
+    features = Counter((one.part.kind, name) for one in space.decisions for name in one.part.features)
+    for (kind, name), count in features.items():
+        if count > 1:
+            raise InputError(f"{where}: space: two decisions are about {kind} of the feature {name}")
     base = parse_model(TrainConfig, dict(content), where)
-    about_layers = any(one.part is not None and one.part.kind in _LAYER_KINDS for one in space.decisions)
-    if base.model.network and (about_layers or search.method == "supernet"):
-        raise InputError(
-            f"{where}: with model.network there are no crosses and deep layers to decide on; "
-            "allowed: other decisions, with method random"
-        )
+    if base.model.network:
+        raise InputError(f"{where}: with model.network there are no crosses and deep layers to decide on")
     _check_layers(space, base, where)
-    smallest = _check_choices(space, content, schema, where)
-    if search.method == "supernet" and not smallest.model.has_network:
+    try:
+        smallest, largest = (space.apply(content, one) for one in (space.smallest, space.largest))
+        smallest.table_layouts(schema)
+        largest.table_layouts(schema)
+    except InputError as error:
+        raise InputError(f"{where}: space: {error}") from None
+    if not smallest.model.has_network:
         raise InputError(
             f"{where}: space: a candidate has no network, which a supernet cannot be; allowed: choices of at least one "
             "layer, and network among model.experts"
@@ -227,20 +191,23 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
 
 def _problem(decision: Decision, schema: Schema) -> str:
     """Says what is wrong with a decision by itself; empty: nothing."""
-    choices, part = decision.choices, decision.part
+    choices = decision.choices
+    try:
+        part = decision.part
+    except KeyError:
+        return f"is no part of the architecture; allowed: {', '.join(DECISIONS)}"
     if not choices:
         return "has no choice; at least one is required"
     for place, one in enumerate(choices):
         if any(one == other and type(one) is type(other) for other in choices[:place]):
             return f"{one!r} appears twice"
-    if part is None:
-        is_own = any(_overlaps(key, decision.name) for key in _OWN_KEYS)
-        return "is set by the search itself, so that no candidate may" if is_own else ""
     kind, least = (bool, 0) if part.kind == "features" else (int, int(part.kind == "factor_width"))
     wrong = [one for one in choices if type(one) is not kind or one < least]
     if wrong:
         allowed = "true and false" if kind is bool else f"whole numbers of at least {least}"
         return f"{wrong[0]!r} is not allowed: {allowed}"
+    if part.kind in ("ranks", "cross_rank") and 0 in choices and any(choices):
+        return "has rank 0 beside others: a full matrix and a bottleneck are different weights"
     known = list(schema.by_name)
     unknown = [name for name in part.features if name not in known]
     numbers = [name for name in part.features if name in known and not schema.by_name[name].has_ids]
@@ -251,26 +218,10 @@ def _problem(decision: Decision, schema: Schema) -> str:
     )
 
 
-def _overlaps(key: str, other: str) -> bool:
-    """Tells whether one dotted key is the other, or within it."""
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
-
-
-def _check_once(space: Space, where: str) -> None:
-    parts = [decision.part for decision in space.decisions if decision.part is not None]
-    features = Counter((part.kind, name) for part in parts for name in part.features)
-    for (kind, name), count in features.items():
-        if count > 1:
-            raise InputError(f"{where}: space: two decisions are about {kind} of the feature {name}")
-    for decision, other in itertools.permutations(space.decisions, 2):
-        if decision.part is None and any(_overlaps(decision.name, key) for key in other.keys):
-            raise InputError(f"{where}: space.{decision.name}: sets the same key as {other.name}")
-
-
 def _check_layers(space: Space, base: TrainConfig, where: str) -> None:
     """Raises InputError where layers have gaps, or a bottleneck is not narrower than its layer."""
     deep, factors = base.model.deep, base.model.factorized
-    decided = {decision.part: decision for decision in space.decisions if decision.part is not None}
+    decided = {decision.part: decision for decision in space.decisions}
     for kind, there in (("units", deep.units), ("ui_units", factors.ui_units if factors is not None else ())):
         layers = {part.layer for part in decided if part.kind == kind}
         count = len(there) + len(layers - set(range(len(there))))
@@ -299,28 +250,3 @@ def _check_layers(space: Space, base: TrainConfig, where: str) -> None:
                 f"{where}: space.{decision.name}: {max(decision.choices)} is not allowed: there are {len(widths)} "
                 "deep layers in the configuration and the decisions"
             )
-
-
-def _check_choices(space: Space, content: Content, schema: Schema, where: str) -> TrainConfig:
-    """Returns the smallest candidate; raises InputError where it, the largest, or a setting is not possible."""
-
-    def possible(values: Mapping[str, Any]) -> TrainConfig:
-        config = space.apply_values(content, values)
-        config.table_layouts(schema)
-        return config
-
-    for decision in (one for one in space.decisions if one.part is None):
-        for value in decision.choices:
-            try:
-                possible({decision.name: value})
-            except InputError as error:
-                reason = str(error).partition(": ")[2] or str(error)
-                raise InputError(f"{where}: space.{decision.name}: {reason}") from None
-    architecture = Space(tuple(one for one in space.decisions if one.part is not None))
-    try:
-        smallest, _ = [
-            possible(architecture.values(one)) for one in (architecture.smallest, architecture.largest)
-        ]
-    except InputError as error:
-        raise InputError(f"{where}: space: {error}") from None
-    return smallest

@@ -6,13 +6,12 @@ where it was killed, to the same bits.
 
 ::
 
-    OUT/pass-1/             the run of the first pass, OUT/pass-2 that of another one over the same examples, ...
+    OUT/run/                the run of the supernet
     OUT/controller.jsonl    the controller over time
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from ctr.io.errors import InputError
 from ctr.io.files import make_folder
 from ctr.io.signals import stop_signals
 from ctr.objective.bias_constraints import Family
-from ctr.objective.schedules import Ramp
 from ctr.search.config import SearchConfig
 from ctr.search.controller import Policy, entropy, new_controller
 from ctr.search.problem import Cost
@@ -81,14 +79,9 @@ def search_supernet(
     policy.most_likely(new_controller(policy.sizes).logits)
     make_folder(out)
     blocks = read_selection(log, schema, read_manifests(log), Selection(time_range=base.time_range))
-    rows, passes = sum(len(block) for block in blocks), config.controller.passes
-    plan = Plan(config, space, base, policy, max(1, round(passes * rows)), out / "controller.jsonl")
-    arrays: Mapping[str, np.ndarray] | None = None
-    for number in range(math.ceil(passes)):
-        limit = round(min(1.0, passes - number) * rows)
-        run = out / f"pass-{number + 1}"
-        arrays = _one_pass(plan, _of_pass(largest, number), log, run, limit, arrays, progress)
-    assert arrays is not None
+    rows = sum(len(block) for block in blocks)
+    plan = Plan(config, space, base, policy, max(1, rows), out / "controller.jsonl")
+    arrays = _one_pass(plan, largest, log, out / "run", rows, progress)
     own = progress_of(arrays["search"], policy.sizes)
     count, learned = Operations(log), own.examples * (plan.drawn + len(plan.always))
     flops = count(largest)
@@ -106,32 +99,31 @@ def check_supernet(space: Space, base: TrainConfig, largest_learns: bool) -> Tra
     model, optimizer = base.model, base.optimizer
     if model.ensemble.components > 1:
         raise InputError(
-            "config: model.ensemble.components above 1 is not allowed with method supernet: components are alike and "
+            "config: model.ensemble.components above 1 is not allowed in a search: components are alike and "
             "learn by themselves, so search for one, and train as many of it as are wanted"
         )
     attention = [name for name, pooling in model.pooling.items() if pooling.kind != "mean"]
     if attention:
         raise InputError(
-            f"config: model.pooling.{attention[0]} is not allowed with method supernet: no mask is on attention; "
-            "allowed: mean, or method random"
+            f"config: model.pooling.{attention[0]} is not allowed in a search: no mask is on attention; "
+            "allowed: mean"
         )
     ranking = base.objective.ranking
     if ranking is not None and ranking.setup == "multi_task":
         raise InputError(
-            "config: objective.ranking.setup multi_task is not allowed with method supernet: candidates are judged by "
+            "config: objective.ranking.setup multi_task is not allowed in a search: candidates are judged by "
             "the prediction, and no mask is on the head that ranks; allowed: multi_objective"
         )
     if base.objective.labels:
         raise InputError(
-            "config: objective.labels is not allowed with method supernet: no mask is on the outputs of labels; "
-            "allowed: method random"
+            "config: objective.labels is not allowed in a search: no mask is on the outputs of labels"
         )
     dense = optimizer.dense
     if not largest_learns:
         dense = dense.model_copy(update={"preconditioned_from_rows": None})
     if optimizer.embeddings.rule != "adagrad":
         raise InputError(
-            f"config: optimizer.embeddings.rule is {optimizer.embeddings.rule}; allowed with method supernet: adagrad"
+            f"config: optimizer.embeddings.rule is {optimizer.embeddings.rule}; allowed in a search: adagrad"
         )
     quiet = {
         "record_predictions": False,
@@ -141,49 +133,30 @@ def check_supernet(space: Space, base: TrainConfig, largest_learns: bool) -> Tra
     return space.apply(base, space.largest).model_copy(update=quiet)
 
 
-def _of_pass(largest: TrainConfig, number: int) -> TrainConfig:
-    """Configuration of a pass; ramps and batches that grow are of the first one alone."""
-    if not number:
-        return largest
-    crosses = largest.model.crosses
-    model = largest.model.model_copy(update={"crosses": crosses.model_copy(update={"ramp": Ramp()})})
-    batch = largest.batch.model_copy(update={"growth": None})
-    return largest.model_copy(update={"model": model, "batch": batch})
-
-
 def _one_pass(
     plan: Plan,
     config: TrainConfig,
     log: Path,
     run_dir: Path,
-    limit: int,
-    before: Mapping[str, np.ndarray] | None,
+    rows: int,
     progress: Callable[[str], None],
 ) -> dict[str, np.ndarray]:
-    """Makes a pass, or what is left of it, up to ``limit`` rows.
-
-    ``before``, and what is returned, is everything that a pass came to, by the names of the state's
-    variables.
-    """
+    """Makes the pass, or what is left of it; returns everything that it came to, by the names of the variables."""
     sizes = plan.policy.sizes
     begun: list[SharedState] = []
 
     def make_state(
         config: TrainConfig, schema: Schema, families: Sequence[Family], workers: Workers
     ) -> TrainState:
-        state = SharedState(plan, config, schema, families)
-        if before is not None:
-            start = replace(progress_of(before["search"], sizes), rows=0)
-            state.restore({**before, "search": start.to_array()})
-        begun.append(state)
-        return state
+        begun.append(SharedState(plan, config, schema, families))
+        return begun[0]
 
     def make_trainer(state: TrainState, config: TrainConfig, phase: Phase | None) -> Trainer:
         assert isinstance(state, SharedState)
         return SharedTrainer(plan, state, config, phase)
 
     def is_done() -> bool:
-        return begun[0].remembered(sizes).rows >= limit
+        return begun[0].remembered(sizes).examples >= rows
 
     def report(*_: Any) -> None:
         own = begun[0].remembered(sizes)

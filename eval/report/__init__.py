@@ -34,7 +34,8 @@ from ctr.eval.run_files import COMPARED
 from ctr.eval.timeline import Timeline
 from ctr.io.errors import InputError
 
-_FEATURES_DRAWN, _ROWS_SHOWN = 15, 25
+_FEATURES_DRAWN, _FEWEST_SLICES = 15, 5
+_ROWS_SHOWN, _ROWS_COMPARED = 25, 12  # of a table that does not open on a click: of a run, and of several
 _RATIO = ("calibration_ratio", "calibration_ratio_low", "calibration_ratio_high")
 _WITHIN = {"per_query_auc": (0.0, 1.0), "logloss": (0.0, np.inf), "calibration_ratio": (0.0, np.inf)}
 _PAIRED = {"per_query_auc": "PerQueryAUC", "logloss": "logloss"}
@@ -306,12 +307,8 @@ def _paired_figure(runs: Sequence[ShownRun], metric: str, title: str, by_time: b
 def _calibration(runs: Sequence[ShownRun]) -> Section:
     tables = [shown.deciles for shown in runs]
     ends = [_columns(table, _RATIO) for table in tables]
-    curves, said = [], []
+    said = []
     for shown, table in zip(runs, tables, strict=True):
-        predicted, observed, low, high = _columns(
-            table, ("mean_prediction", "mean_label", "ci95_low", "ci95_high")
-        )
-        curves.append((predicted, observed, predicted + low, predicted + high))
         ratio, top = (
             shown.number("calibration_ratio"),
             Number(*(float(one[-1]) for one in _columns(table, _RATIO))),
@@ -323,7 +320,7 @@ def _calibration(runs: Sequence[ShownRun]) -> Section:
         )
         verdict = describe(ratio.value, ratio.low, ratio.high)
         said.append(f"{shown.name}: predicted / actual clicks {ratio.whole()}, {verdict}{tenth}.")
-    drawn = [figures.reliability("Observed over predicted click rate", curves)]
+    drawn = []
     if any(np.isfinite(one[0]).any() for one in ends):
         names = [str(decile) for decile in range(1, 11)]
         drawn.append(figures.by_group("Predicted / actual clicks", [(one[0], one[1], one[2]) for one in ends], names,
@@ -345,9 +342,8 @@ def _slices(runs: Sequence[ShownRun]) -> Section | None:
         tables = [shown.run.metrics.slices[feature].result().set_index("id") for shown in sliced]
         names = next((one for shown in runs if (one := shown.slice_names.get(feature))), {})
         # Stable: of equal weight the smaller id.
-        heaviest = (
-            tables[0].sort_values("weight", ascending=False, kind="stable").index[:SLICES_SHOWN].tolist()
-        )
+        most = max(SLICES_SHOWN // len(runs), _FEWEST_SLICES)
+        heaviest = tables[0].sort_values("weight", ascending=False, kind="stable").index[:most].tolist()
         if all(one in names for one in heaviest):
             heaviest = [one for one in names if one in heaviest]
         tables = [table.reindex(heaviest) for table in tables]
@@ -369,8 +365,12 @@ def _slices(runs: Sequence[ShownRun]) -> Section | None:
     if any(shown.has_default_slices for shown in runs):
         about += " No metrics.slices are configured: these are the features whose values differ most in calibration."
     said = f"{runs[0].name}: {words.worst_slice(worst)}" if len(runs) > 1 else words.worst_slice(worst)
+    count = 2 if len(runs) == 1 else 1
     return Section(
-        "Slices", [said, about] if worst else [about], tables=shown_tables[:2], folded=shown_tables[2:]
+        "Slices",
+        [said, about] if worst else [about],
+        tables=shown_tables[:count],
+        folded=shown_tables[count:],
     )
 
 
@@ -457,7 +457,7 @@ def _features(runs: Sequence[ShownRun]) -> Section | None:
 
 def _table_section(title: str, said: Sequence[str], drawn: Sequence[Figure], table: pd.DataFrame) -> Section:
     """Returns a section with one table, which opens on a click if it has many rows."""
-    if len(table) <= _ROWS_SHOWN:
+    if len(table) <= (_ROWS_COMPARED if "run" in table else _ROWS_SHOWN):
         return Section(title, said, drawn, tables=[("", table)])
     return Section(title, said, drawn, folded=[(f"All {len(table)} rows", table)])
 
@@ -488,7 +488,7 @@ def _configuration(runs: Sequence[ShownRun]) -> Section:
             )
         else:
             said.append("The configurations are equal.")
-        other = _differing([dict(shown.environment) for shown in runs])
+        other = _differing([shown.environment for shown in runs])
         if other:
             title = "Entries of the environment that differ: speeds may differ by more than the configuration"
             tables.append((title, pd.DataFrame(other, columns=["key", *names])))
@@ -508,7 +508,9 @@ def _configuration(runs: Sequence[ShownRun]) -> Section:
     values.append(["log, SHA-256", *(shown.run.log_sha256 for shown in runs)])
     values.append(["folder", *(str(shown.run.folder) for shown in runs)])
     keys = dict.fromkeys(key for shown in runs for key in shown.environment)
-    values += [[key, *(shown.environment.get(key, display.ABSENT) for shown in runs)] for key in keys]
+    for key in keys:
+        entries = [shown.environment.get(key, display.ABSENT) for shown in runs]
+        values.append([key, *(one if isinstance(one, str) else json.dumps(one) for one in entries)])
     folded: list[tuple[str, str | pd.DataFrame]] = [
         ("Counts and environment", pd.DataFrame(values, columns=["", *names]))
     ]

@@ -223,41 +223,6 @@ def by_group(
     return draw(title, note, f"{title} by {label}: {words}.", fill)
 
 
-def reliability(
-    title: str, tables: Sequence[tuple[FloatArray, FloatArray, FloatArray, FloatArray]]
-) -> Figure:
-    """Draws the observed click rate over the predicted one, for each run: both, and the ends of the first's interval.
-
-    On the diagonal a model is calibrated.
-    """
-    every = np.concatenate([np.concatenate(table[:2]) for table in tables])
-    positive = every[np.isfinite(every) & (every > 0)]
-    is_log = len(positive) > 1 and bool(positive.max() > 20 * positive.min())
-    low, high = (float(positive.min()), float(positive.max())) if len(positive) else (0.01, 1.0)
-    margin = 0.06 * (high - low) or 0.01
-    limits = (low / 1.5, high * 1.5) if is_log else (low - margin, high + margin)
-
-    def fill(axes: Axes) -> None:
-        if is_log:
-            axes.set_xscale("log")
-            axes.set_yscale("log")
-        axes.plot(limits, limits, color=QUIET, linewidth=1, linestyle=(0, (4, 3)))
-        for look, (predicted, observed, below, above) in enumerate(tables):
-            if is_log:
-                below = np.maximum(below, limits[0] / 10)
-            _draw_points(axes, predicted, observed, look, y_ends=(below, above))
-        axes.set(xlim=limits, ylim=limits, xlabel="predicted click rate")
-        for axis in (axes.xaxis, axes.yaxis):
-            if not is_log:
-                axis.set_major_locator(MaxNLocator(5))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-            axis.set_minor_formatter("")
-
-    return draw(
-        title, "dashed: calibrated", f"{title} by decile of prediction, from {low:.3g} to {high:.3g}.", fill
-    )
-
-
 def by_name(title: str, runs: Sequence[dict[str, Number]], names: Sequence[str], *, note: str = "") -> Figure:
     """Draws numbers by name, one below the other, for each run: such as the importance of features."""
     shown = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in names]

@@ -12,6 +12,7 @@ from ctr.eval import display, run_files
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.importance import Importance
 from ctr.eval.report.courses import point_starts
+from ctr.eval.run_comparison import leaves
 from ctr.eval.run_files import Run
 from ctr.eval.timeline import Timeline
 from ctr.io.errors import InputError
@@ -42,7 +43,7 @@ class ShownRun:
     slice_names: dict[str, dict[int, str]]  # by feature and id, in the order of a table
     has_default_slices: bool  # of the features that differ most: none are configured
     config: str
-    environment: dict[str, str]
+    environment: dict[str, Any]  # by dotted keys
     faults: list[Fault]
 
     def number(self, metric: str) -> display.Number:
@@ -73,7 +74,7 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
                 slice_names=_slice_names(run),
                 has_default_slices=bool(default_slices),
                 config=run_files.config_text(folder),
-                environment=flat_environment(run_files.read_environment(folder)),
+                environment=leaves(run_files.read_environment(folder)),
                 faults=_faults(run, run_files.count_rejects(folder)),
             )
         )
@@ -132,27 +133,6 @@ def _entries(run: Run, key: str) -> dict[str, dict[str, Any]]:
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
         raise _malformed(run, key, "an object of objects", entries)
     return entries
-
-
-def flat_environment(environment: dict[str, Any]) -> dict[str, str]:
-    """Returns the entries of environment.json as words, objects entry by entry and lists with commas."""
-    flat: dict[str, str] = {}
-    for key, value in environment.items():
-        if isinstance(value, dict):
-            flat |= {f"{key}: {name}": text for name, text in flat_environment(value).items()}
-        else:
-            flat[key] = _text(value)
-    return flat
-
-
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return ", ".join(map(_text, value)) or "none"
-    return "none" if value is None else display.amount(value) if isinstance(value, float) else str(value)
 
 
 def _faults(run: Run, rejects: dict[str, int]) -> list[Fault]:

@@ -63,13 +63,16 @@ def _used(importance: Importance | None) -> str:
 
 
 def against_baselines(loss: Estimate, baselines: Mapping[str, Estimate]) -> str:
-    """Says how a run's logloss compares with the best of predictions that cost nothing; empty without any feature."""
+    """Says how a run's logloss compares with the best of predictions that cost nothing."""
     features = {name: one for name, one in baselines.items() if name != "the base rate"}
     if not features:
-        return ""
+        return (
+            "No base rate by a single feature stands beside it: the run was sliced by none (metrics.slices)."
+        )
     best = min(features, key=lambda name: float(features[name].point))
     change = difference(features[best], loss).number()
-    text = f"the {best} alone, the best feature that the run is sliced by"
+    text = f"the {best} alone, the best of the {len(features)} features that the run is sliced by"
+    text = text if len(features) > 1 else f"the {best} alone, the only feature that the run is sliced by"
     if change.low is None or change.high is None or change.low <= 0 <= change.high:
         return f"Whether its logloss is below that of {text}, is open: {change.whole(signed=True)}."
     side = "below" if change.high < 0 else "above"

@@ -98,28 +98,17 @@ def test_metrics_and_prediction_difference_are_those_of_the_predictions(runs, ca
         assert all(line[end - 1] != " " and line[end : end + 2] == "  " for line in table)
 
 
-def timed_run(folder: Path, rows: pd.DataFrame, speeds: np.ndarray, **more: Any) -> Path:
-    run = write_run(folder, rows, predict(rows, 3, 1.0), windows=len(speeds), parts=1, **more)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for line, speed in zip(lines, speeds, strict=True):
-        line["examples_per_second"] = float(speed)
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return run
-
-
 def test_times_have_ranges_and_no_ratio_between_batches_of_other_sizes(rows, tmp_path):
-    noise = np.exp(np.random.default_rng(1).normal(0, 0.2, 12))
     first = {"step_ms_p50": 4.0, "step_ms_p25": 3.0, "step_ms_p75": 5.0}
     second = {"step_ms_p50": 4.4, "step_ms_p25": 4.0, "step_ms_p75": 5.0, "examples_per_second": 10_000.0}
-    base = timed_run(tmp_path / "a", rows, 5000 * noise, **first)
-    # What slows both in a window is no difference between them.
-    fast = timed_run(tmp_path / "b", rows, 10_000 * noise * np.linspace(0.99, 1.01, 12), **second)
+    base = write_run(tmp_path / "a", rows, predict(rows, 3, 1.0), **first)
+    fast = write_run(tmp_path / "b", rows, predict(rows, 3, 1.0), **second)
     comparison = compare_runs(base, fast)
     speed, step = (comparison.costs[key] for key in ("examples_per_second", "step_ms_p50"))
-    assert speed.ratio == 2 and 1.95 < speed.span[0] < 2 < speed.span[1] < 2.05 and not speed.verdict
+    assert speed.ratio == 2 and speed.span is None and not speed.verdict
     assert step.span == (4.0 / 5.0, 5.0 / 3.0) and step.verdict == "not significant"
     assert "[0.80×, 1.67×]" in comparison.as_text()
-    larger = timed_run(tmp_path / "c", rows, 9000 * noise, config={"batch": {"rows": 9}}, **second)
+    larger = write_run(tmp_path / "c", rows, predict(rows, 3, 1.0), config={"batch": {"rows": 9}}, **second)
     comparison = compare_runs(base, larger)
     assert comparison.costs["step_ms_p50"].ratio is None
     assert "examples/s compares the runs" in " ".join(comparison.as_text().split())

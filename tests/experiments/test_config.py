@@ -9,8 +9,7 @@ import yaml
 
 from ctr.experiments.config import changed, merged, read_experiment
 from ctr.experiments.plan import Plan, read_plan
-from ctr.experiments.planning import make_plan
-from ctr.experiments.tasks import Tasks
+from ctr.experiments.planning import Calls, make_plan
 from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
@@ -49,7 +48,7 @@ def log(tmp_path_factory):
 def plan_of(log, tmp_path):
     """Writes an experiment and plans it."""
 
-    def plan(content: Any, base: Any = BASE) -> tuple[Plan, Tasks]:
+    def plan(content: Any, base: Any = BASE) -> tuple[Plan, Calls]:
         (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
         file = tmp_path / "experiment.yaml"
         file.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -59,8 +58,8 @@ def plan_of(log, tmp_path):
 
 
 def test_every_arm_has_its_changes_over_the_baseline(plan_of):
-    plan, tasks = plan_of(WHOLE)
-    arms = tasks.arms
+    plan, calls = plan_of(WHOLE)
+    arms = calls.arms
     assert list(arms) == ["baseline", "smelu", "student", "low", "half", "baseline@narrow", "low@narrow"]
     for arm in plan.arms:
         assert arm.seeds == [run.seed for run in arm.runs] == ([5] if arm.point else [3, 5])
@@ -73,52 +72,52 @@ def test_every_arm_has_its_changes_over_the_baseline(plan_of):
             assert run.config.model.deep.activation == ("smelu" if arm.name == "smelu" else "relu")
     student = arms["student"][0].config.objective.distillation
     assert student is not None
-    assert (student.teacher, student.weight) == (tasks.teachers["wide"].record, 0.25)
+    assert (student.teacher, student.weight) == (calls.teachers["wide"].sidecar, 0.25)
     low = arms["low@narrow"][0].config.sampling
     assert low is not None
-    assert (low.name, low.score) == (tasks.samplings["low"].sidecar, "kept")
+    assert (low.name, low.score) == (calls.samplings["low"].sidecar, "kept")
     # Only the teachers and samplings that are needed.
-    assert (list(tasks.teachers), list(tasks.samplings)) == (["wide"], ["low", "half"])
-    teacher = tasks.teachers["wide"].config
+    assert (list(calls.teachers), list(calls.samplings)) == (["wide"], ["half", "low"])
+    teacher = calls.teachers["wide"].config
     assert (teacher.seed, teacher.model.deep.units, teacher.batch.rows) == (9, (32,), 128)
-    assert tasks.samplings["low"].config.uninformative.low_loss.teacher == tasks.teachers["wide"].record
-    assert tasks.samplings["low"].needs == (tasks.teachers["wide"],) and tasks.samplings["half"].needs == ()
+    assert calls.samplings["low"].config.uninformative.low_loss.teacher == calls.teachers["wide"].sidecar
+    assert calls.samplings["low"].needs == [calls.teachers["wide"]] and calls.samplings["half"].needs == []
     samplings = {"hard": {"gradient": {"teacher": "wide", "threshold": 0.2}}}
     # YAML reads 2026-01-05 as a date, which is text in the plan.
     changes = {"set": {"time_range.start": date(2026, 1, 5)}, "sampling": "hard"}
     late = {"samplings": samplings, "arms": {"late": changes}, "sweep": None}
-    plan, tasks = plan_of({**WHOLE, **late, "scored": {"start": date(2026, 1, 5)}})
-    assert tasks.samplings["hard"].config.gradient.teacher == tasks.teachers["wide"].record
-    assert tasks.samplings["hard"].needs == (tasks.teachers["wide"],)
+    plan, calls = plan_of({**WHOLE, **late, "scored": {"start": date(2026, 1, 5)}})
+    assert calls.samplings["hard"].config.gradient.teacher == calls.teachers["wide"].sidecar
+    assert calls.samplings["hard"].needs == [calls.teachers["wide"]]
     written = json.loads(json.dumps(plan.as_json()))["arms"][1]
     assert (written["name"], written["set"]) == ("late", {"time_range.start": "2026-01-05"})
-    assert tasks.arms["late"][0].config.time_range.start == datetime(2026, 1, 5, tzinfo=UTC)
+    assert calls.arms["late"][0].config.time_range.start == datetime(2026, 1, 5, tzinfo=UTC)
     # Arms with other techniques have the same batches, and the experts of a run without a configuration.
     arms = {"late": {"set": {"label_delay": 60}}, "rows": {"set": {"batch.rows": 64}}}
     arms["network"] = {"set": {"model.experts": ["network"]}}
-    _, tasks = plan_of({"title": "Two", "arms": arms}, {"model": {"deep": {"units": [4]}}})
-    batches = {name: one.config.batch for name, (one, *_) in tasks.arms.items()}
+    _, calls = plan_of({"title": "Two", "arms": arms}, {"model": {"deep": {"units": [4]}}})
+    batches = {name: one.config.batch for name, (one, *_) in calls.arms.items()}
     assert [(one.rows, one.growth, one.least) for one in (batches["baseline"], batches["late"])] == [
         (4096, 1 / 1024, 8)
     ] * 2
     assert (batches["rows"].rows, batches["rows"].growth) == (64, None)
-    experts = {name: one.config.model.experts for name, (one, *_) in tasks.arms.items()}
+    experts = {name: one.config.model.experts for name, (one, *_) in calls.arms.items()}
     every = ("linear", "network", "pairs")
     assert experts == {"baseline": every, "late": every, "rows": every, "network": ("network",)}
     # What no table of an experiment shows is not measured, unless that was asked for.
-    assert not any(run.config.metrics.importance_rows for runs in tasks.arms.values() for run in runs)
+    assert not any(run.config.metrics.importance_rows for runs in calls.arms.values() for run in runs)
     base = {"metrics": {"importance_rows": 9}}
-    _, tasks = plan_of({"title": "Two", "base": "base.yaml", "arms": arms}, base)
-    assert all(run.config.metrics.importance_rows == 9 for runs in tasks.arms.values() for run in runs)
+    _, calls = plan_of({"title": "Two", "base": "base.yaml", "arms": arms}, base)
+    assert all(run.config.metrics.importance_rows == 9 for runs in calls.arms.values() for run in runs)
     # Retrains have the seed and the teacher of the run that they are compared with.
     retrain = {"rounding": {"retrain.kind": "rounding"}, "batch": {"batch.rows": 96}}
-    plan, tasks = plan_of({**WHOLE, "retrain": retrain})
-    by_folder = {run.folder: run for run in tasks.retrains}
+    plan, calls = plan_of({**WHOLE, "retrain": retrain})
+    by_folder = {run.folder: run for run in calls.retrains}
     assert len(by_folder) == 5 * 2 * 2
     for arm in plan.arms:
         assert list(arm.retrains) == ([] if arm.point else ["rounding", "batch"])
         for kind, runs in arm.retrains.items():
-            for planned, original in zip(runs, tasks.arms[arm.name], strict=True):
+            for planned, original in zip(runs, calls.arms[arm.name], strict=True):
                 again = by_folder[planned.folder]
                 assert planned.seed == again.seed == original.seed
                 assert (again.owner, again.needs) == (f"{arm.name}~{kind}", original.needs)
@@ -129,12 +128,12 @@ def test_every_arm_has_its_changes_over_the_baseline(plan_of):
                     assert found.pop("retrain")["kind"] == "rounding" and same.pop("retrain") is None
                 assert found == same
     # The first seed of everything comes before the next one.
-    assert [run.seed for run in tasks.stages()[2]] == sorted(run.seed for run in tasks.stages()[2])
+    assert [run.seed for run in calls.stages()[2]] == sorted(run.seed for run in calls.stages()[2])
     # A baseline may have a teacher and a sampling, which arms do not inherit.
     alone = {"baseline": {"teacher": "wide", "sampling": "low"}, "arms": {"plain": {}}, "sweep": None}
-    _, tasks = plan_of({**WHOLE, **alone})
-    (taught, _), (plain, _) = tasks.arms["baseline"], tasks.arms["plain"]
-    assert taught.needs == (tasks.teachers["wide"], tasks.samplings["low"]) and plain.needs == ()
+    _, calls = plan_of({**WHOLE, **alone})
+    (taught, _), (plain, _) = calls.arms["baseline"], calls.arms["plain"]
+    assert taught.needs == [calls.teachers["wide"], calls.samplings["low"]] and plain.needs == []
     assert plain.config.objective.distillation is None and plain.config.sampling is None
     # A baseline alone is an experiment.
     (arm,) = plan_of({"seeds": [1]})[0].arms
@@ -164,7 +163,7 @@ def test_the_report_reads_the_plan_that_was_written(plan_of, tmp_path):
 
 
 def test_only_what_changed_gets_other_folders(plan_of, monkeypatch):
-    before, tasks = plan_of(WHOLE)
+    before, calls = plan_of(WHOLE)
     arms = {**WHOLE["arms"], "smelu": {"set": {"model.deep.activation": "smelu", "model.deep.smelu_beta": 2}}}
     after, _ = plan_of({**WHOLE, "arms": arms})
     assert [old.name for old, new in zip(before.arms, after.arms, strict=True) if old.runs != new.runs] == [
@@ -172,22 +171,22 @@ def test_only_what_changed_gets_other_folders(plan_of, monkeypatch):
     ]
     # A new teacher gives its students others.
     _, other = plan_of({**WHOLE, "teachers": {"wide": {"set": {"model.deep.units": [64]}}}})
-    assert tasks.teachers["wide"].record != other.teachers["wide"].record
-    assert tasks.samplings["low"].sidecar != other.samplings["low"].sidecar
-    assert tasks.samplings["half"].sidecar == other.samplings["half"].sidecar
-    assert tasks.arms["student"][0].folder != other.arms["student"][0].folder
-    # Two names of one teacher are one task.
+    assert calls.teachers["wide"].sidecar != other.teachers["wide"].sidecar
+    assert calls.samplings["low"].sidecar != other.samplings["low"].sidecar
+    assert calls.samplings["half"].sidecar == other.samplings["half"].sidecar
+    assert calls.arms["student"][0].folder != other.arms["student"][0].folder
+    # Two names of one teacher are one call.
     twins = {**WHOLE["teachers"], "twin": WHOLE["teachers"]["wide"]}
     arms = {**WHOLE["arms"], "other": {"teacher": "twin"}}
     _, same = plan_of({**WHOLE, "teachers": twins, "arms": arms})
     assert same.teachers["twin"] is same.teachers["wide"]
-    assert [task.label for task in same.stages()[0]] == ["teacher-wide seed 9"]
+    assert [call.label for call in same.stages()[0]] == ["teacher-wide seed 9"]
     # A log that has grown: what a teacher recorded is of the log.
     monkeypatch.setattr("ctr.experiments.planning.log_sha256", lambda manifests: "another")
     _, grown = plan_of(WHOLE)
-    assert tasks.teachers["wide"].record != grown.teachers["wide"].record
-    assert tasks.arms["student"][0].folder != grown.arms["student"][0].folder
-    assert tasks.arms["smelu"][0].folder == grown.arms["smelu"][0].folder
+    assert calls.teachers["wide"].sidecar != grown.teachers["wide"].sidecar
+    assert calls.arms["student"][0].folder != grown.arms["student"][0].folder
+    assert calls.arms["smelu"][0].folder == grown.arms["smelu"][0].folder
 
 
 SWEEP = {"points": {"p": {}}, "arms": ["baseline"]}
@@ -195,7 +194,10 @@ NOON = "2026-01-05T12:00"
 REFUSED = [
     ({"arms": {"dcn": {"set": {"model.deep.width": 3}}}}, "arms.dcn.set.model.deep.width: unknown key; allo"),
     ({"arms": {"dcn": {"set": {"metrics.slices": ["x"]}}}}, "arms.dcn.set: metrics.slices names x, which is"),
-    ({"arms": {"dcn": {"set": {"seed": 2}}}}, "arms.dcn.set.seed: not allowed here: set seeds"),
+    (
+        {"arms": {"dcn": {"set": {"seed": 2}}}},
+        "arms.dcn.set: {'seed': 2} is not allowed: seed is not allowed here: set seeds",
+    ),
     (
         {"arms": {"plain": {}, "dcn": {"set": {"optimizer.embeddings.rule": "adagrad"}}}},
         "arms.dcn.set: optimizer.embeddings.rule changes nothing: the arm dcn would be trained as the baseline is",
@@ -204,14 +206,17 @@ REFUSED = [
     ({"arms": {"baseline": {}}}, "arms.baseline: this name is reserved for the arm that the others"),
     ({"retrain": {"seed": {}}}, "retrain.seed: this name is reserved for pairs of seeds"),
     ({"retrain": {"order": {}}, "arms": {"a": {"retrain": ["late"]}}}, "arms.a.retrain: there is no late"),
-    ({"retrain": {"order": {"seed": 3}}}, "retrain.order.seed: not allowed here"),
+    (
+        {"retrain": {"order": {"seed": 3}}},
+        "retrain.order: {'seed': 3} is not allowed: seed is not allowed here",
+    ),
     ({"arms": {"dcn": {"teacher": "nobody"}}}, "arms.dcn.teacher: there is no nobody; allowed: none is defi"),
     ({"arms": {"dcn": {"against": "x"}, "b": {}}}, "arms.dcn.against: there is no x; allowed: baseline, b"),
     ({"arms": {"dcn": {"against": "dcn"}}}, "arms.dcn.against: there is no dcn; allowed: baseline"),
     ({"sweep": {**SWEEP, "arms": ["x"]}}, "sweep.arms: there is no x; allowed: baseline"),
     ({"sweep": {**SWEEP, "seeds": [7]}}, "sweep.seeds: 7 is not allowed"),
     ({"sweep": {**SWEEP, "points": {"p": {"model.deep.units": [0]}}}}, "baseline@p: sweep.points.p.model.de"),
-    ({"seeds": [1, 1]}, "seeds: 1 appears twice"),
+    ({"seeds": [1, 1]}, "seeds: [1, 1] is not allowed: 1 appears twice"),
     ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
     ({"base": "base.yaml"}, "base.yaml: batch.row: unknown key"),
     (

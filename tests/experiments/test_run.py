@@ -35,12 +35,12 @@ def after(name):
     return arguments[arguments.index(name) + 1] if name in arguments else None
 
 if sys.argv[2] != "ctr":
-    wanted = json.load(sys.stdin)
+    wanted = json.loads(Path(sys.argv[3]).read_text())
     with open({calls!r}, "a") as file:
         file.write("measure " + " ".join(wanted["configs"]) + "\\n")
     ratio = [1, 3, 4]
     cost = {{"train_flops": 1.0, "step_ms": 2.0, "inference_ms": 1.0, "step_ratio": ratio, "inference_ratio": ratio}}
-    print(json.dumps({{name: cost for name in wanted["configs"]}}))
+    Path(sys.argv[4]).write_text(json.dumps({{name: cost for name in wanted["configs"]}}))
     sys.exit()
 arguments = sys.argv[3:]
 log = Path(arguments[1])
@@ -167,8 +167,10 @@ def test_teachers_then_samplings_then_arms_and_nothing_twice(stand_in):
         f"{arm}-seed-{s}" for arm in ("baseline", "smelu", "student") for s in (1, 2)
     )
     assert calls[8:] == ["measure baseline smelu student", "measure teacher wide"]
-    assert len(lines) == 8
-    assert lines[0].startswith("[1/8, ") and "left] teacher-wide seed 1: PerQueryAUC 0.7000, " in lines[0]
+    # Each run has a line when it begins and another one when it ends.
+    assert len(lines) == 16 and lines[0] == "[0/8] teacher-wide seed 1: begun"
+    assert lines[1].startswith("[1/8, ") and "left] teacher-wide seed 1: PerQueryAUC 0.7000, " in lines[1]
+    assert sum(line.endswith(": begun") for line in lines) == 8
     plan = read("plan.json")
     assert (plan["title"], plan["note"], plan["command"]) == ("Small", "Of the tests.", "ctr replay ...")
     assert plan["log_sha256"] == log_sha256(read_manifests(Path("log")))
@@ -288,8 +290,10 @@ def test_command_line(stand_in, monkeypatch, capfd):
     assert main(arguments) == 1
     out, err = capfd.readouterr()
     assert out.startswith("a table\n")
-    # Without a terminal, too, each run that ends or fails has a line.
-    *ended, error = err.splitlines()
+    # Without a terminal, too, each run that begins, ends or fails has a line.
+    *lines, error = err.splitlines()
+    ended = [line for line in lines if not line.endswith(": begun")]
+    assert len(lines) == 2 * len(ended)
     assert error == "error: 1 failed: bad seed 1: it broke; rerun the same command to try again"
     assert sorted(re.sub(r"\[.*?\] ", "", line).partition(":")[0] for line in ended) == [
         "bad seed 1",

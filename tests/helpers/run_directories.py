@@ -113,7 +113,9 @@ def write_run(
     about = {"features": features, "slice_names": {"position": {"0": "id 0", "3": "third"}}}
     content = {**total.summary(), "log_rows": len(rows), **COST, **hashes, **about, **summary}
     (folder / "summary.json").write_text(json.dumps(content))
-    write_predictions(folder, rows.drop(columns="position").assign(logit=logit), parts)
+    write_predictions(
+        folder, rows.drop(columns=["position", "hour"], errors="ignore").assign(logit=logit), parts
+    )
     return folder
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ctr.cli import main
-from ctr.experiments.jobs import Job, run_job
+from ctr.experiments.jobs import Job, Outcome, run_here
 from ctr.pipelines.processes import safe_environment
 
 TRAP = "from pathlib import Path\nPath({seen!r}).touch()\nraise ImportError('the folder of a user was looked in')\n"
@@ -45,7 +45,9 @@ def test_nothing_else_starts_a_process(root):
 
 def test_jobs_of_an_experiment_import_nothing_from_the_folder(trapped):
     """What ``ctr replay`` trains, samples and serves with."""
-    ended = run_job(Job("one", ("train", "nolog", "--out", "run")), lambda: False)
+    outcomes: list[Outcome | None] = []
+    run_here([Job("one", ("train", "nolog", "--out", "run"))], 1, lambda _, outcome: outcomes.append(outcome))
+    ended = outcomes[-1]
     assert ended is not None
     assert ended.error == "nolog is not an example log: it has no schema.json", ended.end
     assert not trapped()

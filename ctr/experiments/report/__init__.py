@@ -1,6 +1,5 @@
 """Report of an experiment, without TensorFlow.
 
-`results` reads everything: begin there. It measures the arms (`arms`, `slices`, `loops`, `costs`, `tuning_points`,
-from the files of `files`); `tables` and `figures` show them, `numbers` writes them as JSON and CSV, and `write` puts
-together the page and the text.
+`results` reads everything into one table: begin there. It measures the arms (`arms`, `predictions`, `slices`, `costs`,
+`tuning_points`, from the files of `files`); `tables` shows them, and `write` puts together the page and the text.
 """

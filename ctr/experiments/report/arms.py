@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,12 +12,11 @@ from ctr.eval.calibration import calibration_buckets
 from ctr.eval.compare import ScoredExamples, is_beyond_noise, scored_examples
 from ctr.eval.intervals import Estimate, difference, mean, quotient
 from ctr.eval.run_comparison import NotComparableError
-from ctr.eval.run_files import config_text, metrics_between, read_environment
+from ctr.eval.run_files import config_text, metrics_between
 from ctr.eval.tidy import Row, row
 from ctr.experiments.plan import Plan, PlannedArm
 from ctr.experiments.report.files import Ending, open_run
 from ctr.experiments.report.slices import FamilyBias, family_biases
-from ctr.io.errors import InputError
 
 CHANGED = ("per_query_auc", "auc", "logloss")  # metrics whose change is reported
 
@@ -35,7 +33,6 @@ class MeasuredArm:
     biases: dict[int, dict[str, FamilyBias]] = field(default_factory=dict)  # by family
     deciles: pd.DataFrame | None = None  # of all finished runs together
     hashes: dict[int, str] = field(default_factory=dict)  # of the configurations
-    environments: dict[int, dict[str, Any]] = field(default_factory=dict)
     config: str = ""  # of the first finished run
 
     def metric(self, name: str) -> Estimate | None:
@@ -72,22 +69,13 @@ def measure_arms(folder: Path, plan: Plan) -> dict[str, MeasuredArm]:
             arm.scored[seed] = scored_examples(metrics)
             arm.biases[seed] = family_biases(run, planned_arm.families)
             arm.config = arm.config or config_text(run.folder)
-            arm.environments[seed] = _environment(run.folder)
             together = together or StreamingAUC()
             together.merge(metrics.auc)
         arm.deciles = None if together is None else calibration_buckets(together)
     return arms
 
 
-def _environment(run: Path) -> dict[str, Any]:
-    try:
-        return read_environment(run)
-    except InputError as error:
-        # The metrics are whole; only how to repeat them is not known.
-        return {"unreadable": str(error)}
-
-
-def metric_rows(arm: MeasuredArm, reference: MeasuredArm, suffix: str = "") -> list[Row]:
+def metric_rows(arm: MeasuredArm, reference: MeasuredArm) -> list[Row]:
     """Compares each of `CHANGED` of an arm with a reference's, at the seeds that both finished, as `change_rows` does.
 
     Raises NotComparableError: they have no finished seed in common, or scored different examples.
@@ -105,7 +93,7 @@ def metric_rows(arm: MeasuredArm, reference: MeasuredArm, suffix: str = "") -> l
     rows = []
     for name in CHANGED:
         own, other = ({seed: one.estimates[seed][name] for seed in seeds} for one in (arm, reference))
-        rows += change_rows(f"{name}{suffix}", own, other, arm=arm.plan.name)
+        rows += change_rows(name, own, other, arm=arm.plan.name)
     return rows
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ctr.eval.arrays import ratio
 from ctr.eval.intervals import Estimate, mean, quotient
-from ctr.eval.prediction_difference import ALWAYS, last_half, pair_predictions
+from ctr.eval.prediction_difference import ALWAYS, PairedPredictions, last_half, pair_predictions
 from ctr.eval.run_files import prediction_parts
 from ctr.eval.tidy import Row, row
 from ctr.experiments.plan import SEED, Plan
@@ -22,66 +22,63 @@ LATE, WHOLE = "last half", ""
 Pairs = Mapping[tuple[int, ...], float]
 """Differences of pairs of runs, by their seeds: one where both have it, or two."""
 
-SeedPairs = Mapping[str, Mapping[tuple[int, int], Estimate]]
+SeedPairs = Mapping[str, Mapping[tuple[int, ...], Estimate]]
 """PD of the pairs of an arm's seeds, by the part of the pass."""
 
 
 def begin_of_late(folder: Path, plan: Plan) -> int | None:
     """Returns the query time with which the late part begins, by the first run whose predictions can be read."""
-    for arm in (plan.arm(plan.baseline), *plan.arms):
-        for planned in arm.runs:
-            if (folder / planned.folder / "summary.json").exists():
-                try:
-                    begin = last_half(folder / planned.folder, plan.scored_us or ALWAYS)
-                except InputError:
-                    continue
-                if begin is not None:
-                    return begin
+    for run in (run for arm in (plan.arm(plan.baseline), *plan.arms) for run in arm.runs):
+        if (folder / run.folder / "summary.json").exists():
+            try:
+                begin = last_half(folder / run.folder, plan.scored_us or ALWAYS)
+            except InputError:
+                continue
+            if begin is not None:
+                return begin
     return None
 
 
-def seed_pairs(
-    arm: MeasuredArm, late_from: int | None, between: tuple[float, float]
-) -> tuple[SeedPairs, str]:
+def seed_pairs(arm: MeasuredArm, plan: Plan, late_from: int | None) -> tuple[SeedPairs, str]:
     """Measures PD of the pairs of an arm's seeds; beside it stands why there is none, else nothing."""
-    runs = arm.folders
-    empty: SeedPairs = {LATE: {}, WHOLE: {}}
-    if len(runs) < 2:
-        return empty, "two finished seeds are required"
-    lacking = [folder.name for folder in runs.values() if not prediction_parts(folder)]
-    if lacking or late_from is None:
-        return empty, f"no predictions were recorded in {' and '.join(lacking)}"
-    pairs: dict[str, dict[tuple[int, int], Estimate]] = {LATE: {}, WHOLE: {}}
-    for one, other in combinations(sorted(runs), 2):
-        try:
-            paired = pair_predictions(runs[one], runs[other], late_from, between)
-        except (InputError, ValueError) as error:
-            return empty, f"the predictions cannot be joined: {error}"
-        if not paired.examples:
-            return empty, f"the runs of seeds {one} and {other} have no example in common"
-        pairs[LATE][one, other] = paired.late
-        pairs[WHOLE][one, other] = paired.difference
+    pairs: dict[str, dict[tuple[int, ...], Estimate]] = {LATE: {}, WHOLE: {}}
+    if len(arm.folders) < 2:
+        return pairs, "two finished seeds are required"
+    try:
+        for seeds in combinations(sorted(arm.folders), 2):
+            paired = _paired(arm.folders[seeds[0]], arm.folders[seeds[1]], plan, late_from)
+            pairs[LATE][seeds], pairs[WHOLE][seeds] = paired.late, paired.difference
+    except (InputError, ValueError) as error:
+        return {LATE: {}, WHOLE: {}}, str(error)
     return pairs, ""
 
 
-def pair_rows(arm: str, ours: SeedPairs, theirs: SeedPairs | None) -> list[Row]:
+def _paired(first: Path, second: Path, plan: Plan, late_from: int | None) -> PairedPredictions:
+    lacking = [folder.name for folder in (first, second) if not prediction_parts(folder)]
+    if lacking or late_from is None:
+        raise InputError(f"no predictions were recorded in {' and '.join(lacking)}")
+    paired = pair_predictions(first, second, late_from, plan.scored_us or ALWAYS)
+    if not paired.examples:
+        raise InputError(f"{first.name} and {second.name} have no example in common")
+    return paired
+
+
+def pair_rows(arm: str, pairs: SeedPairs, others: SeedPairs | None) -> list[Row]:
     """Returns PD of pairs of seeds and its ratio to a reference's, over the pairs of both; means over the pairs."""
     rows = []
-    for part, pairs in ours.items():
+    for part in pairs:
+        ours, theirs = pairs[part], {} if others is None else others[part]
         keys = {"arm": arm, "window": part}
-        if pairs:
-            rows.append(row("prediction_difference", mean(list(pairs.values())), **keys))
-        rows += [
-            row("prediction_difference", float(one.point), seed=_text(pair), **keys)
-            for pair, one in pairs.items()
-        ]
-        others = {} if theirs is None else theirs[part]
-        common = [pair for pair in pairs if pair in others]
+        common = [pair for pair in ours if pair in theirs]
+        if ours:
+            rows.append(row("prediction_difference", mean([*ours.values()]), **keys))
         if common:
-            whole = quotient(mean([pairs[pair] for pair in common]), mean([others[pair] for pair in common]))
+            whole = quotient(mean([ours[pair] for pair in common]), mean([theirs[pair] for pair in common]))
             rows.append(row("prediction_difference_ratio", whole, **keys))
+        for pair, difference in ours.items():
+            rows.append(row("prediction_difference", float(difference.point), seed=_text(pair), **keys))
         for pair in common:
-            value = float(quotient(pairs[pair], others[pair]).point)
+            value = float(quotient(ours[pair], theirs[pair]).point)
             rows.append(row("prediction_difference_ratio", value, seed=_text(pair), **keys))
     return rows
 
@@ -102,44 +99,35 @@ def retrain_rows(
     rows: list[Row] = []
     reasons: dict[tuple[str, str], str] = {}
     unfinished: list[tuple[str, Ending]] = []
-    measured: dict[str, dict[str, Pairs]] = {}
-    for planned in plan.arms:
-        if not planned.retrains:
-            continue
-        arm, count = arms[planned.name], len(planned.runs)
-        measured[planned.name] = {}
-        numbers = {kind: len(runs) for kind, runs in planned.retrains.items()} | {
-            SEED: count * (count - 1) // 2
-        }
-        for kind, number in numbers.items():
-            endings = [
-                open_run(folder, f"{planned.name}~{kind}", run)[1] for run in planned.retrains.get(kind, [])
-            ]
-            unfinished += [(f"{planned.name}~{kind}", one) for one in endings if one.state != "finished"]
-            pairs: Pairs = {pair: float(one.point) for pair, one in seeds[planned.name][LATE].items()}
-            if kind != SEED:
-                again = {one.seed: folder / one.folder for one in endings if one.state == "finished"}
-                try:
-                    pairs = {(seed,): _late_difference(arm.folders[seed], other, plan, late_from)
-                             for seed, other in again.items() if seed in arm.folders}  # fmt: skip
-                except (InputError, ValueError) as error:
-                    pairs, reasons[planned.name, kind] = {}, f"the runs cannot be compared: {error}"
-            if not pairs:
-                reasons.setdefault((planned.name, kind), "no pair of runs is finished")
-            measured[planned.name][kind] = pairs
-            rows.append(row("retrain_pairs_planned", number, arm=planned.name, slice=kind))
-    for name, kinds in measured.items():
-        reference = plan.reference(plan.arm(name))
-        others = {} if reference is None else measured.get(reference.name, {})
-        for kind, pairs in kinds.items():
-            keys = {"arm": name, "slice": kind}
-            means = {"retrain_difference": over_seeds(pairs)}
-            if kind in others:
-                means["retrain_difference_ratio"] = over_seeds(pairs, others[kind])
-            rows += [row(metric, one, **keys) for metric, one in means.items() if one is not None]
-            rows += [
-                row("retrain_difference", value, seed=_text(pair), **keys) for pair, value in pairs.items()
-            ]
+    measured: dict[tuple[str, str], Pairs] = {}
+    for planned in (arm for arm in plan.arms if arm.retrains):
+        name, count = planned.name, len(planned.runs)
+        for kind, runs in planned.retrains.items():
+            endings = [open_run(folder, f"{name}~{kind}", run)[1] for run in runs]
+            unfinished += [(f"{name}~{kind}", one) for one in endings if one.state != "finished"]
+            again = {one.seed: folder / one.folder for one in endings if one.state == "finished"}
+            measured[name, kind] = {}
+            try:
+                measured[name, kind] = {
+                    (seed,): float(_paired(arms[name].folders[seed], other, plan, late_from).late.point)
+                    for seed, other in again.items()
+                    if seed in arms[name].folders
+                }
+            except (InputError, ValueError) as error:
+                reasons[name, kind] = f"the runs cannot be compared: {error}"
+            rows.append(row("retrain_pairs_planned", len(runs), arm=name, slice=kind))
+        measured[name, SEED] = {pair: float(one.point) for pair, one in seeds[name][LATE].items()}
+        rows.append(row("retrain_pairs_planned", count * (count - 1) // 2, arm=name, slice=SEED))
+    for (name, kind), pairs in measured.items():
+        if not pairs:
+            reasons.setdefault((name, kind), "no pair of runs is finished")
+        keys, reference = {"arm": name, "slice": kind}, plan.reference(plan.arm(name))
+        others = measured.get((reference.name, kind)) if reference is not None else None
+        if (difference := over_seeds(pairs)) is not None:
+            rows.append(row("retrain_difference", difference, **keys))
+        if others is not None and (share := over_seeds(pairs, others)) is not None:
+            rows.append(row("retrain_difference_ratio", share, **keys))
+        rows += [row("retrain_difference", value, seed=_text(pair), **keys) for pair, value in pairs.items()]
     return rows, reasons, unfinished
 
 
@@ -154,26 +142,14 @@ def over_seeds(ours: Pairs, theirs: Pairs | None = None) -> Estimate | None:
     seeds = sorted({seed for pair in common for seed in pair})
 
     def value(left_out: int | None) -> float:
-        kept = [pair for pair in common if left_out not in pair]
-        own = np.mean([ours[pair] for pair in kept]) if kept else np.nan
-        if theirs is None:
-            return float(own)
-        return float(ratio(own, np.mean([theirs[pair] for pair in kept]) if kept else np.nan))
+        pairs = [pair for pair in common if left_out not in pair]
+        means = [
+            np.mean([one[pair] for pair in pairs]) for one in (ours, theirs) if one is not None and pairs
+        ]
+        return float(np.nan if not means else means[0] if theirs is None else ratio(*means))
 
     replicates = np.array([value(seed) for seed in seeds])
     return Estimate(np.array(value(None)), replicates, np.ones(len(seeds), bool))
-
-
-def _late_difference(first: Path, second: Path, plan: Plan, late_from: int | None) -> float:
-    for run in (first, second):
-        if not prediction_parts(run):
-            raise InputError(f"no predictions were recorded in {run.name}")
-    paired = pair_predictions(
-        first, second, np.inf if late_from is None else late_from, plan.scored_us or ALWAYS
-    )
-    if not paired.examples:
-        raise InputError(f"{first.name} and {second.name} have no example in common")
-    return float(paired.late.point)
 
 
 def _text(pair: tuple[int, ...]) -> str:

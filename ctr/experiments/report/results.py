@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,23 @@ from typing import Any
 import pandas as pd
 
 from ctr.eval.display import Number
-from ctr.eval.intervals import Estimate, mean
-from ctr.eval.prediction_difference import ALWAYS
+from ctr.eval.intervals import mean
 from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.tidy import Numbers, Row, as_records, row, tidy
 from ctr.experiments.plan import Plan, read_plan
 from ctr.experiments.report.arms import CHANGED, MeasuredArm, measure_arms, metric_rows
-from ctr.experiments.report.costs import cost_ratios, pass_flops, train_time
+from ctr.experiments.report.costs import cost_ratios, pass_flops, pass_time
 from ctr.experiments.report.files import Costs, read_costs, shared_failures
 from ctr.experiments.report.predictions import begin_of_late, pair_rows, retrain_rows, seed_pairs
 from ctr.experiments.report.slices import slice_rows
 from ctr.experiments.report.tuning_points import (
     CurvePoint,
-    TuningPoint,
     accuracy_at_neutral_cost,
     cost_at_neutral_accuracy,
 )
 
 ACCURACY = "per_query_auc"  # metric that the tuning points and the plots call accuracy
 CURVE_COSTS = ("flops", "time")  # costs of a curve of accuracy over cost: FLOPs of a pass, or its time
-FROM_BASELINE = "_from_baseline"  # ends metrics against the baseline, of an arm with another reference
 
 
 @dataclass(frozen=True)
@@ -43,17 +39,14 @@ class Experiment:
     arms: Mapping[str, MeasuredArm]  # in the order of the plan
     costs: Costs
     late_from: int | None  # query time, microseconds, of the last half; None without predictions
-    missing: list[
-        str
-    ]  # runs and teachers that are not there, and arms that are not compared, each with its reason
+    missing: list[str]  # runs and teachers that are not there, and arms that are not compared, with reasons
     unavailable: Mapping[tuple[str, str], str]  # why an arm lacks a result
     sweeps: Mapping[tuple[str, str], Mapping[str, Any]]  # points of the curve of an arm and a kind of cost
 
     def as_json(self) -> str:
         """Returns everything as JSON; null where undefined."""
-        planned = self.plan.model_dump(exclude={"arms"})
         content = {
-            **planned,
+            **self.plan.model_dump(exclude={"arms"}),
             "late_from": self.late_from,
             "timing_rounds": self.costs.rounds,
             "teacher_flops": self.costs.teacher_flops,
@@ -61,7 +54,7 @@ class Experiment:
             "arms": [self._arm(arm) for arm in self.arms.values()],
             "results": as_records(self.table),
         }
-        # What plans and environments hold as NaN or infinity is no JSON: it becomes text.
+        # What plans hold as NaN or infinity is no JSON: it becomes text.
         plain = json.loads(json.dumps(content), parse_constant=str)
         return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -70,13 +63,10 @@ class Experiment:
         return {
             **arm.plan.model_dump(by_alias=True, exclude={"runs", "retrains"}),
             "against": None if reference is None else reference.name,
-            "runs": [
-                {**vars(one), "config_sha256": arm.hashes.get(one.seed), "environment": arm.environments.get(one.seed)}
-                for one in arm.endings
-            ],
+            "runs": [{**vars(one), "config_sha256": arm.hashes.get(one.seed)} for one in arm.endings],
             "unavailable": {what: reason for (of, what), reason in self.unavailable.items() if of == name},
             "sweeps": {kind: dict(sweep) for (of, kind), sweep in self.sweeps.items() if of == name},
-        }  # fmt: skip
+        }
 
 
 def read_experiment(folder: Path) -> Experiment:
@@ -88,16 +78,14 @@ def read_experiment(folder: Path) -> Experiment:
     arms, late_from = measure_arms(folder, plan), begin_of_late(folder, plan)
     pairs, unavailable, sweeps = {}, {}, {}
     for name, arm in arms.items():
-        pairs[name], reason = seed_pairs(arm, late_from, plan.scored_us or ALWAYS)
+        pairs[name], reason = seed_pairs(arm, plan, late_from)
         if reason:
             unavailable[name, "prediction_difference"] = reason
     rows: list[Row] = []
     for name, arm in arms.items():
         planned = plan.reference(arm.plan)
         reference = None if planned is None else arms[planned.name]
-        rows += _own_rows(arm) + _cost_rows(
-            name, None if planned is None else planned.name, costs, plan.baseline
-        )
+        rows += _arm_rows(arm) + _cost_rows(name, planned.name if planned is not None else None, costs, plan)
         rows += pair_rows(name, pairs[name], None if planned is None else pairs[planned.name])
         if reference is None:
             continue
@@ -105,22 +93,20 @@ def read_experiment(folder: Path) -> Experiment:
             rows += metric_rows(arm, reference)
         except NotComparableError as error:
             unavailable[name, "changes"] = str(error)
-        if reference.plan.name != plan.baseline:
-            with suppress(NotComparableError):
-                rows += metric_rows(arm, arms[plan.baseline], FROM_BASELINE)
         rows += slice_rows(name, arm.plan.families, reference.plan.families, arm.biases, reference.biases)
         points = [arms[point.name] for point in plan.points(arm.plan)]
         for kind in CURVE_COSTS if points else ():
-            sweep, sweep_rows = _tuning(kind, arm, points, reference, costs, plan.baseline)
-            sweeps[name, kind] = sweep
+            sweeps[name, kind], sweep_rows = _tuning(kind, arm, points, reference, costs, plan.baseline)
             rows += sweep_rows
     retrained, reasons, unfinished = retrain_rows(folder, plan, arms, pairs, late_from)
     unavailable |= {(name, f"retrain_difference {kind}"): reason for (name, kind), reason in reasons.items()}
     missing = [f"{name} failed: {reason}" for name, reason in shared_failures(folder, plan).items()]
-    endings = unfinished + [
-        (name, one) for name, arm in arms.items() for one in arm.endings if one.state != "finished"
+    endings = unfinished + [(name, one) for name, arm in arms.items() for one in arm.endings]
+    missing += [
+        f"{name} seed {one.seed} {one.state}: {one.reason}"
+        for name, one in endings
+        if one.state != "finished"
     ]
-    missing += [f"{name} seed {one.seed} {one.state}: {one.reason}" for name, one in endings]
     # An arm without any run is among the lines above.
     missing += [f"{name} not compared: {unavailable[name, 'changes']}" for name, arm in arms.items()
                 if arm.estimates and (name, "changes") in unavailable]  # fmt: skip
@@ -128,7 +114,7 @@ def read_experiment(folder: Path) -> Experiment:
     return Experiment(plan, table, Numbers(table), arms, costs, late_from, missing, unavailable, sweeps)
 
 
-def _own_rows(arm: MeasuredArm) -> list[Row]:
+def _arm_rows(arm: MeasuredArm) -> list[Row]:
     """Returns the metrics of an arm, by seed and as the mean, and its calibration by decile."""
     name, rows = arm.plan.name, []
     for metric in CHANGED:
@@ -138,29 +124,25 @@ def _own_rows(arm: MeasuredArm) -> list[Row]:
     for place, decile in enumerate([] if arm.deciles is None else arm.deciles.to_dict("records"), 1):
         keys = {"arm": name, "slice": f"decile {place}"}
         rows += [row(key, decile[key], **keys) for key in ("weight", "mean_label", "mean_prediction")]
-        rows.append(
-            row("calibration_bias", Number(decile["bias"], decile["ci95_low"], decile["ci95_high"]), **keys)
-        )
-        ends = (decile[f"calibration_ratio{end}"] for end in ("", "_low", "_high"))
-        rows.append(row("calibration_ratio", Number(*ends), **keys))
+        for metric, ends in (
+            ("calibration_bias", ("bias", "ci95_low", "ci95_high")),
+            ("calibration_ratio", ("calibration_ratio", "calibration_ratio_low", "calibration_ratio_high")),
+        ):
+            rows.append(row(metric, Number(*(decile[end] for end in ends)), **keys))
     return rows
 
 
-def _cost_rows(name: str, reference: str | None, costs: Costs, baseline: str) -> list[Row]:
-    """Returns the costs of an arm, also as multiples of its reference's and of the baseline's."""
-    own, base = costs.arms.get(name), costs.arms.get(baseline)
-    if own is None:
+def _cost_rows(name: str, reference: str | None, costs: Costs, plan: Plan) -> list[Row]:
+    """Returns the costs of an arm, also as multiples of its reference's."""
+    arm = costs.arms.get(name)
+    if arm is None:
         return []
     # The quartiles of steps by turns are in the ratios.
-    amounts = own.model_dump(exclude={"step_ratio", "inference_ratio"}, exclude_none=True)
-    rows = [row(kind, amount, arm=name) for kind, amount in amounts.items()]
-    if reference is not None:
-        ratios = cost_ratios(own, costs.arms.get(reference), base)
-        rows += [row(f"{kind}_ratio", one, arm=name) for kind, one in ratios.items()]
-    if reference not in (None, baseline):
-        ratios = cost_ratios(own, base, base)
-        rows += [row(f"{kind}_ratio{FROM_BASELINE}", one, arm=name) for kind, one in ratios.items()]
-    return rows
+    amounts = arm.model_dump(exclude={"step_ratio", "inference_ratio"}, exclude_none=True)
+    ratios = cost_ratios(arm, costs.arms.get(reference or ""), costs.arms.get(plan.baseline))
+    return [row(kind, amount, arm=name) for kind, amount in amounts.items()] + [
+        row(f"{kind}_ratio", ratio, arm=name) for kind, ratio in ratios.items()
+    ]
 
 
 def _tuning(
@@ -178,53 +160,48 @@ def _tuning(
     """
     planned = dict.fromkeys(seed for point in swept for seed in point.plan.seeds)
     seeds = [seed for seed in planned if seed in reference.estimates]
-    cost = _curve_cost(kind, reference.plan.name, costs, baseline)
-    curve, left_out = [], []
-    for point in (arm, *swept):
-        own = _curve_cost(kind, point.plan.name, costs, baseline)
-        finished = seeds and all(
-            seed in point.scored and point.scored[seed].same_as(reference.scored[seed]) for seed in seeds
+
+    def point_of(one: MeasuredArm) -> CurvePoint | None:
+        """Returns the cost and the accuracy at all seeds; None where a run or the cost is not known."""
+        own, base = costs.arms.get(one.plan.name), costs.arms.get(baseline)
+        cost = None
+        if own is not None and kind == "flops":
+            cost = pass_flops(own)
+        elif own is not None and base is not None and (time := pass_time(own, base)) is not None:
+            cost = time.value
+        is_whole = seeds and all(
+            seed in one.scored and one.scored[seed].same_as(reference.scored[seed]) for seed in seeds
         )
-        if own and finished:
-            curve.append(CurvePoint(point.plan.name, own, _accuracy(point, seeds)))
-        else:
-            left_out.append(point.plan.name)
-    sweep = {"points": [point.name for point in curve], "left_out": left_out, "seeds": seeds, "bounds": {}}
+        if not cost or not is_whole:
+            return None
+        return CurvePoint(one.plan.name, cost, mean([one.estimates[seed][ACCURACY] for seed in seeds]))
+
+    points = {one.plan.name: point_of(one) for one in (arm, *swept)}
+    curve, target = [point for point in points.values() if point is not None], point_of(reference)
+    sweep = {
+        "points": [point.name for point in curve],
+        "left_out": [name for name, point in points.items() if point is None],
+        "seeds": seeds,
+        "bounds": {},
+    }
     reason = None
     if not seeds:
         reason = f"{reference.plan.name} has not finished a seed of the sweep"
-    elif not cost:
+    elif target is None:
         reason = f"the cost of {reference.plan.name} is not known"
     elif not curve:
         reason = "no point of the sweep has all its runs and its cost"
-    else:
-        target = _accuracy(reference, seeds)
-        if all(math.isfinite(one.point) for one in (target, *(point.accuracy for point in curve))):
-            readings = {
-                f"accuracy_change_at_neutral_{kind}": accuracy_at_neutral_cost(curve, cost, target),
-                f"{kind}_change_at_neutral_accuracy": cost_at_neutral_accuracy(curve, cost, target),
-            }
-            bounds = {metric: one.bound for metric, one in readings.items() if one.bound}
-            rows = [row(metric, _as_number(one), arm=arm.plan.name) for metric, one in readings.items()]
-            return {**sweep, "bounds": bounds, "unavailable": None}, rows
+    elif not all(math.isfinite(point.accuracy.point) for point in (target, *curve)):
         reason = "its accuracy is undefined"
-    return {**sweep, "unavailable": reason}, []
-
-
-def _as_number(point: TuningPoint) -> Number:
-    return Number(point.value, point.low, point.high)
-
-
-def _accuracy(arm: MeasuredArm, seeds: Sequence[int]) -> Estimate:
-    return mean([arm.estimates[seed][ACCURACY] for seed in seeds])
-
-
-def _curve_cost(kind: str, name: str, costs: Costs, baseline: str) -> float | None:
-    """Returns FLOPs for each row of the log, or the time of a pass as a multiple of the baseline's."""
-    own, base = costs.arms.get(name), costs.arms.get(baseline)
-    if own is None:
-        return None
-    if kind == "flops":
-        return pass_flops(own)
-    multiple = None if base is None else train_time(own, base)
-    return None if multiple is None else multiple.value
+    if reason is not None or target is None:
+        return {**sweep, "unavailable": reason}, []
+    readings = {
+        f"accuracy_change_at_neutral_{kind}": accuracy_at_neutral_cost(curve, target.cost, target.accuracy),
+        f"{kind}_change_at_neutral_accuracy": cost_at_neutral_accuracy(curve, target.cost, target.accuracy),
+    }
+    bounds = {metric: reading.bound for metric, reading in readings.items() if reading.bound}
+    rows = [
+        row(metric, Number(reading.value, reading.low, reading.high), arm=arm.plan.name)
+        for metric, reading in readings.items()
+    ]
+    return {**sweep, "bounds": bounds, "unavailable": None}, rows

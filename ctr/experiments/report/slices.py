@@ -1,6 +1,6 @@
 """Bias of constrained slices, of an arm against its reference's (FF 7.2, table 3)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,73 +53,68 @@ def slice_rows(
     slices that both have, each of which counts the same (FF 7.2).
     """
     rows: list[Row] = []
-    for family in families:
+    for family in (one for one in families if one in reference_families):
         name = family.name
         seeds = [seed for seed, of in biases.items() if name in of and name in reference_biases.get(seed, {})]
-        if not seeds or family not in reference_families:
+        if not seeds:
             continue
         ours, theirs = ([of[seed][name] for seed in seeds] for of in (biases, reference_biases))
         for index in range(len(family.slices)):
             own, reference = ([_at(one.bias, index) for one in side] for side in (ours, theirs))
             if np.isfinite(mean(own).point) and np.isfinite(mean(reference).point):
                 keys = {"arm": arm, "slice": f"{name}/{index}"}
+                weights = (float(np.mean([one.weight[index] for one in side])) for side in (ours, theirs))
                 rows += [
-                    row("slice_weight", float(np.mean([one.weight[index] for one in ours])), **keys),
-                    row(
-                        "reference_slice_weight",
-                        float(np.mean([one.weight[index] for one in theirs])),
-                        **keys,
-                    ),
+                    row("slice_weight", next(weights), **keys),
+                    row("reference_slice_weight", next(weights), **keys),
                     row("bias", mean(own), **keys),
                     row("reference_bias", mean(reference), **keys),
-                    *_change_rows("bias_size", _size_change, seeds, own, reference, keys),
+                    *_change_rows("bias_size", seeds, own, reference, keys),
                 ]
-        rows += _variance_rows(name, seeds, ours, theirs, {"arm": arm, "slice": name})
+        both = np.all([np.isfinite(one.relative.point) for one in (*ours, *theirs)], axis=0)
+        if both.sum() >= 2:
+            # NaN in a replicate that leaves one of the slices without rows.
+            own, reference = (
+                [
+                    Estimate(
+                        np.asarray(one.relative.point[both].var()),
+                        one.relative.replicates[:, both].var(axis=1),
+                        np.asarray(one.relative.occupied[:, both].any(axis=1)),
+                    )
+                    for one in side
+                ]
+                for side in (ours, theirs)
+            )
+            keys = {"arm": arm, "slice": name}
+            rows += [
+                row("slices", int(both.sum()), **keys),
+                row("slice_variance", mean(own), **keys),
+                row("reference_slice_variance", mean(reference), **keys),
+                *_change_rows("slice_variance", seeds, own, reference, keys),
+            ]
     return rows
 
 
-def _variance_rows(
-    family: str, seeds: list[int], ours: list[FamilyBias], theirs: list[FamilyBias], keys: dict[str, str]
-) -> list[Row]:
-    both = np.all([np.isfinite(one.relative.point) for one in (*ours, *theirs)], axis=0)
-    if both.sum() < 2:
-        return []
-
-    def variance(values: Estimate) -> Estimate:
-        """Returns the variance over slices; NaN in a replicate that leaves one of them without rows."""
-        return Estimate(
-            np.asarray(values.point[both].var()),
-            values.replicates[:, both].var(axis=1),
-            np.asarray(values.occupied[:, both].any(axis=1)),
-        )
-
-    own, reference = ([variance(one.relative) for one in side] for side in (ours, theirs))
-    return [
-        row("slices", int(both.sum()), **keys),
-        row("slice_variance", mean(own), **keys),
-        row("reference_slice_variance", mean(reference), **keys),
-        *_change_rows(
-            "slice_variance",
-            lambda one, other: _percent_change(quotient(one, other)),
-            seeds,
-            own,
-            reference,
-            keys,
-        ),
-    ]
+def _at(estimate: Estimate, index: int) -> Estimate:
+    return Estimate(estimate.point[index], estimate.replicates[:, index], estimate.occupied[:, index])
 
 
 def _change_rows(
     metric: str,
-    change: Callable[[Estimate, Estimate], Estimate],
     seeds: Sequence[int],
-    own: Sequence[Estimate],
-    reference: Sequence[Estimate],
+    ours: Sequence[Estimate],
+    theirs: Sequence[Estimate],
     keys: dict[str, str],
 ) -> list[Row]:
-    """Returns the change from the mean of the reference's seeds, that of each seed, and whether it is significant."""
-    whole = change(mean(own), mean(reference))
-    by_seed = {seed: float(change(a, b).point) for seed, a, b in zip(seeds, own, reference, strict=True)}
+    """Returns the change of an absolute value from the mean of the reference's seeds, by seed, and its significance."""
+
+    def change(one: Estimate, other: Estimate) -> Estimate:
+        sizes = [Estimate(np.abs(of.point), np.abs(of.replicates), of.occupied) for of in (one, other)]
+        share = quotient(*sizes)
+        return Estimate(100 * (share.point - 1), 100 * (share.replicates - 1), share.occupied)
+
+    whole = change(mean(ours), mean(theirs))
+    by_seed = {seed: float(change(a, b).point) for seed, a, b in zip(seeds, ours, theirs, strict=True)}
     low, high = whole.interval()
     one_sign = len({np.sign(value) for value in by_seed.values()}) == 1
     return [
@@ -127,17 +122,3 @@ def _change_rows(
         *(row(f"{metric}_change_percent", value, seed=seed, **keys) for seed, value in by_seed.items()),
         row(f"{metric}_significant", float(((low > 0) | (high < 0)) and one_sign), **keys),
     ]
-
-
-def _at(estimate: Estimate, index: int) -> Estimate:
-    return Estimate(estimate.point[index], estimate.replicates[:, index], estimate.occupied[:, index])
-
-
-def _size_change(bias: Estimate, reference: Estimate) -> Estimate:
-    sizes = [Estimate(np.abs(one.point), np.abs(one.replicates), one.occupied) for one in (bias, reference)]
-    return _percent_change(quotient(*sizes))
-
-
-def _percent_change(share: Estimate) -> Estimate:
-    """Returns the change in percent of a whole, from a share of it."""
-    return Estimate(100 * (share.point - 1), 100 * (share.replicates - 1), share.occupied)

@@ -13,18 +13,16 @@ from ctr.eval.display import Number
 from ctr.eval.report import figures
 from ctr.eval.report.figures import Figure, Point
 from ctr.eval.report.page import PageContext, Section, render_page, write_page
-from ctr.eval.report.runs import flat_environment
 from ctr.eval.tidy import as_csv
+from ctr.experiments.report.costs import cost_ratios
 from ctr.experiments.report.predictions import LATE
-from ctr.experiments.report.results import ACCURACY, FROM_BASELINE, Experiment, read_experiment
-from ctr.experiments.report.tables import PAPER, ArmTable, experiment_tables, significant
+from ctr.experiments.report.results import ACCURACY, Experiment, read_experiment
+from ctr.experiments.report.tables import PAPER, experiment_tables, is_significant
 
 TABLE_WIDTH = 120  # of a terminal, in characters
 
-_FIRST_WIDTH, _FIRST_LEAST = 30, 12
-_WIDTHS = {PAPER: 14, f"{PAPER} ": 14, "slice": 36}  # of columns of words
-_ON_PAGE = ("step, ms", "dense parameters")
-"""Columns that a terminal has no room for."""
+_WIDTHS = {"arm": 30, PAPER: 14, f"{PAPER} ": 14, "slice": 36}  # of columns of words in a terminal
+_LEAST_WIDTH = 12
 _DRAWN = 6  # arms in a figure by decile
 
 
@@ -56,36 +54,29 @@ def as_text(experiment: Experiment) -> str:
         if (reference := plan.reference(arm)) is not None and reference.name != plan.baseline
     ]
     log = f"log {plan.log_sha256[:12]}, " if plan.log_sha256 else ""
-    lines = [
-        " ".join(plan.title.split()),
-        f"{log}ctr {plan.ctr_version}; arms against {plan.baseline}{', but' if others else ''}",
-        *others,
-    ]
-    for table in experiment_tables(experiment):
-        lines += ["", table.title, *_fitted(table), *table.notes]
-    if experiment.missing:
-        lines += ["", "Not in the tables", *(f"- {line}" for line in experiment.missing)]
+    against = f"{log}ctr {plan.ctr_version}; arms against {plan.baseline}{', but' if others else ''}"
+    lines = [" ".join(plan.title.split()), against, *others, *table_lines(experiment)]
     return "\n".join(lines) + "\n"
 
 
-def _fitted(table: ArmTable) -> list[str]:
-    """Returns the lines of a table, its first column and words of others cut short where they do not fit."""
-    cells = table.cells.drop(columns=list(_ON_PAGE), errors="ignore")
-    columns = list(map(str, cells))
-    heads = [head.strip().removeprefix("inference ") if "FLOPs" in head else head.strip() for head in columns]
-    rows = [list(row) for row in cells.itertuples(index=False, name=None)]
-    limits = {0: _FIRST_WIDTH} | {
-        place: _WIDTHS[head] for place, head in enumerate(columns) if head in _WIDTHS
-    }
-    for row in rows:
-        for place, width in limits.items():
-            row[place] = _cut(row[place], width)
-    rows = [["", *heads[1:]], *rows]
-    lines = display.aligned(rows)
-    excess = max(map(len, lines)) - TABLE_WIDTH
-    if excess > 0:
-        width = max(max(len(row[0]) for row in rows) - excess, _FIRST_LEAST)
-        lines = display.aligned([[_cut(row[0], width), *row[1:]] for row in rows])
+def table_lines(experiment: Experiment) -> list[str]:
+    """Returns the lines of all tables, cells of words cut short, and what is missing."""
+    lines = []
+    for table in experiment_tables(experiment):
+        # The others are on the page alone.
+        cells = table.cells.drop(columns=["step, ms", "dense parameters"], errors="ignore")
+        for head, width in _WIDTHS.items():
+            if head in cells:
+                cells[head] = [_cut(text, width) for text in cells[head]]
+        heads = ["", *(str(head).strip().replace("inference FLOPs", "FLOPs") for head in cells.columns[1:])]
+        aligned = display.aligned([heads, *cells.to_numpy().tolist()])
+        if (excess := max(map(len, aligned)) - TABLE_WIDTH) > 0:
+            width = max(int(cells["arm"].str.len().max()) - excess, _LEAST_WIDTH)
+            cells["arm"] = [_cut(text, width) for text in cells["arm"]]
+            aligned = display.aligned([heads, *cells.to_numpy().tolist()])
+        lines += ["", table.title, *aligned, *table.notes]
+    if experiment.missing:
+        lines += ["", "Not in the tables", *(f"- {line}" for line in experiment.missing)]
     return lines
 
 
@@ -103,37 +94,42 @@ def experiment_context(experiment: Experiment) -> PageContext:
         "was scored before the model was trained on it.",
         *([plan.note] if plan.note else []),
     ]
-    tables = experiment_tables(experiment, every=True)
+    sections = [*result_sections(experiment), _configuration(experiment)]
+    return PageContext(plan.title, lead, verdicts(experiment), experiment.missing, sections, marks)
+
+
+def result_sections(experiment: Experiment) -> list[Section]:
+    """Returns the sections with the tables and figures, at most five, of an experiment."""
+    marks = [arm.name for arm in experiment.plan.arms if arm.of is None]
     drawn = [_frontier(experiment, marks, kind) for kind in ("train_time", "train_flops")]
-    changes = _by_arm(experiment, "per_query_auc_change_percent", 1.0)
-    if len(changes) > 1:
-        drawn.append(
-            figures.by_name("Change in PerQueryAUC, %", [changes], list(changes), note="with 95% intervals")
-        )
-    differences = _by_arm(experiment, "prediction_difference", 100.0, window=LATE)
-    if differences:
-        title = "Prediction difference of two runs, last half, %"
-        drawn.append(
-            figures.by_name(title, [differences], list(differences), note="mean over pairs of seeds")
-        )
-    shown = [figure for figure in drawn if figure is not None]
-    first, rest = (tables[:1], tables[1:])
-    results = Section(
-        "Results",
-        words=[" ".join(table.notes) for table in first],
-        figures=shown,
-        tables=[(table.title, table.cells) for table in first],
-    )
-    sections = [results] + [
-        Section(table.title, [" ".join(table.notes)], tables=[("", table.cells)]) for table in rest
+    for title, metric, factor, keys, note in (
+        ("Change in PerQueryAUC, %", f"{ACCURACY}_change_percent", 1.0, {}, "with 95% intervals"),
+        (
+            "Prediction difference of two runs, last half, %",
+            "prediction_difference",
+            100.0,
+            {"window": LATE},
+            "mean over pairs of seeds",
+        ),
+    ):
+        numbers = {name: experiment.numbers(metric, arm=name, **keys) for name in marks}
+        known = {
+            name: one.times(factor)
+            for name, one in numbers.items()
+            if one is not None and one.value is not None
+        }
+        if len(known) > 1:
+            drawn.append(figures.by_name(title, [known], list(known), note=note))
+    drawn.append(_calibration(experiment, marks))
+    sections = [
+        Section(table.title, [" ".join(table.notes)], tables=[("", table.cells)])
+        for table in experiment_tables(experiment)
     ]
-    if biased := _calibration(experiment, marks):
-        sections.append(biased)
-    sections.append(_configuration(experiment))
-    return PageContext(plan.title, lead, _verdicts(experiment), experiment.missing, sections, marks)
+    shown = [figure for figure in drawn if figure is not None]
+    return [Section("Results", figures=shown), *sections] if shown else sections
 
 
-def _verdicts(experiment: Experiment) -> list[str]:
+def verdicts(experiment: Experiment) -> list[str]:
     """Says of each arm whether it is better than its reference, by how much, and at what cost."""
     texts = []
     for arm in experiment.plan.arms:
@@ -142,40 +138,30 @@ def _verdicts(experiment: Experiment) -> list[str]:
         if reference is None or change is None or arm.of is not None:
             continue
         says = f"is neither better nor worse than {reference.name} for certain"
-        if significant(experiment, ACCURACY, arm=arm.name):
+        if is_significant(experiment, ACCURACY, arm=arm.name):
             says = f"is {display.verdict(ACCURACY, change.value or 0.0, True)} than {reference.name}"
-        text = f"{arm.name} {says}: PerQueryAUC {change.whole(signed=True)}"
         time = experiment.numbers("train_time_ratio", arm=arm.name)
-        texts.append(
-            f"{text}; {display.times(time.value)} the training time." if time is not None else f"{text}."
-        )
+        cost = f"; {display.times(time.value)} the training time" if time is not None else ""
+        texts.append(f"{arm.name} {says}: PerQueryAUC {change.whole(signed=True)}{cost}.")
     return texts or ["No arm could be compared with another one."]
 
 
-def _by_arm(experiment: Experiment, metric: str, factor: float, **keys: object) -> dict[str, Number]:
-    """Returns a metric of each arm that has it, but for points of sweeps."""
-    numbers = {
-        arm.name: number.times(factor)
-        for arm in experiment.plan.arms
-        if arm.of is None and (number := experiment.numbers(metric, arm=arm.name, **keys)) is not None
-    }
-    return {name: number for name, number in numbers.items() if number.value is not None}
-
-
 def _frontier(experiment: Experiment, marks: Sequence[str], kind: str) -> Figure | None:
-    """Draws the change of accuracy over that of a training cost, of all arms and sweeps, as in FF figure 1."""
-    plan, points = experiment.plan, {}
+    """Draws accuracy over a training cost, both relative to the baseline's, of all arms and sweeps, as FF figure 1."""
+    plan, numbers, points = experiment.plan, experiment.numbers, dict[str, Point]()
+    base, base_costs = numbers(ACCURACY, arm=plan.baseline), experiment.costs.arms.get(plan.baseline)
     for arm in plan.arms:
-        reference = plan.reference(arm)
-        suffix = FROM_BASELINE if reference is not None and reference.name != plan.baseline else ""
-        change = experiment.numbers(f"{ACCURACY}{suffix}_change_percent", arm=arm.name)
-        cost = experiment.numbers(f"{kind}_ratio{suffix}", arm=arm.name)
-        if reference is None and experiment.arms[arm.name].estimates and arm.name in experiment.costs.arms:
-            change, cost = Number(0.0), Number(1.0)
-        if change is not None and cost is not None and change.value is not None:
-            name = arm.name if arm.of is None else arm.point or arm.name
-            percent = cost.map(lambda one: 100 * (one - 1))
-            points[arm.name] = Point(name, percent, change, marks.index(arm.of or arm.name))
+        accuracy, reference = numbers(ACCURACY, arm=arm.name), plan.reference(arm)
+        cost = cost_ratios(experiment.costs.arms.get(arm.name), base_costs, base_costs).get(kind)
+        if not (base and base.value and accuracy and accuracy.value is not None and cost):
+            continue
+        change = Number(100 * (accuracy.value / base.value - 1))
+        if reference is not None and reference.name == plan.baseline:
+            # With its interval; over the seeds of both.
+            change = numbers(f"{ACCURACY}_change_percent", arm=arm.name) or change
+        name = arm.name if arm.of is None else arm.point or arm.name
+        percent = cost.map(lambda one: 100 * (one - 1))
+        points[arm.name] = Point(name, percent, change, marks.index(arm.of or arm.name))
     if len(points) < 2:
         return None
     names = list(points)
@@ -183,38 +169,33 @@ def _frontier(experiment: Experiment, marks: Sequence[str], kind: str) -> Figure
     for arm in plan.arms:
         line = [name for name in (arm.name, *(point.name for point in plan.points(arm))) if name in points]
         if len(line) > 1:
-            joined.append(
-                sorted(map(names.index, line), key=lambda place: points[names[place]].x.value or 0.0)
-            )
-    title = f"PerQueryAUC over training {'time' if kind == 'train_time' else 'FLOPs'}"
-    labels = (
-        f"change in training {'time' if kind == 'train_time' else 'FLOPs'}, %",
-        "change in PerQueryAUC, %",
-    )
+            joined.append(sorted(map(names.index, line), key=lambda at: points[names[at]].x.value or 0.0))
+    what = "time" if kind == "train_time" else "FLOPs"
     note = "of the baseline's; lines join sweeps" if joined else "of the baseline's"
-    return figures.plane(title, list(points.values()), labels, joined=joined, note=note)
+    labels = f"change in training {what}, %", "change in PerQueryAUC, %"
+    return figures.plane(
+        f"PerQueryAUC over training {what}", list(points.values()), labels, joined=joined, note=note
+    )
 
 
-def _calibration(experiment: Experiment, marks: Sequence[str]) -> Section | None:
-    groups = [str(decile) for decile in range(1, 11)]
-    tables, names = [], []
+def _calibration(experiment: Experiment, marks: Sequence[str]) -> Figure | None:
+    """Draws predicted over actual clicks by decile, of all seeds of an arm together."""
+    groups, tables = [str(decile) for decile in range(1, 11)], []
     for name in marks[:_DRAWN]:
         deciles = [
-            experiment.numbers("calibration_ratio", arm=name, slice=f"decile {group}") for group in groups
+            experiment.numbers("calibration_ratio", arm=name, slice=f"decile {group}") or Number(None)
+            for group in groups
         ]
-        known = [one or Number(None) for one in deciles]
         ends = [
-            np.array([getattr(one, end) for one in known], np.float64) for end in ("value", "low", "high")
+            np.array([getattr(one, end) for one in deciles], np.float64) for end in ("value", "low", "high")
         ]
         tables.append((ends[0], ends[1], ends[2]))
-        names += [name] if np.isfinite(ends[0]).any() else []
-    if not names:
+    if not any(np.isfinite(table[0]).any() for table in tables):
         return None
-    about = "All seeds of an arm together, with 95% intervals over queries. 1 is best; above it an arm over-predicts."
-    if len(marks) > _DRAWN:
-        about += f" The first {_DRAWN} arms are drawn; table.csv has all."
-    figure = figures.by_group("Predicted / actual clicks", tables, groups, "decile of prediction", level=1.0)
-    return Section("Calibration", [about], [figure])
+    note = f"of the first {_DRAWN} arms" if len(marks) > _DRAWN else "all seeds together"
+    return figures.by_group(
+        "Predicted / actual clicks", tables, groups, "decile of prediction", level=1.0, note=note
+    )
 
 
 def _configuration(experiment: Experiment) -> Section:
@@ -231,56 +212,34 @@ def _configuration(experiment: Experiment) -> Section:
     about += [[f"sampling {one.name}", _text(one.config)] for one in plan.samplings]
     flops = (experiment.costs.teacher_flops or {}).items()
     about += [[f"FLOPs of teacher {name}", display.amount(amount)] for name, amount in flops]
-    environments = _environments(experiment)
     arms, runs = [], []
     for name, arm in experiment.arms.items():
         reference = plan.reference(arm.plan)
-        more = {"teacher": arm.plan.teacher, "sampling": arm.plan.sampling}
-        changes = [
-            f"{key}: {_text(value)}"
-            for key, value in {**arm.plan.changes, **more}.items()
-            if value is not None
-        ]
+        settings = {**arm.plan.changes, "teacher": arm.plan.teacher, "sampling": arm.plan.sampling}
+        changes = [f"{key}: {_text(value)}" for key, value in settings.items() if value is not None]
         papers = [f"{key.replace('_', ' ')} {text}" for key, text in arm.plan.paper.items()]
         title = arm.plan.shown if arm.plan.shown.lower() != name.lower() else ""
         against = display.ABSENT if reference is None else reference.name
         arms.append(
             [name, title, against, "; ".join(changes) or "none", "; ".join(papers), arm.plan.note or ""]
         )
-        for one in arm.endings:
-            environment = flat_environment(arm.environments.get(one.seed, {}))
-            number = str(environments.index(environment) + 1) if environment else display.ABSENT
-            runs.append(
-                [name, str(one.seed), one.state, one.folder, arm.hashes.get(one.seed, display.ABSENT), number]
-            )
-    heads = ["arm", "seed", "state", "folder", "configuration, SHA-256", "environment"]
+        runs += [
+            [name, str(one.seed), one.state, one.folder, arm.hashes.get(one.seed, display.ABSENT)]
+            for one in arm.endings
+        ]
+    heads = ["arm", "seed", "state", "folder", "configuration, SHA-256"]
     folded: list[tuple[str, str | pd.DataFrame]] = [("Runs", pd.DataFrame(runs, columns=heads))]
-    if environments:
-        warning = ": times of different ones are not comparable" if len(environments) > 1 else ""
-        keys = dict.fromkeys(key for entries in environments for key in entries)
-        rows = [[key, *(entries.get(key, display.ABSENT) for entries in environments)] for key in keys]
-        columns = ["", *(str(number) for number in range(1, len(environments) + 1))]
-        folded.append((f"Environments{warning}", pd.DataFrame(rows, columns=columns)))
     if config := experiment.arms[plan.baseline].config:
         folded.append((f"Configuration of {plan.baseline}", config))
     repeat = (
         "To repeat one run alone: ctr train LOG --config config.yaml --out NEW_RUN, with the config.yaml of its "
-        "folder, in the same environment gives the same bits from the same log. table.csv has all numbers."
+        "folder, gives the same bits from the same log in the environment of its environment.json. table.csv has "
+        "all numbers."
     )
-    changes_table = pd.DataFrame(arms, columns=["arm", "title", "against", "changes", PAPER, "note"])
-    tables = [("What differs", changes_table), ("How to repeat it", pd.DataFrame(about, columns=["", " "]))]
+    heads = ["arm", "title", "against", "changes", PAPER, "note"]
+    tables = [("What differs", pd.DataFrame(arms, columns=heads))]
+    tables.append(("How to repeat it", pd.DataFrame(about, columns=["", " "])))
     return Section("Configuration", [repeat], tables=tables, folded=folded)
-
-
-def _environments(experiment: Experiment) -> list[dict[str, str]]:
-    """Returns the environments that runs were made in, each once, in the order of the runs."""
-    environments: list[dict[str, str]] = []
-    for arm in experiment.arms.values():
-        for entries in arm.environments.values():
-            texts = flat_environment(entries)
-            if texts and texts not in environments:
-                environments.append(texts)
-    return environments
 
 
 def _text(value: Any) -> str:

@@ -114,9 +114,10 @@ LOOKS = """(() => {
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     rows = run_directories.make_rows(1, queries=100)
+    rows["hour"] = rows["query_time"] // 3_600_000_000 % 24
     runs = [
         run_directories.write_run(
-            folder / name, rows, run_directories.predict(rows, seed, 1.0 + seed), slices=("position",),
+            folder / name, rows, run_directories.predict(rows, seed, 1.0 + seed), slices=("position", "hour"),
             rejects=("label",), rejected_rows=1, terms=("logistic", "ranking"), config={"seed": seed, "of": name},
         )
         for seed, name in enumerate(("a-run-with-a-rather-long-name", "other"))
@@ -128,6 +129,7 @@ def pages(tmp_path_factory):
     (search / "search.json").write_text(search_records.record().model_dump_json())
     lines = [record.model_dump_json() + "\n" for record in search_records.course()]
     (search / "supernet" / "controller.jsonl").write_text("".join(lines))
+    shutil.copytree(experiment, search / "replay")
     write_search(search)
     return {
         "run": write_report(runs[:1], None),
@@ -151,6 +153,7 @@ def test_pages_are_whole_in_a_browser(pages, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed (Debian: apt-get install chromium)")
-def test_a_run_fits_into_five_screens(pages, tmp_path):
-    [(_, _, height)] = look(pages["run"], 1400, tmp_path, LOOKS)
+@pytest.mark.parametrize("name", ["run", "comparison"])
+def test_a_page_fits_into_five_screens(pages, tmp_path, name):
+    [(_, _, height)] = look(pages[name], 1400, tmp_path, LOOKS)
     assert height <= 5 * 900

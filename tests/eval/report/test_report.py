@@ -93,7 +93,7 @@ def test_a_run_alone_stands_beside_what_costs_nothing(runs, rows, tmp_path):
     ratio = [float(one[0]) for one in last.click_ratio()]
     assert table["last window"]["predicted / actual clicks"] == shown(*ratio)
     assert f"In the last window, lr has predicted / actual clicks of {shown(*ratio)}" in words_of(context)
-    assert "the base rate by position alone" in words_of(context)
+    assert "the base rate by position alone, the only feature that the run is sliced by" in words_of(context)
     # Of several features the best one alone, and no table of many features before a click.
     slices, features = ("position", "good", "query_id"), {f"f{number}": {} for number in range(30)}
     log, logit = rows.assign(good=rows["label"]), predict(rows, 0, 1.0)
@@ -101,8 +101,11 @@ def test_a_run_alone_stands_beside_what_costs_nothing(runs, rows, tmp_path):
     table, _, others = map(rows_of, tables_of(section_of(context, "Results")))
     assert list(table) == ["run", "the base rate", "base rate by good", "last window"]
     assert set(others) == {"base rate by position", "base rate by query_id"}
+    assert "alone, the best of the 3 features that the run is sliced by" in words_of(context)
     about = section_of(context, "Features")
     assert not about.tables and [len(content) for _, content in about.folded] == [30]
+    plain = page_of(write_run(tmp_path / "plain", log, logit))
+    assert "No base rate by a single feature stands beside it" in words_of(plain)
 
 
 def test_a_baseline_by_feature_knows_the_rate_of_other_queries_alone():
@@ -174,13 +177,13 @@ def test_the_file_is_whole(runs, tmp_path):
     assert html == render_report(runs) and list(path.parent.iterdir()) == [path]
     page = Html(html)
     page.check()
-    assert len(page.images()) == 4 + 2 + 2
+    assert len(page.images()) == 4 + 2 + 1
     for namespace in ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"):
         html = html.replace(namespace, "")
     assert not re.search(r"https?://", html) and "<dc:date>" not in html
     alone = Html(render_report(runs[:1]))
     alone.check()
-    assert len(alone.images()) == 4 + 2
+    assert len(alone.images()) == 4 + 1
 
 
 def test_a_run_of_one_class_and_one_time(rows, tmp_path):

@@ -104,11 +104,8 @@ def test_absent_costs_and_predictions_are_absent(copy):
     del costs["optimizer"]
     write_costs(copy, costs)
     edit(copy / "costs.json", lambda content: content.update(teacher_flops={"big": 123456.78901234567}))
-    edit(copy / run_folder("dcn", 1) / "environment.json", lambda content: content.update(python="3.12.1"))
     words = words_of(page_of(copy))
     assert "FLOPs of teacher big\n123,457" in words and "123456.789" not in words
-    assert "versions: numpy" in words and '{"numpy"' not in words
-    assert "times of different ones are not comparable" in words and "3.12.1" in words
     shutil.rmtree(copy / run_folder("dcn", 1) / "predictions")
     next((copy / run_folder("optimizer", 2)).glob("predictions/*.parquet")).write_bytes(b"PAR1")
     text, result = told(copy)

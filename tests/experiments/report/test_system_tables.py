@@ -129,10 +129,22 @@ def test_what_is_told(system):
     assert max(map(len, text.splitlines())) <= TABLE_WIDTH
     for reported in ("S2: position >= 6", "-15%", "How differently the slices"):
         assert reported in text
-    # What the experiment names comes first, in its order; the rest is in the report alone.
+    # What the experiment names, in its order, and nothing else; all slices are in table.csv.
     assert text.index("S2: ") < text.index("S1: ") and "position 3" not in text
-    words = words_of(page_of(system))
-    assert "position 3" in words and "S1: at the top, or just below the top" in words
+    assert "S1: at the top, or just below the top" in words_of(page_of(system))
+
+
+def test_without_names_the_slices_of_most_weight_are_shown(copy):
+    plan = json.loads((copy / "plan.json").read_text())
+    plan["slices"] = []
+    (copy / "plan.json").write_text(json.dumps(plan))
+    text, result = told(copy)
+    weights = result.numbers.by("slice", "slice_weight", arm="bound")
+    first = max(weights, key=lambda key: weights[key].value)
+    family, index = first.split("/")
+    slices = {"low": LOW, "apart": APART}[family]["slices"]
+    shown = text[text.index("Bias of constrained slices") :].splitlines()
+    assert slices[int(index)] in shown[2] and "position 3" in text
 
 
 def test_families_with_other_slices_are_not_compared(copy):
