@@ -16,7 +16,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CAMPAIGNS = ("convergence", "defaults", "growth", "id_memory", "search", "search_planted")
 # Studies, and programs that wait for a clock on the wall or take more than ten seconds also when tiny.
-STUDIES = (*CAMPAIGNS, "scale_model", "histories", "workers", "workers_memory", "workers_reading")
+STUDIES = (
+    *CAMPAIGNS,
+    "curvatures",
+    "placement",
+    "scale_model",
+    "histories",
+    "workers",
+    "workers_memory",
+    "workers_reading",
+)
 SOAK = {
     *(f"bench_{name}" for name in ("checkpoints", "endurance", "live", "objective", "serving", "shampoo")),
     *STUDIES,
