@@ -19,6 +19,7 @@ CAMPAIGNS = ("convergence", "defaults", "growth", "id_memory", "search", "search
 STUDIES = (
     *CAMPAIGNS,
     "curvatures",
+    "digits",
     "placement",
     "scale_model",
     "histories",
