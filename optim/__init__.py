@@ -14,6 +14,7 @@ from ctr.optim.shampoo.options import ShampooOptions
 if TYPE_CHECKING:
     from ctr.optim.contrib import presets
     from ctr.optim.contrib.backpack import statistics_of
+    from ctr.optim.contrib.gauss_newton import GaussNewtonTrainer
     from ctr.optim.keras.keras3 import Adafactor, Shampoo, ShampooCallback, Soap
     from ctr.optim.kfac.trainer import KfacTrainer
     from ctr.optim.shampoo import options
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Adafactor",
     "AdafactorOptions",
+    "GaussNewtonTrainer",
     "KfacTrainer",
     "Shampoo",
     "ShampooCallback",
@@ -33,7 +35,11 @@ __all__ = [
 ]
 
 _MODULES = {"options": "ctr.optim.shampoo.options", "presets": "ctr.optim.contrib.presets"}
-_ELSEWHERE = {"KfacTrainer": "kfac.trainer", "statistics_of": "contrib.backpack"}
+_ELSEWHERE = {
+    "GaussNewtonTrainer": "contrib.gauss_newton",
+    "KfacTrainer": "kfac.trainer",
+    "statistics_of": "contrib.backpack",
+}
 """Modules, and where what is not an optimizer of Keras comes from."""
 
 _ADAPTERS = {"keras": "ctr.optim.keras.keras3", "tf_keras": "ctr.optim.contrib.tf_keras"}

@@ -17,7 +17,6 @@ import math
 from collections.abc import Sequence
 
 from ctr.optim.shampoo.blocks import Shape
-from ctr.optim.shampoo.layout import ShampooLayout
 from ctr.optim.shampoo.options import ShampooOptions
 
 Cubic = tuple[float, float, float]  # (a, b, c) of a d^3 + b d^2 + c
@@ -44,13 +43,6 @@ def block_cost(shape: Shape, axes: Sequence[int], options: ShampooOptions) -> fl
     roots = math.fsum(a * side**3 + b * side**2 + c for side in sides)
     collected = 1.0 / options.statistics.frequency
     return products * (1.0 + collected) + roots / options.precondition_frequency
-
-
-def owners_of(layout: ShampooLayout, options: ShampooOptions, workers: int) -> tuple[int, ...]:
-    """Returns the owner of each block of the stacks, in their order, balanced by costs, then by elements to send."""
-    blocks = [stack for stack in layout.stacks for _ in range(stack.blocks)]
-    costs = [block_cost(stack.block, stack.axes, options) for stack in blocks]
-    return balanced(costs, [math.prod(stack.block) for stack in blocks], workers)
 
 
 _UNITS = 1 << 30

@@ -1,0 +1,160 @@
+"""Steps of BACKPACK's update rule beside a replay in NumPy, with curvature by brute force."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.optim import GaussNewtonTrainer
+
+keras = tf.keras
+pytestmark = pytest.mark.usefixtures("float64")
+RATE, DAMPING, L2, ROWS = 0.3, 0.05, 0.01, 6
+LOSS = "categorical_crossentropy"
+
+
+def make():
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    hidden = layers.Dense(4, activation="tanh", name="hidden")
+    model = keras.Sequential([keras.Input([5]), hidden, layers.Dense(3, name="last", use_bias=False)])
+    model.get_layer("hidden").bias.assign(np.linspace(-1, 1, 4))
+    return model
+
+
+def batches(count):
+    rng = np.random.default_rng(0)
+    return [(rng.normal(size=(ROWS, 5)), rng.integers(0, 3, ROWS)) for _ in range(count)]
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def replay(curvature, weights, history, draws):
+    """Steps of eq. 27 to 29 on tanh(x W + b) V, of whole Gauss-Newton blocks where they are exact."""
+    w, b, v = weights
+    for (inputs, classes), drawn in zip(history, draws, strict=True):
+        hidden = np.tanh(inputs @ w + b)
+        chance = softmax(hidden @ v)
+        # Of each row: columns [C, K] whose outer product is the Hessian of its loss, or estimates it.
+        hessian = [np.diag(p) - np.outer(p, p) for p in chance]
+        if curvature in ("ggn_mc", "kfac"):
+            roots = [
+                (p - np.eye(3)[k])[:, np.newaxis] for p, k in zip(chance, drawn(hidden @ v), strict=True)
+            ]
+        else:
+            roots = [
+                vectors * np.sqrt(np.maximum(values, 0)) for values, vectors in map(np.linalg.eigh, hessian)
+            ]
+        slopes = 1 - hidden**2
+        sent = [(v @ root) * slope[:, np.newaxis] for root, slope in zip(roots, slopes, strict=True)]
+        factors = {
+            "w": inputs.T @ inputs / ROWS,
+            "v": hidden.T @ hidden / ROWS,
+            "b_last": sum(root @ root.T for root in roots) / ROWS,
+            "b_hidden": sum(each @ each.T for each in sent) / ROWS,
+        }
+        if curvature == "kfra":
+            factors["b_hidden"] = (v @ factors["b_last"] @ v.T) * (slopes.T @ slopes / ROWS)
+        delta = (chance - np.eye(3)[classes]) / ROWS
+        back = (delta @ v.T) * slopes
+        gradients = inputs.T @ back + L2 * w, back.sum(0) + L2 * b, hidden.T @ delta + L2 * v
+        if curvature in ("ggn", "ggn_mc"):
+            of_w = (
+                sum(np.einsum("i,jk->ijk", x, each) ** 2 for x, each in zip(inputs, sent, strict=True)).sum(2)
+                / ROWS
+            )
+            of_v = (
+                sum(np.einsum("i,jk->ijk", x, root) ** 2 for x, root in zip(hidden, roots, strict=True)).sum(
+                    2
+                )
+                / ROWS
+            )
+            of_b = np.diag(factors["b_hidden"])
+            steps = [
+                gradient / (diagonal + DAMPING + L2)
+                for gradient, diagonal in zip(gradients, (of_w, of_b, of_v), strict=True)
+            ]
+        else:
+            steps = [
+                kronecker(gradients[0], factors["w"], factors["b_hidden"]),
+                np.linalg.solve(factors["b_hidden"] + (DAMPING + L2) * np.eye(4), gradients[1]),
+                kronecker(gradients[2], factors["v"], factors["b_last"]),
+            ]
+        w, b, v = (weight - RATE * step for weight, step in zip((w, b, v), steps, strict=True))
+    return w, b, v
+
+
+def kronecker(gradient, a, b):
+    """Eq. 28 and 29, by the whole Kronecker product of the two damped factors."""
+    pi = np.sqrt(np.trace(a) * len(b) / (len(a) * np.trace(b)))
+    left = a + pi * np.sqrt(DAMPING + L2) * np.eye(len(a))
+    right = b + np.sqrt(DAMPING + L2) / pi * np.eye(len(b))
+    return np.linalg.solve(np.kron(left, right), gradient.ravel()).reshape(gradient.shape)
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "ggn_mc", "kfac", "kflr", "kfra"])
+def test_steps_are_those_of_the_papers_rule(curvature):
+    model, history = make(), batches(3)
+    start = [weight.numpy() for weight in model.trainable_weights]
+
+    def drawing(step):
+        # Labels by Gumbel's noise of the step's seed.
+        noise = tf.random.stateless_uniform([ROWS, 3], [7 + step, 0], minval=1e-30, dtype=tf.float64).numpy()
+        return lambda logits: np.argmax(logits - np.log(-np.log(noise)), axis=1)
+
+    expected = replay(curvature, start, history, [drawing(step) for step in range(3)])
+    trainer = GaussNewtonTrainer(model, LOSS, curvature, RATE, DAMPING, L2, seed=7)
+    chance = softmax(model(history[0][0]).numpy())
+    loss = trainer.step(*history[0])
+    assert loss == pytest.approx(-np.mean(np.log(chance[np.arange(ROWS), history[0][1]])), rel=1e-12)
+    for data in history[1:]:
+        trainer.step(*data)
+    for weight, other in zip(model.trainable_weights, expected, strict=True):
+        np.testing.assert_allclose(weight.numpy(), other, rtol=1e-10, atol=1e-12)
+    assert (trainer.steps, trainer.nonfinite_steps) == (3, 0)
+
+
+def test_convolutions_learn_and_frozen_layers_stay():
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    stem, last = layers.Conv2D(3, 3), layers.Dense(2)
+    model = keras.Sequential(
+        [keras.Input([5, 5, 1]), stem, layers.Conv2D(3, 2, activation="tanh"), layers.Flatten(), last]
+    )
+    images = np.random.default_rng(0).normal(size=(40, 5, 5, 1))
+    classes = (images[:, 2, 2, 0] > 0).astype(np.int64)
+    stem.trainable = False
+    before = stem.kernel.numpy()
+    trainer = GaussNewtonTrainer(model, LOSS, "kfac", 0.5, 0.05)
+    losses = [trainer.step(images, classes) for _ in range(15)]
+    assert losses[-1] < 0.5 * losses[0]
+    np.testing.assert_array_equal(stem.kernel.numpy(), before)
+
+
+@pytest.mark.parametrize("curvature", ["ggn", "kfac"])
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(curvature):
+    model = make()
+    before = [weight.numpy() for weight in model.weights]
+    trainer = GaussNewtonTrainer(model, LOSS, curvature)
+    assert np.isnan(trainer.step(np.full((2, 5), np.nan), np.zeros(2, np.int64)))
+    for weight, expected in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), expected)
+    assert (trainer.steps, trainer.nonfinite_steps) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("curvature is 'hessian'; allowed: ggn, ", {"curvature": "hessian"}),
+        ("damping is 0; allowed: a number from 1e-12 up", {"damping": 0}),
+        ("learning_rate is nan", {"learning_rate": float("nan")}),
+        ("l2 is -1", {"l2": -1}),
+        ("list is not a Sequential model", {"model": []}),
+        ("loss is 'hinge'", {"loss": "hinge"}),
+    ],
+)
+def test_what_is_refused(words, options):
+    with pytest.raises(ValueError, match=words):
+        GaussNewtonTrainer(**{"model": make(), "loss": LOSS} | options)
