@@ -43,17 +43,17 @@ LINES = {
     "ctr": 1791,
     "ctr/api": 416,
     "ctr/config": 780,
-    "ctr/data": 6969,
+    "ctr/data": 6762,
     "ctr/experiments": 3261,
     "ctr/io": 1897,
-    "ctr/objective": 1284,
+    "ctr/objective": 1282,
     "ctr/search": 2400,
     "ctr/serving": 1523,
     "ctr/simulator": 1406,
     "ctr/training": 11585,
     "ctr/workers": 1359,
     "eval": 4742,
-    "models": 2063,
+    "models": 2055,
     "optim": 7010,
     "pipelines": 9038,
     "tests": 54465,
@@ -62,7 +62,7 @@ LINES = {
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 168, 29078
+LOOP_MODULES, LOOP_LINES = 168, 29037
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20
