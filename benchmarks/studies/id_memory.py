@@ -31,7 +31,7 @@ from ctr.eval.compare import compare
 from ctr.eval.run_files import read_run
 from ctr.io.hashing import splitmix64
 from ctr.training.config import TrainConfig
-from ctr.training.ids.id_map import id_arrays, make_id_map
+from ctr.training.ids.id_map import id_arrays, make_id_maps
 from ctr.training.loop import train
 from ctr.training.run.directory import read_run_model
 
@@ -125,7 +125,7 @@ def map_bytes(run: Path) -> int:
     total = 0
     for layout in config.table_layouts(schema):
         if layout.growing:
-            id_map = make_id_map(layout, config.ids)
+            id_map = make_id_maps([layout], config.ids)[0]
             id_map.restore(id_arrays(layout, weights))
             total += id_map.nbytes
     return total

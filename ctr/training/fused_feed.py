@@ -16,7 +16,7 @@ from ctr.training.experts.pairs import with_pair_ids
 from ctr.training.feed import Feed, ids_and_lengths, rows_drawn
 from ctr.training.ids.config import IdsConfig
 from ctr.training.sizes import FewShapes, Shape, TableSizes, fit_shape
-from ctr.training.tables.batch_plans import BatchPlans, BatchRows, plan_batches
+from ctr.training.tables.plan import BatchPlans, BatchRows, plan_batches
 
 Layouts = tuple[TableLayout, ...]
 

@@ -31,7 +31,7 @@ from ctr.training.fused_feed import FusedFeed
 from ctr.training.sizes import Shape
 from ctr.training.state import TrainState
 from ctr.training.step import Step
-from ctr.training.tables.batch_plans import BatchPlans
+from ctr.training.tables.plan import BatchPlans
 from ctr.training.tables.tables import EmbeddingTables, Gathered
 from ctr.workers.row_variables import set_rows
 

@@ -74,8 +74,6 @@ def evicted_first(
     nothing ever changes, 6%                70.1%         74.8% / 75.2%  72.9% / 73.2%   87.4%
     ======================================  ============  =============  ==============  =======
 
-    log2(uses) - idle / half-life, another score, had 74.7% / 73.1% and 54.3% / 51.3% in the second and third line.
-
     Args:
         count: how many go, of the ids of all workers together; all of them where they are fewer.
         places: int64 [N], rising, the order of ids among those of all workers; None: the process is alone.

@@ -474,14 +474,20 @@ def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:
     return np.sort(order[rank < room[features[order]]])
 
 
-def make_id_map(layout: TableLayout, ids: IdsConfig, group: Workers = ALONE) -> IdMap:
-    """Makes the map, empty yet, of a table in which ids grow; of several workers each keeps a part of it."""
-    offsets = layout.offsets()
-    features = [
-        GrowingFeature(f.name, offsets[f.name] + 1, ids.shared_rows, ids.capacity_of(f.name))
-        for f in layout.growing
-    ]
-    return IdMap(features, layout.rows, ids.admission, ids.eviction, group)
+def make_id_maps(
+    layouts: Sequence[TableLayout], config: IdsConfig, group: Workers = ALONE
+) -> dict[int, IdMap]:
+    """Makes the empty maps of the tables in which ids grow, by their numbers; of several workers each keeps a part."""
+    maps = {}
+    for number, layout in enumerate(layouts):
+        ids, offsets = ids_of(config, layout), layout.offsets()
+        features = [
+            GrowingFeature(f.name, offsets[f.name] + 1, ids.shared_rows, ids.capacity_of(f.name))
+            for f in layout.growing
+        ]
+        if features:
+            maps[number] = IdMap(features, layout.rows, ids.admission, ids.eviction, group)
+    return maps
 
 
 def id_arrays(layout: TableLayout, arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
@@ -493,11 +499,7 @@ def restored_maps(
     layouts: Sequence[TableLayout], ids: IdsConfig, arrays: Mapping[str, np.ndarray]
 ) -> dict[int, IdMap]:
     """Restores the maps of tables from a state's arrays, by the tables' numbers; for a process alone."""
-    maps = {
-        number: make_id_map(layout, ids_of(ids, layout))
-        for number, layout in enumerate(layouts)
-        if layout.growing
-    }
+    maps = make_id_maps(layouts, ids)
     for number, id_map in maps.items():
         id_map.restore(id_arrays(layouts[number], arrays))
     return maps

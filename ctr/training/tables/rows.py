@@ -4,7 +4,6 @@ Member r of W holds the rows r, r + W, r + 2 W, ... of a divided table. Tables g
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -20,109 +19,53 @@ Curvature = tuple[tf.Tensor, ...]
 _PIECE = 65536
 
 
-class Rows(Protocol):
-    """Rows of all tables of a run, of which some may be elsewhere."""
+class Rows:
+    """Rows of all tables of a run that trains alone: all of them are here."""
 
-    divided: tuple[bool, ...]  # for each table whether only a part of it is here
-    owners: tuple[Workers, ...]  # for each table those who hold a part of it each
+    def __init__(self, owners: Sequence[Workers]) -> None:
+        """Takes for each table those who hold a part of it each."""
+        self.owners = tuple(owners)
+        self.divided = tuple(group.size > 1 for group in owners)
 
     def part(self, table: int) -> tuple[int, int]:
         """Returns which part of a table is here, and of how many."""
+        return self.owners[table].rank, self.owners[table].size
 
     def count(self, table: int, rows: int) -> int:
         """Returns how many of the first ``rows`` of a table are here."""
+        rank, size = self.part(table)
+        return len(range(rank, rows, size))
 
     def here(self, table: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Selects from rows of a table, int32 [N], those that are here: positions among them, and rows of the part."""
-
-    def plan_signature(self, table: int) -> dict[str, tf.TensorSpec]:
-        """Returns the types of what a plan of the table has beside what every plan has."""
+        rank, size = self.part(table)
+        positions = np.flatnonzero(rows % size == rank)
+        return positions, rows[positions] // size
 
     def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
         """Returns what this part of a batch needs, float32 [., C], and the plans as they refer to that.
 
         ``held``: of each of the first tables the distinct rows that are here, float32 [Q, C].
         """
-
-    def add_up(
-        self, plans: Sequence[Plan], gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
-    ) -> tuple[list[tf.Tensor], list[Curvature]]:
-        """Sums gradients and curvatures of what ``fetch`` returned over all who train together: of the rows here."""
-
-    def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:
-        """Returns the table with all ``rows`` in the first member; all have to call it. A whole one is not copied."""
-
-
-def make_rows(
-    layouts: Sequence[TableLayout], group: Workers, most_rows: Sequence[int], from_bytes: float
-) -> Rows:
-    """Divides the tables that may get as large as ``from_bytes`` over a group of several members."""
-    if group.size == 1:
-        return Local(len(layouts))
-    sizes = zip(layouts, most_rows, strict=True)
-    return Divided(group, tuple(is_divided(layout, group.size, most, from_bytes) for layout, most in sizes))
-
-
-def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:
-    """Returns whether a table that may get ``most_rows`` is divided over W workers: from ``from_bytes`` on."""
-    # Each worker has at least one of the rows that are there from the beginning.
-    return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes
-
-
-class Local:
-    """All rows are in this process, which trains alone."""
-
-    def __init__(self, tables: int) -> None:
-        self.divided = (False,) * tables
-        self.owners = (ALONE,) * tables
-
-    def part(self, table: int) -> tuple[int, int]:
-        return 0, 1
-
-    def count(self, table: int, rows: int) -> int:
-        return rows
-
-    def here(self, table: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.arange(len(rows)), rows
-
-    def plan_signature(self, table: int) -> dict[str, tf.TensorSpec]:
-        return {}
-
-    def fetch(self, plans: Sequence[Plan], held: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[Plan]]:
         return list(held), list(plans)
 
     def add_up(
         self, plans: Sequence[Plan], gradients: Sequence[tf.Tensor], curvatures: Sequence[Curvature]
     ) -> tuple[list[tf.Tensor], list[Curvature]]:
+        """Sums gradients and curvatures of what ``fetch`` returned over all who train together: of the rows here."""
         return list(gradients), list(curvatures)
 
     def whole(self, table: int, variable: tf.Variable, rows: int) -> tf.Variable:
+        """Returns the table with all ``rows`` in the first member; all have to call it. A whole one is not copied."""
         return variable
 
 
-class Divided:
+class DividedRows(Rows):
     """The members of a group hold a part of each large table, and all rows of the others."""
 
-    def __init__(self, group: Workers, divided: tuple[bool, ...]) -> None:
-        self._group, self.divided = group, divided
-        self.owners = tuple(group if is_divided else ALONE for is_divided in divided)
-
-    def part(self, table: int) -> tuple[int, int]:
-        return self.owners[table].rank, self.owners[table].size
-
-    def count(self, table: int, rows: int) -> int:
-        rank, size = self.part(table)
-        return len(range(rank, rows, size))
-
-    def here(self, table: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rank, size = self.part(table)
-        positions = np.flatnonzero(rows % size == rank)
-        return positions, rows[positions] // size
-
-    def plan_signature(self, table: int) -> dict[str, tf.TensorSpec]:
-        if not self.divided[table]:
-            return {}
-        return {"asked": tf.TensorSpec([self._group.size, None], tf.int32)}
+    def __init__(self, owners: Sequence[Workers], group: Workers) -> None:
+        super().__init__(owners)
+        self._group = group
 
     def _tables(self, count: int, divided: bool) -> list[int]:
         return [table for table, is_divided in enumerate(self.divided[:count]) if is_divided == divided]
@@ -172,6 +115,23 @@ class Divided:
         values = gather_divided(self._group, read, rows, _PIECE // self._group.size)
         shape = [None if variable.shape[0] is None else len(values), variable.shape[1]]
         return tf.Variable(values, name=variable.name.partition(":")[0], shape=shape)
+
+
+def make_rows(
+    layouts: Sequence[TableLayout], group: Workers, most_rows: Sequence[int], from_bytes: float
+) -> Rows:
+    """Divides the tables that may get as large as ``from_bytes`` over a group of several members."""
+    owners = [
+        group if is_divided(layout, group.size, most, from_bytes) else ALONE
+        for layout, most in zip(layouts, most_rows, strict=True)
+    ]
+    return Rows(owners) if group.size == 1 else DividedRows(owners, group)
+
+
+def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:
+    """Returns whether a table that may get ``most_rows`` is divided over W workers: from ``from_bytes`` on."""
+    # Each worker has at least one of the rows that are there from the beginning.
+    return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes
 
 
 def _pack(gradient: tf.Tensor, curvature: Curvature) -> tf.Tensor:

@@ -22,12 +22,10 @@ from ctr.models.rows import TableLayout
 from ctr.optim.protocol import RowGradient
 from ctr.training.config import TrainConfig
 from ctr.training.device import has_few_shapes
-from ctr.training.experts.pairs import ids_of
-from ctr.training.ids.id_map import Learned, Occupants, find_slots, id_arrays, make_id_map, named_arrays
+from ctr.training.ids.id_map import Learned, Occupants, find_slots, id_arrays, make_id_maps, named_arrays
 from ctr.training.optimizers import table_optimizer
 from ctr.training.sizes import most_rows
-from ctr.training.tables.batch_plans import BatchPlans
-from ctr.training.tables.plan import PendingIds, TablePlan
+from ctr.training.tables.plan import BatchPlans, PendingIds, TablePlan
 from ctr.training.tables.rows import Curvature, Plan, make_rows
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
@@ -71,11 +69,7 @@ class EmbeddingTables:
             for number, layout in enumerate(layouts)
         ]
         self._counts = [layout.rows for layout in layouts]  # with those that are elsewhere
-        self.id_maps = {
-            number: make_id_map(layout, ids_of(config.ids, layout), group)
-            for number, layout in enumerate(layouts)
-            if layout.growing
-        }
+        self.id_maps = make_id_maps(layouts, config.ids, group)
         self.optimizer = table_optimizer(config.optimizer.embeddings, layouts, self.rows.owners)
         names = [layout.name for layout in layouts]
         self.optimizer.build(dict(zip(names, self.weights, strict=True)))
@@ -207,7 +201,7 @@ class EmbeddingTables:
                 "single": tf.TensorSpec([None, len(layout.single)], tf.int32),
                 "values": indices,
                 "segments": indices,
-                **self.rows.plan_signature(number),
+                **({"asked": tf.TensorSpec([None, None], tf.int32)} if self.rows.divided[number] else {}),
             }
             for number, layout in enumerate(self.layouts[:count])
         ]
