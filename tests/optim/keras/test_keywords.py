@@ -36,11 +36,6 @@ def test_what_is_shown_of_an_optimizer_is_what_differs_from_the_defaults(api):
     assert "ExponentialDecay" in repr(api.optim.Adafactor(schedule))
 
 
-def test_a_keyword_that_is_misspelled_is_answered_by_the_one_that_was_meant(api):
-    with pytest.raises(TypeError, match="Shampoo has no option 'learningrate'; did you mean learning_rate"):
-        api.optim.Shampoo(learningrate=0.1)
-
-
 @pytest.mark.slow
 def test_a_type_checker_knows_the_classes_and_their_keywords(root, tmp_path):
     path = tmp_path / "typed.py"

@@ -262,7 +262,7 @@ def test_options_and_variables_that_are_refused(api):
     shampoo = api.optim.Shampoo
     of_the_other = "jit_compile" if api.is_keras3 else "gradient_accumulation_steps"
     for make, given, words in (
-        (shampoo, {"blocksize": 3}, "no option 'blocksize'; did you mean block_size"),
+        (shampoo, {"learningrate": 0.1}, "Shampoo has no option 'learningrate'; did you mean learning_rate"),
         (shampoo, {of_the_other: 2}, of_the_other),
         (api.optim.Soap, {"beta_2": 0.9}, "Soap has no option 'beta_2'; did you mean beta2"),
         (api.optim.Adafactor, {"block_size": 4}, "Adafactor has no option 'block_size'; allowed: beta1, "),
