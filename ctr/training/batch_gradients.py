@@ -14,10 +14,10 @@ from ctr.models.numbers import look_up_numbers, split_values
 from ctr.models.pooling import pool
 from ctr.models.row_curvature import Part, row_curvature
 from ctr.models.rows import STATISTICS, with_numbers
+from ctr.objective.config import ObjectiveConfig
 from ctr.objective.losses import normalizer, slices_of
 from ctr.optim.first_order.online_bias import Calibrator
 from ctr.optim.first_order.online_newton import CalibrationStep
-from ctr.training.config import TrainConfig
 from ctr.training.experts.forward import linear_expert, tables_of
 from ctr.training.experts.learning import Batch, lesson_of
 from ctr.training.label_outputs import label_lesson
@@ -53,8 +53,16 @@ class Differentiation:
     ``plans`` are those of each table, ``rows`` its rows of the batch's distinct ids.
     """
 
-    def __init__(self, state: TrainState, config: TrainConfig, by_products: bool) -> None:
-        self.state, self.config, self.by_products = state, config, by_products
+    def __init__(
+        self, state: TrainState, objective: ObjectiveConfig, sums_rows: bool, by_products: bool
+    ) -> None:
+        """``sums_rows``: whether rows learn by the sum of the losses, and not by their mean."""
+        self.state, self.objective, self.sums_rows, self.by_products = (
+            state,
+            objective,
+            sums_rows,
+            by_products,
+        )
         self._workers = state.workers
 
     def scores(
@@ -98,7 +106,7 @@ class Differentiation:
         part: Part,
     ) -> BatchGradients:
         """Computes the scores of a batch, its loss, and the gradients to learn by."""
-        state, objective = self.state, self.config.objective
+        state, objective = self.state, self.objective
         outside = objective.ranks_outside_embeddings
         with tf.GradientTape(persistent=outside, watch_accessed_variables=False) as tape:
             tape.watch(rows)
@@ -137,7 +145,7 @@ class Differentiation:
                 for gradient, layout in zip(row_gradients, state.layouts, strict=False)
             ]
         row_gradients = [tf.convert_to_tensor(gradient) for gradient in row_gradients]
-        if self.config.optimizer.embeddings.gradient == "sum":
+        if self.sums_rows:
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
         bends: list[tuple[tf.Tensor, tf.Tensor]] = []

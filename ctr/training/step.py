@@ -6,15 +6,17 @@ Functions of tensors alone; ``ctr.training.compiled_step`` compiles them and fee
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
 from ctr.models.numbers import next_statistics
 from ctr.models.row_curvature import Part
 from ctr.models.rows import STATISTICS
+from ctr.objective.config import ObjectiveConfig
 from ctr.objective.losses import next_duals, slices_of
 from ctr.optim.gradients import all_finite, clip_by_global_norm
 from ctr.training.batch_gradients import BatchGradients, Differentiation, mean_of_parts
-from ctr.training.config import TrainConfig
+from ctr.training.config import OptimizerConfig
 from ctr.training.state import TrainState
 from ctr.training.tables.tables import Gathered
 from ctr.workers.collectives import Workers
@@ -27,19 +29,30 @@ class StepResult(NamedTuple):
 
     Attributes:
         logit: float32 [B], the prediction of record: from the weights before the update.
-        loss: float32 scalar, the objective on the batch.
-        applied: bool scalar; False when loss or a gradient was not finite and nothing was changed.
+        applied: bool scalar; False when the loss or a gradient was not finite and nothing was changed.
         slices: for each family of constraints the rows' slices, int32 [B], -1 for none.
-        terms: float32 [T], what each of ``ctr.objective.losses.loss_terms`` contributes to the loss.
+        terms: float32 [T], what each of ``ctr.objective.losses.loss_terms`` contributes to the loss, their sum.
         labels: for each further label its logits, float32 [B], from before the update as well.
     """
 
     logit: tf.Tensor
-    loss: tf.Tensor
     applied: tf.Tensor
     slices: list[tf.Tensor]
     terms: tf.Tensor
     labels: Sequence[tf.Tensor] = ()
+
+
+class Scores(NamedTuple):
+    """Scores of a batch: of its good rows, then of the rows of the constraint logs that came with it.
+
+    Or of K batches, whose good rows follow each other.
+    """
+
+    logit: np.ndarray  # float32 [N], the predictions from before any update
+    slices: list[np.ndarray]  # for each family of constraints, int32 [N]
+    applied: np.ndarray | None = None  # bool [K], whether each step changed the weights; None: there was none
+    terms: np.ndarray | None = None  # float32 [K, T], what each term contributed to each step's loss
+    labels: Sequence[np.ndarray] = ()  # for each further label its logits, float32 [N]
 
 
 class Step:
@@ -50,7 +63,7 @@ class Step:
 
     Attributes:
         state: the variables that ``learn`` changes.
-        config: of the run.
+        objective: of the run.
         parts: of the model; it learns by the mean of their gradients, and the first one scores.
         exchanges: whether statistics go to the host, and roots from it, between two steps, and not in them.
 
@@ -60,14 +73,16 @@ class Step:
     def __init__(
         self,
         state: TrainState,
-        config: TrainConfig,
+        objective: ObjectiveConfig,
+        optimizer: OptimizerConfig,
         parts: Sequence[Part],
         by_products: bool,
         exchanges: bool,
     ) -> None:
-        self.state, self.config, self.parts, self.exchanges = state, config, parts, exchanges
-        self._workers = state.workers
-        self._model = Differentiation(state, config, by_products)
+        self.state, self.objective, self.parts, self.exchanges = state, objective, parts, exchanges
+        self._workers, self._clip_norm = state.workers, optimizer.dense.clip_norm
+        sums_rows = optimizer.embeddings.gradient == "sum"
+        self._model = Differentiation(state, objective, sums_rows, by_products)
 
     def learn(
         self,
@@ -90,7 +105,7 @@ class Step:
         )
         seen = [weights.read_value() for weights in state.slices_seen]
         moved = next_duals(
-            self.config.objective,
+            self.objective,
             state.families,
             targets,
             batch.logits[0],
@@ -127,7 +142,7 @@ class Step:
             return tf.constant(True)
 
         applied = tf.cond(applied, update, lambda: tf.constant(False))
-        return StepResult(logit, batch.loss, applied, slices, batch.terms, labels)
+        return StepResult(logit, applied, slices, batch.terms, labels)
 
     def score(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
@@ -201,14 +216,13 @@ class Step:
             tf.zeros_like(gradient) if name in self.state.fitted else gradient
             for name, gradient in zip(self.state.weights, gradients, strict=True)
         ]
-        norm = self.config.optimizer.dense.clip_norm
-        if norm is not None:
+        if self._clip_norm is not None:
             # Each component by itself, as everything else that it learns by.
             size = len(gradients) // self.state.architecture.components
             gradients = [
                 gradient
                 for begin in range(0, len(gradients), size)
-                for gradient in clip_by_global_norm(gradients[begin : begin + size], norm)
+                for gradient in clip_by_global_norm(gradients[begin : begin + size], self._clip_norm)
             ]
         with tf.name_scope("dense_update"):
             self.state.dense_optimizer.update(gradients, rate, self.exchanges, preconditions)

@@ -12,7 +12,7 @@ from ctr.models.row_curvature import WHOLE
 from ctr.objective.config import TERMS
 from ctr.search.architecture import Shape
 from ctr.search.masks import MaskedPart, masks_of, passed_over
-from ctr.training.compiled_step import TrainStep
+from ctr.training.compiled_step import CompiledStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
@@ -58,7 +58,7 @@ def feeds(state: TrainState) -> list[Feed]:
 
 def learn(state: TrainState, config: TrainConfig, *learners: Shape, steps: int = STEPS):
     masks = [masks_of(candidate, state.architecture, state.layouts) for candidate in learners]
-    step = TrainStep(state, config, False, [MaskedPart(own) for own in masks] or [WHOLE])
+    step = CompiledStep(state, config, False, parts=[MaskedPart(own) for own in masks] or [WHOLE])
     for feed in feeds(state)[:steps]:
         result = step.learn(feed, RAMPS, config.rates_at(0))
         assert result.applied

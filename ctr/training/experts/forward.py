@@ -16,8 +16,9 @@ import tensorflow as tf
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.click_model import Scores, TowerInput, ensemble_logit, forward
 from ctr.models.rows import TableLayout
-from ctr.training.config import TrainConfig
+from ctr.objective.config import ObjectiveConfig
 from ctr.training.experts.names import LINEAR, NETWORK, PAIRS, expert_names
+from ctr.training.model_config import ModelConfig
 
 Weights = Mapping[str, tf.Tensor]
 """By name: those of ``ctr.models.initial_weights``, and those of ``Experts.initial``."""
@@ -119,14 +120,15 @@ def linear_expert(experts: Experts, layout: TableLayout) -> str:
 
 
 def make_experts(
-    config: TrainConfig,
+    model: ModelConfig,
+    objective: ObjectiveConfig,
     compute_dtype: str,
     layouts: Sequence[TableLayout],
     sources: Sources | None = None,
 ) -> Experts:
     """Makes the experts of a configuration, with tables of these layouts."""
-    model, ranking, factorized = config.model, config.objective.ranking, config.model.factorized
-    names, factors, plugin = expert_names(config.model), None, config.model.plugin
+    ranking, factorized = objective.ranking, model.factorized
+    names, factors, plugin = expert_names(model), None, model.plugin
     if factorized is not None:
         pieces = factorized.pieces if factorized.transfer == "piecewise_linear" else 0
         factors = Factors(factorized.width, factorized.ui_units, pieces, factorized.knot_range)
@@ -147,6 +149,6 @@ def make_experts(
         sources=sources or {},
         pooled=tuple(one.pooled for layout in layouts for one in layout.features if one.pooled is not None),
         network=plugin,
-        labels=tuple(config.objective.labels),
+        labels=tuple(objective.labels),
     )
     return Experts(names, network)

@@ -188,7 +188,9 @@ def _take_dense(
     arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side, optimizer_names: list[str]
 ) -> list[Line]:
     """Copies dense weights by name and shape, and the optimizer's state if it knows the same weights."""
-    names, old_names = ([*dense_shapes(side.config, side.layouts)] for side in (new, old))
+    names, old_names = (
+        [*dense_shapes(side.config.model, side.config.objective, side.layouts)] for side in (new, old)
+    )
     inputs, old_inputs = new.network_inputs(), old.network_inputs()
     changed = [f"other {key}" for key in inputs if inputs[key] != old_inputs[key]]
     lines = []
