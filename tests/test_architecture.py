@@ -38,22 +38,22 @@ LONGEST_FUNCTION = 120
 """Lines, without its decorators."""
 
 LINES = {
-    "benchmarks": 3903,
-    "benchmarks/studies": 4713,
-    "ctr": 1791,
+    "benchmarks": 3902,
+    "benchmarks/studies": 4709,
+    "ctr": 1790,
     "ctr/api": 416,
     "ctr/config": 780,
     "ctr/data": 6969,
     "ctr/experiments": 3261,
     "ctr/io": 1897,
     "ctr/objective": 1284,
-    "ctr/search": 2400,
+    "ctr/search": 2388,
     "ctr/serving": 1523,
     "ctr/simulator": 1406,
-    "ctr/training": 11585,
+    "ctr/training": 11540,
     "ctr/workers": 1359,
     "eval": 4742,
-    "models": 2063,
+    "models": 2061,
     "optim": 7010,
     "pipelines": 9038,
     "tests": 54465,
@@ -62,7 +62,7 @@ LINES = {
 """Budget of each folder with its subfolders, but for those that have a budget of their own: lowered when a folder
 shrinks, never raised."""
 
-LOOP_MODULES, LOOP_LINES = 168, 29078
+LOOP_MODULES, LOOP_LINES = 167, 29037
 """Budget of what ``ctr.training.loop`` reaches by imports, those inside functions included."""
 
 MOST_IMPORTS = 20

@@ -169,11 +169,8 @@ class Bench:
             for feature in layout.features:
                 columns += range(begin, begin + kept[feature.name])
                 begin += layout.width
-        small = init_weights(
-            make_experts(config.model, config.objective, "float32", ()).network,
-            {"quality": len(columns)},
-            seed,
-        )
+        network = make_experts(config.model, config.objective, "float32", ()).network
+        small = init_weights(network, {"quality": len(columns)}, seed)
         arrays = {name: array.copy() for name, array in self.start.items()}
         names = list(self.step.state.weights)
         for name, weight in small.items():
@@ -196,16 +193,11 @@ class Bench:
         """The logloss of every candidate over the held-back part, by the weights that a supernet has come to."""
         arrays, _ = checkpoint.read(run / "checkpoints")
         weights = {n.removeprefix("weights|"): a for n, a in arrays.items() if n.startswith("weights|")}
-        step = self.step
-        step.state.restore(weights)
-        ramps = self.largest.ramps_at(self.rows)
+        self.step.state.restore(weights)
+        ramps, feeds = self.largest.ramps_at(self.rows), self.feeds[self.held_back :]
         return [
-            float(
-                np.mean(
-                    [batch_loss(f, step.score_by(c, f, ramps).logit) for f in self.feeds[self.held_back :]]
-                )
-            )
-            for c in self.every
+            float(np.mean([batch_loss(feed, self.step.score_by(one, feed, ramps).logit) for feed in feeds]))
+            for one in self.every
         ]
 
     def search(self, mode: str, seed: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -29,12 +29,6 @@ Phase = Callable[[str], None]
 Ramps = Mapping[str, float]
 Rates = Mapping[str, float]
 Numbers = Mapping[str, np.ndarray]
-
-
-class _Functions(NamedTuple):
-    learning: Callable[..., Any]  # the ``tf.function`` that ``learn`` calls
-    learn: Callable[..., Any]
-    score: Callable[..., Any]
 
 
 class CompiledStep:
@@ -64,7 +58,7 @@ class CompiledStep:
         self._scored_targets = target_signature(config.objective.scored_part, state.families, state.layouts)
         # By the number of tables that there are plans for, and by whether batches are too small for more than
         # first-order steps: traces of their own.
-        self._functions: dict[tuple[int, bool], _Functions] = {}
+        self._functions: dict[tuple[int, bool], list[Callable[..., Any]]] = {}
         is_whole = tuple(parts) == (WHOLE,) and not is_divided
         self._fuses = is_whole and not has_few_shapes(config.batch.shapes) and accelerator() != "TPU"
         self._fused: dict[int, FusedSteps] = {}  # by the number of tables
@@ -76,9 +70,10 @@ class CompiledStep:
         if not feed.rows:
             return self._no_scores()
         begun = time.perf_counter()
-        function, arguments, feed = self._learning(feed, ramps, rates)
+        feed = self._with_rows("learn", feed)
+        function, arguments = self.learning(feed, ramps, rates)
         with self._calling("learn", feed):
-            result = function.learn(*arguments)
+            result = on_step_device(function)(*arguments)
             if self._jit:
                 # XLA compiles no call to the host.
                 self.state.tables.optimizer.exchange()
@@ -95,13 +90,9 @@ class CompiledStep:
 
     def learning(self, feed: Feed, ramps: Ramps, rates: Rates) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Returns the ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
-        functions, arguments, _ = self._learning(feed, ramps, rates)
-        return functions.learning, arguments
-
-    def _learning(self, feed: Feed, ramps: Ramps, rates: Rates) -> tuple[_Functions, tuple[Any, ...], Feed]:
         feed = self._with_rows("learn", feed)
         arguments = *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
-        return self._functions_of(feed), arguments, feed
+        return self._functions_of(feed)[0], arguments
 
     def learn_fused(self, feed: FusedFeed, ramps: Numbers, rates: Numbers) -> Scores:
         """Makes steps with several batches in one call, each scored before it is learned."""
@@ -129,7 +120,8 @@ class CompiledStep:
             return self._no_scores()
         feed = self._with_rows("score", feed)
         with self._calling("score", feed):
-            found = self._functions_of(feed).score(*_tensors(feed, self._scored_targets), _scalars(ramps))
+            score = on_step_device(self._functions_of(feed)[1])
+            found = score(*_tensors(feed, self._scored_targets), _scalars(ramps))
         (logit, *labels), slices = ([feed.in_order(one.numpy()) for one in part] for part in found)
         return Scores(logit, slices, labels=labels)
 
@@ -145,26 +137,24 @@ class CompiledStep:
         slices = [np.zeros(0, np.int32) for _ in self.state.families]
         return Scores(none, slices, labels=[none for _ in self.state.architecture.labels])
 
-    def _functions_of(self, feed: Feed) -> _Functions:
+    def _functions_of(self, feed: Feed) -> list[Callable[..., Any]]:
+        """Returns the functions that learn and score, for feeds of so many tables that are as large."""
         key = len(feed.plans), feed.preconditions
         if key not in self._functions:
             scalar, plans = tf.TensorSpec([], tf.float32), self.state.tables.signature(len(feed.plans))
-            ramps, rates = (
-                dict.fromkeys(numbers, scalar)
-                for numbers in (self._config.ramps_at(0), self._config.rates_at(0))
-            )
+            ramps = dict.fromkeys(self._config.ramps_at(0), scalar)
+            rates = dict.fromkeys(self._config.rates_at(0), scalar)
             learn = partial(self._step.learn, feed.preconditions)
-            learning = self._compile(learn, [self._learned_targets, plans, ramps, rates])
-            score = self._compile(self._step.score, [self._scored_targets, plans, ramps])
-            self._functions[key] = _Functions(learning, on_step_device(learning), on_step_device(score))
+            signatures = {
+                learn: [self._learned_targets, plans, ramps, rates],
+                self._step.score: [self._scored_targets, plans, ramps],
+            }
+            # XLA compiles each of the few padded sizes by itself, from one trace.
+            self._functions[key] = [
+                tf.function(function, signature, jit_compile=self._jit or None, autograph=False)
+                for function, signature in signatures.items()
+            ]
         return self._functions[key]
-
-    def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
-        # XLA compiles each of the few padded sizes by itself, from one trace.
-        compiled: Callable[..., Any] = tf.function(
-            function, input_signature=signature, jit_compile=self._jit or None, autograph=False
-        )
-        return compiled
 
     def _with_rows(self, name: str, feed: Feed) -> Feed:
         """Gives the ids of a feed their rows; other workers must come in time for it, as for the call that follows."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby, islice
+from operator import itemgetter
 
 import numpy as np
 
@@ -134,16 +136,6 @@ def in_groups(
     batches: Iterable[tuple[Batch, Shape | None]], most: int
 ) -> Iterator[tuple[list[Batch], Shape | None]]:
     """Groups batches that follow each other and have one shape, ``most`` at once; one without a shape stays alone."""
-    group: list[Batch] = []
-    before: Shape | None = None
-    for batch, shape in batches:
-        if group and (shape is None or shape != before or len(group) == most):
-            yield group, before
-            group = []
-        group.append(batch)
-        before = shape
-        if shape is None:
-            yield group, None
-            group = []
-    if group:
-        yield group, before
+    for shape, group in groupby(batches, itemgetter(1)):
+        while together := [batch for batch, _ in islice(group, most if shape else 1)]:
+            yield together, shape

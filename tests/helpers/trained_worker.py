@@ -73,15 +73,8 @@ def _run(given: Mapping[str, Any], workers: Workers) -> None:
     Run.record_learned, Run.save = passed, noted
     init_from = InitFrom(Path(given["init_from"])) if "init_from" in given else None
     try:
-        train(
-            Path(given["log"]),
-            config,
-            Path(given["run"]),
-            record=given.get("record"),
-            exporter=export_from_run,
-            init_from=init_from,
-            process=Process(workers),
-        )
+        log, run, name = Path(given["log"]), Path(given["run"]), given.get("record")
+        train(log, config, run, None, name, export_from_run, init_from, Process(workers))
     finally:
         Run.record_learned, Run.save = record, save
 

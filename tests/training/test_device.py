@@ -57,11 +57,8 @@ def test_on_a_tpu_steps_are_compiled_for_few_shapes_with_products_in_bfloat16(mo
     config = make_config({"compute_dtype": "auto"})
 
     def settings() -> tuple[bool, bool, str]:
-        return (
-            device.has_few_shapes(config.batch.shapes),
-            device.resolve_jit(config.jit),
-            device.resolve_compute_dtype(config.compute_dtype),
-        )
+        dtype = device.resolve_compute_dtype(config.compute_dtype)
+        return device.has_few_shapes(config.batch.shapes), device.resolve_jit(config.jit), dtype
 
     assert settings() == (False, False, "float32")
     monkeypatch.setattr(device, "_start_tpu", lambda: "/device:TPU:0")

@@ -68,9 +68,8 @@ def widths_of(config: TrainConfig) -> dict[str, int]:
 def test_parameters_are_those_of_the_model():
     for case, content in CASES.items():
         config = config_of(content)
-        weights = init_weights(
-            make_experts(config.model, config.objective, "float32", ()).network, widths_of(config), seed=1
-        )
+        network = make_experts(config.model, config.objective, "float32", ()).network
+        weights = init_weights(network, widths_of(config), seed=1)
         expected = sum(math.prod(weight.shape) for weight in weights.values())
         assert dense_parameters(config, layouts_of(config)) == expected, case
 

@@ -17,12 +17,11 @@ from ctr.data.stream import TEACHER_LOGIT
 from ctr.models.row_curvature import WHOLE
 from ctr.objective.bias_constraints import resolve_families
 from ctr.objective.config import TERMS
-from ctr.training.batch_gradients import Differentiation
 from ctr.training.compiled_step import CompiledStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
-from ctr.training.step import Scores
+from ctr.training.step import Scores, Step
 
 SCHEMA = Schema(
     features=(
@@ -218,9 +217,8 @@ def gradients_of(state, config, feed, ramps):
     """What a step would learn by: the gradients of each table's distinct rows and of each dense weight."""
     gathered = state.tables.gather(feed.plan_tensors)
     numbers = {name: tf.constant(value, tf.float32) for name, value in ramps.items()}
-    sums_rows = config.optimizer.embeddings.gradient == "sum"
-    model = Differentiation(state, config.objective, sums_rows, by_products=True)
-    batch = model.differentiate(feed.target_tensors, gathered.views, gathered.rows, numbers, [], WHOLE)
+    step = Step(state, config.objective, config.optimizer, (WHOLE,), by_products=True, exchanges=False)
+    batch = step.differentiate(feed.target_tensors, gathered.views, gathered.rows, numbers, [], WHOLE)
     return batch.row_gradients, batch.dense_gradients
 
 
