@@ -10,11 +10,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctr.data.schema import Schema
 from ctr.models.row_curvature import WHOLE, Part
 from ctr.models.rows import TableLayout
+from ctr.objective.bias_constraints import Family
 from ctr.objective.targets import target_signature
 from ctr.training.config import TrainConfig
-from ctr.training.device import accelerator, has_few_shapes, on_step_device, resolve_jit
+from ctr.training.device import (
+    accelerator,
+    has_few_shapes,
+    make_deterministic,
+    on_step_device,
+    resolve_compute_dtype,
+    resolve_jit,
+)
 from ctr.training.feed import Feed
 from ctr.training.fused_feed import FusedFeed
 from ctr.training.fused_steps import FusedSteps
@@ -22,6 +31,7 @@ from ctr.training.shapes import FewShapes, fused_shapes
 from ctr.training.state import TrainState, predicts_soundly
 from ctr.training.step import Scores, Step
 from ctr.training.timing import Timing
+from ctr.workers.collectives import ALONE, Workers
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +198,15 @@ class CompiledStep:
                 sum(sizes),
                 time.perf_counter() - begun,
             )
+
+
+def fresh_state(
+    config: TrainConfig, schema: Schema, families: Sequence[Family] = (), workers: Workers = ALONE
+) -> TrainState:
+    """Makes the state that a run begins with, always the same; lets TensorFlow only do what repeats bit by bit."""
+    make_deterministic(config.seed)
+    layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config.compute_dtype)
+    return TrainState(layouts, config, dtype, families, workers)
 
 
 @contextmanager

@@ -35,9 +35,8 @@ from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
 from ctr.models.rows import TableLayout, number_count
 from ctr.training.config import TrainConfig
-from ctr.training.experts.forward import make_experts
+from ctr.training.experts.forward import dense_shapes, make_experts
 from ctr.training.optimizers import dense_optimizer, table_optimizer
-from ctr.training.state import dense_shapes
 
 _CLIPPING = 3
 """Operations for each element of a gradient whose norm is limited."""

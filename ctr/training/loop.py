@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ctr.data.reader import Rows
 from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
-from ctr.training.compiled_step import CompiledStep, Phase, announced
+from ctr.training.compiled_step import CompiledStep, Phase, announced, fresh_state
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.feed import Feed
@@ -30,7 +30,6 @@ from ctr.training.run.results import learning_failure, unlearned_text, write_res
 from ctr.training.run.run import Run, finite_logits, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.run.summary import LearningError, train_result
-from ctr.training.state import fresh_state
 from ctr.training.step import Scores
 from ctr.training.validate import check_possible, validate
 from ctr.training.warm_start.start import InitFrom, warm_start

@@ -6,22 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from ctr.data.schema import Schema
 from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
-from ctr.models.initial_weights import init_weights, weight_shapes
+from ctr.models.initial_weights import init_weights
 from ctr.models.rows import APART, FIRST_NUMBERS, STATISTICS, TableLayout, number_count
 from ctr.objective.bias_constraints import Family
-from ctr.objective.config import ObjectiveConfig
 from ctr.optim.first_order.online_bias import all_variables
 from ctr.optim.protocol import Spectrum
 from ctr.training.config import TrainConfig
-from ctr.training.device import make_deterministic, resolve_compute_dtype, variables_beside_steps
+from ctr.training.device import variables_beside_steps
 from ctr.training.division import Seat
 from ctr.training.experts.forward import Experts, Sources, make_experts, tables_of
 from ctr.training.experts.state import ExpertState
 from ctr.training.label_outputs import label_biases
-from ctr.training.model_config import ModelConfig
 from ctr.training.optimizers import dense_optimizer
 from ctr.training.retrain import initial_weights
 from ctr.training.tables.tables import EmbeddingTables
@@ -55,14 +52,6 @@ _CHECKED = (
     "duals/",
     "slices_seen/",
 )
-
-
-def dense_shapes(
-    model: ModelConfig, objective: ObjectiveConfig, layouts: tuple[TableLayout, ...]
-) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of a model's dense weights by name, in the order of checkpoints."""
-    widths = tower_widths(layouts, model.factorized is not None)
-    return weight_shapes(make_experts(model, objective, "float32", layouts).network, widths)
 
 
 def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -223,15 +212,6 @@ class TrainState:
             "parameters_dense": sum(int(np.prod(variable.shape)) for variable in self.dense),
             "parameters_embedding": self.tables.parameters,
         }
-
-
-def fresh_state(
-    config: TrainConfig, schema: Schema, families: Sequence[Family] = (), workers: Workers = ALONE
-) -> TrainState:
-    """Makes the state that a run begins with, always the same; lets TensorFlow only do what repeats bit by bit."""
-    make_deterministic(config.seed)
-    layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config.compute_dtype)
-    return TrainState(layouts, config, dtype, families, workers)
 
 
 def _unlearned(shape: Sequence[int], dtype: tf.DType = tf.float32) -> tf.Variable:

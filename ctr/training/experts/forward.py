@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.click_model import Scores, TowerInput, ensemble_logit, forward
+from ctr.models.embeddings import tower_widths
+from ctr.models.initial_weights import weight_shapes
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.training.experts.names import LINEAR, NETWORK, PAIRS, expert_names
@@ -152,3 +154,11 @@ def make_experts(
         labels=tuple(objective.labels),
     )
     return Experts(names, network)
+
+
+def dense_shapes(
+    model: ModelConfig, objective: ObjectiveConfig, layouts: tuple[TableLayout, ...]
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a model's dense weights by name, in the order of checkpoints."""
+    widths = tower_widths(layouts, model.factorized is not None)
+    return weight_shapes(make_experts(model, objective, "float32", layouts).network, widths)

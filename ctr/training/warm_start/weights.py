@@ -21,10 +21,11 @@ from ctr.models.embeddings import tower_columns
 from ctr.models.rows import APART, STATISTICS, FeatureRows, TableLayout, all_numbers
 from ctr.objective.config import SliceConfig
 from ctr.training.config import TrainConfig
+from ctr.training.experts.forward import dense_shapes
 from ctr.training.experts.names import has_linear_inside
 from ctr.training.ids.id_map import restored_maps
 from ctr.training.optimizers import table_optimizer
-from ctr.training.state import TrainState, dense_shapes
+from ctr.training.state import TrainState
 
 Arrays = Mapping[str, np.ndarray]
 
