@@ -15,12 +15,12 @@ from runner import Numbers
 from ctr.config import parse_model
 from ctr.data.batches import Batch
 from ctr.data.schema import Schema
-from ctr.training.compiled_step import TrainStep
+from ctr.training.compiled_step import CompiledStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
-from ctr.training.step import StepResult
+from ctr.training.step import Scores
 
 SETTLED = 10**9
 """Examples after which every ramp is up."""
@@ -39,7 +39,7 @@ class Model:
     state: TrainState
     feeds: list[Feed]
     feed_ms: float
-    learn: Callable[[Feed, Mapping[str, float], Mapping[str, float]], StepResult]
+    learn: Callable[[Feed, Mapping[str, float], Mapping[str, float]], Scores]
     losses: list[list[float]] = field(default_factory=list)
 
     def turn(self) -> Numbers:
@@ -48,9 +48,8 @@ class Model:
         worked, begun = time.process_time(), time.perf_counter()
         for feed in self.feeds:
             results.append(self.learn(feed, ramps, rates))
-            results[-1].logit.numpy()
         spent, worked = time.perf_counter() - begun, time.process_time() - worked
-        self.losses.append([float(result.loss) for result in results])
+        self.losses.append([float(result.terms.sum()) for result in results])
         return {"ms": 1000 * spent / len(self.feeds), "processor_ms": 1000 * worked / len(self.feeds)}
 
     def dense_matrices(self) -> list[Sequence[int]]:
@@ -74,7 +73,7 @@ def make_model(
     config = benchmark_config(changes, size.batch)
     make_deterministic(config.seed)
     layouts = config.table_layouts(schema or reference_schema(size))
-    state = TrainState(layouts, config, resolve_compute_dtype(config), tuple(families))
+    state = TrainState(layouts, config, resolve_compute_dtype(config.compute_dtype), tuple(families))
     batches = batches or reference_batches(size)
     begun = time.perf_counter()
     feeds = [
@@ -82,7 +81,7 @@ def make_model(
         for one in batches
     ]
     feed_ms = 1000 * (time.perf_counter() - begun) / len(feeds)
-    return Model(config, state, feeds, feed_ms, TrainStep(state, config, jit=False).learn)
+    return Model(config, state, feeds, feed_ms, CompiledStep(state, config, jit=False).learn)
 
 
 def gigaflops(matrices: Sequence[Sequence[int]], rows: int) -> float:

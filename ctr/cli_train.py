@@ -174,7 +174,7 @@ def _pass(options: Options, config: Any, place: _Place) -> dict[str, Any]:
     _load_tensorflow(options.device, place)
     with importing():
         from ctr.serving.export import export_from_run
-        from ctr.training.loop import train
+        from ctr.training.loop import Process, train
         from ctr.training.warm_start.start import InitFrom
 
     total = sum(manifest.rows for manifest in read_manifests(options.log))
@@ -187,8 +187,7 @@ def _pass(options: Options, config: Any, place: _Place) -> dict[str, Any]:
             options.record,
             export_from_run,
             InitFrom(options.init_from, cli_output.note) if options.init_from else None,
-            bar.phase,
-            **joined,
+            Process(**joined, phase=bar.phase),
         )
 
 
@@ -199,6 +198,7 @@ def _follow(options: Options, config: Any, place: _Place) -> "Followed":
         _load_tensorflow(options.device, place)
         from ctr.serving.export import export_from_run
         from ctr.training.follow import POLL_SECONDS, Polling, follow
+        from ctr.training.loop import Process
         from ctr.training.warm_start.start import InitFrom
 
         poll = POLL_SECONDS if options.poll is None else options.poll
@@ -212,8 +212,7 @@ def _follow(options: Options, config: Any, place: _Place) -> "Followed":
             progress=bar.lag,
             exporter=export_from_run,
             init_from=InitFrom(options.init_from, cli_output.note) if options.init_from else None,
-            phase=bar.phase,
-            **joined,
+            process=Process(**joined, phase=bar.phase),
         )
 
 

@@ -235,12 +235,12 @@ def _train(log: Path, run: Path, tools: Tools) -> dict[str, Any]:
         return train_result(log, run, finished, None)
     tools.load_tensorflow()
     from ctr.data.log import read_manifests
-    from ctr.training.loop import train
+    from ctr.training.loop import Process, train
 
     tools.say(f"Training in one pass -> {run}")
     bar = tools.bar(sum(manifest.rows for manifest in read_manifests(log)), "examples")
     try:
         with stop_signals() as stop:
-            return train(log, config, run, bar, phase=bar.phase, stop=stop)
+            return train(log, config, run, bar, process=Process(stop=stop, phase=bar.phase))
     finally:
         bar.close()

@@ -15,8 +15,6 @@ that has the curvature H / (1 + s H). A bias is shared by everything: of a query
 curvature both divided by 1 + s sum w p (1 - p).
 """
 
-from collections.abc import Mapping
-
 import tensorflow as tf
 
 VARIANCE = 0.1
@@ -47,32 +45,20 @@ def query_effect(
 
 
 def query_share(query: tf.Tensor, curvature: tf.Tensor) -> tf.Tensor:
-    """Computes the factors 1 / (1 + s H) of the gradient and the curvature that a bias learns from.
+    """Computes the factors 1 / (1 + s H), float32 [B], of the gradient and the curvature that a bias learns from.
 
-    Args:
-        query: int32 [B], the number of each row's query, below B.
-        curvature: w p (1 - p), float32 [B].
-
-    Returns:
-        float32 [B].
+    ``query`` is that of ``query_effect``; ``curvature`` w p (1 - p), float32 [B].
     """
     total = tf.math.unsorted_segment_sum(curvature, query, tf.shape(query)[0])
     return tf.gather(1.0 / (1.0 + VARIANCE * total), query)
 
 
-def shared_by_query(plan: Mapping[str, tf.Tensor], query: tf.Tensor, is_row: tf.Tensor) -> tf.Tensor:
-    """Finds which single-valued features have one id in all rows of a query.
+def shared_by_query(single: tf.Tensor, query: tf.Tensor, is_row: tf.Tensor) -> tf.Tensor:
+    """Finds which features have one id in all rows of a query: bool [B, S].
 
-    Args:
-        plan: of a table, see ``ctr.training.tables.plan.TablePlan``.
-        query: int32 [B].
-        is_row: bool [B], rows that count; not padding.
-
-    Returns:
-        bool [B, S].
+    Their ids are int32 [B, S]; rows that count, and no padding, ``is_row``, bool [B, S].
     """
-    single, size = plan["single"], tf.shape(query)[0]
-    none = tf.zeros_like(single)
-    low = tf.math.unsorted_segment_min(tf.where(is_row[:, tf.newaxis], single, single.dtype.max), query, size)
-    high = tf.math.unsorted_segment_max(tf.where(is_row[:, tf.newaxis], single, none), query, size)
+    size = tf.shape(query)[0]
+    low = tf.math.unsorted_segment_min(tf.where(is_row, single, single.dtype.max), query, size)
+    high = tf.math.unsorted_segment_max(tf.where(is_row, single, 0), query, size)
     return tf.gather(low == high, query)

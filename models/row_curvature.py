@@ -1,6 +1,6 @@
 """Curvature of the loss by the linear weights of a batch's rows, and the part of a model that a step computes with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -23,44 +23,56 @@ class RowCurvature(NamedTuple):
     groups: tf.Tensor
 
 
-def row_curvature(
-    layout: TableLayout,
-    plan: Mapping[str, tf.Tensor],
-    curvature: tf.Tensor,
-    shared: tf.Tensor,
+def row_curvatures(
+    layouts: Sequence[TableLayout],
+    plans: Sequence[Mapping[str, tf.Tensor]],
+    bends: Sequence[tuple[tf.Tensor, tf.Tensor]],
     query: tf.Tensor,
-) -> RowCurvature:
-    """Adds up the curvature of a batch by the rows of a table.
+) -> list[RowCurvature]:
+    """Adds up the curvature of a batch by the rows of tables, all at once: XLA compiles a loop for each such sum.
 
     Args:
-        plan: ``distinct``, ``single``, ``values`` and ``segments`` of ``ctr.training.tables.plan.TablePlan``, tensors.
-        curvature: float32 [B], of the loss by the logit of each batch row; 0 for padding.
-        shared: float32 [B], the same for an id that all rows of a query have.
+        plans: for each table ``distinct``, ``single``, ``values`` and ``segments`` of
+            ``ctr.training.tables.plan.TablePlan``, tensors.
+        bends: for each table float32 [B], the curvature of the loss by the logit of each batch row, 0 for padding; and
+            float32 [B], the same for an id that all rows of a query have.
         query: int32 [B], the number of each row's query.
     """
-    singles, multivalent = len(layout.single), len(layout.multivalent)
-    count, size = tf.shape(plan["distinct"])[0], tf.shape(curvature)[0]
-    total, groups = tf.zeros([count]), tf.fill([count], -1)
-    if singles:
-        positions = tf.reshape(plan["single"], [-1])
-        is_shared = shared_by_query(plan, query, curvature > 0)
-        parts = tf.where(is_shared, shared[:, tf.newaxis], curvature[:, tf.newaxis])
-        parts = tf.reshape(parts, [-1])
-        own = tf.where(parts > 0, tf.tile(tf.range(singles), [size]), -1)
-        total += tf.math.unsorted_segment_sum(parts, positions, count)
-        groups = tf.maximum(groups, tf.math.unsorted_segment_max(own, positions, count))
-    if multivalent:
-        segments = plan["segments"]
-        # The last segment collects the padding.
-        sizes = tf.math.unsorted_segment_sum(
-            tf.ones_like(segments, tf.float32), segments, size * multivalent + 1
-        )
-        share = tf.gather(tf.pad(curvature, [[0, 1]]), segments // multivalent)
-        share /= tf.square(tf.gather(sizes, segments))
-        own = tf.where(share > 0, singles + segments % multivalent, -1)
-        total += tf.math.unsorted_segment_sum(share, plan["values"], count)
-        groups = tf.maximum(groups, tf.math.unsorted_segment_max(own, plan["values"], count))
-    return RowCurvature(total, groups)
+    counts = [plan["distinct"].shape[0] or tf.size(plan["distinct"]) for plan in plans]
+    singles = [plan["single"] for plan in plans]
+    is_row = [
+        tf.tile((one > 0)[:, tf.newaxis], [1, ids.shape[1]])
+        for ids, (one, _) in zip(singles, bends, strict=True)
+    ]
+    same = shared_by_query(tf.concat(singles, axis=1), query, tf.concat(is_row, axis=1))
+    of_tables = tf.split(same, [ids.shape[1] for ids in singles], axis=1)
+    # Of each id of single-valued features, and of multivalent ones: curvature, row and feature.
+    ids_of = list[tuple[tf.Tensor, ...]](), list[tuple[tf.Tensor, ...]]()
+    size, begin = tf.shape(query)[0], 0
+    for layout, plan, (curvature, shared), is_shared, count in zip(
+        layouts, plans, bends, of_tables, counts, strict=True
+    ):
+        if layout.single:
+            share = tf.where(is_shared, shared[:, tf.newaxis], curvature[:, tf.newaxis])
+            parts = tf.reshape(share, [-1]), tf.reshape(plan["single"], [-1]) + begin
+            ids_of[0].append((*parts, tf.tile(tf.range(len(layout.single)), [size])))
+        if multivalent := len(layout.multivalent):
+            segments = plan["segments"]
+            # The last segment collects the padding.
+            sizes = tf.math.unsorted_segment_sum(
+                tf.ones_like(segments, tf.float32), segments, size * multivalent + 1
+            )
+            share = tf.gather(tf.pad(curvature, [[0, 1]]), segments // multivalent)
+            share /= tf.square(tf.gather(sizes, segments))
+            ids_of[1].append((share, plan["values"] + begin, len(layout.single) + segments % multivalent))
+        begin += count
+    total, groups = tf.zeros([begin]), tf.fill([begin], -1)
+    for entries in filter(None, ids_of):
+        share, rows, features = (tf.concat(parts, axis=0) for parts in zip(*entries, strict=True))
+        total += tf.math.unsorted_segment_sum(share, rows, begin)
+        features = tf.where(share > 0, features, -1)
+        groups = tf.maximum(groups, tf.math.unsorted_segment_max(features, rows, begin))
+    return [RowCurvature(*one) for one in zip(tf.split(total, counts), tf.split(groups, counts), strict=True)]
 
 
 def of_present(found: RowCurvature, present: tf.Tensor) -> RowCurvature:

@@ -50,7 +50,7 @@ LINES = {
     "ctr/search": 1840,
     "ctr/serving": 1523,
     "ctr/simulator": 1406,
-    "ctr/training": 11585,
+    "ctr/training": 11550,
     "ctr/workers": 1359,
     "eval": 4660,
     "models": 2063,

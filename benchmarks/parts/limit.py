@@ -121,6 +121,6 @@ def measure(setting: Setting) -> dict[str, Any]:
     """In the type that the processor is best at, which the targets are about, and in float32."""
     copied = COPIED // 64 if setting.quick else COPIED
     copies = {name: copy_arm(threads, copied) for name, threads in COPIES.items()}
-    dtype = resolve_compute_dtype(TrainConfig())
+    dtype = resolve_compute_dtype(TrainConfig().compute_dtype)
     found = {one: measure_dtype(setting, one, copies, copied) for one in dict.fromkeys([dtype, "float32"])}
     return {**found, "own": dtype, "share": found[dtype]["share"]}

@@ -32,7 +32,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     """Every arm's step, our own in the processor's best type first, and the ratios that the targets are about."""
     size, have_torch = setting.size, imports("torch")
     compiled = setting.compile and not setting.quick
-    best = resolve_compute_dtype(TrainConfig())
+    best = resolve_compute_dtype(TrainConfig().compute_dtype)
     own = {
         f"ctr {dtype}": make_model(size, settings(dtype, size.batch))
         for dtype in sorted(FLOATS, key=lambda dtype: dtype != best)

@@ -11,7 +11,7 @@ from processes import give
 from ctr.config import load_model
 from ctr.training.config import TrainConfig
 from ctr.training.ids.id_map import DIVIDED_ARRAYS
-from ctr.training.loop import open_session
+from ctr.training.loop import Process, open_session
 from ctr.workers.local import join
 from ctr.workers.seats import read_place
 
@@ -19,9 +19,9 @@ from ctr.workers.seats import read_place
 def main(log: Path, config: Path, run: Path) -> dict[str, int]:
     """Trains; returns the ids that this worker keeps, the entries of its arrays, and their bytes."""
     content = load_model(TrainConfig, config, "config")
-    with open_session(log, content, run, workers=join(read_place(), 600.0)) as session:
+    with open_session(log, content, run, process=Process(join(read_place(), 600.0))) as session:
         session.advance(partial=True)
-        maps = session.trainer.state.tables.id_maps.values()
+        maps = session.run.state.tables.id_maps.values()
         arrays = [array for one in maps for name, array in one.to_arrays().items() if name in DIVIDED_ARRAYS]
         return {
             "ids": sum(len(one.occupants().rows) for one in maps),

@@ -38,7 +38,7 @@ from ctr.models.initial_weights import init_weights
 from ctr.search.config import SearchConfig
 from ctr.search.controller import Policy
 from ctr.search.problem import cost_of, counted
-from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, batch_loss
+from ctr.search.shared_weights import Plan, SharedState, SharedStep, batch_loss
 from ctr.search.space import Choice, space_of
 from ctr.search.supernet import check_supernet, search_supernet
 from ctr.training.config import TrainConfig
@@ -120,7 +120,7 @@ class Bench:
         self.cost = cost_of(self.space, self.base, counted(self.log, "training"))
         self.costs = np.array([self.cost(choice) for choice in self.every])
         self.largest = check_supernet(self.space, self.base)
-        self._trainer: SharedTrainer | None = None
+        self._step: SharedStep | None = None
 
     def config(self, mode: str, seed: int, **changes: Any) -> SearchConfig:
         content = {"mode": mode, **self.controller, **changes}
@@ -128,9 +128,9 @@ class Bench:
         return parse_model(SearchConfig, given, "benchmark")
 
     @property
-    def trainer(self) -> SharedTrainer:
+    def step(self) -> SharedStep:
         """Steps of the supernet on a state that is set anew for each run."""
-        if self._trainer is None:
+        if self._step is None:
             inputs = open_inputs(self.log, self.largest)
             config = self.config("penalty", 1, learners=1, extremes="none")
             policy = Policy(self.space, self.cost, self.target, config.controller, 1)
@@ -139,24 +139,24 @@ class Bench:
             state = SharedState(plan, self.largest, inputs.schema, inputs.families)
             self.layouts, self.start = state.layouts, {k: np.array(v) for k, v in state.arrays().items()}
             self.feeds = list(read_feeds(inputs, lambda: state.layouts))
-            self._trainer = SharedTrainer(plan, state, self.largest, None)
-        return self._trainer
+            self._step = SharedStep(plan, state, self.largest, None)
+        return self._step
 
     @property
     def held_back(self) -> int:
         """The number of the first batch that no search reads."""
-        _ = self.trainer
+        _ = self.step
         ends = [feed.batch.end for feed in self.feeds]
         return next(at for at, end in enumerate(ends) if end > self.rows * (1 - HELD_BACK))
 
     def alone(self, choice: Choice, seed: int) -> float:
         """The progressive logloss over the held-back part of a candidate trained alone."""
-        trainer = self.trainer
-        trainer.state.restore(self._first_weights(choice, seed))
+        step = self.step
+        step.state.restore(self._first_weights(choice, seed))
         losses, examples = [], 0
         for feed in self.feeds:
             ramps, rates = self.largest.ramps_at(examples), self.largest.rates_at(examples)
-            losses.append(batch_loss(feed, trainer.learn_by([choice], feed, ramps, rates).logit))
+            losses.append(batch_loss(feed, step.learn_by([choice], feed, ramps, rates).logit))
             examples += len(feed.batch.rows)
         return float(np.mean(losses[self.held_back :]))
 
@@ -169,9 +169,10 @@ class Bench:
             for feature in layout.features:
                 columns += range(begin, begin + kept[feature.name])
                 begin += layout.width
-        small = init_weights(make_experts(config, "float32", ()).network, {"quality": len(columns)}, seed)
+        network = make_experts(config.model, config.objective, "float32", ()).network
+        small = init_weights(network, {"quality": len(columns)}, seed)
         arrays = {name: array.copy() for name, array in self.start.items()}
-        names = list(self.trainer.state.weights)
+        names = list(self.step.state.weights)
         for name, weight in small.items():
             big = arrays[f"dense/{names.index(name):03d}"]
             value, where = weight.numpy(), [np.arange(size) for size in weight.shape]
@@ -192,16 +193,11 @@ class Bench:
         """The logloss of every candidate over the held-back part, by the weights that a supernet has come to."""
         arrays, _ = checkpoint.read(run / "checkpoints")
         weights = {n.removeprefix("weights|"): a for n, a in arrays.items() if n.startswith("weights|")}
-        trainer = self.trainer
-        trainer.state.restore(weights)
-        ramps = self.largest.ramps_at(self.rows)
+        self.step.state.restore(weights)
+        ramps, feeds = self.largest.ramps_at(self.rows), self.feeds[self.held_back :]
         return [
-            float(
-                np.mean(
-                    [batch_loss(f, trainer.score_by(c, f, ramps).logit) for f in self.feeds[self.held_back :]]
-                )
-            )
-            for c in self.every
+            float(np.mean([batch_loss(feed, self.step.score_by(one, feed, ramps).logit) for feed in feeds]))
+            for one in self.every
         ]
 
     def search(self, mode: str, seed: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from processes import give
 
 from ctr.config import load_model
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.loop import Process, train
 from ctr.workers.local import LocalWorkers, join
 from ctr.workers.seats import read_place
 
@@ -80,7 +80,7 @@ def main(log: Path, config: Path, run: Path) -> dict[str, Any]:
             tf.profiler.experimental.stop()
 
     # The first worker alone makes progress.
-    train(log, load_model(TrainConfig, config, "config"), run, progress=progress, workers=workers)
+    train(log, load_model(TrainConfig, config, "config"), run, progress=progress, process=Process(workers))
     if not ends:
         return {}
     spent, step_ms = read_milliseconds(folder), 1000 * (ends[FIRST + STEPS - 1] - ends[FIRST - 1]) / STEPS

@@ -34,12 +34,12 @@ from ctr.search.controller import (
 )
 from ctr.search.masks import MaskedPart, masks_of, passed_over
 from ctr.search.space import Choice, Space
-from ctr.training.compiled_step import Scores
+from ctr.training.compiled_step import CompiledStep, Phase, Ramps, Rates
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
-from ctr.training.trainer import Phase, Ramps, Rates, Trainer
+from ctr.training.step import Scores
 
 _PUBLISHED_RATE = 0.0048  # TuNAS's, for some 10^4 steps
 _FAR, _HIGHEST_RATE = 20.0, 0.1  # rate times steps: as rewards are noisy, a logit moves a fraction of it
@@ -128,7 +128,7 @@ class SharedState(TrainState):
         make_deterministic(config.seed)
         sizes = plan.policy.sizes
         self.progress = tf.Variable(Progress(new_controller(sizes)).to_array(), trainable=False)
-        layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config)
+        layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config.compute_dtype)
         super().__init__(layouts, config, dtype, families, sources=plan.sources())
 
     def variables(self) -> dict[str, tf.Variable]:
@@ -138,7 +138,7 @@ class SharedState(TrainState):
         return progress_of(self.progress.numpy(), sizes)
 
 
-class SharedTrainer(Trainer):
+class SharedStep(CompiledStep):
     """Learns from each batch with a few candidates, after several have predicted it for the controller."""
 
     def __init__(self, plan: Plan, state: SharedState, config: TrainConfig, phase: Phase | None) -> None:
@@ -146,7 +146,7 @@ class SharedTrainer(Trainer):
         self._masks: dict[Choice, np.ndarray] = {}
         masks = self._masks_of(plan.space.largest)
         self._parts = [MaskedPart(masks) for _ in range(plan.drawn + len(plan.always))]
-        super().__init__(state, config, phase, self._parts)
+        super().__init__(state, config, phase=phase, parts=self._parts)
         # Cut before the first step.
         self._records = Records(plan.records)
         self._has_begun = False

@@ -10,7 +10,7 @@ where it was killed, to the same bits.
     OUT/controller.jsonl    the controller over time
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,19 @@ from typing import Any
 import numpy as np
 
 from ctr.data.log import read_manifests, read_schema
-from ctr.data.schema import Schema
 from ctr.data.stream import Selection, read_selection
 from ctr.experiments.measure import Operations
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder
 from ctr.io.signals import stop_signals
-from ctr.objective.bias_constraints import Family
 from ctr.search.config import SearchConfig
 from ctr.search.controller import Policy, entropy, new_controller
 from ctr.search.problem import Cost
-from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, progress_of
+from ctr.search.shared_weights import Plan, SharedState, SharedStep, progress_of
 from ctr.search.space import Choice, Space, described, without_pairs
 from ctr.training.config import TrainConfig
-from ctr.training.learner import Learner
-from ctr.training.loop import open_session
-from ctr.training.state import TrainState
-from ctr.training.trainer import Phase, Trainer
-from ctr.workers.collectives import Workers
+from ctr.training.inputs import Inputs
+from ctr.training.loop import Process, open_session
 
 
 @dataclass(frozen=True)
@@ -145,15 +140,10 @@ def _one_pass(
     sizes = plan.policy.sizes
     begun: list[SharedState] = []
 
-    def make_state(
-        config: TrainConfig, schema: Schema, families: Sequence[Family], workers: Workers
-    ) -> TrainState:
-        begun.append(SharedState(plan, config, schema, families))
-        return begun[0]
-
-    def make_trainer(state: TrainState, config: TrainConfig, phase: Phase | None) -> Trainer:
-        assert isinstance(state, SharedState)
-        return SharedTrainer(plan, state, config, phase)
+    def begin(inputs: Inputs, process: Process) -> SharedStep:
+        state = SharedState(plan, inputs.config, inputs.schema, inputs.families)
+        begun.append(state)
+        return SharedStep(plan, state, inputs.config, process.phase)
 
     def is_done() -> bool:
         return begun[0].remembered(sizes).examples >= rows
@@ -167,8 +157,7 @@ def _one_pass(
             progress(f"supernet {percent}%: entropy {entropy(own.controller.logits):.3f}, now {best}")
 
     shown: list[int] = []
-    learner = Learner(make_state, make_trainer)
-    with stop_signals() as stop, open_session(log, config, run_dir, report, learner=learner) as session:
+    with stop_signals() as stop, open_session(log, config, run_dir, report, begin=begin) as session:
         if not is_done():
             session.advance(partial=True, stop=lambda: is_done() or stop() is not None)
             if (reason := stop()) is not None:

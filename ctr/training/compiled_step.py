@@ -1,113 +1,224 @@
-"""Compiled step: its functions with their signatures, fed with batches."""
+"""Compiled step: what scores batches and learns from them, one by one or many small ones in one call."""
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ctr.data.schema import Schema
 from ctr.models.row_curvature import WHOLE, Part
+from ctr.models.rows import TableLayout
+from ctr.objective.bias_constraints import Family
 from ctr.objective.targets import target_signature
 from ctr.training.config import TrainConfig
-from ctr.training.device import accelerator, on_step_device
+from ctr.training.device import (
+    accelerator,
+    has_few_shapes,
+    make_deterministic,
+    on_step_device,
+    resolve_compute_dtype,
+    resolve_jit,
+)
 from ctr.training.feed import Feed
-from ctr.training.state import TrainState
-from ctr.training.step import Step, StepResult
+from ctr.training.fused_feed import FusedFeed
+from ctr.training.fused_steps import FusedSteps
+from ctr.training.sizes import FewShapes, fused_shapes
+from ctr.training.state import TrainState, predicts_soundly
+from ctr.training.step import Scores, Step
+from ctr.training.timing import Timing
+from ctr.workers.collectives import ALONE, Workers
+
+log = logging.getLogger(__name__)
+
+Phase = Callable[[str], None]
+Ramps = Mapping[str, float]
+Rates = Mapping[str, float]
+Numbers = Mapping[str, np.ndarray]
 
 
-class Scores(NamedTuple):
-    """Scores of a batch: of its good rows, then of the rows of the constraint logs that came with it.
+class CompiledStep:
+    """The functions that score and change the weights of a run, each compiled when it is first called.
 
-    Or of K batches, whose good rows follow each other.
+    The first of ``parts`` scores, and all learn by the mean of their gradients. ``jit``: whether XLA compiles; None:
+    where it is faster.
     """
 
-    logit: np.ndarray  # float32 [N], the predictions from before any update
-    slices: list[np.ndarray]  # for each family of constraints, int32 [N]
-    applied: np.ndarray | None = None  # bool [K], whether each step changed the weights; None: there was none
-    terms: np.ndarray | None = None  # float32 [K, T], what each term contributed to each step's loss
-    labels: Sequence[np.ndarray] = ()  # for each further label its logits, float32 [N]
-
-
-class _Functions(NamedTuple):
-    learning: Callable[..., Any]  # the ``tf.function`` that ``learn`` calls
-    learn: Callable[..., Any]
-    score: Callable[..., Any]
-
-
-class TrainStep:
-    """Compiled functions of a run: the first of ``parts`` scores, and all learn by the mean of their gradients."""
-
     def __init__(
-        self, state: TrainState, config: TrainConfig, jit: bool, parts: Sequence[Part] = (WHOLE,)
+        self,
+        state: TrainState,
+        config: TrainConfig,
+        jit: bool | None = None,
+        phase: Phase | None = None,
+        parts: Sequence[Part] = (WHOLE,),
     ) -> None:
-        self.state, self.config, self.jit = state, config, jit
+        self.state, self.timing = state, Timing(state.optimizer_timing)
+        self._config, self._phase, is_divided = config, phase, state.workers.size > 1
+        # XLA compiles the functions for each size of their arguments.
+        self._jit = resolve_jit(config.jit, state.workers.size) if jit is None else jit
         # Products with sparse matrices, of which GPUs have no deterministic kernel.
-        by_products = not jit and accelerator() is None
-        step = Step(state, config, parts, by_products)
-        is_divided, self._step = state.workers.size > 1, step
+        by_products = not self._jit and accelerator() is None
+        self._step = Step(state, config.objective, config.optimizer, parts, by_products)
         self._learned_targets = target_signature(config.objective, state.families, state.layouts, is_divided)
         # What is scored may also be a feed to learn from, which has more.
-        scored = config.objective.scored_part
-        self._scored_targets = target_signature(scored, state.families, state.layouts)
+        self._scored_targets = target_signature(config.objective.scored_part, state.families, state.layouts)
         # By the number of tables that there are plans for, and by whether batches are too small for more than
         # first-order steps: traces of their own.
-        self._functions: dict[tuple[int, bool], _Functions] = {}
+        self._functions: dict[tuple[int, bool], list[Callable[..., Any]]] = {}
+        is_whole = tuple(parts) == (WHOLE,) and not is_divided
+        self._fuses = is_whole and not has_few_shapes(config.batch.shapes) and accelerator() != "TPU"
+        self._fused: dict[int, FusedSteps] = {}  # by the number of tables
+        self._compiled: set[tuple[object, ...]] = set()
+        self._last_applied: Callable[[], Feed] | None = None  # of the last step that changed the weights
 
-    def _functions_of(self, feed: Feed) -> "_Functions":
+    def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
+        """Makes a step with a batch, unless it has no good rows: the scores are those of the weights from before it."""
+        if not feed.rows:
+            return self._no_scores()
+        begun = time.perf_counter()
+        feed = self._with_rows("learn", feed)
+        function, arguments = self.learning(feed, ramps, rates)
+        with self._calling("learn", feed):
+            result = on_step_device(function)(*arguments)
+            if self._jit:
+                # XLA compiles no call to the host.
+                self.state.tables.optimizer.exchange()
+                if feed.preconditions:
+                    self.state.dense_optimizer.exchange()
+        logit, *labels = (feed.in_order(one.numpy()) for one in (result.logit, *result.labels))
+        slices = [feed.in_order(index.numpy()) for index in result.slices]
+        applied, terms = result.applied.numpy()[np.newaxis], result.terms.numpy()[np.newaxis]
+        self.state.experts.count(len(feed.batch.rows))
+        self.timing.add_steps(time.perf_counter() - begun)
+        if applied[0]:
+            self._last_applied = lambda: feed
+        return Scores(logit, slices, applied, terms, labels)
+
+    def learning(self, feed: Feed, ramps: Ramps, rates: Rates) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Returns the ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
+        feed = self._with_rows("learn", feed)
+        arguments = *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
+        return self._functions_of(feed)[0], arguments
+
+    def learn_fused(self, feed: FusedFeed, ramps: Numbers, rates: Numbers) -> Scores:
+        """Makes steps with several batches in one call, each scored before it is learned."""
+        layouts = feed.layouts
+        if (steps := self._fused.get(len(layouts))) is None:
+            steps = FusedSteps(self.state, self._config, layouts, self.fused_shapes(layouts))
+            self._fused[len(layouts)] = steps
+        begun = time.perf_counter()
+        with self._calling("learn", feed):
+            scores = steps.learn(feed, ramps, rates)
+        self.state.experts.count(feed.rows)
+        self.timing.add_steps(time.perf_counter() - begun, len(feed.batches))
+        if scores.applied is not None and scores.applied.any():
+            last = feed.batches[int(np.flatnonzero(scores.applied)[-1])]
+            self._last_applied = lambda: feed.make_feed(last, layouts)
+        return scores
+
+    def fused_shapes(self, layouts: tuple[TableLayout, ...]) -> FewShapes:
+        """Returns the shapes of batches that ``learn_fused`` takes, for some tables."""
+        return fused_shapes(self._config, layouts) if self._fuses else ()
+
+    def score(self, feed: Feed, ramps: Ramps) -> Scores:
+        """Scores a batch alone."""
+        if not feed.rows:
+            return self._no_scores()
+        feed = self._with_rows("score", feed)
+        with self._calling("score", feed):
+            score = on_step_device(self._functions_of(feed)[1])
+            found = score(*_tensors(feed, self._scored_targets), _scalars(ramps))
+        (logit, *labels), slices = ([feed.in_order(one.numpy()) for one in part] for part in found)
+        return Scores(logit, slices, labels=labels)
+
+    def predicts_soundly(self, ramps: Ramps) -> bool:
+        """Tells whether the weights, after its step, predict soundly for the last batch that they learned from."""
+        if self._last_applied is None:
+            return True
+        feed = self._last_applied().of_tables(self.state.active_layouts)
+        return predicts_soundly(self.score(feed, ramps).logit)
+
+    def _no_scores(self) -> Scores:
+        none = np.zeros(0, np.float32)
+        slices = [np.zeros(0, np.int32) for _ in self.state.families]
+        return Scores(none, slices, labels=[none for _ in self.state.architecture.labels])
+
+    def _functions_of(self, feed: Feed) -> list[Callable[..., Any]]:
+        """Returns the functions that learn and score, for feeds of so many tables that are as large."""
         key = len(feed.plans), feed.preconditions
         if key not in self._functions:
             scalar, plans = tf.TensorSpec([], tf.float32), self.state.tables.signature(len(feed.plans))
-            ramps, rates = (
-                dict.fromkeys(numbers, scalar)
-                for numbers in (self.config.ramps_at(0), self.config.rates_at(0))
-            )
+            ramps = dict.fromkeys(self._config.ramps_at(0), scalar)
+            rates = dict.fromkeys(self._config.rates_at(0), scalar)
             learn = partial(self._step.learn, feed.preconditions)
-            learning = self._compile(learn, [self._learned_targets, plans, ramps, rates])
-            score = self._compile(self._step.score, [self._scored_targets, plans, ramps])
-            self._functions[key] = _Functions(
-                learning,
-                on_step_device(learning),
-                on_step_device(score),
-            )
+            signatures = {
+                learn: [self._learned_targets, plans, ramps, rates],
+                self._step.score: [self._scored_targets, plans, ramps],
+            }
+            # XLA compiles each of the few padded sizes by itself, from one trace.
+            self._functions[key] = [
+                tf.function(function, signature, jit_compile=self._jit or None, autograph=False)
+                for function, signature in signatures.items()
+            ]
         return self._functions[key]
 
-    def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
-        # XLA compiles each of the few padded sizes by itself, from one trace.
-        compiled: Callable[..., Any] = tf.function(
-            function, input_signature=signature, jit_compile=self.jit or None, autograph=False
-        )
-        return compiled
+    def _with_rows(self, name: str, feed: Feed) -> Feed:
+        """Gives the ids of a feed their rows; other workers must come in time for it, as for the call that follows."""
+        is_first = all(key[0] != name for key in self._compiled)
+        with self.state.workers.timeout(is_patient=is_first):
+            return feed.with_rows(self.state.tables, learning=name == "learn")
 
-    def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
-        functions = self._functions_of(feed)
-        result = functions.learn(*self._learning_arguments(feed, ramps, rates))
-        if self.jit:
-            # XLA compiles no call to the host.
-            self.state.tables.optimizer.exchange()
-            if feed.preconditions:
-                self.state.dense_optimizer.exchange()
-        return StepResult(*result)
+    @contextmanager
+    def _calling(self, name: str, feed: Feed | FusedFeed) -> Iterator[None]:
+        """Announces that a function is compiled in the call within, if it is; other workers must call it in time."""
+        key: tuple[object, ...] = (name, feed.preconditions) if name == "learn" else (name,)
+        if feed.shape is not None:
+            key += (feed.shape,)
+        elif isinstance(feed, Feed) and self._jit:
+            arrays = [array for plan in feed.plans for array in (plan.distinct, plan.single, plan.values)]
+            key += tuple(array.shape for array in (*arrays, *feed.targets.values()))
+        is_compiled = key in self._compiled
+        self._compiled.add(key)
+        phase = None if is_compiled else self._phase
+        begun = time.perf_counter()
+        with self.state.workers.timeout(is_patient=not is_compiled), announced(phase, "compiling"):
+            yield
+        if not is_compiled:
+            sizes = [len(plan.distinct) for plan in feed.plans]
+            if isinstance(feed, FusedFeed):
+                sizes = [size.ids for size in feed.shape.tables]
+            log.info(
+                "the step that %ss: first run for %d rows and %d distinct ids, compilation included, %.1f s",
+                name,
+                feed.targets["label"].shape[-1],
+                sum(sizes),
+                time.perf_counter() - begun,
+            )
 
-    def learning(
-        self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
-    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Returns the ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
-        return self._functions_of(feed).learning, self._learning_arguments(feed, ramps, rates)
 
-    def _learning_arguments(
-        self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
-    ) -> tuple[Any, ...]:
-        feed = feed.with_rows(self.state.tables, learning=True)
-        return *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
+def fresh_state(
+    config: TrainConfig, schema: Schema, families: Sequence[Family] = (), workers: Workers = ALONE
+) -> TrainState:
+    """Makes the state that a run begins with, always the same; lets TensorFlow only do what repeats bit by bit."""
+    make_deterministic(config.seed)
+    layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config.compute_dtype)
+    return TrainState(layouts, config, dtype, families, workers)
 
-    def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Scores a batch alone: logits of the click and of each label, float32 [B], and slices as in ``StepResult``."""
-        feed = feed.with_rows(self.state.tables)
-        logits, slices = self._functions_of(feed).score(
-            *_tensors(feed, self._scored_targets), _scalars(ramps)
-        )
-        return logits, slices
+
+@contextmanager
+def announced(phase: Phase | None, word: str) -> Iterator[None]:
+    """Calls ``phase`` with a word before the block, and with an empty one after it."""
+    if phase is not None:
+        phase(word)
+    try:
+        yield
+    finally:
+        if phase is not None:
+            phase("")
 
 
 def _tensors(

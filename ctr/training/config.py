@@ -438,11 +438,17 @@ class TrainConfig(StrictModel):
         Args:
             before: by a ramp's name, how many examples were trained on before these; see ``ctr.training.warm_start``.
         """
-        before = before or {}
+        return {name: ramp for name, (ramp,) in self.ramps_of([examples], before).items()}
+
+    def ramps_of(
+        self, examples: Sequence[int], before: Mapping[str, int] | None = None
+    ) -> dict[str, list[float]]:
+        """Returns ``ramps_at`` each of some numbers of examples, by name."""
+        before, off = before or {}, dict.fromkeys(TERMS, [0.0] * len(examples))
         ramps = {"alpha2": self.model.crosses.ramp}
         ramps |= {name: term.ramp for name, term in self.objective.terms.items()}
-        return dict.fromkeys(TERMS, 0.0) | {
-            name: ramp.at(examples + before.get(name, 0)) for name, ramp in ramps.items()
+        return off | {
+            name: [ramp.at(count + before.get(name, 0)) for count in examples] for name, ramp in ramps.items()
         }
 
     def rates_at(self, examples: int, before: Mapping[str, int] | None = None) -> dict[str, float]:
@@ -455,11 +461,18 @@ class TrainConfig(StrictModel):
             ``dense``: the learning rate of dense weights; ``embeddings``, ``duals``: the factor of those of embeddings
             and linear weights, which have several, and of the duals of bias constraints, their ramp included.
         """
-        before, factors = before or {}, {"embeddings": 1.0, "dense": 1.0, "duals": 1.0}
+        return {group: rate for group, (rate,) in self.rates_of([examples], before).items()}
+
+    def rates_of(
+        self, examples: Sequence[int], before: Mapping[str, int] | None = None
+    ) -> dict[str, list[float]]:
+        """Returns ``rates_at`` each of some numbers of examples, by group."""
+        before, rates = before or {}, dict.fromkeys(("embeddings", "dense", "duals"), [1.0] * len(examples))
         for group, schedule in self.schedules.items():
-            factors[group] = schedule.at(examples + before.get(f"rate_{group}", 0))
-        factors["duals"] *= self.ramps_at(examples, before)["bias_constraints"]
-        return {**factors, "dense": self.optimizer.dense.learning_rate * factors["dense"]}
+            rates[group] = [schedule.at(count + before.get(f"rate_{group}", 0)) for count in examples]
+        ramps = self.ramps_of(examples, before)["bias_constraints"]
+        rates["duals"] = [rate * ramp for rate, ramp in zip(rates["duals"], ramps, strict=True)]
+        return {**rates, "dense": [self.optimizer.dense.learning_rate * rate for rate in rates["dense"]]}
 
     def sha256(self) -> str:
         """A hash of the meaning of the configuration."""

@@ -122,27 +122,27 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(_cpu_info("flags").split())
 
 
-def resolve_compute_dtype(config: TrainConfig) -> str:
+def resolve_compute_dtype(compute_dtype: str) -> str:
     """``float32`` or ``bfloat16``; ``auto`` is bfloat16 where the processor multiplies in it, or on a TPU."""
-    if config.compute_dtype != "auto":
-        return config.compute_dtype
+    if compute_dtype != "auto":
+        return compute_dtype
     accelerated = accelerator() == "TPU" or bool(cpu_flags() & _BFLOAT16_FLAGS)
     return "bfloat16" if accelerated else "float32"
 
 
-def resolve_jit(config: TrainConfig, workers: int = 1) -> bool:
+def resolve_jit(jit: Literal["auto"] | bool, workers: int = 1) -> bool:
     """Tells whether XLA compiles the step; ``auto``: not on CPUs, whose matrix units it leaves unused."""
-    if config.jit != "auto":
-        return config.jit
+    if jit != "auto":
+        return jit
     if workers > 1:
         return False  # XLA exchanges nothing between workers
     return accelerator() is not None
 
 
-def has_few_shapes(config: TrainConfig) -> bool:
+def has_few_shapes(shapes: Literal["auto", "few", "many"]) -> bool:
     """Tells whether batches are padded to few shapes (``ctr.training.sizes``)."""
-    if config.batch.shapes != "auto":
-        return config.batch.shapes == "few"
+    if shapes != "auto":
+        return shapes == "few"
     return accelerator() == "TPU"
 
 
@@ -185,8 +185,8 @@ def describe_environment(
         "cpu_count": len(os.sched_getaffinity(0)),
         "bfloat16_units": sorted(cpu_flags() & _BFLOAT16_FLAGS),
         "devices": [device.name for device in tf.config.get_visible_devices()],
-        "compute_dtype": resolve_compute_dtype(config),
-        "jit": resolve_jit(config, workers),
+        "compute_dtype": resolve_compute_dtype(config.compute_dtype),
+        "jit": resolve_jit(config.jit, workers),
         "workers": workers,
         "intra_op_threads": _threads(
             tf.config.threading.get_intra_op_parallelism_threads(), "TF_NUM_INTRAOP_THREADS"

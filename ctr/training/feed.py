@@ -54,6 +54,11 @@ class Feed:
     def rows(self) -> int:
         return len(self.batch.rows) + sum(len(other.rows) for other in self.batch.others.values())
 
+    @property
+    def counts(self) -> np.ndarray:
+        """Good rows of the log, int64 [1]."""
+        return np.array([len(self.batch.rows)])
+
     @cached_property
     def target_tensors(self) -> dict[str, tf.Tensor]:
         return {name: tf.constant(array) for name, array in self.targets.items()}

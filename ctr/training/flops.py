@@ -35,9 +35,8 @@ from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
 from ctr.models.rows import TableLayout, number_count
 from ctr.training.config import TrainConfig
-from ctr.training.experts.forward import make_experts
+from ctr.training.experts.forward import dense_shapes, make_experts
 from ctr.training.optimizers import dense_optimizer, table_optimizer
-from ctr.training.state import dense_shapes
 
 _CLIPPING = 3
 """Operations for each element of a gradient whose norm is limited."""
@@ -78,13 +77,13 @@ def count_flops(
     config: TrainConfig, layouts: tuple[TableLayout, ...], touched: Mapping[str, Touched], batch_rows: float
 ) -> Flops:
     """Counts the operations of a configuration for an example, of batches of ``batch_rows`` good rows on average."""
-    model = make_experts(config, "float32", layouts).network
+    model = make_experts(config.model, config.objective, "float32", layouts).network
     widths = tower_widths(layouts, config.model.factorized is not None)
     looked_up = sum(_look_up(layout, touched[layout.name]) for layout in layouts)
     numbers = number_count(layouts)
     normalizing = _NORMALIZING * numbers
     scored, learned = (dense_forward(model, widths, training) for training in (False, True))
-    shapes, optimizer = list(dense_shapes(config, layouts).values()), config.optimizer
+    shapes, optimizer = list(dense_shapes(config.model, config.objective, layouts).values()), config.optimizer
     dense = dense_optimizer(optimizer.dense, config.preconditions).cost(shapes)
     clipping = 0 if optimizer.dense.clip_norm is None else _CLIPPING * sum(map(math.prod, shapes))
     rows = table_optimizer(optimizer.embeddings, layouts).cost(
@@ -106,7 +105,7 @@ def count_flops(
 
 def dense_parameters(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> int:
     """Counts the dense weights of a configuration."""
-    return sum(map(math.prod, dense_shapes(config, layouts).values()))
+    return sum(map(math.prod, dense_shapes(config.model, config.objective, layouts).values()))
 
 
 def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool) -> int:

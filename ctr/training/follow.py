@@ -31,17 +31,14 @@ import numpy as np
 
 from ctr.data.log import Manifest, PublishedPartitions
 from ctr.io.errors import InputError
-from ctr.io.signals import Stop
 from ctr.training.config import TrainConfig
-from ctr.training.loop import Session, open_session
+from ctr.training.loop import ALONE_PROCESS, Process, Session, open_session
 from ctr.training.run.directory import read_warm_start
 from ctr.training.run.files import GrowingFile, Unwritten
 from ctr.training.run.results import learning_failure, warnings_of
 from ctr.training.run.snapshot import Exporter
 from ctr.training.run.summary import LearningError
-from ctr.training.trainer import Phase
 from ctr.training.warm_start.start import InitFrom, warm_start
-from ctr.workers.collectives import ALONE, Workers
 
 logger = logging.getLogger(__name__)
 
@@ -171,13 +168,11 @@ def follow(
     log: Path | str,
     config: TrainConfig,
     run_dir: Path | str,
-    stop: Stop,
     polling: Polling | None = None,
     progress: FollowProgress | None = None,
     exporter: Exporter | None = None,
     init_from: InitFrom | None = None,
-    phase: Phase | None = None,
-    workers: Workers = ALONE,
+    process: Process = ALONE_PROCESS,
 ) -> Followed:
     """Trains on what a log has and on what comes, or goes on where the newest checkpoint in ``run_dir`` stands.
 
@@ -186,16 +181,16 @@ def follow(
     here see there. Of several workers the first one looks what is published, and all go on together.
 
     Args:
-        stop: asked after each batch, and ten times a second when there is nothing to do.
         progress: called after every batch and every poll with the position in the log, how far that is behind and
             the metrics of the pass so far.
+        process: its ``stop`` is also asked ten times a second when there is nothing to do.
 
     Raises:
         LearningError: a checkpoint has all that it passed, but it has learned nothing, as rows were lost.
         InputError: see ``open_session``, its session's ``advance`` and ``warm_start``.
     """
-    log, run_dir, polling = Path(log), Path(run_dir), polling or Polling()
-    patience = _Patience(stop, polling, workers)
+    log, run_dir, workers = Path(log), Path(run_dir), process.workers
+    patience = _Patience(process, polling or Polling())
     with workers.noticing_losses():
         missing, reason = _wait_for_logs(log, config, patience)
         if reason is not None:
@@ -204,7 +199,7 @@ def follow(
         if init_from is not None:
             begin = log, config, run_dir, init_from, True, workers.size
             workers.once(lambda: warm_start(*begin))
-        followed = _follow(log, config, run_dir, patience, progress, exporter, phase)
+        followed = _follow(log, config, run_dir, patience, progress, exporter)
         workers.leave()
         return followed
 
@@ -216,7 +211,6 @@ def _follow(
     patience: "_Patience",
     progress: FollowProgress | None,
     exporter: Exporter | None,
-    phase: Phase | None,
 ) -> Followed:
     workers, metrics = patience.workers, dict[str, Any]()
 
@@ -231,7 +225,7 @@ def _follow(
             progress(session.run.position.examples, report.lag(), metrics)
 
     with (
-        open_session(log, config, run_dir, passed_batch, exporter, True, phase, workers) as session,
+        open_session(log, config, run_dir, passed_batch, exporter, True, patience.process) as session,
         closing(LagReport(session)) as report,
     ):
         _advance(session, report, patience)
@@ -255,8 +249,8 @@ def _follow(
 class _Patience:
     """How long to wait, and whether to go on: the same for all workers, which tell each other at every look."""
 
-    def __init__(self, stop: Stop, polling: Polling, workers: Workers) -> None:
-        self.stop, self.workers, self._polling = stop, workers, polling
+    def __init__(self, process: Process, polling: Polling) -> None:
+        self.process, self.workers, self._polling = process, process.workers, polling
         self.restart()
 
     def restart(self) -> None:
@@ -264,7 +258,7 @@ class _Patience:
 
     def agreed_stop(self) -> str | None:
         """Returns why any of them is to stop."""
-        return next(filter(None, self.workers.gather_texts(self.stop() or "")), None)
+        return next(filter(None, self.workers.gather_texts(self.process.stop() or "")), None)
 
     def reason_to_end(self) -> str | None:
         limit = self._polling.stop_when_idle
@@ -286,7 +280,7 @@ class _Patience:
 
 def _advance(session: Session, report: LagReport, patience: _Patience) -> None:
     if patience.agreed_stop() is None:
-        waiting = session.advance(stop=lambda: patience.stop() is not None).waiting
+        waiting = session.advance(stop=lambda: patience.process.stop() is not None).waiting
         report.note(session.inputs.log.rows - waiting, is_end=True)
     patience.restart()
 

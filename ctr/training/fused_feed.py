@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby, islice
+from operator import itemgetter
 
 import numpy as np
 
 from ctr.data.batches import Batch
-from ctr.data.reader import join_rows
+from ctr.data.reader import Rows, join_rows
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
@@ -26,6 +28,7 @@ class FusedFeed:
     """K batches of one shape, which one call learns from, each scored before (``ctr.training.fused_steps``)."""
 
     batches: tuple[Batch, ...]
+    joined: Rows  # of all batches
     targets: Targets  # [K, B], or [K, B, .]: of each batch those of a ``Feed``
     plans: tuple[BatchPlans, ...]
     shape: Shape
@@ -38,16 +41,15 @@ class FusedFeed:
     @cached_property
     def batch(self) -> Batch:
         """All batches as one."""
-        rows, rejects = (
-            join_rows([getattr(one, part) for one in self.batches]) for part in ("rows", "rejects")
-        )
-        return Batch(rows, rejects, self.batches[-1].end, self.batches[-1].last)
+        rejects = [one.rejects for one in self.batches]
+        rejects = [one for one in rejects if len(one)] or rejects[:1]
+        return Batch(self.joined, join_rows(rejects), self.batches[-1].end, self.batches[-1].last)
 
     @property
     def rows(self) -> int:
-        return int(self.counts.sum())
+        return len(self.joined)
 
-    @property
+    @cached_property
     def counts(self) -> np.ndarray:
         """Rows of each batch, int64 [K]."""
         return np.array([len(batch.rows) for batch in self.batches])
@@ -64,6 +66,7 @@ class FusedFeed:
         return replace(
             self,
             batches=self.batches[begin:end],
+            joined=self.joined.slice(int(self.counts[:begin].sum()), int(self.counts[:end].sum())),
             targets={name: array[begin:end] for name, array in self.targets.items()},
             plans=tuple(plans.part(begin, end) for plans in self.plans),
         )
@@ -115,7 +118,7 @@ def make_fused_feed(
     def again(batches: Sequence[Batch], layouts: Layouts) -> FusedFeed:
         return make_fused_feed(batches, layouts, shapes, objective, families, ids, make_feed)
 
-    return FusedFeed(tuple(batches), targets, tuple(plans), shape, layouts, again, make_feed)
+    return FusedFeed(tuple(batches), rows, targets, tuple(plans), shape, layouts, again, make_feed)
 
 
 def shape_of(batch: Batch, layouts: Layouts, shapes: FewShapes) -> Shape | None:
@@ -133,16 +136,6 @@ def in_groups(
     batches: Iterable[tuple[Batch, Shape | None]], most: int
 ) -> Iterator[tuple[list[Batch], Shape | None]]:
     """Groups batches that follow each other and have one shape, ``most`` at once; one without a shape stays alone."""
-    group: list[Batch] = []
-    before: Shape | None = None
-    for batch, shape in batches:
-        if group and (shape is None or shape != before or len(group) == most):
-            yield group, before
-            group = []
-        group.append(batch)
-        before = shape
-        if shape is None:
-            yield group, None
-            group = []
-    if group:
-        yield group, before
+    for shape, group in groupby(batches, itemgetter(1)):
+        while together := [batch for batch, _ in islice(group, most if shape else 1)]:
+            yield together, shape

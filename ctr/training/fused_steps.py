@@ -25,12 +25,11 @@ from ctr.models.rows import TableLayout
 from ctr.objective.losses import loss_terms
 from ctr.objective.targets import target_signature
 from ctr.optim.protocol import RowGradient
-from ctr.training.compiled_step import Scores
 from ctr.training.config import TrainConfig
 from ctr.training.fused_feed import FusedFeed
 from ctr.training.sizes import Shape
 from ctr.training.state import TrainState
-from ctr.training.step import Step
+from ctr.training.step import Scores, Step
 from ctr.training.tables.plan import BatchPlans
 from ctr.training.tables.tables import EmbeddingTables, Gathered
 from ctr.workers.row_variables import set_rows
@@ -66,11 +65,11 @@ class FusedSteps:
         if config.compute_dtype == "auto":
             # On a CPU, XLA computes with bfloat16 as with float32 and rounds.
             own.experts = state.experts.in_float32()
-        self._step = Step(own, config, (WHOLE,), by_products=False)
+        self._step = Step(own, config.objective, config.optimizer, (WHOLE,), by_products=False)
         self._loops: dict[Shape, Callable[..., list[tf.Tensor]]] = {}
-        used = [[tf.TensorSpec([None], tf.int32) for _ in layouts]]
+        rows = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([len(layouts)], tf.int32)]
         self._load, self._store = (
-            tf.function(copies, used, autograph=False) for copies in (scratch.load, scratch.store)
+            tf.function(copies, rows, autograph=False) for copies in (scratch.load, scratch.store)
         )
 
     def learn(self, feed: FusedFeed, ramps: Numbers, rates: Numbers) -> Scores:
@@ -80,7 +79,7 @@ class FusedSteps:
         plans, begun = self._tables.assign_batches(feed.plans, times)
         waiting = [number for number, plan in enumerate(plans) if plan.pending is not None]
         rows: dict[int, list[np.ndarray]] = {number: [] for number in waiting}
-        counts = np.stack([plan.counts for plan in plans], axis=1)
+        needed = np.cumsum([plan.counts for plan in plans], axis=1).T  # rows of each table up to each batch
         begin = 0
 
         def call(end: int) -> None:
@@ -96,7 +95,9 @@ class FusedSteps:
             results.append(self._call(feed.shape, targets, own, numbers))
             begin = end
 
-        for at, time in enumerate(times):
+        if not waiting and self._scratch.have_room(needed[-1]):
+            call(len(times))
+        for at, time in enumerate(times[begin:]):
             used = {number: self._tables.id_maps[number].rows for number in waiting}
             new = []
             for number in waiting:
@@ -107,10 +108,12 @@ class FusedSteps:
                 new.append(fresh)
             # To the batches before this one, such a row is another id's.
             is_reused = any(len(one.rows) and one.rows.min() < used[one.table] for one in new)
-            if at > begin and (is_reused or not self._scratch.have_room(counts[begin : at + 1].sum(axis=0))):
+            before = needed[begin - 1] if begin else 0
+            if at > begin and (is_reused or not self._scratch.have_room(needed[at] - before)):
                 call(at)
             begun.extend(new)
-        call(len(times))
+        if begin < len(times):
+            call(len(times))
         logit, applied, terms, *slices = (np.concatenate(parts) for parts in zip(*results, strict=True))
         return Scores(feed.in_order(logit), [feed.in_order(index) for index in slices], applied, terms)
 
@@ -135,9 +138,10 @@ class FusedSteps:
             alike = tf.nest.map_structure(lambda array: array[0], batches)
             learn = partial(self._learn_all, alike)
             self._loops[shape] = tf.function(learn, jit_compile=True, autograph=False)
-        self._load(used)
+        rows_and_counts = np.concatenate(used), np.array([len(rows) for rows in used], np.int32)
+        self._load(*rows_and_counts)
         found = self._loops[shape](_packed(batches, self.limit), tf.constant(count))
-        self._store(used)
+        self._store(*rows_and_counts)
         return [part.numpy()[:count] for part in found]
 
     def _learn_all(
@@ -234,15 +238,15 @@ class ScratchTables:
         for hand, (values, state) in zip(hands, self.optimizer.steps(given, rates), strict=True):
             hand.assign(tf.concat([values, *state], axis=1))
 
-    def load(self, used: Sequence[tf.Tensor]) -> None:
-        """Copies rows of the tables, int32 [N] of each, to the beginning."""
-        for number, rows in enumerate(used):
+    def load(self, used: tf.Tensor, counts: tf.Tensor) -> None:
+        """Copies rows of the tables, int32 [N] one table after the other, so many of each, to the beginning."""
+        for number, rows in enumerate(tf.split(used, counts, num=counts.shape[0])):
             own = [tf.gather(variable, rows) for variable in self._variables(number)]
             set_rows(self._values[number], tf.range(tf.size(rows)), tf.concat(own, axis=1))
 
-    def store(self, used: Sequence[tf.Tensor]) -> None:
+    def store(self, used: tf.Tensor, counts: tf.Tensor) -> None:
         """Copies them back."""
-        for number, rows in enumerate(used):
+        for number, rows in enumerate(tf.split(used, counts, num=counts.shape[0])):
             own = tf.split(self._values[number][: tf.size(rows)], self._widths[number], axis=1)
             for variable, values in zip(self._variables(number), own, strict=True):
                 set_rows(variable, rows, values)

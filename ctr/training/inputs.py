@@ -193,7 +193,14 @@ def read_feeds(
     def few(layouts: Layouts) -> FewShapes:
         return few_shapes(config, inputs.schema, layouts)
 
-    shapes = few if has_few_shapes(config) else None
+    shapes = few if has_few_shapes(config.batch.shapes) else None
+    # The first tables of all, or all of them.
+    fused_of: dict[int, FewShapes] = {}
+
+    def fused_shapes_of(layouts: Layouts) -> FewShapes:
+        if len(layouts) not in fused_of:
+            fused_of[len(layouts)] = fused(layouts)
+        return fused_of[len(layouts)]
 
     def feed_of(batch: Batch, layouts: Layouts) -> Feed:
         usual = size.at(batch.begin)
@@ -209,7 +216,7 @@ def read_feeds(
         is_alone = config.leaves_out(begin, batch.end) or config.preconditions_at(size.at(begin))
         if is_alone or not is_fused_from(size, begin):
             return None
-        return shape_of(batch, tables(), fused(tables()))
+        return shape_of(batch, tables(), fused_shapes_of(tables()))
 
     def feeds() -> Iterator[AnyFeed]:
         batches = _read_batches(inputs, position or Position(), partial, hold)
@@ -217,7 +224,7 @@ def read_feeds(
         for group, shape in in_groups(shaped, config.batch.steps_per_execution):
             if shape is not None:
                 yield make_fused_feed(
-                    group, tables(), fused, config.objective, inputs.families, config.ids, feed_of
+                    group, tables(), fused_shapes_of, config.objective, inputs.families, config.ids, feed_of
                 )
                 continue
             feed = feed_of(group[0], tables())

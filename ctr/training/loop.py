@@ -5,8 +5,9 @@ the same result.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,26 +16,46 @@ import pyarrow as pa
 
 from ctr.data.reader import Rows
 from ctr.io.signals import Interrupted, Stop, signal_name, signal_number
-from ctr.training.compiled_step import Scores
+from ctr.training.compiled_step import CompiledStep, Phase, announced, fresh_state
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.feed import Feed
 from ctr.training.fused_feed import AnyFeed, FusedFeed
 from ctr.training.inputs import Inputs, PublishedInputs, check_rows, open_inputs, read_feeds
-from ctr.training.learner import PLAIN, Learner
 from ctr.training.observers.every import make_observers
 from ctr.training.observers.observer import Observer, ProgressCall
+from ctr.training.row_scores import score_rows
 from ctr.training.run.directory import hold_run, with_skip_of
 from ctr.training.run.results import learning_failure, unlearned_text, write_results
 from ctr.training.run.run import Run, finite_logits, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.run.summary import LearningError, train_result
-from ctr.training.trainer import Phase, Trainer, announced
+from ctr.training.step import Scores
 from ctr.training.validate import check_possible, validate
 from ctr.training.warm_start.start import InitFrom, warm_start
 from ctr.workers.collectives import ALONE, Workers
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Process:
+    """The process that trains.
+
+    Attributes:
+        workers: those that train together, all of which do the same with sessions of one run; the first one writes the
+            files and calls what is to be called.
+        stop: asked after each batch why to stop; None: it goes on.
+        phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
+            and with an empty one when that is over.
+    """
+
+    workers: Workers = ALONE
+    stop: Stop = lambda: None
+    phase: Phase | None = None
+
+
+ALONE_PROCESS = Process()
 
 
 def train(
@@ -45,9 +66,7 @@ def train(
     record: str | None = None,
     exporter: Exporter | None = None,
     init_from: InitFrom | None = None,
-    phase: Phase | None = None,
-    workers: Workers = ALONE,
-    stop: Stop = lambda: None,
+    process: Process = ALONE_PROCESS,
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
 
@@ -57,7 +76,6 @@ def train(
     Args:
         record: publishes the predictions as this sidecar of the log, after the pass.
         init_from: another run, from whose weights and place in the log a new one begins.
-        stop: asked after each batch why to stop; None: it goes on.
 
     Returns:
         The content of summary.json; with ``record`` also ``recorded``, what was published, and of a run that was
@@ -68,7 +86,7 @@ def train(
         Interrupted: it was to stop; a checkpoint has all that it passed.
         InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
     """
-    log, run_dir = Path(log), Path(run_dir)
+    log, run_dir, workers = Path(log), Path(run_dir), process.workers
     source = None if init_from is None else Path(init_from.run_dir)
     with workers.noticing_losses():
         summary = workers.once(
@@ -78,10 +96,8 @@ def train(
             if init_from is not None:
                 begin = log, config, run_dir, init_from, False, workers.size
                 workers.once(lambda: warm_start(*begin))
-            with open_session(
-                log, config, run_dir, progress, exporter, phase=phase, workers=workers
-            ) as session:
-                summary = session.finish(stop)
+            with open_session(log, config, run_dir, progress, exporter, process=process) as session:
+                summary = session.finish(process.stop)
         result = workers.once(lambda: train_result(log, run_dir, summary, record))
         workers.leave()
         return result
@@ -89,7 +105,7 @@ def train(
 
 def one_pass(
     run: Run,
-    trainer: Trainer,
+    step: CompiledStep,
     inputs: Inputs,
     windows: list[dict[str, Any]],
     partial: bool = True,
@@ -102,7 +118,7 @@ def one_pass(
     Raises InputError: too many steps in a row were skipped, or the weights are broken.
     """
     held: list[int] = []
-    state = trainer.state
+    state = step.state
     feeds = read_feeds(
         inputs,
         lambda: state.active_layouts,
@@ -110,30 +126,30 @@ def one_pass(
         partial,
         held.append,
         state.seat,
-        trainer.fused_shapes,
+        step.fused_shapes,
     )
-    with closing(feeds), trainer.throughput.running():
+    with closing(feeds), step.timing.running():
         # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
-        for feed, scores in _learned(feeds, run, trainer):
+        for feed, scores in _learned(feeds, run, step):
             before = run.position.examples
             # Record.
             run.record(feed, scores)
             if not feed.batch.is_new:
                 continue
-            trainer.throughput.add(len(feed.batch.rows))
+            step.timing.add(len(feed.batch.rows))
             # Window.
             if run.is_window_full():
-                windows.append(run.close_window(trainer.window_timing()))
+                windows.append(run.close_window(step.timing.close_window()))
             # Export, before the checkpoint: a run that is killed between the two makes the export again.
-            if exporter is not None and run.is_export_due(before) and _check_weights(run, trainer) is None:
+            if exporter is not None and run.is_export_due(before) and _check_weights(run, step) is None:
                 _export(run, exporter)
             # Checkpoint, where weights, metrics and position go together.
             is_old, stops = run.agree_on_end(stop())
             if run.is_checkpoint_due():
-                _check_weights(run, trainer)
+                _check_weights(run, step)
                 run.save()
             elif is_old:
-                _save_in_passing(run, trainer)
+                _save_in_passing(run, step)
             if stops:
                 return run.position.examples
     passed = held[0] if held else max(run.position.examples, inputs.log.rows)
@@ -142,41 +158,33 @@ def one_pass(
     return passed
 
 
-def _learned(feeds: Iterator[AnyFeed], run: Run, trainer: Trainer) -> Iterator[tuple[AnyFeed, Scores]]:
+def _learned(feeds: Iterator[AnyFeed], run: Run, step: CompiledStep) -> Iterator[tuple[AnyFeed, Scores]]:
     """Scores and learns feed by feed; several small batches in one call, after the last of which something may be due.
 
     Score, with the weights from before the update, and learn when due: one compiled step does both.
     """
     for read in feeds:
-        feed = read.of_tables(trainer.state.active_layouts)
+        feed = read.of_tables(step.state.active_layouts)
         if isinstance(feed, Feed):
             ramps = run.ramps()
             is_due = feed.batch.has_labels and not run.is_left_out(feed.batch)
-            scores = trainer.learn(feed, ramps, run.rates()) if is_due else trainer.score(feed, ramps)
+            scores = step.learn(feed, ramps, run.rates()) if is_due else step.score(feed, ramps)
             yield feed, scores
             continue
         begin, end = 0, len(feed.batches)
         while begin < end:
-            rest = feed.part(begin, end).of_tables(trainer.state.active_layouts)
-            part = rest.part(0, _batches_until_due(rest, run, trainer))
-            ahead = (np.cumsum(part.counts) - part.counts).tolist()
-            numbers = _by_name(map(run.ramps, ahead)), _by_name(map(run.rates, ahead))
-            yield part, trainer.learn_fused(part, *numbers)
+            rest = feed.part(begin, end).of_tables(step.state.active_layouts)
+            part = rest.part(0, _batches_until_due(rest, run, step))
+            yield part, step.learn_fused(part, *run.ramps_and_rates(np.cumsum(part.counts) - part.counts))
             begin += len(part.batches)
 
 
-def _batches_until_due(feed: FusedFeed, run: Run, trainer: Trainer) -> int:
+def _batches_until_due(feed: FusedFeed, run: Run, step: CompiledStep) -> int:
     """Counts the batches before anything may be due."""
-    for number, rows in enumerate(np.cumsum(feed.counts).tolist()):
-        is_due = run.is_due_after(rows, feed.batches[number].end)
-        if is_due or trainer.state.experts.is_due_after(rows):
-            return number + 1
-    return len(feed.batches)
-
-
-def _by_name(numbers: Iterable[Mapping[str, float]]) -> dict[str, np.ndarray]:
-    each = list(numbers)
-    return {name: np.array([one[name] for one in each], np.float32) for name in each[0]}
+    rows, ends = np.cumsum(feed.counts), np.array([batch.end for batch in feed.batches])
+    is_due = run.is_due_after(rows, ends)
+    is_due |= step.state.experts.is_due_after(rows)
+    return int(is_due.argmax()) + 1 if is_due.any() else len(feed.batches)
 
 
 def _export(run: Run, exporter: Exporter) -> None:
@@ -188,17 +196,23 @@ def _export(run: Run, exporter: Exporter) -> None:
     run.workers.once(export)
 
 
-def _check_weights(run: Run, trainer: Trainer) -> str | None:
-    return run.check_weights(trainer.predicts_soundly(run.ramps()))
+def _check_weights(run: Run, step: CompiledStep) -> str | None:
+    return run.check_weights(step.predicts_soundly(run.ramps()))
 
 
-def _save_in_passing(run: Run, trainer: Trainer) -> None:
+def _save_in_passing(run: Run, step: CompiledStep) -> None:
     """Writes a checkpoint that is not due, unless steps are being skipped, or the weights are broken.
 
     The next one that is due deals with that.
     """
-    if not run.is_in_doubt and run.weight_fault(trainer.predicts_soundly(run.ramps())) is None:
+    if not run.is_in_doubt and run.weight_fault(step.predicts_soundly(run.ramps())) is None:
         run.save(is_due=False)
+
+
+def begin_step(inputs: Inputs, process: Process) -> CompiledStep:
+    """Makes the state that a run begins with, always the same, and the step that learns with it."""
+    state = fresh_state(inputs.config, inputs.schema, inputs.families, process.workers)
+    return CompiledStep(state, inputs.config, phase=process.phase)
 
 
 @contextmanager
@@ -209,9 +223,8 @@ def open_session(
     progress: ProgressCall | None = None,
     exporter: Exporter | None = None,
     wait_for_sidecars: bool = False,
-    phase: Phase | None = None,
-    workers: Workers = ALONE,
-    learner: Learner = PLAIN,
+    process: Process = ALONE_PROCESS,
+    begin: Callable[[Inputs, Process], CompiledStep] = begin_step,
 ) -> Iterator["Session"]:
     """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
 
@@ -228,19 +241,16 @@ def open_session(
             ``ctr.serving.export.export_from_run``.
         wait_for_sidecars: a partition of the log that a sidecar is not published for waits, and those after it;
             else it is refused where the configuration needs what the sidecar says.
-        phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
-            and with an empty one when that is over.
-        workers: those that train together, all of which do the same with sessions of one run; the first one writes the
-            files and calls ``progress``, ``phase`` and ``exporter``.
+        begin: makes the state that a run begins with, the same at each call, and what learns with it.
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
             environment or log, or in use, or exports asked for without an exporter; the workers have different ones.
         WorkerLostError: another worker is gone.
     """
-    log, run_dir = Path(log), Path(run_dir)
+    log, run_dir, workers = Path(log), Path(run_dir), process.workers
     if not workers.is_chief:
-        phase = None
+        process = replace(process, phase=None)
     with workers.noticing_losses(), ExitStack() as held:
         with workers.raise_if_any_failed():
             config = with_skip_of(run_dir, config)
@@ -254,18 +264,17 @@ def open_session(
             # What has waited may be long, and the wish to stop has to be heard (``advance``).
             if wait_for_sidecars or (run_dir / "checkpoints").exists():
                 return False
-            with announced(phase, "checking rows"):
+            with announced(process.phase, "checking rows"):
                 return check_rows(inputs)
 
         is_checked = workers.once(check_new_run)
         environment = describe_environment(config, workers.size, inputs.schema)
         held.enter_context(hold_run(run_dir, config, inputs.schema, environment, workers))
-        state = learner.state(config, inputs.schema, inputs.families, workers)
-        with open_run(run_dir, inputs, state, make_observers(progress)) as run:
-            trainer = learner.trainer(state, config, phase)
+        step = begin(inputs, process)
+        with open_run(run_dir, inputs, step.state, make_observers(progress)) as run:
             checked = inputs.log.rows if is_checked else run.position.examples
             published = PublishedInputs(inputs, wait_for_sidecars, workers)
-            yield Session(run, trainer, published, checked, exporter)
+            yield Session(run, step, published, checked, exporter)
 
 
 class Advance(NamedTuple):
@@ -282,12 +291,12 @@ class Session:
     def __init__(
         self,
         run: Run,
-        trainer: Trainer,
+        step: CompiledStep,
         published: PublishedInputs,
         checked: int,
         exporter: Exporter | None,
     ) -> None:
-        self.run, self.trainer, self.published = run, trainer, published
+        self.run, self.step, self.published = run, step, published
         self._checked = checked
         self._exporter = exporter if run.config.export is not None else None
         self._failed = False
@@ -332,7 +341,7 @@ class Session:
         windows: list[dict[str, Any]] = []
         # Within a batch weights, metrics and position do not go together.
         self._failed = True
-        passed = one_pass(self.run, self.trainer, readable, windows, partial, self._exporter, stop)
+        passed = one_pass(self.run, self.step, readable, windows, partial, self._exporter, stop)
         self._failed = False
         return Advance(self.run.position.examples - before, self.inputs.log.rows - passed, windows)
 
@@ -347,7 +356,7 @@ class Session:
         then their rows are counted. Raises InputError: a faulty row, or rows of other features.
         """
         self._check_usable()
-        logit = self.trainer.score_rows(rows, self.inputs.schema, self.run.ramps())
+        logit = score_rows(self.step, self.run.config, rows, self.inputs.schema, self.run.ramps())
         return finite_logits(logit, self.run.config.model.prior)
 
     def save(self) -> None:
@@ -357,7 +366,7 @@ class Session:
         """
         self._check_usable()
         if self.run.position.examples != self.run.saved_at and not self.run.is_in_doubt:
-            _check_weights(self.run, self.trainer)
+            _check_weights(self.run, self.step)
             self.run.save()
         self.run.files.background.wait()
         self.run.workers.wait_for_all()
@@ -367,7 +376,7 @@ class Session:
         self._check_usable()
         run = self.run
         if run.position.examples != run.saved_at:
-            _save_in_passing(run, self.trainer)
+            _save_in_passing(run, self.step)
         run.files.background.wait()
         run.workers.leave()
         raise Interrupted(reason, f"interrupted at row {run.saved_at:,}; the same command resumes there")
@@ -387,7 +396,7 @@ class Session:
                 break
         if number := run.workers.gather_numbers(np.array([signal_number(stop())])).max():
             self.interrupt(signal_name(number))
-        fault = _check_weights(run, self.trainer)
+        fault = _check_weights(run, self.step)
         failure = learning_failure(run, fault)
         if run.position.window_examples:
             run.close_window({})
@@ -397,7 +406,7 @@ class Session:
             run.save()
         # No file is to say that all is well before it is.
         run.files.background.wait()
-        summary = write_results(run, failure, self.trainer.timing)
+        summary = write_results(run, failure, self.step.timing.summary)
         if failure is not None:
             run.workers.leave()
             raise LearningError(f"{run.run_dir}: {failure}", summary)

@@ -10,9 +10,9 @@ from ctr.data.batches import Batch
 from ctr.data.schema import Schema
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
-from ctr.training.compiled_step import TrainStep
+from ctr.training.compiled_step import CompiledStep
 from ctr.training.config import TrainConfig
-from ctr.training.device import make_deterministic, resolve_compute_dtype, resolve_jit
+from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import make_feed
 from ctr.training.state import TrainState
 
@@ -26,8 +26,8 @@ class TimedModel:
         constraints = objective.bias_constraints
         families = resolve_families(constraints, schema) if constraints is not None else ()
         make_deterministic(config.seed)
-        self.state = TrainState(layouts, config, resolve_compute_dtype(config), families)
-        self._steps = TrainStep(self.state, config, resolve_jit(config))
+        self.state = TrainState(layouts, config, resolve_compute_dtype(config.compute_dtype), families)
+        self._step = CompiledStep(self.state, config)
         if objective.distillation is not None:
             batches = [_with_teacher(batch) for batch in batches]
         rows = config.batch.rows
@@ -39,13 +39,13 @@ class TimedModel:
     def seconds(self) -> float:
         begun = time.perf_counter()
         for feed in self.feeds:
-            self._steps.learn(feed, self._ramps, self._rates).logit.numpy()
+            self._step.learn(feed, self._ramps, self._rates)
         return (time.perf_counter() - begun) / len(self.feeds)
 
     def scoring_seconds(self) -> float:
         begun = time.perf_counter()
         for feed in self.feeds:
-            self._steps.score(feed, self._ramps)[0][0].numpy()
+            self._step.score(feed, self._ramps)
         return (time.perf_counter() - begun) / len(self.feeds)
 
 

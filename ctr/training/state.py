@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ctr.models.architecture import Architecture
 from ctr.models.embeddings import tower_widths
-from ctr.models.initial_weights import init_weights, weight_shapes
+from ctr.models.initial_weights import init_weights
 from ctr.models.rows import APART, FIRST_NUMBERS, STATISTICS, TableLayout, number_count
 from ctr.objective.bias_constraints import Family
 from ctr.optim.first_order.online_bias import all_variables
@@ -50,12 +50,6 @@ _CHECKED = (
 )
 
 
-def dense_shapes(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of a model's dense weights by name, in the order of checkpoints."""
-    widths = tower_widths(layouts, config.model.factorized is not None)
-    return weight_shapes(make_experts(config, "float32", layouts).network, widths)
-
-
 def dense_weights(weights: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Names the weights of a model as in checkpoints."""
     return {f"dense/{index:03d}": weight for index, weight in enumerate(weights.values())}
@@ -92,7 +86,7 @@ class TrainState:
             self.slices_seen = [_unlearned([2, family.slices]) for family in families]
 
     def _create_dense(self, config: TrainConfig, compute_dtype: str, sources: Sources | None) -> None:
-        experts = make_experts(config, compute_dtype, self.layouts, sources)
+        experts = make_experts(config.model, config.objective, compute_dtype, self.layouts, sources)
         widths = tower_widths(self.layouts, config.model.factorized is not None)
         initial = initial_weights(init_weights(experts.network, widths, config.seed), config.retrain)
         # By the names of ``ctr.models.initial_weights``.

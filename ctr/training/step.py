@@ -6,20 +6,30 @@ Functions of tensors alone; ``ctr.training.compiled_step`` compiles them and fee
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import tensorflow as tf
 
-from ctr.models.numbers import next_statistics
-from ctr.models.row_curvature import Part
-from ctr.models.rows import STATISTICS
-from ctr.objective.losses import next_duals, slices_of
+from ctr.models.click_model import Scores as ExpertScores
+from ctr.models.embeddings import look_up, tower_inputs
+from ctr.models.numbers import look_up_numbers, next_statistics, split_values
+from ctr.models.pooling import pool
+from ctr.models.row_curvature import Part, row_curvatures
+from ctr.models.rows import STATISTICS, with_numbers
+from ctr.objective.config import ObjectiveConfig
+from ctr.objective.losses import next_duals, normalizer, slices_of
+from ctr.optim.first_order.online_bias import Calibrator
+from ctr.optim.first_order.online_newton import CalibrationStep
 from ctr.optim.gradients import all_finite, clip_by_global_norm
-from ctr.training.batch_gradients import BatchGradients, Differentiation, mean_of_parts
-from ctr.training.config import TrainConfig
+from ctr.training.config import OptimizerConfig
+from ctr.training.experts.forward import linear_expert, tables_of
+from ctr.training.experts.learning import Batch, lesson_of
+from ctr.training.label_outputs import label_lesson
 from ctr.training.state import TrainState
 from ctr.training.tables.tables import Gathered
 from ctr.workers.collectives import Workers
 
 _Tensors: TypeAlias = dict[str, tf.Tensor]
+Curvature: TypeAlias = tuple[tf.Tensor, ...]
 
 
 class StepResult(NamedTuple):
@@ -27,19 +37,50 @@ class StepResult(NamedTuple):
 
     Attributes:
         logit: float32 [B], the prediction of record: from the weights before the update.
-        loss: float32 scalar, the objective on the batch.
-        applied: bool scalar; False when loss or a gradient was not finite and nothing was changed.
+        applied: bool scalar; False when the loss or a gradient was not finite and nothing was changed.
         slices: for each family of constraints the rows' slices, int32 [B], -1 for none.
-        terms: float32 [T], what each of ``ctr.objective.losses.loss_terms`` contributes to the loss.
+        terms: float32 [T], what each of ``ctr.objective.losses.loss_terms`` contributes to the loss, their sum.
         labels: for each further label its logits, float32 [B], from before the update as well.
     """
 
     logit: tf.Tensor
-    loss: tf.Tensor
     applied: tf.Tensor
     slices: list[tf.Tensor]
     terms: tf.Tensor
     labels: Sequence[tf.Tensor] = ()
+
+
+class BatchGradients(NamedTuple):
+    """A batch's scores as in ``StepResult``, the gradients of rows and of dense weights, and what they are of.
+
+    ``logits`` are those of the click and of each further label, float32 [B]; ``bends`` what the curvature of each
+    table's rows is made of, empty where the optimizer needs none; ``curvatures`` for each table the last fields of a
+    ``RowGradient``, None: not computed yet. ``gain`` is that of ``ctr.training.experts.learning.Lesson``.
+    """
+
+    logits: list[tf.Tensor]
+    slices: list[tf.Tensor]
+    loss: tf.Tensor
+    terms: tf.Tensor
+    row_gradients: list[tf.Tensor]
+    dense_gradients: list[tf.Tensor]
+    steps: Sequence[tuple[Calibrator, CalibrationStep]]
+    bends: Sequence[tuple[tf.Tensor, tf.Tensor]]
+    gain: tf.Tensor | None
+    curvatures: list[Curvature] | None = None
+
+
+class Scores(NamedTuple):
+    """Scores of a batch: of its good rows, then of the rows of the constraint logs that came with it.
+
+    Or of K batches, whose good rows follow each other.
+    """
+
+    logit: np.ndarray  # float32 [N], the predictions from before any update
+    slices: list[np.ndarray]  # for each family of constraints, int32 [N]
+    applied: np.ndarray | None = None  # bool [K], whether each step changed the weights; None: there was none
+    terms: np.ndarray | None = None  # float32 [K, T], what each term contributed to each step's loss
+    labels: Sequence[np.ndarray] = ()  # for each further label its logits, float32 [N]
 
 
 class Step:
@@ -50,7 +91,7 @@ class Step:
 
     Attributes:
         state: the variables that ``learn`` changes.
-        config: of the run.
+        objective: of the run.
         parts: of the model; it learns by the mean of their gradients, and the first one scores.
 
     ``by_products``: whether multivalent embeddings are averaged by products with sparse matrices.
@@ -59,13 +100,15 @@ class Step:
     def __init__(
         self,
         state: TrainState,
-        config: TrainConfig,
+        objective: ObjectiveConfig,
+        optimizer: OptimizerConfig,
         parts: Sequence[Part],
         by_products: bool,
     ) -> None:
-        self.state, self.config, self.parts = state, config, parts
-        self._workers = state.workers
-        self._model = Differentiation(state, config, by_products)
+        self.state, self.objective, self.parts = state, objective, parts
+        self._workers, self._clip_norm = state.workers, optimizer.dense.clip_norm
+        self._sums_rows = optimizer.embeddings.gradient == "sum"
+        self._by_products = by_products
 
     def learn(
         self,
@@ -84,11 +127,11 @@ class Step:
         gathered = state.tables.gather(plans, learning=True)
         duals = [dual.read_value() for dual in state.duals]
         batch = self._sum_over_workers(
-            targets, gathered, self._differentiate(targets, plans, gathered, ramps, duals)
+            targets, gathered, self._differentiate_parts(targets, plans, gathered, ramps, duals)
         )
         seen = [weights.read_value() for weights in state.slices_seen]
         moved = next_duals(
-            self.config.objective,
+            self.objective,
             state.families,
             targets,
             batch.logits[0],
@@ -106,7 +149,7 @@ class Step:
         def update() -> tf.Tensor:
             curvatures = batch.curvatures
             if curvatures is None:
-                curvatures = self._model.curvatures(plans, targets, batch, self.parts[0])
+                curvatures = self._curvatures(plans, targets, batch, self.parts[0])
             state.tables.update(gathered, batch.row_gradients, curvatures, rates["embeddings"])
             self._update_dense(batch.dense_gradients, rates["dense"], preconditions)
             for calibrator, step in batch.steps:
@@ -123,17 +166,16 @@ class Step:
             return tf.constant(True)
 
         applied = tf.cond(applied, update, lambda: tf.constant(False))
-        return StepResult(logit, batch.loss, applied, slices, batch.terms, labels)
+        return StepResult(logit, applied, slices, batch.terms, labels)
 
     def score(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Scores a batch alone: logits of the click and of each label, float32 [B], and slices as in ``StepResult``."""
         gathered = self.state.tables.gather(plans)
-        scores = self._model.scores(targets, gathered.rows, gathered.views, ramps["alpha2"], self.parts[0])
-        found = self._model.predictions(scores, plans)
-        slices = slices_of(self.state.families, targets, found[0])
-        return gather_scores(self._workers, tf.constant(True), found, slices)[1:]
+        _, logits = self._scores(targets, gathered.rows, gathered.views, ramps["alpha2"], self.parts[0])
+        slices = slices_of(self.state.families, targets, logits[0])
+        return gather_scores(self._workers, tf.constant(True), logits, slices)[1:]
 
     def _next_statistics(self, targets: _Tensors) -> list[tuple[tf.Variable, tf.Tensor]]:
         """Returns the variables of numbers and their values after the batch, by the rows that are learned from."""
@@ -148,7 +190,7 @@ class Step:
             )
         return list(zip((state.statistics, state.apart), after, strict=True))
 
-    def _differentiate(
+    def _differentiate_parts(
         self,
         targets: _Tensors,
         plans: list[_Tensors],
@@ -158,15 +200,129 @@ class Step:
     ) -> BatchGradients:
         """Computes the gradients of a batch: of several parts their mean."""
         batches = [
-            self._model.differentiate(targets, gathered.views, gathered.rows, ramps, duals, part)
+            self.differentiate(targets, gathered.views, gathered.rows, ramps, duals, part)
             for part in self.parts
         ]
         if len(batches) == 1:
             return batches[0]
         curvatures = [
-            self._model.curvatures(plans, targets, *each) for each in zip(batches, self.parts, strict=True)
+            self._curvatures(plans, targets, *each) for each in zip(batches, self.parts, strict=True)
         ]
         return mean_of_parts(batches, curvatures)
+
+    def _scores(
+        self,
+        targets: _Tensors,
+        rows: Sequence[tf.Tensor],
+        plans: Sequence[_Tensors],
+        alpha2: tf.Tensor,
+        part: Part,
+    ) -> tuple[dict[str, ExpertScores], list[tf.Tensor]]:
+        """Scores the batch: by each expert with its tables among ``plans``; and the logits of click and labels [B]."""
+        model, layouts = self.state.architecture, self.state.layouts[: len(plans)]
+        weights = part.weights(self.state.all_weights)
+        with tf.name_scope("look_up"):
+            looked_up = [
+                part.looked_up(
+                    layout, look_up(layout, own, plan, model.input_dtype(layout.tower), self._by_products)
+                )
+                for layout, own, plan in zip(layouts, rows, plans, strict=True)
+            ]
+            if model.pooled:
+                looked_up, layouts = pool(weights, layouts, looked_up, rows, plans, self._by_products)
+            if self.state.statistics is not None:
+                own = split_values(layouts, targets[STATISTICS]), self.state.statistics.read_value()
+                looked_up += look_up_numbers(*own, layouts[0].copies, model.input_dtype)
+                layouts = with_numbers(layouts)
+            inputs = tower_inputs(looked_up, layouts, model.factors is not None)
+        experts = self.state.experts_of(plans)
+        scores = experts.scores(weights, inputs, alpha2, compiled=True)
+        return scores, experts.predictions(self.state.all_weights, scores)
+
+    def differentiate(
+        self,
+        targets: _Tensors,
+        plans: list[_Tensors],
+        rows: list[tf.Tensor],
+        ramps: _Tensors,
+        duals: list[tf.Tensor],
+        part: Part,
+    ) -> BatchGradients:
+        """Computes the scores of a batch, its loss, and the gradients to learn by."""
+        state, objective = self.state, self.objective
+        outside = objective.ranks_outside_embeddings
+        with tf.GradientTape(persistent=outside, watch_accessed_variables=False) as tape:
+            tape.watch(rows)
+            tape.watch(state.dense)
+            scores, logits = self._scores(targets, rows, plans, ramps["alpha2"], part)
+            logit = logits[0]
+            slices = slices_of(state.families, targets, logit)
+            batch = Batch(objective, targets, ramps, duals, slices, self._workers)
+            with tf.name_scope("loss"):
+                lesson = lesson_of(state.experts, state.experts_of(plans), batch, scores, logit)
+                loss, terms, learned, rest = lesson.loss, lesson.terms, lesson.learned, lesson.unranked
+                steps = list(lesson.steps)
+                if state.label_biases:
+                    label_terms, label_steps = label_lesson(batch, state.label_biases, scores)
+                    added = tf.add_n(label_terms)
+                    loss, terms = loss + added, tf.concat([terms, tf.stack(label_terms)], axis=0)
+                    learned, rest = learned + added, rest + added
+                    steps += label_steps
+        zero = tf.UnconnectedGradients.ZERO
+        row_gradients, dense_gradients = tape.gradient(
+            learned, (rows, state.dense), unconnected_gradients=zero
+        )
+        dense_gradients = [tf.convert_to_tensor(gradient) for gradient in dense_gradients]
+        if outside:
+            unranked = tape.gradient(rest, rows, unconnected_gradients=zero)
+            row_gradients = [
+                tf.where(layout.by_column(1, 0) > 0, *both)
+                for layout, *both in zip(state.layouts, unranked, row_gradients, strict=False)
+            ]
+        # The loss is a mean over components. What is one component's own learns as if that one were alone.
+        components = state.architecture.components
+        if components > 1:
+            dense_gradients = [gradient * components for gradient in dense_gradients]
+            row_gradients = [
+                tf.convert_to_tensor(gradient) * layout.copies
+                for gradient, layout in zip(row_gradients, state.layouts, strict=False)
+            ]
+        row_gradients = [tf.convert_to_tensor(gradient) for gradient in row_gradients]
+        if self._sums_rows:
+            total_weight = normalizer(objective, targets)
+            row_gradients = [gradient * total_weight for gradient in row_gradients]
+        bends: list[tuple[tf.Tensor, tf.Tensor]] = []
+        if state.tables.optimizer.needs_curvature:
+            experts = state.experts_of(plans)
+            bends = [
+                lesson.curvature[linear_expert(experts, layout)]
+                for layout in tables_of(experts, state.layouts)
+            ]
+        return BatchGradients(
+            logits,
+            slices,
+            loss,
+            terms,
+            row_gradients,
+            dense_gradients,
+            steps,
+            bends,
+            lesson.gain,
+        )
+
+    def _curvatures(
+        self,
+        plans: Sequence[_Tensors],
+        targets: _Tensors,
+        batch: BatchGradients,
+        part: Part,
+    ) -> list[Curvature]:
+        """Computes for each table the last fields of a ``RowGradient``, where the optimizer needs them."""
+        if not batch.bends:
+            return [() for _ in plans]
+        layouts = self.state.layouts[: len(plans)]
+        found = row_curvatures(layouts, plans, batch.bends, targets["query"])
+        return [part.curvature(layout, one) for layout, one in zip(layouts, found, strict=True)]
 
     def _sum_over_workers(
         self, targets: _Tensors, gathered: Gathered, batch: BatchGradients
@@ -177,7 +333,7 @@ class Step:
         """
         if self._workers.size == 1:
             return batch
-        curvatures = self._model.curvatures(gathered.views, targets, batch, self.parts[0])
+        curvatures = self._curvatures(gathered.views, targets, batch, self.parts[0])
         row_gradients, curvatures = self.state.tables.add_up(gathered, batch.row_gradients, curvatures)
         # By themselves: of static shapes, their number of bytes is known, and nothing is padded.
         with tf.name_scope("all_reduce"):
@@ -197,14 +353,13 @@ class Step:
             tf.zeros_like(gradient) if name in self.state.fitted else gradient
             for name, gradient in zip(self.state.weights, gradients, strict=True)
         ]
-        norm = self.config.optimizer.dense.clip_norm
-        if norm is not None:
+        if self._clip_norm is not None:
             # Each component by itself, as everything else that it learns by.
             size = len(gradients) // self.state.architecture.components
             gradients = [
                 gradient
                 for begin in range(0, len(gradients), size)
-                for gradient in clip_by_global_norm(gradients[begin : begin + size], norm)
+                for gradient in clip_by_global_norm(gradients[begin : begin + size], self._clip_norm)
             ]
         with tf.name_scope("dense_update"):
             self.state.dense_optimizer.update(gradients, rate, preconditions)
@@ -225,3 +380,21 @@ def gather_scores(
     holds, rows = tf.reduce_all(gathered[:, -1] > 0), tf.reshape(gathered[:, :-1], [-1, len(columns)])
     found = tf.unstack(rows, len(columns), axis=1)
     return holds, found[: len(logits)], [tf.cast(one, tf.int32) for one in found[len(logits) :]]
+
+
+def mean_of_parts(
+    batches: Sequence[BatchGradients], curvatures: Sequence[Sequence[Curvature]]
+) -> BatchGradients:
+    """Averages what several parts of a model found; all but gradients and curvatures is that of the first one."""
+    rows = [_mean(parts) for parts in zip(*(batch.row_gradients for batch in batches), strict=True)]
+    dense = [_mean(parts) for parts in zip(*(batch.dense_gradients for batch in batches), strict=True)]
+    means: list[Curvature] = [
+        # Whose the rows are is the same for all.
+        (_mean([curvature for curvature, *_ in parts]), *parts[0][1:]) if parts[0] else ()
+        for parts in zip(*curvatures, strict=True)
+    ]
+    return batches[0]._replace(row_gradients=rows, dense_gradients=dense, curvatures=means)
+
+
+def _mean(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n([*map(tf.convert_to_tensor, tensors)]) / len(tensors)

@@ -68,4 +68,4 @@ def _train(
             train(log, config, run, passed_batch, init_from=init_from)
         else:
             # Called after batches and looks alike.
-            follow(log, config, run, lambda: None, Polling(0.01, idle), passed_batch)
+            follow(log, config, run, Polling(0.01, idle), passed_batch)

@@ -18,7 +18,7 @@ from ctr.data.reader import Rows, rows_of_table
 from ctr.data.schema import Schema
 from ctr.pipelines.tables.examples import Verdict, add_derived
 from ctr.pipelines.tables.input_files import Chunk
-from ctr.training.compiled_step import TrainStep
+from ctr.training.compiled_step import CompiledStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.run.position import Passed, Position
@@ -252,8 +252,8 @@ def trainer_logits(state: TrainState, config: TrainConfig, rows: Rows) -> list[n
     feed = make_feed(set_rejects_apart(rows), state.active_layouts, BATCH_ROWS)
     if state.tables.id_maps:
         feed = feed.with_rows(state.tables)
-    logits, _ = TrainStep(state, config, jit=False).score(feed, config.ramps_at(TRAINED_EXAMPLES))
-    return [logit.numpy()[: len(rows.example_id)] for logit in logits]
+    scores = CompiledStep(state, config, jit=False).score(feed, config.ramps_at(TRAINED_EXAMPLES))
+    return [scores.logit, *scores.labels]
 
 
 def trainer_logit(state: TrainState, config: TrainConfig, rows: Rows) -> np.ndarray:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctr.training.compiled_step import Scores
+from ctr.training.compiled_step import CompiledStep
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
-from ctr.training.trainer import Trainer
+from ctr.training.step import Scores
 
 Break = Callable[[TrainState], None]
 
@@ -43,7 +43,7 @@ def injected(
         once: only the first time, as a fault of the memory, and not of the data.
         begun: called with the first row of each batch that is learned from, before it is.
     """
-    learn = Trainer.learn
+    learn = CompiledStep.learn
     left = {**(unlearnable or {}), **(poison or {})}
 
     def hit(faults: Mapping[int, Any] | None, begin: int, end: int) -> Any:
@@ -54,22 +54,22 @@ def injected(
                 return fault
         return None
 
-    def learn_with_faults(trainer: Trainer, feed: Feed, *at: Mapping[str, float]) -> Scores:
+    def learn_with_faults(step: CompiledStep, feed: Feed, *at: Mapping[str, float]) -> Scores:
         begin, end = feed.batch.begin, feed.batch.end
         if begun is not None:
-            begun(begin, trainer.state)
+            begun(begin, step.state)
         weight = hit(unlearnable, begin, end)
         if weight is not None:
             spoiled = np.full_like(feed.targets["weight"], weight)
             feed = replace(feed, targets={**feed.targets, "weight": spoiled, "own_weight": spoiled.copy()})
-        scores = learn(trainer, feed, *at)
+        scores = learn(step, feed, *at)
         act = hit(poison, begin, end)
         if act is not None:
-            act(trainer.state)
+            act(step.state)
         return scores
 
-    Trainer.learn = learn_with_faults
+    CompiledStep.learn = learn_with_faults
     try:
         yield
     finally:
-        Trainer.learn = learn
+        CompiledStep.learn = learn

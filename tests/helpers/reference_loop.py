@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import join_rows, read_rows
-from ctr.training.learner import fresh_state
+from ctr.training.compiled_step import fresh_state
 from ctr.training.logs import resolve
 from reference_steps import AdaGrad, Bias, Combiner, LinearWeights, Shampoo, bend, query_effect, sigmoid
 

@@ -15,7 +15,7 @@ from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.serving.export import export_from_run
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.loop import Process, train
 from ctr.training.run.run import Run
 from ctr.training.warm_start.start import InitFrom
 from ctr.workers.collectives import Workers
@@ -73,15 +73,8 @@ def _run(given: Mapping[str, Any], workers: Workers) -> None:
     Run.record_learned, Run.save = passed, noted
     init_from = InitFrom(Path(given["init_from"])) if "init_from" in given else None
     try:
-        train(
-            Path(given["log"]),
-            config,
-            Path(given["run"]),
-            record=given.get("record"),
-            exporter=export_from_run,
-            init_from=init_from,
-            workers=workers,
-        )
+        log, run, name = Path(given["log"]), Path(given["run"]), given.get("record")
+        train(log, config, run, None, name, export_from_run, init_from, Process(workers))
     finally:
         Run.record_learned, Run.save = record, save
 

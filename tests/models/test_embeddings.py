@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from ctr.models.embeddings import create_table, initial_rows, look_up, tower_inputs, tower_widths
-from ctr.models.row_curvature import row_curvature
+from ctr.models.row_curvature import row_curvatures
 from ctr.models.rows import FeatureRows, lay_out_tables
 from ctr.training.tables.plan import pad_plan, plan_table
 from slow_id_map import MASK, splitmix64
@@ -155,7 +155,7 @@ def test_curvature_and_features_are_those_of_loops():
     ids_of = {0: IDS[[0, 2]], 1: IDS[3:]}
     given = {name: tf.constant(getattr(plan, name)) for name in ("distinct", "single", "values", "segments")}
     shared = tf.constant(curvature * left)
-    found = row_curvature(layout, given, tf.constant(curvature), shared, tf.constant(query))
+    (found,) = row_curvatures([layout], [given], [(tf.constant(curvature), shared)], tf.constant(query))
     expected, groups = np.zeros(layout.rows), np.full(layout.rows, -1)
     for row, place, one, share in uses(layout):
         if curvature[row]:

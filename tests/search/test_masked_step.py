@@ -12,7 +12,7 @@ from ctr.models.row_curvature import WHOLE
 from ctr.objective.config import TERMS
 from ctr.search.architecture import Shape
 from ctr.search.masks import MaskedPart, masks_of, passed_over
-from ctr.training.compiled_step import TrainStep
+from ctr.training.compiled_step import CompiledStep
 from ctr.training.config import OptimizerConfig, TrainConfig
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
@@ -58,7 +58,7 @@ def feeds(state: TrainState) -> list[Feed]:
 
 def learn(state: TrainState, config: TrainConfig, *learners: Shape, steps: int = STEPS):
     masks = [masks_of(candidate, state.architecture, state.layouts) for candidate in learners]
-    step = TrainStep(state, config, False, [MaskedPart(own) for own in masks] or [WHOLE])
+    step = CompiledStep(state, config, False, parts=[MaskedPart(own) for own in masks] or [WHOLE])
     for feed in feeds(state)[:steps]:
         result = step.learn(feed, RAMPS, config.rates_at(0))
         assert result.applied
@@ -197,7 +197,7 @@ def test_shampoo_of_masked_gradients_is_that_of_the_units_that_are_there(learner
     ]
     parts = [[MaskedPart(own) for own in masks[0]] for _ in states]
     steps = [
-        TrainStep(state, config, False, own)
+        CompiledStep(state, config, False, parts=own)
         for state, config, own in zip(states, configs, parts, strict=True)
     ]
     state, descent = states

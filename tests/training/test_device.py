@@ -27,8 +27,8 @@ def test_bfloat16_where_the_processor_has_it_and_compiled_steps_on_demand_only(m
         ("bfloat16", set(), "bfloat16"),
     ):
         monkeypatch.setattr(device, "cpu_flags", lambda flags=flags: frozenset(flags))
-        assert device.resolve_compute_dtype(make_config({"compute_dtype": asked})) == dtype
-    found = [device.resolve_jit(make_config({"jit": asked})) for asked in ("auto", True, False)]
+        assert device.resolve_compute_dtype(make_config({"compute_dtype": asked}).compute_dtype) == dtype
+    found = [device.resolve_jit(make_config({"jit": asked}).jit) for asked in ("auto", True, False)]
     assert found == [False, True, False]
 
 
@@ -57,7 +57,8 @@ def test_on_a_tpu_steps_are_compiled_for_few_shapes_with_products_in_bfloat16(mo
     config = make_config({"compute_dtype": "auto"})
 
     def settings() -> tuple[bool, bool, str]:
-        return device.has_few_shapes(config), device.resolve_jit(config), device.resolve_compute_dtype(config)
+        dtype = device.resolve_compute_dtype(config.compute_dtype)
+        return device.has_few_shapes(config.batch.shapes), device.resolve_jit(config.jit), dtype
 
     assert settings() == (False, False, "float32")
     monkeypatch.setattr(device, "_start_tpu", lambda: "/device:TPU:0")
@@ -129,7 +130,7 @@ device._start_tpu = lambda: chip
 device.use_device("tpu" if chip else "cpu")
 with open_session(Path(log), load_model(TrainConfig, Path(config), "config"), Path(run)) as session:
     session.finish()
-    state = session.trainer.state
+    state = session.run.state
     places = {name: one.device[-5:] for name, one in state.variables().items()}
 print(json.dumps(places))
 """

@@ -201,7 +201,7 @@ def test_an_export_predicts_as_the_run_does(log, paired, tmp_path):
 def decisions(share: float) -> list[tuple[int, bool]]:
     """Rows after which pairs that save a share of the loss are left out, or come back."""
     config = config_of()
-    state, found, passed = ExpertState(make_experts(config, "float32", ()), {}), [], 0
+    state, found, passed = ExpertState(make_experts(config.model, config.objective, "float32", ()), {}), [], 0
     while passed < 3_000_000:
         rows = 4096
         had_pairs = "pairs" in state.active.names

@@ -68,14 +68,15 @@ def widths_of(config: TrainConfig) -> dict[str, int]:
 def test_parameters_are_those_of_the_model():
     for case, content in CASES.items():
         config = config_of(content)
-        weights = init_weights(make_experts(config, "float32", ()).network, widths_of(config), seed=1)
+        network = make_experts(config.model, config.objective, "float32", ()).network
+        weights = init_weights(network, widths_of(config), seed=1)
         expected = sum(math.prod(weight.shape) for weight in weights.values())
         assert dense_parameters(config, layouts_of(config)) == expected, case
 
 
 def profiled(config: TrainConfig, copies: int, ranked: bool) -> dict[str, int]:
     """TensorFlow's count for a row of the forward graph, by kind of operation."""
-    model, widths = make_experts(config, "float32", ()).network, widths_of(config)
+    model, widths = make_experts(config.model, config.objective, "float32", ()).network, widths_of(config)
     weights = {name: tf.Variable(one) for name, one in init_weights(model, widths, seed=1).items()}
 
     def scored(*inputs):
@@ -109,7 +110,7 @@ def profiled(config: TrainConfig, copies: int, ranked: bool) -> dict[str, int]:
 @pytest.mark.parametrize("case", CASES)
 def test_as_many_as_tensorflow_counts(case):
     config = config_of(CASES[case])
-    model, widths = make_experts(config, "float32", ()).network, widths_of(config)
+    model, widths = make_experts(config.model, config.objective, "float32", ()).network, widths_of(config)
     copies = config.model.ensemble.components if config.model.ensemble.embeddings == "separate" else 1
     counted = profiled(config, copies, ranked=True)
     factors = model.factors
@@ -125,7 +126,9 @@ def test_as_many_as_tensorflow_counts(case):
 def test_a_rank_head_counts_for_learning_alone():
     plain, ranked = config_of(CASES["deep"]), config_of(CASES["deep multi-task"])
     widths = widths_of(plain)
-    model, with_head = (make_experts(one, "float32", ()).network for one in (plain, ranked))
+    model, with_head = (
+        make_experts(one.model, one.objective, "float32", ()).network for one in (plain, ranked)
+    )
     assert dense_forward(with_head, widths, False) == dense_forward(model, widths, False)
     assert dense_forward(with_head, widths, True) - dense_forward(model, widths, True) == 2 * 24
 

@@ -12,13 +12,13 @@ import pytest
 from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.optim.shampoo.host import HostPipeline
+from ctr.training.compiled_step import CompiledStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.fused_feed import make_fused_feed
 from ctr.training.loop import train
 from ctr.training.run import checkpoint
 from ctr.training.sizes import fused_shapes
-from ctr.training.trainer import Trainer
 from fingerprint_logs import SCHEMA, publish_growing
 from growing_logs import lines_of, read_predictions, train_part
 from small_runs import draw_examples, merged
@@ -55,7 +55,7 @@ def log(tmp_path_factory) -> Path:
 def calls() -> Iterator[list[int]]:
     """Numbers of batches that are learned together, from the first row on; two batches are not finite."""
     seen: list[int] = []
-    learn = Trainer.learn_fused
+    learn = CompiledStep.learn_fused
 
     def counted(self, feed, *rest):
         seen.append(len(feed.batches))
@@ -79,7 +79,7 @@ def calls() -> Iterator[list[int]]:
         patch.setattr("ctr.training.sizes.FUSED_FROM", 0)
         patch.setattr("ctr.training.inputs.make_feed", broken)
         patch.setattr("ctr.training.inputs.make_fused_feed", partly_broken)
-        patch.setattr(Trainer, "learn_fused", counted)
+        patch.setattr(CompiledStep, "learn_fused", counted)
         yield seen
 
 

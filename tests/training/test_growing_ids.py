@@ -15,7 +15,7 @@ from ctr.data.reader import rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.shards import pack_ids
 from ctr.io.errors import InputError
-from ctr.training.compiled_step import TrainStep
+from ctr.training.compiled_step import CompiledStep
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.loop import open_session, train
@@ -83,7 +83,7 @@ def test_a_slot_used_anew_begins_anew():
     class Learner:
         def __init__(self) -> None:
             self.state = TrainState(config.table_layouts(SCHEMA), config, "float32")
-            self.step = TrainStep(self.state, config, jit=False)
+            self.step = CompiledStep(self.state, config, jit=False)
             names = [layout.name for layout in self.state.layouts]
             self.number = names.index("quality-2")
 

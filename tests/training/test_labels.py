@@ -13,7 +13,7 @@ from ctr.eval.display import amount
 from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
-from ctr.training.loop import open_session, train
+from ctr.training.loop import Process, open_session, train
 from ctr.training.run.summary import summary_text
 from growing_logs import FILES, Growing, assert_same, read_predictions
 from small_runs import labeled, make_config, merged, publish
@@ -66,7 +66,8 @@ def trained(log, config, run, batches):
     """Trains for at most so many batches; returns whether it is finished."""
     left = iter(range(batches))
     try:
-        train(log, config, run, stop=lambda: None if next(left, None) is not None else "SIGTERM")
+        process = Process(stop=lambda: None if next(left, None) is not None else "SIGTERM")
+        train(log, config, run, process=process)
     except Interrupted:
         return False
     return True

@@ -21,7 +21,7 @@ from ctr.data.query_size import FEATURE
 from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.loop import Process, train
 from ctr.training.run.summary import LearningError, summary_text
 from growing_logs import lines_of, read_predictions, train_part
 from reference_loop import cut, progressive_pass
@@ -150,7 +150,9 @@ def passed(short_log, faulty_log, tmp_path_factory) -> Callable[[str], SimpleNam
             said: list[str] = []
             if stopped_at is not None:
                 train_part(own_log, config, run, stopped_at)
-            summary = train(own_log, config, run, lambda *news: heard.append(news), phase=said.append)
+            summary = train(
+                own_log, config, run, lambda *news: heard.append(news), process=Process(phase=said.append)
+            )
             made[name] = SimpleNamespace(
                 log=own_log, config=config, run=run, summary=summary, heard=heard, said=said
             )

@@ -13,7 +13,7 @@ from ctr.data.reader import Rows, rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.value_arrays import ids_of_numbers, numbers_of_ids
 from ctr.io.errors import InputError
-from ctr.training.compiled_step import TrainStep
+from ctr.training.compiled_step import CompiledStep
 from ctr.training.feed import make_feed
 from ctr.training.loop import train
 from ctr.training.run import checkpoint
@@ -35,17 +35,17 @@ def run():
     """A state, and functions that score rows and learn from them; the latter returns also whether it did."""
     config = make_config(NETWORK)
     state = TrainState(config.table_layouts(NUMBERS), config, "float32")
-    step = TrainStep(state, config, jit=False)
+    step = CompiledStep(state, config, jit=False)
 
     def feed(rows: Rows):
         return make_feed(set_rejects_apart(rows), state.layouts, 64)
 
     def score(rows: Rows) -> np.ndarray:
-        return step.score(feed(rows), config.ramps_at(0))[0][0].numpy()[: len(rows)]
+        return step.score(feed(rows), config.ramps_at(0)).logit
 
     def learn(rows: Rows) -> tuple[np.ndarray, bool]:
         result = step.learn(feed(rows), config.ramps_at(0), config.rates_at(0))
-        return result.logit.numpy()[: len(rows)], bool(result.applied)
+        return result.logit, bool(result.applied)
 
     return state, score, learn
 

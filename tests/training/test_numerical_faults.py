@@ -244,7 +244,7 @@ def test_following_a_log_it_ends_in_the_same_bits(long_log, made_runs, tmp_path)
     live = tmp_path / "live"
     with both_faults():
         polling = Polling(0.01, 0.2)
-        train_skipping(long_log, live, lambda: follow(long_log, config, live, lambda: None, polling))
+        train_skipping(long_log, live, lambda: follow(long_log, config, live, polling))
         train(long_log, config, live)
     assert_same(live, made_runs(config, faulty=True), *STANDS)
 
@@ -317,7 +317,7 @@ def test_a_run_whose_steps_are_all_skipped_fails(log, tmp_path):
         with pytest.raises(LearningError) as caught:
             train(log, config, tmp_path / "run")
         with pytest.raises(LearningError, match="nothing was learned"):
-            follow(log, config, tmp_path / "live", lambda: None, Polling(0.01, 0))
+            follow(log, config, tmp_path / "live", Polling(0.01, 0))
     summary, message = summary_of(tmp_path / "run"), str(caught.value)
     rows = summary["examples"]
     assert 0 < rows < sum(shard.rows for shard in shards)

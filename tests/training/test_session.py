@@ -12,7 +12,7 @@ from ctr.data.log import read_manifests
 from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.data.shards import read_shard
 from ctr.io.errors import InputError
-from ctr.training import trainer as module
+from ctr.training import row_scores as module
 from ctr.training.loop import open_session, train
 from ctr.training.sizes import fit
 from growing_logs import (

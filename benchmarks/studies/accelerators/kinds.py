@@ -25,7 +25,7 @@ from ctr.data.stream import TEACHER_LOGIT
 from ctr.experiments.config import merged
 from ctr.objective.bias_constraints import resolve_families
 from ctr.optim.shampoo.dense import DenseShampoo
-from ctr.training.compiled_step import TrainStep
+from ctr.training.compiled_step import CompiledStep
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic
 from ctr.training.feed import Feed, make_feed
@@ -102,7 +102,7 @@ class Built:
 
     config: TrainConfig
     state: TrainState
-    step: TrainStep
+    step: CompiledStep
     feeds: list[Feed]
 
     @property
@@ -156,7 +156,7 @@ def build(kind: Kind, size: Size, changes: Mapping[str, Any] = MappingProxyType(
     if kind.device_roots:
         state.dense_optimizer = DeviceShampoo(config.optimizer.dense.shampoo)
         state.dense_optimizer.build(dense_weights(state.weights))
-    return Built(config, state, TrainStep(state, config, jit=True), feeds)
+    return Built(config, state, CompiledStep(state, config, jit=True), feeds)
 
 
 def _with_teacher(batch: Batch) -> Batch:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ctr.training.compiled_step import TrainStep
+from ctr.training.compiled_step import CompiledStep
 from ctr.training.feed import Feed
 
 Spec = tuple[tuple[int, ...], str]
@@ -58,8 +58,8 @@ def spec_bytes(spec: Spec) -> int:
     return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
 
 
-def lower(step: TrainStep, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> Lowered:
-    """The learning step of a compiled ``TrainStep`` for feeds of the size of this one."""
+def lower(step: CompiledStep, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> Lowered:
+    """The learning step of a compiled ``CompiledStep`` for feeds of the size of this one."""
     function, arguments = step.learning(feed, ramps, rates)
     given = argument_values(arguments)
     variables = step.state.variables()
@@ -72,7 +72,7 @@ def lower(step: TrainStep, feed: Feed, ramps: Mapping[str, float], rates: Mappin
     text = compiler_ir(stage="hlo")
     aliases, order = output_aliases(text), [*given, *state]
     slices = [f"slices/{number}" for number in range(len(step.state.families))]
-    results = ("logit", "loss", "applied", *slices, "terms")
+    results = ("logit", "applied", *slices, "terms")
     if sorted(aliases) != list(range(len(results), len(results) + len(aliases))):
         raise ValueError(f"the step does not update its state in place: {aliases}")
     changed = tuple(order[aliases[place]] for place in sorted(aliases))

@@ -15,9 +15,12 @@ import tensorflow as tf
 
 from ctr.models.architecture import Architecture, Factors
 from ctr.models.click_model import Scores, TowerInput, ensemble_logit, forward
+from ctr.models.embeddings import tower_widths
+from ctr.models.initial_weights import weight_shapes
 from ctr.models.rows import TableLayout
-from ctr.training.config import TrainConfig
+from ctr.objective.config import ObjectiveConfig
 from ctr.training.experts.names import LINEAR, NETWORK, PAIRS, expert_names
+from ctr.training.model_config import ModelConfig
 
 Weights = Mapping[str, tf.Tensor]
 """By name: those of ``ctr.models.initial_weights``, and those of ``Experts.initial``."""
@@ -119,14 +122,15 @@ def linear_expert(experts: Experts, layout: TableLayout) -> str:
 
 
 def make_experts(
-    config: TrainConfig,
+    model: ModelConfig,
+    objective: ObjectiveConfig,
     compute_dtype: str,
     layouts: Sequence[TableLayout],
     sources: Sources | None = None,
 ) -> Experts:
     """Makes the experts of a configuration, with tables of these layouts."""
-    model, ranking, factorized = config.model, config.objective.ranking, config.model.factorized
-    names, factors, plugin = expert_names(config.model), None, config.model.plugin
+    ranking, factorized = objective.ranking, model.factorized
+    names, factors, plugin = expert_names(model), None, model.plugin
     if factorized is not None:
         pieces = factorized.pieces if factorized.transfer == "piecewise_linear" else 0
         factors = Factors(factorized.width, factorized.ui_units, pieces, reach=6.0)
@@ -147,6 +151,14 @@ def make_experts(
         sources=sources or {},
         pooled=tuple(one.pooled for layout in layouts for one in layout.features if one.pooled is not None),
         network=plugin,
-        labels=tuple(config.objective.labels),
+        labels=tuple(objective.labels),
     )
     return Experts(names, network)
+
+
+def dense_shapes(
+    model: ModelConfig, objective: ObjectiveConfig, layouts: tuple[TableLayout, ...]
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a model's dense weights by name, in the order of checkpoints."""
+    widths = tower_widths(layouts, model.factorized is not None)
+    return weight_shapes(make_experts(model, objective, "float32", layouts).network, widths)

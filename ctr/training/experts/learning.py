@@ -63,7 +63,7 @@ class Lesson(NamedTuple):
         terms: float32 [T], what adds up to it.
         learned: float32 scalar, of which the weights' gradients are taken: the sum of the experts' own losses.
         unranked: the same without the rank loss.
-        curvature: by expert with linear weights, ``curvature`` and ``shared`` of ``row_curvature``, float32 [B].
+        curvature: by expert with linear weights, ``curvature`` and ``shared`` of ``row_curvatures``, float32 [B].
         steps: of the biases and of what combines experts.
         gain: float32 [2], what the batch adds to ``ExpertState.gain``; None where no pairs learn.
     """
@@ -147,7 +147,7 @@ def _query_effects(targets: Targets, logits: tf.Tensor) -> tuple[tf.Tensor, tf.T
 def _curvature(
     batch: Batch, logit: tf.Tensor, clicked: tf.Tensor, left: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """``curvature`` and ``shared`` of ``row_curvature``: of the loss, by the logit of linear weights, float32 [B]."""
+    """``curvature`` and ``shared`` of ``row_curvatures``: of the loss, by the logit of linear weights, float32 [B]."""
     clicked, others, ranked = logit_curvature(batch.config, batch.targets, logit, clicked, batch.ramps)
     shared = clicked * left
     if others is not None:

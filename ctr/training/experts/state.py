@@ -106,9 +106,9 @@ class ExpertState:
         gates = active.gates({name: weight.numpy() for name, weight in self.weights.items()})
         return {f"{name}_gate": round(gates.get(name, 0.0), 6) for name in self.experts.names[1:]}
 
-    def is_due_after(self, rows: int) -> bool:
-        """Returns whether something is decided when so many more rows are learned from, before the next batch."""
-        return self.has_pairs and bool(self.watch[1] + rows >= self.watch[3])
+    def is_due_after(self, rows: np.ndarray) -> np.ndarray:
+        """Returns whether something is decided, bool [K], when so many more rows [K] are learned from."""
+        return self.has_pairs & (self.watch[1] + rows >= self.watch[3])
 
     def count(self, rows: int) -> None:
         """Counts rows that were learned from, and decides where that is due."""

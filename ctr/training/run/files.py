@@ -18,7 +18,7 @@ from ctr.data.batches import Batch
 from ctr.data.reader import FAULTS, QUERY_TOO_LARGE
 from ctr.io.errors import InputError
 from ctr.io.files import naming, sync_folder, write_all
-from ctr.training.config import TrainConfig
+from ctr.training.config import CheckpointConfig
 from ctr.training.run import checkpoint
 from ctr.training.run.checkpoint import Share, Wanted
 from ctr.training.run.directory import refuse_without_checkpoint
@@ -164,7 +164,7 @@ class RunFiles:
     metrics: GrowingFile | Unwritten  # one line a window
     rejects: GrowingFile | Unwritten  # rows that could not be used
 
-    def __init__(self, run_dir: Path, config: TrainConfig, workers: Workers = ALONE) -> None:
+    def __init__(self, run_dir: Path, config: CheckpointConfig, workers: Workers = ALONE) -> None:
         self._run_dir, self._config, self._workers = run_dir, config, workers
         self._checkpoints = run_dir / "checkpoints"
         self.background = Background("run-files")  # what fails there is raised by its next call
@@ -190,7 +190,7 @@ class RunFiles:
         self._workers.once(lambda: self._open(lengths))
 
     def _open(self, lengths: Mapping[str, int]) -> None:
-        checkpoint.clean_up(self._checkpoints, self._config.checkpoint.keep)
+        checkpoint.clean_up(self._checkpoints, self._config.keep)
         run_dir, keep_open = self._run_dir, self._opened.enter_context
         self.metrics = keep_open(closing(GrowingFile.open(run_dir / "metrics.jsonl", lengths["metrics"])))
         self.rejects = keep_open(closing(GrowingFile.open(run_dir / "rejects.jsonl", lengths["rejects"])))
@@ -210,7 +210,7 @@ class RunFiles:
         def write() -> None:
             self.metrics.sync()
             self.rejects.sync()
-            folder, kept = self._checkpoints, self._config.checkpoint
+            folder, kept = self._checkpoints, self._config
             shared = None if share is None else share._replace(is_leaving=self._closing.is_set)
             checkpoint.save(folder, examples, arrays, state, kept.keep, shared)
 

@@ -18,7 +18,6 @@ from ctr.data.sidecar import SidecarHash
 from ctr.io.errors import InputError, of_another_version
 from ctr.objective.bias_constraints import SLICES_MEASURED
 from ctr.objective.targets import label_outcomes
-from ctr.training.compiled_step import Scores
 from ctr.training.fused_feed import AnyFeed
 from ctr.training.inputs import Inputs
 from ctr.training.logs import LogsSeen
@@ -37,6 +36,7 @@ from ctr.training.run.position import (
     open_window,
 )
 from ctr.training.state import TrainState, first_broken, predicts_soundly
+from ctr.training.step import Scores
 from ctr.workers.parts import Part
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Run:
         self._sidecars = {role: SidecarHash(log.path, name) for role, (log, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
         self.position = Position({name: Passed() for name in inputs.row_logs})
-        self.files = RunFiles(self.run_dir, self.config, self.workers)
+        self.files = RunFiles(self.run_dir, self.config.checkpoint, self.workers)
         self._note_saved()
 
     def _note_saved(self) -> None:
@@ -211,32 +211,39 @@ class Run:
         manifests = {name: one.manifests for name, one in inputs.row_logs.items()}
         self._logs.update(manifests, self._rows_passed())
 
-    def ramps(self, ahead: int = 0) -> dict[str, float]:
-        """The ramps of the next step, or of the one after ``ahead`` more rows."""
-        return self.config.ramps_at(self.position.trained_examples + ahead, self.position.trained_before)
+    def ramps(self) -> dict[str, float]:
+        """Returns the ramps of the next step."""
+        return self.config.ramps_at(self.position.trained_examples, self.position.trained_before)
 
-    def rates(self, ahead: int = 0) -> dict[str, float]:
-        return self.config.rates_at(self.position.trained_examples + ahead, self.position.trained_before)
+    def rates(self) -> dict[str, float]:
+        return self.config.rates_at(self.position.trained_examples, self.position.trained_before)
 
-    def is_due_after(self, rows: int, end: int) -> bool:
-        """Tells whether anything may be due when ``rows`` more good rows were learned from, up to a position."""
+    def ramps_and_rates(self, ahead: np.ndarray) -> list[dict[str, np.ndarray]]:
+        """Returns the ramps and the rates of K steps by name, float32 [K], each after ``ahead`` [K] more rows."""
+        examples = (self.position.trained_examples + ahead).tolist()
+        return [
+            {
+                name: np.array(values, np.float32)
+                for name, values in of(examples, self.position.trained_before).items()
+            }
+            for of in (self.config.ramps_of, self.config.rates_of)
+        ]
+
+    def is_due_after(self, rows: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Returns whether anything may be due, bool [K], after so many more good rows, up to these positions [K]."""
         position, exports = self.position, self.config.export
-        return bool(
-            position.skipped_in_a_row
-            or end - position.due_from >= self.config.checkpoint.every_examples
-            or self.is_window_full(rows)
-            or (
-                exports is not None
-                and position.examples // exports.every_examples < end // exports.every_examples
-            )
-        )
+        is_due: np.ndarray = ends - position.due_from >= self.config.checkpoint.every_examples
+        is_due |= position.window_examples + rows >= self._window_size()
+        if exports is not None:
+            is_due |= position.examples // exports.every_examples < ends // exports.every_examples
+        return is_due | bool(position.skipped_in_a_row)
 
-    def is_window_full(self, ahead: int = 0) -> bool:
-        """Returns whether the window is full, or will be with ``ahead`` more rows."""
+    def is_window_full(self) -> bool:
+        return self.position.window_examples >= self._window_size()
+
+    def _window_size(self) -> int:
         examples = self.config.metrics.window_examples
-        if examples == "auto":
-            examples = open_window(self.position.window_from)
-        return self.position.window_examples + ahead >= examples
+        return open_window(self.position.window_from) if examples == "auto" else examples
 
     def record(self, feed: AnyFeed, scores: Scores) -> None:
         """Notes what a step did, and has the observers see it.
@@ -318,7 +325,7 @@ class Run:
         position.trained_examples += len(rows)
         if scores.applied is None:
             return 0, None
-        counts = np.array([len(one.rows) for one in feed.batches])
+        counts = feed.counts
         is_learned = np.repeat(scores.applied, counts)
         position.trained_rows += int(np.count_nonzero(rows.train_weight[is_learned]))
         position.skipped_rows += int(np.count_nonzero(~is_learned))

@@ -96,7 +96,7 @@ def take_snapshot(run: Run) -> Snapshot:
 
     Of several workers all have to take it, and the first one has all rows.
     """
-    state, config, compute_dtype = run.state, run.config, resolve_compute_dtype(run.config)
+    state, config, compute_dtype = run.state, run.config, resolve_compute_dtype(run.config.compute_dtype)
     layouts, names = state.active_layouts, state.experts.active.names
     kept = {**dense_weights(state.weights), **state.experts.weights}
     if state.statistics is not None:
@@ -122,7 +122,9 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
     weights = checkpoint.weights_of(arrays)
     try:
         layouts = config.table_layouts(schema)
-        names = active_experts(make_experts(config, compute_dtype, layouts), weights).names
+        names = active_experts(
+            make_experts(config.model, config.objective, compute_dtype, layouts), weights
+        ).names
         tables, id_maps = _trained_tables(layouts, config, weights)
         known = {number: id_map.ids_by_row() for number, id_map in id_maps.items()}
         experts, variables = _served_weights(layouts, config, compute_dtype, names, weights)
@@ -183,7 +185,7 @@ def _served_weights(
 
     ``names`` are those of the experts that predict.
     """
-    experts = replace(make_experts(config, compute_dtype, layouts), names=names)
+    experts = replace(make_experts(config.model, config.objective, compute_dtype, layouts), names=names)
     shapes = weight_shapes(experts.network, tower_widths(layouts, config.model.factorized is not None))
     served = {name: tf.Variable(weights[name], name=name) for name in experts.served}
     for key, name in dense_weights({name: name for name in shapes}).items():

@@ -82,7 +82,7 @@ class EmbeddingTables:
             )
             for number, layout in enumerate(layouts)
         ]
-        if has_few_shapes(config):
+        if has_few_shapes(config.batch.shapes):
             for number in self.id_maps:
                 self.grow(number, most[number])
         self._first_counts = list(self._counts)

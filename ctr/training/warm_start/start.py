@@ -20,10 +20,11 @@ from ctr.data.shards import read_shard
 from ctr.io.errors import InputError, joined
 from ctr.io.files import make_folder, sync_folder
 from ctr.models.rows import check_table
+from ctr.training.compiled_step import fresh_state
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
+from ctr.training.experts.forward import dense_shapes
 from ctr.training.inputs import Inputs, open_inputs
-from ctr.training.learner import fresh_state
 from ctr.training.logs import Log
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import (
@@ -37,7 +38,7 @@ from ctr.training.run.directory import (
 )
 from ctr.training.run.position import Passed, Position
 from ctr.training.run.run import open_run
-from ctr.training.state import dense_shapes, first_broken
+from ctr.training.state import first_broken
 from ctr.training.validate import needs_warm_start
 from ctr.training.warm_start.weights import Side, take_ramps, take_state
 
@@ -113,7 +114,7 @@ def warm_start(
 def _read_old(run_dir: Path) -> _Old:
     config, schema = read_run_model(run_dir)
     layouts = config.table_layouts(schema)
-    shapes = dense_shapes(config, layouts)
+    shapes = dense_shapes(config.model, config.objective, layouts)
     arrays, state = checkpoint.read(run_dir / "checkpoints")
     weights = checkpoint.weights_of(arrays)
     try:

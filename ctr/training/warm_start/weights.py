@@ -21,10 +21,11 @@ from ctr.models.embeddings import tower_columns
 from ctr.models.rows import APART, STATISTICS, FeatureRows, TableLayout, all_numbers
 from ctr.objective.config import SliceConfig
 from ctr.training.config import TrainConfig
+from ctr.training.experts.forward import dense_shapes
 from ctr.training.experts.names import has_linear_inside
 from ctr.training.ids.id_map import restored_maps
 from ctr.training.optimizers import table_optimizer
-from ctr.training.state import TrainState, dense_shapes
+from ctr.training.state import TrainState
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -185,7 +186,9 @@ def _take_dense(
     arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side, optimizer_names: list[str]
 ) -> list[Line]:
     """Copies dense weights by name and shape, and the optimizer's state if it knows the same weights."""
-    names, old_names = ([*dense_shapes(side.config, side.layouts)] for side in (new, old))
+    names, old_names = (
+        [*dense_shapes(side.config.model, side.config.objective, side.layouts)] for side in (new, old)
+    )
     inputs, old_inputs = new.network_inputs(), old.network_inputs()
     changed = [f"other {key}" for key in inputs if inputs[key] != old_inputs[key]]
     lines = []

@@ -26,7 +26,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.follow import Followed, Polling, follow
 from ctr.training.inputs import PublishedInputs, open_inputs
 from ctr.training.logs import resolve
-from ctr.training.loop import open_session, train
+from ctr.training.loop import Process, open_session, train
 from ctr.training.validate import validate
 from ctr.workers.collectives import Workers
 from growing_logs import ENDS, ROOTS, STANDS, Growing, assert_same, constrained, lines_of
@@ -70,7 +70,7 @@ def short(growing) -> Any:
 def followed(
     log: Path, config, run: Path, script: Callable[[], str | None], idle: float = 1.5, exporter=None
 ) -> Followed:
-    return follow(log, config, run, script, Polling(0.001, idle), None, exporter)
+    return follow(log, config, run, Polling(0.001, idle), exporter=exporter, process=Process(stop=script))
 
 
 def assert_one_pass(
@@ -369,7 +369,7 @@ def test_workers_end_together_whichever_of_them_is_to_stop(short, tmp_path, eage
 
         # Long beyond the time that a worker waits for another one.
         polling = Polling(seconds=10_000)
-        return follow(short.folder, make_config(), tmp_path / "run", stop, polling, workers=workers)
+        return follow(short.folder, make_config(), tmp_path / "run", polling, process=Process(workers, stop))
 
     stopped = Followed("SIGTERM", 0, 0, str(short.folder / "schema.json"))
     assert together(2, end) == [stopped] * 2

@@ -24,7 +24,7 @@ from ctr.eval.windows import Sums
 from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
 from ctr.training.follow import Polling, follow
-from ctr.training.loop import open_session, train
+from ctr.training.loop import Process, open_session, train
 from fingerprint_logs import SCHEMA as GROWING
 from fingerprint_logs import table_with
 from killed_run import run_killed
@@ -162,7 +162,7 @@ def test_it_changes_nothing_of_the_run_and_can_be_off(growing_log, whole, tmp_pa
     rows = sum(manifest.rows for manifest in read_manifests(growing_log))
     assert rows / 8 < measured(whole)["rows"].sum() <= rows / 4
     on = make_config({"max_rejected_share": 0.02})
-    follow(growing_log, on, tmp_path / "followed", lambda: None, Polling(0.001, 0.01))
+    follow(growing_log, on, tmp_path / "followed", Polling(0.001, 0.01))
     assert not (tmp_path / "followed/windows.parquet").exists()
 
 
@@ -171,7 +171,7 @@ def test_a_run_that_is_stopped_again_and_again_measures_the_same(growing_log, wh
     while not (run / "summary.json").exists():
         left = iter([None] * 3)
         with contextlib.suppress(Interrupted):
-            train(growing_log, config, run, stop=partial(next, left, "SIGTERM"))
+            train(growing_log, config, run, process=Process(stop=partial(next, left, "SIGTERM")))
         stopped += 1
     assert stopped > 5
     growing_logs.assert_same(run, whole, *growing_logs.FILES)

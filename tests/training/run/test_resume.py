@@ -17,7 +17,7 @@ from ctr.cli import main
 from ctr.io.errors import InputError
 from ctr.io.signals import Interrupted
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.loop import Process, train
 from ctr.training.run.run import Run
 from killed_run import run_killed
 from small_runs import LOGISTIC, config_of, draw_examples, publish
@@ -84,7 +84,7 @@ def stop_after(batches: int) -> Any:
 def stop_then(log: Path, config: TrainConfig, run: Path, batches: int) -> int:
     """Trains until it is stopped after some more batches, which writes a checkpoint; returns its position."""
     with pytest.raises(Interrupted, match=r"interrupted at row [\d,]+; the same command resumes") as stopped:
-        train(log, config, run, stop=stop_after(batches))
+        train(log, config, run, process=Process(stop=stop_after(batches)))
     assert stopped.value.status == 128 + signal.SIGTERM
     newest = max(int(path.name) for path in (run / "checkpoints").iterdir())
     assert f"row {newest:,};" in str(stopped.value)

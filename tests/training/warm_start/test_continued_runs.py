@@ -271,9 +271,9 @@ def test_it_begins_in_the_middle_of_an_interval_and_in_another_log(old, whole, t
 def test_it_follows_a_log(old, launched, tmp_path):
     log = publish(tmp_path / "followed", ends=(0, 80_000, HALF))
     polling, run = Polling(0.01, 0.1), tmp_path / "run"
-    waiting = follow(log, config_of(HARMLESS), run, lambda: None, polling, init_from=InitFrom(old))
+    waiting = follow(log, config_of(HARMLESS), run, polling, init_from=InitFrom(old))
     assert waiting.position == rows_before(HALF)
     assert waiting.init_from == read_warm_start(run)
     publish(log, ends=(HALF, END))
-    follow(log, config_of(HARMLESS), run, lambda: None, polling, init_from=InitFrom(old))
+    follow(log, config_of(HARMLESS), run, polling, init_from=InitFrom(old))
     assert_same(run, launched)

@@ -1,0 +1,71 @@
+"""Times of a run in this process: examples per second of its passes, and seconds of its steps."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+
+_STEPS_TIMED = 2**16
+"""The last steps, of whose times the quantiles are reported."""
+
+
+class Timing:
+    """Times of the passes of this process; the time between two passes does not count in examples per second.
+
+    ``roots`` returns the seconds that optimizers took for roots so far, by name.
+    """
+
+    def __init__(self, roots: Callable[[], Mapping[str, float]]) -> None:
+        self._begun, self._roots = time.perf_counter(), roots
+        self._steps = deque[float](maxlen=_STEPS_TIMED)
+        self._examples, self._seconds = 0, 0.0
+        self._last = 0.0
+        # A window that was begun before a resume is timed from the resume on.
+        self._window = 0, 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._last = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(0)
+
+    def add(self, examples: int) -> None:
+        """Counts examples that were passed, and the time since the last call."""
+        last, self._last = self._last, time.perf_counter()
+        self._examples += examples
+        self._seconds += self._last - last
+
+    def add_steps(self, seconds: float, count: int = 1) -> None:
+        """Counts steps that took so long together."""
+        self._steps.extend([seconds / count] * count)
+
+    def close_window(self) -> dict[str, float]:
+        """Returns how fast the passes were since the last call, as a line of metrics has it."""
+        (examples, seconds), self._window = self._window, (self._examples, self._seconds)
+        speed = round((self._examples - examples) / (self._seconds - seconds), 1)
+        return {"examples_per_second": speed, **self._root_seconds()}
+
+    def summary(self) -> dict[str, float]:
+        """Returns how fast this process was, as summary.json has it; empty before a batch.
+
+        ``wall_seconds`` are all since this was made, ``examples_per_second`` those of the passes alone, in which
+        compiling counts.
+        """
+        if not self._examples:
+            return {}
+        seconds = time.perf_counter() - self._begun
+        quartiles = (1000 * np.quantile(self._steps or [0.0], [0.25, 0.5, 0.75])).round(3).tolist()
+        return {
+            "wall_seconds": round(seconds, 2),
+            "wall_examples_per_second": round(self._examples / seconds, 1),
+            "examples_per_second": round(self._examples / self._seconds, 1),
+            **dict(zip(("step_ms_p25", "step_ms_p50", "step_ms_p75"), quartiles, strict=True)),
+            **self._root_seconds(),
+        }
+
+    def _root_seconds(self) -> dict[str, float]:
+        return {f"shampoo_{name}": round(seconds, 3) for name, seconds in self._roots().items()}
