@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -56,6 +57,7 @@ def train(options: Options) -> None:
     progress and result; each worker that --workers starts has its output in RUN/workers. A command that has lost a
     worker ends with status 75: rerun it to resume.
     """
+    begun = time.perf_counter()
     with importing():
         from ctr.config import load_model
         from ctr.training.config import TrainConfig
@@ -102,12 +104,12 @@ def train(options: Options) -> None:
             _launch(options, size)
             return
         elif options.follow:
-            followed = _follow(options, config, place)
+            followed = _follow(options, config, place, begun)
             if is_first:
                 print_result(dataclasses.asdict(followed), f"{run}: {followed.as_text()}")
             return
         else:
-            summary = _pass(options, config, place)
+            summary = _pass(options, config, place, begun)
     except LearningError as failure:
         # Of a run that learned nothing, the first worker prints the results before the command fails.
         if failure.summary is not None and is_first:
@@ -168,7 +170,7 @@ def _load_tensorflow(device: str | None, place: _Place) -> None:
         use_device(device)
 
 
-def _pass(options: Options, config: Any, place: _Place) -> dict[str, Any]:
+def _pass(options: Options, config: Any, place: _Place, begun: float) -> dict[str, Any]:
     from ctr.data.log import read_manifests
 
     _load_tensorflow(options.device, place)
@@ -187,11 +189,11 @@ def _pass(options: Options, config: Any, place: _Place) -> dict[str, Any]:
             options.record,
             export_from_run,
             InitFrom(options.init_from, cli_output.note) if options.init_from else None,
-            Process(**joined, phase=bar.phase),
+            Process(**joined, phase=bar.phase, begun=begun),
         )
 
 
-def _follow(options: Options, config: Any, place: _Place) -> "Followed":
+def _follow(options: Options, config: Any, place: _Place, begun: float) -> "Followed":
     with ExitStack() as held:
         # Alone, a signal is noticed while TensorFlow loads.
         alone = held.enter_context(_joined(options, None)) if place is None else {}
@@ -212,7 +214,7 @@ def _follow(options: Options, config: Any, place: _Place) -> "Followed":
             progress=bar.lag,
             exporter=export_from_run,
             init_from=InitFrom(options.init_from, cli_output.note) if options.init_from else None,
-            process=Process(**joined, phase=bar.phase),
+            process=Process(**joined, phase=bar.phase, begun=begun),
         )
 
 

@@ -32,7 +32,7 @@ import numpy as np
 from ctr.data.log import Manifest, PublishedPartitions
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import ALONE_PROCESS, Process, Session, open_session
+from ctr.training.loop import Process, Session, open_session
 from ctr.training.run.directory import read_warm_start
 from ctr.training.run.files import GrowingFile, Unwritten
 from ctr.training.run.results import learning_failure, warnings_of
@@ -172,7 +172,7 @@ def follow(
     progress: FollowProgress | None = None,
     exporter: Exporter | None = None,
     init_from: InitFrom | None = None,
-    process: Process = ALONE_PROCESS,
+    process: Process | None = None,
 ) -> Followed:
     """Trains on what a log has and on what comes, or goes on where the newest checkpoint in ``run_dir`` stands.
 
@@ -189,6 +189,7 @@ def follow(
         LearningError: a checkpoint has all that it passed, but it has learned nothing, as rows were lost.
         InputError: see ``open_session``, its session's ``advance`` and ``warm_start``.
     """
+    process = process or Process()
     log, run_dir, workers = Path(log), Path(run_dir), process.workers
     patience = _Patience(process, polling or Polling())
     with workers.noticing_losses():

@@ -5,9 +5,10 @@ the same result.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -48,14 +49,13 @@ class Process:
         stop: asked after each batch why to stop; None: it goes on.
         phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
             and with an empty one when that is over.
+        begun: ``time.perf_counter()`` when the user began to wait, from which on ``wall_seconds`` count.
     """
 
     workers: Workers = ALONE
     stop: Stop = lambda: None
     phase: Phase | None = None
-
-
-ALONE_PROCESS = Process()
+    begun: float = field(default_factory=time.perf_counter)
 
 
 def train(
@@ -66,7 +66,7 @@ def train(
     record: str | None = None,
     exporter: Exporter | None = None,
     init_from: InitFrom | None = None,
-    process: Process = ALONE_PROCESS,
+    process: Process | None = None,
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
 
@@ -86,6 +86,7 @@ def train(
         Interrupted: it was to stop; a checkpoint has all that it passed.
         InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
     """
+    process = process or Process()
     log, run_dir, workers = Path(log), Path(run_dir), process.workers
     source = None if init_from is None else Path(init_from.run_dir)
     with workers.noticing_losses():
@@ -223,7 +224,7 @@ def open_session(
     progress: ProgressCall | None = None,
     exporter: Exporter | None = None,
     wait_for_sidecars: bool = False,
-    process: Process = ALONE_PROCESS,
+    process: Process | None = None,
     begin: Callable[[Inputs, Process], CompiledStep] = begin_step,
 ) -> Iterator["Session"]:
     """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
@@ -248,6 +249,7 @@ def open_session(
             environment or log, or in use, or exports asked for without an exporter; the workers have different ones.
         WorkerLostError: another worker is gone.
     """
+    process = process or Process()
     log, run_dir, workers = Path(log), Path(run_dir), process.workers
     if not workers.is_chief:
         process = replace(process, phase=None)
@@ -271,6 +273,7 @@ def open_session(
         environment = describe_environment(config, workers.size, inputs.schema)
         held.enter_context(hold_run(run_dir, config, inputs.schema, environment, workers))
         step = begin(inputs, process)
+        step.timing.begun = process.begun
         with open_run(run_dir, inputs, step.state, make_observers(progress)) as run:
             checked = inputs.log.rows if is_checked else run.position.examples
             published = PublishedInputs(inputs, wait_for_sidecars, workers)

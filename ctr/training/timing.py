@@ -14,11 +14,12 @@ _STEPS_TIMED = 2**16
 class Timing:
     """Times of the passes of this process; the time between two passes does not count in examples per second.
 
-    ``roots`` returns the seconds that optimizers took for roots so far, by name.
+    ``roots`` returns the seconds that optimizers took for roots so far, by name; ``begun``: when the user began to
+    wait.
     """
 
     def __init__(self, roots: Callable[[], Mapping[str, float]]) -> None:
-        self._begun, self._roots = time.perf_counter(), roots
+        self.begun, self._roots = time.perf_counter(), roots
         self._steps = deque[float](maxlen=_STEPS_TIMED)
         self._examples, self._seconds = 0, 0.0
         self._last = 0.0
@@ -52,12 +53,12 @@ class Timing:
     def summary(self) -> dict[str, float]:
         """Returns how fast this process was, as summary.json has it; empty before a batch.
 
-        ``wall_seconds`` are all since this was made, ``examples_per_second`` those of the passes alone, in which
+        ``wall_seconds`` are all since ``begun``, ``examples_per_second`` those of the passes alone, in which
         compiling counts.
         """
         if not self._examples:
             return {}
-        seconds = time.perf_counter() - self._begun
+        seconds = time.perf_counter() - self.begun
         quartiles = (1000 * np.quantile(self._steps or [0.0], [0.25, 0.5, 0.75])).round(3).tolist()
         return {
             "wall_seconds": round(seconds, 2),

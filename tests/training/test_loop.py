@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from reference_loop import cut, progressive_pass
 from small_runs import INTERVALS, Examples, draw_examples, make_config, merged, publish
 
 PRIOR = 0.3
+WAITED = 1000.0  # seconds before the passes
 NETWORK: dict[str, Any] = {
     "compute_dtype": "float32",
     "model": {"crosses": {"rank": 3, "ramp": 300}, "deep": {"units": [8, 5]}},
@@ -150,9 +152,8 @@ def passed(short_log, faulty_log, tmp_path_factory) -> Callable[[str], SimpleNam
             said: list[str] = []
             if stopped_at is not None:
                 train_part(own_log, config, run, stopped_at)
-            summary = train(
-                own_log, config, run, lambda *news: heard.append(news), process=Process(phase=said.append)
-            )
+            process = Process(phase=said.append, begun=time.perf_counter() - WAITED)
+            summary = train(own_log, config, run, lambda *news: heard.append(news), process=process)
             made[name] = SimpleNamespace(
                 log=own_log, config=config, run=run, summary=summary, heard=heard, said=said
             )
@@ -254,6 +255,7 @@ def test_metrics_are_those_of_the_recorded_predictions(passed):
         skipped_steps skipped_ranges left_out_rows rejected_rows config_sha256 log_sha256"""
     assert set(promised.split()) <= summary.keys()
     assert summary["examples_per_second"] > 0 < summary["step_ms_p50"]
+    assert summary["wall_seconds"] > WAITED
     assert summary["parameters_embedding"] == 30 + 50 + 40 + 8 + FEATURE.buckets
     assert summary == json.loads((one.run / "summary.json").read_text())
 
