@@ -54,7 +54,7 @@ LINES = {
     "ctr/workers": 1359,
     "eval": 4659,
     "models": 2053,
-    "optim": 7308,
+    "optim": 7314,
     "pipelines": 8781,
     "tests": 54908,
     "tests/api": 283,

@@ -40,7 +40,7 @@ def test_log_lines_and_the_result(log, capfd, where):
     lines = read(err)
     assert lines[-1] == said("info", "ctr", "done")
     assert {line["level"] for line in lines} == {"info"}
-    assert lines[0]["logger"] == "ctr.data.parquet_files" and f" of {log}" in lines[0]["message"]
+    assert lines[0]["logger"] == "ctr.data.parquet_files" and f"read {log}/shards/" in lines[0]["message"]
 
 
 def test_warnings_errors_and_a_stop(monkeypatch, capfd):

@@ -30,6 +30,12 @@ Curvature = Literal["ggn", "ggn_mc", "kfac", "kflr", "kfra"]
 class GaussNewtonTrainer:
     """Trains a model of dense layers and convolutions; frozen layers stay as they are.
 
+        >>> model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+        >>> trainer = GaussNewtonTrainer(model, "binary_crossentropy", "kflr")
+        >>> losses = [trainer.step(tf.eye(3), tf.constant([1.0, 0.0, 1.0])) for _ in range(5)]
+        >>> bool(losses[-1] < losses[0])
+        True
+
     Args:
         model: what ``statistics_of`` takes.
         loss: its name; cross-entropies are those of logits.
