@@ -36,20 +36,20 @@ Size = Annotated[int, Field(strict=True, ge=1, le=65536), NUMPY]
 
 
 def merged(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with what ``changes`` says, in groups too; a group of another ``kind`` begins with its defaults.
+    """Returns options with ``changes`` merged into them, in groups too; another ``kind`` starts at its defaults.
 
     Both are mappings of plain values, as of ``dataclasses.asdict``.
     """
-    found = dict(options)
+    result = dict(options)
     for name, change in changes.items():
-        group = found.get(name)
+        group = result.get(name)
         if isinstance(group, Mapping) and isinstance(change, str):
             change = {"kind": change}
         if isinstance(group, Mapping) and isinstance(change, Mapping):
             same_kind = change.get("kind", group.get("kind")) == group.get("kind")
             change = merged(group, change) if same_kind else change
-        found[name] = change
-    return found
+        result[name] = change
+    return result
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))

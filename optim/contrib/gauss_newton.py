@@ -81,7 +81,7 @@ class GaussNewtonTrainer:
         """Learns from a batch; returns its mean loss before the step, without the regularization."""
         inputs, labels = tf.convert_to_tensor(inputs), tf.convert_to_tensor(labels)
         quantities, seed = ("gradient", self.curvature), self.seed + self.steps
-        found = statistics_of(
+        statistics = statistics_of(
             self.model, self.loss, (inputs, labels), quantities, samples=self.samples, seed=seed
         )
         mean = float(tf.reduce_mean(LOSSES[self.loss].values(labels, self.model(inputs, training=False))))
@@ -89,7 +89,7 @@ class GaussNewtonTrainer:
         for layer in leaves(self.model):
             if has_matrix(layer) and layer.trainable:
                 weights = [layer.kernel, layer.bias] if layer.use_bias else [layer.kernel]
-                moved += zip(weights, self._directions(weights, found[layer.name]), strict=True)
+                moved += zip(weights, self._directions(weights, statistics[layer.name]), strict=True)
         self.steps += 1
         if all(np.isfinite(direction).all() for _, direction in moved):
             for weight, direction in moved:
@@ -98,22 +98,22 @@ class GaussNewtonTrainer:
             self.nonfinite_steps += 1
         return mean
 
-    def _directions(self, weights: list[Any], found: LayerStatistics) -> list[np.ndarray]:
+    def _directions(self, weights: list[Any], statistics: LayerStatistics) -> list[np.ndarray]:
         """Returns the preconditioned gradients of a matrix and of its bias, if it has one, in their shapes."""
         damping, directions = self.damping + self.l2, []
-        for weight, quantities in zip(weights, (found.weight, found.bias), strict=False):
+        for weight, quantities in zip(weights, (statistics.weight, statistics.bias), strict=False):
             gradient = quantities["gradient"] + self.l2 * np.asarray(weight)
             if self.curvature in ("ggn", "ggn_mc"):
                 directions.append(gradient / (quantities[self.curvature] + damping))
                 continue
-            a, b = found.factors[self.curvature]
+            a, b = statistics.factors[self.curvature]
             # Not finite: the decomposition would raise an error.
             if not all(np.isfinite(matrix).all() for matrix in (gradient, a, b)):
                 directions.append(np.full_like(gradient, np.nan))
                 continue
             sums = kfac.Factors(tf.constant(a, tf.float64), tf.constant(b, tf.float64))
             flat = tf.constant(gradient.reshape(-1, gradient.shape[-1]), tf.float64)
-            if quantities is found.bias:
+            if quantities is statistics.bias:
                 direction = tf.matmul(flat, kfac.inverse(sums.outputs, tf.constant(damping, tf.float64)))
             else:
                 inverses = kfac.damped_inverses(sums, tf.constant(damping, tf.float64))

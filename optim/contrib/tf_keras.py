@@ -26,10 +26,10 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
         **options: Any,
     ) -> None:
         common.check_tables(tables)
-        own, keras_options = common.split_options(options, _KERAS_OPTIONS, self.option_type, self.title)
+        settings, keras_options = common.split_options(options, _KERAS_OPTIONS, self.option_type, self.title)
         super().__init__(name=name or self.title.lower(), weight_decay=None, **keras_options)
         self._learning_rate = self._build_learning_rate(self._checked(learning_rate))
-        self.options = own
+        self.options = settings
         self.tables = tables
         self.driven = False
 

@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from ctr.optim.first_order.online_newton import MAX_STEP, BatchSums, CalibrationStep, OnlineNewton
 
-WALKS = (0.0, 0.3, 3.0)  # v of each bias: what the log is allowed to do
+WALKS = (0.0, 0.3, 3.0)  # v of each bias
 PRIOR = 0.3  # P
-FORGETTING = 0.5  # k, of what is known and of the losses
+FORGETTING = 0.5  # k, for the information and the losses
 
 
 class OnlineBias:
@@ -31,7 +31,7 @@ class OnlineBias:
         self.name, self.bias = name, bias
         zeros = tf.zeros([len(WALKS)])
         self._state = {
-            # Of each bias: how far it is from that of the model, what is known of it, and its loss beyond the best.
+            # For each bias: its distance from the model's bias, its information, and its loss above the best one's.
             "distance": tf.Variable(zeros, trainable=False),
             "information": tf.Variable(zeros, trainable=False),
             "loss": tf.Variable(zeros, trainable=False),
@@ -53,14 +53,14 @@ class OnlineBias:
         slope, bend, weight = sums
         seen += weight
         share = tf.math.divide_no_nan(weight, seen)
-        kept = tf.maximum(0.0, 1.0 - FORGETTING * share)
+        decay = tf.maximum(0.0, 1.0 - FORGETTING * share)
         # To second order around the bias of the model.
-        loss = kept * loss + slope * distance + 0.5 * bend * tf.square(distance)
+        loss = decay * loss + slope * distance + 0.5 * bend * tf.square(distance)
         loss -= tf.reduce_min(loss)
-        information *= kept
+        information *= decay
         information = information / (1.0 + tf.constant(WALKS) * share * information) + bend
-        own = -(slope + bend * distance) / (information + PRIOR)
-        moved = distance + tf.clip_by_value(own, -MAX_STEP, MAX_STEP)
+        change = -(slope + bend * distance) / (information + PRIOR)
+        moved = distance + tf.clip_by_value(change, -MAX_STEP, MAX_STEP)
         move = tf.reduce_sum(tf.nn.softmax(-loss) * moved)
         return CalibrationStep(move[tf.newaxis], (moved - move, information, loss, seen))
 
@@ -74,5 +74,5 @@ Calibrator: TypeAlias = OnlineBias | OnlineNewton
 
 
 def all_variables(calibrators: Sequence[Calibrator]) -> Mapping[str, tf.Variable]:
-    """Returns the state of all of these by name."""
-    return {name: variable for one in calibrators for name, variable in one.variables.items()}
+    """Returns the state of all calibrators by name."""
+    return {name: variable for calibrator in calibrators for name, variable in calibrator.variables.items()}

@@ -156,19 +156,19 @@ class KfacTrainer:
             )
         else:
             sent = gradient_by_outputs(partial(self.loss.values, tf.gather(labels, chosen)), run.outputs)
-        found: dict[str, kfac.Factors | kfac.Units] = {}
+        by_layer: dict[str, kfac.Factors | kfac.Units] = {}
         for product, gradients in zip(run.products, run.send(sent), strict=True):
             layer = self._layers[product.name]
             if isinstance(layer, Scale):
                 has = [index is not None for index in layer]
-                found[product.name] = kfac.units(product.inputs, gradients, *has)
+                by_layer[product.name] = kfac.units(product.inputs, gradients, *has)
             else:
-                found[product.name] = kfac.factors(product.inputs, gradients, product.has_bias)
-        return [found[name] for name in self._layers]
+                by_layer[product.name] = kfac.factors(product.inputs, gradients, product.has_bias)
+        return [by_layer[name] for name in self._layers]
 
 
 def _variable(weight: Any) -> tf.Variable:
-    # Those of Keras 3 hold TensorFlow's.
+    # Variables of Keras 3 hold TensorFlow's.
     return weight if isinstance(weight, tf.Variable) else weight.value
 
 

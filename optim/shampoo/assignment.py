@@ -46,7 +46,7 @@ def block_cost(shape: Shape, axes: Sequence[int], options: ShampooOptions) -> fl
 
 
 _UNITS = 1 << 30
-"""Into how many parts the largest cost is rounded."""
+"""Number of units that the largest cost is rounded to."""
 
 
 def balanced(costs: Sequence[float], elements: Sequence[int], workers: int) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ def balanced(costs: Sequence[float], elements: Sequence[int], workers: int) -> t
     units = [round(cost / largest * _UNITS) if largest else 0 for cost in costs]
     owners = [0] * len(units)
     lightest = [(0, 0, worker) for worker in range(workers)]
-    for place in sorted(range(len(units)), key=lambda i: (-units[i], -elements[i], i)):
-        load, second, owners[place] = lightest[0]
-        heapq.heapreplace(lightest, (load + units[place], second + elements[place], owners[place]))
+    for piece in sorted(range(len(units)), key=lambda i: (-units[i], -elements[i], i)):
+        load, second, owners[piece] = lightest[0]
+        heapq.heapreplace(lightest, (load + units[piece], second + elements[piece], owners[piece]))
     return tuple(owners)

@@ -26,7 +26,7 @@ __all__ += ["ShampooOptions", "Statistics", "soap"]
 
 @option_dataclass()
 class Blocking:
-    """How tensors are cut into blocks.
+    """Partition of tensors into blocks.
 
     Attributes:
         split: ``balanced`` blocks differ by at most one in size; ``full`` ones have ``block_size``, and what is left
@@ -47,7 +47,7 @@ class Blocking:
 
 @option_dataclass()
 class Statistics:
-    """When statistics are collected, and what they begin with.
+    """Collection and initial value of statistics.
 
     Attributes:
         frequency: ``tau2``: they are collected every this many steps.
@@ -63,7 +63,7 @@ class Statistics:
 
 @option_dataclass()
 class Roots:
-    """How and when roots of statistics are computed and brought into use.
+    """Computation of the roots of statistics, and when they come into use.
 
     The host computes them by LAPACK's eigendecomposition, the fastest at every size; a step that XLA compiles, without
     a callback, by the coupled Newton iteration (PSO App. E).
@@ -81,8 +81,8 @@ class Roots:
             ``start_preconditioning_step``.
         phase: later exchanges come at the steps ``t`` with ``t % precondition_frequency`` equal to this (PSO alg. II;
             PT alg. 2); None: every ``precondition_frequency`` steps from the first one on.
-        identity: from the first exchange on, what has no root of real statistics yet has that of ``statistics.initial``
-            times the identity (PSO alg. II), or the identity; else its layer takes the first-order step.
+        identity: from the first exchange on, a matrix without a root of real statistics has the root of
+            ``statistics.initial`` times the identity (PSO alg. II), or the identity; else the first-order step is used.
     """
 
     damping: Literal["relative", "absolute"] = "relative"
@@ -178,20 +178,20 @@ class ShampooOptions:
             "nesterov": self.nesterov,
             "grafting.momentum before": self.grafting.momentum == "before",
         }
-        for name, given in refused.items():
-            if given and not self.momentum:
+        for name, value in refused.items():
+            if value and not self.momentum:
                 raise ValueError(f"{name} requires a momentum above 0")
         if self.grafting.momentum == "before" and self.grafting.norm != "tensor":
             raise ValueError("grafting.momentum before requires grafting.norm tensor")
 
     @property
     def corrects(self) -> bool:
-        """True with eigenvalue correction."""
+        """Whether eigenvalue correction is on."""
         return self.method == "eigenvalue_corrected"
 
     @property
     def damps_zero(self) -> bool:
-        """True where a matrix of zeros has a root: that of its damping."""
+        """Whether a matrix of zeros has a root, the root of its damping."""
         return self.roots.damping == "absolute" and self.epsilon > 0
 
     @property
@@ -202,7 +202,7 @@ class ShampooOptions:
         return first
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Returns these options with what a mapping says, in groups too. Raises ValueError and TypeError."""
+        """Returns these options with a mapping of changes, in groups too. Raises ValueError and TypeError."""
         return type(self)(**merged(asdict(self), changes))
 
     def graft_alone(self) -> Self:
@@ -217,12 +217,12 @@ class ShampooOptions:
 
     @property
     def correction_exponent(self) -> float:
-        """e of V^e, by which eigenvalue correction divides."""
+        """The exponent e of the divisor V^e in eigenvalue correction."""
         return 1.0 / (self.exponent_override or 2)
 
     @property
     def averages_in_bases(self) -> bool:
-        """True where averages of gradients are kept in the eigenbases: nothing needs them in their own coordinates."""
+        """Whether averages of gradients are kept in the eigenbases: nothing needs them in their own coordinates."""
         return self.corrects and self.beta1 > 0 and self.grafting.norm == "none"
 
     @property
