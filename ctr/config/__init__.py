@@ -101,7 +101,7 @@ class StrictModel(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Adds what the docstring says of the model and of its fields."""
+        """Adds the descriptions of the model and of its fields from the docstring."""
         written = handler(schema)
         group = handler.resolve_ref_schema(written)
         group.pop("title")
@@ -138,14 +138,14 @@ ModelT = TypeVar("ModelT", bound=StrictModel)
 def describe_validation_error(
     error: ValidationError, model: type[BaseModel], where: str, prefix: str = ""
 ) -> str:
-    """One line for all faults of a config: each with its key's path, the value, and what is allowed.
+    """Describes all faults of a config on one line: each with its key's path, the value, and what is allowed.
 
     ``prefix`` stands before each path: where in a larger file the keys lie.
     """
     faults, listed = [], set()
-    found = error.errors(include_url=False)
-    for fault in found:
-        deeper = [other["loc"] for other in found if len(other["loc"]) > len(fault["loc"])]
+    errors = error.errors(include_url=False)
+    for fault in errors:
+        deeper = [other["loc"] for other in errors if len(other["loc"]) > len(fault["loc"])]
         if fault["type"] == "too_short" and any(loc[: len(fault["loc"])] == fault["loc"] for loc in deeper):
             # Items that are refused are not counted; they are named by themselves.
             continue
@@ -194,8 +194,8 @@ read_short_floats(Dumper)
 
 def read_yaml(path: Path, what: str) -> Any:
     """Parses a YAML file; an empty one is an empty mapping. Raises InputError with the line of a fault."""
-    if found := not_text(require_file(path, what)):
-        raise InputError(f"{what} {path}: is {found}; allowed: YAML in UTF-8")
+    if kind := not_text(require_file(path, what)):
+        raise InputError(f"{what} {path}: is {kind}; allowed: YAML in UTF-8")
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -207,7 +207,7 @@ def read_yaml(path: Path, what: str) -> Any:
 def apply_settings(content: Any, settings: Sequence[str]) -> Any:
     """Applies ``a.b=value`` settings (values in YAML) on a copy of ``content``, the last one winning.
 
-    What is no mapping comes back as it is, for ``parse_model`` to refuse.
+    Content that is no mapping is returned as it is, for ``parse_model`` to refuse.
     """
     changed = copy.deepcopy(content)
     if not isinstance(changed, dict):
@@ -248,7 +248,7 @@ def dump_yaml(model: BaseModel) -> str:
 def changed_values(
     before: Mapping[str, Any], now: Mapping[str, Any], above: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], tuple[Any, Any]]:
-    """Old and new value of each key that differs between two nested mappings, by the key's path."""
+    """Returns the old and new value of each key that differs between two nested mappings, by the key's path."""
     changed: dict[tuple[str, ...], tuple[Any, Any]] = {}
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
@@ -260,6 +260,6 @@ def changed_values(
 
 
 def differing_keys(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Differences of two nested mappings, a text for each key with its path, its old and its new value."""
+    """Lists differences of two nested mappings, a text for each key with its path, its old and its new value."""
     changed = changed_values(before, now)
     return [f"{'.'.join(path)} was {old!r}, is {new!r}" for path, (old, new) in changed.items()]

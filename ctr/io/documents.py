@@ -34,11 +34,11 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.80} appears twice")
-    return found
+    return mapping
 
 
 def _refuse_constant(name: str) -> Any:
@@ -77,9 +77,9 @@ def parse_yaml(text: str) -> Any:
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        given = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         seen: set[Any] = set()
-        for key in given:
+        for key in keys:
             value = self.construct_object(key, deep=True)
             try:
                 fault = f"the key {value} appears twice" if value in seen else ""
@@ -103,16 +103,16 @@ def read_short_floats(tool: Any) -> None:
 read_short_floats(_Loader)
 
 
-def _count_values(node: yaml.Node, known: dict[int, int | None], depth: int) -> int:
-    """Returns how many values a node has when every alias stands for a copy."""
-    size = known.get(id(node), 0)
+def _count_values(node: yaml.Node, sizes: dict[int, int | None], depth: int) -> int:
+    """Returns the number of values of a node, every alias being a copy; ``sizes`` caches it by node."""
+    size = sizes.get(id(node), 0)
     if size is None:
         raise ValueError("an alias (*) refers to a value that contains it")
     if size:
         return size
     if depth > _DEEPEST:
         raise ValueError(f"nested deeper than {_DEEPEST}")
-    known[id(node)] = None
+    sizes[id(node)] = None
     parts: list[yaml.Node] = []
     if isinstance(node, yaml.ScalarNode):
         # Half of a pair (backslash-ud800) stands for no character.
@@ -121,10 +121,10 @@ def _count_values(node: yaml.Node, known: dict[int, int | None], depth: int) -> 
         parts = [part for pair in node.value for part in pair]
     elif isinstance(node, yaml.SequenceNode):
         parts = node.value
-    size = 1 + sum(_count_values(part, known, depth + 1) for part in parts)
+    size = 1 + sum(_count_values(part, sizes, depth + 1) for part in parts)
     if size > _MOST_VALUES:
         raise ValueError(f"more than {_MOST_VALUES:,} values, with every alias (*) written out")
-    known[id(node)] = size
+    sizes[id(node)] = size
     return size
 
 

@@ -1,4 +1,4 @@
-"""Time that workers wait for each other, and who is lost by what TensorFlow's coordination service says."""
+"""Time limits of exchanges, and the workers that TensorFlow's coordination service calls lost."""
 
 import math
 import re
@@ -30,7 +30,7 @@ class TimeLimit:
 
     @contextmanager
     def of(self, seconds: float) -> Iterator[None]:
-        """Makes exchanges in the block that last longer fail, and all later ones; 0: only a limit around it holds."""
+        """Makes exchanges in the block fail that last longer, and all later ones; 0: only an outer limit holds."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="exchange_limit", daemon=True)
             self._thread.start()
@@ -55,8 +55,8 @@ def find_lost(message: str, rank: int, size: int) -> list[int]:
         # It runs in the first worker.
         return [0] if rank else []
     if _TIMED_OUT not in message:
-        # What is named after the first has only passed the error on.
-        named = [int(found) for found in _TASK.findall(message)]
+        # Workers named after the first have only passed the error on.
+        named = [int(task) for task in _TASK.findall(message)]
         return [other for other in named if other != rank and other < size][:1]
     from tensorflow.python.eager import context
 
@@ -65,5 +65,5 @@ def find_lost(message: str, rank: int, size: int) -> list[int]:
         context.context().wait_at_barrier("ctr/lost", round(1000 * _ANSWER_SECONDS))
     except tf.errors.OpError as error:
         _, _, missing = str(error).partition("timed out task names")
-        return sorted({int(found) for found in _TASK.findall(missing)} - {rank})
+        return sorted({int(task) for task in _TASK.findall(missing)} - {rank})
     return []

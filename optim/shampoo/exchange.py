@@ -190,7 +190,7 @@ class RootExchange:
         return Results(tf.stack([rows[name] for name in STATUS]), before.counters + counts, roots)
 
     def report(self, step: int) -> dict[str, float | int]:
-        """Returns counts of layers and of layers with roots, ``COUNTERS``, and staleness and residual of roots in use."""
+        """Returns counts of layers and layers with roots, ``COUNTERS``, and staleness and residual of roots in use."""
         status = dict(zip(STATUS, self.status.numpy(), strict=True))
         in_use = status["certified"] > 0
         staleness = step - status["root_step"][in_use]
