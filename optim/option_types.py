@@ -30,7 +30,7 @@ Share = Annotated[float, Field(strict=True, ge=0, le=1), NUMPY]
 Decay = Annotated[float, Field(strict=True, ge=0, lt=1), NUMPY]
 NotNegative = Annotated[float, Field(strict=True, ge=0), NUMPY]
 Steps = Annotated[int, Field(strict=True, ge=0, le=2**62), NUMPY]
-# float32 sums collect for so many steps before they go into float64 (see statistics.py of Shampoo).
+# The most steps that float32 sums collect before they go into float64 (see statistics.py of Shampoo).
 Frequency = Annotated[int, Field(strict=True, ge=1, le=100_000), NUMPY]
 Size = Annotated[int, Field(strict=True, ge=1, le=65536), NUMPY]
 

@@ -70,7 +70,7 @@ def _strict(schema: Any) -> Any:
 def _read_number(schema: Mapping[str, Any], value: Any) -> Any:
     if isinstance(value, str | bool):
         raise PydanticCustomError("conversion", "a number is required")
-    # What does not fit into 64 bits, unless the key has a bound of its own.
+    # Refuses numbers beyond 64 bits, unless the key has a bound of its own.
     if schema["type"] == "int" and isinstance(value, int):
         if value >= 2**63 and not {"lt", "le"} & schema.keys():
             raise PydanticCustomError("less_than", f"Input should be less than {2**63}")
@@ -107,7 +107,7 @@ class StrictModel(BaseModel):
         group.pop("title")
         group["description"] = summary(cls)
         for name, meaning in field_meanings(cls).items():
-            # A docstring may also describe what is no key, such as a class variable.
+            # A docstring may also describe class variables, which are no keys.
             if name in cls.model_fields:
                 group["properties"][cls.model_fields[name].alias or name]["description"] = meaning
         return written
@@ -156,7 +156,7 @@ def describe_validation_error(
             continue
         path = f"{prefix}{path}" if path else prefix.rstrip(".") or "(top level)"
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            # Of several unknown keys of one part, the first says which there are.
+            # The first of several unknown keys in a group lists the group's keys.
             allowed = [] if fault["loc"][:-1] in listed else keys_at(key_tree(model), fault["loc"][:-1])
             listed.add(fault["loc"][:-1])
             meant = did_you_mean(path.removeprefix(prefix), settable_keys(model))

@@ -43,7 +43,7 @@ class _Writer(GenerateJsonSchema):
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         written = super().dict_schema(schema)
-        # Other names than those of the pattern are refused.
+        # Names that do not match the pattern are refused.
         return {**written, "additionalProperties": False} if "patternProperties" in written else written
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:

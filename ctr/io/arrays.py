@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 def hash_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Hashes names, types, shapes and bytes of arrays (SHA-256), by name: neither order nor archive counts."""
+    """Hashes names, types, shapes and bytes of arrays (SHA-256), whatever their order or archive."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         values = np.ascontiguousarray(arrays[name])

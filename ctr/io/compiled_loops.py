@@ -1,4 +1,4 @@
-"""Compiled loops on disk: what XLA compiled for this processor is loaded by later processes with the same bits.
+"""Compiled loops on disk: later processes load what XLA compiled for this processor, with the same bits.
 
 TensorFlow reads and writes them in a folder of the process alone, which begins with links to what the store has::
 
@@ -81,7 +81,7 @@ def keep_compiled_loops() -> None:
 
 
 def _open_store() -> Path:
-    """Makes the store and returns it; OSError: it cannot be made, or others can write to it."""
+    """Creates and returns the store. Raises OSError: it cannot be created, or others can write to it."""
     caches = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(caches):
         caches = os.path.expanduser("~/.cache")
@@ -100,7 +100,7 @@ def _open_store() -> Path:
 
 
 def _machine() -> str:
-    """Returns a hash of what XLA's output depends on beside the program; OSError: the processor cannot be told."""
+    """Returns a hash of all that XLA's output depends on but the program. Raises OSError: the processor is unknown."""
     import tensorflow as tf
 
     processor = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()

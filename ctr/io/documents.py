@@ -16,7 +16,7 @@ from ctr.io.files import check_local
 _SEAL = "manifest_sha256"
 _DEEPEST = 100
 _MOST_VALUES = 1_000_000
-# What PyYAML's constructors raise for values that they take for a date, a number or whatever a tag says.
+# Errors of PyYAML's constructors for values that they take for a date, a number or a tag's type.
 _FAULTS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, IndexError, OverflowError)
 
 

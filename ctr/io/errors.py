@@ -49,7 +49,7 @@ class PassingError(InputError):
 
 USAGE = 2  # click's
 
-# Errors of the system that the same command meets again, as they are about what it was given.
+# Errors of the system that the same command meets again, as they are about its input.
 _LASTING = {
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
     *(
@@ -63,7 +63,7 @@ _LASTING = {
     ),
     *(errno.ESPIPE, errno.EFBIG, errno.EADDRINUSE, errno.EADDRNOTAVAIL),
 }
-# Of TensorFlow, which need not be loaded.
+# Errors of TensorFlow, by name, as it need not be loaded.
 _PASSING_OF_TENSORFLOW = (
     "ResourceExhaustedError",
     "UnavailableError",
@@ -120,7 +120,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _is_passing(error: BaseException, is_refusal: bool) -> bool:
     if isinstance(error, PassingError):
         return True
-    # Libraries raise these two for damaged files, too, which is what a refusal is about then.
+    # Libraries raise these two for damaged files, too, which an InputError then reports.
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is None):
         return not is_refusal
     if isinstance(error, OSError):
@@ -185,7 +185,7 @@ _LISTED, _MOST_LISTED = 160, 20  # characters and words of a list of known words
 def near_words(word: str, words: Sequence[str]) -> list[str]:
     """Returns the words like ``word``, the most similar first, and dotted keys with the same last part."""
     near = difflib.get_close_matches(word, words, 3)
-    # A key that stands elsewhere, for those who remember it without what is above it.
+    # A key of another group, for users who remember its last part alone.
     last = word.rpartition(".")[2]
     return [
         *near,

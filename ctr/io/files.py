@@ -165,7 +165,7 @@ def _create_locked(path: Path) -> tuple[Path, BinaryIO]:
     while True:
         temporary = path.with_name(f"{path.name}{_TEMPORARY_MARK}{secrets.token_hex(8)}")
         file = temporary.open("xb")
-        # A file system without locks keeps what a killed process left.
+        # A file system without locks keeps files that a killed process left.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         # Another process may have found the file before it was locked, and removed it.

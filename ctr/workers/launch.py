@@ -42,17 +42,15 @@ class Launch:
 
     command: Sequence[str]
     size: int
-    folder: Path  # where the output of each worker is kept, as NNN.log; made if it does not exist
+    folder: Path  # of each worker's output, NNN.log; created if it does not exist
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     show: Callable[[Report], None] = lambda report: None  # called with each report of a worker
-    say: Callable[[str], None] = lambda text: None  # called with a line when the workers are started again
+    say: Callable[[str], None] = lambda text: None  # called with a line at each restart
     mark: Callable[[], int] = lambda: 0  # returns a number that a checkpoint makes larger
-    max_restarts: int = MAX_RESTARTS  # how often the workers are started again without a checkpoint between
-    start_seconds: float | None = (
-        None  # a worker that has not reported ``joining`` by then hangs; None: no limit
-    )
-    settle_seconds: float = _SETTLE_SECONDS  # how long others have to end after the first that lost a worker
-    stopped_seconds: float = _STOPPED_SECONDS  # after how long a worker is lost that a signal has stopped
+    max_restarts: int = MAX_RESTARTS  # most restarts without a checkpoint between
+    start_seconds: float | None = None  # a worker that is not ``joining`` by then hangs; None: no limit
+    settle_seconds: float = _SETTLE_SECONDS  # time for others to end after the first that lost a worker
+    stopped_seconds: float = _STOPPED_SECONDS  # time after which a worker stopped by a signal is lost
 
 
 class _Worker(NamedTuple):
@@ -78,9 +76,7 @@ class _Heard:
     """Reports of workers: their errors, which have begun to join, and which are stopped, since when."""
 
     errors: dict[int, str] = field(default_factory=dict)
-    passing: set[int] = field(
-        default_factory=set
-    )  # workers with a fault that may pass, other than a lost worker
+    passing: set[int] = field(default_factory=set)  # workers with a passing fault other than a lost one
     joining: set[int] = field(default_factory=set)
     stopped: dict[int, float] = field(default_factory=dict)
 

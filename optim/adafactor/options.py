@@ -1,4 +1,4 @@
-"""The settings of Adafactor, checked when they are made."""
+"""Options of Adafactor, checked at construction."""
 
 from typing import Annotated
 

@@ -10,8 +10,8 @@ damped inverse for the product of two (eq. 28), with pi by traces (eq. 29)::
 
     (A + pi sqrt(lambda + eta) I)^-1 (x) (B + 1/pi sqrt(lambda + eta) I)^-1
 
-The G of a bias is B itself. Curvature is that of the present batch alone, without averages: the paper's rule shows what
-quantities are worth, and is no finished optimizer.
+The G of a bias is B itself. Curvature comes from the present batch alone, without averages: the paper's rule shows the
+value of the quantities, and is no finished optimizer.
 """
 
 from typing import Any, Literal, get_args
@@ -42,8 +42,8 @@ class GaussNewtonTrainer:
         seed: of drawn labels.
 
     Attributes:
-        steps: how many batches were taken.
-        nonfinite_steps: of how many of them a gradient or a direction was not finite; they changed nothing.
+        steps: number of batches taken.
+        nonfinite_steps: number of batches with a gradient or direction that was not finite; they changed nothing.
 
     Raises:
         ValueError: an argument or a layer that is not allowed.

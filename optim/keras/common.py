@@ -35,7 +35,7 @@ KERAS_OPTIONS = (
 _ARGUMENTS = ("learning_rate", "tables", "name", "num_replicas_per_group")
 
 TABLES = r"(?<![^/])(tpu_)?embedding(?(1)(_\d+)?/[^/]+)s?(_weights)?(:\d+)?$"
-"""What Keras' Embedding, feature columns, and the layer TPUEmbedding, by its own name, call their tables."""
+"""Names of the tables of Keras' Embedding, of feature columns, and of the layer TPUEmbedding, by its own name."""
 
 
 def split_options(

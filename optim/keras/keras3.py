@@ -102,5 +102,5 @@ class ShampooCallback(common.CallbackMixin, keras.callbacks.Callback):
 
 
 for each in (Shampoo, Soap, Adafactor, ShampooCallback):
-    # What the parts that both Keras have in common say.
+    # The docstring of the part that both Keras have in common.
     each.__doc__ = each.__mro__[1].__doc__

@@ -44,7 +44,7 @@ FORGETTING_INFORMATION = 0.3  # on log k_f
 _MAX_STEP = 0.5
 _PRIOR_RANGE = (-3.0, 12.0)  # Of log T_f
 _FORGETTING_RANGE = (-9.0, 0.0)
-"""Of log k_f: at most, a weight is as uncertain after each batch as it was at first."""
+"""Range of log k_f: at most, a weight is as uncertain after each batch as it was at first."""
 _OPERATIONS = 60  # for each linear weight of a touched row
 
 

@@ -76,7 +76,7 @@ def coupled_roots(matrices: tf.Tensor, p: int) -> tf.Tensor:
     zero, half, quadratic, infinity = (tf.constant(x, tf.float64) for x in (0.0, 0.5, _QUADRATIC, math.inf))
 
     def limits_of(errors: tf.Tensor, limits: tf.Tensor) -> tf.Tensor:
-        # What the next errors must be below; 0 where the iteration has ended. NaN is below nothing.
+        # Bound on the next errors; 0 where the iteration has ended. NaN is below nothing.
         return tf.where(errors < half * limits, tf.where(errors < quadratic, errors, infinity), zero)
 
     def advance(step: tf.Tensor, limits: tf.Tensor, roots: tf.Tensor, products: tf.Tensor) -> tuple[Any, ...]:

@@ -85,7 +85,7 @@ class Grafting:
         squares |= dict(zip(divided, summed, strict=True))
         return {index: tf.sqrt(square) for index, square in squares.items()}
 
-    # What is grafted.
+    # Grafting.
 
     def share(self, certified: tf.Tensor, step: tf.Tensor) -> tf.Tensor | None:
         """Computes Shampoo's share of the direction of each tensor, 0 or 1; None where nothing is preconditioned.
