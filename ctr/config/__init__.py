@@ -50,7 +50,7 @@ def _strict(schema: Any) -> Any:
     """Changes a core schema so that it refuses what pydantic would read as a number or a truth value: "5", true, 0.
 
     Pydantic's strict mode would refuse too much: 1e6 for a whole number, a list for a tuple, a text for a path. Unions
-    are left: there each value already is what it looks like.
+    are left: there each value already has the type that it looks like.
     """
     if schema["type"] in ("int", "float"):
         read = functools.partial(_read_number, schema)

@@ -88,7 +88,7 @@ def _groups(node: Schema, step: str) -> Iterator[tuple[Schema, str]]:
 
 def _allowed(node: Schema) -> str:
     """Describes type and bounds in words; a title names the type."""
-    # A title says in words what the pattern says.
+    # A title describes the pattern in words.
     shown = {name: words for name, words in _BOUNDS.items() if name != "pattern" or "title" not in node}
     bounds = [words.format(_short(node[name])) for name, words in shown.items() if name in node]
     return ", ".join([_type(node), *bounds])

@@ -61,7 +61,7 @@ def keep_compiled_loops() -> None:
     atexit.register(_move_to_store, store, machine, folder, holding)
     import tensorflow as tf
 
-    # A loop is found by all names in it. TensorFlow numbers functions as it does tensors, those of all threads.
+    # A loop is looked up by all names in it. TensorFlow numbers functions, like tensors, over all threads.
     numbers = itertools.count()
     concrete_function._inference_name = lambda name: f"__inference_{name}_counted_{next(numbers)}"
     control_flow_util_v2.unique_fn_name = lambda scope, name: (

@@ -160,7 +160,7 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, Any]:
 
 
 def parse_sealed(text: bytes, where: str) -> dict[str, object]:
-    """Parses ``sealed_bytes``. Raises InputError, which names ``where``, when it is not what was written."""
+    """Parses ``sealed_bytes``. Raises InputError, which names ``where``, if the content was changed."""
     content = parse_json_object(text, where)
     recorded = content.pop(_SEAL, None)
     if recorded is None:
@@ -178,7 +178,7 @@ def read_json_object(path: Path, absent: str) -> dict[str, object]:
 
 
 def read_sealed(path: Path, absent: str) -> dict[str, object]:
-    """Parses a file of ``sealed_bytes``. Raises InputError: ``absent``, or that it is not what was written."""
+    """Parses a file of ``sealed_bytes``. Raises InputError: ``absent``, or that the content was changed."""
     return parse_sealed(read_bytes(path, absent), str(path))
 
 

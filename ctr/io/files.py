@@ -66,7 +66,7 @@ _KINDS = {
 def irregular(path: Path) -> str:
     """Describes what ``path`` names if it exists and is no regular file; empty otherwise.
 
-    A symbolic link is one whatever it points to: the name would become a file of its own, and what it stood for,
+    A symbolic link is one whatever it points to: the name would become a file of its own, and its target,
     such as a terminal (``/dev/stdout``) or a file elsewhere, would not be written.
     """
     try:
@@ -274,7 +274,7 @@ def check_output_file(path: Path, kind: str, is_kind: Callable[[Path], bool]) ->
 def check_output_folder(folder: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
     """Refuses to write into a directory, or a link to one, that has anything in it unless it is one of the kind.
 
-    ``kind`` is what the command makes of it, with its article; ``is_kind`` is asked about a directory with content.
+    ``kind`` is what the command writes there, with its article; ``is_kind`` is asked about a directory with content.
     Raises InputError: what is there, and what is allowed.
     """
     if folder.is_dir():

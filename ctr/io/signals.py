@@ -21,7 +21,7 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name
 
 
-class Interrupted(Exception):  # noqa: N818  (not an error: what was done is kept)
+class Interrupted(Exception):  # noqa: N818  (not an error: results are kept)
     """Raised after work has stopped on request and kept its results; ``status`` is the process's in a shell."""
 
     def __init__(self, name: str, text: str) -> None:
@@ -77,7 +77,7 @@ def delaying_interrupts() -> Iterator[None]:
 
 @contextmanager
 def ending_by_sigterm() -> Iterator[None]:
-    """Raises SystemExit at SIGTERM in the block, to end what was started; other handlers and threads stay."""
+    """Raises SystemExit at SIGTERM in the block, so that it can clean up; other handlers and threads stay."""
     is_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield

@@ -151,7 +151,7 @@ class _Folder:
 
 
 class _Sync:
-    """Copies a source to a target in passes; a later pass copies what has changed since."""
+    """Copies a source to a target in passes; a later pass copies the changes since."""
 
     def __init__(self, source: _Folder, target: _Folder, begin_us: int, progress: _Progress) -> None:
         self._source, self._target, self._begin_us, self._progress = source, target, begin_us, progress
@@ -243,7 +243,7 @@ class _Sync:
                 self._copy(needed)
         if self._target.write(name, iter([content]), "create"):
             self.copied.add(name)
-        # After a lost answer it is what was sent. While somebody creates it, there may be nothing yet.
+        # After a lost answer it is the content sent. While another process creates it, it may be empty yet.
         elif (existing := b"".join(self._target.read(name))) != content:
             if _matches(name, _SCHEMA) and b'"version"' not in existing:
                 return self._copy(name)  # over somebody's file of this name, of no log or run
@@ -286,7 +286,7 @@ def sync(
 
     Args:
         begin_us: leaves out the partitions of a log that end by then, in microseconds.
-        follow_seconds: looks again so often until SIGINT or SIGTERM, then once more, and raises Interrupted.
+        follow_seconds: repeats at this interval until SIGINT or SIGTERM, then once more, and raises Interrupted.
         progress: called with the number of files copied so far.
 
     Raises InputError: a wrong address, or the target is another log or run; PassingError: a store does not answer.

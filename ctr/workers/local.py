@@ -42,7 +42,7 @@ _JOIN_SECONDS = 3600.0
 """Wait for the first worker, which a scheduler may start later; TensorFlow's own limit for the others."""
 
 _HEARTBEAT_SECONDS = 20.0
-"""Without a sign of life of a worker's process for so long, it is lost: its machine, the network, or it is stopped."""
+"""Without a sign of life for this long, a worker's process is lost: its machine, the network, or it is stopped."""
 
 
 class LostError(Exception):
@@ -119,7 +119,7 @@ class Board:
             try:
                 content = self._sockets[rank].recv(_NOTE.size)
             except ConnectionResetError:
-                # It ended without having read all; what it sent before comes now.
+                # It ended without having read all; its earlier notes come now.
                 continue
             return _NOTE.unpack(content) if content else None
 

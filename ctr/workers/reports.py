@@ -11,7 +11,7 @@ VARIABLE = "CTR_REPORTS"
 
 
 class Report(NamedTuple):
-    """One report of a worker: its rank, what it is about, and content of JSON's types."""
+    """One report of a worker: its rank, kind, and content of JSON's types."""
 
     rank: int
     kind: str

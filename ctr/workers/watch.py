@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-# The time that others, which wait for the same, have to say so.
+# Time for the others, which wait for the same worker, to reach the barrier.
 _ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _TIMED_OUT = "timed out"
@@ -60,7 +60,7 @@ def find_lost(message: str, rank: int, size: int) -> list[int]:
         return [other for other in named if other != rank and other < size][:1]
     from tensorflow.python.eager import context
 
-    # A process that hangs is alive. Those that wait for it meet; the service says who does not come.
+    # A process that hangs is alive. The workers that wait for it meet; the service names the missing ones.
     try:
         context.context().wait_at_barrier("ctr/lost", round(1000 * _ANSWER_SECONDS))
     except tf.errors.OpError as error:

@@ -44,7 +44,7 @@ SECOND_ORDER = ("ggn", "ggn_mc", "hessian", "kfac", "kflr", "kfra")
 
 
 class Kronecker(NamedTuple):
-    """Factors of A (x) B: ``inputs`` [in, in] and ``outputs`` [units, units]; that of the bias is ``outputs`` alone."""
+    """Factors of A (x) B: ``inputs`` [in, in] and ``outputs`` [units, units]; the bias has ``outputs`` alone."""
 
     inputs: np.ndarray
     outputs: np.ndarray
@@ -72,7 +72,7 @@ def statistics_of(
     Args:
         model: a built Keras model, Sequential or Functional, of such layers and layers without trainable weights, which
             are run as in prediction; ``kfra`` is defined for Sequential ones alone.
-        loss: its name; cross-entropies are those of logits, so that the model's last layer has no sigmoid or softmax.
+        loss: its name; cross-entropies take logits, so that the model's last layer has no sigmoid or softmax.
         batch: inputs and labels.
         quantities: of ``FIRST_ORDER`` and ``SECOND_ORDER``.
         samples: M of ``ggn_mc`` and ``kfac``.

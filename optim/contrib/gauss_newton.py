@@ -32,7 +32,7 @@ class GaussNewtonTrainer:
 
     Args:
         model: what ``statistics_of`` takes.
-        loss: its name; cross-entropies are those of logits.
+        loss: its name; cross-entropies take logits.
         curvature: the approximation of the Gauss-Newton matrix: its diagonal, exact (``ggn``) or of drawn labels
             (``ggn_mc``), or Kronecker factors.
         learning_rate: alpha, of every step.

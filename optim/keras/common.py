@@ -185,7 +185,7 @@ class OptimizerMixin:
             return
         self._replicas = Replicas(make, weights, self.num_replicas_per_group)
         self._core = self._replicas.cores[0]
-        # Keras saves what is in this list.
+        # Keras saves the variables in this list.
         self._variables.extend(self._replicas.variables)
 
     def _take_step(
@@ -230,7 +230,7 @@ class ShampooArguments:
 
     Args:
         learning_rate: a number or a schedule; the learning rate of the grafted optimizer.
-        tables: regular expression for the names of matrices whose rows learn by themselves; by default those of Keras'
+        tables: regular expression for the names of matrices whose rows learn by themselves; by default tables of Keras'
             Embedding, of feature columns and of tensorflow-recommenders' TPUEmbedding; None: no such variables. A
             sparse gradient of any other variable is made dense.
         name: of the optimizer.
@@ -383,5 +383,5 @@ class CallbackMixin:
             logs.update({f"shampoo/{name}": value for name, value in values.items()})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        # The next `fit` decides anew who computes roots.
+        # The next `fit` decides anew where roots are computed.
         self.model.train_function = None

@@ -212,8 +212,8 @@ class Replicas:
             group.calls = calls
             with tf.device(core.step.device):
                 ordered = [gradients.get(index) for index in range(len(core.weights))]
-                # Its collectives stand inside a condition: at the top level of one graph, TensorFlow would run those of
-                # one replica after those of another, which wait for each other.
+                # The collectives are in a condition: at the top level of one graph, TensorFlow would run one replica's
+                # after another's, which wait for each other.
                 core.update_if_finite(ordered, rate, decayed)
 
     @functools.cached_property

@@ -27,7 +27,7 @@ class KfacOptions:
     Attributes:
         damping: ``lambda`` of THESIS eq. 3.2, as a share of the mean eigenvalue of the factorization, tr A tr G / (dim
             A dim G), so that its effect does not depend on the scale of the loss.
-        fisher: whether output gradients are those of labels ``sampled`` from the model, or of the labels themselves
+        fisher: whether output gradients are for labels ``sampled`` from the model, or for the labels themselves
             (``empirical``).
         decay: of the factors, per collection, bias-corrected.
         statistics_frequency: factors are collected every this many steps, and at every step of the first
@@ -68,7 +68,7 @@ class Layer(NamedTuple):
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def shapes(self, weights: Sequence[tf.TensorShape]) -> Factors:
-        """Returns the shapes of the factors, which are those of their inverses, by the shapes of ``weights``."""
+        """Returns the shapes of the factors, and of their inverses, by the shapes of ``weights``."""
         columns = weights[0][-1]
         rows = sum(shape.num_elements() // columns for shape in weights)
         return Factors([rows, rows], [columns, columns])

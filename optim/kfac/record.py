@@ -31,7 +31,7 @@ class Product(NamedTuple):
         inputs: a [B, T, in].
         outputs: z [B, T, units]; in and units are equal for a normalization.
         has_bias: whether there is a b, or beta.
-        shape: the shape of the layer's weight, whose elements are those of W [in, units]; (units,) of a normalization.
+        shape: the shape of the layer's weight, with the elements of W [in, units]; (units,) of a normalization.
     """
 
     name: str

@@ -40,7 +40,7 @@ class KfacTrainer:
     Args:
         model: Sequential or Functional and built, of dense layers, convolutions of images, normalizations by batches or
             rows, and layers without weights.
-        loss: its name; cross-entropies are those of logits, so that the last layer has no sigmoid or softmax.
+        loss: its name; cross-entropies take logits, so that the last layer has no sigmoid or softmax.
         learning_rate: of every step.
         jit_compile: whether XLA compiles the step.
         **options: of ``ctr.optim.kfac.core.KfacOptions``.
@@ -120,7 +120,7 @@ class KfacTrainer:
         if not inputs.shape.rank or not inputs.shape[0]:
             raise ValueError("the batch has no rows; allowed: at least one")
         check_inputs(self.model, inputs)
-        # At every step: what the graph of a shape does with other values is TensorFlow's to say.
+        # At every step: a graph traced for a shape may do anything with other values.
         check_labels(self._name, labels, tf.TensorShape([inputs.shape[0], self._outputs]))
         return self._step(inputs, labels)
 

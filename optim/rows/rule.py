@@ -65,7 +65,7 @@ class RowRule(OptionalMembers):
         raise NotImplementedError
 
     def step(self, table: int, rows: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        """Returns touched rows [U, C] of a table after a step, and their state; ``rates`` are those of its columns."""
+        """Returns touched rows [U, C] of a table after a step, and their state; ``rates`` are its columns'."""
         raise NotImplementedError
 
     def steps(

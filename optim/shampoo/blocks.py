@@ -133,7 +133,7 @@ def split_evenly(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]
 
 
 def split_fully(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
-    """Runs (offset, count, size) of parts of ``block_size``, and of one smaller part for what is left over."""
+    """Runs (offset, count, size) of parts of ``block_size``, and of one smaller part for the rest."""
     count, rest = divmod(size, block_size)
     runs = [(0, count, block_size), (count * block_size, 1, rest)]
     return tuple(run for run in runs if run[1] and run[2])

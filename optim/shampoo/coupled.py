@@ -15,9 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-# After so many iterations there is no convergence.
+# More iterations than this count as divergence.
 MAX_ITERATIONS = 100
-# PSO App. E stops the power iteration by the change of the eigenvalue; the residual is that of the vector.
+# PSO App. E stops the power iteration by the change of the eigenvalue; the residual is the vector's.
 POWER_TOLERANCE = 1e-13
 # Steps to the lambda_max of a damping: it is too small by log(n) / 8000 at worst, where eigenvalues crowd that near.
 MOST_STEPS = 4000

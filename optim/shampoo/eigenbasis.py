@@ -40,7 +40,7 @@ from ctr.optim.shampoo.roots import (
 )
 
 _CERTIFIED_ABOVE = 1e-8
-"""Times the largest eigenvalue: eigenvectors of smaller ones are certified as those of so much."""
+"""Share of the largest eigenvalue that smaller eigenvalues count as when their eigenvectors are certified."""
 
 
 def decomposition_residual(matrix: FloatArray, values: FloatArray, vectors: FloatArray) -> float:

@@ -58,7 +58,7 @@ class RootExchange:
 
     @property
     def certified(self) -> tf.Tensor:
-        """1 for each matrix of all owners with a root of its own, else 0, [M]."""
+        """Status of the matrices of all owners, [M]: 1 for a matrix with a root of its own, else 0."""
         return self.status[STATUS.index("certified")]
 
     def update(
@@ -112,7 +112,7 @@ class RootExchange:
     ) -> Results:
         """Brings roots of the sums that were sent into use, and sends the present ones, in one call of the host.
 
-        ``changes`` are the norms of what has been added to sums since, float64 [M].
+        ``changes`` are the norms of the sums' changes since then, float64 [M].
         """
         host, roots, count = self.host, self.options.roots, len(self.host.factors)
         of_present = of_owners(present, self.blocks.local.owners)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Solve = Callable[..., Root]
 
 # For every statistics matrix: whether its root is certified and from real statistics; whether its statistics were sent
-# at the last exchange and the root is still out; by how much they changed since those of the root (sum of Frobenius
+# at the last exchange and the root is still out; by how much they changed since the root's (sum of Frobenius
 # norms); condition and residual of the root; the step of its statistics, and the smallest and largest eigenvalue of
 # these, both 0 where the device computed the root.
 STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step", "smallest", "largest")
@@ -137,7 +137,7 @@ class HostPipeline:
         state.status[_CERTIFIED, matrix], state.status[_ROOT_STEP, matrix] = 1, step
 
     def collect(self, sent_at: int, state: Round) -> None:
-        """Brings the roots that were sent at step ``sent_at`` into use, waiting for those that are not ready."""
+        """Brings the roots that were sent at step ``sent_at`` into use, waiting for the ones not ready yet."""
         sent = np.flatnonzero(state.status[_SENT])
         if not len(sent):
             return

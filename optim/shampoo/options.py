@@ -29,8 +29,8 @@ class Blocking:
     """Partition of tensors into blocks.
 
     Attributes:
-        split: ``balanced`` blocks differ by at most one in size; ``full`` ones have ``block_size``, and what is left
-            over is a smaller one (PT 4.2.1).
+        split: ``balanced`` blocks differ by at most one in size; ``full`` ones have ``block_size``, and the rest
+            is a smaller one (PT 4.2.1).
         max_dimension: a longer dimension gets no preconditioner, and the other dimensions of its tensor get stronger
             exponents (PSO lemma 1). If no dimension is left, the tensor takes the first-order step.
         vectors: vectors get a full matrix, too, with the exponent 1/2 (PT 3.1.4); else they take the first-order step.
@@ -120,7 +120,7 @@ class Limits:
 
 @option_dataclass()
 class ShampooOptions:
-    """Everything but the learning rate. Symbols are those of PSO (Anil et al.) and PT (Shi et al.).
+    """Everything but the learning rate. Symbols are as in PSO (Anil et al.) and PT (Shi et al.).
 
         >>> ShampooOptions(momentum=0.9, roots={"asynchronous": False}).roots.asynchronous
         False
@@ -131,12 +131,12 @@ class ShampooOptions:
         beta2: decay of the statistics per collection; 1: they are summed.
         epsilon: damping of roots, relative to the largest eigenvalue of each statistics matrix.
         exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions. With
-            eigenvalue correction that of the second moments; None: 2.
+            eigenvalue correction the exponent of the second moments; None: 2.
         start_preconditioning_step: the first step that is preconditioned; training waits for its roots. None: never,
             only the first-order optimizer is used.
         precondition_frequency: ``tau1``: every this many steps, roots are taken into use and new statistics are sent.
         block_size: tensors are split into blocks of at most this size in every dimension (PSO 3.1).
-        method: what is done with the statistics. ``shampoo``: L^(-1/4) G R^(-1/4), and its like along every dimension
+        method: the use of the statistics. ``shampoo``: L^(-1/4) G R^(-1/4), and its like along every dimension
             (PSO 2); ``diagonal``: the same, and dimensions above ``blocking.max_dimension`` have diagonals (PT 4.2.3;
             THESIS 4.1.3); ``eigenvalue_corrected``: second moments in the eigenbases of the statistics in place of
             roots (PSO App. C; SOAP; eigenbasis.py).
@@ -146,7 +146,7 @@ class ShampooOptions:
         nesterov: step along mu M + (1 - mu) P instead of M.
         weight_decay: ``lambda``, decoupled (PT 3.1.2): P + lambda W, before momentum.
         rows: how tables learn from the rows that a batch touches: by AdaGrad, ``adagrad`` by element or ``adagrad_row``
-            with one sum for each row, whose sums begin as those of ``grafting``, or at 1e-6 where it has none; or
+            with one sum for each row, whose sums begin like the sums of ``grafting``, or at 1e-6 without any; or
             ``one_sided``: Shampoo with the right side alone, at the size of AdaGrad's step on these rows (PSO App. D).
     """
 
@@ -212,7 +212,7 @@ class ShampooOptions:
         return replace(self, start_preconditioning_step=None, grafting=grafting, **off)
 
     def root_order(self, preconditioned: int) -> int:
-        """Returns p of the roots A^(-1/p) of a tensor with so many preconditioned dimensions (PSO lemma 1)."""
+        """Returns p of the roots A^(-1/p) of a tensor with this number of preconditioned dimensions (PSO lemma 1)."""
         return self.exponent_override or 2 * preconditioned
 
     @property
@@ -236,9 +236,9 @@ class ShampooOptions:
 def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **changed: Any) -> ShampooOptions:
     """Returns SOAP's options (Vyas et al., arXiv 2409.11321; PSO App. C).
 
-    They are Adam in the eigenbases of Shampoo's statistics, and Adam where there are none. Not step by step that of its
-    authors, which takes no step with the first gradient, changes bases after the step and by one power iteration.
-    Theirs come as often as with ``statistics={"frequency": 1}, precondition_frequency=10``.
+    They are Adam in the eigenbases of Shampoo's statistics, and Adam where there are none. Steps differ from the
+    authors' code, which takes no step with the first gradient, changes bases after the step and by one power iteration.
+    Its bases come as often as with ``statistics={"frequency": 1}, precondition_frequency=10``.
 
     Args:
         beta1: decay of the average of gradients.

@@ -146,7 +146,7 @@ def decompose(scaled: FloatArray, triangle: Literal["L", "U"]) -> tuple[FloatArr
 
 
 def extremes(lowest: float, highest: float, doublings: int) -> tuple[float, float]:
-    """Returns the smallest (0 where it is below by rounding) and largest eigenvalue of A from those of A / 2^k."""
+    """Returns the smallest (0 where it is below by rounding) and largest eigenvalue of A by those of A / 2^k."""
     return float(np.ldexp(max(lowest, 0.0), doublings)), float(np.ldexp(highest, doublings))
 
 

@@ -44,7 +44,7 @@ class Statistics:
         collections, window_collections: int64, how often statistics were collected, and how often since the last
             exchange.
         missed: int64 [2, tensors], in how many of them each tensor had no gradient (below 0: its windows were not
-            folded when those of others were). None with summed statistics, which no collection decays.
+            folded when others were). None with summed statistics, which no collection decays.
         windows, totals: for each factor [N, d (d + 1) / 2], packed; totals in float64.
         diagonals: for each stack by axis the sums of squares [N, d], where dimensions have diagonals.
     """
