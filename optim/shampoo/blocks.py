@@ -120,7 +120,7 @@ def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
 
 
 def split_evenly(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
-    """Runs (offset, count, size) of equal parts; parts are at most ``block_size`` and differ by at most one.
+    """Returns runs (offset, count, size) of equal parts, which are at most ``block_size`` and differ by at most one.
 
     Example:
         >>> split_evenly(10, block_size=4)
@@ -133,7 +133,7 @@ def split_evenly(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]
 
 
 def split_fully(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
-    """Runs (offset, count, size) of parts of ``block_size``, and of one smaller part for the rest."""
+    """Returns runs (offset, count, size) of parts of ``block_size``, and of one smaller part for the rest."""
     count, rest = divmod(size, block_size)
     runs = [(0, count, block_size), (count * block_size, 1, rest)]
     return tuple(run for run in runs if run[1] and run[2])
