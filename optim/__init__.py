@@ -40,12 +40,12 @@ _ELSEWHERE = {
     "KfacTrainer": "kfac.trainer",
     "statistics_of": "contrib.backpack",
 }
-"""Modules, and where what is not an optimizer of Keras comes from."""
+"""Modules, and the modules of names that are no optimizers of Keras."""
 
 _ADAPTERS = {"keras": "ctr.optim.keras.keras3", "tf_keras": "ctr.optim.contrib.tf_keras"}
 """The package of each Keras, and the module with the optimizer for it."""
 
-# As the built-in optimizers, and the name in saved models, which in those of mixed precision is the class's alone.
+# Names as of built-in optimizers, and in saved models, where those of mixed precision have the class's name alone.
 _NAMES = {
     "shampoo": "Shampoo",
     "Shampoo": "Shampoo",

@@ -3,10 +3,10 @@
 Gradients of repeated rows are summed before anything else. Then ``values^T values`` is exactly G^T G of the whole
 table's gradient (PSO App. D's shortcut through the layer's outputs holds only when no row repeats).
 
-**Weights without a gradient** in a step: all that is kept of them stays as it is, to the bit. They are known when a
+**Weights without a gradient** in a step: their weight and state stay as they are, to the bit. They are known when a
 step is traced, so that a step in which all have a gradient has no operation for this. As in PyTorch's Distributed
 Shampoo, Shampoo counts steps and collections for all variables together: averages of a variable that missed some are
-corrected as those of all others. Adafactor's moments decay by the steps in which the weight had a gradient.
+corrected like all others. Adafactor's moments decay by the steps in which the weight had a gradient.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,45 +19,45 @@ from tensorflow.python.ops import control_flow_util
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
 Present: TypeAlias = "np.ndarray | None"
-"""Which of some tensors, blocks or matrices have a gradient in this step, bool [N]; None: all of them."""
+"""Mask of the tensors, blocks or matrices that have a gradient in this step, bool [N]; None: all of them."""
 
 
-def present_among(given: Collection[int], count: int) -> Present:
-    """Marks the tensors that are given, of so many."""
-    found = np.isin(np.arange(count), list(given))
-    return None if found.all() else found
+def present_among(indices: Collection[int], count: int) -> Present:
+    """Returns the mask of these tensors among ``count``."""
+    present = np.isin(np.arange(count), list(indices))
+    return None if present.all() else present
 
 
 def of_owners(present: Present, owners: Sequence[int] | np.ndarray) -> Present:
-    """Marks the blocks, or matrices, whose owner is present."""
+    """Returns the mask of the blocks, or matrices, whose owner is present."""
     if present is None:
         return None
-    found = present[np.asarray(owners, np.int64)]
-    return None if found.all() else found
+    marked = present[np.asarray(owners, np.int64)]
+    return None if marked.all() else marked
 
 
 def keep(new: tf.Tensor, old: tf.Tensor, present: Present) -> tf.Tensor:
-    """Takes the new rows of [N, ...] that are present, and the old ones of the others."""
+    """Returns the new rows of [N, ...] that are present, and the old rows elsewhere."""
     if present is None:
         return new
     return tf.where(present.reshape([-1] + [1] * (len(new.shape) - 1)), new, old)
 
 
 def powers(base: float, count: tf.Tensor, missed: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
-    """Computes base^count, the decay after so many collections; [N] with ``missed``, those that N tensors missed."""
+    """Computes base^count, the decay after ``count`` collections; [N] if N tensors ``missed`` some of them."""
     decay = tf.constant(base, dtype)
     whole = tf.pow(decay, tf.cast(count, dtype))
     if missed is None:
         return whole
-    # Vectorized powers may differ in their last bit from that of one number.
+    # Vectorized powers may differ in their last bit from scalar ones.
     return tf.where(tf.equal(missed, 0), whole, tf.pow(decay, tf.cast(count - missed, dtype)))
 
 
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
     """Returns whether all gradients are finite, bool scalar.
 
-    By a sum of squares, which is one pass, and may not overflow either: sums of squares would become infinite, and
-    the weight never move again.
+    Checks the sum of squares, in one pass: it must not overflow either, as accumulators would become infinite and the
+    weight never move again.
     """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
     # In float16 squares would overflow at 256.
@@ -74,10 +74,10 @@ def clip_by_global_norm(gradients: Sequence[Gradient], norm: float) -> list[Grad
 def split_gradients(
     gradients: Sequence[Gradient], weights: Sequence[tf.Variable], tables: Collection[int], dtype: tf.DType
 ) -> tuple[dict[int, tf.Tensor], dict[int, tf.IndexedSlices]]:
-    """Returns gradients of dense weights, and of tables by distinct rows [U, C], by index, in a dtype; without None.
+    """Returns the gradients of dense weights, and of tables' distinct rows [U, C], by index, in a dtype; None left out.
 
     Raises:
-        ValueError: a gradient of another shape than its weight.
+        ValueError: the shape of a gradient is not its weight's.
     """
     dense: dict[int, tf.Tensor] = {}
     rows: dict[int, tf.IndexedSlices] = {}
@@ -88,20 +88,20 @@ def split_gradients(
         if isinstance(gradient, tf.IndexedSlices):
             # Before rows that occur several times are added up.
             values = tf.cast(gradient.values, dtype)
-            own = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+            converted = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         else:
-            own = tf.cast(gradient, dtype)
+            converted = tf.cast(gradient, dtype)
         if index not in tables:
-            dense[index] = tf.convert_to_tensor(own)
-            found = dense[index].shape
-            if not found.is_compatible_with(shape):
+            dense[index] = tf.convert_to_tensor(converted)
+            actual = dense[index].shape
+            if not actual.is_compatible_with(shape):
                 raise ValueError(
-                    f"gradient {index} is of shape {found}; allowed: that of its weight, {shape}"
+                    f"gradient {index} is of shape {actual}; allowed: that of its weight, {shape}"
                 )
-        elif isinstance(own, tf.IndexedSlices):
-            rows[index] = sum_duplicates(own)
+        elif isinstance(converted, tf.IndexedSlices):
+            rows[index] = sum_duplicates(converted)
         else:
-            rows[index] = tf.IndexedSlices(own, tf.range(shape[0]))
+            rows[index] = tf.IndexedSlices(converted, tf.range(shape[0]))
     return dense, rows
 
 
@@ -114,22 +114,22 @@ def sum_duplicates(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     """Sums the values [U, C] of repeated rows. Under XLA, the result is padded with rows of zero gradient."""
     indices, values = gradient.indices, gradient.values
     if not in_xla():
-        rows, places = tf.unique(indices)
-        summed = tf.math.unsorted_segment_sum(values, places, tf.size(rows))
+        rows, positions = tf.unique(indices)
+        summed = tf.math.unsorted_segment_sum(values, positions, tf.size(rows))
         return tf.IndexedSlices(summed, rows, gradient.dense_shape)
     # Shapes that depend on values do not compile: as many rows stay as there were.
     order = tf.argsort(indices, stable=True)
     ordered = tf.gather(indices, order)
     is_new = tf.concat([[1], tf.cast(ordered[1:] != ordered[:-1], tf.int32)], axis=0)
-    places = tf.cumsum(is_new) - 1
+    positions = tf.cumsum(is_new) - 1
     size = tf.size(indices)
-    summed = tf.math.unsorted_segment_sum(tf.gather(values, order), places, size)
-    rows = tf.maximum(tf.math.unsorted_segment_max(ordered, places, size), 0)
+    summed = tf.math.unsorted_segment_sum(tf.gather(values, order), positions, size)
+    rows = tf.maximum(tf.math.unsorted_segment_max(ordered, positions, size), 0)
     return tf.IndexedSlices(summed, rows, gradient.dense_shape)
 
 
 class GradientSteps:
-    """Steps on all weights by gradients of any form, or none; ``tables`` are indices of those that learn by rows."""
+    """Steps on all weights by gradients of any form, or none; ``tables`` are indices of weights that learn by rows."""
 
     weights: list[tf.Variable]
     tables: tuple[int, ...]
@@ -142,12 +142,12 @@ class GradientSteps:
         decayed: Sequence[bool] | None = None,
         on_device: bool = False,
     ) -> None:
-        """Takes one step in place; None leaves a weight as it is. By default all weights decay that are no tables.
+        """Takes one step in place; None leaves a weight as it is. By default all weights but tables decay.
 
         Roots that are due are computed by the host, in the step or, where XLA compiles it, when ``exchange`` is called
         after it; or ``on_device``, in any step.
 
-        Raises ValueError: a gradient of another shape than its weight, or roots that the device does not compute.
+        Raises ValueError: the shape of a gradient is not its weight's, or the device cannot compute the roots.
         """
         split = split_gradients(gradients, self.weights, self.tables, self.dtype)
         self._update(*split, self._rate(learning_rate), decayed, on_device)

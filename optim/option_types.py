@@ -30,26 +30,26 @@ Share = Annotated[float, Field(strict=True, ge=0, le=1), NUMPY]
 Decay = Annotated[float, Field(strict=True, ge=0, lt=1), NUMPY]
 NotNegative = Annotated[float, Field(strict=True, ge=0), NUMPY]
 Steps = Annotated[int, Field(strict=True, ge=0, le=2**62), NUMPY]
-# float32 sums collect for so many steps before they go into float64 (see statistics.py of Shampoo).
+# The most steps that float32 sums collect before they go into float64 (see statistics.py of Shampoo).
 Frequency = Annotated[int, Field(strict=True, ge=1, le=100_000), NUMPY]
 Size = Annotated[int, Field(strict=True, ge=1, le=65536), NUMPY]
 
 
 def merged(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with what ``changes`` says, in groups too; a group of another ``kind`` begins with its defaults.
+    """Returns options with ``changes`` merged into them, in groups too; another ``kind`` starts at its defaults.
 
     Both are mappings of plain values, as of ``dataclasses.asdict``.
     """
-    found = dict(options)
+    result = dict(options)
     for name, change in changes.items():
-        group = found.get(name)
+        group = result.get(name)
         if isinstance(group, Mapping) and isinstance(change, str):
             change = {"kind": change}
         if isinstance(group, Mapping) and isinstance(change, Mapping):
             same_kind = change.get("kind", group.get("kind")) == group.get("kind")
             change = merged(group, change) if same_kind else change
-        found[name] = change
-    return found
+        result[name] = change
+    return result
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))

@@ -1,4 +1,4 @@
-"""Interface between the trainer and optimizers of dense weights; those of rows of tables derive from ``RowRule``.
+"""Interface between the trainer and optimizers of dense weights; optimizers of table rows derive from ``RowRule``.
 
 To add an optimizer, derive a class from ``DenseOptimizer``, whose ``build``, ``variables`` and ``update`` it must have,
 in a module of its own, and name it where configurations are mapped to optimizers.
@@ -25,9 +25,9 @@ class Cost:
 
 
 class Spectrum(NamedTuple):
-    """Singular values of a weight's statistics matrices: the extreme ones of all, the largest conditions of one.
+    """Singular values of a weight's statistics matrices: the extremes over all, and the largest condition of any.
 
-    ``condition`` is that of the statistics, ``damped`` that of the matrix that the certified root is of.
+    ``condition`` is the condition of the statistics, ``damped`` of the damped matrix, whose root is certified.
     """
 
     smallest: float
@@ -40,11 +40,11 @@ class RowGradient(NamedTuple):
     """Gradient of a table by the rows that a batch touches.
 
     Attributes:
-        rows: int32 [U], each row once; some may be there without a gradient, as padding.
+        rows: int32 [U], each row once; some may have no gradient, as padding.
         values: [U, C], these rows before the step.
         state: their state, by ``RowRule.read``.
         gradient: [U, C], summed over the batch.
-        curvature: float32 [U], of the logistic loss by the linear weight of each row; where the optimizer needs it.
+        curvature: float32 [U], of the logistic loss by each row's linear weight; if the optimizer needs it.
         groups: int32 [U], the number of each row's feature in its table, -1 for padding; with ``curvature``.
     """
 
@@ -57,10 +57,10 @@ class RowGradient(NamedTuple):
 
 
 class OptionalMembers:
-    """What an optimizer may have beside its step; by default it has nothing of it."""
+    """Optional members of an optimizer beside its step; by default they do nothing."""
 
     def exchange(self) -> None:
-        """Exchanges with the host what is due; called after each step that XLA compiles."""
+        """Exchanges roots with the host if due; called after each step that XLA compiles."""
 
     def parts(self) -> Mapping[str, Part]:
         """Returns the parts of variables that only this worker holds, by name; all others are whole on all workers."""
@@ -71,7 +71,7 @@ class OptionalMembers:
         return {}
 
     def spectra(self) -> Mapping[str, Spectrum]:
-        """Returns the spectra of the statistics that inverse roots in use are of, by the names of weights."""
+        """Returns the spectra of the statistics behind the inverse roots in use, by the names of weights."""
         return {}
 
     def timing(self) -> dict[str, float]:
@@ -84,7 +84,7 @@ class OptionalMembers:
 
 
 class DenseOptimizer(OptionalMembers, ABC):
-    """Base of optimizers of dense weights, whose gradients are of their own shape: three members must be there."""
+    """Base of optimizers of dense weights, whose gradients have the weights' shapes; three members are abstract."""
 
     @abstractmethod
     def build(self, weights: Mapping[str, tf.Variable]) -> None:

@@ -6,13 +6,13 @@ import numpy as np
 import tensorflow as tf
 
 Value = float | np.ndarray
-"""What a variable begins with: a number in all places, or an array of its shape."""
+"""Initial value of a variable: a number for all elements, or an array of its shape."""
 
 Create = Callable[[str, Sequence[int], tf.DType, Value], tf.Variable]
 
 
 def filled(shape: Sequence[int], dtype: tf.DType, value: Value) -> tf.Tensor:
-    """Returns a tensor of a shape and dtype with a number in all places, or an array's values."""
+    """Returns a tensor of a shape and dtype filled with a number, or with an array's values."""
     return tf.broadcast_to(tf.constant(value, dtype), list(shape))
 
 
@@ -22,7 +22,7 @@ def create_variable(name: str, shape: Sequence[int], dtype: tf.DType, value: Val
 
 
 class Variables(dict[str, tf.Variable]):
-    """Variables by name, made by ``create``, and of ``dtype`` where nothing else is asked for."""
+    """Variables by name, created by ``create``, with ``dtype`` as the default."""
 
     def __init__(self, create: Create, dtype: tf.DType) -> None:
         super().__init__()
@@ -31,6 +31,6 @@ class Variables(dict[str, tf.Variable]):
     def make(
         self, name: str, shape: Sequence[int], dtype: tf.DType | None = None, value: Value = 0
     ) -> tf.Variable:
-        """Makes and keeps a variable."""
+        """Creates and adds a variable."""
         self[name] = self.create(name, shape, self.dtype if dtype is None else dtype, value)
         return self[name]

@@ -50,7 +50,7 @@ def _strict(schema: Any) -> Any:
     """Changes a core schema so that it refuses what pydantic would read as a number or a truth value: "5", true, 0.
 
     Pydantic's strict mode would refuse too much: 1e6 for a whole number, a list for a tuple, a text for a path. Unions
-    are left: there each value already is what it looks like.
+    are left: there each value already has the type that it looks like.
     """
     if schema["type"] in ("int", "float"):
         read = functools.partial(_read_number, schema)
@@ -70,7 +70,7 @@ def _strict(schema: Any) -> Any:
 def _read_number(schema: Mapping[str, Any], value: Any) -> Any:
     if isinstance(value, str | bool):
         raise PydanticCustomError("conversion", "a number is required")
-    # What does not fit into 64 bits, unless the key has a bound of its own.
+    # Refuses numbers beyond 64 bits, unless the key has a bound of its own.
     if schema["type"] == "int" and isinstance(value, int):
         if value >= 2**63 and not {"lt", "le"} & schema.keys():
             raise PydanticCustomError("less_than", f"Input should be less than {2**63}")
@@ -101,13 +101,13 @@ class StrictModel(BaseModel):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Adds what the docstring says of the model and of its fields."""
+        """Adds the descriptions of the model and of its fields from the docstring."""
         written = handler(schema)
         group = handler.resolve_ref_schema(written)
         group.pop("title")
         group["description"] = summary(cls)
         for name, meaning in field_meanings(cls).items():
-            # A docstring may also describe what is no key, such as a class variable.
+            # A docstring may also describe class variables, which are no keys.
             if name in cls.model_fields:
                 group["properties"][cls.model_fields[name].alias or name]["description"] = meaning
         return written
@@ -138,14 +138,14 @@ ModelT = TypeVar("ModelT", bound=StrictModel)
 def describe_validation_error(
     error: ValidationError, model: type[BaseModel], where: str, prefix: str = ""
 ) -> str:
-    """One line for all faults of a config: each with its key's path, the value, and what is allowed.
+    """Describes all faults of a config on one line: each with its key's path, the value, and what is allowed.
 
     ``prefix`` stands before each path: where in a larger file the keys lie.
     """
     faults, listed = [], set()
-    found = error.errors(include_url=False)
-    for fault in found:
-        deeper = [other["loc"] for other in found if len(other["loc"]) > len(fault["loc"])]
+    errors = error.errors(include_url=False)
+    for fault in errors:
+        deeper = [other["loc"] for other in errors if len(other["loc"]) > len(fault["loc"])]
         if fault["type"] == "too_short" and any(loc[: len(fault["loc"])] == fault["loc"] for loc in deeper):
             # Items that are refused are not counted; they are named by themselves.
             continue
@@ -156,7 +156,7 @@ def describe_validation_error(
             continue
         path = f"{prefix}{path}" if path else prefix.rstrip(".") or "(top level)"
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            # Of several unknown keys of one part, the first says which there are.
+            # The first of several unknown keys in a group lists the group's keys.
             allowed = [] if fault["loc"][:-1] in listed else keys_at(key_tree(model), fault["loc"][:-1])
             listed.add(fault["loc"][:-1])
             meant = did_you_mean(path.removeprefix(prefix), settable_keys(model))
@@ -194,8 +194,8 @@ read_short_floats(Dumper)
 
 def read_yaml(path: Path, what: str) -> Any:
     """Parses a YAML file; an empty one is an empty mapping. Raises InputError with the line of a fault."""
-    if found := not_text(require_file(path, what)):
-        raise InputError(f"{what} {path}: is {found}; allowed: YAML in UTF-8")
+    if kind := not_text(require_file(path, what)):
+        raise InputError(f"{what} {path}: is {kind}; allowed: YAML in UTF-8")
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -207,7 +207,7 @@ def read_yaml(path: Path, what: str) -> Any:
 def apply_settings(content: Any, settings: Sequence[str]) -> Any:
     """Applies ``a.b=value`` settings (values in YAML) on a copy of ``content``, the last one winning.
 
-    What is no mapping comes back as it is, for ``parse_model`` to refuse.
+    Content that is no mapping is returned as it is, for ``parse_model`` to refuse.
     """
     changed = copy.deepcopy(content)
     if not isinstance(changed, dict):
@@ -248,7 +248,7 @@ def dump_yaml(model: BaseModel) -> str:
 def changed_values(
     before: Mapping[str, Any], now: Mapping[str, Any], above: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], tuple[Any, Any]]:
-    """Old and new value of each key that differs between two nested mappings, by the key's path."""
+    """Returns the old and new value of each key that differs between two nested mappings, by the key's path."""
     changed: dict[tuple[str, ...], tuple[Any, Any]] = {}
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
@@ -260,6 +260,6 @@ def changed_values(
 
 
 def differing_keys(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Differences of two nested mappings, a text for each key with its path, its old and its new value."""
+    """Lists differences of two nested mappings, a text for each key with its path, its old and its new value."""
     changed = changed_values(before, now)
     return [f"{'.'.join(path)} was {old!r}, is {new!r}" for path, (old, new) in changed.items()]

@@ -26,16 +26,16 @@ class Origin(NamedTuple):
 
 
 def find_plugin(group: Group, name: str) -> type[StrictModel]:
-    """Imports the class of a plug-in. Raises InputError: none of this name is installed, several are, or it is none."""
+    """Imports the class of a plug-in. Raises InputError: none of this name is installed, several are, or no plug-in."""
     entry = _entry(group, name)
     try:
-        found = entry.load()
+        plugin = entry.load()
     except (Exception, SystemExit) as error:
         what = f"the {_WHAT[group]} {name} of {_origin(entry).package} cannot be imported"
         raise InputError(f"{what}: {_fault(error)}") from None
-    if not (isinstance(found, type) and issubclass(found, StrictModel)):
+    if not (isinstance(plugin, type) and issubclass(plugin, StrictModel)):
         raise InputError(f"the {_WHAT[group]} {name}: {entry.value} is not a class of keys (StrictModel)")
-    return found
+    return plugin
 
 
 def _fault(error: BaseException) -> str:
@@ -45,19 +45,19 @@ def _fault(error: BaseException) -> str:
 
 def _entry(group: Group, name: str) -> EntryPoint:
     installed = sorted({entry.name for entry in entry_points(group=group)})
-    found = tuple(dict.fromkeys(entry_points(group=group, name=name)))
-    if not found:
+    entries = tuple(dict.fromkeys(entry_points(group=group, name=name)))
+    if not entries:
         names = f"installed: {', '.join(installed)}" if installed else "none is installed"
         raise InputError(
             f"the {_WHAT[group]} {name} is a plug-in that no installed package has; {names}"
             f"{did_you_mean(name, installed)}"
         )
-    if len(found) > 1:
-        packages = " and ".join(sorted(_origin(entry).package for entry in found))
+    if len(entries) > 1:
+        packages = " and ".join(sorted(_origin(entry).package for entry in entries))
         raise InputError(
             f"the {_WHAT[group]} {name} is in several packages: {packages}; allowed: one of them"
         )
-    return found[0]
+    return entries[0]
 
 
 def _origin(entry: EntryPoint) -> Origin:
@@ -66,7 +66,7 @@ def _origin(entry: EntryPoint) -> Origin:
 
 
 def read_plugins(group: Group, content: Any) -> Any:
-    """Makes the plug-ins that ``{NAME: {...}}`` names, of their keys; ValueError, one line: one is wrong."""
+    """Creates the plug-ins of ``{NAME: {...}}`` from their keys; raises ValueError, in one line, if one is wrong."""
     if not isinstance(content, Mapping):
         return content
     try:

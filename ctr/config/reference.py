@@ -76,7 +76,7 @@ def _walk(group: Schema, values: Mapping[str, Any], above: str) -> Iterator[dict
 
 
 def _groups(node: Schema, step: str) -> Iterator[tuple[Schema, str]]:
-    """Yields the groups that a value is made of, each with the way to its keys."""
+    """Yields the groups that a value consists of, each with the path to its keys."""
     for part in members(node):
         if "properties" in part:
             yield part, step
@@ -88,7 +88,7 @@ def _groups(node: Schema, step: str) -> Iterator[tuple[Schema, str]]:
 
 def _allowed(node: Schema) -> str:
     """Describes type and bounds in words; a title names the type."""
-    # A title says in words what the pattern says.
+    # A title describes the pattern in words.
     shown = {name: words for name, words in _BOUNDS.items() if name != "pattern" or "title" not in node}
     bounds = [words.format(_short(node[name])) for name, words in shown.items() if name in node]
     return ", ".join([_type(node), *bounds])
@@ -97,7 +97,7 @@ def _allowed(node: Schema) -> str:
 def _type(node: Schema) -> str:
     choice = node.get("anyOf") or node.get("oneOf")
     if "title" in node:
-        is_optional = any(one.get("type") == "null" for one in choice or ())
+        is_optional = any(part.get("type") == "null" for part in choice or ())
         return f"{node['title']} or null" if is_optional else str(node["title"])
     if choice:
         return " or ".join(dict.fromkeys(map(_allowed, choice)))
@@ -121,5 +121,5 @@ def _short(value: Any) -> str:
 
 
 def _plain_path(path: str) -> str:
-    """Path without items of lists and names: ``joins[].key``, ``joins.0.key``, ``joins.key`` are the same."""
+    """Returns a path without items of lists and names: ``joins[].key``, ``joins.0.key``, ``joins.key`` are the same."""
     return re.sub(r"\[\]|\.[0-9]+(?=\.|$)|\.NAME(?=\.|$)", "", path)

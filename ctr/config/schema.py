@@ -24,7 +24,7 @@ _SUFFIX = ".schema.json"
 
 
 class _Writer(GenerateJsonSchema):
-    # Keys get no titles made of their names: a title is what a model calls the values of a key.
+    # Keys get no titles made of their names: a title is a model's name for the values of a key.
 
     def generate(self, schema: CoreSchema, mode: JsonSchemaMode = "validation") -> JsonSchemaValue:
         return {"$schema": self.schema_dialect, **super().generate(schema, mode)}
@@ -33,18 +33,18 @@ class _Writer(GenerateJsonSchema):
         return False
 
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
-        found = super().dataclass_schema(schema)
-        found.pop("title")
-        found["description"] = summary(schema["cls"])
+        written = super().dataclass_schema(schema)
+        written.pop("title")
+        written["description"] = summary(schema["cls"])
         for name, meaning in field_meanings(schema["cls"]).items():
-            if name in found["properties"]:
-                found["properties"][name]["description"] = meaning
-        return found
+            if name in written["properties"]:
+                written["properties"][name]["description"] = meaning
+        return written
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
-        found = super().dict_schema(schema)
-        # Other names than those of the pattern are refused.
-        return {**found, "additionalProperties": False} if "patternProperties" in found else found
+        written = super().dict_schema(schema)
+        # Names that do not match the pattern are refused.
+        return {**written, "additionalProperties": False} if "patternProperties" in written else written
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
         return {**super().tagged_union_schema(schema), "required": [schema["discriminator"]]}
@@ -60,10 +60,10 @@ def json_schema(model: type[Any]) -> Schema:
     groups = schema.get("$defs", {})
     for group in (schema, *groups.values()):
         for node in group.get("properties", {}).values():
-            # Editors do not look for the meaning of a key in what it may refer to.
-            found = [part["$ref"].rpartition("/")[2] for part in members(node) if "$ref" in part]
-            if len(found) == 1 and "description" not in node:
-                node["description"] = groups[found[0]]["description"]
+            # Editors do not look up the meaning of a key behind a reference.
+            references = [part["$ref"].rpartition("/")[2] for part in members(node) if "$ref" in part]
+            if len(references) == 1 and "description" not in node:
+                node["description"] = groups[references[0]]["description"]
     return schema
 
 
@@ -85,7 +85,7 @@ def write_schemas(out: Path, models: Mapping[str, type[BaseModel]]) -> list[Path
     """
     names = {f"{kind}{_SUFFIX}": kind for kind in models}
     check_output_folder(
-        out, "a directory of schemas", lambda folder: {one.name for one in folder.iterdir()} <= {*names}
+        out, "a directory of schemas", lambda folder: {path.name for path in folder.iterdir()} <= {*names}
     )
     make_folder(out)
     for name, kind in names.items():
@@ -97,7 +97,7 @@ def write_schemas(out: Path, models: Mapping[str, type[BaseModel]]) -> list[Path
 
 @functools.cache
 def key_tree(model: type[Any]) -> Schema:
-    """Returns the same with what is below a key in place of a reference to it."""
+    """Returns the JSON Schema of a model with every reference replaced by its target."""
     schema = json_schema(model)
     kinds = schema.pop("$defs", {})
 
@@ -114,37 +114,37 @@ def key_tree(model: type[Any]) -> Schema:
 
 
 def members(node: Schema) -> list[Schema]:
-    """Returns the schemas of a choice, each by itself, or the one that it is; null is none."""
-    found = node.get("oneOf") or node.get("anyOf")
-    parts = [part for one in found for part in members(one)] if found else [node]
+    """Returns the alternatives of a choice, or the schema itself if it is none, without null."""
+    choices = node.get("oneOf") or node.get("anyOf")
+    parts = [part for choice in choices for part in members(choice)] if choices else [node]
     return [part for part in parts if part.get("type") != "null"]
 
 
 def values_of(node: Schema) -> Schema | None:
-    """Returns the schema of the values of a mapping whose names are one's own; None: it is none, or they are any."""
-    found = node.get("additionalProperties") or next(iter(node.get("patternProperties", {}).values()), None)
-    return found if isinstance(found, dict) else None
+    """Returns the schema of the values of a mapping with free names, or None if it is no mapping or takes any value."""
+    values = node.get("additionalProperties") or next(iter(node.get("patternProperties", {}).values()), None)
+    return values if isinstance(values, dict) else None
 
 
 def settable_keys(model: type[BaseModel]) -> list[str]:
-    """Returns the dotted paths that ``--set`` takes: none is below a list or a name of one's own."""
+    """Returns the dotted paths that ``--set`` takes: none is below a list or a free name."""
     return list(dict.fromkeys(_dotted_keys(key_tree(model), "")))
 
 
 def _dotted_keys(node: Schema, above: str) -> Iterator[str]:
     for name, below in node["properties"].items():
         yield f"{above}{name}"
-        for one in members(below):
-            if "properties" in one:
-                yield from _dotted_keys(one, f"{above}{name}.")
+        for group in members(below):
+            if "properties" in group:
+                yield from _dotted_keys(group, f"{above}{name}.")
 
 
 def keys_at(node: Schema, path: Sequence[int | str]) -> list[str] | None:
-    """Returns the keys of the group at the path of an error, which may name the kind of one; None: of no one group."""
-    found = members(node)
+    """Returns the keys of the group at an error's path, which may name a group's kind; None if it is not one group."""
+    schemas = members(node)
     for key in path:
-        found = [part for one in found for below in _below(one, key) for part in members(below)]
-    groups = [one for one in found if "properties" in one]
+        schemas = [part for schema in schemas for below in _below(schema, key) for part in members(below)]
+    groups = [schema for schema in schemas if "properties" in schema]
     return sorted(groups[0]["properties"]) if len(groups) == 1 else None
 
 
@@ -152,7 +152,7 @@ def _below(node: Schema, key: int | str) -> Iterator[Schema]:
     keys = node.get("properties", {})
     if key in keys:
         yield keys[key]
-    elif any(key in (one.get("const"), *one.get("enum", ())) for one in keys.values()):
+    elif any(key in (child.get("const"), *child.get("enum", ())) for child in keys.values()):
         yield node
     elif not keys and (below := node.get("items") if isinstance(key, int) else values_of(node)):
         yield below
@@ -162,7 +162,7 @@ def _below(node: Schema, key: int | str) -> Iterator[Schema]:
 
 
 def field_meanings(model: type) -> dict[str, str]:
-    """Returns what each field means by the docstrings of a class and its bases, under ``Attributes:``, on one line."""
+    """Returns each field's meaning from the docstrings of a class and its bases, under ``Attributes:``, on one line."""
     meanings: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base is BaseModel:
@@ -182,7 +182,7 @@ def field_meanings(model: type) -> dict[str, str]:
 
 
 def summary(model: type) -> str:
-    """Returns what a class is by its docstring."""
+    """Returns a class's description from its docstring."""
     text = inspect.cleandoc(vars(model).get("__doc__") or "")
     return _plain(" ".join(text.partition("\nAttributes:\n")[0].split()))
 

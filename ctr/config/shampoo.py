@@ -1,4 +1,4 @@
-"""Options of Shampoo in a configuration: all of its own but ``rows``, from those of a preset on."""
+"""Options of Shampoo in a configuration: all but ``rows``, starting from a preset's."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from ctr.optim.option_types import STRICT, Decay, Steps, Switch, merged
 from ctr.optim.shampoo.options import Roots, ShampooOptions, Statistics
 
 DEFAULT_SHAMPOO = FF
-"""The options of dense weights where none are given: the paper's."""
+"""Default options of dense weights: the paper's."""
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -34,18 +34,18 @@ class _ShampooKeys(ShampooOptions):
 
 
 def _shampoo_options(content: Any) -> Any:
-    """Completes the options of a file by those of its preset; without momentum there is no Nesterov form of it."""
+    """Completes a file's options by its preset's; without momentum there is no Nesterov form of it."""
     if not isinstance(content, Mapping):
         return content
-    given = dict(content)
-    preset = given.pop("preset", None)
+    values = dict(content)
+    preset = values.pop("preset", None)
     if preset is not None and preset not in (*PRESETS,):
         raise ValueError(f"preset is {preset!r}; allowed: {', '.join(PRESETS)} or null")
-    if "rows" in given:
+    if "rows" in values:
         raise ValueError("unknown key rows: embeddings learn by optimizer.embeddings.rule")
-    if not given.get("momentum", True):
-        given = {"nesterov": False, **given}
-    return merged(asdict(DEFAULT_SHAMPOO), given) if preset is None else preset_values(preset, given)
+    if not values.get("momentum", True):
+        values = {"nesterov": False, **values}
+    return merged(asdict(DEFAULT_SHAMPOO), values) if preset is None else preset_values(preset, values)
 
 
 def _written(options: ShampooOptions) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 def hash_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Hashes names, types, shapes and bytes of arrays (SHA-256), by name: neither order nor archive counts."""
+    """Hashes names, types, shapes and bytes of arrays (SHA-256), whatever their order or archive."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         values = np.ascontiguousarray(arrays[name])
@@ -39,5 +39,5 @@ def each_array(file: Path | BinaryIO) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         if isinstance(error.__context__, OSError):
             # To zipfile a disk that does not give the end of a file makes it no archive.
             raise error.__context__ from None
-        # Of zipfile, zlib and NumPy's header parser: a dozen kinds, down to those of Python's tokenizer.
+        # From zipfile, zlib and NumPy's header parser: a dozen types, down to errors of Python's tokenizer.
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None

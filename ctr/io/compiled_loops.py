@@ -1,4 +1,4 @@
-"""Compiled loops on disk: what XLA compiled for this processor is loaded by later processes with the same bits.
+"""Compiled loops on disk: later processes load what XLA compiled for this processor, with the same bits.
 
 TensorFlow reads and writes them in a folder of the process alone, which begins with links to what the store has::
 
@@ -61,7 +61,7 @@ def keep_compiled_loops() -> None:
     atexit.register(_move_to_store, store, machine, folder, holding)
     import tensorflow as tf
 
-    # A loop is found by all names in it. TensorFlow numbers functions as it does tensors, those of all threads.
+    # A loop is looked up by all names in it. TensorFlow numbers functions, like tensors, over all threads.
     numbers = itertools.count()
     concrete_function._inference_name = lambda name: f"__inference_{name}_counted_{next(numbers)}"
     control_flow_util_v2.unique_fn_name = lambda scope, name: (
@@ -81,7 +81,7 @@ def keep_compiled_loops() -> None:
 
 
 def _open_store() -> Path:
-    """Makes the store and returns it; OSError: it cannot be made, or others can write to it."""
+    """Creates and returns the store. Raises OSError: it cannot be created, or others can write to it."""
     caches = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(caches):
         caches = os.path.expanduser("~/.cache")
@@ -100,7 +100,7 @@ def _open_store() -> Path:
 
 
 def _machine() -> str:
-    """Returns a hash of what XLA's output depends on beside the program; OSError: the processor cannot be told."""
+    """Returns a hash of all that XLA's output depends on but the program. Raises OSError: the processor is unknown."""
     import tensorflow as tf
 
     processor = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()

@@ -16,7 +16,7 @@ from ctr.io.files import check_local
 _SEAL = "manifest_sha256"
 _DEEPEST = 100
 _MOST_VALUES = 1_000_000
-# What PyYAML's constructors raise for values that they take for a date, a number or whatever a tag says.
+# Errors of PyYAML's constructors for values that they take for a date, a number or a tag's type.
 _FAULTS = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, IndexError, OverflowError)
 
 
@@ -34,11 +34,11 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.80} appears twice")
-    return found
+    return mapping
 
 
 def _refuse_constant(name: str) -> Any:
@@ -77,9 +77,9 @@ def parse_yaml(text: str) -> Any:
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        given = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         seen: set[Any] = set()
-        for key in given:
+        for key in keys:
             value = self.construct_object(key, deep=True)
             try:
                 fault = f"the key {value} appears twice" if value in seen else ""
@@ -103,16 +103,16 @@ def read_short_floats(tool: Any) -> None:
 read_short_floats(_Loader)
 
 
-def _count_values(node: yaml.Node, known: dict[int, int | None], depth: int) -> int:
-    """Returns how many values a node has when every alias stands for a copy."""
-    size = known.get(id(node), 0)
+def _count_values(node: yaml.Node, sizes: dict[int, int | None], depth: int) -> int:
+    """Returns the number of values of a node, every alias being a copy; ``sizes`` caches it by node."""
+    size = sizes.get(id(node), 0)
     if size is None:
         raise ValueError("an alias (*) refers to a value that contains it")
     if size:
         return size
     if depth > _DEEPEST:
         raise ValueError(f"nested deeper than {_DEEPEST}")
-    known[id(node)] = None
+    sizes[id(node)] = None
     parts: list[yaml.Node] = []
     if isinstance(node, yaml.ScalarNode):
         # Half of a pair (backslash-ud800) stands for no character.
@@ -121,10 +121,10 @@ def _count_values(node: yaml.Node, known: dict[int, int | None], depth: int) -> 
         parts = [part for pair in node.value for part in pair]
     elif isinstance(node, yaml.SequenceNode):
         parts = node.value
-    size = 1 + sum(_count_values(part, known, depth + 1) for part in parts)
+    size = 1 + sum(_count_values(part, sizes, depth + 1) for part in parts)
     if size > _MOST_VALUES:
         raise ValueError(f"more than {_MOST_VALUES:,} values, with every alias (*) written out")
-    known[id(node)] = size
+    sizes[id(node)] = size
     return size
 
 
@@ -160,7 +160,7 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, Any]:
 
 
 def parse_sealed(text: bytes, where: str) -> dict[str, object]:
-    """Parses ``sealed_bytes``. Raises InputError, which names ``where``, when it is not what was written."""
+    """Parses ``sealed_bytes``. Raises InputError, which names ``where``, if the content was changed."""
     content = parse_json_object(text, where)
     recorded = content.pop(_SEAL, None)
     if recorded is None:
@@ -178,7 +178,7 @@ def read_json_object(path: Path, absent: str) -> dict[str, object]:
 
 
 def read_sealed(path: Path, absent: str) -> dict[str, object]:
-    """Parses a file of ``sealed_bytes``. Raises InputError: ``absent``, or that it is not what was written."""
+    """Parses a file of ``sealed_bytes``. Raises InputError: ``absent``, or that the content was changed."""
     return parse_sealed(read_bytes(path, absent), str(path))
 
 

@@ -49,7 +49,7 @@ class PassingError(InputError):
 
 USAGE = 2  # click's
 
-# Errors of the system that the same command meets again, as they are about what it was given.
+# Errors of the system that the same command meets again, as they are about its input.
 _LASTING = {
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST),
     *(
@@ -63,7 +63,7 @@ _LASTING = {
     ),
     *(errno.ESPIPE, errno.EFBIG, errno.EADDRINUSE, errno.EADDRNOTAVAIL),
 }
-# Of TensorFlow, which need not be loaded.
+# Errors of TensorFlow, by name, as it need not be loaded.
 _PASSING_OF_TENSORFLOW = (
     "ResourceExhaustedError",
     "UnavailableError",
@@ -82,10 +82,10 @@ def exit_status(error: BaseException) -> int:
     if isinstance(error, Interrupted):
         return error.status
     # A module in C that is interrupted while it is loaded raises an ImportError about that.
-    if any(isinstance(one, KeyboardInterrupt) for one in _chain(error)):
+    if any(isinstance(cause, KeyboardInterrupt) for cause in _chain(error)):
         return INTERRUPTED
     is_refusal = isinstance(error, InputError)
-    if any(_is_passing(one, is_refusal) for one in _chain(error)):
+    if any(_is_passing(cause, is_refusal) for cause in _chain(error)):
         return PASSING
     if isinstance(error, InputError):
         return error.status
@@ -108,7 +108,7 @@ def is_ours(error: ModuleNotFoundError) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error and those that it was raised about."""
+    """Yields an error and the chain of its causes and contexts."""
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in seen:
@@ -120,7 +120,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _is_passing(error: BaseException, is_refusal: bool) -> bool:
     if isinstance(error, PassingError):
         return True
-    # Libraries raise these two for damaged files, too, which is what a refusal is about then.
+    # Libraries raise these two for damaged files, too, which an InputError then reports.
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is None):
         return not is_refusal
     if isinstance(error, OSError):
@@ -131,14 +131,14 @@ def _is_passing(error: BaseException, is_refusal: bool) -> bool:
 
 
 def of_another_version(file: object) -> InputError:
-    """Makes the error for a file that does not have the present format."""
+    """Returns the error for a file that does not have the present format."""
     return InputError(f"{file}: made by an unreleased version of ctr; make it again")
 
 
 def one_line(error: BaseException) -> str:
     """Formats an error on one line, without anything that a terminal would obey: values of files may stand in it.
 
-    Of a file that the system refused: which one, and why. Of an error without words: its kind.
+    For a file that the system refused: its name, and why. For an error without a message: its type.
     """
     text = str(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
@@ -182,31 +182,31 @@ def printable(text: str) -> str:
 _LISTED, _MOST_LISTED = 160, 20  # characters and words of a list of known words at most
 
 
-def near_words(word: str, known: Sequence[str]) -> list[str]:
-    """Finds the known words that are alike, the most alike first; of dotted keys also those that end alike."""
-    near = difflib.get_close_matches(word, known, 3)
-    # A key that stands elsewhere, for those who remember it without what is above it.
+def near_words(word: str, words: Sequence[str]) -> list[str]:
+    """Returns the words like ``word``, the most similar first, and dotted keys with the same last part."""
+    near = difflib.get_close_matches(word, words, 3)
+    # A key of another group, for users who remember its last part alone.
     last = word.rpartition(".")[2]
     return [
         *near,
-        *(one for one in known if "." in one and one.rpartition(".")[2] == last and one not in near),
+        *(key for key in words if "." in key and key.rpartition(".")[2] == last and key not in near),
     ]
 
 
-def did_you_mean(word: str, known: Sequence[str], limit: int = 3) -> str:
-    """Asks for the word that was meant, to stand behind an error; empty where nothing is alike."""
-    near = near_words(word, known)[:limit]
+def did_you_mean(word: str, words: Sequence[str], limit: int = 3) -> str:
+    """Formats a question for the word that was meant, to append to an error; empty if no word is similar."""
+    near = near_words(word, words)[:limit]
     alternatives = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
     return f"; did you mean {alternatives}?" if near else ""
 
 
-def listed(known: Sequence[str], meant: str = "") -> str:
-    """Lists the known words; of more than a line has room for those like ``meant`` and the first ones."""
-    text = ", ".join(known) or "(none)"
+def listed(words: Sequence[str], meant: str = "") -> str:
+    """Lists the words; if a line has no room for all, those like ``meant`` and the first ones."""
+    text = ", ".join(words) or "(none)"
     if len(text) <= _LISTED:
         return text
     # A table may have thousands of columns, and names of any length.
-    first = list(dict.fromkeys([*near_words(meant, known), *known[:_MOST_LISTED]]))
+    first = list(dict.fromkeys([*near_words(meant, words), *words[:_MOST_LISTED]]))
     while len(first) > 1 and len(", ".join(first)) > _LISTED:
         first.pop()
-    return f"{', '.join(first)}, ... ({len(known):,} in all)"
+    return f"{', '.join(first)}, ... ({len(words):,} in all)"

@@ -1,4 +1,4 @@
-"""FarmHash's Fingerprint64, without TensorFlow: of one text, and of many at once in NumPy.
+"""FarmHash's Fingerprint64 without TensorFlow, for one text, or for many at once in NumPy.
 
 The same lines compute both: words are Python's integers, or arrays of uint64, of which multiplying drops what is beyond
 64 bits as the masks do. Of arrays of short texts it takes a third of the time that TensorFlow takes to read them.
@@ -16,12 +16,12 @@ Words = Any
 """An integer from 0 to 2^64 - 1, or uint64 [N]."""
 
 State = tuple[Words, ...]
-"""Of a text of more than a block: x, y, z, and the pairs v and w, one after the other."""
+"""State of a text longer than a block: x, y, z, and the pairs v and w, one after the other."""
 
 _MASK = (1 << 64) - 1
 _K0, _K1, _K2 = 0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F
 _BLOCK = 64
-_MOST = 1 << 15  # texts at once, so that what is computed of them stays in the cache
+_MOST = 1 << 15  # texts at once, so that intermediate results stay in the cache
 _FEW = 16  # texts up to which Python is faster, block by block
 _two_words = struct.Struct("<2Q").unpack_from
 _word = struct.Struct("<Q").unpack_from
@@ -52,28 +52,28 @@ def fingerprints_of(content: npt.NDArray[np.uint8], begins: np.ndarray, sizes: n
         starts = range(0, len(begins), _MOST)
         parts = [fingerprints_of(content, begins[at : at + _MOST], sizes[at : at + _MOST]) for at in starts]
         return np.concatenate(parts)
-    # So that a word may be read at every place.
+    # So that a word may be read at every position.
     padded = content if len(content) >= 8 else np.concatenate([content, np.zeros(8, np.uint8)])
     low, high = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
-    for shortest, longest, compute, kind, places in _LENGTHS:
+    for shortest, longest, compute, kind, offsets in _LENGTHS:
         if shortest <= low and high <= longest:
-            return _hashed(compute, kind, places, padded, begins, sizes)
-    found = np.full(len(begins), _K2, np.uint64)
-    for shortest, longest, compute, kind, places in _LENGTHS:
+            return _hashed(compute, kind, offsets, padded, begins, sizes)
+    hashes = np.full(len(begins), _K2, np.uint64)
+    for shortest, longest, compute, kind, offsets in _LENGTHS:
         at = np.flatnonzero((sizes >= shortest) & (sizes <= longest))
         if len(at):
-            found[at] = _hashed(compute, kind, places, padded, begins[at], sizes[at])
+            hashes[at] = _hashed(compute, kind, offsets, padded, begins[at], sizes[at])
     at = np.flatnonzero(sizes > _BLOCK)
     if len(at):
         at = at[np.argsort(-sizes[at])]
-        found[at] = _of_many(padded, begins[at], sizes[at])
-    return found
+        hashes[at] = _of_many(padded, begins[at], sizes[at])
+    return hashes
 
 
 def _hashed(
     compute: Callable[..., Words],
     kind: str,
-    places: tuple[int, ...],
+    offsets: tuple[int, ...],
     content: npt.NDArray[np.uint8],
     begins: np.ndarray,
     sizes: np.ndarray,
@@ -81,13 +81,13 @@ def _hashed(
     width = np.dtype(kind).itemsize
     every = np.ndarray((len(content) - width + 1,), kind, content, strides=(1,))
     ends = begins + sizes
-    words = [every[begins + place if place >= 0 else ends + place] for place in places]
+    words = [every[begins + offset if offset >= 0 else ends + offset] for offset in offsets]
     if kind == "u1":
         words.insert(1, every[begins + (sizes >> 1)])
-    found: np.ndarray = compute(
+    hashes: np.ndarray = compute(
         sizes.astype(np.uint64), *(word.astype(np.uint64, copy=False) for word in words)
     )
-    return found
+    return hashes
 
 
 def _folded(value: Words) -> Words:
@@ -99,26 +99,26 @@ def _rotated(value: Words, shift: int) -> Words:
     return value >> shift | value << 64 - shift & _MASK
 
 
-def _mixed(one: Words, other: Words, multiplier: Words) -> Words:
-    a = (one ^ other) * multiplier & _MASK
+def _mixed(first: Words, other: Words, multiplier: Words) -> Words:
+    a = (first ^ other) * multiplier & _MASK
     b = (other ^ a ^ a >> 47) * multiplier & _MASK
     return (b ^ b >> 47) * multiplier & _MASK
 
 
 def _of_bytes(size: Words, first: Words, middle: Words, last: Words) -> Words:
-    """Of 1 to 3 bytes."""
+    """Hashes 1 to 3 bytes."""
     y = first + (middle << 8)
     z = size + (last << 2)
     return _folded((y * _K2 ^ z * _K0) & _MASK) * _K2 & _MASK
 
 
 def _of_halves(size: Words, first: Words, last: Words) -> Words:
-    """Of 4 to 7 bytes."""
+    """Hashes 4 to 7 bytes."""
     return _mixed(size + (first << 3), last, _K2 + size * 2 & _MASK)
 
 
 def _of_two(size: Words, first: Words, last: Words) -> Words:
-    """Of 8 to 16 bytes."""
+    """Hashes 8 to 16 bytes."""
     multiplier = _K2 + size * 2 & _MASK
     a = first + _K2 & _MASK
     c = (last >> 37 | last << 27 & _MASK) * multiplier + a & _MASK
@@ -127,7 +127,7 @@ def _of_two(size: Words, first: Words, last: Words) -> Words:
 
 
 def _of_four(size: Words, a: Words, b: Words, d: Words, c: Words) -> Words:
-    """Of 17 to 32 bytes."""
+    """Hashes 17 to 32 bytes."""
     multiplier = _K2 + size * 2 & _MASK
     a = a * _K1 & _MASK
     c = c * multiplier
@@ -138,7 +138,7 @@ def _of_four(size: Words, a: Words, b: Words, d: Words, c: Words) -> Words:
 def _of_eight(
     size: Words, a: Words, b: Words, e: Words, f: Words, g: Words, h: Words, d: Words, c: Words
 ) -> Words:
-    """Of 33 to 64 bytes."""
+    """Hashes 33 to 64 bytes."""
     multiplier = _K2 + size * 2 & _MASK
     a = a * _K2 & _MASK
     c = c * multiplier
@@ -147,8 +147,8 @@ def _of_eight(
     e = e * multiplier & _MASK
     g = (y + g) * multiplier & _MASK
     h = (z + h) * multiplier & _MASK
-    made = _rotated(e + f, 43) + _rotated(g, 30) + h & _MASK
-    return _mixed(made, e + _rotated(f + a, 18) + g & _MASK, multiplier)
+    mixed = _rotated(e + f, 43) + _rotated(g, 30) + h & _MASK
+    return _mixed(mixed, e + _rotated(f + a, 18) + g & _MASK, multiplier)
 
 
 _LENGTHS: tuple[tuple[int, int, Callable[..., Words], str, tuple[int, ...]], ...] = (
@@ -158,24 +158,24 @@ _LENGTHS: tuple[tuple[int, int, Callable[..., Words], str, tuple[int, ...]], ...
     (17, 32, _of_four, "<u8", (0, 8, -16, -8)),
     (33, _BLOCK, _of_eight, "<u8", (0, 8, 16, 24, -32, -24, -16, -8)),
 )
-"""Sizes from and to, how they are hashed, and the places of the words that are read, from the begin or the end."""
+"""Shortest and longest size, hash, dtype of the words, and their offsets from the begin or, below 0, the end."""
 
 
 def _of_more(text: bytes) -> int:
-    """Of 65 bytes and more: blocks of 64, then the last 64 bytes, which may overlap them."""
+    """Hashes 65 bytes and more: blocks of 64, then the last 64 bytes, which may overlap them."""
     size = len(text)
     state = _begun(_word(text)[0])
     for begin in range(0, (size - 1) // _BLOCK * _BLOCK, _BLOCK):
         state = _with_block(state, _block(text, begin))
-    found: int = _ended(state, _block(text, size - _BLOCK), size - 1 & _BLOCK - 1)
-    return found
+    fingerprint: int = _ended(state, _block(text, size - _BLOCK), size - 1 & _BLOCK - 1)
+    return fingerprint
 
 
 def _of_many(content: npt.NDArray[np.uint8], begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The same of texts from the longest to the shortest; the few longest are hashed one by one."""
+    """Hashes such texts, from the longest to the shortest; the few longest one by one."""
     every = np.ndarray((len(content) - 7,), "<u8", content, strides=(1,))
-    found = np.empty(len(begins), np.uint64)
-    found[:_FEW] = [
+    hashes = np.empty(len(begins), np.uint64)
+    hashes[:_FEW] = [
         fingerprint64(content[begin : begin + size].tobytes())
         for begin, size in zip(begins[:_FEW].tolist(), sizes[:_FEW].tolist(), strict=True)
     ]
@@ -191,12 +191,12 @@ def _of_many(content: npt.NDArray[np.uint8], begins: np.ndarray, sizes: np.ndarr
             for row, part in zip(state, _with_block(tuple(state[:, :left]), words), strict=True):
                 row[:left] = part
         rest = (sizes - 1 & _BLOCK - 1).astype(np.uint64)
-        found[_FEW:] = _ended(tuple(state), _words(every, begins + sizes - _BLOCK), rest)
-    return found
+        hashes[_FEW:] = _ended(tuple(state), _words(every, begins + sizes - _BLOCK), rest)
+    return hashes
 
 
-def _words(every: np.ndarray, places: np.ndarray) -> list[np.ndarray]:
-    return [every[places + word] for word in range(0, _BLOCK, 8)]
+def _words(every: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
+    return [every[positions + word] for word in range(0, _BLOCK, 8)]
 
 
 def _begun(word: Words) -> State:
@@ -227,8 +227,8 @@ def _ended(state: State, s: Sequence[Words], rest: Words) -> Words:
     z = _rotated(z + w, 33) * multiplier & _MASK
     v, other_v = _weak(s[:4], other_v * multiplier, x + w)
     w, other_w = _weak(s[4:], z + other_w, y + s[2])
-    one = _mixed(v, w, multiplier) + _folded(y) * _K0 + x & _MASK
-    return _mixed(one, _mixed(other_v, other_w, multiplier) + z & _MASK, multiplier)
+    left = _mixed(v, w, multiplier) + _folded(y) * _K0 + x & _MASK
+    return _mixed(left, _mixed(other_v, other_w, multiplier) + z & _MASK, multiplier)
 
 
 def _weak(words: Sequence[Words], a: Words, b: Words) -> tuple[Words, Words]:

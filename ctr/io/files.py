@@ -4,7 +4,7 @@ Paths are of this machine alone. An address such as ``s3://bucket/log`` would be
 ``s3:/bucket/log``, and outputs would be written there. Such a path is refused here, for all commands, keys of
 configurations and functions.
 
-Whoever holds a lock loses it when it dies, however it dies.
+A process loses its locks when it dies, however it dies.
 
 A folder of a directory of versions is named by its version, a whole number. The name of a version that is not complete
 ends in ``PARTIAL``. TensorFlow Serving, which looks for numbers, ignores it.
@@ -33,23 +33,23 @@ log = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
-def address_fault(given: str | os.PathLike[str]) -> str:
-    """Returns why a path cannot be one of this machine, without the path; empty where it can."""
-    found = _ADDRESS.match(os.fspath(given))
-    if found is None:
+def address_fault(path: str | os.PathLike[str]) -> str:
+    """Returns why a path cannot be local, without naming it; empty where it can."""
+    match = _ADDRESS.match(os.fspath(path))
+    if match is None:
         return ""
-    return f"is an address ({found[1]}://); allowed: a local path, to which ctr sync copies s3://, gs:// or az://"
+    return f"is an address ({match[1]}://); allowed: a local path, to which ctr sync copies s3://, gs:// or az://"
 
 
-def check_local(given: str | os.PathLike[str]) -> None:
+def check_local(path: str | os.PathLike[str]) -> None:
     """Raises InputError for an address such as ``s3://bucket/log``."""
-    if fault := address_fault(given):
-        text = os.fspath(given)
+    if fault := address_fault(path):
+        text = os.fspath(path)
         raise InputError(f"{text if '://' in text else text.replace(':/', '://', 1)}: {fault}")
 
 
 _TEMPORARY_MARK = ".partial-"
-# Folders in which this process has looked for what others left.
+# Folders from which this process has removed leftover temporary files.
 _swept: set[str] = set()
 
 _TEMPORARY_NAME = re.compile(rf"{re.escape(_TEMPORARY_MARK)}[0-9a-f]{{16}}$")
@@ -64,9 +64,9 @@ _KINDS = {
 
 
 def irregular(path: Path) -> str:
-    """Describes what ``path`` names when that is there and no regular file; empty otherwise.
+    """Describes what ``path`` names if it exists and is no regular file; empty otherwise.
 
-    A symbolic link is one whatever it points to: the name would become a file of its own, and what it stood for,
+    A symbolic link is one whatever it points to: the name would become a file of its own, and its target,
     such as a terminal (``/dev/stdout``) or a file elsewhere, would not be written.
     """
     try:
@@ -79,24 +79,24 @@ def irregular(path: Path) -> str:
 
 
 def directory_fault(folder: Path) -> str:
-    """Tells why there can be no directory ``folder``, in one line; empty where there is one or can be one."""
+    """Returns why there can be no directory ``folder``, in one line; empty where there is one or can be one."""
     if fault := address_fault(folder):
         return f"{folder}: {fault}"
-    for place in (folder, *folder.parents):
+    for ancestor in (folder, *folder.parents):
         # Looked at once: another thread may make it at any moment.
-        what = irregular(place)
-        if what == _KINDS[stat.S_IFDIR] or place.is_dir():
+        what = irregular(ancestor)
+        if what == _KINDS[stat.S_IFDIR] or ancestor.is_dir():
             return ""
         if what:
-            missing = ", which does not exist" if place.is_symlink() and not place.exists() else ""
-            return f"{place}: is {what}{missing}; allowed: a directory"
-        if place.is_file():
-            return f"{place}: is a file; allowed: a directory"
+            missing = ", which does not exist" if ancestor.is_symlink() and not ancestor.exists() else ""
+            return f"{ancestor}: is {what}{missing}; allowed: a directory"
+        if ancestor.is_file():
+            return f"{ancestor}: is a file; allowed: a directory"
     return ""
 
 
 def file_fault(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> str:
-    """Tells why a file of a ``kind`` (with its article) must not be written to ``path``, in one line; else empty.
+    """Returns why a file of a ``kind`` (with its article) must not be written to ``path``, in one line; else empty.
 
     A new name, an empty file and a file of the same kind are allowed; ``is_kind`` is asked about a regular file.
     """
@@ -144,12 +144,12 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _written(path: Path, write: Callable[[BinaryIO], object]) -> Iterator[Path]:
-    """A durable temporary file beside ``path``, locked for the block, which may rename it; gone afterwards."""
+    """Yields a durable temporary file beside ``path``, locked for the block, which may rename it; deletes it after."""
     make_folder(path.parent)
-    place = os.path.abspath(path.parent)
-    if place not in _swept:
+    parent = os.path.abspath(path.parent)
+    if parent not in _swept:
         remove_temporaries(path.parent)
-        _swept.add(place)
+        _swept.add(parent)
     # Closing the file after a failed write fails again, and does not know the name either.
     with naming(path), contextlib.ExitStack() as stack:
         temporary, file = _create_locked(path)
@@ -165,7 +165,7 @@ def _create_locked(path: Path) -> tuple[Path, BinaryIO]:
     while True:
         temporary = path.with_name(f"{path.name}{_TEMPORARY_MARK}{secrets.token_hex(8)}")
         file = temporary.open("xb")
-        # A file system without locks keeps what a killed process left.
+        # A file system without locks keeps files that a killed process left.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         # Another process may have found the file before it was locked, and removed it.
@@ -232,12 +232,12 @@ def file_sha256(path: Path) -> str:
 
 
 def is_temporary(path: Path) -> bool:
-    """Tells whether an interrupted ``write_atomic`` or ``create_exclusively`` left this file."""
+    """Returns whether an interrupted ``write_atomic`` or ``create_exclusively`` left this file."""
     return _TEMPORARY_NAME.search(path.name) is not None
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Deletes what interrupted writes left in ``folder``. What a living process writes is locked, and stays."""
+    """Deletes files left by interrupted writes in ``folder``. Files of a living process are locked, and stay."""
     for path in folder.glob(f"*{_TEMPORARY_MARK}*"):
         # Except files that are locked, that are gone by now, or that are somebody else's.
         if is_temporary(path) and not irregular(path):
@@ -274,7 +274,7 @@ def check_output_file(path: Path, kind: str, is_kind: Callable[[Path], bool]) ->
 def check_output_folder(folder: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
     """Refuses to write into a directory, or a link to one, that has anything in it unless it is one of the kind.
 
-    ``kind`` is what the command makes of it, with its article; ``is_kind`` is asked about a directory with content.
+    ``kind`` is what the command writes there, with its article; ``is_kind`` is asked about a directory with content.
     Raises InputError: what is there, and what is allowed.
     """
     if folder.is_dir():
@@ -297,8 +297,8 @@ def require_file(path: Path, what: str) -> Path:
     if path.is_dir():
         raise InputError(f"{what} {path}: is a directory; allowed: a file")
     check_local(path)
-    if found := irregular(path):
-        raise InputError(f"{what} {path}: is {found}, and leads to no file; allowed: a regular file")
+    if kind := irregular(path):
+        raise InputError(f"{what} {path}: is {kind}, and leads to no file; allowed: a regular file")
     raise InputError(f"{what} {path}: no such file")
 
 
@@ -329,20 +329,20 @@ _BINARY_BEGINNINGS = {b"ORC": "an ORC file", b"FEA1": "a Feather file"}
 
 
 def not_text(path: Path) -> str:
-    """Describes what a file holds by its first bytes, where that is no text in UTF-8; empty where it may be that."""
+    """Describes a file's content by its first bytes if it is no text in UTF-8; empty if it may be."""
     with path.open("rb") as file:
         start = file.read(512)
-    found = next((what for mark, what in _BEGINNINGS.items() if start.startswith(mark)), "")
-    if found == _BEGINNINGS[b"PK\x03\x04"] and (b"[Content_Types].xml" in start or b"xl/" in start):
-        found = "an Excel workbook (.xlsx)"
-    found = "a tar archive" if start[257:262] == b"ustar" else found
+    kind = next((what for mark, what in _BEGINNINGS.items() if start.startswith(mark)), "")
+    if kind == _BEGINNINGS[b"PK\x03\x04"] and (b"[Content_Types].xml" in start or b"xl/" in start):
+        kind = "an Excel workbook (.xlsx)"
+    kind = "a tar archive" if start[257:262] == b"ustar" else kind
     # The length of a record below 4 GB, a checksum of it, and a message.
-    found = found or ("a TFRecord file" if start[4:8] == bytes(4) and start[12:13] == b"\n" else "")
+    kind = kind or ("a TFRecord file" if start[4:8] == bytes(4) and start[12:13] == b"\n" else "")
     start = start[:64]
-    if not found and min(start, default=9) < 9:
-        found = next((what for mark, what in _BINARY_BEGINNINGS.items() if start.startswith(mark)), "")
+    if not kind and min(start, default=9) < 9:
+        kind = next((what for mark, what in _BINARY_BEGINNINGS.items() if start.startswith(mark)), "")
     # ASCII in UTF-16 without a mark: every other byte is 0.
-    return found or ("UTF-16" if len(start) > 3 and 0 in (max(start[::2]), max(start[1::2])) else "")
+    return kind or ("UTF-16" if len(start) > 3 and 0 in (max(start[::2]), max(start[1::2])) else "")
 
 
 def names_in(folder: Path, suffix: str) -> list[str]:

@@ -110,7 +110,7 @@ def say_crash(error: BaseException, exit_status: int) -> None:
 
 @contextmanager
 def log_format(name: str) -> Iterator[None]:
-    """Gives what the block writes to standard error a form, one of ``FORMATS``."""
+    """Formats the block's standard error in one of ``FORMATS``."""
     if name != JSON:
         yield
         return

@@ -21,8 +21,8 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name
 
 
-class Interrupted(Exception):  # noqa: N818  (not an error: what was done is kept)
-    """Raised where work was to stop and has, with what was done kept; ``status`` is that of the process in a shell."""
+class Interrupted(Exception):  # noqa: N818  (not an error: results are kept)
+    """Raised after work has stopped on request and kept its results; ``status`` is the process's in a shell."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
@@ -44,20 +44,20 @@ def stop_signals() -> Iterator[Stop]:
     def note(number: int, frame: FrameType | None) -> None:
         came.append(signal.Signals(number).name)
         # By the kernel: also amid a step, which Python would wait for.
-        for one in _SIGNALS:
-            signal.signal(one, signal.SIG_DFL)
+        for sig in _SIGNALS:
+            signal.signal(sig, signal.SIG_DFL)
 
-    before = {one: signal.signal(one, note) for one in _SIGNALS}
+    before = {sig: signal.signal(sig, note) for sig in _SIGNALS}
     try:
         yield lambda: came[0] if came else None
     finally:
-        for one, handler in before.items():
-            signal.signal(one, signal.SIG_DFL if handler is None else handler)
+        for sig, handler in before.items():
+            signal.signal(sig, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager
 def delaying_interrupts() -> Iterator[None]:
-    """Raises KeyboardInterrupt at the end of the block in the place of within; other handlers and threads stay.
+    """Raises KeyboardInterrupt at the end of the block instead of within; other handlers and threads stay.
 
     Modules in C turn one that comes while they are loaded into an ImportError, print it, or lose it.
     """
@@ -77,7 +77,7 @@ def delaying_interrupts() -> Iterator[None]:
 
 @contextmanager
 def ending_by_sigterm() -> Iterator[None]:
-    """Raises SystemExit at SIGTERM in the block, to end what was started; other handlers and threads stay."""
+    """Raises SystemExit at SIGTERM in the block, so that it can clean up; other handlers and threads stay."""
     is_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,7 +1,7 @@
 """Copies logs, runs, exports and other folders between this machine and object stores, such as ``s3://bucket/log``.
 
-Whoever reads the target finds it whole at any moment: manifests, in the order of time, checkpoints' ``state.json``,
-``saved_model.pb`` and ``summary.json`` come after what they say is complete, and last what an ingest goes on from.
+A reader finds the target whole at any moment: manifests, in the order of time, checkpoints' ``state.json``,
+``saved_model.pb`` and ``summary.json`` come after the files that they declare complete, and an ingest's state last.
 Schemas, manifests and states of checkpoints are created exclusively; all else is copied where it differs.
 """
 
@@ -42,13 +42,13 @@ _VALUES = re.compile(rb'"values": *\{[^}]*"sha256": *"([0-9a-f]{16})')
 _SCHEMA, _MANIFEST = r"schema\.json", rf"manifests/{_PARTITION}\.json"
 _PARTS = (rf"sidecars/[^/]+/{_PARTITION}\.json", r"checkpoints/[0-9]{20}/state\.json")
 _EXCLUSIVE = (_SCHEMA, *_PARTS, _MANIFEST)
-# What is copied after all else, in this order: a partition's sidecars are there before the partition is.
+# Files copied after all others, in this order: a partition's sidecars are there before the partition is.
 _LATE = (*_PARTS, r"saved_model\.pb", _MANIFEST, r"summary\.json")
-# What an ingest goes on from, with the files that it speaks of: copied last of all, in this order.
+# State of an ingest, with the files that it names: copied last of all, in this order.
 _STATES = (r"\.events/units/[^/]+\.json", r"\.ingest/state\.json", r"\.events/clock\.json")
 
 
-class _Place:
+class _Folder:
     """A folder of this machine or of an object store, by the names of its files."""
 
     def __init__(self, address: str) -> None:
@@ -77,18 +77,18 @@ class _Place:
             raise InputError(f"{address}: {_shown(error)[:300]}") from None
 
     def entries(self) -> dict[str, tuple[int, str]]:
-        """Lists, by names, sizes in bytes and tags, which differ where contents do."""
+        """Lists sizes in bytes and tags by name; tags differ where contents do."""
         if self._store is None:
             files = _files(self._path) if self._path.is_dir() else ()
             stats = {path.relative_to(self._path).as_posix(): path.stat() for path in files}
             return {name: (stat.st_size, str(stat.st_mtime_ns)) for name, stat in stats.items()}
         items = self._list(self._folder.rstrip("/"))
-        found = {item["path"].removeprefix(self._folder): item for item in items}
+        objects = {item["path"].removeprefix(self._folder): item for item in items}
         # Some tools make an object for a folder.
-        folders = {str(folder) for name in found for folder in PurePosixPath(name).parents}
-        kept = {name: item for name, item in found.items() if name not in folders}
+        folders = {str(folder) for name in objects for folder in PurePosixPath(name).parents}
+        listing = {name: item for name, item in objects.items() if name not in folders}
         # Some stores list a tag without the quotes that it has elsewhere.
-        return {name: (item["size"], str(item["e_tag"]).strip('"')) for name, item in kept.items()}
+        return {name: (item["size"], str(item["e_tag"]).strip('"')) for name, item in listing.items()}
 
     def _list(self, folder: str, offset: str | None = None) -> Iterator[Any]:
         import obstore
@@ -115,7 +115,7 @@ class _Place:
                 yield from self._list(below)
 
     def etag(self, name: str, tag: str) -> str:
-        """Returns the tag that S3 gives to a file put by ``write``; of an object its own."""
+        """Returns the tag that S3 would give to a local file put by ``write``; for an object, its own tag."""
         if self._store is not None:
             return tag
         parts = [hashlib.md5(piece, usedforsecurity=False) for piece in self.read(name)] or [hashlib.md5(b"")]
@@ -123,7 +123,7 @@ class _Place:
         return f"{whole.hexdigest()}-{len(parts)}" if len(parts) > 1 else parts[0].hexdigest()
 
     def read(self, name: str) -> Iterator[bytes]:
-        """Yields a content in pieces. Raises FileNotFoundError."""
+        """Yields a file's content in pieces. Raises FileNotFoundError."""
         if self._store is not None:
             yield from map(bytes, self._store.get(self._folder + name).stream(min_chunk_size=_PIECE))
         else:
@@ -131,7 +131,7 @@ class _Place:
                 yield from iter(lambda: file.read(_PIECE), b"")
 
     def write(self, name: str, pieces: Iterator[bytes], mode: Any = "overwrite") -> str:
-        """Creates or replaces a file, which appears whole; returns its tag. ``create``: empty where there is one."""
+        """Creates or replaces a file, which appears whole; returns its tag. With ``create``: empty if it exists."""
         if self._store is None:
             if mode != "create":
                 write_atomic(self._path / name, lambda file: file.writelines(pieces))
@@ -151,9 +151,9 @@ class _Place:
 
 
 class _Sync:
-    """Passes over a source; another one copies what has changed since."""
+    """Copies a source to a target in passes; a later pass copies the changes since."""
 
-    def __init__(self, source: _Place, target: _Place, begin_us: int, progress: _Progress) -> None:
+    def __init__(self, source: _Folder, target: _Folder, begin_us: int, progress: _Progress) -> None:
         self._source, self._target, self._begin_us, self._progress = source, target, begin_us, progress
         self._same: dict[str, tuple[str, str]] = {}  # the tags of both where they had the same content
         self._here: dict[str, tuple[int, str]] = {}
@@ -172,8 +172,8 @@ class _Sync:
                 if not kinds & _FAULTS:
                     raise
                 shown = _shown(error)
-                places = (self._source.address, self._target.address)
-                fault = f"{' and '.join(filter(_ADDRESS.fullmatch, places)) or places[0]}: {shown[:300]}"
+                both = (self._source.address, self._target.address)
+                fault = f"{' and '.join(filter(_ADDRESS.fullmatch, both)) or both[0]}: {shown[:300]}"
                 is_refused = re.search(r"^no such bucket$|status code: 4(?!04|08|09|29)", shown)
                 if kinds & _REFUSALS or (is_refused and "RequestTimeout" not in str(error)):
                     raise InputError(fault) from None
@@ -185,11 +185,11 @@ class _Sync:
             time.sleep(min(0.2 + waited / 2, 10.0))
 
     def _pass(self) -> None:
-        # What says that others are complete counts if it was there before these were listed.
+        # A file that declares others complete counts if it was there before these were listed.
         before = self._here = self._source.entries()
         self._there = self._target.entries()
-        found = [name for one in _STATES for name in sorted(before) if _matches(name, one)]
-        states = {name: b"".join(self._source.read(name)) for name in found if not self._is_same(name)}
+        state_names = [name for pattern in _STATES for name in sorted(before) if _matches(name, pattern)]
+        states = {name: b"".join(self._source.read(name)) for name in state_names if not self._is_same(name)}
         self._here = self._source.entries()
         if states and self._here != before:
             log.warning("%s: changes; .ingest and .events wait for the next copy", self._source.address)
@@ -198,7 +198,7 @@ class _Sync:
         # First of all: whether these are the same log or run.
         exclusive = {name for name in names if _matches(name, *_EXCLUSIVE)}
         first = {name for name in exclusive if name in self._there or _matches(name, _SCHEMA)}
-        late = [name for one in _LATE for name in sorted({*names} - first) if _matches(name, one)]
+        late = [name for pattern in _LATE for name in sorted({*names} - first) if _matches(name, pattern)]
         for name in sorted(first):
             self._create(name)
         with ThreadPoolExecutor(_THREADS, "sync") as threads:
@@ -232,20 +232,20 @@ class _Sync:
         self.copied.add(name)
 
     def _create(self, name: str) -> None:
-        """Creates a file after those that it says are complete, also after those that an old listing leaves out."""
+        """Creates a file after the files that it declares complete, even those that an old listing lacks."""
         content, path = b"".join(self._source.read(name)), PurePosixPath(name)
         folder, above = path.parent, path.parent.parent
-        place = above / "shards" if folder.name == "manifests" else folder
-        files = [place / file.decode() for file in _NAMED.findall(content)]
-        files += [above / f"values/{path.stem}-{one.decode()}.parquet" for one in _VALUES.findall(content)]
+        base = above / "shards" if folder.name == "manifests" else folder
+        files = [base / file.decode() for file in _NAMED.findall(content)]
+        files += [above / f"values/{path.stem}-{sha.decode()}.parquet" for sha in _VALUES.findall(content)]
         for needed in map(str, files or [folder / "arrays.npz"] * (above.name == "checkpoints")):
             if not {name, needed} & (self._there.keys() | self.copied):
                 self._copy(needed)
         if self._target.write(name, iter([content]), "create"):
             self.copied.add(name)
-        # After a lost answer it is what was sent. While somebody creates it, there may be nothing yet.
-        elif (found := b"".join(self._target.read(name))) != content:
-            if _matches(name, _SCHEMA) and b'"version"' not in found:
+        # After a lost answer it is the content sent. While another process creates it, it may be empty yet.
+        elif (existing := b"".join(self._target.read(name))) != content:
+            if _matches(name, _SCHEMA) and b'"version"' not in existing:
                 return self._copy(name)  # over somebody's file of this name, of no log or run
             where = f"{self._target.address}/{name}"
             raise InputError(f"{where}: is there, of another log or run, and is kept; use another DST")
@@ -253,12 +253,12 @@ class _Sync:
 
 
 def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    place = folder.resolve()
-    if place in above:
+    resolved = folder.resolve()
+    if resolved in above:
         raise InputError(f"{folder}: links to a folder that holds it; remove the link")
     for path in folder.iterdir():
         if path.is_dir():
-            yield from _files(path, (*above, place))
+            yield from _files(path, (*above, resolved))
         elif path.is_file():
             yield path
 
@@ -286,13 +286,13 @@ def sync(
 
     Args:
         begin_us: leaves out the partitions of a log that end by then, in microseconds.
-        follow_seconds: looks again so often until SIGINT or SIGTERM, then once more, and raises Interrupted.
+        follow_seconds: repeats at this interval until SIGINT or SIGTERM, then once more, and raises Interrupted.
         progress: called with the number of files copied so far.
 
     Raises InputError: a wrong address, or the target is another log or run; PassingError: a store does not answer.
     """
     try:
-        copies = _Sync(_Place(source), _Place(target), begin_us, progress)
+        copies = _Sync(_Folder(source), _Folder(target), begin_us, progress)
     except ModuleNotFoundError:
         raise InputError("ctr sync requires the package obstore", "pip install 'clicktrain[cloud]'") from None
     if follow_seconds is None and not _ADDRESS.fullmatch(source) and not Path(source).is_dir():

@@ -253,7 +253,7 @@ class ScratchTables:
 
     def _variables(self, number: int) -> list[tf.Variable]:
         name = list(self.optimizer.tables)[number]
-        return [self._tables.weights[number], *self.optimizer.kept[name]]
+        return [self._tables.weights[number], *self.optimizer.state[name]]
 
 
 def _join(distinct: np.ndarray, counts: np.ndarray, capacity: int, end: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Cluster of processes that train together, as the environment variable TF_CONFIG says it; read without TensorFlow."""
+"""Cluster of processes that train together, by the environment variable TF_CONFIG; read without TensorFlow."""
 
 import json
 import os

@@ -28,7 +28,7 @@ _PATIENCE_SECONDS = 3600.0
 # The number of a call, and behind it the size that is not static: a key serves tensors of one shape alone.
 _SIZES = 1 << 22
 _MAX_CALLS = (2**31 - 1) // _SIZES
-# What exchanges fail with when a worker is gone, or does not take part in time.
+# Errors of exchanges when a worker is gone, or does not take part in time.
 _LOST = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -38,9 +38,9 @@ _LOST = (
 
 
 class Workers:
-    """Workers that train together, as one of them sees them; those of a process alone have no ``names``.
+    """Workers that train together, as seen by one of them; a process alone has no ``names``.
 
-    ``timeout_seconds``: a step fails that a worker does not take part in for so long; 0: never. Between two steps, and
+    ``timeout_seconds``: a step fails after waiting this long for a worker; 0: never. Between two steps, and
     in the first ones, which are compiled, others may take longer (``patience``).
     """
 
@@ -62,7 +62,7 @@ class Workers:
 
     @property
     def patience(self) -> float:
-        """Seconds that others may take for what is not a step: to compile, to check rows, to write; 0: any time."""
+        """Seconds that others may take outside of steps: to compile, to check rows, to write; 0: any time."""
         return max(self.timeout_seconds, _PATIENCE_SECONDS) if self.timeout_seconds else 0.0
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -85,7 +85,7 @@ class Workers:
         return [tf.ensure_shape(tf.reshape(part, shape), of.shape) for part, shape, of in results]
 
     def total(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums as ``all_reduce``, with the sum's gradient: right where all go on to compute the same with it."""
+        """Sums as ``all_reduce`` with the sum's gradient, which is right if all compute the same from the sum."""
         if self.size == 1:
             return list(tensors)
 
@@ -105,7 +105,7 @@ class Workers:
         return tf.ensure_shape(gathered, [first, *tensor.shape[1:]])
 
     def exchange(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Gives each worker its part of tensors [W, N, C] of one dtype, C static; returns what this one gets."""
+        """Sends each worker its part of tensors [W, N, C] of one dtype, C static; returns the parts received."""
         if self.size == 1 or not tensors:
             return list(tensors)
         flat = tf.concat([tf.reshape(tensor, [self.size, -1]) for tensor in tensors], axis=1)
@@ -122,8 +122,8 @@ class Workers:
             return np.repeat(numbers[np.newaxis], self.size, axis=0)
         kind = np.float32 if numbers.dtype == np.float32 else np.int64
         with self.timeout(is_patient=True):
-            found = self._gather_now(numbers.astype(kind, copy=False).reshape(-1))
-        return found.reshape(self.size, *numbers.shape)
+            gathered = self._gather_now(numbers.astype(kind, copy=False).reshape(-1))
+        return gathered.reshape(self.size, *numbers.shape)
 
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
         """Sums int32 [N], element by element, which must fit; between two steps."""
@@ -140,11 +140,11 @@ class Workers:
         padded = content.ljust(-(-int(sizes.max()) // 8) * 8, b"\0")
         if not padded:
             return [""] * self.size
-        found = self.gather_numbers(np.frombuffer(padded, "<i8"))
-        return [row.tobytes()[:size].decode() for row, size in zip(found, sizes, strict=True)]
+        rows = self.gather_numbers(np.frombuffer(padded, "<i8"))
+        return [row.tobytes()[:size].decode() for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, content: Any) -> Any:
-        """Returns in all what the first worker has, as JSON can hold it; between two steps."""
+        """Returns the first worker's content, which JSON can hold, in all workers; between two steps."""
         if self.size == 1:
             return content
         return json.loads(self.gather_texts(json.dumps(content) if self.is_chief else "")[0])
@@ -154,13 +154,13 @@ class Workers:
         if self.size == 1:
             return function()
         with self.raise_if_any_failed():
-            found = function() if self.is_chief else None
-        result: T = self.broadcast(found)
+            content = function() if self.is_chief else None
+        result: T = self.broadcast(content)
         return result
 
     @contextmanager
     def raise_if_any_failed(self) -> Iterator[None]:
-        """Raises InputError in all workers where the block raised one in any; it must exchange nothing itself."""
+        """Raises InputError in all workers if the block raised one in any; it must exchange nothing itself."""
         if self.size == 1:
             yield
             return
@@ -211,7 +211,7 @@ class Workers:
         self.gather_numbers(np.zeros(1, np.int64))
 
     def leave(self) -> None:
-        """Returns when all have what was exchanged before: who ends takes with it what others have not received yet."""
+        """Waits until all workers received earlier messages; a worker that exits sooner loses them."""
         try:
             with self.timeout(is_patient=False):
                 self.wait_for_all()
@@ -219,10 +219,10 @@ class Workers:
             log.info("left: %s", error)
 
     def agree(self, what: str, text: str) -> None:
-        """Raises InputError in all workers, with the addresses, where some have another text than the first."""
+        """Raises InputError in all workers, with the addresses, if some have another text than the first."""
         digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), "<i8")
-        found = self.gather_numbers(digest)
-        other = [self.names[rank] for rank in range(self.size) if (found[rank] != found[0]).any()]
+        digests = self.gather_numbers(digest)
+        other = [self.names[rank] for rank in range(self.size) if (digests[rank] != digests[0]).any()]
         if other:
             self.leave()
             raise InputError(
@@ -240,7 +240,7 @@ class Workers:
 
     @cached_property
     def _eager(self) -> dict[str, Callable[[tf.Tensor], tf.Tensor]]:
-        """Collectives run in graphs alone; each of these is traced once, when it is first called."""
+        """Functions between steps, as collectives run in graphs alone; each is traced once, at its first call."""
 
         def add(flat: tf.Tensor) -> tf.Tensor:
             return self._summed(flat, self._key(flat))
@@ -279,10 +279,10 @@ class Workers:
         }
 
     def _key(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Key of a call: it depends on the order of calls, the same in all workers, and on what is exchanged."""
-        known = [size for size in tensor.shape if size]
-        unknown = tf.size(tensor) // int(np.prod(known, dtype=np.int64))
-        return self._next_key() + tf.math.floormod(unknown, _SIZES)
+        """Returns the key of a call: by the order of calls, the same in all workers, and the size of the tensor."""
+        static = [size for size in tensor.shape if size]
+        dynamic = tf.size(tensor) // int(np.prod(static, dtype=np.int64))
+        return self._next_key() + tf.math.floormod(dynamic, _SIZES)
 
     def _next_key(self) -> int:
         self._calls += 1
@@ -292,7 +292,7 @@ class Workers:
 
 
 def _up_to_few(size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Padding that makes a size one of few, since TensorFlow keeps something for each; and a number of that one."""
+    """Returns the padding to one of a few sizes, as TensorFlow keeps state for each, and that size's number."""
     bits = tf.reduce_sum(tf.cast(size >= tf.constant([1 << bit for bit in range(31)]), tf.int32))
     step = tf.maximum(256, tf.bitwise.left_shift(1, tf.maximum(bits - 5, 0)))
     count = (size + step - 1) // step
@@ -300,7 +300,7 @@ def _up_to_few(size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _padded(numbers: np.ndarray) -> np.ndarray:
-    """Numbers [N] with zeros behind them, so that N is one of few (see ``_up_to_few``)."""
+    """Pads numbers [N] with zeros so that N is one of a few sizes (see ``_up_to_few``)."""
     count = len(numbers)
     step = max(256, 1 << max(count.bit_length() - 5, 0))
     return np.pad(numbers, (0, -count % step))
@@ -318,7 +318,7 @@ def total(group: Workers, number: int) -> int:
 
 
 def gather_uneven(group: Workers, numbers: np.ndarray) -> np.ndarray:
-    """Concatenates int64 [N] of all workers, N being another one in each."""
+    """Concatenates int64 [N] of all workers, where N may differ."""
     (lengths,) = group.gather_numbers(np.array([len(numbers)], np.int64)).T
     padded = np.pad(numbers.astype(np.int64, copy=False), (0, int(lengths.max()) - len(numbers)))
     gathered = group.gather_numbers(padded)
@@ -330,8 +330,8 @@ def gather_divided(
 ) -> np.ndarray:
     """Gathers in the first worker an array of which each has every W-th entry, from its rank on; empty in others.
 
-    ``read`` returns a slice of this worker's entries, of whole numbers or float32 [N, ...]; ``length`` is that of the
-    whole array; ``piece`` entries of each worker are sent at once.
+    ``read`` returns a slice of this worker's entries, of whole numbers or float32 [N, ...]; ``length`` is the
+    whole array's; ``piece`` entries of each worker are sent at once.
     """
     held, most = len(range(group.rank, length, group.size)), -(-length // group.size)
     if group.size == 1:

@@ -1,8 +1,8 @@
-"""Starts the workers of a run on this machine, looks after them, and starts them again where one is lost.
+"""Starts the workers of a run on this machine, monitors them, and restarts them when one is lost.
 
-The workers are processes of one command, each with a seat of its own (``ctr.workers.seats``). How one ends says what
-becomes of all: 0: it is done. 1: bad input, which would be found again, and is final. 75: it has lost another worker,
-or met what may pass. Any other, a signal: it died.
+The workers are processes of one command, each with a seat of its own (``ctr.workers.seats``). The exit status
+of one decides for all: 0: it is done. 1: bad input, which a restart would meet again, is final. 75: it has lost
+another worker, or met a fault that may pass. Any other status, or a signal: it died.
 
 One that hangs is noticed by the others, whose exchanges with it fail after a timeout of their own: they end with 75,
 and the one that is left is the one that hangs. Then all are ended, and started again from the last checkpoint.
@@ -38,19 +38,19 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Launch:
-    """Plan of a launch, and who is shown what becomes of it."""
+    """Plan of a launch, and callbacks for its progress."""
 
     command: Sequence[str]
     size: int
-    folder: Path  # where the output of each worker is kept, as NNN.log; made if it does not exist
+    folder: Path  # of each worker's output, NNN.log; created if it does not exist
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     show: Callable[[Report], None] = lambda report: None  # called with each report of a worker
-    say: Callable[[str], None] = lambda text: None  # called with a line when the workers are started again
+    say: Callable[[str], None] = lambda text: None  # called with a line at each restart
     mark: Callable[[], int] = lambda: 0  # returns a number that a checkpoint makes larger
-    max_restarts: int = MAX_RESTARTS  # how often the workers are started again without a checkpoint between
-    start_seconds: float | None = None  # who has not reported ``joining`` by then hangs; None: none does
-    settle_seconds: float = _SETTLE_SECONDS  # how long others have to end after the first that lost a worker
-    stopped_seconds: float = _STOPPED_SECONDS  # after how long a worker is lost that a signal has stopped
+    max_restarts: int = MAX_RESTARTS  # most restarts without a checkpoint between
+    start_seconds: float | None = None  # a worker that is not ``joining`` by then hangs; None: no limit
+    settle_seconds: float = _SETTLE_SECONDS  # time for others to end after the first that lost a worker
+    stopped_seconds: float = _STOPPED_SECONDS  # time after which a worker stopped by a signal is lost
 
 
 class _Worker(NamedTuple):
@@ -73,10 +73,10 @@ class _Worker(NamedTuple):
 
 @dataclass
 class _Heard:
-    """What workers reported: their errors, and who joins or has joined; and who is stopped, since when."""
+    """Reports of workers: their errors, which have begun to join, and which are stopped, since when."""
 
     errors: dict[int, str] = field(default_factory=dict)
-    passing: set[int] = field(default_factory=set)  # who met what may pass, and has not only lost another
+    passing: set[int] = field(default_factory=set)  # workers with a passing fault other than a lost one
     joining: set[int] = field(default_factory=set)
     stopped: dict[int, float] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ def threads_each(size: int, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _run_once(plan: Launch, stop: Stop) -> int | _Failure:
-    """The first worker's status where none failed or all were to stop, else the failure."""
+    """Returns the first worker's status if none failed or all were to stop, else the failure."""
     reports = Reports()
     workers: list[_Worker] = []
     heard = _Heard()
@@ -184,7 +184,7 @@ def _hear(plan: Launch, reports: Reports, heard: _Heard, timeout: float) -> None
 
 
 def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _Heard, stop: Stop) -> bool:
-    """Returns when all have ended, or those that fail are known; whether they were to stop."""
+    """Waits until all have ended, or the failed ones are known; returns whether they were to stop."""
     is_stopped, begun = False, None
     late = time.monotonic() + (math.inf if plan.start_seconds is None else plan.start_seconds)
     while True:
@@ -207,13 +207,13 @@ def _wait(plan: Launch, workers: Sequence[_Worker], reports: Reports, heard: _He
         heard.stopped = {rank: heard.stopped.get(rank, now) for rank in stopped}
         is_stuck = any(now - since > plan.stopped_seconds for since in heard.stopped.values())
         if None not in statuses or (not is_stopped and (is_late or is_stuck or is_decided)):
-            # What was reported before the end.
+            # Reports from before the end.
             _hear(plan, reports, heard, 0)
             return is_stopped
 
 
 def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
-    """Returns which worker failed, and how; None where all are done, or the first one is, which leaves last.
+    """Returns the failed worker and why, or None once worker 0, which always exits last, has succeeded.
 
     A worker that ended only because it lost another one is named only if nothing else is known.
     """
@@ -227,7 +227,7 @@ def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
     for worker in ended:
         if worker.process.returncode == INPUT:
             text = heard.errors.get(worker.rank) or _last_line(worker.log)
-            # What all have found is said as by a process alone.
+            # A fault that all workers meet reads as in a process alone.
             return _Failure(text if worker.rank == 0 else f"{worker}: {text}", True)
     running = [worker for worker in workers if worker.process.returncode is None]
     # Where none failed and some run, one of them does not begin.

@@ -1,7 +1,7 @@
-"""Workers of one machine, which exchange arrays in shared memory and notes that they are there, and listen to nothing.
+"""Workers of one machine: they exchange arrays in shared memory, announce them by notes, and listen on no port.
 
-A worker has two areas of memory, which take turns: who has the notes of an exchange knows that all others have read
-the arrays of the one before. ``join`` joins a process to such workers, or to those of a cluster.
+A worker has two areas of memory, which take turns: a worker that has the notes of an exchange knows that all others
+have read the arrays of the previous one. ``join`` joins a process to such workers, or to those of a cluster.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ _ALIGNED_BYTES = 64
 # Of an exchange: how many there were before, the number of the call, and bytes. Of a loss: -1, a worker, and 0.
 _NOTE = struct.Struct("<qqq")
 _LOSS = -1
-# An exchange in a step needs Python, which the thread that reads ahead gives away after so long.
+# An exchange in a step needs Python, which the thread that reads ahead releases after this time.
 _SWITCH_SECONDS = 0.0005
 
 _JOIN_SECONDS = 3600.0
 """Wait for the first worker, which a scheduler may start later; TensorFlow's own limit for the others."""
 
 _HEARTBEAT_SECONDS = 20.0
-"""Without a sign of life of a worker's process for so long, it is lost: its machine, the network, or it is stopped."""
+"""Without a sign of life for this long, a worker's process is lost: its machine, the network, or it is stopped."""
 
 
 class LostError(Exception):
@@ -52,7 +52,7 @@ class LostError(Exception):
 class Board:
     """Exchanges of one worker; all make the same ones in the same order.
 
-    ``until``, by ``time.monotonic``, an exchange waits for the others. ``lost`` is None while none has failed.
+    An exchange waits for the others until ``until``, by ``time.monotonic``. ``lost`` has the lost workers, if any.
     """
 
     def __init__(self, seat: Seat) -> None:
@@ -67,7 +67,7 @@ class Board:
     def exchange(self, number: int, array: np.ndarray) -> list[np.ndarray]:
         """Returns the arrays of all workers, flat, by rank; they stay as they are until the next exchange ends.
 
-        All give the same dtype, size and number of the call; else RuntimeError. A LostError fails all later exchanges.
+        All must pass the same dtype, size and number of the call, else RuntimeError. After a LostError all others fail.
         """
         with self._lock:
             if self.lost is not None:
@@ -87,7 +87,7 @@ class Board:
 
     def _tell(self, note: tuple[int, int, int]) -> None:
         for connection in self._sockets.values():
-            # That a worker is gone is seen where its notes are read, which say more.
+            # A lost worker is noticed where its notes are read, which say more.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.send(_NOTE.pack(*note))
 
@@ -119,7 +119,7 @@ class Board:
             try:
                 content = self._sockets[rank].recv(_NOTE.size)
             except ConnectionResetError:
-                # It ended without having read all; what it sent before comes now.
+                # It ended without having read all; its earlier notes come now.
                 continue
             return _NOTE.unpack(content) if content else None
 
@@ -137,7 +137,7 @@ class _Area:
         self._bytes = np.zeros(0, np.uint8)
 
     def of(self, count: int) -> np.ndarray:
-        """Its first bytes, uint8 [count]; it grows if it has fewer."""
+        """Returns the first bytes, uint8 [count]; grows the area if it has fewer."""
         if count > len(self._bytes):
             size = os.fstat(self._descriptor).st_size
             if count > size:
@@ -163,13 +163,13 @@ def add_up(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def _piece(count: int, itemsize: int, workers: int) -> int:
     chunks = workers * (1 if count * itemsize // workers <= _CHUNK_BYTES else 2)
     elements = -(-count // chunks)
-    # Up to the next multiple, also of what is one.
+    # Up to the next multiple, even from an exact one.
     elements += (_ALIGNED_BYTES - elements * itemsize % _ALIGNED_BYTES) // itemsize
     return elements * chunks // workers
 
 
 class LocalWorkers(Workers):
-    """Workers of one machine, as one of them sees them."""
+    """Workers of one machine, as seen by one of them."""
 
     lost_errors = (LostError,)
 
@@ -197,7 +197,7 @@ class LocalWorkers(Workers):
         try:
             yield
         except (LostError, tf.errors.OpError):
-            # TensorFlow makes an error of its own of one in a step.
+            # TensorFlow replaces an error in a step by one of its own.
             if self._board.lost is None:
                 raise
             raise WorkerLostError(self._loss(self._board.lost, "which died or hangs")) from None
@@ -226,32 +226,32 @@ class LocalWorkers(Workers):
     def _exchanged(
         self, tensor: tf.Tensor, take: Callable[[Sequence[np.ndarray], tuple[int, ...]], np.ndarray]
     ) -> tf.Tensor:
-        """A new array that ``take`` makes of the flat arrays of all workers, and of the shape of this one's."""
+        """Returns the array that ``take`` computes from the flat arrays of all workers and this worker's shape."""
         number = self._calls
 
         def exchange(array: np.ndarray) -> np.ndarray:
             return take(self._board.exchange(number, array), array.shape)
 
-        # A step keeps the order of what reads and writes a variable; that of other operations could differ in another
-        # worker, and each of the two would wait for the other.
+        # A step keeps the order of reads and writes of a variable; the order of other operations could differ between
+        # workers, and each of the two would wait for the other.
         with tf.device("CPU:0"):
             turn = self._turn.read_value()
             with tf.control_dependencies([turn]):
-                found = tf.numpy_function(exchange, [tensor], tensor.dtype, name="exchange")
-            with tf.control_dependencies([found]):
+                result = tf.numpy_function(exchange, [tensor], tensor.dtype, name="exchange")
+            with tf.control_dependencies([result]):
                 self._turn.assign_add(1)
-        return found
+        return result
 
 
-def join(place: Seat | Cluster | None, timeout: float) -> Workers:
+def join(member: Seat | Cluster | None, timeout: float) -> Workers:
     """Joins the other workers, for up to an hour; must be called before TensorFlow computes anything."""
-    if place is None or place.size == 1:
+    if member is None or member.size == 1:
         return ALONE
-    log.info("worker %d of %d: joining", place.rank, place.size)
-    workers = LocalWorkers(place, timeout) if isinstance(place, Seat) else Workers(place, timeout)
+    log.info("worker %d of %d: joining", member.rank, member.size)
+    workers = LocalWorkers(member, timeout) if isinstance(member, Seat) else Workers(member, timeout)
     with workers.noticing_losses():
-        if isinstance(place, Cluster):
-            _start_server(place)
+        if isinstance(member, Cluster):
+            _start_server(member)
         workers.wait_for_all()
     return workers
 

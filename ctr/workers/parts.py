@@ -1,4 +1,4 @@
-"""Arrays of which each worker holds a part: whose rows are whose, and how the parts make the whole again."""
+"""Arrays of which each worker holds a part: the assignment of rows, and how parts are joined again."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
@@ -11,7 +11,7 @@ class Part(NamedTuple):
     """Part of an array that a worker holds: some of its rows."""
 
     rows: np.ndarray  # int64 [n], in the order in which the worker has them
-    total: int  # how many there are in all parts together
+    total: int  # number of rows in all parts together
     # Of the whole array, where rows are single elements of it, numbered in row-major order.
     shape: tuple[int, ...] | None = None
 
@@ -33,12 +33,12 @@ class Part(NamedTuple):
 
 
 class Sharding:
-    """Division of a worker's arrays, by name; those that are not here it has whole, as all others have."""
+    """Division of a worker's arrays, by name; any other array each worker has whole."""
 
     def __init__(
         self, rank: int, size: int, dealt: Mapping[str, int] = {}, parts: Mapping[str, Part] = {}
     ) -> None:
-        """Deals the rows of ``dealt`` (their numbers in the whole) in turn; ``parts`` are divided otherwise."""
+        """Deals the rows of ``dealt`` (numbers of rows by name) in turn; ``parts`` are divided otherwise."""
         self._rank, self._size = rank, size
         self._dealt, self._parts = dict(dealt), dict(parts)
         # Once for all arrays of one length: a part takes 8 bytes for each of its rows.
@@ -48,7 +48,7 @@ class Sharding:
         return name in self._dealt or name in self._parts
 
     def part(self, name: str, rows: int) -> Part | None:
-        """Returns the part that the worker is to have of an array with so many rows; None: all of it."""
+        """Returns the worker's part of an array with ``rows`` rows; None: all of it."""
         return self._of_length(rows) if name in self._dealt else self._parts.get(name)
 
     def joined(self, other: "Sharding", prefix: str) -> "Sharding":
@@ -67,7 +67,7 @@ def rows_of(rank: int, size: int, total: int) -> Part:
 
 
 def shard(array: np.ndarray, part: Part) -> np.ndarray:
-    """Takes a part of a whole array. Raises ValueError: it is of another array."""
+    """Takes a part of a whole array. Raises ValueError if it is of another array."""
     flat = array if part.shape is None else array.reshape(-1)
     if len(flat) != part.total:
         raise ValueError(f"a part of {part.total} rows is not one of an array {array.shape}")
@@ -76,7 +76,7 @@ def shard(array: np.ndarray, part: Part) -> np.ndarray:
 
 
 def reshard(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
-    """Makes the whole array. Raises ValueError: parts do not fit, or a row is in none of them or in two."""
+    """Joins parts to the whole array. Raises ValueError: parts do not fit, or a row is in none of them or in two."""
     (first, array), *_ = parts
     whole, seen = np.zeros((first.total, *array.shape[1:]), array.dtype), np.zeros(first.total, np.int64)
     for part, values in parts:
@@ -92,7 +92,7 @@ def reshard(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
 def reshard_to(
     wanted: Part, parts: Sequence[tuple[Part, np.ndarray]], array: np.ndarray | None = None
 ) -> np.ndarray:
-    """Makes one worker's part of others' parts, some of which may come in a later call, with the ``array`` so far.
+    """Joins one worker's part from others' parts; more may come in a later call, with the ``array`` so far.
 
     Rows that are yet to come are zero. Raises ValueError: the parts are of different arrays.
     """
@@ -104,9 +104,9 @@ def reshard_to(
             array = np.zeros((len(rows), *values.shape[1:]), values.dtype)
         if not len(rows):
             continue
-        places = np.minimum(np.searchsorted(rows, part.rows), len(rows) - 1)
-        known = np.flatnonzero(rows[places] == part.rows)
-        array[order[places[known]]] = values[known]
+        positions = np.minimum(np.searchsorted(rows, part.rows), len(rows) - 1)
+        matching = np.flatnonzero(rows[positions] == part.rows)
+        array[order[positions[matching]]] = values[matching]
     assert array is not None
     return array
 

@@ -11,7 +11,7 @@ VARIABLE = "CTR_REPORTS"
 
 
 class Report(NamedTuple):
-    """One report of a worker: its rank, what it is about, and content of JSON's types."""
+    """One report of a worker: its rank, kind, and content of JSON's types."""
 
     rank: int
     kind: str
@@ -27,7 +27,7 @@ class Reporter:
         os.set_inheritable(descriptor, False)
 
     def report(self, kind: str, **content: Any) -> None:
-        """Reports in one write, to which text is cut; without waiting: nothing while no reader takes it."""
+        """Reports in one write, text cut to fit, without waiting: drops the report while the pipe is full or closed."""
         line = _line(self.rank, kind, content)
         if len(line) > select.PIPE_BUF:
             # A character takes up to 12 bytes in JSON.
@@ -44,7 +44,7 @@ def _line(rank: int, kind: str, content: Mapping[str, Any]) -> bytes:
 
 
 def reporter_of() -> Reporter | None:
-    """Takes the way to the process that started this one from the environment, so that its own children lack it."""
+    """Takes the pipe to the parent process from the environment, so that this process's children lack it."""
     descriptor, _, rank = os.environ.pop(VARIABLE, "").partition(":")
     return Reporter(int(descriptor), int(rank)) if descriptor else None
 

@@ -1,4 +1,4 @@
-"""Places of workers on one machine: what each inherits, so that it reaches the others and nobody else does.
+"""Seats of workers on one machine: descriptors that each inherits, to reach the others, which nobody else can.
 
 The process that starts the workers makes a pair of connected sockets for every two of them, and areas of memory. None
 of it has a name, a path or an address, so that no other machine, and no process of another user, can connect.
@@ -20,7 +20,7 @@ AREAS = 2  # areas of memory of each worker, which take turns
 
 @dataclass(frozen=True)
 class Seat:
-    """Place of one worker: descriptors of its sockets, by the others' ranks (its own is -1), and all workers' areas."""
+    """Seat of one worker: descriptors of its sockets, by the others' ranks (-1 for its own), and of all areas."""
 
     rank: int
     sockets: tuple[int, ...]
@@ -32,7 +32,7 @@ class Seat:
 
     @property
     def descriptors(self) -> list[int]:
-        return [one for one in self.sockets if one >= 0] + [one for areas in self.areas for one in areas]
+        return [d for d in self.sockets if d >= 0] + [d for areas in self.areas for d in areas]
 
     def variable(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -49,12 +49,12 @@ def make_seats(size: int) -> Iterator[Seat]:
                 pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 ends[rank, other], ends[other, rank] = (end.detach() for end in pair)
             yield Seat(rank, tuple(ends.get((rank, other), -1) for other in range(size)), areas)
-            # Only the workers are to have them: where one of these ends, the others are to notice.
+            # Only the workers may have them, so that the others notice when one ends.
             for other in range(size):
                 if other != rank:
                     os.close(ends.pop((rank, other)))
     finally:
-        for descriptor in (*ends.values(), *(one for own in areas for one in own)):
+        for descriptor in (*ends.values(), *(d for row in areas for d in row)):
             os.close(descriptor)
 
 
@@ -64,7 +64,7 @@ def read_place(environment: MutableMapping[str, str] = os.environ) -> Seat | Clu
     if not text:
         return read_cluster(environment)
     content: dict[str, Any] = json.loads(text)
-    areas = tuple(tuple(own) for own in content["areas"])
+    areas = tuple(tuple(row) for row in content["areas"])
     seat = Seat(content["rank"], tuple(content["sockets"]), areas)
     for descriptor in seat.descriptors:
         os.set_inheritable(descriptor, False)

@@ -1,4 +1,4 @@
-"""Time that workers wait for each other, and who is lost by what TensorFlow's coordination service says."""
+"""Time limits of exchanges, and the workers that TensorFlow's coordination service calls lost."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-# The time that others, which wait for the same, have to say so.
+# Time for the others, which wait for the same worker, to reach the barrier.
 _ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 _TIMED_OUT = "timed out"
@@ -30,7 +30,7 @@ class TimeLimit:
 
     @contextmanager
     def of(self, seconds: float) -> Iterator[None]:
-        """Makes exchanges in the block that last longer fail, and all later ones; 0: only a limit around it holds."""
+        """Makes exchanges in the block fail that last longer, and all later ones; 0: only an outer limit holds."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="exchange_limit", daemon=True)
             self._thread.start()
@@ -55,15 +55,15 @@ def find_lost(message: str, rank: int, size: int) -> list[int]:
         # It runs in the first worker.
         return [0] if rank else []
     if _TIMED_OUT not in message:
-        # What is named after the first has only passed the error on.
-        named = [int(found) for found in _TASK.findall(message)]
+        # Workers named after the first have only passed the error on.
+        named = [int(task) for task in _TASK.findall(message)]
         return [other for other in named if other != rank and other < size][:1]
     from tensorflow.python.eager import context
 
-    # A process that hangs is alive. Those that wait for it meet; the service says who does not come.
+    # A process that hangs is alive. The workers that wait for it meet; the service names the missing ones.
     try:
         context.context().wait_at_barrier("ctr/lost", round(1000 * _ANSWER_SECONDS))
     except tf.errors.OpError as error:
         _, _, missing = str(error).partition("timed out task names")
-        return sorted({int(found) for found in _TASK.findall(missing)} - {rank})
+        return sorted({int(task) for task in _TASK.findall(missing)} - {rank})
     return []

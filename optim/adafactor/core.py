@@ -46,10 +46,10 @@ def second_moment_decay(options: AdafactorOptions, step: tf.Tensor) -> tf.Tensor
 
 def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
     """Computes U = G / sqrt(R C / 1^T R), [..., n, m], of R [..., n] and C [..., m] (algorithm 4, lines 7 and 8)."""
-    # Of each factor by itself: their product would leave float32 where gradients are tiny.
+    # Each factor by itself: their product would underflow float32 where gradients are tiny.
     share = tf.math.divide_no_nan(rows, tf.reduce_sum(rows, axis=-1, keepdims=True))
-    found = tf.math.divide_no_nan(gradient, tf.sqrt(share)[..., :, tf.newaxis])
-    return tf.math.divide_no_nan(found, tf.sqrt(columns)[..., tf.newaxis, :])
+    scaled = tf.math.divide_no_nan(gradient, tf.sqrt(share)[..., :, tf.newaxis])
+    return tf.math.divide_no_nan(scaled, tf.sqrt(columns)[..., tf.newaxis, :])
 
 
 def row_update(
@@ -71,8 +71,8 @@ def row_update(
     rows = decay * moments.rows + (1.0 - decay) * _mean(squared, 1)
     rows = tf.where(touched > 0, rows, moments.rows)
     decay = second_moment_decay(options, tf.maximum(table_steps, 1.0))
-    found = tf.math.divide_no_nan(total, count)
-    columns = tf.where(count > 0, decay * moments.columns + (1.0 - decay) * found, moments.columns)
+    mean = tf.math.divide_no_nan(total, count)
+    columns = tf.where(count > 0, decay * moments.columns + (1.0 - decay) * mean, moments.columns)
     share = tf.math.divide_no_nan(columns, _mean(columns, 0))
     direction = tf.math.divide_no_nan(gradient, tf.sqrt(rows))
     direction = tf.math.divide_no_nan(direction, tf.sqrt(share)[tf.newaxis])
@@ -86,7 +86,7 @@ def _mean(values: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 def clip(options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None) -> tf.Tensor:
-    """Computes U / max(1, RMS(U) / d) (algorithm 4, line 9; section 6), of U of any shape, or of touched rows.
+    """Computes U / max(1, RMS(U) / d) (algorithm 4, line 9; section 6), for U of any shape, or for touched rows.
 
     Where second moments fit, RMS(U) is about 1; where they are out of date, it is larger. Clipping gradients does not
     limit the step, as the division takes their scale away.
@@ -98,7 +98,7 @@ def clip(options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None
 
 
 def root_mean_square(values: tf.Tensor, touched: tf.Tensor | None = None) -> tf.Tensor:
-    """Computes RMS, a scalar; of touched rows of [U, C] where ``touched`` [U, 1] is given; 0 of nothing."""
+    """Computes the RMS, a scalar, of touched rows of [U, C] alone if ``touched`` [U, 1] is given; 0 for no elements."""
     if touched is None:
         count = tf.cast(tf.size(values), values.dtype)
     else:
@@ -139,10 +139,10 @@ class AdafactorCore(GradientSteps):
     ) -> None:
         self.options, self.weights, self.tables = options, list(weights), tuple(tables)
         self.dtype = tf.float64 if tf.float64 in [weight.dtype for weight in weights] else tf.float32
-        self.variables = made = Variables(create, self.dtype)
-        self.step = made.make("step", [], tf.int64)
-        self.missed = made.make("missed", [len(weights)], tf.int64)
-        self.nonfinite_steps = made.make("nonfinite_steps", [], tf.int64)
+        self.variables = variables = Variables(create, self.dtype)
+        self.step = variables.make("step", [], tf.int64)
+        self.missed = variables.make("missed", [len(weights)], tf.int64)
+        self.nonfinite_steps = variables.make("nonfinite_steps", [], tf.int64)
         # By weight and kind.
         self.state: list[dict[str, tf.Variable]] = []
         for index, weight in enumerate(weights):
@@ -156,7 +156,7 @@ class AdafactorCore(GradientSteps):
             if options.beta1 and index not in tables:
                 parts["average"] = shape
             self.state.append(
-                {kind: made.make(f"tensor{index}/{kind}", size) for kind, size in parts.items()}
+                {kind: variables.make(f"tensor{index}/{kind}", size) for kind, size in parts.items()}
             )
 
     def _update(
@@ -183,39 +183,39 @@ class AdafactorCore(GradientSteps):
         self.nonfinite_steps.assign_add(1)
 
     def _update_dense(self, index: int, gradient: tf.Tensor, rate: tf.Tensor, step: tf.Tensor) -> None:
-        options, weight, kept = self.options, self.weights[index], self.state[index]
+        options, weight, state = self.options, self.weights[index], self.state[index]
         decay, squared = second_moment_decay(options, step), tf.square(gradient) + options.epsilon1
-        sums = {"rows": -1, "columns": -2} if "rows" in kept else {"moment": None}
+        sums = {"rows": -1, "columns": -2} if "rows" in state else {"moment": None}
         new = {}
         for kind, axis in sums.items():
             added = squared if axis is None else tf.reduce_sum(squared, axis=axis)
-            new[kind] = decay * kept[kind] + (1.0 - decay) * added
-            kept[kind].assign(new[kind])
+            new[kind] = decay * state[kind] + (1.0 - decay) * added
+            state[kind].assign(new[kind])
         if "rows" in new:
             direction = factored_direction(gradient, new["rows"], new["columns"])
         else:
             direction = tf.math.divide_no_nan(gradient, tf.sqrt(new["moment"]))
         direction = clip(options, direction)
         if options.beta1:
-            direction, _ = momentum_step(kept["average"], direction, options.beta1)
-            kept["average"].assign(direction)
+            direction, _ = momentum_step(state["average"], direction, options.beta1)
+            state["average"].assign(direction)
         before = tf.cast(weight, self.dtype)
         update = step_size(options, rate, before, step) * direction
         weight.assign_sub(tf.cast(update, weight.dtype))
 
     def _update_rows(self, index: int, slices: tf.IndexedSlices, rate: tf.Tensor) -> None:
-        table, kept, rows = self.weights[index], self.state[index], slices.indices
+        table, state, at = self.weights[index], self.state[index], slices.indices
         before = RowMoments(
-            tf.gather(kept["rows"], rows), tf.gather(kept["touched"], rows), kept["columns"], kept["steps"]
+            tf.gather(state["rows"], at), tf.gather(state["touched"], at), state["columns"], state["steps"]
         )
-        values = tf.cast(tf.gather(table, rows), self.dtype)
+        values = tf.cast(tf.gather(table, at), self.dtype)
         update, after = row_update(self.options, before, slices.values, values, rate)
         # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
-        kept["rows"].scatter_add(tf.IndexedSlices(after.rows - before.rows, rows))
-        kept["touched"].scatter_add(tf.IndexedSlices(after.steps - before.steps, rows))
-        kept["columns"].assign(after.columns)
-        kept["steps"].assign(after.table_steps)
-        table.scatter_sub(tf.IndexedSlices(tf.cast(update, table.dtype), rows))
+        state["rows"].scatter_add(tf.IndexedSlices(after.rows - before.rows, at))
+        state["touched"].scatter_add(tf.IndexedSlices(after.steps - before.steps, at))
+        state["columns"].assign(after.columns)
+        state["steps"].assign(after.table_steps)
+        table.scatter_sub(tf.IndexedSlices(tf.cast(update, table.dtype), at))
 
     def report(self) -> dict[str, float | int]:
         """Returns the number of steps that were skipped for a gradient that is not finite."""
@@ -226,9 +226,9 @@ class AdafactorCore(GradientSteps):
         names = names or self._names()
         lines = []
         for index, (name, weight) in enumerate(zip(names, self.weights, strict=True)):
-            kept = self.state[index]
-            size = sum(math.prod(variable.shape) * variable.dtype.size for variable in kept.values())
-            how = "rows" if index in self.tables else "rows and columns" if "rows" in kept else "elements"
+            state = self.state[index]
+            size = sum(math.prod(variable.shape) * variable.dtype.size for variable in state.values())
+            how = "rows" if index in self.tables else "rows and columns" if "rows" in state else "elements"
             shape = "x".join(map(str, weight.shape)) or "scalar"
             lines.append(f"{name}  {shape}  Adafactor by {how}, {size} bytes of state")
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The settings of Adafactor, checked when they are made."""
+"""Options of Adafactor, checked at construction."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ class AdafactorOptions:
         >>> AdafactorOptions(beta1=0.9).beta1
         0.9
 
-    Defaults are those of ADAFACTOR.
+    Defaults are ADAFACTOR's.
 
     Attributes:
         epsilon1: added to the squares of gradients (algorithm 4).

@@ -44,7 +44,7 @@ SECOND_ORDER = ("ggn", "ggn_mc", "hessian", "kfac", "kflr", "kfra")
 
 
 class Kronecker(NamedTuple):
-    """Factors of A (x) B: ``inputs`` [in, in] and ``outputs`` [units, units]; that of the bias is ``outputs`` alone."""
+    """Factors of A (x) B: ``inputs`` [in, in] and ``outputs`` [units, units]; the bias has ``outputs`` alone."""
 
     inputs: np.ndarray
     outputs: np.ndarray
@@ -72,7 +72,7 @@ def statistics_of(
     Args:
         model: a built Keras model, Sequential or Functional, of such layers and layers without trainable weights, which
             are run as in prediction; ``kfra`` is defined for Sequential ones alone.
-        loss: its name; cross-entropies are those of logits, so that the model's last layer has no sigmoid or softmax.
+        loss: its name; cross-entropies take logits, so that the model's last layer has no sigmoid or softmax.
         batch: inputs and labels.
         quantities: of ``FIRST_ORDER`` and ``SECOND_ORDER``.
         samples: M of ``ggn_mc`` and ``kfac``.
@@ -112,19 +112,19 @@ def statistics_of(
             raise ValueError("the batch has no rows; allowed: at least one")
         check_labels(loss, labels, run.outputs.shape)
         sent = run.send(gradient_by_outputs(partial(LOSSES[loss].values, labels), run.outputs))
-    found = {product.name: LayerStatistics({}, {}, {}) for product in run.products}
+    statistics = {product.name: LayerStatistics({}, {}, {}) for product in run.products}
     for product, gradients in zip(run.products, sent, strict=True):
-        _first_order(found[product.name], product, gradients, quantities)
-    _by_loss(found, run, loss, quantities, samples, seed)
+        _first_order(statistics[product.name], product, gradients, quantities)
+    _by_loss(statistics, run, loss, quantities, samples, seed)
     if second is not None:
-        _hessian(found, second, run.products, sent)
-    return found
+        _hessian(statistics, second, run.products, sent)
+    return statistics
 
 
 def _first_order(
-    found: LayerStatistics, product: Product, gradients: tf.Tensor, wanted: Sequence[str]
+    statistics: LayerStatistics, product: Product, gradients: tf.Tensor, wanted: Sequence[str]
 ) -> None:
-    """Computes the quantities of a weight and of its bias, of gradients dz [N, T, units]."""
+    """Computes the quantities of a weight and of its bias from gradients dz [N, T, units]."""
     dtype, inputs = gradients.dtype.as_numpy_dtype, product.inputs
     if "variance" in wanted:
         # A difference of squares: of float32 nothing would be left where the gradients of rows are nearly the same.
@@ -137,7 +137,7 @@ def _first_order(
             for name, value in _of_rows(values, gradients, wanted).items():
                 leading = value.shape[:1] if name in ("individual", "norms") else ()
                 value = np.reshape(value, leading if name == "norms" else (*leading, *shape))
-                getattr(found, part)[name] = value.astype(dtype)
+                getattr(statistics, part)[name] = value.astype(dtype)
 
 
 def _of_rows(inputs: tf.Tensor, gradients: tf.Tensor, wanted: Sequence[str]) -> dict[str, np.ndarray]:
@@ -170,14 +170,14 @@ def _individual(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
 
 
 def _sum_of_squares(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-    """Sums the squares of each row's a (x) dz, [in, units]; those of dense layers need no memory for each row."""
+    """Sums the squares of each row's a (x) dz, [in, units]; dense layers need no memory for each row."""
     if inputs.shape[1] == 1:
         return _joint(tf.square(inputs), tf.square(gradients))
     return tf.reduce_sum(tf.square(_individual(inputs, gradients)), 0)
 
 
 def _by_loss(
-    found: dict[str, LayerStatistics],
+    statistics: dict[str, LayerStatistics],
     run: Recording,
     loss: str,
     quantities: Sequence[str],
@@ -187,27 +187,27 @@ def _by_loss(
     rules, outputs = LOSSES[loss], run.outputs
     root = rules.hessian_root(outputs) if {"ggn", "kflr", "kfra"} & set(quantities) else None
     if {"ggn", "kflr"} & set(quantities):
-        _curvature(found, run, tf.unstack(root, axis=2), 1.0, ("ggn", "kflr"), quantities)
+        _curvature(statistics, run, tf.unstack(root, axis=2), 1.0, ("ggn", "kflr"), quantities)
     if {"ggn_mc", "kfac"} & set(quantities):
         drawn = [rules.draw(outputs, tf.constant([seed, m])) for m in range(samples)]
-        _curvature(found, run, drawn, 1.0 / samples, ("ggn_mc", "kfac"), quantities)
+        _curvature(statistics, run, drawn, 1.0 / samples, ("ggn_mc", "kfac"), quantities)
     if "kfra" in quantities:
-        _kfra(found, run, root)
+        _kfra(statistics, run, root)
 
 
 def _curvature(
-    found: dict[str, LayerStatistics],
+    statistics: dict[str, LayerStatistics],
     run: Recording,
     columns: Sequence[tf.Tensor],
     factor: float,
     names: tuple[str, str],
     quantities: Sequence[str],
 ) -> None:
-    """The diagonal and the Kronecker factors of the Gauss-Newton matrix of columns s_nk, each [B, C]."""
+    """Computes the diagonal and the Kronecker factors of the Gauss-Newton matrix of columns s_nk, each [B, C]."""
     diagonal, kronecker = names
     scale = factor / int(tf.shape(run.outputs)[0])
     for product, *sent in zip(run.products, *map(run.send, columns), strict=True):
-        layer, weight, outer = found[product.name], 0.0, 0.0
+        layer, weight, outer = statistics[product.name], 0.0, 0.0
         for gradients in sent:
             if diagonal in quantities:
                 weight += _sum_of_squares(product.inputs, gradients)
@@ -226,12 +226,12 @@ def _input_factor(product: Product) -> np.ndarray:
 
 
 def _hessian(
-    found: dict[str, LayerStatistics],
+    statistics: dict[str, LayerStatistics],
     tape: tf.GradientTape,
     products: Sequence[Product],
     sent: Sequence[tf.Tensor],
 ) -> None:
-    """Diagonals of the Hessian: z is linear in W and b, so that only its own second derivatives count."""
+    """Computes diagonals of the Hessian: z is linear in W and b, so that only the loss is curved."""
     zero = tf.UnconnectedGradients.ZERO
     for product, gradient in zip(products, sent, strict=True):
         rows, positions, units = gradient.shape
@@ -246,13 +246,13 @@ def _hessian(
             blocks = tf.stack(second, axis=1)  # [N, T, T]
             columns.append((tf.reduce_sum(inputs * tf.matmul(blocks, inputs), (0, 1)), tf.reduce_sum(blocks)))
         weight, bias = (tf.stack(column, axis=-1) / rows for column in zip(*columns, strict=True))
-        found[product.name].weight["hessian"] = np.reshape(weight, product.shape)
+        statistics[product.name].weight["hessian"] = np.reshape(weight, product.shape)
         if product.has_bias:
-            found[product.name].bias["hessian"] = np.asarray(bias)
+            statistics[product.name].bias["hessian"] = np.asarray(bias)
 
 
-def _kfra(found: dict[str, LayerStatistics], run: Recording, root: tf.Tensor) -> None:
-    """Factors of C [h, h], averaged over the rows behind each module, from the last one backward (eq. 24)."""
+def _kfra(statistics: dict[str, LayerStatistics], run: Recording, root: tf.Tensor) -> None:
+    """Computes factors from C [h, h], averaged over rows behind each module, from the last one backward (eq. 24)."""
     rows = int(root.shape[0])
     averaged = tf.einsum("nck,ndk->cd", root, root) / rows
     products = {id(product.outputs): product for product in run.products}
@@ -261,10 +261,10 @@ def _kfra(found: dict[str, LayerStatistics], run: Recording, root: tf.Tensor) ->
             units = product.shape[-1]
             by_position = tf.reshape(averaged, [averaged.shape[0] // units, units] * 2)
             outputs = np.asarray(tf.reduce_sum(by_position, (0, 2)))
-            found[product.name].factors["kfra"] = Kronecker(_input_factor(product), outputs)
+            statistics[product.name].factors["kfra"] = Kronecker(_input_factor(product), outputs)
             if product is run.products[0]:
                 return
-        # Of columns of a root of C, as one column is sent at a time.
+        # Columns of a root of C are sent backward one at a time.
         eigenvalues, vectors = tf.linalg.eigh(averaged)
         averaged = 0.0
         for eigenvalue, column in zip(eigenvalues, tf.unstack(vectors, axis=1), strict=True):

@@ -10,8 +10,8 @@ damped inverse for the product of two (eq. 28), with pi by traces (eq. 29)::
 
     (A + pi sqrt(lambda + eta) I)^-1 (x) (B + 1/pi sqrt(lambda + eta) I)^-1
 
-The G of a bias is B itself. Curvature is that of the present batch alone, without averages: the paper's rule shows what
-quantities are worth, and is no finished optimizer.
+The G of a bias is B itself. Curvature comes from the present batch alone, without averages: the paper's rule shows the
+value of the quantities, and is no finished optimizer.
 """
 
 from typing import Any, Literal, get_args
@@ -38,7 +38,7 @@ class GaussNewtonTrainer:
 
     Args:
         model: what ``statistics_of`` takes.
-        loss: its name; cross-entropies are those of logits.
+        loss: its name; cross-entropies take logits.
         curvature: the approximation of the Gauss-Newton matrix: its diagonal, exact (``ggn``) or of drawn labels
             (``ggn_mc``), or Kronecker factors.
         learning_rate: alpha, of every step.
@@ -48,8 +48,8 @@ class GaussNewtonTrainer:
         seed: of drawn labels.
 
     Attributes:
-        steps: how many batches were taken.
-        nonfinite_steps: of how many of them a gradient or a direction was not finite; they changed nothing.
+        steps: number of batches taken.
+        nonfinite_steps: number of batches with a gradient or direction that was not finite; they changed nothing.
 
     Raises:
         ValueError: an argument or a layer that is not allowed.
@@ -87,7 +87,7 @@ class GaussNewtonTrainer:
         """Learns from a batch; returns its mean loss before the step, without the regularization."""
         inputs, labels = tf.convert_to_tensor(inputs), tf.convert_to_tensor(labels)
         quantities, seed = ("gradient", self.curvature), self.seed + self.steps
-        found = statistics_of(
+        statistics = statistics_of(
             self.model, self.loss, (inputs, labels), quantities, samples=self.samples, seed=seed
         )
         mean = float(tf.reduce_mean(LOSSES[self.loss].values(labels, self.model(inputs, training=False))))
@@ -95,7 +95,7 @@ class GaussNewtonTrainer:
         for layer in leaves(self.model):
             if has_matrix(layer) and layer.trainable:
                 weights = [layer.kernel, layer.bias] if layer.use_bias else [layer.kernel]
-                moved += zip(weights, self._directions(weights, found[layer.name]), strict=True)
+                moved += zip(weights, self._directions(weights, statistics[layer.name]), strict=True)
         self.steps += 1
         if all(np.isfinite(direction).all() for _, direction in moved):
             for weight, direction in moved:
@@ -104,22 +104,22 @@ class GaussNewtonTrainer:
             self.nonfinite_steps += 1
         return mean
 
-    def _directions(self, weights: list[Any], found: LayerStatistics) -> list[np.ndarray]:
+    def _directions(self, weights: list[Any], statistics: LayerStatistics) -> list[np.ndarray]:
         """Returns the preconditioned gradients of a matrix and of its bias, if it has one, in their shapes."""
         damping, directions = self.damping + self.l2, []
-        for weight, quantities in zip(weights, (found.weight, found.bias), strict=False):
+        for weight, quantities in zip(weights, (statistics.weight, statistics.bias), strict=False):
             gradient = quantities["gradient"] + self.l2 * np.asarray(weight)
             if self.curvature in ("ggn", "ggn_mc"):
                 directions.append(gradient / (quantities[self.curvature] + damping))
                 continue
-            a, b = found.factors[self.curvature]
+            a, b = statistics.factors[self.curvature]
             # Not finite: the decomposition would raise an error.
             if not all(np.isfinite(matrix).all() for matrix in (gradient, a, b)):
                 directions.append(np.full_like(gradient, np.nan))
                 continue
             sums = kfac.Factors(tf.constant(a, tf.float64), tf.constant(b, tf.float64))
             flat = tf.constant(gradient.reshape(-1, gradient.shape[-1]), tf.float64)
-            if quantities is found.bias:
+            if quantities is statistics.bias:
                 direction = tf.matmul(flat, kfac.inverse(sums.outputs, tf.constant(damping, tf.float64)))
             else:
                 inverses = kfac.damped_inverses(sums, tf.constant(damping, tf.float64))

@@ -53,8 +53,8 @@ PRESETS = {"ff": FF, "pso": PSO, "pt": PT}
 def preset_values(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a preset with changes as plain values, not checked yet.
 
-    In ``pso`` the first exchange, and the step behind it from which Shampoo's direction is taken, are those of the
-    ``precondition_frequency`` that is given, as in the algorithm.
+    In ``pso`` a changed ``precondition_frequency`` sets the first exchange, too, and the step after it, from which
+    Shampoo's direction is taken, as in the algorithm.
     """
     values, tau1 = asdict(PRESETS[name]), changes.get("precondition_frequency")
     if name == "pso" and isinstance(tau1, int):

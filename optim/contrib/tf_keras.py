@@ -26,10 +26,10 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
         **options: Any,
     ) -> None:
         common.check_tables(tables)
-        own, keras_options = common.split_options(options, _KERAS_OPTIONS, self.option_type, self.title)
+        settings, keras_options = common.split_options(options, _KERAS_OPTIONS, self.option_type, self.title)
         super().__init__(name=name or self.title.lower(), weight_decay=None, **keras_options)
         self._learning_rate = self._build_learning_rate(self._checked(learning_rate))
-        self.options = own
+        self.options = settings
         self.tables = tables
         self.driven = False
 
@@ -54,7 +54,7 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
         self._built = True
 
     def _deduplicate_sparse_grad(self, grads: Sequence[Gradient]) -> Sequence[Gradient]:
-        # Repeated rows are summed where it is known which variables are tables; Keras' way does not compile.
+        # Repeated rows are summed later, where the tables are known; Keras' way does not compile.
         return grads
 
     def _internal_apply_gradients(self, grads_and_vars: Sequence[tuple[Gradient, Any]]) -> Any:
@@ -69,7 +69,7 @@ class _Optimizer(common.OptimizerMixin, tf_keras.optimizers.Optimizer):
         return self.iterations.assign_add(1)
 
     def _update_ema(self, trained: Sequence[tf.Variable], component: Callable[[Any], Any]) -> None:
-        """Moving averages of the weights, if asked for; what Keras does between its step and its count of it."""
+        """Updates moving averages of the weights, if enabled, as Keras does between a step and its count."""
         if not self.use_ema:
             return
         averages = [self._model_variables_moving_average[self._index_of(variable)] for variable in trained]
@@ -134,5 +134,5 @@ class ShampooCallback(common.CallbackMixin, tf_keras.callbacks.Callback):
 
 
 for each in (Shampoo, Soap, Adafactor, ShampooCallback):
-    # What the parts that both Keras have in common say.
+    # The docstring of the part that both Keras have in common.
     each.__doc__ = each.__mro__[1].__doc__

@@ -59,8 +59,8 @@ def momentum_step(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the new average M = mu M + (1 - mu) P, and the step: M, or mu M + (1 - mu) P (Nesterov, PT eq. 33-34).
 
-    Normalized as in PSO alg. II, unlike PT's, so that tuned rates stay right (FF 4.2). ``active``, a bool scalar: an
-    average that is not stays as it is.
+    Normalized as in PSO alg. II, unlike PT's, so that tuned rates stay right (FF 4.2). Without ``active``,
+    a bool scalar, the average stays as it is.
     """
     added = (1.0 - momentum) * direction
     new = momentum * average + added

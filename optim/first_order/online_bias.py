@@ -1,12 +1,12 @@
 """Newton's steps for the bias of a logistic model whose base rate may drift, fast, slowly or not at all.
 
 Several biases learn side by side, each assuming that the true one moves by a random walk whose variance grows by v
-while the log grows by a factor of e (``WALKS``). Of each, with the sums G of the batch's gradient and H of its
+while the log grows by a factor of e (``WALKS``). For each, with the sums G of the batch's gradient and H of its
 curvature::
 
     A = (1 - k n / N) A        A = A / (1 + v n / N A) + H        b = b - G / (A + P)
 
-n is the weight of the batch and N that of all batches up to it; P keeps early steps small, and k = ``FORGETTING``
+n is the weight of the batch and N the weight of all batches up to it; P keeps early steps small, and k = ``FORGETTING``
 lets everything count less as the log grows. With v > 0 about the last sqrt(N / (v h)) rows count, where h is the
 curvature of one. The bias of the model is the mean of all, weighted by exp(-loss) of the log so far: in the long run
 it is hardly worse than the best of them (Vovk, 1990, "Aggregating strategies"; Kalman's filter for each).
@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from ctr.optim.first_order.online_newton import MAX_STEP, BatchSums, CalibrationStep, OnlineNewton
 
-WALKS = (0.0, 0.3, 3.0)  # v of each bias: what the log is allowed to do
+WALKS = (0.0, 0.3, 3.0)  # v of each bias
 PRIOR = 0.3  # P
-FORGETTING = 0.5  # k, of what is known and of the losses
+FORGETTING = 0.5  # k, for the information and the losses
 
 
 class OnlineBias:
@@ -31,7 +31,7 @@ class OnlineBias:
         self.name, self.bias = name, bias
         zeros = tf.zeros([len(WALKS)])
         self._state = {
-            # Of each bias: how far it is from that of the model, what is known of it, and its loss beyond the best.
+            # For each bias: its distance from the model's bias, its information, and its loss above the best one's.
             "distance": tf.Variable(zeros, trainable=False),
             "information": tf.Variable(zeros, trainable=False),
             "loss": tf.Variable(zeros, trainable=False),
@@ -53,14 +53,14 @@ class OnlineBias:
         slope, bend, weight = sums
         seen += weight
         share = tf.math.divide_no_nan(weight, seen)
-        kept = tf.maximum(0.0, 1.0 - FORGETTING * share)
+        decay = tf.maximum(0.0, 1.0 - FORGETTING * share)
         # To second order around the bias of the model.
-        loss = kept * loss + slope * distance + 0.5 * bend * tf.square(distance)
+        loss = decay * loss + slope * distance + 0.5 * bend * tf.square(distance)
         loss -= tf.reduce_min(loss)
-        information *= kept
+        information *= decay
         information = information / (1.0 + tf.constant(WALKS) * share * information) + bend
-        own = -(slope + bend * distance) / (information + PRIOR)
-        moved = distance + tf.clip_by_value(own, -MAX_STEP, MAX_STEP)
+        change = -(slope + bend * distance) / (information + PRIOR)
+        moved = distance + tf.clip_by_value(change, -MAX_STEP, MAX_STEP)
         move = tf.reduce_sum(tf.nn.softmax(-loss) * moved)
         return CalibrationStep(move[tf.newaxis], (moved - move, information, loss, seen))
 
@@ -74,5 +74,5 @@ Calibrator: TypeAlias = OnlineBias | OnlineNewton
 
 
 def all_variables(calibrators: Sequence[Calibrator]) -> Mapping[str, tf.Variable]:
-    """Returns the state of all of these by name."""
-    return {name: variable for one in calibrators for name, variable in one.variables.items()}
+    """Returns the state of all calibrators by name."""
+    return {name: variable for calibrator in calibrators for name, variable in calibrator.variables.items()}

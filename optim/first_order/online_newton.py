@@ -18,7 +18,7 @@ MAX_STEP = 1.0  # no step moves a weight further: the first batches may have no 
 
 
 class CalibrationStep(NamedTuple):
-    """A step of K weights: the move of each, float32 [K], and the state beside them after it."""
+    """A step of K weights: the move of each, float32 [K], and the other state after it."""
 
     move: tf.Tensor
     after: tuple[tf.Tensor, ...]
@@ -52,7 +52,7 @@ class OnlineNewton:
         forgetting: float,
         ranges: Sequence[tuple[float, float]] | None = None,
     ) -> None:
-        """Makes the state for ``weights``, float32 [K], with nothing learned."""
+        """Creates the initial state for ``weights``, float32 [K]."""
         self.name, self.weights = name, weights
         self._prior = np.diag(np.array(prior, np.float32))
         self._forgetting = forgetting
@@ -78,11 +78,11 @@ class OnlineNewton:
         )
 
     def step(self, sums: BatchSums) -> CalibrationStep:
-        total, found, weight = sums
+        gradient, curvature, weight = sums
         seen = self.seen + weight
-        kept = tf.maximum(0.0, 1.0 - self._forgetting * tf.math.divide_no_nan(weight, seen))
-        information = kept * self.information + found
-        move = -newton_solve(information + self._prior, total)
+        decay = tf.maximum(0.0, 1.0 - self._forgetting * tf.math.divide_no_nan(weight, seen))
+        information = decay * self.information + curvature
+        move = -newton_solve(information + self._prior, gradient)
         move = tf.clip_by_value(move, -MAX_STEP, MAX_STEP)
         if self._ranges is not None:
             before = self.weights.read_value()

@@ -13,12 +13,12 @@ _OF_A_KIND = ConfigDict(**STRICT, json_schema_extra={"required": ["kind"]})
 
 @option_dataclass()
 class Graft:
-    """How a layer takes the step size of a first-order optimizer.
+    """Transfer of a first-order optimizer's step size to a layer.
 
     Attributes:
         kind: which optimizer.
         norm: whether a whole ``tensor`` takes the norm of the first-order step, or each ``block`` (PT 4.2.1); ``none``:
-            directions keep their own, as in SOAP, and this optimizer has only what is not preconditioned.
+            directions keep their own, as in SOAP, and this optimizer trains only tensors without a preconditioner.
         momentum: ``after``: it averages grafted directions (FF 4.2; PT). ``before``: it averages Shampoo's and
             first-order directions each, before one takes the norm of the other (PSO II).
     """

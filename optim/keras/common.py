@@ -23,7 +23,6 @@ from ctr.workers.collectives import ALONE
 
 Core = ShampooCore | AdafactorCore
 
-
 KERAS_OPTIONS = (
     "clipnorm",
     "clipvalue",
@@ -36,20 +35,20 @@ KERAS_OPTIONS = (
 _ARGUMENTS = ("learning_rate", "tables", "name", "num_replicas_per_group")
 
 TABLES = r"(?<![^/])(tpu_)?embedding(?(1)(_\d+)?/[^/]+)s?(_weights)?(:\d+)?$"
-"""What Keras' Embedding, feature columns, and the layer TPUEmbedding, by its own name, call their tables."""
+"""Names of the tables of Keras' Embedding, of feature columns, and of the layer TPUEmbedding, by its own name."""
 
 
 def split_options(
-    given: dict[str, Any], keras_options: Sequence[str], options: type[Any], title: str
+    keywords: dict[str, Any], keras_options: Sequence[str], options: type[Any], title: str
 ) -> tuple[Any, dict[str, Any]]:
-    """Separates an optimizer's options from those of Keras. Raises TypeError for what is neither."""
-    own = {name: value for name, value in given.items() if name not in keras_options}
-    check_names(title, own, [*names_of(options), *keras_options, *_ARGUMENTS])
-    return options(**own), {name: value for name, value in given.items() if name in keras_options}
+    """Separates an optimizer's options from Keras' own. Raises TypeError for any other keyword."""
+    values = {name: value for name, value in keywords.items() if name not in keras_options}
+    check_names(title, values, [*names_of(options), *keras_options, *_ARGUMENTS])
+    return options(**values), {name: value for name, value in keywords.items() if name in keras_options}
 
 
 def checked_learning_rate(rate: Any, is_schedule: bool) -> Any:
-    """Returns a schedule as it is, a number as a float; raises ValueError for what no step can be taken with."""
+    """Returns a schedule as it is, a number as a float; raises ValueError for a rate that no step can use."""
     if is_schedule or (tf.is_tensor(rate) and not hasattr(rate, "numpy")):
         # In a graph a tensor has no value yet.
         return rate
@@ -76,7 +75,7 @@ def check_tables(tables: Any) -> None:
 
 
 def check_variables(title: str, variables: Sequence[Any], names: Sequence[str]) -> None:
-    """Raises ValueError where a variable is of whole or complex numbers."""
+    """Raises ValueError for a variable of whole or complex numbers."""
     for variable, name in zip(variables, names, strict=True):
         dtype = tf.as_dtype(variable.dtype)
         if not dtype.is_floating:
@@ -85,7 +84,7 @@ def check_variables(title: str, variables: Sequence[Any], names: Sequence[str]) 
 
 
 def differences(options: Any, defaults: Any) -> dict[str, Any]:
-    """Returns the options that are not those of ``defaults``, of a group of the same kind as a mapping of these."""
+    """Returns the options that differ from ``defaults``; for a group of the same kind, a mapping of its differences."""
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(options):
         value, default = getattr(options, field.name), getattr(defaults, field.name)
@@ -147,7 +146,7 @@ class OptimizerMixin:
         return self.core.spectra(list(self._names)) if isinstance(self.core, ShampooCore) else {}
 
     def __repr__(self) -> str:
-        """Returns the call that makes such an optimizer, with what differs from the defaults."""
+        """Returns the call that makes such an optimizer, with the options that differ from the defaults."""
         rate = self._learning_rate  # type: ignore[attr-defined]
         defaults = soap() if isinstance(self, SoapArguments) else self.option_type()
         options = differences(self.options, defaults)
@@ -158,12 +157,12 @@ class OptimizerMixin:
         return f"{self.title}({', '.join(shown)})"
 
     def _add_options(self, config: dict[str, Any]) -> dict[str, Any]:
-        own: dict[str, Any] = {"tables": self.tables}
+        added: dict[str, Any] = {"tables": self.tables}
         if isinstance(self, ShampooArguments):
-            own["num_replicas_per_group"] = self.num_replicas_per_group
+            added["num_replicas_per_group"] = self.num_replicas_per_group
         # Keras' own decay is never on, and not an option of each kind.
         plain = {name: value for name, value in config.items() if name != "weight_decay"}
-        return {**plain, **dataclasses.asdict(self.options), **own}
+        return {**plain, **dataclasses.asdict(self.options), **added}
 
     def _make_core(self, weights: Sequence[tf.Variable], names: Sequence[str], create: Create) -> None:
         """Makes the core over a model's variables, whose tables are chosen by name, or one for each replica here."""
@@ -176,7 +175,7 @@ class OptimizerMixin:
 
         def make(weights: Sequence[tf.Variable], create: Create, group: Group) -> Core:
             if isinstance(self.options, AdafactorOptions):
-                # Each replica keeps all.
+                # Each replica keeps all state.
                 return AdafactorCore(self.options, weights, tables, create)
             return ShampooCore(self.options, weights, tables, create, group=group)
 
@@ -186,7 +185,7 @@ class OptimizerMixin:
             return
         self._replicas = Replicas(make, weights, self.num_replicas_per_group)
         self._core = self._replicas.cores[0]
-        # Keras saves what is in this list.
+        # Keras saves the variables in this list.
         self._variables.extend(self._replicas.variables)
 
     def _take_step(
@@ -230,8 +229,8 @@ class ShampooArguments:
     optimizer (AdaGrad); the rows of embedding tables learn by AdaGrad on the rows that a batch touches.
 
     Args:
-        learning_rate: a number or a schedule; that of the grafted optimizer.
-        tables: regular expression for the names of matrices whose rows learn by themselves; by default those of Keras'
+        learning_rate: a number or a schedule; the learning rate of the grafted optimizer.
+        tables: regular expression for the names of matrices whose rows learn by themselves; by default tables of Keras'
             Embedding, of feature columns and of tensorflow-recommenders' TPUEmbedding; None: no such variables. A
             sparse gradient of any other variable is made dense.
         name: of the optimizer.
@@ -298,10 +297,10 @@ class SoapArguments:
     title = "Soap"
 
     def __init__(self, learning_rate: Any = 3e-3, **options: Unpack[ShampooKeywords]) -> None:
-        given: dict[str, Any] = {**options}
+        keywords: dict[str, Any] = {**options}
         names = [field.name for field in dataclasses.fields(ShampooOptions)]
-        own = soap(**{name: given.pop(name) for name in names if name in given})
-        super().__init__(learning_rate, **vars(own), **given)  # type: ignore[call-arg]
+        defaults = soap(**{name: keywords.pop(name) for name in names if name in keywords})
+        super().__init__(learning_rate, **vars(defaults), **keywords)  # type: ignore[call-arg]
 
 
 class AdafactorArguments:
@@ -351,12 +350,12 @@ class CallbackMixin:
     def _optimizer(self) -> Any:
         whole = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         parts = getattr(whole, "optimizers", [whole])
-        found = [part for part in parts if isinstance(part, ShampooArguments)]
-        if len(found) != 1:
+        shampoos = [part for part in parts if isinstance(part, ShampooArguments)]
+        if len(shampoos) != 1:
             names = ", ".join(type(part).__name__ for part in parts)
             unbuilt = "a MultiOptimizer before optimizer.build(model.trainable_variables)"
             raise ValueError(f"ShampooCallback requires one optimizer Shampoo, not {names or unbuilt}")
-        return found[0]
+        return shampoos[0]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         optimizer, model = self._optimizer(), self.model
@@ -384,5 +383,5 @@ class CallbackMixin:
             logs.update({f"shampoo/{name}": value for name, value in values.items()})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        # The next `fit` decides anew who computes roots.
+        # The next `fit` decides anew where roots are computed.
         self.model.train_function = None

@@ -28,10 +28,10 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
                 f"{self.title} requires Keras' backend tensorflow, not {keras.backend.backend()}"
             )
         common.check_tables(tables)
-        own, keras_options = common.split_options(options, _KERAS_OPTIONS, self.option_type, self.title)
+        settings, keras_options = common.split_options(options, _KERAS_OPTIONS, self.option_type, self.title)
         rate = self._checked(learning_rate)
         super().__init__(learning_rate=rate, name=name or self.title.lower(), **keras_options)
-        self.options = own
+        self.options = settings
         self.tables = tables
         self.driven = False
 
@@ -63,7 +63,7 @@ class _Optimizer(common.OptimizerMixin, keras.optimizers.Optimizer):
             return self.add_variable(tuple(shape), initial, dtype.name, name=name.replace("/", "_")).value
 
         with tf.init_scope():
-            weights = [one.value if isinstance(one, keras.Variable) else one for one in variables]
+            weights = [v.value if isinstance(v, keras.Variable) else v for v in variables]
             self._make_core(weights, names, create)
 
     def _backend_apply_gradients(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any]) -> None:
@@ -102,5 +102,5 @@ class ShampooCallback(common.CallbackMixin, keras.callbacks.Callback):
 
 
 for each in (Shampoo, Soap, Adafactor, ShampooCallback):
-    # What the parts that both Keras have in common say.
+    # The docstring of the part that both Keras have in common.
     each.__doc__ = each.__mro__[1].__doc__

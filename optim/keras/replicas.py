@@ -26,7 +26,7 @@ _KEYS = itertools.count(1 << 30)
 
 
 class ReplicaGroup:
-    """Replicas that divide blocks, as one of them sees them: a ``ctr.optim.shampoo.division.Group``.
+    """Replicas that divide blocks, as seen by one of them: a ``ctr.optim.shampoo.division.Group``.
 
     The collectives are TensorFlow's, by a ring, which requires no NCCL, on the device of each replica. They run in
     graphs alone. ``calls`` numbers them, in the same order on all replicas.
@@ -60,21 +60,21 @@ class WholeVariable(tf.__internal__.tracking.Trackable):
     def __init__(
         self,
         name: str,
-        own: Sequence[tf.Variable],
+        local: Sequence[tf.Variable],
         groups: Sequence[ReplicaGroup],
         part: Callable[[int], Part | None],
     ) -> None:
-        """Takes the variables of this process' replicas; ``part`` returns that of a member of a group."""
+        """Takes the variables of this process' replicas; ``part`` returns the part of a group's member."""
         first = part(0)
-        shape = own[0].shape if first is None else first.shape or [first.total, *own[0].shape[1:]]
-        self.name, self.shape, self.dtype = name, tf.TensorShape(shape), own[0].dtype
-        self._own, self._groups, self._part = list(own), groups, part
+        shape = local[0].shape if first is None else first.shape or [first.total, *local[0].shape[1:]]
+        self.name, self.shape, self.dtype = name, tf.TensorShape(shape), local[0].dtype
+        self._local, self._groups, self._part = list(local), groups, part
 
     def numpy(self) -> np.ndarray:
         """Returns the whole array. Where it is divided among processes, all of them must call this."""
         parts = self._parts()
         if not parts:
-            return np.asarray(self._own[0].numpy())
+            return np.asarray(self._local[0].numpy())
         gathered = np.split(np.asarray(self._gather()[0]), len(parts))
         return reshard([(part, rows[: len(part.rows)]) for part, rows in zip(parts, gathered, strict=True)])
 
@@ -85,14 +85,14 @@ class WholeVariable(tf.__internal__.tracking.Trackable):
             raise ValueError(
                 f"{self.name} cannot be set to an array {list(array.shape)}; allowed: {list(self.shape)}"
             )
-        for variable, group in zip(self._own, self._groups, strict=True):
+        for variable, group in zip(self._local, self._groups, strict=True):
             part = self._part(group.rank)
             variable.assign(array if part is None else shard(array, part))
 
     def _parts(self) -> list[Part]:
-        """Those of all members of a group; empty where each has all of the variable."""
-        found = (self._part(rank) for rank in range(self._groups[0].size))
-        return [part for part in found if part is not None]
+        """Returns the parts of all members of a group; empty where each has the whole variable."""
+        parts = (self._part(rank) for rank in range(self._groups[0].size))
+        return [part for part in parts if part is not None]
 
     @functools.cached_property
     def _gather(self) -> Callable[[], list[tf.Tensor]]:
@@ -105,14 +105,14 @@ class WholeVariable(tf.__internal__.tracking.Trackable):
         # Each in a graph of its own: in one, TensorFlow runs one collective after the other.
         single = [
             tf.function(functools.partial(gather, variable, group), autograph=False)
-            for variable, group in zip(self._own, self._groups, strict=True)
+            for variable, group in zip(self._local, self._groups, strict=True)
         ]
-        return tf.function(lambda: [own() for own in single], autograph=False)
+        return tf.function(lambda: [call() for call in single], autograph=False)
 
-    # What tf.train.Checkpoint calls; the key is that of a plain variable.
+    # Called by tf.train.Checkpoint; the key is a plain variable's.
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        device = tf.DeviceSpec.from_string(self._own[0].device).replace(device_type="CPU", device_index=0)
+        device = tf.DeviceSpec.from_string(self._local[0].device).replace(device_type="CPU", device_index=0)
 
         def read() -> tf.Tensor:
             return tf.constant(self.numpy())
@@ -146,17 +146,17 @@ class Replicas:
             )
         local = strategy.experimental_local_results
         numbers = local(
-            strategy.experimental_distribute_values_from_function(lambda one: one.replica_id_in_sync_group)
+            strategy.experimental_distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group)
         )
         keys = [next(_KEYS) for _ in range(self.count // size)]
         self.groups: list[ReplicaGroup] = []
         self.cores: list[Any] = []
-        for place, number in enumerate(numbers):
-            own = [local(weight)[place] for weight in weights]
-            device = own[0].device
+        for index, number in enumerate(numbers):
+            components = [local(weight)[index] for weight in weights]
+            device = components[0].device
             group = ReplicaGroup(keys[number // size], number % size, size, device)
             self.groups.append(group)
-            self.cores.append(make(own, functools.partial(_create_on, device), group))
+            self.cores.append(make(components, functools.partial(_create_on, device), group))
         first = self.cores[0]
         self.variables = [
             WholeVariable(
@@ -185,35 +185,35 @@ class Replicas:
         def update(
             strategy: tf.distribute.Strategy, gradients: dict[int, Gradient], learning_rate: tf.Tensor | float
         ) -> None:
-            def component(place: int, value: Any) -> Any:
-                found = strategy.experimental_local_results(value)
-                return found[place] if len(found) > 1 else found[0]
+            def component(replica: int, value: Any) -> Any:
+                values = strategy.experimental_local_results(value)
+                return values[replica] if len(values) > 1 else values[0]
 
-            components = [functools.partial(component, place) for place in range(len(self.cores))]
-            own = [
-                ({index: one(gradient) for index, gradient in gradients.items()}, one(learning_rate))
-                for one in components
+            components = [functools.partial(component, replica) for replica in range(len(self.cores))]
+            arguments = [
+                ({index: pick(gradient) for index, gradient in gradients.items()}, pick(learning_rate))
+                for pick in components
             ]
             take = self._take_in_graph if tf.executing_eagerly() else self._take
-            take([(given, _value(rate)) for given, rate in own], tuple(decayed))
-            for core, one in zip(self.cores, components, strict=True):
+            take([(by_index, _value(rate)) for by_index, rate in arguments], tuple(decayed))
+            for core, pick in zip(self.cores, components, strict=True):
                 with tf.device(core.step.device):
-                    after(one)
+                    after(pick)
 
         # Where all replicas wait for each other, one of them can move the components of all.
         update = tf.autograph.experimental.do_not_convert(update)
         tf.distribute.get_replica_context().merge_call(update, args=(gradients, learning_rate))
 
     def _take(
-        self, given: Sequence[tuple[dict[int, Gradient], tf.Tensor | float]], decayed: Sequence[bool]
+        self, arguments: Sequence[tuple[dict[int, Gradient], tf.Tensor | float]], decayed: Sequence[bool]
     ) -> None:
         calls = max(group.calls for group in self.groups)
-        for core, group, (gradients, rate) in zip(self.cores, self.groups, given, strict=True):
+        for core, group, (gradients, rate) in zip(self.cores, self.groups, arguments, strict=True):
             group.calls = calls
             with tf.device(core.step.device):
                 ordered = [gradients.get(index) for index in range(len(core.weights))]
-                # Its collectives stand inside a condition: at the top level of one graph, TensorFlow would run those of
-                # one replica after those of another, which wait for each other.
+                # The collectives are in a condition: at the top level of one graph, TensorFlow would run one replica's
+                # after another's, which wait for each other.
                 core.update_if_finite(ordered, rate, decayed)
 
     @functools.cached_property
@@ -231,8 +231,8 @@ def sum_over_replicas(gradients: Sequence[Gradient]) -> list[Gradient]:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return list(gradients)
-    given = [gradient for gradient in gradients if gradient is not None]
-    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, given) if given else ())
+    present = [gradient for gradient in gradients if gradient is not None]
+    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present) if present else ())
     return [None if gradient is None else next(summed) for gradient in gradients]
 
 

@@ -27,14 +27,14 @@ class KfacOptions:
     Attributes:
         damping: ``lambda`` of THESIS eq. 3.2, as a share of the mean eigenvalue of the factorization, tr A tr G / (dim
             A dim G), so that its effect does not depend on the scale of the loss.
-        fisher: whether output gradients are those of labels ``sampled`` from the model, or of the labels themselves
+        fisher: whether output gradients are for labels ``sampled`` from the model, or for the labels themselves
             (``empirical``).
         decay: of the factors, per collection, bias-corrected.
         statistics_frequency: factors are collected every this many steps, and at every step of the first
             ``inverse_frequency``.
-        statistics_rows: factors are of about so many rows of a batch, every n-th one, which the passes that collect
-            them are made with; of a batch below twice that, of all. They change slowly, and their average is over many
-            batches.
+        statistics_rows: factors are computed from about this many rows of a batch, every n-th one, and the passes that
+            collect them run on these rows alone; from all rows of a batch below twice that. They change slowly, and
+            their average is over many batches.
         inverse_frequency: inverses are computed every this many steps.
         initial_accumulator: initial value of AdaGrad's sums of squares.
         momentum: ``mu`` of M = mu M + (1 - mu) P; 0: none.
@@ -68,7 +68,7 @@ class Layer(NamedTuple):
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def shapes(self, weights: Sequence[tf.TensorShape]) -> Factors:
-        """Returns the shapes of the factors, which are those of their inverses, by the shapes of ``weights``."""
+        """Returns the shapes of the factors, and of their inverses, by the shapes of ``weights``."""
         columns = weights[0][-1]
         rows = sum(shape.num_elements() // columns for shape in weights)
         return Factors([rows, rows], [columns, columns])
@@ -78,7 +78,7 @@ class Layer(NamedTuple):
         return tf.concat([tf.reshape(part, [-1, part.shape[-1]]) for part in parts], axis=0)
 
     def split(self, whole: tf.Tensor) -> list[tf.Tensor]:
-        """Splits it again, into matrices."""
+        """Splits a joined tensor into matrices again."""
         return [whole] if self.bias is None else [whole[:-1], whole[-1:]]
 
 
@@ -101,7 +101,7 @@ class Scale(NamedTuple):
         return tf.stack(parts, axis=1)
 
     def split(self, whole: tf.Tensor) -> list[tf.Tensor]:
-        """Splits it again."""
+        """Splits a joined tensor again."""
         return tf.unstack(whole, axis=1)
 
 
@@ -122,11 +122,11 @@ class KfacCore:
     ) -> None:
         self.options, self.weights, self.layers = options, list(weights), list(layers)
         self.dtype = tf.float64 if any(weight.dtype == tf.float64 for weight in weights) else tf.float32
-        self.variables = made = Variables(create_variable, self.dtype)
+        self.variables = state = Variables(create_variable, self.dtype)
         self.step, self.collections, self.failed, self.refreshed = (
-            made.make(name, [], tf.int64) for name in ("step", "collections", "failed", "refreshed")
+            state.make(name, [], tf.int64) for name in ("step", "collections", "failed", "refreshed")
         )
-        self._ready = made.make("ready", [len(layers)])
+        self._ready = state.make("ready", [len(layers)])
         # By layer: decaying sums, and inverses.
         self._sums: list[Factors | Units] = []
         self._inverses: list[Factors | Units] = []
@@ -135,17 +135,18 @@ class KfacCore:
             names = zip(shapes._fields, _INVERSES[type(shapes)], shapes, strict=True)
             pairs = [
                 (
-                    made.make(f"layer{number}/{side}", shape, tf.float64),
-                    made.make(f"layer{number}/{inverse}", shape),
+                    state.make(f"layer{number}/{side}", shape, tf.float64),
+                    state.make(f"layer{number}/{inverse}", shape),
                 )
                 for side, inverse, shape in names
             ]
-            for kept, variables in zip((self._sums, self._inverses), zip(*pairs, strict=True), strict=True):
-                kept.append(type(shapes)(*variables))
+            sums, inverses = zip(*pairs, strict=True)
+            self._sums.append(type(shapes)(*sums))
+            self._inverses.append(type(shapes)(*inverses))
         for index, weight in enumerate(weights):
-            made.make(f"tensor{index}/accumulator", weight.shape, value=options.initial_accumulator)
+            state.make(f"tensor{index}/accumulator", weight.shape, value=options.initial_accumulator)
             if options.momentum:
-                made.make(f"tensor{index}/momentum", weight.shape)
+                state.make(f"tensor{index}/momentum", weight.shape)
 
     def update(
         self,
@@ -156,43 +157,42 @@ class KfacCore:
         """Takes one step on all weights, in place; matrices decay.
 
         Gradients have the shapes of the weights, and ``rate`` is a scalar. ``factors`` computes the means over the
-        batch's rows of each layer, where this step takes them; ``step`` is still that of the step before, and the
-        weights are those that the gradients are of.
+        batch's rows of each layer, if this step collects them, before ``step`` and
+        the weights change.
         """
         options, number = self.options, self.step + 1
         collects = tf.equal(number % options.statistics_frequency, 0) | (number <= options.inverse_frequency)
         when(collects, lambda: self._collect(factors()))
         step = self.step.assign_add(1, read_value=True)
         due = tf.equal(step, 1) | tf.equal(step % options.inverse_frequency, 0)
-        # The first inverses are those of few rows: they are soon computed anew.
+        # The first inverses are from few rows: they are soon recomputed.
         due |= tf.equal(step, 5) | tf.equal(step, 20)
         when(due, self._invert)
-        gradients, grafts = [tf.cast(one, self.dtype) for one in gradients], []
-        for index, one in enumerate(gradients):
-            kept = self.variables[f"tensor{index}/accumulator"]
-            sums = kept.assign_add(tf.square(one), read_value=True)
-            grafts.append(tf.math.divide_no_nan(one, tf.sqrt(sums)))
+        gradients, grafts = [tf.cast(gradient, self.dtype) for gradient in gradients], []
+        for index, gradient in enumerate(gradients):
+            accumulator = self.variables[f"tensor{index}/accumulator"]
+            sums = accumulator.assign_add(tf.square(gradient), read_value=True)
+            grafts.append(tf.math.divide_no_nan(gradient, tf.sqrt(sums)))
         directions = list(grafts)
-        found = [self._precondition(number, gradients, grafts) for number in range(len(self.layers))]
-        for layer, whole in zip(self.layers, found, strict=True):
+        preconditioned = [self._precondition(number, gradients, grafts) for number in range(len(self.layers))]
+        for layer, whole in zip(self.layers, preconditioned, strict=True):
             for index, part in zip(layer.weights, layer.split(whole), strict=True):
                 directions[index] = tf.reshape(part, self.weights[index].shape)
         for index, direction in enumerate(directions):
             self._move(index, direction, tf.cast(rate, self.dtype))
 
-    def _collect(self, found: Sequence[Factors | Units]) -> None:
-        if not found:
+    def _collect(self, batch: Sequence[Factors | Units]) -> None:
+        if not batch:
             return
         decay = self.options.decay
-        finite = tf.stack([_all_finite(one) for one in found])
-        # Nothing would ever take a number that is not finite out of the sums again; and all have one number of
-        # collections.
+        finite = tf.stack([_all_finite(values) for values in batch])
+        # A number that is not finite would stay in the sums forever; and all sums share one count of collections.
         self.failed.assign_add(tf.math.count_nonzero(~finite))
 
         def add() -> None:
-            for sums, factors in zip(self._sums, found, strict=True):
-                for kept, value in zip(sums, factors, strict=True):
-                    kept.assign(decay * kept + (1.0 - decay) * tf.cast(value, tf.float64))
+            for sums, factors in zip(self._sums, batch, strict=True):
+                for total, value in zip(sums, factors, strict=True):
+                    total.assign(decay * total + (1.0 - decay) * tf.cast(value, tf.float64))
             self.collections.assign_add(1)
 
         when(tf.reduce_all(finite), add)
@@ -210,16 +210,16 @@ class KfacCore:
             counter.assign_add(tf.math.count_nonzero(flags))
 
     def _invert_layer(
-        self, kept: Factors | Units, inverses: Factors | Units, correction: tf.Tensor
+        self, totals: Factors | Units, inverses: Factors | Units, correction: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns whether a layer's inverses are new, and whether they failed, bool scalars."""
-        kind = type(kept)
-        sums = kind(*(tf.math.divide_no_nan(one.read_value(), correction) for one in kept))
+        kind = type(totals)
+        sums = kind(*(tf.math.divide_no_nan(part.read_value(), correction) for part in totals))
         # A layer that is switched off has no gradients yet.
         finite = _all_finite(sums)
         # Decompositions of other numbers may raise an error, or never end.
-        sums = kind(*(tf.where(finite, one, tf.eye(one.shape[-1], dtype=one.dtype)) for one in sums))
-        there = tf.reduce_all([kfac.mean_eigenvalue(one) > 0 for one in sums])
+        sums = kind(*(tf.where(finite, part, tf.eye(part.shape[-1], dtype=part.dtype)) for part in sums))
+        there = tf.reduce_all([kfac.mean_eigenvalue(part) > 0 for part in sums])
         damping = kfac.whole_damping(sums, self.options.damping)
         damping = tf.where(there, damping, tf.ones_like(damping))
         new = [tf.cast(inverse, self.dtype) for inverse in kfac.damped_inverses(sums, damping)]
@@ -233,24 +233,24 @@ class KfacCore:
     ) -> tf.Tensor:
         layer = self.layers[number]
         parts = layer.weights
-        found = kfac.precondition(self._inverses[number], layer.join([gradients[index] for index in parts]))
-        norm = tf.norm(found)
+        step = kfac.precondition(self._inverses[number], layer.join([gradients[index] for index in parts]))
+        norm = tf.norm(step)
         usable = (self._ready[number] > 0) & (norm > 0) & tf.math.is_finite(norm)
         scale = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(grafts[index]) for index in parts])) / norm
-        return tf.cond(usable, lambda: scale * found, lambda: layer.join([grafts[index] for index in parts]))
+        return tf.cond(usable, lambda: scale * step, lambda: layer.join([grafts[index] for index in parts]))
 
     def _move(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
         options, weight = self.options, self.weights[index]
         if options.weight_decay and len(weight.shape) > 1:
             direction += options.weight_decay * tf.cast(weight, self.dtype)
         if options.momentum:
-            kept = self.variables[f"tensor{index}/momentum"]
-            average, direction = momentum_step(kept, direction, options.momentum)
-            kept.assign(average)
+            momentum = self.variables[f"tensor{index}/momentum"]
+            average, direction = momentum_step(momentum, direction, options.momentum)
+            momentum.assign(average)
         weight.assign_sub(tf.cast(rate * direction, weight.dtype))
 
     def report(self) -> dict[str, float | int]:
-        """Returns how many layers there are and have inverses, and how many inverses were computed or failed."""
+        """Returns the numbers of layers, of layers with inverses, and of inverses computed and failed."""
         return {
             "layers": len(self.layers),
             "layers_ready": int(self._ready.numpy().sum()),

@@ -1,7 +1,7 @@
 """K-FAC for linear products, scales and shifts, as pure functions (THESIS 3; BACKPACK eq. 28-29).
 
-For a layer z = a W + b, with a' = (a, 1) where it has a bias and X = (W; b), the Fisher information of X is taken
-for the Kronecker product of (eq. 3.5)::
+For a layer z = a W + b, with a' = (a, 1) where it has a bias and X = (W; b), the Fisher information of X is
+approximated by the Kronecker product of (eq. 3.5)::
 
     A = E[a' a'^T],    G = E[g g^T],    g = grad_z log p(y | x)
 
@@ -31,7 +31,7 @@ class Factors(NamedTuple):
 
 
 class Units(NamedTuple):
-    """F [units, k, k] of the k of scale and shift that a normalization has."""
+    """F [units, k, k] for the k parameters of a normalization: scale, shift or both."""
 
     fisher: tf.Tensor
 
@@ -45,12 +45,12 @@ def chosen_rows(rows: int | tf.Tensor, most: int) -> tf.Tensor:
 def factors(inputs: tf.Tensor, gradients: tf.Tensor, has_bias: bool) -> Factors:
     """Averages a' a'^T of a [B, T, in] over rows and positions; sums g g^T of g [B, T, units] over positions."""
     inputs = tf.concat([inputs, tf.ones_like(inputs[..., :1])], axis=-1) if has_bias else inputs
-    rows, places = tf.shape(gradients)[0], tf.size(gradients[..., 0])
+    rows, positions = tf.shape(gradients)[0], tf.size(gradients[..., 0])
     sides = [tf.reshape(side, [-1, side.shape[-1]]) for side in (inputs, gradients)]
     return Factors(
         *(
             tf.matmul(side, side, transpose_a=True) / tf.cast(count, side.dtype)
-            for side, count in zip(sides, (places, rows), strict=True)
+            for side, count in zip(sides, (positions, rows), strict=True)
         )
     )
 
@@ -58,8 +58,8 @@ def factors(inputs: tf.Tensor, gradients: tf.Tensor, has_bias: bool) -> Factors:
 def units(inputs: tf.Tensor, gradients: tf.Tensor, has_scale: bool, has_shift: bool) -> Units:
     """Averages F over the rows of normalized inputs a [B, T, units] and gradients g [B, T, units] (eq. 3.11)."""
     parts = [tf.reduce_sum(inputs * gradients, 1)] * has_scale + [tf.reduce_sum(gradients, 1)] * has_shift
-    found = tf.stack(parts, axis=2)
-    return Units(tf.einsum("bui,buj->uij", found, found) / tf.cast(tf.shape(found)[0], found.dtype))
+    scores = tf.stack(parts, axis=2)
+    return Units(tf.einsum("bui,buj->uij", scores, scores) / tf.cast(tf.shape(scores)[0], scores.dtype))
 
 
 def mean_eigenvalue(matrices: tf.Tensor) -> tf.Tensor:
@@ -67,26 +67,26 @@ def mean_eigenvalue(matrices: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.linalg.trace(matrices) / tf.cast(tf.shape(matrices)[-1], matrices.dtype))
 
 
-def pi(found: Factors) -> tf.Tensor:
+def pi(sides: Factors) -> tf.Tensor:
     """Computes the pi of eq. 3.2, scalar; 1 where a factor is zero."""
-    inputs, outputs = mean_eigenvalue(found.inputs), mean_eigenvalue(found.outputs)
+    inputs, outputs = mean_eigenvalue(sides.inputs), mean_eigenvalue(sides.outputs)
     defined = (inputs > 0) & (outputs > 0)
     return tf.where(defined, tf.sqrt(tf.math.divide_no_nan(inputs, outputs)), tf.ones_like(inputs))
 
 
-def whole_damping(found: Factors | Units, damping: float) -> tf.Tensor:
+def whole_damping(matrices: Factors | Units, damping: float) -> tf.Tensor:
     """Computes lambda, scalar: a share of the mean eigenvalue of A (x) G, or of all F."""
-    scale = math.prod(map(mean_eigenvalue, found))
+    scale = math.prod(map(mean_eigenvalue, matrices))
     # Below that, a decomposition in float64 could fail.
     return tf.constant(max(damping, _LEAST_DAMPING), scale.dtype) * scale
 
 
-def damped_inverses(found: Factors | Units, damping: tf.Tensor) -> Factors | Units:
+def damped_inverses(matrices: Factors | Units, damping: tf.Tensor) -> Factors | Units:
     """Computes (A + pi sqrt(lambda) I)^-1 and (G + sqrt(lambda) / pi I)^-1, or (F + lambda I)^-1, of their shapes."""
-    if isinstance(found, Units):
-        return Units(inverse(found.fisher, damping))
-    root, ratio = tf.sqrt(damping), pi(found)
-    return Factors(inverse(found.inputs, root * ratio), inverse(found.outputs, root / ratio))
+    if isinstance(matrices, Units):
+        return Units(inverse(matrices.fisher, damping))
+    root, ratio = tf.sqrt(damping), pi(matrices)
+    return Factors(inverse(matrices.inputs, root * ratio), inverse(matrices.outputs, root / ratio))
 
 
 def inverse(matrices: tf.Tensor, damping: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Losses of single rows by a model's outputs, and what can be sent back: gradients, drawn ones, roots of the Hessian.
+"""Losses of single rows by a model's outputs, with their gradients, drawn gradients and roots of their Hessian.
 
 The generalized Gauss-Newton matrix needs a factor S with S S^T the Hessian of a row's loss by its outputs (BACKPACK
 eq. 15), and its Monte Carlo estimate the gradient for a label that is drawn from the model's own distribution, whose
@@ -103,7 +103,7 @@ def check_labels(loss: str, labels: tf.Tensor, outputs: tf.TensorShape) -> None:
         return
     least, most = labels.numpy().min(), labels.numpy().max()
     highest = columns - 1 if classes else 1
-    # What is not finite is in no range, and not outside of one: it makes the loss so.
+    # A label that is not finite passes: it makes the loss not finite.
     if least < 0 or most > highest:
         raise ValueError(f"labels are in {least:g}..{most:g}; allowed for {loss}: 0..{highest}")
     if categorical and not classes:
@@ -121,4 +121,4 @@ LOSSES: dict[str, OutputLoss] = {
     "binary_crossentropy": OutputLoss(_logistic, _logistic_root, _logistic_draw),
     "categorical_crossentropy": OutputLoss(_softmax, _softmax_root, _softmax_draw),
 }
-"""By name. Cross-entropies are those of logits. Each is the mean over a row's outputs, as Keras' are."""
+"""Losses by name. Cross-entropies take logits. Each is the mean over a row's outputs, as in Keras."""

@@ -1,12 +1,12 @@
-"""Linear products of a model, recorded in a forward pass, and what is sent back through them from the outputs.
+"""Linear products of a model, recorded in a forward pass, and tensors sent back through them from the outputs.
 
 A *product* is z_t = a_t W (+ b) for the rows of a batch and T positions: one position of a dense layer, all pixels of
 the outputs of a convolution, whose a_t are patches of its inputs (Grosse and Martens, 2016). The gradients of W and b
 of a row are sum_t a_t (x) dz_t and sum_t dz_t. A normalization is z_t = a_t * gamma + beta with normalized a_t, and the
 gradients of gamma and beta are sum_t a_t * dz_t and sum_t dz_t.
 
-What is sent back is a tensor of the outputs' shape: gradients of a loss, those of drawn labels, or columns of a root of
-its Hessian (``output_losses.py``).
+Such a tensor has the outputs' shape: gradients of a loss, gradients for drawn labels, or columns of a root of the
+Hessian (``output_losses.py``).
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Product(NamedTuple):
         inputs: a [B, T, in].
         outputs: z [B, T, units]; in and units are equal for a normalization.
         has_bias: whether there is a b, or beta.
-        shape: the shape of the layer's weight, whose elements are those of W [in, units]; (units,) of a normalization.
+        shape: the shape of the layer's weight, with the elements of W [in, units]; (units,) of a normalization.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Recording(NamedTuple):
 
     Attributes:
         outputs: [B, C].
-        products: in the order of the work.
-        values: what each module of the model returned, in the same order; products and activations are modules.
-        tape: of what depends on the products.
+        products: in the order of execution.
+        values: the outputs of each module of the model, in the same order; products and activations are modules.
+        tape: of all that depends on the products.
     """
 
     outputs: tf.Tensor
@@ -104,7 +104,7 @@ Hear = Callable[..., Any]
 
 @contextlib.contextmanager
 def _heard(model: Any, hear: Hear) -> Iterator[None]:
-    """Has ``hear(layer, call, inputs, ...)`` called in the place of the ``call`` of each layer of a model.
+    """Replaces the ``call`` of each layer of a model by ``hear(layer, call, inputs, ...)`` in the block.
 
     Keras has no hooks. The attribute is not set by way of Keras, which would track it.
     """
@@ -192,7 +192,7 @@ def _product(layer: Any, entering: Any, in_training: bool) -> tuple[Product | No
 
 
 def leaves(model: Any) -> list[Any]:
-    """Returns the layers of a model, and those of the models in it, that hold no layers themselves."""
+    """Returns the layers of a model and its submodels that hold no layers themselves."""
     inner = getattr(model, "layers", None)
     return [model] if inner is None else [leaf for layer in inner for leaf in leaves(layer)]
 

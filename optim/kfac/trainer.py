@@ -40,7 +40,7 @@ class KfacTrainer:
     Args:
         model: Sequential or Functional and built, of dense layers, convolutions of images, normalizations by batches or
             rows, and layers without weights.
-        loss: its name; cross-entropies are those of logits, so that the last layer has no sigmoid or softmax.
+        loss: its name; cross-entropies take logits, so that the last layer has no sigmoid or softmax.
         learning_rate: of every step.
         jit_compile: whether XLA compiles the step.
         **options: of ``ctr.optim.kfac.core.KfacOptions``.
@@ -120,7 +120,7 @@ class KfacTrainer:
         if not inputs.shape.rank or not inputs.shape[0]:
             raise ValueError("the batch has no rows; allowed: at least one")
         check_inputs(self.model, inputs)
-        # At every step: what the graph of a shape does with other values is TensorFlow's to say.
+        # At every step: a graph traced for a shape may do anything with other values.
         check_labels(self._name, labels, tf.TensorShape([inputs.shape[0], self._outputs]))
         return self._step(inputs, labels)
 
@@ -156,19 +156,19 @@ class KfacTrainer:
             )
         else:
             sent = gradient_by_outputs(partial(self.loss.values, tf.gather(labels, chosen)), run.outputs)
-        found: dict[str, kfac.Factors | kfac.Units] = {}
+        by_layer: dict[str, kfac.Factors | kfac.Units] = {}
         for product, gradients in zip(run.products, run.send(sent), strict=True):
             layer = self._layers[product.name]
             if isinstance(layer, Scale):
                 has = [index is not None for index in layer]
-                found[product.name] = kfac.units(product.inputs, gradients, *has)
+                by_layer[product.name] = kfac.units(product.inputs, gradients, *has)
             else:
-                found[product.name] = kfac.factors(product.inputs, gradients, product.has_bias)
-        return [found[name] for name in self._layers]
+                by_layer[product.name] = kfac.factors(product.inputs, gradients, product.has_bias)
+        return [by_layer[name] for name in self._layers]
 
 
 def _variable(weight: Any) -> tf.Variable:
-    # Those of Keras 3 hold TensorFlow's.
+    # Variables of Keras 3 hold TensorFlow's.
     return weight if isinstance(weight, tf.Variable) else weight.value
 
 

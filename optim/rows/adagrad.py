@@ -24,17 +24,17 @@ def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tenso
     return tf.math.divide_no_nan(gradient, tf.sqrt(accumulated + squared)), squared
 
 
-def graft_rows(own: tf.Tensor, step: tf.Tensor, share: tf.Tensor, owners: Workers = ALONE) -> tf.Tensor:
+def graft_rows(direction: tf.Tensor, step: tf.Tensor, share: tf.Tensor, owners: Workers = ALONE) -> tf.Tensor:
     """Computes share s P + (1 - share) A of touched rows [U, C], where s P has the norm of AdaGrad's step A.
 
-    That is the norm over all owners' rows, and s one number. Where P is 0, or not finite, the step is A.
+    The norm is over all owners' rows, and s is a scalar. Where P is 0, or not finite, the step is A.
     """
-    squares = [tf.reduce_sum(tf.square(rows)) for rows in (own, step)]
+    squares = [tf.reduce_sum(tf.square(rows)) for rows in (direction, step)]
     norm, wanted = (tf.sqrt(square) for square in owners.all_reduce(squares))
     usable = (norm > 0) & tf.math.is_finite(norm)
     share = tf.where(usable, share, tf.zeros_like(share))
     scale = share * wanted / tf.where(usable, norm, tf.ones_like(norm))
-    return tf.math.multiply_no_nan(own, scale) + (1.0 - share) * step
+    return tf.math.multiply_no_nan(direction, scale) + (1.0 - share) * step
 
 
 class RowAdaGrad(RowRule):
@@ -45,7 +45,7 @@ class RowAdaGrad(RowRule):
     def first_state(self, table: int) -> Sequence[np.ndarray]:
         return (self.initial_accumulators[table],)
 
-    def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        (sums,) = given.state
-        direction, squared = row_direction(sums, given.gradient)
-        return given.values - self.limited(table, given.values, rates * direction), (sums + squared,)
+    def step(self, table: int, rows: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
+        (sums,) = rows.state
+        direction, squared = row_direction(sums, rows.gradient)
+        return rows.values - self.limited(table, rows.values, rates * direction), (sums + squared,)

@@ -38,18 +38,18 @@ from ctr.optim.rows.adagrad import RowAdaGrad, row_direction
 from ctr.optim.rows.rule import RowSetup, State
 
 OVERDISPERSION = 0.1  # c: how much of the squared gradient counts as information
-FORGETTING = 0.005  # what k_f starts at
+FORGETTING = 0.005  # Initial k_f
 PRIOR_INFORMATION = 1.0  # on log T_f: it starts with a standard deviation of 1
 FORGETTING_INFORMATION = 0.3  # on log k_f
 _MAX_STEP = 0.5
 _PRIOR_RANGE = (-3.0, 12.0)  # Of log T_f
 _FORGETTING_RANGE = (-9.0, 0.0)
-"""Of log k_f: at most, a weight is as uncertain after each batch as it was at first."""
+"""Range of log k_f: at most, a weight is as uncertain after each batch as it was at first."""
 _OPERATIONS = 60  # for each linear weight of a touched row
 
 
 class FeatureGradient(NamedTuple):
-    """Gradient of the loss, and its curvature, by a number of each of F features, float32 [F]."""
+    """Gradient and curvature of the loss with respect to a parameter of each of F features, float32 [F]."""
 
     gradient: tf.Tensor
     curvature: tf.Tensor
@@ -73,9 +73,9 @@ def prior_slope(before: Posterior, precision: tf.Tensor) -> tf.Tensor:
 def feature_gradient(
     slope: tf.Tensor, groups: tf.Tensor, count: int, gradient: tf.Tensor, curvature: tf.Tensor
 ) -> FeatureGradient:
-    """Sums a batch's gradient, before the step, by a number t of each feature.
+    """Sums a batch's gradient and curvature with respect to a parameter t of each feature, before the step.
 
-    ``slope`` is d w / d t of each row, [U]; ``groups`` the feature of each, int32 [U], -1 for none.
+    ``slope`` is d w / d t of each row, [U]; ``groups`` is its feature, int32 [U], -1 for none.
     """
     return FeatureGradient(
         tf.math.unsorted_segment_sum(gradient * slope, groups, count),
@@ -98,30 +98,30 @@ def newton_step(
     spread = tf.math.divide_no_nan(forgetting / precision, before.information + curvature)
     drift = spread * curvature
     drifted = total / (1.0 + total * drift)
-    kept = tf.maximum(precision, drifted)
-    gained = curvature + OVERDISPERSION * tf.square(gradient) / (1.0 + curvature / kept)
-    after = kept + gained
-    moved = (shrunk * kept + before.weight * gained - rate * gradient) / after
+    remaining = tf.maximum(precision, drifted)
+    gained = curvature + OVERDISPERSION * tf.square(gradient) / (1.0 + curvature / remaining)
+    after = remaining + gained
+    moved = (shrunk * remaining + before.weight * gained - rate * gradient) / after
     # S = 1 / V - T depends on k as well, and D on S.
     steeper = drift * tf.math.divide_no_nan(tf.square(total), before.information + curvature)
-    grown = tf.square(kept / after) * (before.variance_slope * (1.0 + steeper) + drift)
+    grown = tf.square(remaining / after) * (before.variance_slope * (1.0 + steeper) + drift)
     # At the prior's variance, it depends on k no more.
     variance_slope = tf.where(drifted > precision, grown, 0.0)
     weight_slope = before.weight_slope * (1.0 - curvature / after) - rate * gradient * variance_slope
     touched = curvature > 0
-    found = Posterior(moved, after - precision, precision, variance_slope, weight_slope)
-    return Posterior(*(tf.where(touched, new, old) for new, old in zip(found, before, strict=True)))
+    stepped = Posterior(moved, after - precision, precision, variance_slope, weight_slope)
+    return Posterior(*(tf.where(touched, new, old) for new, old in zip(stepped, before, strict=True)))
 
 
-def _learn_logs(logs: tf.Tensor, found: FeatureGradient, limits: tuple[float, float]) -> list[tf.Tensor]:
-    """A Newton step on ``logs``, float32 [F, 2], each feature's logarithm and the information on it."""
-    known = logs[:, 1] + found.curvature
-    step = tf.clip_by_value(found.gradient / known, -_MAX_STEP, _MAX_STEP)
-    return [tf.clip_by_value(logs[:, 0] - step, *limits), known]
+def _learn_logs(logs: tf.Tensor, sums: FeatureGradient, limits: tuple[float, float]) -> list[tf.Tensor]:
+    """Takes a Newton step on ``logs``, float32 [F, 2]: each feature's logarithm and the information on it."""
+    information = logs[:, 1] + sums.curvature
+    step = tf.clip_by_value(sums.gradient / information, -_MAX_STEP, _MAX_STEP)
+    return [tf.clip_by_value(logs[:, 0] - step, *limits), information]
 
 
 class _LinearPart(NamedTuple):
-    """The linear weights of U touched rows, of one copy: ``groups`` int32, all others float32 [U]."""
+    """Linear weights of one copy in U touched rows: ``groups`` int32, all others float32 [U]."""
 
     before: Posterior
     gradient: tf.Tensor
@@ -130,21 +130,21 @@ class _LinearPart(NamedTuple):
     rate: tf.Tensor
 
 
-def _linear_part(given: RowGradient, rates: tf.Tensor, copy: int, copies: int) -> _LinearPart:
-    assert given.curvature is not None and given.groups is not None
-    sums, *kept = given.state
-    at = (copy + 1) * (given.values.shape[1] // copies) - 1
-    before = Posterior(given.values[:, at], sums[:, at], *(part[:, copy] for part in kept))
-    rate = tf.fill(tf.shape(given.curvature), rates[at])
-    return _LinearPart(before, given.gradient[:, at], given.curvature, given.groups, rate)
+def _linear_part(rows: RowGradient, rates: tf.Tensor, copy: int, copies: int) -> _LinearPart:
+    assert rows.curvature is not None and rows.groups is not None
+    sums, *rest = rows.state
+    at = (copy + 1) * (rows.values.shape[1] // copies) - 1
+    before = Posterior(rows.values[:, at], sums[:, at], *(part[:, copy] for part in rest))
+    rate = tf.fill(tf.shape(rows.curvature), rates[at])
+    return _LinearPart(before, rows.gradient[:, at], rows.curvature, rows.groups, rate)
 
 
 class RowNewton(RowAdaGrad):
     """Newton's steps for the linear weights of tables, element-wise AdaGrad for their embeddings.
 
     The information S is where AdaGrad would have the sum of squares of a linear weight, the last column of each of
-    the ``copies`` in a row. Rates of linear weights are factors of the step. ``features`` are the numbers of each
-    table's features, whose T begins as its ``precisions``.
+    the ``copies`` in a row. Rates of linear weights are factors of the step. ``features`` has the number of
+    features of each table, and ``precisions`` their initial T.
     """
 
     row_state: tuple[str, ...] = (
@@ -166,7 +166,7 @@ class RowNewton(RowAdaGrad):
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         super().build(weights)
-        # Of each feature and copy log T or log k, and the information on it: [F, 2 copies].
+        # For each feature and copy, log T or log k, and the information on it: [F, 2 copies].
         for name, features, precision in zip(weights, self.features, self.precisions, strict=True):
             begins = (np.log(precision), PRIOR_INFORMATION), (np.log(FORGETTING), FORGETTING_INFORMATION)
             for kind, begin in zip(self.feature_state, begins, strict=True):
@@ -174,29 +174,29 @@ class RowNewton(RowAdaGrad):
                 self.shared[f"{kind}/{name}"] = tf.Variable(value, trainable=False)
 
     def steps(
-        self, given: Sequence[RowGradient], rates: Sequence[tf.Tensor]
+        self, gradients: Sequence[RowGradient], rates: Sequence[tf.Tensor]
     ) -> list[tuple[tf.Tensor, State]]:
-        names, copies = list(self.tables)[: len(given)], self.copies
+        names, copies = list(self.tables)[: len(gradients)], self.copies
         # All linear weights together: a step is many operations with a few numbers each.
-        counts = [features for features in self.features[: len(given)] for _ in range(copies)]
+        counts = [features for features in self.features[: len(gradients)] for _ in range(copies)]
         parts = [
-            _linear_part(one, rate, copy, copies)
-            for one, rate in zip(given, rates, strict=True)
+            _linear_part(rows, rate, copy, copies)
+            for rows, rate in zip(gradients, rates, strict=True)
             for copy in range(copies)
         ]
         shared = [[self.shared[f"{kind}/{name}"] for name in names] for kind in self.feature_state]
         logs = [
-            tf.concat([pair for one in own for pair in tf.split(one.read_value(), copies, axis=1)], axis=0)
-            for own in shared
+            tf.concat([pair for v in variables for pair in tf.split(v.read_value(), copies, axis=1)], axis=0)
+            for variables in shared
         ]
         after, learned = self._step_together(parts, logs, counts)
-        for own, whole in zip(shared, learned, strict=True):
+        for variables, whole in zip(shared, learned, strict=True):
             pairs = tf.split(whole, counts)
-            for number, variable in enumerate(own):
+            for number, variable in enumerate(variables):
                 variable.assign(tf.concat(pairs[number * copies : (number + 1) * copies], axis=1))
         return [
-            self._with_embeddings(number, one, rates[number], after[number * copies : (number + 1) * copies])
-            for number, one in enumerate(given)
+            self._with_embeddings(number, rows, rates[number], after[number * copies : (number + 1) * copies])
+            for number, rows in enumerate(gradients)
         ]
 
     def _step_together(
@@ -205,53 +205,54 @@ class RowNewton(RowAdaGrad):
         """Steps linear weights, and ``logs``, log T and log k of all features: float32 [F, 2] with the information."""
         begins = np.cumsum(counts) - counts
         moved = [
-            one._replace(groups=tf.where(one.groups < 0, one.groups, one.groups + int(begin)))
-            for one, begin in zip(parts, begins, strict=True)
+            part._replace(groups=tf.where(part.groups < 0, part.groups, part.groups + int(begin)))
+            for part, begin in zip(parts, begins, strict=True)
         ]
-        own: _LinearPart = tf.nest.map_structure(lambda *arrays: tf.concat(arrays, axis=0), *moved)
-        before = own.before
-        precision, forgetting = (tf.gather(tf.exp(part[:, 0]), tf.maximum(own.groups, 0)) for part in logs)
+        rows: _LinearPart = tf.nest.map_structure(lambda *arrays: tf.concat(arrays, axis=0), *moved)
+        before = rows.before
+        precision, forgetting = (tf.gather(tf.exp(part[:, 0]), tf.maximum(rows.groups, 0)) for part in logs)
         slopes = prior_slope(before, precision), before.weight_slope
         of_rows = [
-            feature_gradient(slope, own.groups, sum(counts), own.gradient, own.curvature) for slope in slopes
+            feature_gradient(slope, rows.groups, sum(counts), rows.gradient, rows.curvature)
+            for slope in slopes
         ]
         sums = self._over_owners([part for both in of_rows for part in both], counts)
-        found = FeatureGradient(*sums[:2]), FeatureGradient(*sums[2:])
+        pairs = FeatureGradient(*sums[:2]), FeatureGradient(*sums[2:])
         learned = [
             tf.stack(_learn_logs(part, by_feature, limits), axis=1)
-            for part, by_feature, limits in zip(logs, found, (_PRIOR_RANGE, _FORGETTING_RANGE), strict=True)
+            for part, by_feature, limits in zip(logs, pairs, (_PRIOR_RANGE, _FORGETTING_RANGE), strict=True)
         ]
-        after = newton_step(before, precision, forgetting, own.gradient, own.curvature, own.rate)
-        lengths = [tf.size(one.rate) if one.rate.shape[0] is None else one.rate.shape[0] for one in parts]
+        after = newton_step(before, precision, forgetting, rows.gradient, rows.curvature, rows.rate)
+        lengths = [tf.size(part.rate) if part.rate.shape[0] is None else part.rate.shape[0] for part in parts]
         of_parts = zip(*(tf.split(part, lengths) for part in after), strict=True)
         return [Posterior(*part) for part in of_parts], learned
 
     def _over_owners(self, sums: list[tf.Tensor], counts: Sequence[int]) -> list[tf.Tensor]:
-        """Adds up what the owners of divided tables have found of their features, float32 [F] each."""
+        """Sums the features' derivatives over the owners of divided tables, float32 [F] each."""
         if all(owners.size == 1 for owners in self.owners):
             return sums
-        each = [list(parts) for parts in zip(*(tf.split(one, counts) for one in sums), strict=True)]
+        each = [list(parts) for parts in zip(*(tf.split(total, counts) for total in sums), strict=True)]
         for number in range(len(each)):
             each[number] = self.owners[number // self.copies].all_reduce(each[number])
         return [tf.concat(parts, axis=0) for parts in zip(*each, strict=True)]
 
     def _with_embeddings(
-        self, table: int, given: RowGradient, rates: tf.Tensor, linear: Sequence[Posterior]
+        self, table: int, rows: RowGradient, rates: tf.Tensor, linear: Sequence[Posterior]
     ) -> tuple[tf.Tensor, State]:
-        """Steps the embeddings of touched rows; returns the rows and their state, with those of linear weights."""
-        width = given.values.shape[1] // self.copies
-        sums, *_ = given.state
-        direction, squared = row_direction(sums, given.gradient)
+        """Steps the embeddings of touched rows; returns the rows and their state, linear weights included."""
+        width = rows.values.shape[1] // self.copies
+        sums, *_ = rows.state
+        direction, squared = row_direction(sums, rows.gradient)
         values, accumulators = [], []
         for copy, after in enumerate(linear):
-            own = slice(copy * width, (copy + 1) * width - 1)
-            values += [given.values[:, own] - rates[own] * direction[:, own], after.weight[:, tf.newaxis]]
-            accumulators += [sums[:, own] + squared[:, own], after.information[:, tf.newaxis]]
+            at = slice(copy * width, (copy + 1) * width - 1)
+            values += [rows.values[:, at] - rates[at] * direction[:, at], after.weight[:, tf.newaxis]]
+            accumulators += [sums[:, at] + squared[:, at], after.information[:, tf.newaxis]]
         moved = tf.concat(values, axis=1)
         if self.limit is not None:
-            moved = given.values - self.limited(table, given.values, given.values - moved)
-        kept = [tf.stack(parts, axis=1) for parts in zip(*(after[2:] for after in linear), strict=True)]
-        return moved, (tf.concat(accumulators, axis=1), *kept)
+            moved = rows.values - self.limited(table, rows.values, rows.values - moved)
+        slopes = [tf.stack(parts, axis=1) for parts in zip(*(after[2:] for after in linear), strict=True)]
+        return moved, (tf.concat(accumulators, axis=1), *slopes)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         linear = sum(_OPERATIONS * rows * self.copies for rows, _ in shapes)

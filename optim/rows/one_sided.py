@@ -25,7 +25,7 @@ from ctr.optim.variables import Variables, create_variable
 
 
 class RowOneSided(RowAdaGrad):
-    """One-sided Shampoo for rows of ``copies`` embeddings, each with its linear weight; ``options.rows`` say so too."""
+    """One-sided Shampoo for rows of ``copies`` embeddings, each with a linear weight; ``options.rows`` is one_sided."""
 
     _shares: tf.Tensor
 
@@ -41,11 +41,11 @@ class RowOneSided(RowAdaGrad):
             (1, table.shape[1] // self.copies - 1) for table in weights.values() for _ in range(self.copies)
         ]
         self._layout = lay_out(self.options, shapes, range(len(shapes)))
-        own = Variables(create_variable, tf.float32)
-        self._step = own.make("step", [], tf.int64)
-        self.statistics = Statistics(self.options, self._layout, own)
-        self.exchanged = RootExchange(self.options, Blocks(self._layout), own)
-        self.shared = {f"one_sided/{name}": variable for name, variable in own.items()}
+        variables = Variables(create_variable, tf.float32)
+        self._step = variables.make("step", [], tf.int64)
+        self.statistics = Statistics(self.options, self._layout, variables)
+        self.exchanged = RootExchange(self.options, Blocks(self._layout), variables)
+        self.shared = {f"one_sided/{name}": variable for name, variable in variables.items()}
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor) -> None:
         step = self._step.assign_add(1, read_value=True)
@@ -55,23 +55,23 @@ class RowOneSided(RowAdaGrad):
         self._shares = shampoo_share(self.options, step, tf.float32) * self.exchanged.certified
         super().update(gradients, rate)
 
-    def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        (sums,) = given.state
-        direction, squared = row_direction(sums, given.gradient)
+    def step(self, table: int, rows: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
+        (sums,) = rows.state
+        direction, squared = row_direction(sums, rows.gradient)
         owners, parts = self.owners[table], []
-        split = zip(self._parts(given.gradient), self._parts(direction), strict=True)
+        split = zip(self._parts(rows.gradient), self._parts(direction), strict=True)
         for copy, (values, graft) in enumerate(split):
             index = table * self.copies + copy
             if index not in self._layout.table_factors:
                 parts.append(graft)
                 continue
-            factor, place = self._layout.table_factors[index]
-            own = tf.matmul(values[:, :-1], self.exchanged.roots[factor][place])
-            share = self._shares[self._layout.factors[factor].offset + place]
-            moved = graft_rows(own, graft[:, :-1], share, owners)
+            factor, at = self._layout.table_factors[index]
+            shampoo = tf.matmul(values[:, :-1], self.exchanged.roots[factor][at])
+            share = self._shares[self._layout.factors[factor].offset + at]
+            moved = graft_rows(shampoo, graft[:, :-1], share, owners)
             parts.append(tf.concat([moved, graft[:, -1:]], axis=1))
         direction = tf.concat(parts, axis=1)
-        return given.values - self.limited(table, given.values, rates * direction), (sums + squared,)
+        return rows.values - self.limited(table, rows.values, rates * direction), (sums + squared,)
 
     def _parts(self, columns: tf.Tensor) -> list[tf.Tensor]:
         return tf.split(columns, self.copies, axis=1)
@@ -79,18 +79,18 @@ class RowOneSided(RowAdaGrad):
     def _collect(self, gradients: Sequence[RowGradient], step: tf.Tensor) -> None:
         if not self._layout.factors:
             return
-        found: dict[int, dict[int, tf.Tensor]] = {}
-        for number, (one, owners) in enumerate(zip(gradients, self.owners, strict=True)):
-            for copy, part in enumerate(self._parts(one.gradient)):
+        products: dict[int, dict[int, tf.Tensor]] = {}
+        for number, (rows, owners) in enumerate(zip(gradients, self.owners, strict=True)):
+            for copy, part in enumerate(self._parts(rows.gradient)):
                 index = number * self.copies + copy
                 if index in self._layout.table_factors:
-                    factor, place = self._layout.table_factors[index]
-                    (products,) = owners.all_reduce([gram(part[tf.newaxis, :, :-1], 1)])
-                    found.setdefault(factor, {})[place] = products
+                    factor, at = self._layout.table_factors[index]
+                    (product,) = owners.all_reduce([gram(part[tf.newaxis, :, :-1], 1)])
+                    products.setdefault(factor, {})[at] = product
         weight = collection_weight(self.options, step, tf.float32)
         ordered = {
-            factor: tf.concat([products[place] for place in range(len(products))], axis=0)
-            for factor, products in found.items()
+            factor: tf.concat([by_table[at] for at in range(len(by_table))], axis=0)
+            for factor, by_table in products.items()
         }
         last = self.exchanged.exchanged_at.read_value()
         when(collection_due(self.options, step, last), lambda: self.statistics.add(ordered, weight))
@@ -99,18 +99,18 @@ class RowOneSided(RowAdaGrad):
         self.exchanged.update(self.statistics, self._step.read_value())
 
     def report(self) -> dict[str, float | int]:
-        found = self.exchanged.report(int(self._step.numpy()))
-        return {f"tables_{name}": value for name, value in found.items() if name != "nonfinite_steps"}
+        report = self.exchanged.report(int(self._step.numpy()))
+        return {f"tables_{name}": value for name, value in report.items() if name != "nonfinite_steps"}
 
     def spectra(self) -> dict[str, Spectrum]:
         return self.exchanged.spectra(self._names)
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
-        own = super().cost(shapes)
+        adagrad = super().cost(shapes)
         products = sum(2 * rows * columns * columns / self.copies for rows, columns in shapes)
         roots = sum(14 * self.copies * (columns / self.copies) ** 3 for _, columns in shapes)
         return dataclasses.replace(
-            own,
+            adagrad,
             statistics=products / self.options.statistics.frequency,
             preconditioning=products,
             roots=roots / self.options.precondition_frequency,

@@ -15,14 +15,14 @@ State = Sequence[tf.Tensor]
 
 
 class RowSetup(NamedTuple):
-    """What a rule is made with, by table in their order.
+    """Settings of a rule; sequences have an entry for each table, in order.
 
     Attributes:
         rates: float32 [C], the learning rates of the columns.
         initial_accumulators: float32 [C], where AdaGrad's sums of squares begin.
         copies: number of embeddings in a row, each with a linear weight behind it.
         limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
-        owners: the workers that hold a part of a table's rows each, ``ALONE`` where it is here whole; None: all are.
+        owners: the workers that each hold a part of a table's rows, ``ALONE`` for a whole table; None: all are whole.
     """
 
     rates: Sequence[np.ndarray]
@@ -35,16 +35,16 @@ class RowSetup(NamedTuple):
 class RowRule(OptionalMembers):
     """Trains the rows of tables that a batch touches; a rule adds ``first_state`` and ``step``.
 
-    From ``build`` on there are ``tables`` by name, ``kept``, the state of their rows in the order of ``row_state``,
-    and what a rule puts into ``shared``, other variables by their names. Methods that are not described here are
-    those of ``ctr.optim.protocol.DenseOptimizer``, for lists of ``RowGradient``.
+    After ``build``, ``tables`` has the tables by name, ``state`` the state of their rows in the order of ``row_state``,
+    and ``shared`` a rule's other variables by name. Methods without a docstring are documented in
+    ``ctr.optim.protocol.DenseOptimizer``, here for lists of ``RowGradient``.
 
     Attributes:
         row_state: names of the state ``STATE/TABLE`` with a row for each row of a table, that goes with it at a warm
             start.
         feature_state: names of the state that has a row for each feature of a table, likewise.
         needs_curvature: whether ``update`` needs the curvature and the groups of ``RowGradient``.
-        operations: of a step, for each element of a touched row.
+        operations: number of operations of a step for each element of a touched row.
     """
 
     name = "embeddings"
@@ -57,45 +57,45 @@ class RowRule(OptionalMembers):
         self.rates, self.initial_accumulators, self.copies, self.limit, owners = setup
         self.owners = [ALONE] * len(setup.rates) if owners is None else list(owners)
         self.tables: dict[str, tf.Variable] = {}
-        self.kept: dict[str, tuple[tf.Variable, ...]] = {}
+        self.state: dict[str, tuple[tf.Variable, ...]] = {}
         self.shared: dict[str, tf.Variable] = {}
 
     def first_state(self, table: int) -> Sequence[np.ndarray]:
-        """Returns the state of a row that was not touched yet, float32 [K] each, in the order of ``row_state``."""
+        """Returns the initial state of a row, float32 [K] each, in the order of ``row_state``."""
         raise NotImplementedError
 
-    def step(self, table: int, given: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
-        """Returns touched rows [U, C] of a table after a step, and their state; ``rates`` are those of its columns."""
+    def step(self, table: int, rows: RowGradient, rates: tf.Tensor) -> tuple[tf.Tensor, State]:
+        """Returns touched rows [U, C] of a table after a step, and their state; ``rates`` are its columns'."""
         raise NotImplementedError
 
     def steps(
-        self, given: Sequence[RowGradient], rates: Sequence[tf.Tensor]
+        self, gradients: Sequence[RowGradient], rates: Sequence[tf.Tensor]
     ) -> list[tuple[tf.Tensor, State]]:
-        """Returns what ``step`` does for each of the first tables."""
-        return [self.step(table, *each) for table, each in enumerate(zip(given, rates, strict=True))]
+        """Returns the results of ``step`` for each of the first tables."""
+        return [self.step(table, *each) for table, each in enumerate(zip(gradients, rates, strict=True))]
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         self.tables = dict(weights)
         for number, (name, table) in enumerate(weights.items()):
-            self.kept[name] = tuple(rows_like(table, row) for row in self.first_state(number))
+            self.state[name] = tuple(rows_like(table, row) for row in self.first_state(number))
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
         rows = {
             f"{kind}/{name}": state[number]
             for number, kind in enumerate(self.row_state)
-            for name, state in self.kept.items()
+            for name, state in self.state.items()
         }
         return rows | self.shared
 
     def grow(self, table: int, size: int) -> None:
-        """Adds state for the rows of a table that has grown to ``size`` rows; ``reset_rows`` lets them begin."""
-        for variable in list(self.kept.values())[table]:
+        """Adds state for the rows of a table that has grown to ``size`` rows; ``reset_rows`` initializes it."""
+        for variable in list(self.state.values())[table]:
             grow_rows(variable, size)
 
     def reset_rows(self, table: int, rows: tf.Tensor) -> None:
-        """Lets rows, int32 [N], begin anew, between two steps."""
-        state = list(self.kept.values())[table]
+        """Resets the state of rows, int32 [N], between two steps."""
+        state = list(self.state.values())[table]
         for variable, row in zip(state, self.first_state(table), strict=True):
             set_rows(variable, rows, tf.broadcast_to(row, [tf.size(rows), len(row)]))
 
@@ -103,21 +103,21 @@ class RowRule(OptionalMembers):
         """Reads the state of rows, int32 [U] of each of the first tables, for ``update``; beside the forward pass."""
         return [
             tuple(tf.gather(variable, touched) for variable in state)
-            for state, touched in zip(self.kept.values(), rows, strict=False)
+            for state, touched in zip(self.state.values(), rows, strict=False)
         ]
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor) -> None:
         """Takes a step of the first tables; ``rate`` is a factor of the columns' own rates."""
         # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
         with tf.name_scope("row_update"):
-            found = self.steps(gradients, [rate * own for own in self.rates[: len(gradients)]])
-            for name, given, (values, state) in zip(self.tables, gradients, found, strict=False):
-                for variable, new in zip(self.kept[name], state, strict=True):
-                    set_rows(variable, given.rows, new)
-                set_rows(self.tables[name], given.rows, values)
+            stepped = self.steps(gradients, [rate * rates for rates in self.rates[: len(gradients)]])
+            for name, gradient, (values, state) in zip(self.tables, gradients, stepped, strict=False):
+                for variable, new in zip(self.state[name], state, strict=True):
+                    set_rows(variable, gradient.rows, new)
+                set_rows(self.tables[name], gradient.rows, values)
 
     def limited(self, table: int, values: tf.Tensor, update: tf.Tensor) -> tf.Tensor:
-        """Shortens the update of rows that are ``values`` where it exceeds the limit."""
+        """Scales down the update of rows, whose weights are ``values``, where it exceeds the limit."""
         if self.limit is None:
             return update
         return limit_update(values, update, *self.limit, self.owners[table])

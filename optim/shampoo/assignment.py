@@ -46,13 +46,13 @@ def block_cost(shape: Shape, axes: Sequence[int], options: ShampooOptions) -> fl
 
 
 _UNITS = 1 << 30
-"""Into how many parts the largest cost is rounded."""
+"""Number of units that the largest cost is rounded to."""
 
 
 def balanced(costs: Sequence[float], elements: Sequence[int], workers: int) -> tuple[int, ...]:
     """Returns the owner of each piece, 0..W-1, such that the largest load of a worker is small.
 
-    A pure function: all workers compute the same without asking each other. Longest processing time first (Graham,
+    A pure function: all workers compute the same without communication. Longest processing time first (Graham,
     1969): by descending cost, each piece goes to the worker with the least. The largest load is at most 4/3 of the
     smallest possible; for layers of 512 to 1024 cut into blocks of 256 it was 1.00 to 1.08 of the mean. Equal costs go
     by elements, then by their order.
@@ -62,7 +62,7 @@ def balanced(costs: Sequence[float], elements: Sequence[int], workers: int) -> t
     units = [round(cost / largest * _UNITS) if largest else 0 for cost in costs]
     owners = [0] * len(units)
     lightest = [(0, 0, worker) for worker in range(workers)]
-    for place in sorted(range(len(units)), key=lambda i: (-units[i], -elements[i], i)):
-        load, second, owners[place] = lightest[0]
-        heapq.heapreplace(lightest, (load + units[place], second + elements[place], owners[place]))
+    for piece in sorted(range(len(units)), key=lambda i: (-units[i], -elements[i], i)):
+        load, second, owners[piece] = lightest[0]
+        heapq.heapreplace(lightest, (load + units[piece], second + elements[piece], owners[piece]))
     return tuple(owners)

@@ -73,7 +73,7 @@ class TensorLayout:
 class Stack:
     """Blocks of one shape, preconditioned along the same axes.
 
-    Where it has those of one owner only, ``places`` are theirs among the blocks of all owners, else empty.
+    If it has one owner's blocks only, ``places`` are their indices among all owners' blocks, else empty.
     """
 
     block: Shape
@@ -88,19 +88,19 @@ class Stack:
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """Tensor of each block."""
+        """Index of each block's tensor."""
         return tuple(index for index, region in self.members for _ in range(region.blocks))
 
     @property
     def single_blocks(self) -> list[Member]:
         """Each block as a region, in row-major order of the regions that they are in."""
-        found = []
+        blocks = []
         for tensor, region in self.members:
             for index in itertools.product(*map(range, region.counts)):
                 sides = zip(region.begin, index, region.block, strict=True)
                 begin = tuple(start + i * size for start, i, size in sides)
-                found.append((tensor, Region(begin, (1,) * len(begin), region.block)))
-        return found
+                blocks.append((tensor, Region(begin, (1,) * len(begin), region.block)))
+        return blocks
 
 
 def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
@@ -120,7 +120,7 @@ def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
 
 
 def split_evenly(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
-    """Runs (offset, count, size) of equal parts; parts are at most ``block_size`` and differ by at most one.
+    """Returns runs (offset, count, size) of equal parts, which are at most ``block_size`` and differ by at most one.
 
     Example:
         >>> split_evenly(10, block_size=4)
@@ -133,7 +133,7 @@ def split_evenly(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]
 
 
 def split_fully(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
-    """Runs (offset, count, size) of parts of ``block_size``, and of one smaller part for what is left over."""
+    """Returns runs (offset, count, size) of parts of ``block_size``, and of one smaller part for the rest."""
     count, rest = divmod(size, block_size)
     runs = [(0, count, block_size), (count * block_size, 1, rest)]
     return tuple(run for run in runs if run[1] and run[2])
@@ -157,7 +157,7 @@ def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayou
 
 
 def _preconditioned(merged: Shape, options: ShampooOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dimensions that are preconditioned by matrices and by diagonals."""
+    """Returns the dimensions that are preconditioned by matrices and by diagonals."""
     how = options.blocking
     least = 1 if how.vectors else 2
     if len(merged) < least or 0 in merged or options.start_preconditioning_step is None:
@@ -175,12 +175,12 @@ def make_stacks(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
         for region in layout.regions:
             members.setdefault((region.block, layout.axes, layout.diagonal), []).append((index, region))
     return tuple(
-        Stack(block, axes, tuple(found), diagonal) for (block, axes, diagonal), found in members.items()
+        Stack(block, axes, tuple(regions), diagonal) for (block, axes, diagonal), regions in members.items()
     )
 
 
 def _cut(tensor: tf.Tensor, region: Region) -> tf.Tensor:
-    """The blocks of a region of a merged tensor, [blocks, ...], in row-major order."""
+    """Returns the blocks of a region of a merged tensor, [blocks, ...], in row-major order."""
     extent = [count * size for count, size in zip(region.counts, region.block, strict=True)]
     if extent != list(tensor.shape):
         tensor = tf.slice(tensor, region.begin, extent)
@@ -194,7 +194,7 @@ def _cut(tensor: tf.Tensor, region: Region) -> tf.Tensor:
 def _paste(blocks: tf.Tensor, region: Region) -> tf.Tensor:
     extent = [count * size for count, size in zip(region.counts, region.block, strict=True)]
     if math.prod(region.counts[1:]) > 1:
-        order = [place for axis in range(len(extent)) for place in (axis, len(extent) + axis)]
+        order = [dimension for axis in range(len(extent)) for dimension in (axis, len(extent) + axis)]
         blocks = tf.transpose(tf.reshape(blocks, [*region.counts, *region.block]), order)
     return tf.reshape(blocks, extent)
 

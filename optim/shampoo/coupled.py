@@ -15,9 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-# After so many iterations there is no convergence.
+# More iterations than this count as divergence.
 MAX_ITERATIONS = 100
-# PSO App. E stops the power iteration by the change of the eigenvalue; the residual is that of the vector.
+# PSO App. E stops the power iteration by the change of the eigenvalue; the residual is the vector's.
 POWER_TOLERANCE = 1e-13
 # Steps to the lambda_max of a damping: it is too small by log(n) / 8000 at worst, where eigenvalues crowd that near.
 MOST_STEPS = 4000
@@ -76,7 +76,7 @@ def coupled_roots(matrices: tf.Tensor, p: int) -> tf.Tensor:
     zero, half, quadratic, infinity = (tf.constant(x, tf.float64) for x in (0.0, 0.5, _QUADRATIC, math.inf))
 
     def limits_of(errors: tf.Tensor, limits: tf.Tensor) -> tf.Tensor:
-        # What the next errors must be below; 0 where the iteration has ended. NaN is below nothing.
+        # Bound on the next errors; 0 where the iteration has ended. NaN is below nothing.
         return tf.where(errors < half * limits, tf.where(errors < quadratic, errors, infinity), zero)
 
     def advance(step: tf.Tensor, limits: tf.Tensor, roots: tf.Tensor, products: tf.Tensor) -> tuple[Any, ...]:

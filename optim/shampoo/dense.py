@@ -33,8 +33,8 @@ class DenseShampoo(DenseOptimizer):
         self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
-        given = self.options, list(weights.values())
-        self.core = ShampooCore(*given, create=_create, group=self._workers, starts_late=True)
+        tensors = list(weights.values())
+        self.core = ShampooCore(self.options, tensors, create=_create, group=self._workers, starts_late=True)
         self._names = list(weights)
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 
@@ -43,8 +43,8 @@ class DenseShampoo(DenseOptimizer):
         return {f"shampoo/{name}": variable for name, variable in self.core.variables.items()}
 
     def parts(self) -> dict[str, Part]:
-        found = {f"shampoo/{name}": self.core.blocks.part(name) for name in self.core.variables}
-        return {name: part for name, part in found.items() if part is not None}
+        parts = {f"shampoo/{name}": self.core.blocks.part(name) for name in self.core.variables}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, preconditions: bool) -> None:
         if preconditions:

@@ -1,4 +1,4 @@
-"""Table of what becomes of each tensor, and what that costs (PSO table 2)."""
+"""Table of the treatment of each tensor and its cost (PSO table 2)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ def describe(
 ) -> str:
     """Returns a table: the treatment of each tensor, and its cost in memory and multiplications (PSO table 2).
 
-    Memory is that of the optimizer's variables, of several workers those of this one's blocks. Multiplications are
-    those of one step of these, statistics divided by their frequency, without some 10 d^3 for the root of every d x d
-    matrix of an exchange.
+    Memory is counted over the optimizer's variables, with several workers over this one's blocks. Multiplications are
+    for one step on these, statistics divided by their frequency, without some 10 d^3 for the root of every d x d matrix
+    of an exchange.
     """
     memory = np.zeros([len(names), 3])
     owners = {factor.name: factor.owners for factor in layout.factors}

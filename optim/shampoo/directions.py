@@ -34,20 +34,20 @@ class InverseRoots:
     def update(
         self, stacked: Sequence[tf.Tensor], moving: Mapping[int, tf.Tensor], step: tf.Tensor, present: Present
     ) -> tuple[list[tf.Tensor], Averages]:
-        layout, statistics = self.blocks.own, self.statistics
+        layout, statistics = self.blocks.local, self.statistics
         if self.options.beta1:
             stacked = self.blocks.stack(moving, statistics.dtype)
-        found = []
+        directions = []
         for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
             blocks = precondition(stacked[number], stack.axes, [self.roots[factor] for factor in factors])
             if stack.diagonal:
                 blocks = self._by_diagonals(number, blocks)
-            found.append(blocks)
-        return found, lambda: dict(moving)
+            directions.append(blocks)
+        return directions, lambda: dict(moving)
 
     def _by_diagonals(self, number: int, blocks: tf.Tensor) -> tf.Tensor:
         """Multiplies blocks by D^(-e) along each dimension with a diagonal; a block of zeros stays."""
-        options, statistics, stack = self.options, self.statistics, self.blocks.own.stacks[number]
+        options, statistics, stack = self.options, self.statistics, self.blocks.local.stacks[number]
         dtype = statistics.dtype
         collections = statistics.collections.read_value()
         # In the working precision: this is part of the step, which a TPU may take.
@@ -77,7 +77,7 @@ class Eigenbases:
 
     Attributes:
         moments: for each stack the second moments [N, *block].
-        averages: with ``options.averages_in_bases``, for each stack those of gradients in the bases, [N, *block].
+        averages: with ``options.averages_in_bases``, for each stack the averages in the bases, [N, *block].
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Eigenbases:
         self.dtype = variables.dtype
         self.moments: list[tf.Variable] = []
         self.averages: list[tf.Variable] = []
-        for number, stack in enumerate(blocks.own.stacks):
+        for number, stack in enumerate(blocks.local.stacks):
             whole = [stack.blocks, *stack.block]
             self.moments.append(variables.make(f"stack{number}/moment", whole))
             if options.averages_in_bases:
@@ -100,23 +100,23 @@ class Eigenbases:
     def update(
         self, stacked: Sequence[tf.Tensor], moving: Mapping[int, tf.Tensor], step: tf.Tensor, present: Present
     ) -> tuple[list[tf.Tensor], Averages]:
-        """Returns the direction of each stack [N, *block], and what it was made of.
+        """Returns the direction of each stack [N, *block], and a function for the averages it was computed from.
 
         ``stacked`` are the gradients, and ``moving`` by tensor the gradients or their averages.
         """
-        options, stacks = self.options, self.blocks.own.stacks
+        options, stacks = self.options, self.blocks.local.stacks
         rotated = self._turn(stacked, into=True)
         for stack, moments, blocks in zip(stacks, self.moments, rotated, strict=True):
             squared, beta2 = tf.square(blocks), options.beta2
-            found = moments + squared if beta2 == 1.0 else beta2 * moments + (1.0 - beta2) * squared
-            moments.assign(keep(found, moments, of_owners(present, stack.owners)))
+            updated = moments + squared if beta2 == 1.0 else beta2 * moments + (1.0 - beta2) * squared
+            moments.assign(keep(updated, moments, of_owners(present, stack.owners)))
         weights: tf.Tensor | float = 1.0
         if options.averages_in_bases:
             gradients, rotated = rotated, []
             for stack, average, blocks in zip(stacks, self.averages, gradients, strict=True):
                 here = of_owners(present, stack.owners)
-                one, weights = moving_gradient(options.beta1, average, blocks, step, here)
-                rotated.append(one)
+                new, weights = moving_gradient(options.beta1, average, blocks, step, here)
+                rotated.append(new)
         elif options.beta1:
             rotated = self._turn(self.blocks.stack(moving, self.dtype), into=True)
         divisor = tf.ones([], self.dtype)
@@ -132,13 +132,13 @@ class Eigenbases:
             if not options.averages_in_bases:
                 return dict(moving)
             turned = self.blocks.unstack(self._turn(rotated, into=False))
-            return {**moving, **{index: one / weights for index, one in turned.items() if index in moving}}
+            return {**moving, **{index: new / weights for index, new in turned.items() if index in moving}}
 
         return self._turn(corrected, into=False), averages
 
     def _turn(self, stacked: Sequence[tf.Tensor], into: bool) -> list[tf.Tensor]:
-        """Computes U^T G V, and its like, of blocks, or U G V^T, the opposite."""
-        layout = self.blocks.own
+        """Computes U^T G V, and its like, of blocks, or the inverse, U G V^T."""
+        layout = self.blocks.local
         return [
             multiply_axes(blocks, stack.axes, [self.bases[factor] for factor in factors], transposed=into)
             for stack, factors, blocks in zip(layout.stacks, layout.stack_factors, stacked, strict=True)
@@ -146,7 +146,7 @@ class Eigenbases:
 
     def replace_roots(self, roots: Sequence[tf.Tensor], present: Present) -> None:
         """Follows new roots of the tensors that are present, which come into use next."""
-        layout, before = self.blocks.own, [basis.read_value() for basis in self.bases]
+        layout, before = self.blocks.local, [basis.read_value() for basis in self.bases]
         for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
             turns = changes_of_bases(
                 [before[factor] for factor in factors], [roots[factor] for factor in factors]

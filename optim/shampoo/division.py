@@ -28,7 +28,7 @@ from ctr.workers.parts import Part
 
 
 class Group(Protocol):
-    """Members that divide blocks, such as ``Workers``, as one of them sees them."""
+    """Group of members that divide blocks, such as ``Workers``, as seen by one of them."""
 
     @property
     def rank(self) -> int: ...
@@ -42,9 +42,9 @@ class Group(Protocol):
 
 
 class Blocks:
-    """The blocks of one worker: ``own`` is the layout with its own blocks only of the ``whole`` one.
+    """Blocks of one worker: ``whole`` is the layout of all blocks, ``local`` the layout of this worker's blocks alone.
 
-    Alone a worker has all of them, whose state has the shapes of tensors; else the state of its elements is flat.
+    A worker alone has all blocks, and their state has the shapes of tensors; otherwise the local state is flat.
     """
 
     def __init__(self, whole: ShampooLayout, workers: Group = ALONE, owners: Sequence[int] = ()) -> None:
@@ -52,10 +52,10 @@ class Blocks:
         self.whole, self.workers, self._is_alone = whole, workers, workers.size == 1
         self._layouts = [whole]
         if not self._is_alone:
-            self._layouts = [_own_layout(whole, owners, rank) for rank in range(workers.size)]
-        self.own = self._layouts[workers.rank]
+            self._layouts = [_local_layout(whole, owners, rank) for rank in range(workers.size)]
+        self.local = self._layouts[workers.rank]
         self._most_matrices = max(layout.matrices for layout in self._layouts)
-        # Where each matrix is in what all workers send, padded to the same number.
+        # Index of each matrix in the gathered messages of all workers, which are padded to one length.
         self._sent_at = np.zeros(whole.matrices, np.int32)
         for rank, layout in enumerate(self._layouts):
             self._sent_at[_numbers(whole, layout)] = rank * self._most_matrices + np.arange(layout.matrices)
@@ -63,55 +63,55 @@ class Blocks:
     # Elements of dense tensors.
 
     def shape(self, tensor: int) -> Shape:
-        """Returns the shape of a tensor's element-wise state: its own, or, where it is divided, [its elements here]."""
+        """Returns the shape of a tensor's element-wise state: the tensor's, or if divided [its local elements]."""
         if not self._is_divided(tensor):
             return self.whole.tensors[tensor].shape
-        return (sum(map(_elements, _members(self.own, tensor))),)
+        return (sum(map(_elements, _members(self.local, tensor))),)
 
     def take(self, tensors: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Returns own elements of tensors, by index, each in the shape of ``shape``."""
+        """Returns the local elements of tensors, by index, each in the shape of ``shape``."""
         return {
             index: self._take(index, tensor) if self._is_divided(index) else tensor
             for index, tensor in tensors.items()
         }
 
-    def stack(self, own: Mapping[int, tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
-        """Stacks own blocks, [n, *block] each, from what ``take`` returned; tensors not in it are zero."""
+    def stack(self, local: Mapping[int, tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+        """Stacks the local blocks, [n, *block] each, of tensors as ``take`` returns them; missing tensors are zero."""
         layouts = self.whole.tensors
-        filled = [own[i] if i in own else tf.zeros(self.shape(i), dtype) for i in range(len(layouts))]
+        filled = [local[i] if i in local else tf.zeros(self.shape(i), dtype) for i in range(len(layouts))]
         if self._is_alone:
             return [stack_blocks(stack, layouts, filled) for stack in self.whole.stacks]
         parts: dict[Member, tf.Tensor] = {}
         for index, elements in enumerate(filled):
-            if members := _members(self.own, index):
+            if members := _members(self.local, index):
                 parts |= zip(members, tf.split(elements, list(map(_elements, members))), strict=True)
-        return [_join_stack(stack, stack.members, parts, dtype) for stack in self.own.stacks]
+        return [_join_stack(stack, stack.members, parts, dtype) for stack in self.local.stacks]
 
     def unstack(self, blocks: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Returns own elements of the tensors that have blocks, by index; the opposite of ``stack``."""
+        """Returns the local elements of the tensors that have blocks, by index; the inverse of ``stack``."""
         if self._is_alone:
             return unstack_blocks(self.whole.stacks, self.whole.tensors, blocks)
         parts: dict[Member, tf.Tensor] = {}
-        for stack, stacked in zip(self.own.stacks, blocks, strict=True):
+        for stack, stacked in zip(self.local.stacks, blocks, strict=True):
             if stack.members:
                 parts |= zip(stack.members, tf.unstack(stacked), strict=True)
         dtype, divided = blocks[0].dtype, filter(self._is_divided, range(len(self.whole.tensors)))
         return {
-            index: _join([parts[member] for member in _members(self.own, index)], dtype, self.shape(index))
+            index: _join([parts[member] for member in _members(self.local, index)], dtype, self.shape(index))
             for index in divided
         }
 
-    def gather(self, own: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """Returns whole tensors of the own elements of all owners, by index."""
-        divided = list(filter(self._is_divided, own))
+    def gather(self, local: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Gathers the local elements of all owners; returns whole tensors, by index."""
+        divided = list(filter(self._is_divided, local))
         if not divided:
-            return dict(own)
-        dtype = own[divided[0]].dtype
+            return dict(local)
+        dtype = local[divided[0]].dtype
         sent = [
             [member for index in divided for member in _members(layout, index)] for layout in self._layouts
         ]
         largest = max(sum(map(_elements, members)) for members in sent)
-        message = tf.concat([own[index] for index in divided], axis=0)
+        message = tf.concat([local[index] for index in divided], axis=0)
         message = tf.pad(message, [[0, largest - message.shape[0]]])
         received = tf.split(self.workers.all_gather(message), self.workers.size)
         parts: dict[Member, tf.Tensor] = {}
@@ -121,7 +121,7 @@ class Blocks:
             parts |= zip(members, blocks, strict=True)
         stacked = [_join_stack(stack, stack.single_blocks, parts, dtype) for stack in self.whole.stacks]
         whole = unstack_blocks(self.whole.stacks, self.whole.tensors, stacked)
-        return {index: whole[index] if index in divided else tensor for index, tensor in own.items()}
+        return {index: whole[index] if index in divided else tensor for index, tensor in local.items()}
 
     def sum(self, numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums scalars over all owners."""
@@ -139,36 +139,36 @@ class Blocks:
     # Matrices.
 
     def take_status(self, status: tf.Tensor) -> tf.Tensor:
-        """Returns the columns of the own matrices among those of all, [S, M]."""
-        return status if self._is_alone else tf.gather(status, _numbers(self.whole, self.own), axis=1)
+        """Returns the columns of the local matrices from the status of all matrices, [S, M]."""
+        return status if self._is_alone else tf.gather(status, _numbers(self.whole, self.local), axis=1)
 
-    def gather_status(self, own: tf.Tensor) -> tf.Tensor:
-        """Returns the columns of all matrices, of those of all owners."""
+    def gather_status(self, status: tf.Tensor) -> tf.Tensor:
+        """Gathers the columns of all owners' matrices; returns the status of all matrices, [S, M]."""
         if self._is_alone:
-            return own
-        message = tf.pad(tf.transpose(own), [[0, self._most_matrices - self.own.matrices], [0, 0]])
+            return status
+        message = tf.pad(tf.transpose(status), [[0, self._most_matrices - self.local.matrices], [0, 0]])
         return tf.transpose(tf.gather(self.workers.all_gather(message), self._sent_at))
 
     def add_counts(self, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-        """Adds to counts from before what all owners have counted since."""
+        """Adds the increments of all owners, ``after`` - ``before``, to ``before``."""
         if self._is_alone:
             return after
         return before + tf.reduce_sum(self.workers.all_gather((after - before)[tf.newaxis]), axis=0)
 
     def between_steps(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Returns an action that exchanges something in a form that can be called between two steps."""
+        """Wraps an exchange among members so that it can be called between two steps."""
         if self._is_alone:
             return action
-        # What members exchange, they exchange in graphs.
+        # Members exchange in graphs alone.
         return cast(Callable[[], None], tf.function(action, autograph=False))
 
     def part(self, name: str, rank: int | None = None) -> Part | None:
-        """Returns an owner's part of a variable of the state, this one's by default; None: each has all of it."""
-        found = re.match(r"(stack|tensor)(\d+)/", name)
-        if self._is_alone or found is None:
+        """Returns an owner's part of a state variable, this worker's by default; None if each has all of it."""
+        match = re.match(r"(stack|tensor)(\d+)/", name)
+        if self._is_alone or match is None:
             return None
-        layout, number = self.own if rank is None else self._layouts[rank], int(found[2])
-        if found[1] == "stack":
+        layout, number = self.local if rank is None else self._layouts[rank], int(match[2])
+        if match[1] == "stack":
             return Part(np.array(layout.stacks[number].places, np.int64), self.whole.stacks[number].blocks)
         if not self._is_divided(number):
             return None
@@ -185,12 +185,12 @@ class Blocks:
 
     def _take(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
         merged = tf.reshape(tensor, self.whole.tensors[index].merged)
-        parts = [tf.slice(merged, region.begin, region.block) for _, region in _members(self.own, index)]
+        parts = [tf.slice(merged, region.begin, region.block) for _, region in _members(self.local, index)]
         return _join(parts, tensor.dtype, self.shape(index))
 
 
 def _members(layout: ShampooLayout, tensor: int) -> list[Member]:
-    """The blocks of a tensor, in the order of the stacks."""
+    """Returns the blocks of a tensor, in the order of the stacks."""
     return [member for stack in layout.stacks for member in stack.members if member[0] == tensor]
 
 
@@ -198,32 +198,32 @@ def _elements(member: Member) -> int:
     return math.prod(member[1].block)
 
 
-def _own_layout(whole: ShampooLayout, owners: Sequence[int], rank: int) -> ShampooLayout:
-    """The layout with the blocks of one owner only; stacks and factors without any are still there, with no matrix."""
-    # Factors of tables, whose rows all members have, are copies of those of the first one.
+def _local_layout(whole: ShampooLayout, owners: Sequence[int], rank: int) -> ShampooLayout:
+    """Returns the layout of one owner's blocks; stacks and factors without any stay, with no matrix."""
+    # Factors of tables, whose rows all members have, are copies of the first member's.
     parts = [(factor.owners, tuple(range(factor.count)), rank > 0) for factor in whole.factors]
     stacks, owner = [], iter(owners)
     for stack, indices in zip(whole.stacks, whole.stack_factors, strict=True):
         blocks = stack.single_blocks
-        places = tuple(place for place, _ in enumerate(blocks) if next(owner) == rank)
+        places = tuple(at for at, _ in enumerate(blocks) if next(owner) == rank)
         stacks.append(dataclasses.replace(stack, members=tuple(blocks[i] for i in places), places=places))
         for index in indices:
             parts[index] = (stacks[-1].owners, places, False)
     factors, offset = [], 0
     for factor, (tensors, numbers, is_copy) in zip(whole.factors, parts, strict=True):
-        own = dataclasses.replace(
+        local = dataclasses.replace(
             factor, count=len(tensors), owners=tensors, offset=offset, numbers=numbers, is_copy=is_copy
         )
-        factors.append(own)
-        offset += own.count
+        factors.append(local)
+        offset += local.count
     return dataclasses.replace(whole, stacks=tuple(stacks), factors=tuple(factors))
 
 
-def _numbers(whole: ShampooLayout, own: ShampooLayout) -> np.ndarray:
+def _numbers(whole: ShampooLayout, local: ShampooLayout) -> np.ndarray:
     return np.array(
         [
             factor.offset + number
-            for factor, part in zip(whole.factors, own.factors, strict=True)
+            for factor, part in zip(whole.factors, local.factors, strict=True)
             for number in part.numbers or range(part.count)
         ],
         np.int32,
@@ -233,7 +233,7 @@ def _numbers(whole: ShampooLayout, own: ShampooLayout) -> np.ndarray:
 def _join_stack(
     stack: Stack, members: Sequence[Member], parts: Mapping[Member, tf.Tensor], dtype: tf.DType
 ) -> tf.Tensor:
-    """The blocks of these members, [N, *block]; of tensors without parts they are zero."""
+    """Returns the blocks of these members, [N, *block]; zero for tensors without parts."""
     blocks = [parts[member] if member in parts else tf.zeros(stack.block, dtype) for member in members]
     return _join(blocks, dtype, [len(members), *stack.block])
 

@@ -40,13 +40,13 @@ from ctr.optim.shampoo.roots import (
 )
 
 _CERTIFIED_ABOVE = 1e-8
-"""Times the largest eigenvalue: eigenvectors of smaller ones are certified as those of so much."""
+"""Share of the largest eigenvalue that smaller eigenvalues count as when their eigenvectors are certified."""
 
 
 def decomposition_residual(matrix: FloatArray, values: FloatArray, vectors: FloatArray) -> float:
     """Computes the bound s of roots.py for X = Q diag(values^(-1/2)) Q^T as an approximate A^(-1/2).
 
-    It is a measure of Q, whatever becomes of X. With E = A Q - Q Lambda and D = Q^T Q - I,
+    It is a measure of Q, whatever X is used for. With E = A Q - Q Lambda and D = Q^T Q - I,
 
         W = Lambda^(-1/2) (Q^T E + D Lambda) Lambda^(-1/2) = Lambda^(-1/2) Q^T A Q Lambda^(-1/2) - I
 
@@ -88,7 +88,7 @@ def eigenbasis(matrix: FloatArray) -> Root:
 
 
 def changes_of_bases(old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Computes U'^T U, [N, d, d], for each axis: what brings U^T M V into other bases; squared, second moments."""
+    """Computes U'^T U, [N, d, d], for each axis, which brings U^T M V into new bases, and squared, second moments."""
     return [tf.matmul(after, before, transpose_a=True) for before, after in zip(old, new, strict=True)]
 
 

@@ -45,7 +45,7 @@ class RootExchange:
 
     def __init__(self, options: ShampooOptions, blocks: Blocks, variables: Variables) -> None:
         self.options, self.blocks = options, blocks
-        make, layout = variables.make, blocks.own
+        make, layout = variables.make, blocks.local
         self.exchanged_at = make("exchanged_at", [], tf.int64, -1)
         self.status = make("status", [len(STATUS), blocks.whole.matrices])
         self.counters = make("counters", [len(COUNTERS)], tf.int64)
@@ -58,7 +58,7 @@ class RootExchange:
 
     @property
     def certified(self) -> tf.Tensor:
-        """1 for each matrix of all owners with a root of its own, else 0, [M]."""
+        """Status of the matrices of all owners, [M]: 1 for a matrix with a root of its own, else 0."""
         return self.status[STATUS.index("certified")]
 
     def update(
@@ -112,10 +112,10 @@ class RootExchange:
     ) -> Results:
         """Brings roots of the sums that were sent into use, and sends the present ones, in one call of the host.
 
-        ``changes`` are the norms of what has been added to sums since, float64 [M].
+        ``changes`` are the norms of the sums' changes since then, float64 [M].
         """
         host, roots, count = self.host, self.options.roots, len(self.host.factors)
-        of_present = of_owners(present, self.blocks.own.owners)
+        of_present = of_owners(present, self.blocks.local.owners)
 
         def unpacked(totals: Sequence[np.ndarray]) -> list[np.ndarray]:
             pairs = zip(totals, host.factors, strict=True)
@@ -128,27 +128,27 @@ class RootExchange:
             old_totals, totals = unpacked(rest[:count]), unpacked(rest[count : 2 * count])
             # These change in place.
             status, counters, *matrices = map(np.array, rest[2 * count :])
-            found = Round(old_totals, matrices, status, counters, float(old_divisor), old_identity)
-            host.collect(int(last), found)
-            found.status[STATUS.index("drift")] += changes.astype(status.dtype)
-            found.totals, found.divisor, found.identity = totals, float(divisor), identity
-            host.send(int(step), found, of_present)
+            state = Round(old_totals, matrices, status, counters, float(old_divisor), old_identity)
+            host.collect(int(last), state)
+            state.status[STATUS.index("drift")] += changes.astype(status.dtype)
+            state.totals, state.divisor, state.identity = totals, float(divisor), identity
+            host.send(int(step), state, of_present)
             if not roots.asynchronous or is_early or (last < 0 and not roots.identity):
-                host.collect(int(step), found)
-            return [found.status, found.counters, *found.roots]
+                host.collect(int(step), state)
+            return [state.status, state.counters, *state.roots]
 
         first = [step, self.exchanged_at.read_value(), is_early(self.options, step), changes]
         sums = [sent.divisor, sent.identity, now.divisor, now.identity, *sent.totals, *now.totals]
-        given = [before.status, before.counters, *before.roots]
-        found = tf.numpy_function(call, [*first, *sums, *given], [tensor.dtype for tensor in given])
-        status, counters, *new = [tf.reshape(new, old.shape) for new, old in zip(found, given, strict=True)]
+        inputs = [before.status, before.counters, *before.roots]
+        output = tf.numpy_function(call, [*first, *sums, *inputs], [tensor.dtype for tensor in inputs])
+        status, counters, *new = [tf.reshape(new, old.shape) for new, old in zip(output, inputs, strict=True)]
         return Results(status, counters, new)
 
     def _by_device(
         self, step: tf.Tensor, now: Sums, changes: tf.Tensor, before: Results, present: Present
     ) -> Results:
         """Computes roots by operations of the graph, and brings them into use at once (PSO App. E)."""
-        options, layout, dtype = self.options, self.blocks.own, before.status.dtype
+        options, layout, dtype = self.options, self.blocks.local, before.status.dtype
         rows = dict(zip(STATUS, tf.unstack(before.status, num=len(STATUS)), strict=True))
         rows["drift"] += tf.cast(changes, dtype)
         absolute = options.roots.damping == "absolute"
@@ -161,18 +161,18 @@ class RootExchange:
             computed = tf.cast(computed, root.dtype)
             residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)
             is_good = (residual <= TOLERANCE)[:, tf.newaxis, tf.newaxis]
-            here, kept = of_owners(present, factor.owners), root
+            here, previous = of_owners(present, factor.owners), root
             if options.roots.identity and here is not None:
                 has_root = rows["certified"][factor.matrices, tf.newaxis, tf.newaxis] > 0
-                kept = tf.where(has_root, kept, tf.eye(factor.size, dtype=kept.dtype))
-            roots.append(keep(tf.where(is_good, computed, root), kept, here))
+                previous = tf.where(has_root, previous, tf.eye(factor.size, dtype=previous.dtype))
+            roots.append(keep(tf.where(is_good, computed, root), previous, here))
             residuals.append(residual)
             nonzero.append(tf.reduce_any(begun != 0, axis=[1, 2]) | options.damps_zero)
         here = of_owners(present, layout.owners)
         residual, sent = tf.concat(residuals, axis=0), tf.concat(nonzero, axis=0)
         sent = keep(sent, tf.zeros_like(sent), here)
         good = sent & (residual <= TOLERANCE)
-        # The iteration computes no eigenvalues, and those of an earlier root are not of these statistics.
+        # The iteration computes no eigenvalues, and an earlier root's do not belong to these statistics.
         new = {
             "certified": 1,
             "drift": 0,
@@ -190,7 +190,7 @@ class RootExchange:
         return Results(tf.stack([rows[name] for name in STATUS]), before.counters + counts, roots)
 
     def report(self, step: int) -> dict[str, float | int]:
-        """Returns layers, those that use Shampoo already, ``COUNTERS``, and staleness and residual of roots in use."""
+        """Returns counts of layers and layers with roots, ``COUNTERS``, and staleness and residual of roots in use."""
         status = dict(zip(STATUS, self.status.numpy(), strict=True))
         in_use = status["certified"] > 0
         staleness = step - status["root_step"][in_use]
@@ -217,20 +217,20 @@ class RootExchange:
         for matrix, owner in enumerate(owners):
             matrices.setdefault(names[owner], []).append(matrix)
         return {
-            name: Spectrum(float(numbers[0, own].min()), *map(float, numbers[1:, own].max(axis=1)))
-            for name, own in matrices.items()
+            name: Spectrum(float(numbers[0, at].min()), *map(float, numbers[1:, at].max(axis=1)))
+            for name, at in matrices.items()
         }
 
     def _spectra(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tensors [K] of matrices with a root, and [4, K] what `Spectrum` has of each matrix, float64.
+        """Returns the tensor of each of K matrices with a root, [K], and the fields of its `Spectrum`, float64 [4, K].
 
-        Without those whose eigenvalues nobody computed, or are beyond the working precision.
+        Leaves out matrices whose eigenvalues were not computed, or are beyond the working precision.
         """
         status = dict(zip(STATUS, self.status.numpy().astype(np.float64), strict=True))
-        known = (status["certified"] > 0) & (status["largest"] > 0) & (status["largest"] < np.inf)
-        smallest, largest = status["smallest"][known], status["largest"][known]
+        valid = (status["certified"] > 0) & (status["largest"] > 0) & (status["largest"] < np.inf)
+        smallest, largest = status["smallest"][valid], status["largest"][valid]
         # A matrix whose smallest eigenvalue is only rounding is singular; its condition stays a number.
         condition = largest / np.maximum(smallest, np.finfo(np.float64).eps * largest)
-        return self.blocks.whole.owners[known], np.stack(
-            [smallest, largest, condition, status["condition"][known]]
+        return self.blocks.whole.owners[valid], np.stack(
+            [smallest, largest, condition, status["condition"][valid]]
         )

@@ -47,7 +47,7 @@ class Grafting:
     # The first-order optimizer.
 
     def collect(self, gradients: Tensors) -> None:
-        """Updates second moments by own elements of gradients, in place."""
+        """Updates second moments by the local elements of gradients, in place."""
         for index in gradients.keys() & self.accumulators.keys():
             grafting, accumulator = self.options.grafting, self.accumulators[index]
             accumulator.assign(first_order.update_accumulator(grafting, accumulator, gradients[index]))
@@ -63,29 +63,29 @@ class Grafting:
         return {index: gradient for index, gradient in moving.items() if not tensors[index].is_preconditioned}
 
     def directions(self, moving: Tensors, step: tf.Tensor) -> dict[int, tf.Tensor]:
-        """Computes first-order directions, by tensor, from own elements of gradients or their averages."""
+        """Computes first-order directions, by tensor, from local elements of gradients or their averages."""
         grafting = self.options.grafting
-        found = {
+        directions = {
             index: first_order.direction(grafting, self.accumulators.get(index), gradient, step)
             for index, gradient in moving.items()
         }
         if isinstance(grafting, LARS | LAMB):
-            norms = self.norms(found)
-            for index, one in found.items():
+            norms = self.norms(directions)
+            for index, direction in directions.items():
                 weight_norm = tf.norm(tf.cast(self.weights[index], self.dtype))
-                found[index] = one * first_order.layer_factor(weight_norm, norms[index])
-        return found
+                directions[index] = direction * first_order.layer_factor(weight_norm, norms[index])
+        return directions
 
-    def norms(self, own: Tensors) -> dict[int, tf.Tensor]:
-        """Computes Frobenius norms, scalars, of tensors of which some elements may be elsewhere."""
-        squares = {index: squared_norm(part) for index, part in own.items()}
+    def norms(self, local: Tensors) -> dict[int, tf.Tensor]:
+        """Computes Frobenius norms, scalars, of tensors, of which other owners may have some elements."""
+        squares = {index: squared_norm(part) for index, part in local.items()}
         tensors = self.blocks.whole.tensors
-        divided = [index for index in own if tensors[index].is_preconditioned]
+        divided = [index for index in local if tensors[index].is_preconditioned]
         summed = self.blocks.sum([squares[index] for index in divided]) if divided else []
         squares |= dict(zip(divided, summed, strict=True))
         return {index: tf.sqrt(square) for index, square in squares.items()}
 
-    # What is grafted.
+    # Grafting.
 
     def share(self, certified: tf.Tensor, step: tf.Tensor) -> tf.Tensor | None:
         """Computes Shampoo's share of the direction of each tensor, 0 or 1; None where nothing is preconditioned.
@@ -98,15 +98,15 @@ class Grafting:
         ready = tf.math.unsorted_segment_min(
             tf.cast(certified, self.dtype), tf.constant(layout.owners, tf.int64), len(layout.tensors)
         )
-        # Of a tensor without a matrix it is the largest number that there is.
+        # For a tensor without a matrix the minimum is the largest number of the dtype.
         return tf.minimum(ready, 1.0) * shampoo_share(self.options, step, self.dtype)
 
     def scale_blocks(self, blocks: Sequence[tf.Tensor], grafts: Tensors) -> list[tf.Tensor]:
         """Gives each block [N, ...] the norm of its graft, where grafts have the norms of blocks."""
         if self.options.grafting.norm != "block":
             return list(blocks)
-        own = self.blocks.stack(grafts, self.dtype)
-        return [_scaled(block, graft) for block, graft in zip(blocks, own, strict=True)]
+        stacked = self.blocks.stack(grafts, self.dtype)
+        return [_scaled(block, graft) for block, graft in zip(blocks, stacked, strict=True)]
 
     def graft(
         self,
@@ -118,14 +118,14 @@ class Grafting:
     ) -> dict[int, tf.Tensor]:
         """Returns Shampoo's directions with the norms of grafts, by tensor; the graft where there is no Shampoo.
 
-        ``share`` [tensors] is 0 or 1. Grafts that are not given come from ``averages`` of gradients, only in a step
-        that takes them.
+        ``share`` [tensors] is 0 or 1. Missing grafts come from ``averages`` of gradients, only in a step that takes
+        them.
         """
         takes_norm = self.options.grafting.norm == "tensor"
         scaled_to = list(shampoos) if takes_norm else []
-        found, graft_norms = self._both_norms([*shampoos.values()], [grafts[index] for index in scaled_to])
-        norms = dict(zip(shampoos, found, strict=True))
-        # A direction of zero has no norm to give it, and one beyond the working precision no direction.
+        sizes, graft_norms = self._both_norms([*shampoos.values()], [grafts[index] for index in scaled_to])
+        norms = dict(zip(shampoos, sizes, strict=True))
+        # A zero direction cannot be scaled to a norm, and one beyond the working precision has no direction.
         usable = {index: (norm > 0) & tf.math.is_finite(norm) for index, norm in norms.items()}
         shares = {
             index: tf.where(usable[index], share[index], tf.zeros_like(norm)) for index, norm in norms.items()
@@ -139,8 +139,8 @@ class Grafting:
             return [tf.math.multiply_no_nan(shampoo, factors[index]) for index, shampoo in shampoos.items()]
 
         def blend() -> list[tf.Tensor]:
-            own = averages()
-            late = {index: own[index] for index in shampoos if index not in grafts}
+            moving = averages()
+            late = {index: moving[index] for index in shampoos if index not in grafts}
             all_grafts = {**self.directions(late, step), **grafts}
             return [
                 direction + (1.0 - shares[index]) * all_grafts[index]
@@ -155,7 +155,7 @@ class Grafting:
     def _both_norms(
         self, shampoos: Sequence[tf.Tensor], grafts: Sequence[tf.Tensor]
     ) -> tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]:
-        """The norms of directions, of Shampoo's also where their squares leave the working precision."""
+        """Returns the norms of directions; Shampoo's even where their squares leave the working precision."""
         blocks = self.blocks
         squares = blocks.sum([squared_norm(direction) for direction in [*shampoos, *grafts]])
         norms = [tf.sqrt(square) for square in squares]
@@ -169,8 +169,8 @@ class Grafting:
             ]
             norms = [size * tf.sqrt(square) for size, square in zip(largest, blocks.sum(scaled), strict=True)]
             overflowed = tf.math.count_nonzero(~tf.math.is_finite(tf.stack(norms)))
-            place = tf.one_hot(COUNTERS.index("overflowed"), len(COUNTERS), dtype=tf.int64)
-            self.counters.assign_add(overflowed * place)
+            increment = tf.one_hot(COUNTERS.index("overflowed"), len(COUNTERS), dtype=tf.int64)
+            self.counters.assign_add(overflowed * increment)
             return norms
 
         stacked = tf.stack(plain)
@@ -184,7 +184,7 @@ def _block_norms(blocks: tf.Tensor) -> tf.Tensor:
 
 
 def _scaled(blocks: tf.Tensor, grafts: tf.Tensor) -> tf.Tensor:
-    """Blocks with the norm of their grafts; the graft where a block is zero or has no finite norm."""
+    """Returns blocks with the norm of their grafts; the graft where a block is zero or has no finite norm."""
     norms, wanted = _block_norms(blocks), _block_norms(grafts)
     usable = (norms > 0) & tf.math.is_finite(norms)
     scale = wanted / tf.where(usable, norms, tf.ones_like(norms))

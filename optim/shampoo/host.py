@@ -1,7 +1,7 @@
 """Roots, or eigenbases, on the host's processors, in float64, while the device goes on (FF fig. 3, PSO 4 and alg. II).
 
 ``send`` hands the statistics that need a new root to worker threads, largest first; ``collect`` brings the roots
-into use at the next found. Which roots, from what, and when they come into use depends on the step alone, never
+into use at the next exchange. Which roots, from what, and when they come into use depends on the step alone, never
 on time. After a restart a round in flight is computed again, from statistics that stay unchanged between exchanges.
 A root that fails, or is refused by its certificate, or lost with its worker, leaves the previous one.
 """
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 Solve = Callable[..., Root]
 
 # For every statistics matrix: whether its root is certified and from real statistics; whether its statistics were sent
-# at the last exchange and the root is still out; by how much they changed since those of the root (sum of Frobenius
+# at the last exchange and the root is still out; by how much they changed since the root's (sum of Frobenius
 # norms); condition and residual of the root; the step of its statistics, and the smallest and largest eigenvalue of
 # these, both 0 where the device computed the root.
 STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step", "smallest", "largest")
 
 # Roots computed; not computed because the drift was small; refused or failed; lost with a worker; steps that
 # were skipped for a gradient that is not finite; directions beyond the working precision, of which the grafted
-# one was taken; and of the roots computed those by the device and not the host.
+# one was taken; and roots computed by the device, not the host.
 COUNTERS = ("refreshed", "skipped", "failed", "lost", "nonfinite_steps", "overflowed", "device")
 
 _CERTIFIED, _SENT, _DRIFT, _, _, _ROOT_STEP = range(STATUS.index("root_step") + 1)
@@ -43,13 +43,13 @@ _CERTIFIED, _SENT, _DRIFT, _, _, _ROOT_STEP = range(STATUS.index("root_step") + 
 
 @dataclass
 class Round:
-    """NumPy copies of what the pipeline reads and changes of statistics and roots.
+    """NumPy copies of the statistics and roots that the pipeline reads and changes.
 
     Attributes:
         totals: for each factor float64 [N, d, d], which are to be divided by ``divisor``.
         roots: for each factor [N, d, d]; changed where a new one came in.
         status, counters: [len(STATUS), matrices of these factors] and int64 [len(COUNTERS)]; changed.
-        identity: how much of the identity is to be added to totals before, for each of these matrices.
+        identity: the multiple of the identity to add to the total of each of these matrices before the division.
     """
 
     totals: list[np.ndarray]
@@ -60,11 +60,11 @@ class Round:
     identity: np.ndarray
 
 
-def _origin_of(step: int, found: Round) -> tuple[int, int, str]:
-    """The process, step and statistics that roots are sent from."""
+def _origin_of(step: int, state: Round) -> tuple[int, int, str]:
+    """Returns the process, the step and a digest of the statistics that roots are computed from."""
     # Diagonals differ wherever statistics do, but for a coincidence.
     digest = hashlib.sha256()
-    for total in found.totals:
+    for total in state.totals:
         digest.update(np.einsum("nii->ni", total).tobytes())
     return os.getpid(), step, digest.hexdigest()
 
@@ -97,76 +97,76 @@ class HostPipeline:
         sizes = [factors[f].size for f, _ in self._places]
         self._largest_first = sorted(range(len(sizes)), key=lambda matrix: -sizes[matrix])
 
-    def send(self, step: int, found: Round, present: Present = None) -> None:
+    def send(self, step: int, state: Round, present: Present = None) -> None:
         """Starts the roots of all statistics that changed enough, among the matrices present; marks them as sent."""
-        status = found.status
+        status = state.status
         status[_SENT] = 0
         for matrix, (f, i) in enumerate(self._places):
             if present is not None and not present[matrix]:
                 if self.options.roots.identity and not status[_CERTIFIED, matrix]:
-                    self._use_identity(matrix, 1.0, step, found)
+                    self._use_identity(matrix, 1.0, step, state)
                 continue
-            total, identity = found.totals[f][i], found.identity[matrix]
+            total, identity = state.totals[f][i], state.identity[matrix]
             # Not by BLAS, whose sums depend on its number of threads, and that on whether roots are computed.
             norm = float(np.sqrt(np.sum(np.square(total))))
             # No gradient yet, as in crosses that are still switched off: not a fault.
             if norm == 0 and not identity and not self.options.damps_zero:
                 continue
-            # What statistics begin with decays even where no gradient comes.
+            # Initial statistics decay even without a gradient.
             fades = norm == 0 and identity > 0 and self.options.beta2 < 1.0
             still = status[_DRIFT, matrix] <= self.options.roots.drift_bound * norm
             if status[_CERTIFIED, matrix] and still and not fades:
-                self._count(found, matrix, "skipped")
+                self._count(state, matrix, "skipped")
                 continue
             status[_SENT, matrix] = 1
-        self._start(step, found)
+        self._start(step, state)
         if self.options.roots.identity and self.options.roots.asynchronous:
             # The roots of initial statistics come into use where there is none yet (PSO alg. II).
             for matrix in map(int, np.flatnonzero(status[_CERTIFIED] == 0)):
                 factor, initial = self.factors[self._places[matrix][0]], self.options.statistics.initial
                 scale = 1.0 if factor.basis or not initial else initial ** (-1.0 / factor.order)
-                self._use_identity(matrix, scale, step, found)
+                self._use_identity(matrix, scale, step, state)
 
-    def _count(self, found: Round, matrix: int, counter: str) -> None:
+    def _count(self, state: Round, matrix: int, counter: str) -> None:
         if not self.factors[self._places[matrix][0]].is_copy:
-            found.counters[COUNTERS.index(counter)] += 1
+            state.counters[COUNTERS.index(counter)] += 1
 
-    def _use_identity(self, matrix: int, scale: float, step: int, found: Round) -> None:
+    def _use_identity(self, matrix: int, scale: float, step: int, state: Round) -> None:
         f, i = self._places[matrix]
-        found.roots[f][i] = scale * np.eye(self.factors[f].size)
-        found.status[_CERTIFIED, matrix], found.status[_ROOT_STEP, matrix] = 1, step
+        state.roots[f][i] = scale * np.eye(self.factors[f].size)
+        state.status[_CERTIFIED, matrix], state.status[_ROOT_STEP, matrix] = 1, step
 
-    def collect(self, sent_at: int, found: Round) -> None:
-        """Brings the roots that were sent at step ``sent_at`` into use, waiting for those that are not ready."""
-        sent = np.flatnonzero(found.status[_SENT])
+    def collect(self, sent_at: int, state: Round) -> None:
+        """Brings the roots that were sent at step ``sent_at`` into use, waiting for the ones not ready yet."""
+        sent = np.flatnonzero(state.status[_SENT])
         if not len(sent):
             return
         begun = time.perf_counter()
-        # After a restart, or when the variables were set to those of another moment, it is computed here.
-        if self._origin != _origin_of(sent_at, found):
-            self._start(sent_at, found)
+        # After a restart, or after the variables were set to another step's, the roots are computed here.
+        if self._origin != _origin_of(sent_at, state):
+            self._start(sent_at, state)
         self._origin, lost = None, self._wait()
         for matrix in map(int, sent):
-            self._use_root(matrix, lost, sent_at, found)
-        found.status[_SENT] = 0
+            self._use_root(matrix, lost, sent_at, state)
+        state.status[_SENT] = 0
         self._futures = {}
         self.seconds_waited += time.perf_counter() - begun
 
-    def _start(self, step: int, found: Round) -> None:
+    def _start(self, step: int, state: Round) -> None:
         if self._process != os.getpid():
             # Threads do not survive a fork.
             self._pool, self._process = None, os.getpid()
         if self._pool is None:
             self._pool = concurrent.futures.ThreadPoolExecutor(self.workers, "shampoo-roots")
-        status = found.status
-        self._origin, self._futures = _origin_of(step, found), {}
+        status = state.status
+        self._origin, self._futures = _origin_of(step, state), {}
         for matrix in self._largest_first:
             if not status[_SENT, matrix]:
                 continue
             f, i = self._places[matrix]
-            # Copies: what is given belongs to the caller, and may change or go while the workers read it.
-            statistics = found.totals[f][i] / found.divisor
-            statistics[np.diag_indices_from(statistics)] += found.identity[matrix] / found.divisor
+            # Copies: the caller's arrays may change or be freed while the workers read them.
+            statistics = state.totals[f][i] / state.divisor
+            statistics[np.diag_indices_from(statistics)] += state.identity[matrix] / state.divisor
             try:
                 self._futures[matrix] = self._pool.submit(self._compute, self.factors[f], statistics)
             except RuntimeError as error:
@@ -181,7 +181,7 @@ class HostPipeline:
         # Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
         with one_blas_thread():
             if not statistics.any():
-                # Absolute damping is all that there is.
+                # Only absolute damping is left.
                 scale = 1.0 if factor.basis else self.options.epsilon ** (-1.0 / factor.order)
                 root = Root(scale * np.eye(factor.size), 0.0, 1.0)
             elif factor.basis:
@@ -193,7 +193,7 @@ class HostPipeline:
         return root
 
     def _wait(self) -> bool:
-        """Waits for all roots; returns whether some are given up."""
+        """Waits for all roots; returns whether some were given up."""
         pending = set(self._futures.values())
         while pending:
             done, pending = concurrent.futures.wait(
@@ -207,10 +207,10 @@ class HostPipeline:
                 return True
         return False
 
-    def _use_root(self, matrix: int, some_lost: bool, sent_at: int, found: Round) -> None:
-        """Brings a root into use, or keeps the previous one, whatever has ended the worker's task, and counts it."""
+    def _use_root(self, matrix: int, some_lost: bool, sent_at: int, state: Round) -> None:
+        """Brings a root into use, or keeps the previous one if the worker's task failed in any way; counts either."""
         (f, i), future = self._places[matrix], self._futures.get(matrix)
-        factor, roots = self.factors[f], found.roots[f]
+        factor, roots = self.factors[f], state.roots[f]
         try:
             if future is None or (some_lost and (future.cancelled() or not future.done())):
                 raise TimeoutError("no worker delivered it")
@@ -220,12 +220,12 @@ class HostPipeline:
             if not np.isfinite(new).all():
                 raise RootError(f"it is beyond {roots.dtype}")
         except BaseException as error:
-            self._count(found, matrix, "failed" if isinstance(error, RootError) else "lost")
+            self._count(state, matrix, "failed" if isinstance(error, RootError) else "lost")
             name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
             log.warning("root of %s from step %d: %s; the previous root is kept", name, sent_at, error)
             return
         roots[i] = new
-        self._count(found, matrix, "refreshed")
+        self._count(state, matrix, "refreshed")
         with np.errstate(over="ignore"):
             # Certified, not sent, and without drift: statistics changed last before they were sent.
-            found.status[:, matrix] = 1, 0, 0, root.condition, root.residual, sent_at, *root.eigenvalues
+            state.status[:, matrix] = 1, 0, 0, root.condition, root.residual, sent_at, *root.eigenvalues

@@ -14,10 +14,10 @@ from ctr.optim.shampoo.options import ShampooOptions
 class Factor:
     """Statistics matrices [N, d, d] of an axis of a stack, or of the right sides of some tables, for A^(-1/order).
 
-    ``owners`` are for each matrix the index of its tensor; ``offset`` that of its first matrix among those of all
-    factors; ``numbers`` those of its matrices in the factor, where this has only some of them, else empty. With
-    ``basis`` the "roots" are eigenbases (eigenbasis.py). Of those that several owners keep, all but one ``is_copy``:
-    their roots are computed too, and not counted.
+    ``owners`` has the index of each matrix's tensor; ``offset`` is the index of the first matrix among all factors'
+    matrices; ``numbers`` are the indices of its matrices in the whole factor, or empty if it has all. With ``basis``
+    the "roots" are eigenbases (eigenbasis.py). If several owners keep one factor, all but one have a copy,
+    ``is_copy``, whose roots are computed but not counted.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Factor:
 
     @property
     def matrices(self) -> slice:
-        """Places of its matrices among those of all factors."""
+        """Indices of its matrices among all factors' matrices."""
         return slice(self.offset, self.offset + self.count)
 
 
@@ -41,7 +41,7 @@ class ShampooLayout:
     """Preconditioning of tensors, decided by shapes and options alone; ``tables`` learn by rows.
 
     ``stack_factors`` are for each stack the indices of its factors, one for each preconditioned axis;
-    ``table_factors``, for tables with one-sided Shampoo, the index of the factor and the place in it.
+    ``table_factors``, for tables with one-sided Shampoo, the index of the factor and the index in it.
     """
 
     tensors: tuple[TensorLayout, ...]
@@ -57,17 +57,17 @@ class ShampooLayout:
 
     @property
     def owners(self) -> np.ndarray:
-        """For each matrix the index of its tensor, int32."""
+        """Index of each matrix's tensor, int32."""
         return np.array([owner for factor in self.factors for owner in factor.owners], np.int32)
 
     @property
     def products(self) -> np.ndarray:
         """Operations of the products of a tensor's blocks with one matrix for each side, int64 [tensors]."""
-        found = np.zeros(len(self.tensors), np.int64)
+        total = np.zeros(len(self.tensors), np.int64)
         for stack in self.stacks:
             for owner in stack.owners:
-                found[owner] += 2 * math.prod(stack.block) * sum(stack.block[axis] for axis in stack.axes)
-        return found
+                total[owner] += 2 * math.prod(stack.block) * sum(stack.block[axis] for axis in stack.axes)
+        return total
 
 
 def lay_out(
@@ -98,11 +98,11 @@ def lay_out(
     stack_factors: list[tuple[int, ...]] = []
     for number, stack in enumerate(stacks):
         order = options.root_order(len(stack.axes) + len(stack.diagonal))
-        own = [
+        indices = [
             add(f"stack{number}/axis{axis}", stack.block[axis], order, stack.owners, options.corrects)
             for axis in stack.axes
         ]
-        stack_factors.append(tuple(own))
+        stack_factors.append(tuple(indices))
     table_factors: dict[int, tuple[int, int]] = {}
     if options.rows == "one_sided" and options.start_preconditioning_step is not None:
         widths: dict[int, list[int]] = {}
@@ -112,7 +112,7 @@ def lay_out(
                 widths.setdefault(width, []).append(index)
         for width, owners in widths.items():
             factor = add(f"tables{width}", width, options.root_order(1), owners)
-            table_factors |= {owner: (factor, place) for place, owner in enumerate(owners)}
+            table_factors |= {owner: (factor, at) for at, owner in enumerate(owners)}
     return ShampooLayout(
         tuple(tensors), tuple(tables), stacks, tuple(stack_factors), table_factors, tuple(factors)
     )

@@ -35,8 +35,8 @@ class AveragedGradients:
         """Returns averages of gradients, by tensor; where none is kept here, the gradient itself."""
         moving = dict(gradients)
         for index in gradients.keys() & self.averages.keys():
-            found, weights = moving_gradient(self.beta1, self.averages[index], gradients[index], step)
-            moving[index] = found / weights
+            average, weights = moving_gradient(self.beta1, self.averages[index], gradients[index], step)
+            moving[index] = average / weights
         return moving
 
 

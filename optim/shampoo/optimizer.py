@@ -77,16 +77,16 @@ class Tables:
             # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
             accumulator.scatter_add(tf.IndexedSlices(squared, rows))
             if index in self.layout.table_factors and share is not None:
-                factor, place = self.layout.table_factors[index]
-                step = graft_rows(tf.matmul(values, roots[factor][place]), step, share[index])
+                factor, at = self.layout.table_factors[index]
+                step = graft_rows(tf.matmul(values, roots[factor][at]), step, share[index])
             table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))
 
 
 class ShampooCore(GradientSteps):
     """Shampoo over variables of any floating dtype; works in float32, or in float64 if one of them has it.
 
-    The members of a ``group`` divide the blocks among them. Where it ``starts_late``, there are
-    steps of the first-order optimizer before the first one (``graft``), which only that counts.
+    The members of a ``group`` divide the blocks among them. Where it ``starts_late``, steps of the
+    first-order optimizer come before the first one (``graft``), and are counted separately.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ShampooCore(GradientSteps):
         preconditioned = [index for index in dense if self.layout.tensors[index].is_preconditioned]
         self.step = variables.make("step", [], tf.int64)
         self.grafted = variables.make("grafted_steps", [], tf.int64) if starts_late else None
-        self.statistics = Statistics(options, blocks.own, variables)
+        self.statistics = Statistics(options, blocks.local, variables)
         self.exchanged = RootExchange(options, blocks, variables)
         roots = self.exchanged.roots
         self.preconditioner = (
@@ -117,8 +117,8 @@ class ShampooCore(GradientSteps):
             else InverseRoots(options, blocks, self.statistics, roots)
         )
         averaged = preconditioned if options.averages_in_bases else []
-        kept = [index for index in dense if index not in averaged]
-        self.average = AveragedGradients(options.beta1, blocks, kept, variables)
+        others = [index for index in dense if index not in averaged]
+        self.average = AveragedGradients(options.beta1, blocks, others, variables)
         self.grafting = Grafting(options, blocks, dense, self.weights, self.exchanged.counters, variables)
         is_before = options.grafting.momentum == "before"
 
@@ -141,9 +141,9 @@ class ShampooCore(GradientSteps):
         assert self.grafted is not None
         dense, _ = split_gradients(gradients, self.weights, self.tables, self.dtype)
         count, rate = self.grafted.assign_add(1, read_value=True), self._rate(learning_rate)
-        own = self.blocks.take(dense)
-        self.grafting.collect(own)
-        self._move(self._with_decay(self.grafting.directions(own, count), decayed), rate)
+        local = self.blocks.take(dense)
+        self.grafting.collect(local)
+        self._move(self._with_decay(self.grafting.directions(local, count), decayed), rate)
 
     def _update(
         self,
@@ -192,15 +192,15 @@ class ShampooCore(GradientSteps):
         return self.grafting.graft(shampoos, grafts, share, averages_of, count)
 
     def _with_decay(self, directions: Tensors, decayed: Sequence[bool] | None) -> Tensors:
-        """Adds ``weight_decay`` times own elements of the weights that are ``decayed`` (PT 3.1.2)."""
+        """Adds ``weight_decay`` times the local elements of the ``decayed`` weights (PT 3.1.2)."""
         decay = self.options.weight_decay
         weights = {
             index: tf.cast(self.weights[index], self.dtype)
             for index in directions
             if decay and (decayed is None or decayed[index])
         }
-        own = self.blocks.take(weights)
-        return {**directions, **{index: directions[index] + decay * weight for index, weight in own.items()}}
+        local = self.blocks.take(weights)
+        return directions | {index: directions[index] + decay * weight for index, weight in local.items()}
 
     def _move(self, directions: Tensors, rate: tf.Tensor) -> None:
         """Moves the weights along the directions of all owners, within the limits."""
@@ -221,15 +221,15 @@ class ShampooCore(GradientSteps):
         self._between_steps()
 
     def _count_nonfinite(self) -> None:
-        place = tf.one_hot(COUNTERS.index("nonfinite_steps"), len(COUNTERS), dtype=tf.int64)
-        self.exchanged.counters.assign_add(place)
+        increment = tf.one_hot(COUNTERS.index("nonfinite_steps"), len(COUNTERS), dtype=tf.int64)
+        self.exchanged.counters.assign_add(increment)
 
     def report(self) -> dict[str, float | int]:
         """Returns layers, counters of roots and the state of their statistics (``RootExchange.report``)."""
         return self.exchanged.report(int(self.step.numpy()))
 
     def spectra(self, names: Sequence[str] | None = None) -> dict[str, Spectrum]:
-        """Returns the spectra of statistics by variable, of those whose roots the host has computed (PSO fig. 7)."""
+        """Returns the spectra of statistics by variable, where the host has computed the roots (PSO fig. 7)."""
         return self.exchanged.spectra(names or self._names())
 
     def timing(self) -> dict[str, float]:
@@ -239,4 +239,4 @@ class ShampooCore(GradientSteps):
 
     def describe(self, names: Sequence[str] | None = None) -> str:
         """Returns a table of the treatment of each variable, and its cost (describe.py)."""
-        return describe(self.options, self.blocks.own, self.variables, names or self._names())
+        return describe(self.options, self.blocks.local, self.variables, names or self._names())

@@ -26,11 +26,11 @@ __all__ += ["ShampooOptions", "Statistics", "soap"]
 
 @option_dataclass()
 class Blocking:
-    """How tensors are cut into blocks.
+    """Partition of tensors into blocks.
 
     Attributes:
-        split: ``balanced`` blocks differ by at most one in size; ``full`` ones have ``block_size``, and what is left
-            over is a smaller one (PT 4.2.1).
+        split: ``balanced`` blocks differ by at most one in size; ``full`` ones have ``block_size``, and the rest
+            is a smaller one (PT 4.2.1).
         max_dimension: a longer dimension gets no preconditioner, and the other dimensions of its tensor get stronger
             exponents (PSO lemma 1). If no dimension is left, the tensor takes the first-order step.
         vectors: vectors get a full matrix, too, with the exponent 1/2 (PT 3.1.4); else they take the first-order step.
@@ -47,7 +47,7 @@ class Blocking:
 
 @option_dataclass()
 class Statistics:
-    """When statistics are collected, and what they begin with.
+    """Collection and initial value of statistics.
 
     Attributes:
         frequency: ``tau2``: they are collected every this many steps.
@@ -63,7 +63,7 @@ class Statistics:
 
 @option_dataclass()
 class Roots:
-    """How and when roots of statistics are computed and brought into use.
+    """Computation of the roots of statistics, and when they come into use.
 
     The host computes them by LAPACK's eigendecomposition, the fastest at every size; a step that XLA compiles, without
     a callback, by the coupled Newton iteration (PSO App. E).
@@ -81,8 +81,8 @@ class Roots:
             ``start_preconditioning_step``.
         phase: later exchanges come at the steps ``t`` with ``t % precondition_frequency`` equal to this (PSO alg. II;
             PT alg. 2); None: every ``precondition_frequency`` steps from the first one on.
-        identity: from the first exchange on, what has no root of real statistics yet has that of ``statistics.initial``
-            times the identity (PSO alg. II), or the identity; else its layer takes the first-order step.
+        identity: from the first exchange on, a matrix without a root of real statistics has the root of
+            ``statistics.initial`` times the identity (PSO alg. II), or the identity; else the first-order step is used.
     """
 
     damping: Literal["relative", "absolute"] = "relative"
@@ -120,7 +120,7 @@ class Limits:
 
 @option_dataclass()
 class ShampooOptions:
-    """Everything but the learning rate. Symbols are those of PSO (Anil et al.) and PT (Shi et al.).
+    """Everything but the learning rate. Symbols are as in PSO (Anil et al.) and PT (Shi et al.).
 
         >>> ShampooOptions(momentum=0.9, roots={"asynchronous": False}).roots.asynchronous
         False
@@ -131,12 +131,12 @@ class ShampooOptions:
         beta2: decay of the statistics per collection; 1: they are summed.
         epsilon: damping of roots, relative to the largest eigenvalue of each statistics matrix.
         exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions. With
-            eigenvalue correction that of the second moments; None: 2.
+            eigenvalue correction the exponent of the second moments; None: 2.
         start_preconditioning_step: the first step that is preconditioned; training waits for its roots. None: never,
             only the first-order optimizer is used.
         precondition_frequency: ``tau1``: every this many steps, roots are taken into use and new statistics are sent.
         block_size: tensors are split into blocks of at most this size in every dimension (PSO 3.1).
-        method: what is done with the statistics. ``shampoo``: L^(-1/4) G R^(-1/4), and its like along every dimension
+        method: the use of the statistics. ``shampoo``: L^(-1/4) G R^(-1/4), and its like along every dimension
             (PSO 2); ``diagonal``: the same, and dimensions above ``blocking.max_dimension`` have diagonals (PT 4.2.3;
             THESIS 4.1.3); ``eigenvalue_corrected``: second moments in the eigenbases of the statistics in place of
             roots (PSO App. C; SOAP; eigenbasis.py).
@@ -146,7 +146,7 @@ class ShampooOptions:
         nesterov: step along mu M + (1 - mu) P instead of M.
         weight_decay: ``lambda``, decoupled (PT 3.1.2): P + lambda W, before momentum.
         rows: how tables learn from the rows that a batch touches: by AdaGrad, ``adagrad`` by element or ``adagrad_row``
-            with one sum for each row, whose sums begin as those of ``grafting``, or at 1e-6 where it has none; or
+            with one sum for each row, whose sums begin like the sums of ``grafting``, or at 1e-6 without any; or
             ``one_sided``: Shampoo with the right side alone, at the size of AdaGrad's step on these rows (PSO App. D).
     """
 
@@ -178,20 +178,20 @@ class ShampooOptions:
             "nesterov": self.nesterov,
             "grafting.momentum before": self.grafting.momentum == "before",
         }
-        for name, given in refused.items():
-            if given and not self.momentum:
+        for name, value in refused.items():
+            if value and not self.momentum:
                 raise ValueError(f"{name} requires a momentum above 0")
         if self.grafting.momentum == "before" and self.grafting.norm != "tensor":
             raise ValueError("grafting.momentum before requires grafting.norm tensor")
 
     @property
     def corrects(self) -> bool:
-        """True with eigenvalue correction."""
+        """Whether eigenvalue correction is on."""
         return self.method == "eigenvalue_corrected"
 
     @property
     def damps_zero(self) -> bool:
-        """True where a matrix of zeros has a root: that of its damping."""
+        """Whether a matrix of zeros has a root, the root of its damping."""
         return self.roots.damping == "absolute" and self.epsilon > 0
 
     @property
@@ -202,7 +202,7 @@ class ShampooOptions:
         return first
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Returns these options with what a mapping says, in groups too. Raises ValueError and TypeError."""
+        """Returns these options with a mapping of changes, in groups too. Raises ValueError and TypeError."""
         return type(self)(**merged(asdict(self), changes))
 
     def graft_alone(self) -> Self:
@@ -212,17 +212,17 @@ class ShampooOptions:
         return replace(self, start_preconditioning_step=None, grafting=grafting, **off)
 
     def root_order(self, preconditioned: int) -> int:
-        """Returns p of the roots A^(-1/p) of a tensor with so many preconditioned dimensions (PSO lemma 1)."""
+        """Returns p of the roots A^(-1/p) of a tensor with this number of preconditioned dimensions (PSO lemma 1)."""
         return self.exponent_override or 2 * preconditioned
 
     @property
     def correction_exponent(self) -> float:
-        """e of V^e, by which eigenvalue correction divides."""
+        """The exponent e of the divisor V^e in eigenvalue correction."""
         return 1.0 / (self.exponent_override or 2)
 
     @property
     def averages_in_bases(self) -> bool:
-        """True where averages of gradients are kept in the eigenbases: nothing needs them in their own coordinates."""
+        """Whether averages of gradients are kept in the eigenbases: nothing needs them in their own coordinates."""
         return self.corrects and self.beta1 > 0 and self.grafting.norm == "none"
 
     @property
@@ -236,9 +236,9 @@ class ShampooOptions:
 def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **changed: Any) -> ShampooOptions:
     """Returns SOAP's options (Vyas et al., arXiv 2409.11321; PSO App. C).
 
-    They are Adam in the eigenbases of Shampoo's statistics, and Adam where there are none. Not step by step that of its
-    authors, which takes no step with the first gradient, changes bases after the step and by one power iteration.
-    Theirs come as often as with ``statistics={"frequency": 1}, precondition_frequency=10``.
+    They are Adam in the eigenbases of Shampoo's statistics, and Adam where there are none. Steps differ from the
+    authors' code, which takes no step with the first gradient, changes bases after the step and by one power iteration.
+    Its bases come as often as with ``statistics={"frequency": 1}, precondition_frequency=10``.
 
     Args:
         beta1: decay of the average of gradients.

@@ -1,6 +1,6 @@
 """Placement of blocks, with their factors and roots, on a mesh of devices (THESIS 6.5, table 6.4; PT 4.1.2).
 
-The dimensions of a mesh, and who keeps and computes what along them:
+The dimensions of a mesh, and the division of state and work along them:
 
     stages    pipeline parallelism: a stage has the blocks of its layers, and no other stage has
     shards    operator parallelism: a shard has the blocks of its part of each weight, and no other shard has
@@ -48,7 +48,7 @@ def ranks_of(
 ) -> tuple[tuple[int, ...], ...]:
     """Returns the ranks that keep each block: one of each group, in the order of groups.
 
-    A pure function: all devices compute the same without asking each other.
+    A pure function: all devices compute the same without communication.
 
     Args:
         costs: of each block, in any unit.
@@ -57,7 +57,7 @@ def ranks_of(
         cells: the stage and the shard that have each block.
 
     Raises:
-        ValueError: a stage or a shard that the mesh has not.
+        ValueError: a stage or a shard that the mesh does not have.
     """
     blocks_of: dict[tuple[int, int], list[int]] = {}
     for block, (stage, shard) in enumerate(cells):

@@ -52,7 +52,7 @@ def root_residual(root: FloatArray, matrix: FloatArray, p: int) -> float:
 
 
 def _power(matrix: FloatArray, p: int) -> FloatArray:
-    """matrix^p of a symmetric [n, n]. NumPy forms x @ x.T, unlike x @ x, in half the time."""
+    """Computes matrix^p of a symmetric [n, n]. NumPy forms x @ x.T, unlike x @ x, in half the time."""
     if p < 2:
         return matrix if p else np.eye(len(matrix))
     half = _power(matrix, p // 2)
@@ -61,15 +61,14 @@ def _power(matrix: FloatArray, p: int) -> FloatArray:
 
 
 class RootError(ArithmeticError):
-    """Error of a matrix without a certified root; the message says of what matrix, and what each attempt gave."""
+    """Error of a matrix without a certified root; the message names the matrix and the result of each attempt."""
 
 
 @dataclass(frozen=True)
 class Root:
     """Inverse root, float64 [n, n], symmetric positive definite; its relative error is about ``residual`` / p.
 
-    ``condition`` is that of A_damped, ``eigenvalues`` are the smallest (0 where it is below by rounding) and largest
-    of A.
+    ``condition`` is A_damped's, ``eigenvalues`` are the smallest (0 where it is below by rounding) and largest of A.
     """
 
     matrix: FloatArray
@@ -117,7 +116,7 @@ def inverse_root(matrix: FloatArray, p: int, *, epsilon: float, absolute: bool =
 
 
 def by_either_triangle(attempt: Callable[[Literal["L", "U"]], Root], problem: str) -> Root:
-    """Returns what an attempt gives from one triangle of a matrix, or from the other; raises RootError for neither.
+    """Returns an attempt's result from one triangle of a matrix, or else from the other; raises RootError if both fail.
 
     Reducing the other triangle to tridiagonal form is other arithmetic on the same matrix: where one does not converge,
     the other may. (PT 3.2.3 goes on to double precision, which is where this starts.)
@@ -147,7 +146,7 @@ def decompose(scaled: FloatArray, triangle: Literal["L", "U"]) -> tuple[FloatArr
 
 
 def extremes(lowest: float, highest: float, doublings: int) -> tuple[float, float]:
-    """Returns the smallest (0 where it is below by rounding) and largest eigenvalue of A from those of A / 2^k."""
+    """Returns the smallest (0 where it is below by rounding) and largest eigenvalue of A by those of A / 2^k."""
     return float(np.ldexp(max(lowest, 0.0), doublings)), float(np.ldexp(highest, doublings))
 
 

@@ -43,7 +43,7 @@ def is_early(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
 
 @functools.cache
 def _early_steps(growth: float, frequency: int) -> int:
-    """The first step after which exchanges are tau1 apart: a number, as a TPU has no float64 to find it in."""
+    """Returns the first step after which exchanges are tau1 apart: a number, as a TPU has no float64 to compute it."""
     if not growth or frequency == 1:
         return 0
     step = max(0, math.floor(frequency / growth) - 1)

@@ -24,12 +24,12 @@ from ctr.optim.variables import Variables
 
 
 class Sums(NamedTuple):
-    """What roots are computed from: packed totals, what these are to be divided by, and what is to be added before.
+    """Statistics to compute roots from: packed totals, to be divided by ``divisor`` after ``identity`` was added.
 
     Attributes:
         totals: for each factor float64 [N, d (d + 1) / 2].
         divisor: float64 scalar.
-        identity: how much of the identity is to be added to totals, float64 [M].
+        identity: the multiple of the identity to add to each matrix, float64 [M].
     """
 
     totals: Sequence[tf.Tensor]
@@ -44,7 +44,7 @@ class Statistics:
         collections, window_collections: int64, how often statistics were collected, and how often since the last
             exchange.
         missed: int64 [2, tensors], in how many of them each tensor had no gradient (below 0: its windows were not
-            folded when those of others were). None with summed statistics, which no collection decays.
+            folded when others were). None with summed statistics, which no collection decays.
         windows, totals: for each factor [N, d (d + 1) / 2], packed; totals in float64.
         diagonals: for each stack by axis the sums of squares [N, d], where dimensions have diagonals.
     """
@@ -87,15 +87,15 @@ class Statistics:
         weight = collection_weight(self.options, step, self.dtype)
 
         def collect() -> None:
-            found: dict[int, tf.Tensor] = {}
+            by_factor: dict[int, tf.Tensor] = {}
             for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
                 products = [gram(stacked[number], axis) for axis in stack.axes]
-                found |= dict(zip(factors, products, strict=True))
+                by_factor |= dict(zip(factors, products, strict=True))
                 here = of_owners(present, stack.owners)
                 for axis, sums in self.diagonals[number].items():
                     _collect(sums, _squares(stacked[number], axis), self.options.beta2, weight, here)
-            found |= self._of_tables(rows)
-            self.add(found, weight, present)
+            by_factor |= self._of_tables(rows)
+            self.add(by_factor, weight, present)
 
         when(collection_due(self.options, step, last), collect)
 
@@ -103,10 +103,10 @@ class Statistics:
         self, products: Mapping[int, tf.Tensor], weight: tf.Tensor | float, present: Present = None
     ) -> None:
         """Adds products [N, d, d] to the windows of their factors, in place, as one collection."""
-        for number, found in products.items():
+        for number, product in products.items():
             window, factor = self.windows[number], self.layout.factors[number]
             # Their shape is not known where they come from several replicas.
-            packed = pack(tf.ensure_shape(found, [factor.count, factor.size, factor.size]))
+            packed = pack(tf.ensure_shape(product, [factor.count, factor.size, factor.size]))
             here = of_owners(present, factor.owners)
             _collect(window, packed, self.options.beta2, weight, here)
         if self.missed is not None and present is not None:
@@ -115,7 +115,7 @@ class Statistics:
         self.window_collections.assign_add(1)
 
     def _of_tables(self, rows: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
-        """G^T G of the distinct touched rows of each table."""
+        """Computes G^T G of the distinct touched rows of each table."""
         by_factor: dict[int, list[tf.Tensor]] = {}
         for index, (factor, _) in self.layout.table_factors.items():
             width = self.layout.tensors[index].shape[1]
@@ -147,17 +147,17 @@ class Statistics:
         return tf.concat(changes, axis=0)
 
     def divisor(self, collections: tf.Tensor, dtype: tf.DType = tf.float64) -> tf.Tensor:
-        """Computes what decayed statistics are to be divided by, 1 - beta2^n (PT 3.1.1), scalar; 1 where nothing is."""
+        """Computes the divisor of decayed statistics, 1 - beta2^n (PT 3.1.1), scalar; 1 without bias correction."""
         if self.options.beta2 == 1.0 or not self.options.statistics.bias_correction:
             return tf.ones([], dtype)
         return 1.0 - powers(self.options.beta2, collections, None, dtype)
 
     def identity(self, collections: tf.Tensor, missed: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
-        """Computes what is left of the initial identity, scalar; [tensors] with ``missed``."""
+        """Computes the remaining multiple of the initial identity, scalar; [tensors] with ``missed``."""
         return self.options.statistics.initial * powers(self.options.beta2, collections, missed, dtype)
 
     def sums(self, sent: bool = False) -> Sums:
-        """Returns the totals; ``sent``: of the time at which they were sent, before the present window."""
+        """Returns the totals, divisor and identity; ``sent``: as they were sent, before the present window."""
         collections = self.collections.read_value()
         missed = None if self.missed is None else self.missed[0]
         if sent:
@@ -182,6 +182,6 @@ def _collect(
 
 
 def _squares(blocks: tf.Tensor, axis: int) -> tf.Tensor:
-    """The diagonal of ``gram``, [N, d_axis]."""
+    """Computes the diagonal of ``gram``, [N, d_axis]."""
     others = [dimension + 1 for dimension in range(len(blocks.shape) - 1) if dimension != axis]
     return tf.reduce_sum(tf.square(blocks), axis=others)

@@ -1,4 +1,4 @@
-"""Symmetric matrices of d x d as their d (d + 1) / 2 numbers, in a form that moves blocks and never single elements.
+"""Symmetric d x d matrices packed in d (d + 1) / 2 numbers, by moves of blocks and never of single elements.
 
 With r = ceil(d / 2) and h = d - r, the lower triangles of A11 [r, r] and A22 [h, h] fill a rectangle of r x (h + 1),
 one as it is and one transposed (rectangular full packed format; Gustavson et al., ACM TOMS 37(2), 2010)::
@@ -50,13 +50,13 @@ def unpack_arrays(packed: np.ndarray, size: int) -> np.ndarray:
 
 
 def multiplicities(size: int) -> np.ndarray:
-    """Counts each packed number in the matrix, 1 or 2; float64 [d (d + 1) / 2]."""
+    """Returns how often each packed number occurs in the matrix, 1 or 2; float64 [d (d + 1) / 2]."""
     return np.bincount(_places(size), minlength=packed_size(size)).astype(np.float64)
 
 
 @lru_cache(maxsize=64)
 def _places(size: int) -> np.ndarray:
-    """Returns where in the packed form each element of a matrix is, int32 [d * d]."""
+    """Returns the index in the packed form of each element of a matrix, int32 [d * d]."""
     rows = size - size // 2
     half = size - rows
     i, j = np.indices([size, size])

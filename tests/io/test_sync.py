@@ -523,9 +523,9 @@ def test_a_dictionary_of_values_that_a_listing_leaves_out_comes_with_its_manifes
     publish_manifest(grows, manifest)
     path = values_path(grows, manifest.name, entry)
     write_files(grows, {str(path.relative_to(grows)): "values"})
-    entries = module._Place.entries
+    entries = module._Folder.entries
     monkeypatch.setattr(
-        module._Place,
+        module._Folder,
         "entries",
         lambda place: {name: one for name, one in entries(place).items() if not name.startswith("values/")},
     )
@@ -560,21 +560,21 @@ def test_what_an_ingest_goes_on_from_is_of_one_moment_with_the_rest(log, tmp_pat
     source, target = tmp_path / "log", tmp_path / "copy"
     sync(str(log), str(source))
     write_files(source, dict.fromkeys((*STATES, *SPOKEN_OF), "1"))
-    entries, copy, number = module._Place.entries, module._Sync._copy, count()
+    entries, copy, number = module._Folder.entries, module._Sync._copy, count()
 
-    def ingest(place: module._Place) -> object:
+    def ingest(place: module._Folder) -> object:
         if place.address == str(source):
             write_files(source, {f".events/units/new {next(number)}.json": "new", ".ingest/state.json": "2"})
         return entries(place)
 
     # While something changes all the time, it waits.
-    monkeypatch.setattr(module._Place, "entries", ingest)
+    monkeypatch.setattr(module._Folder, "entries", ingest)
     assert main(["sync", str(source), str(target)]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: {source}: changes; ")
     assert not [name for name in files(target) if "units" in name or name in STATES]
     assert set(SPOKEN_OF) < set(files(target))
-    monkeypatch.setattr(module._Place, "entries", entries)
+    monkeypatch.setattr(module._Folder, "entries", entries)
 
     # What comes after the shards were listed is not mentioned.
     def copy_beside(one: module._Sync, name: str, *content: bytes) -> None:

@@ -49,11 +49,11 @@ def test_what_workers_take_is_stacked_gathered_and_counted_as_a_whole(case):
             assert tensor.shape == division.shape(index)
         for index, tensor in division.unstack(stacked).items() if stacked else ():
             np.testing.assert_array_equal(tensor, own[index])
-        for stack, found, whole in zip(division.own.stack_factors, stacked, expected, strict=True):
-            numbers = division.own.factors[stack[0]].numbers
+        for stack, found, whole in zip(division.local.stack_factors, stacked, expected, strict=True):
+            numbers = division.local.factors[stack[0]].numbers
             np.testing.assert_array_equal(found, whole.numpy()[list(numbers)])
         mine = division.take_status(status)
-        assert mine.shape == (6, division.own.matrices)
+        assert mine.shape == (6, division.local.matrices)
         numbers = [tf.constant(1.0), tf.constant(workers.rank + 1.0)]
         return (
             division.gather(own),
@@ -92,9 +92,9 @@ def test_parts_are_those_of_the_state_and_make_the_whole_again(case):
     for number, factor in enumerate(layout.factors):
         cube = np.random.default_rng(number).normal(size=(factor.count, 2, 2))
         held = [(part, shard(cube, part)) for part in parts(f"{factor.name}/root")]
-        assert [len(values) for _, values in held] == [d.own.factors[number].count for d in divisions]
+        assert [len(values) for _, values in held] == [d.local.factors[number].count for d in divisions]
         np.testing.assert_array_equal(reshard(held), cube)
-    assert sum(division.own.matrices for division in divisions) == layout.matrices
+    assert sum(division.local.matrices for division in divisions) == layout.matrices
 
 
 def test_tables_and_their_factors_stay_whole():
@@ -104,8 +104,8 @@ def test_tables_and_their_factors_stay_whole():
     for rank, division in enumerate(together(2, lambda workers: divide(options, layout, workers))):
         for index in (1, 2, 3):
             assert division.take(tensors)[index] is tensors[index]
-            assert division.own.table_factors[index] == layout.table_factors[index]
-        *stacks, twos, threes = division.own.factors
+            assert division.local.table_factors[index] == layout.table_factors[index]
+        *stacks, twos, threes = division.local.factors
         assert [(factor.count, factor.owners, factor.numbers) for factor in (twos, threes)] == [
             (1, (1,), (0,)),
             (2, (2, 3), (0, 1)),
@@ -123,7 +123,7 @@ def test_element_state_and_matrices_of_a_wide_model_are_divided_evenly():
     whole = 16 * sum(f.count * f.size**2 for f in layout.factors) + 8 * sum(map(math.prod, shapes))
     for size in (2, 4, 8):
         for division in together(size, lambda workers: divide(options, layout, workers)):
-            matrices = sum(factor.count * factor.size**2 for factor in division.own.factors)
+            matrices = sum(factor.count * factor.size**2 for factor in division.local.factors)
             elements = sum(math.prod(division.shape(index)) for index in range(len(shapes)))
             assert 16 * matrices + 8 * elements <= whole / size * 1.1
 
