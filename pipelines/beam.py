@@ -46,13 +46,13 @@ _CANCEL_SECONDS = 60
 class _JobServerOptions(PipelineOptions):
     """Options of which a job server knows some that Beam in Python does not; what neither knows is refused."""
 
-    def get_all_options(self, *given: Any, add_extra_args_fn: Any = None, **more: Any) -> dict[str, Any]:
+    def get_all_options(self, *args: Any, add_extra_args_fn: Any = None, **more: Any) -> dict[str, Any]:
         def add(parser: Any) -> None:
             add_extra_args_fn(parser)
             _refuse_unknown(parser, self._flags or ())
 
         more["add_extra_args_fn"] = add_extra_args_fn and add
-        options: dict[str, Any] = super().get_all_options(*given, **more)
+        options: dict[str, Any] = super().get_all_options(*args, **more)
         return options
 
 
@@ -62,7 +62,7 @@ def read_beam_options(arguments: Sequence[str]) -> PipelineOptions:
     There it runs in memory, with one worker. Raises InputError: an option that Beam does not know, or one with which
     Beam would start a server on this machine.
     """
-    given = shlex.join(arguments)
+    text = shlex.join(arguments)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -75,7 +75,7 @@ def read_beam_options(arguments: Sequence[str]) -> PipelineOptions:
                 options.get_all_options(add_extra_args_fn=lambda parser: _refuse_unknown(parser, arguments))
     except SystemExit:
         fault = complaint.getvalue().strip().rpartition("error: ")[2]
-        raise InputError(f"--beam-options {given}: {fault}") from None
+        raise InputError(f"--beam-options {text}: {fault}") from None
     _refuse_servers(options)
     if runs_in_this_process(options):
         # The others of these names look for a program on the network first.
@@ -92,9 +92,9 @@ def _refuse_servers(options: PipelineOptions) -> None:
     """Raises InputError for options with which Beam would listen, on all networks, for workers or jobs."""
     direct, portable = options.view_as(DirectOptions), options.view_as(PortableOptions)
     if direct.direct_running_mode != "in_memory" or direct.direct_num_workers != 1:
-        given = f"--direct_running_mode={direct.direct_running_mode}"
+        mode = f"--direct_running_mode={direct.direct_running_mode}"
         raise InputError(
-            f"--beam-options: {given} --direct_num_workers={direct.direct_num_workers}: inside this process Beam "
+            f"--beam-options: {mode} --direct_num_workers={direct.direct_num_workers}: inside this process Beam "
             "listens to no port; allowed: in_memory with 1"
         )
     environment = str(portable.environment_type or _ENVIRONMENTS[0])
@@ -115,12 +115,12 @@ def _refuse_servers(options: PipelineOptions) -> None:
     portable.environment_type = environment
 
 
-def split_beam_options(given: str) -> list[str]:
+def split_beam_options(text: str) -> list[str]:
     """Splits the arguments of ``--beam-options``. Raises InputError for a quote that is never closed."""
     try:
-        return shlex.split(given)
+        return shlex.split(text)
     except ValueError as error:
-        raise InputError(f"--beam-options {given}: {error}") from None
+        raise InputError(f"--beam-options {text}: {error}") from None
 
 
 def _short_name(options: PipelineOptions) -> str:

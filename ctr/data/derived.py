@@ -100,7 +100,7 @@ class Derived(ShortModel):
     @property
     def rule(self) -> ColumnRule | None:
         """The rule of another package."""
-        return next((one for one in self.plugin.values() if isinstance(one, ColumnRule)), None)
+        return next((rule for rule in self.plugin.values() if isinstance(rule, ColumnRule)), None)
 
     @property
     def periods(self) -> tuple[int, int, int]:

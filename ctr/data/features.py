@@ -132,8 +132,8 @@ class Category(FeatureBase):
 
 def _with(content: dict[str, Any], source: str, sets: dict[str, Any]) -> dict[str, Any]:
     for key, value in sets.items():
-        given = content.get(key, value)
-        if (tuple(given) if isinstance(given, list) else given) != value:
+        current = content.get(key, value)
+        if (tuple(current) if isinstance(current, list) else current) != value:
             raise ValueError(f"{key} follows from the {source} ({value}) and must not be set")
     return {**content, **sets}
 
@@ -322,8 +322,8 @@ AnyFeature = Category | Number | Vector | Text | Cross
 Feature = Annotated[AnyFeature, Field(discriminator="kind")]
 
 
-def is_multivalent(feature: AnyFeature, known: Mapping[str, AnyFeature]) -> bool:
-    """Tells whether a row can have any number of ids; ``known`` resolves the parts of crosses."""
+def is_multivalent(feature: AnyFeature, by_name: Mapping[str, AnyFeature]) -> bool:
+    """Returns whether a row can have any number of ids; ``by_name`` resolves the parts of crosses."""
     if isinstance(feature, Cross):
-        return any(is_multivalent(known[part], known) for part in feature.of)
+        return any(is_multivalent(by_name[part], by_name) for part in feature.of)
     return isinstance(feature, Text | Vector) or (isinstance(feature, Category) and feature.multivalent)

@@ -51,4 +51,4 @@ class IdCounts:
     def top(self, count: int) -> list[tuple[int, int, int]]:
         """Lists the most frequent ids, occurrences, and occurrences in clicked rows; ties by the smaller id."""
         largest = self._counts.sort_values("all", ascending=False, kind="stable")[:count]
-        return [(int(one), int(every), int(clicks)) for one, every, clicks in largest.itertuples()]
+        return [(int(number), int(every), int(clicks)) for number, every, clicks in largest.itertuples()]

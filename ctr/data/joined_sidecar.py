@@ -132,13 +132,13 @@ class JoinedSidecar:
         back is possible and reads it again. Raises InputError: a partition is damaged or another log's.
         """
         rows = len(example_id)
-        found = np.zeros(rows, bool)
+        present = np.zeros(rows, bool)
         result = {
             name: np.full(rows, np.nan if np.issubdtype(kind, np.floating) else 0, kind)
             for name, kind in self._types.items()
         }
         if not rows:
-            return {**result, FOUND: found}
+            return {**result, FOUND: present}
         for index in [index for index in self._cache if self._manifests[index].end <= query_time[0]]:
             del self._cache[index]
         first = max(int(np.searchsorted(self._starts, query_time[0], side="right")) - 1, 0)
@@ -150,7 +150,7 @@ class JoinedSidecar:
             if partition is None:
                 continue
             places, there = partition.find(example_id[begin:end])
-            found[begin:end] = there
+            present[begin:end] = there
             if there.all():
                 for name, column in partition.columns.items():
                     result[name][begin:end] = column[places]
@@ -158,7 +158,7 @@ class JoinedSidecar:
                 assert isinstance(places, np.ndarray)
                 for name, column in partition.columns.items():
                     result[name][begin:end][there] = column[places[there]]
-        return {**result, FOUND: found}
+        return {**result, FOUND: present}
 
 
 class MissingValues:

@@ -75,15 +75,15 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
     if not path.is_file():
         raise InputError(f"{path}: the file is missing, though a manifest names it")
     try:
-        found = path.stat().st_size
-        content = path.read_bytes() if found == size else b""
+        actual = path.stat().st_size
+        content = path.read_bytes() if actual == size else b""
     except OSError as error:
         # The error of a disk does not name the file.
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    log.info("read %s, %d bytes", path, found)
-    if found != size or hashlib.sha256(content).hexdigest() != sha256:
+    log.info("read %s, %d bytes", path, actual)
+    if actual != size or hashlib.sha256(content).hexdigest() != sha256:
         raise InputError(
-            f"{path}: damaged: its {found} bytes do not have the SHA-256 that the manifest records "
+            f"{path}: damaged: its {actual} bytes do not have the SHA-256 that the manifest records "
             f"({size} bytes, {sha256[:16]}...)"
         )
     try:

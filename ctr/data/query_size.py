@@ -61,8 +61,8 @@ def query_size_ids(schema: Schema, begins: np.ndarray, times: np.ndarray) -> np.
     assert isinstance(feature, Number)
     sizes = np.diff(begins, append=len(times)).astype(np.int64)
     ids = 1 + np.searchsorted(feature.edges(), sizes, side="right")
-    known = np.where(_is_of_one_time(begins, times), ids, MISSING_ID).astype(schema.id_type)
-    return np.repeat(known, sizes)
+    ids_by_query = np.where(_is_of_one_time(begins, times), ids, MISSING_ID).astype(schema.id_type)
+    return np.repeat(ids_by_query, sizes)
 
 
 def _is_of_one_time(begins: np.ndarray, times: np.ndarray) -> np.ndarray:

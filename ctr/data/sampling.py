@@ -245,14 +245,14 @@ def decide(
         probability *= rates
         conditions["low_gradient"] = inside & (rates < 1)
     if config.stratify_by is None:
-        kept = uniform_hash(example_id, config.salt) < probability
+        selected = uniform_hash(example_id, config.salt) < probability
     else:
         if keep is None:
             raise ValueError("stratify_by requires keep")
-        kept = keep(probability)
+        selected = keep(probability)
     weight = np.zeros(len(probability), np.float32)
-    weight[kept] = 1 / probability[kept]
-    return Decisions(probability, kept, weight, conditions)
+    weight[selected] = 1 / probability[selected]
+    return Decisions(probability, selected, weight, conditions)
 
 
 def condition_names(config: SamplingConfig) -> tuple[str, ...]:

@@ -167,10 +167,10 @@ def read_sidecar_manifest(log: Path, name: str, partition: Manifest) -> SidecarM
 
 def align_sidecar(table: pa.Table, example_ids: np.ndarray, where: str) -> pa.Table:
     """Puts a sidecar's rows into the order of these examples, int64 [N]. Raises InputError: one is not there."""
-    known = table.column(_EXAMPLE_ID).to_numpy()
-    if np.array_equal(known, example_ids):
+    sidecar_ids = table.column(_EXAMPLE_ID).to_numpy()
+    if np.array_equal(sidecar_ids, example_ids):
         return table
-    rows = pc.index_in(pa.array(example_ids), pa.array(known))
+    rows = pc.index_in(pa.array(example_ids), pa.array(sidecar_ids))
     if rows.null_count:
         missing = example_ids[pc.index(rows.is_null(), True).as_py()]
         raise InputError(f"{where}: has no row for example_id {missing}")

@@ -205,7 +205,7 @@ def metric_states(sides: Mapping[str, Any], keys: int, number: int = 0, passes: 
     for name in names:
         states[name] = gathered[name] | f"Combine {name}" >> beam.CombineGlobally(StateFn(KINDS[name]))
     join = beam.Map(
-        lambda _, **found: found, **{name: beam.pvalue.AsSingleton(state) for name, state in states.items()}
+        lambda _, **values: values, **{name: beam.pvalue.AsSingleton(state) for name, state in states.items()}
     )
     return faults.pipeline | "Once" >> beam.Create([None]) | "Join" >> join
 
@@ -243,16 +243,16 @@ def evaluate(
     groups = find_row_groups(inputs)
     _require_labels(groups)
 
-    def summary_of(own: Sequence[RowGroup]) -> dict[str, Any]:
-        found: dict[str, Any] = _run({"a": own}, beam_options, rows_per_key, rows_per_pass)["a"].summary()
-        return found
+    def summary_of(part: Sequence[RowGroup]) -> dict[str, Any]:
+        summary: dict[str, Any] = _run({"a": part}, beam_options, rows_per_key, rows_per_pass)["a"].summary()
+        return summary
 
     summary = summary_of(groups)
     if by_day:
-        summary["days"] = {day: summary_of(own) for day, own in part_by_day(groups).items()}
+        summary["days"] = {day: summary_of(of_day) for day, of_day in part_by_day(groups).items()}
     for name in dict.fromkeys(name for group in groups for name in group.outcomes):
-        own = [replace(group, outcome=name) for group in groups if name in group.outcomes]
-        summary.setdefault("labels", {})[name] = summary_of(own)
+        labeled = [replace(group, outcome=name) for group in groups if name in group.outcomes]
+        summary.setdefault("labels", {})[name] = summary_of(labeled)
     training = count_learned(groups)
     if training is None:
         return summary
@@ -377,4 +377,4 @@ def _read_states(path: str) -> dict[str, Any]:
             name, _, rest = key.partition("/")
             if rest:
                 by_state.setdefault(name, {})[rest] = arrays[key]
-    return {name: KINDS[name].from_arrays(found) for name, found in by_state.items()}
+    return {name: KINDS[name].from_arrays(state_arrays) for name, state_arrays in by_state.items()}

@@ -116,15 +116,15 @@ def list_starts(spool: Path) -> list[int]:
 def read_partition(spool: Path, rules: PartitionRules, start: int) -> dict[str, list[pa.Table]]:
     """Reads the events of a partition, and earlier impressions, as ``stage_events`` takes them."""
     kinds = (IMPRESSIONS, *rules.windows)
-    found: dict[str, list[pa.Table]] = {kind: _read(spool, start, kind) for kind in kinds}
+    tables: dict[str, list[pa.Table]] = {kind: _read(spool, start, kind) for kind in kinds}
     first = known_from(rules, start)
-    found[EARLIER] = [
+    tables[EARLIER] = [
         table.select(EARLIER_SCHEMA.names)
         for other in list_starts(spool)
         if other < start and other + rules.length > first
         for table in _read(spool, other, IMPRESSIONS)
     ]
-    return found
+    return tables
 
 
 def count_impressions(spool: Path, starts: Sequence[int]) -> int:

@@ -93,8 +93,8 @@ def join_partition(
     for kind, (clicks, repeated) in distinct.items():
         unmatched[kind], matches = _match_clicks(rules, kind, start, rows, earlier, clicks)
         counters |= {f"duplicate_{kind}": repeated, **matches}
-    kept = [name for name in rows.column_names if name.startswith(VALUE_PREFIX)]
-    examples = rows.select([*shard_schema(schema).names, *kept])
+    values = [name for name in rows.column_names if name.startswith(VALUE_PREFIX)]
+    examples = rows.select([*shard_schema(schema).names, *values])
     joined = Joined(examples, unmatched, without_values(conflicting), counters)
     _check_conservation(rules, start, joined)
     return joined
@@ -116,15 +116,15 @@ def sample_joined(
         low_visibility = np.isin(ids[:, schema.single_valued.index(seldom_seen.feature)], wanted)
     ids, times, label = (rows.column(name).to_numpy() for name in ("example_id", "query_time", "label"))
     decisions = decide(rule, ids, times, label, joined.teacher_logit, low_visibility)
-    kept = rows.filter(pa.array(decisions.kept))
+    examples = rows.filter(pa.array(decisions.kept))
     for name in ("train_weight", "metric_weight"):
-        at = kept.column_names.index(name)
-        weight = kept.column(name).to_numpy() * decisions.weight[decisions.kept]
-        kept = kept.set_column(at, kept.schema.field(name), pa.array(weight))
+        at = examples.column_names.index(name)
+        weight = examples.column(name).to_numpy() * decisions.weight[decisions.kept]
+        examples = examples.set_column(at, examples.schema.field(name), pa.array(weight))
     sampled = replace(
         joined,
-        examples=kept,
-        counters={**joined.counters, "sampled_out": rows.num_rows - kept.num_rows},
+        examples=examples,
+        counters={**joined.counters, "sampled_out": rows.num_rows - examples.num_rows},
         teacher_logit=None if joined.teacher_logit is None else joined.teacher_logit[decisions.kept],
     )
     _check_conservation(rules, start, sampled)
@@ -153,35 +153,35 @@ def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, 
     ids = impressions.column("example_id").to_numpy()
     ranked = np.sort(ids)
     repeated = ranked[1:][ranked[1:] == ranked[:-1]]
-    known = earlier.column("example_id").to_numpy()
-    seen_before = known[_among(known, ranked)]
+    earlier_ids = earlier.column("example_id").to_numpy()
+    seen_before = earlier_ids[_among(earlier_ids, ranked)]
     if not len(repeated) and not len(seen_before):
         return impressions, 0, impressions.slice(0, 0)
     suspects = _among(ids, np.sort(np.concatenate([repeated, seen_before])))
-    places = np.flatnonzero(suspects)
-    suspected = impressions.take(pa.array(places))
+    indices = np.flatnonzero(suspects)
+    suspected = impressions.take(pa.array(indices))
     content = _contents(suspected)
     # Events with the same ids may have other values. They decide last, so that the examples are the same without them.
-    kept = [name for name in suspected.column_names if name.startswith(VALUE_PREFIX)]
-    values = [repr(row) for row in suspected.select(kept).to_pylist()] if kept else [""] * len(places)
+    extra = [name for name in suspected.column_names if name.startswith(VALUE_PREFIX)]
+    values = [repr(row) for row in suspected.select(extra).to_pylist()] if extra else [""] * len(indices)
     by_id: dict[int, list[tuple[tuple[object, ...], str, int]]] = {}
-    for place, (key, row), value in zip(places.tolist(), content, values, strict=True):
-        by_id.setdefault(key, []).append((row, value, place))
+    for index, (key, row), value in zip(indices.tolist(), content, values, strict=True):
+        by_id.setdefault(key, []).append((row, value, index))
     dropped = np.zeros(len(ids), bool)
     conflicting: list[tuple[int, tuple[object, ...], int]] = []
     before = set(seen_before.tolist())
-    for key, found in by_id.items():
-        found.sort()
-        first = None if key in before else found[0]
-        for row, _, place in found:
-            if first is not None and place == first[2]:
+    for key, copies in by_id.items():
+        copies.sort()
+        first = None if key in before else copies[0]
+        for row, _, index in copies:
+            if first is not None and index == first[2]:
                 continue
-            dropped[place] = True
+            dropped[index] = True
             # One that was there in an earlier partition has another query time, so it is not the same.
             if first is None or row[:-1] != first[0][:-1]:
-                conflicting.append((key, row, place))
+                conflicting.append((key, row, index))
     duplicates = int(dropped.sum()) - len(conflicting)
-    in_order = [place for _, _, place in sorted(conflicting)]
+    in_order = [index for _, _, index in sorted(conflicting)]
     rows = impressions.filter(pa.array(~dropped))
     return rows, duplicates, impressions.take(pa.array(in_order, pa.int64()))
 
@@ -224,11 +224,11 @@ def _labels(rules: PartitionRules, kind: Kind, start: int, rows: pa.Table, click
         return label
     order = np.argsort(ids)
     clicked, times, arrival = (clicks.column(name).to_numpy() for name in CLICK_SCHEMA.names)
-    place = order[np.minimum(np.searchsorted(ids[order], clicked), len(ids) - 1)]
-    after = times - rows.column("timestamp").to_numpy()[place]
+    indices = order[np.minimum(np.searchsorted(ids[order], clicked), len(ids) - 1)]
+    after = times - rows.column("timestamp").to_numpy()[indices]
     window, _ = rules.windows[kind]
-    found = (ids[place] == clicked) & (after >= -rules.skew) & (after <= window)
-    label[place[found & (arrival < rules.closes_at(start))]] = 1
+    matched = (ids[indices] == clicked) & (after >= -rules.skew) & (after <= window)
+    label[indices[matched & (arrival < rules.closes_at(start))]] = 1
     return label
 
 
@@ -239,22 +239,22 @@ def _match_clicks(
     home = clicks.filter(pa.array(rules.home_of(clicks.column("time").to_numpy()) == start))
     clicked, times, arrival = (home.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     wanted = np.sort(clicked)
-    known = []
+    candidates = []
     for table in (earlier, rows):
         columns = [table.column(name).to_numpy() for name in EARLIER_SCHEMA.names]
         there = _among(columns[0], wanted)
-        known.append([column[there] for column in columns])
-    ids, asked, shown = (np.concatenate(columns) for columns in zip(*known, strict=True))
+        candidates.append([column[there] for column in columns])
+    ids, asked, shown = (np.concatenate(columns) for columns in zip(*candidates, strict=True))
     order = np.lexsort((shown, asked, ids))
     ids, asked, shown = ids[order], asked[order], shown[order]
     matched = late = early = np.zeros(len(clicked), bool)
     if len(ids):
         # The first of the places with this id is its earliest impression.
-        place = np.minimum(np.searchsorted(ids, clicked), len(ids) - 1)
-        after = times - shown[place]
+        indices = np.minimum(np.searchsorted(ids, clicked), len(ids) - 1)
+        after = times - shown[indices]
         window, late_window = rules.windows[kind]
-        there = (ids[place] == clicked) & (after >= -rules.skew) & (after <= window + late_window)
-        in_time = arrival < rules.closes_at(rules.start_of(asked[place]))
+        there = (ids[indices] == clicked) & (after >= -rules.skew) & (after <= window + late_window)
+        in_time = arrival < rules.closes_at(rules.start_of(asked[indices]))
         matched = there & (after <= window) & in_time
         early = matched & (after < 0)
         late = there & ~matched

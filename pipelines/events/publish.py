@@ -109,11 +109,11 @@ def _with_histories(log: Path, mapping: EventMapping, histories: Histories, mani
     schema = mapping.feature_schema
     rows = [read_shard(log, entry, schema) for entry in manifest.shards]
     table = histories.fill(manifest.start, pa.concat_tables(rows or [shard_schema(schema).empty_table()]))
-    found = _stage(log, mapping, manifest.start, table, manifest.counters)
+    staged = _stage(log, mapping, manifest.start, table, manifest.counters)
     histories.add(manifest.end, table)
-    for file in {entry.file for entry in manifest.shards} - {entry.file for entry in found.shards}:
+    for file in {entry.file for entry in manifest.shards} - {entry.file for entry in staged.shards}:
         (log / "shards" / file).unlink(missing_ok=True)
-    return found.model_copy(update={"values": manifest.values})
+    return staged.model_copy(update={"values": manifest.values})
 
 
 def _stage(
@@ -122,12 +122,12 @@ def _stage(
     start: int,
     examples: pa.Table,
     counters: dict[str, int],
-    kept: Sequence[str] = (),
+    keep_values: Sequence[str] = (),
 ) -> Manifest:
     return stage_with_values(
         log,
         mapping.feature_schema,
-        kept,
+        keep_values,
         start,
         start + partition_rules(mapping).length,
         examples,

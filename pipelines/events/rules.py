@@ -89,8 +89,8 @@ def route_impressions(rules: PartitionRules, table: pa.Table) -> tuple[dict[int,
     late = table.column("arrival").to_numpy() >= rules.closes_at(starts)
     if not late.any():
         return split_by_partition(table, starts), table.slice(0, 0)
-    kept = pa.array(~late)
-    return split_by_partition(table.filter(kept), starts[~late]), table.filter(pa.array(late))
+    in_time = pa.array(~late)
+    return split_by_partition(table.filter(in_time), starts[~late]), table.filter(pa.array(late))
 
 
 def route_clicks(
@@ -116,7 +116,7 @@ def route_clicks(
         if there.any():
             for begin, part in split_by_partition(table.filter(pa.array(there)), start[there]).items():
                 parts.setdefault(begin, []).append(part)
-    return {start: pa.concat_tables(found) for start, found in parts.items()}, table.filter(pa.array(late))
+    return {start: pa.concat_tables(tables) for start, tables in parts.items()}, table.filter(pa.array(late))
 
 
 def known_from(rules: PartitionRules, start: int) -> int:

@@ -223,19 +223,19 @@ class _Stage(beam.DoFn):
         self, element: tuple[int, Iterable[tuple[str, bytes]]], pane: Any = beam.DoFn.PaneInfoParam
     ) -> Iterator[Any]:
         start, parts = element
-        found = tables_of(parts)
+        tables = tables_of(parts)
         # A runner may fire once more, with nothing, when it forgets a window.
-        if found and pane.timing == PaneInfoTiming.LATE:
-            self._write_late(start, found)
-            late = sum(table.num_rows for table in found.get(IMPRESSIONS, []))
+        if tables and pane.timing == PaneInfoTiming.LATE:
+            self._write_late(start, tables)
+            late = sum(table.num_rows for table in tables.get(IMPRESSIONS, []))
             yield beam.pvalue.TaggedOutput(_READ, (start, -late))
-        elif found:
-            yield start, stage_events(self._log, self._mapping, start, found)
+        elif tables:
+            yield start, stage_events(self._log, self._mapping, start, tables)
 
-    def _write_late(self, start: int, found: dict[str, list[pa.Table]]) -> None:
+    def _write_late(self, start: int, tables: dict[str, list[pa.Table]]) -> None:
         rules = partition_rules(self._mapping)
         for kind in self._mapping.kinds:
-            for table in found.get(kind, []):
+            for table in tables.get(kind, []):
                 if kind != IMPRESSIONS:
                     # Other partitions than its own get the same click too.
                     at_home = rules.home_of(table.column("time").to_numpy()) == start
@@ -260,25 +260,25 @@ def parts_of(rules: PartitionRules, kind: Kind, routed: dict[int, pa.Table]) -> 
 def _earlier(rules: PartitionRules, routed: dict[int, pa.Table]) -> Iterator[Part]:
     # Ids and times for the later partitions whose clicks may be those of these impressions.
     for table in routed.values():
-        known = table.select(EARLIER_SCHEMA.names)
-        times = known.column("query_time").to_numpy()
+        candidates = table.select(EARLIER_SCHEMA.names)
+        times = candidates.column("query_time").to_numpy()
         begins = rules.start_of(times)
         reach = rules.lookback + rules.ahead
         for ahead in range(1, -(-reach // rules.length) + 1):
             starts = begins + ahead * rules.length
             there = times >= known_from(rules, starts)
-            parts = split_by_partition(known.filter(pa.array(there)), starts[there])
+            parts = split_by_partition(candidates.filter(pa.array(there)), starts[there])
             for start, part in parts.items():
                 yield start, (EARLIER, _to_bytes(part))
 
 
 def tables_of(parts: Iterable[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
     """Reads what a partition got, as ``stage_events`` takes it."""
-    found: dict[str, list[pa.Table]] = {}
+    tables: dict[str, list[pa.Table]] = {}
     for what, content in parts:
         with pa.ipc.open_stream(content) as reader:
-            found.setdefault(what, []).append(reader.read_all())
-    return found
+            tables.setdefault(what, []).append(reader.read_all())
+    return tables
 
 
 def _to_bytes(table: pa.Table) -> bytes:
@@ -356,9 +356,9 @@ _FOR_EVER = 2**63 - 1
 _ALWAYS = {"--max_bundle_time_mills": "=100"}
 
 
-def streaming_options(given: str, drain: bool) -> PipelineOptions:
+def streaming_options(text: str, drain: bool) -> PipelineOptions:
     """Reads Beam's options, or raises InputError; for Flink adds those that such a job needs where they are absent."""
-    arguments = split_beam_options(given)
+    arguments = split_beam_options(text)
     options = read_beam_options(arguments)
     if str(options.view_as(StandardOptions).runner).rpartition(".")[2] in _FLINK:
         names = {argument.partition("=")[0] for argument in arguments}

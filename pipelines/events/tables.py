@@ -61,8 +61,8 @@ def impression_schema(mapping: EventMapping) -> pa.Schema:
     """Returns the columns of an impression."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.keep_values).items()
-    kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values]
-    return pa.schema([*shard_schema(schema), *kept, pa.field(ARRIVAL, pa.int64(), False)])
+    fields = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values]
+    return pa.schema([*shard_schema(schema), *fields, pa.field(ARRIVAL, pa.int64(), False)])
 
 
 def prepare(
@@ -187,8 +187,8 @@ def _pack_raw(
     tables = [pa.table(keys), pa.table({name: columns[name] for name in schema.read_sources})]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
-    kept = tuple(value_columns(schema, mapping.keep_values))
-    return pack_table(schema, tables[0], tables[1], kept)
+    names = tuple(value_columns(schema, mapping.keep_values))
+    return pack_table(schema, tables[0], tables[1], names)
 
 
 def _pack_hashed(

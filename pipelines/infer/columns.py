@@ -92,7 +92,7 @@ class Column:
         """Lists some of its distinct values, and the share of rows without one."""
         if not self.present:
             return "no values"
-        shown = [_shorten(self.texts[place]) for place in np.argsort(-self.counts, kind="stable")[:3]]
+        shown = [_shorten(self.texts[index]) for index in np.argsort(-self.counts, kind="stable")[:3]]
         text = f"{self.distinct:,} value{'s' * (self.distinct > 1)}, e.g. {', '.join(shown)}"
         return text + (f"; {percent(self.missing_share)} missing" if self.missing_share else "")
 
@@ -127,15 +127,15 @@ def _shorten(text: str) -> str:
 
 def find_nulls(columns: Mapping[str, pa.Array]) -> tuple[str, ...]:
     """Finds the texts in columns of a delimited file that mean a missing value, apart from the empty one."""
-    found: dict[str, None] = {}
+    nulls: dict[str, None] = {}
     for array in columns.values():
         distinct = pc.unique(array.drop_null()).to_pylist() if is_text(array.type) else []
         if not (words := [text for text in _NULLS if text in distinct]):
             continue
         others = pa.array([text for text in distinct if text and text not in _NULLS], pa.string())
         between_numbers = len(others) > 0 and not parse_numbers(others)[1].any()
-        found |= dict.fromkeys(word for word in words if between_numbers or word in _NULLS[:3])
-    return tuple(found)
+        nulls |= dict.fromkeys(word for word in words if between_numbers or word in _NULLS[:3])
+    return tuple(nulls)
 
 
 def profile_column(name: str, array: pa.Array, nulls: Sequence[str] = ()) -> Column:
@@ -250,9 +250,9 @@ def _is_vector(column: Column, texts: Sequence[str]) -> bool:
     if column.is_list and pa.types.is_floating(column.array.type.value_type):
         values = column.array.flatten().drop_null().cast(pa.float64())
         return bool(pc.any(pc.not_equal(values, pc.floor(values)), min_count=0).as_py())
-    found = [match for text in texts if (match := _VECTOR.fullmatch(text.strip())) is not None]
-    several = [match for match in found if match[1] is not None and re.search(r"\.\d|\de", match[0])]
-    return len(found) >= 0.99 * len(texts) and len(several) >= 0.5 * len(texts)
+    matches = [match for text in texts if (match := _VECTOR.fullmatch(text.strip())) is not None]
+    several = [match for match in matches if match[1] is not None and re.search(r"\.\d|\de", match[0])]
+    return len(matches) >= 0.99 * len(texts) and len(several) >= 0.5 * len(texts)
 
 
 def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> tuple[str, str] | None:
@@ -367,11 +367,11 @@ def _number(column: Column, because: str) -> Decision:
 
 def _is_even(values: np.ndarray, low: float, high: float, size: float) -> bool:
     """Returns whether even buckets part the values well: neither are many in one, nor half of them at one end."""
-    found, counts = np.unique(values, return_counts=True)
+    distinct, counts = np.unique(values, return_counts=True)
     fullest = np.unique(np.floor(values / size), return_counts=True)[1].max()
     if fullest > max(0.3 * len(values), 1.2 * counts.max()):
         return False
-    others = values[values != found[counts.argmax()]]
+    others = values[values != distinct[counts.argmax()]]
     if not len(others):
         return True
     middle = (float(np.median(others)) - low) / (high - low)
@@ -437,7 +437,7 @@ def auc_alone(column: Column, labels: np.ndarray, labeled: np.ndarray) -> float 
     _, groups = np.unique(value_groups(column)[labeled], return_inverse=True)
     count = int(groups.max(initial=0)) + 1
     odd = np.arange(len(label)) * _BLOCKS // max(len(label), 1) % 2 == 1
-    found = []
+    aucs = []
     for judged, learned in ((odd, ~odd), (~odd, odd)):
         if not _FEWEST_OF_A_CLASS <= label[judged].sum() <= judged.sum() - _FEWEST_OF_A_CLASS:
             return None
@@ -449,21 +449,21 @@ def auc_alone(column: Column, labels: np.ndarray, labeled: np.ndarray) -> float 
         positive = np.bincount(levels[groups[judged]], label[judged], minlength=len(levels))
         negative = np.bincount(levels[groups[judged]], 1 - label[judged], minlength=len(levels))
         below = np.cumsum(negative) - negative
-        found.append(float((positive * (below + negative / 2)).sum() / (positive.sum() * negative.sum())))
-    return sum(found) / len(found)
+        aucs.append(float((positive * (below + negative / 2)).sum() / (positive.sum() * negative.sum())))
+    return sum(aucs) / len(aucs)
 
 
 def strongest_columns(columns: Columns, labels: np.ndarray, labeled: np.ndarray) -> list[tuple[str, float]]:
     """Returns name and AUC of the columns whose AUC alone is known, the largest first."""
-    found = [(name, auc_alone(column, labels, labeled)) for name, column in columns.items()]
-    return sorted([(name, auc) for name, auc in found if auc is not None], key=lambda pair: -pair[1])
+    aucs = [(name, auc_alone(column, labels, labeled)) for name, column in columns.items()]
+    return sorted([(name, auc) for name, auc in aucs if auc is not None], key=lambda pair: -pair[1])
 
 
-def strongest_text(found: list[tuple[str, float]]) -> str:
+def strongest_text(strongest: list[tuple[str, float]]) -> str:
     """Formats the few strongest columns; empty where there are none."""
-    if not found:
+    if not strongest:
         return ""
-    shown = ", ".join(f"{printable(name)} {auc:.3f}" for name, auc in found[:SHOWN])
+    shown = ", ".join(f"{printable(name)} {auc:.3f}" for name, auc in strongest[:SHOWN])
     return (
         f"The strongest columns alone, by their AUC in the sample: {shown}. One that is known only after the click has "
         "no place in a model: --drop COLUMN --out OTHER trains without it"

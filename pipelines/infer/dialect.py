@@ -66,18 +66,18 @@ class TableFiles:
     notes: tuple[str, ...]
 
 
-def find_table(given: Path, label: str | None) -> TableFiles:
+def find_table(path: Path, label: str | None) -> TableFiles:
     """Finds how a file, or the files of a folder, are read; ``label`` is the rule whose column the header names.
 
     Raises InputError: files that are no table, or are several.
     """
-    found, pattern = _files_of(given) if given.is_dir() else (find_files([given], (), ()), None)
-    files = tuple(file for file in found if not is_blank(file.path))
+    inputs, pattern = _files_of(path) if path.is_dir() else (find_files([path], (), ()), None)
+    files = tuple(file for file in inputs if not is_blank(file.path))
     if not files:
-        raise InputError(f"{found[0].path}: is empty; a table with a label and a feature is required")
+        raise InputError(f"{inputs[0].path}: is empty; a table with a label and a feature is required")
     if any(file.path.name.startswith("behaviors.tsv") for file in files):
         raise InputError(
-            f"{given}: a row of MIND's behaviors.tsv is a whole list of impressions, not one: use ctr ingest mind"
+            f"{path}: a row of MIND's behaviors.tsv is a whole list of impressions, not one: use ctr ingest mind"
         )
     first = files[0].path
     content = _input_of(first, label)
@@ -88,15 +88,15 @@ def find_table(given: Path, label: str | None) -> TableFiles:
     columns: tuple[str, ...] = ()
     notes = []
     if not isinstance(form, JsonlInput):
-        columns, lacking = _columns_of(given, files, form)
+        columns, lacking = _columns_of(path, files, form)
         if lacking:
             form = form.model_copy(update={"optional": tuple(lacking)})
             notes.append(f"missing where a file lacks them: {', '.join(lacking)}")
     keys = [set(folder_keys(Path("/", file.name))) for file in files]
     folders = tuple(sorted(set.intersection(*keys).difference(columns)))
-    if len(files) < len(found):
-        empty = [file.name for file in found if file not in files]
-        notes.append(f"{len(empty)} of {len(found)} files are empty and are skipped: {', '.join(empty[:3])}")
+    if len(files) < len(inputs):
+        empty = [file.name for file in inputs if file not in files]
+        notes.append(f"{len(empty)} of {len(inputs)} files are empty and are skipped: {', '.join(empty[:3])}")
     if folders:
         notes.append(f"the folders of the files give the column {' and '.join(folders)}")
     return TableFiles(files, form, columns, folders, tuple(notes))
@@ -164,19 +164,19 @@ def _delimited_input(path: Path, text: str, label: str | None) -> dict[str, Any]
     lines = whole.split("\n")[:_LINES]
     # Names may hold what looks like a rule.
     wanted = {label, re.split(r"\s*(?:>=|<=|==|!=|>|<)", label)[0]} - {""} if label is not None else set()
-    found = _labeled_header(lines, wanted)
-    is_numbered = found is None and any(map(_NUMBERED.fullmatch, wanted))
-    found = found or _consistent_header(lines)
-    if found is None or not (wanted & set(found[2]) or is_numbered):
+    layout = _labeled_header(lines, wanted)
+    is_numbered = layout is None and any(map(_NUMBERED.fullmatch, wanted))
+    layout = layout or _consistent_header(lines)
+    if layout is None or not (wanted & set(layout[2]) or is_numbered):
         # Nothing says that this is a table with the label: it may be of another format.
-        _check_foreign(path, lines, found is not None)
-    if found is None:
+        _check_foreign(path, lines, layout is not None)
+    if layout is None:
         shown = next((line for line in lines if line.strip()), "")[:40]
         raise InputError(
             f"{path}: has one column ({shown}); a label and at least one feature are required, in columns "
             "between commas, tabs, ; or |"
         )
-    skipped, delimiter, header = found
+    skipped, delimiter, header = layout
     content: dict[str, Any] = {"type": "tsv" if delimiter == "\t" else "csv"}
     if delimiter not in ",\t":
         content["delimiter"] = delimiter
@@ -185,7 +185,7 @@ def _delimited_input(path: Path, text: str, label: str | None) -> dict[str, Any]
     if skipped:
         content["skip_lines"] = skipped
     if is_numbered:
-        content |= {"header": False, "columns": [f"c{place}" for place in range(1, len(header) + 1)]}
+        content |= {"header": False, "columns": [f"c{number}" for number in range(1, len(header) + 1)]}
     return content
 
 
@@ -199,18 +199,18 @@ _Header = tuple[int, str, list[str]]  # the number of lines before it, the delim
 
 def _labeled_header(lines: Sequence[str], wanted: set[str]) -> _Header | None:
     """The first line that has the label among its fields; lines before it are comments or titles."""
-    for place, line in enumerate(lines[: _MOST_SKIPPED + 1]):
+    for index, line in enumerate(lines[: _MOST_SKIPPED + 1]):
         for delimiter in _DELIMITERS:
             fields = _fields(line, delimiter)
             if len(fields) > 1 and wanted & set(fields):
-                return place, delimiter, fields
+                return index, delimiter, fields
     return None
 
 
 def _consistent_header(lines: Sequence[str]) -> _Header | None:
     """The first line of two fields or more, by the delimiter that gives the most, and nearly as many to all others."""
     best: _Header | None = None
-    looked = [(place, line) for place, line in enumerate(lines) if line.strip() and not line.startswith("#")]
+    looked = [(index, line) for index, line in enumerate(lines) if line.strip() and not line.startswith("#")]
     text = "\n".join(line for _, line in looked)
     for delimiter in _DELIMITERS:
         rows = split_rows(text, delimiter, delimiter != "\t" or '"' in text, _LINES)
@@ -218,8 +218,8 @@ def _consistent_header(lines: Sequence[str]) -> _Header | None:
         # A header may lack the name of the row's number, or end with a delimiter.
         fitting = sum(abs(len(row) - len(rows[0])) < 2 for row in rows)
         if rows and fitting >= _CONSISTENT * len(rows) and (best is None or len(rows[0]) > len(best[2])):
-            place = next(place for place, line in looked if len(_fields(line, delimiter)) > 1)
-            best = place, delimiter, rows[0]
+            index = next(index for index, line in looked if len(_fields(line, delimiter)) > 1)
+            best = index, delimiter, rows[0]
     return best
 
 
@@ -250,24 +250,24 @@ def _check_foreign(path: Path, lines: Sequence[str], has_columns: bool) -> None:
 
 
 def _columns_of(
-    given: Path, files: Sequence[SourceFile], form: DelimitedInput | ParquetInput
+    path: Path, files: Sequence[SourceFile], form: DelimitedInput | ParquetInput
 ) -> tuple[tuple[str, ...], list[str]]:
     """The columns of all files, and those that some lack; InputError where files are of different tables.
 
     Files are of one table if one of them has all columns, and the others at least half of them.
     """
-    found = [table_file_columns(file.path, form) for file in files]
-    widest = max(found, key=len)
-    for file, names in zip(files, found, strict=True):
+    names_by_file = [table_file_columns(file.path, form) for file in files]
+    widest = max(names_by_file, key=len)
+    for file, names in zip(files, names_by_file, strict=True):
         others = set(names) ^ set(widest)
         if set(names) - set(widest) or len(others) > 0.5 * len(widest):
             raise InputError(
-                f"input {given}: {files[found.index(widest)].name} and {file.name} have different columns: "
+                f"input {path}: {files[names_by_file.index(widest)].name} and {file.name} have different columns: "
                 f"{', '.join(sorted(others)[:3])} in one alone; give one file; a side table is joined by a mapping of "
                 "your own (ctr ingest table)"
             )
-    columns = (*found[0], *(name for name in widest if name not in found[0]))
-    return columns, [name for name in columns if any(name not in names for names in found)]
+    columns = (*names_by_file[0], *(name for name in widest if name not in names_by_file[0]))
+    return columns, [name for name in columns if any(name not in names for names in names_by_file)]
 
 
 SAMPLE_ROWS, SAMPLE_FILES = 50_000, 16
@@ -402,12 +402,12 @@ def _json_keys(
                 always = set(content) if always is None else always & set(content)
                 for name, value in content.items():
                     kinds.setdefault(name, set()).add(_json_kind(value))
-    for name, found in kinds.items():
+    for name, types in kinds.items():
         if not name:
             unusable[name] = "the column has no name"
-        elif "nested" in found:
+        elif "nested" in types:
             unusable[name] = "it holds objects or lists of lists"
-        elif {"list", "single"} <= found:
+        elif {"list", "single"} <= types:
             unusable[name] = "it holds lists in some rows and single values in others"
     return kinds, always or set()
 
@@ -420,16 +420,16 @@ def _json_kind(value: object) -> str:
 
 def _parquet_faults(files: Sequence[SourceFile]) -> dict[str, str]:
     """Why columns of Parquet files are not read, by name."""
-    found: dict[str, str] = {}
+    faults: dict[str, str] = {}
     for file in files:
         with faults_named(file.path):
             schema = pq.read_schema(file.path)
-        found |= {
+        faults |= {
             name: f"it is of type {kind}"
             for name, kind in zip(schema.names, schema.types, strict=True)
             if not _is_read(kind)
         }
-    return found
+    return faults
 
 
 def _is_read(kind: pa.DataType) -> bool:

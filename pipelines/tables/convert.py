@@ -177,9 +177,9 @@ def parse_vectors(column: pa.Array, vector: Vector) -> tuple[pa.Array, Bad]:
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     bad = (lengths > 0) & (lengths != vector.size)
     bad[np.repeat(np.arange(len(column)), lengths)[bad_items | ~np.isfinite(values)]] = True
-    kept = (lengths > 0) & ~bad
-    offsets = np.concatenate([[0], np.cumsum(np.where(kept, vector.size, 0))]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[np.repeat(kept, lengths)])), bad
+    good = (lengths > 0) & ~bad
+    offsets = np.concatenate([[0], np.cumsum(np.where(good, vector.size, 0))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[np.repeat(good, lengths)])), bad
 
 
 def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:

@@ -221,7 +221,7 @@ def read_delimited(
 
     # Columns that are not wanted get unique names, since a header may repeat them.
     read = set(wanted)
-    given = [name if name in read else f"\0{place}" for place, name in enumerate(names)]
+    column_names = [name if name in read else f"\0{index}" for index, name in enumerate(names)]
     first = 1 + form.skip_lines + form.header
     header = _Header(source.number, names, wanted, form.field_delimiter) if form.header else None
     faults: dict[str, tuple[str, bytes]] = {}
@@ -239,7 +239,7 @@ def read_delimited(
                 content,
                 # One thread: only then does Arrow number the refused rows. The reader is not the bottleneck.
                 pa_csv.ReadOptions(
-                    use_threads=False, block_size=block_bytes, column_names=given, skip_rows=first - 1
+                    use_threads=False, block_size=block_bytes, column_names=column_names, skip_rows=first - 1
                 ),
                 pa_csv.ParseOptions(
                     delimiter=form.field_delimiter,
@@ -298,20 +298,20 @@ class _Header:
 
     def set_aside(self, chunk: Chunk) -> Chunk:
         """Makes rejects of the rows that have the name of its column in every wanted one."""
-        found: pa.ChunkedArray | None = None
+        repeated: pa.ChunkedArray | None = None
         for name in sorted(self._wanted, key=lambda name: pa.types.is_dictionary(chunk.table[name].type)):
             column = chunk.table[name]
             if pa.types.is_dictionary(column.type):
                 column = column.cast(pa.binary())
             same = pc.fill_null(pc.equal(column, name.encode()), False)
-            found = same if found is None else pc.and_(found, same)
-            if not pc.any(found).as_py():
+            repeated = same if repeated is None else pc.and_(repeated, same)
+            if not pc.any(repeated).as_py():
                 return chunk
-        if found is None:
+        if repeated is None:
             return chunk
-        places = found.to_numpy()
+        places = repeated.to_numpy()
         rejects = [*chunk.rejects, *map(self.reject, chunk.rows[places].tolist())]
-        return Chunk(chunk.file, chunk.table.filter(pc.invert(found)), chunk.rows[~places], rejects)
+        return Chunk(chunk.file, chunk.table.filter(pc.invert(repeated)), chunk.rows[~places], rejects)
 
 
 @contextmanager

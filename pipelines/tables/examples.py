@@ -61,8 +61,8 @@ class Verdict:
         if not len(places):
             return
         self.good[places] = False
-        found = [_as_python(value) for value in values.take(pa.array(places))]
-        for row, value in zip(self._chunk.rows[places].tolist(), found, strict=True):
+        refused = [_as_python(value) for value in values.take(pa.array(places))]
+        for row, value in zip(self._chunk.rows[places].tolist(), refused, strict=True):
             why = "missing" if value is None or value == "" else reason
             self.rejects.append(make_reject(self._chunk.file, row, key, why, value, allowed))
 
@@ -138,7 +138,7 @@ def read_further_labels(
     mapping: Mapping, columns: Columns, times: np.ndarray, verdict: Verdict
 ) -> dict[str, pa.Array]:
     """Reads the columns of the further labels of N rows of these times, int64 in microseconds: int8, null: unknown."""
-    found: dict[str, pa.Array] = {}
+    labels: dict[str, pa.Array] = {}
     for name, label in mapping.labels.items():
         key = f"labels.{name}"
         if label.value is not None:
@@ -159,8 +159,8 @@ def read_further_labels(
                 until, unknown = _optional_times(watched, f"{key}.until", columns, verdict)
                 # Whether it is known does not depend on the label: the rows of which it is are a fair sample.
                 unknown |= until < end
-        found[label_column(name)] = pa.array(values.astype(np.int8), mask=unknown)
-    return found
+        labels[label_column(name)] = pa.array(values.astype(np.int8), mask=unknown)
+    return labels
 
 
 def _optional_times(
@@ -196,21 +196,21 @@ def read_weights(name: str | None, columns: Columns, verdict: Verdict) -> np.nda
 
 def add_derived(derive: Table[str, Derived], columns: Columns, times: np.ndarray, verdict: Verdict) -> None:
     """Adds the columns that a mapping derives; ``times`` are int64 [N], in microseconds."""
-    made = {}
+    derived = {}
     for name, rule in derive.items():
         if rule.of_time:
-            made[name] = pa.array(derived_column(arrow, rule, times))
+            derived[name] = pa.array(derived_column(arrow, rule, times))
             continue
         values = columns[rule.source]
         if not rule.is_copy:
             values = _as_text(name, rule, values)
-        made[name] = derived_column(arrow, rule, values)
+        derived[name] = derived_column(arrow, rule, values)
         if rule.cast in CAST_NAMES:
-            bad = pc.and_(pc.equal(made[name], ""), pc.not_equal(values, ""))
+            bad = pc.and_(pc.equal(derived[name], ""), pc.not_equal(values, ""))
             bad = pc.fill_null(bad, False).to_numpy(zero_copy_only=False)
             what = CAST_NAMES[rule.cast]
             verdict.refuse(bad, name, f"not {what}", values, f"{what}, or empty")
-    columns |= made
+    columns |= derived
 
 
 def _as_text(name: str, rule: Derived, source: pa.Array) -> pa.Array:
@@ -270,8 +270,8 @@ def spill_schema(mapping: Mapping) -> pa.Schema:
     """Returns the columns of a shard, kept raw values, and file and row."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.keep_values)
-    kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]
-    return pa.schema([*shard_schema(schema), *kept, *_ORIGIN])
+    fields = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]
+    return pa.schema([*shard_schema(schema), *fields, *_ORIGIN])
 
 
 def _is_local(time: Time, chunk: Chunk) -> bool:

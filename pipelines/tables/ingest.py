@@ -185,8 +185,8 @@ def stage(out: Path, mapping: Mapping, histories: Histories, start: int, table: 
     end = start + mapping.partition_us
     table = histories.fill(start, table)
     options = {"shard_rows": mapping.shard_rows, "labeled": mapping.label is not None}
-    kept = mapping.keep_values
-    manifest = stage_with_values(out, mapping.feature_schema, kept, start, end, table, **options)
+    names = mapping.keep_values
+    manifest = stage_with_values(out, mapping.feature_schema, names, start, end, table, **options)
     histories.add(end, table)
     return manifest
 
@@ -200,7 +200,7 @@ def remove_leftovers(
     """
     stems = tuple(f"{start:019d}-{start + mapping.partition_us:019d}" for start in starts)
     named = {out / "shards" / shard.file for manifest in manifests for shard in manifest.shards}
-    named |= {values_path(out, one.name, one.values) for one in manifests if one.values is not None}
+    named |= {values_path(out, part.name, part.values) for part in manifests if part.values is not None}
     for folder in (out / "shards", out / VALUES):
         for path in (folder / name for name in names_in(folder, "")):
             if path not in named and path.name.startswith(stems):
@@ -333,7 +333,7 @@ class _Ingest:
     def __init__(
         self,
         mapping: Mapping,
-        given: Sequence[SourceFile],
+        files: Sequence[SourceFile],
         out: Path,
         append: bool,
         lateness_us: int,
@@ -348,7 +348,7 @@ class _Ingest:
         self._completed = state.publishing
         self._state = finish_publishing(out, state)
         check_rules(out, self._state, rules_of(mapping))
-        self._inputs = compare_inputs(given, self._state, append)
+        self._inputs = compare_inputs(files, self._state, append)
         # Most of its rows would be added again, or fall into partitions that are published.
         if changed := self._inputs.changed:
             raise InputError(
@@ -406,7 +406,7 @@ class _Ingest:
         self._warn_of_copies(added)
         # Before anything is published: what is lost, or what histories cannot read, can still be restored.
         check_published(out, self._state)
-        self._histories.known()
+        self._histories.at_end()
         return self._publish(spill, added)
 
     def _held_tables(self) -> Iterator[pa.Table]:
@@ -592,7 +592,7 @@ class _Ingest:
             held_rows=0 if held is None else held.rows,
             held_partitions=[] if held is None else [(start, start + length) for start in held.partitions],
             closed_until_us=published[-1][1] if published else None,
-            known_files=self._inputs.known,
+            known_files=self._inputs.ingested,
             warnings=[*self._warnings, *self._content_warnings()],
             seconds={"total": seconds},
         )

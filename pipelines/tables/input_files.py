@@ -40,24 +40,24 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     """
     files: list[SourceFile] = []
     seen: dict[str, Path] = {}
-    for given in inputs:
-        if given.is_dir():
+    for entry in inputs:
+        if entry.is_dir():
             matches = {
                 path
                 for pattern in patterns
-                for path in given.glob(pattern)
-                if path.is_file() and (pattern[:1] in HIDDEN or not is_hidden(path.relative_to(given)))
+                for path in entry.glob(pattern)
+                if path.is_file() and (pattern[:1] in HIDDEN or not is_hidden(path.relative_to(entry)))
             }
-            found = sorted(matches, key=lambda path: natural_order(path.relative_to(given).as_posix()))
-            found = [path for path in found if not any(path.match(glob) for glob in excluded)]
-            if not found:
-                raise InputError(f"input {given}: no file in this folder matches {' or '.join(patterns)}")
-            named = [(path, path.relative_to(given).as_posix()) for path in found]
-        elif given.is_file():
-            named = [(given, given.name)]
+            paths = sorted(matches, key=lambda path: natural_order(path.relative_to(entry).as_posix()))
+            paths = [path for path in paths if not any(path.match(glob) for glob in excluded)]
+            if not paths:
+                raise InputError(f"input {entry}: no file in this folder matches {' or '.join(patterns)}")
+            named = [(path, path.relative_to(entry).as_posix()) for path in paths]
+        elif entry.is_file():
+            named = [(entry, entry.name)]
         else:
-            check_local(given)
-            raise InputError(f"input {given}: no such file or folder")
+            check_local(entry)
+            raise InputError(f"input {entry}: no such file or folder")
         for path, name in named:
             if name in seen:
                 raise InputError(
@@ -110,13 +110,13 @@ def faults_named(path: Path) -> Iterator[None]:
 def open_bytes(path: Path) -> Any:
     """Opens text as an Arrow stream, decompressed by its extension (.gz, .zst); InputError for what is no such text."""
     compression = _COMPRESSIONS.get(path.suffix)
-    found = not_text(path)
+    encoding = not_text(path)
     expected = f"compressed with {compression}" if compression is not None else ""
-    if found != expected and path.stat().st_size:
+    if encoding != expected and path.stat().st_size:
         names = " or ".join(_COMPRESSIONS)
         allowed = f"text in UTF-8, and compressed text whose name ends in {names}"
-        is_what = found or f"not {expected}, though its name ends in {path.suffix}"
-        how = f": iconv -f {found} -t UTF-8 makes it so" if found == "UTF-16" else ""
+        is_what = encoding or f"not {expected}, though its name ends in {path.suffix}"
+        how = f": iconv -f {encoding} -t UTF-8 makes it so" if encoding == "UTF-16" else ""
         raise InputError(f"{path}: is {is_what}; allowed: {allowed}{how}")
     file = pa.OSFile(str(path))
     return file if compression is None else pa.CompressedInputStream(file, compression)
@@ -138,21 +138,21 @@ def folder_keys(path: Path) -> dict[str, str | None]:
 
     Of two folders of one key the nearer counts. Hive writes %3A for a colon, and a name of its own for a missing value.
     """
-    found: dict[str, str | None] = {}
+    values: dict[str, str | None] = {}
     for part in path.absolute().parts[:-1]:
         key, equals, value = part.partition("=")
         if key and equals and value:
-            found[unquote(key)] = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
-    return found
+            values[unquote(key)] = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+    return values
 
 
-def require_columns(path: Path, wanted: Sequence[str], found: Sequence[str]) -> None:
+def require_columns(path: Path, wanted: Sequence[str], names: Sequence[str]) -> None:
     """Raises InputError naming the file, and the missing columns and those it has, or one that it has twice."""
-    counts = Counter(found)
+    counts = Counter(names)
     missing = [name for name in wanted if not counts[name]]
     if missing:
         raise InputError(
-            f"{path}: no column {', '.join(missing)}; the columns found are {', '.join(found) or '(none)'}"
+            f"{path}: no column {', '.join(missing)}; the columns found are {', '.join(names) or '(none)'}"
         )
     repeated = [name for name in wanted if counts[name] > 1]
     if repeated:

@@ -115,7 +115,7 @@ class JsonlReader:
 
     def _slow(self, file: int, texts: list[bytes], rows: np.ndarray, line: int) -> tuple[Chunk, list[str]]:
         rejects: list[Reject] = []
-        kept: list[int] = []
+        good_rows: list[int] = []
         objects: list[dict[str, Any]] = []
         keys: dict[str, None] = {}
         for row in rows.tolist():
@@ -140,11 +140,11 @@ class JsonlReader:
                 value = _shown(content[nested])
                 rejects.append(make_reject(file, row, nested, "a nested value", value, allowed))
                 continue
-            kept.append(row)
+            good_rows.append(row)
             objects.append(content)
         columns = [self._column(name, [content.get(name) for content in objects]) for name in self.wanted]
         table = pa.table(columns, names=list(self.wanted))
-        return Chunk(file, table, np.array(kept, np.int64), rejects, list(keys)), list(keys)
+        return Chunk(file, table, np.array(good_rows, np.int64), rejects, list(keys)), list(keys)
 
     def _plain(self, name: str, value: object) -> bool:
         if isinstance(value, list):

@@ -192,7 +192,7 @@ class Inputs:
     """Files that an ingest reads, and those that it leaves out."""
 
     sources: list[SourceFile]  # not in the log yet, numbered from 0
-    known: list[str]  # the names of the given files that are in the log
+    ingested: list[str]  # the names of the given files that are in the log
     changed: list[str]  # the names of files to read that were added before with other content
     first_line: int  # the lines before the first file
     held: HeldRows | None  # the rows that were held back and are merged with those of the files
@@ -217,16 +217,16 @@ class Inputs:
         return log / "rejects" / f"{digest_of(*names)}.jsonl"
 
 
-def compare_inputs(given: Sequence[SourceFile], state: IngestState, append: bool) -> Inputs:
+def compare_inputs(files: Sequence[SourceFile], state: IngestState, append: bool) -> Inputs:
     """Finds out which of the given files are to be read; ``append``: more files will come."""
-    known = [source for source in given if _is_known(state, source)]
-    new = [source for source in given if source not in known]
+    ingested = [source for source in files if _is_known(state, source)]
+    new = [source for source in files if source not in ingested]
     before = {file.name for file in state.inputs}
     # Without rows that wait, the lines of the files of one command count by themselves.
-    continues = append or state.held is not None or bool(known and new)
+    continues = append or state.held is not None or bool(ingested and new)
     return Inputs(
         sources=[replace(source, number=number) for number, source in enumerate(new)],
-        known=[source.name for source in known],
+        ingested=[source.name for source in ingested],
         changed=[source.name for source in new if source.name in before],
         first_line=state.lines if continues else 0,
         # More files will come: without a new one nothing changes.
