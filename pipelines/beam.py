@@ -57,9 +57,9 @@ class _JobServerOptions(PipelineOptions):
 
 
 def read_beam_options(arguments: Sequence[str]) -> PipelineOptions:
-    """Reads Beam's options such as ``--runner=...``; without a runner, those of Beam inside this process.
+    """Reads Beam's options such as ``--runner=...``; by default Beam runs inside this process.
 
-    There it runs in memory, with one worker. Raises InputError: an option that Beam does not know, or one with which
+    That runner has one worker, in memory. Raises InputError: an option that Beam does not know, or one with which
     Beam would start a server on this machine.
     """
     text = shlex.join(arguments)
@@ -158,7 +158,7 @@ def run_pipeline(
 ) -> None:
     """Builds a pipeline and waits until it is done; a signal of ``stop``, called ten times a second, cancels it.
 
-    Raises InputError: that of a worker, or of a runner that cannot start, cannot be reached or has failed.
+    Raises InputError: a worker raised one, or the runner cannot start, cannot be reached or has failed.
     """
     with _errors_of_runners(options):
         pipeline = make_pipeline(options)

@@ -104,7 +104,7 @@ class Derived(ShortModel):
 
     @property
     def periods(self) -> tuple[int, int, int]:
-        """Length in microseconds, shift and count of ``(time // length + shift) % count``; count 0: all."""
+        """Returns length in microseconds, shift and count of ``(time // length + shift) % count``; count 0: all."""
         if self.part is not None:
             # 1970-01-01 was a Thursday; Monday is 0.
             return (duration_us("1h"), 0, 24) if self.part == "hour" else (duration_us("1d"), 3, 7)

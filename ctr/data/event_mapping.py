@@ -310,7 +310,7 @@ class EventMapping(ShortModel):
 
     @property
     def list_sources(self) -> dict[str, str | None]:
-        """Columns that may hold lists, with the separator of their values."""
+        """Returns the columns that may hold lists, with the separator of their values."""
         return {} if self.impressions.hashed else self.feature_schema.list_separators
 
 

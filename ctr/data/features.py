@@ -51,7 +51,7 @@ class FeatureBase(ShortModel):
 
     @property
     def has_ids(self) -> bool:
-        """Tells all but values and vectors, whose numbers the network reads."""
+        """Returns whether values become ids; False for values and vectors, whose numbers the network reads."""
         return True
 
     @model_validator(mode="after")
@@ -235,7 +235,7 @@ class Number(FeatureBase):
 
     @property
     def buckets(self) -> int:
-        """Number of ids: missing, and one more than there are boundaries; 0 of a value."""
+        """Returns the number of ids: the boundaries plus 2, one for missing; 0 for a value."""
         return len(self.edges()) + 2 if self.has_ids else 0
 
     @property

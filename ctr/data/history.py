@@ -54,19 +54,19 @@ class History(StrictModel):
 
     @property
     def hidden_us(self) -> int:
-        """Of this many microseconds before its query a row sees nothing; at least 1."""
+        """Returns the microseconds before a query whose rows it does not see; at least 1."""
         return max(self.after_us, 1)
 
 
 class HistoryRows(NamedTuple):
-    """Rows that count, in order of key, of one key in order of time: int64 [E] each."""
+    """Rows of histories, sorted by key and, within a key, by time: int64 [E] each."""
 
     keys: np.ndarray
     times: np.ndarray
     values: np.ndarray
 
     def at(self, places: np.ndarray) -> "HistoryRows":
-        """Selects rows by place, or by a mask."""
+        """Selects rows by index or mask."""
         return HistoryRows(*(column[places] for column in self))
 
 
@@ -74,13 +74,13 @@ NOTHING = HistoryRows(*np.zeros((3, 0), np.int64))
 
 
 def add_rows(rows: HistoryRows, later: HistoryRows) -> HistoryRows:
-    """Adds rows, of each key in order of time; of equal times they come after the known ones."""
+    """Adds rows, sorted by key and time; at equal times ``later`` comes after ``rows``."""
     both = HistoryRows(*map(np.concatenate, zip(rows, later, strict=True)))
     return both.at(np.lexsort((both.times, both.keys)))
 
 
 def split_by_keys(rows: HistoryRows, keys: np.ndarray) -> tuple[HistoryRows, HistoryRows]:
-    """Splits off the rows of some keys, int64 [K], which are sorted and distinct: those, and the others."""
+    """Splits rows into the rows of some keys, int64 [K], sorted and distinct, and all others."""
     begins, ends = (np.searchsorted(rows.keys, keys, side) for side in ("left", "right"))
     chosen = np.zeros(len(rows.keys), bool)
     chosen[places_of(begins, ends - begins)] = True
@@ -96,7 +96,7 @@ def merge_rows(first: HistoryRows, second: HistoryRows) -> HistoryRows:
 def look_up_history(
     history: History, rows: HistoryRows, keys: np.ndarray, times: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Looks up what queries see, of N keys, int64 [N], at their times: values int64 [V], and lengths int32 [N]."""
+    """Looks up the histories of N keys, int64 [N], at their times: values int64 [V] and lengths int32 [N]."""
     ends, oldest = _ranks(rows, keys, times - history.hidden_us, times - history.within_us - 1)
     begins = np.maximum(ends - history.last, oldest)
     lengths = (ends - begins).astype(np.int32)
@@ -121,7 +121,7 @@ def _ranks(rows: HistoryRows, keys: np.ndarray, *times: np.ndarray) -> np.ndarra
 
 
 def forget(history: History, rows: HistoryRows, now_us: int) -> HistoryRows:
-    """Drops what no query from ``now_us`` on can see: rows too old, and those with enough later visible ones."""
+    """Drops rows that no query from ``now_us`` on can see: too old, or with enough later visible rows."""
     rows = rows.at(rows.times >= now_us - history.within_us)
     ends = np.searchsorted(rows.keys, rows.keys, "right")
     # How many rows of the key will come after this one and are visible already.

@@ -53,7 +53,7 @@ class Histories:
         self._histories = schema.histories
         self._longest = max((history.within_us for history in self._histories.values()), default=0)
         self._rows = dict.fromkeys(self._histories, NOTHING)
-        # What is known is that of the partitions that end by then; what was forgotten is as old as then.
+        # The end of the partitions that the rows come from, and the time of the last ``_forget``.
         self._at = self._forgot = -1
         self._manifests: dict[tuple[int, int], Manifest] = {}
 
@@ -89,14 +89,14 @@ class Histories:
             self._rows[name] = merge_rows(others, forget(history, add_rows(earlier, later), end))
 
     def at_end(self) -> dict[str, HistoryRows]:
-        """Returns what is known at the end of the log, by feature."""
+        """Returns the rows of each feature's history at the end of the log."""
         ends = [end for _, end in list_partitions(self._log)] if self._histories else []
         if ends:
             self._move_to(ends[-1])
         return dict(self._rows)
 
     def save(self) -> None:
-        """Stores what is known at the end of the log, once in a thirtieth of the time that is remembered."""
+        """Stores the histories at the end of the log, at most once in a thirtieth of the time that they reach back."""
         if not self._histories:
             return
         self.at_end()
@@ -135,7 +135,7 @@ class Histories:
         self._forgot = self._at
 
     def _load(self, manifests: Sequence[Manifest], start: int) -> None:
-        """Begins with what is stored of the latest partition that has it, else with the first one that matters."""
+        """Loads the latest stored histories; without any, starts at the first partition that matters."""
         self._rows = dict.fromkeys(self._histories, NOTHING)
         self._at = min((part.start for part in manifests if part.end > start - self._longest), default=start)
         stored = {name.partition("-")[0] for name in names_in(self._log / FOLDER, ".parquet")}
@@ -180,9 +180,9 @@ def _counting(history: History, rows: pa.Table, ids: dict[str, np.ndarray]) -> H
 
 
 def write_history(log: Path, name: str | None, out: Path) -> int:
-    """Writes what a history knows at the end of a log as a Parquet file, for a feature store; returns how many keys.
+    """Writes a history at the end of a log as Parquet, for a feature store; returns the number of keys.
 
-    Raises InputError: there is something else at ``out``, and as ``history_table`` does.
+    Raises InputError: there is something else at ``out``, or as ``history_table`` does.
     """
     check_output_file(out, "what ctr history wrote", _is_known)
     table = history_table(log, name)
@@ -198,7 +198,7 @@ def _is_known(path: Path) -> bool:
 
 
 def history_table(log: Path, name: str | None) -> pa.Table:
-    """Lists what a history, the only one or that of a feature, knows at the end of a log: a row for each key.
+    """Returns a history, a log's only one or the named feature's, at the end of the log: a row for each key.
 
     Returns ``key`` (string), ``values`` (list of strings, the latest one last) and ``times`` (their queries' times), of
     which a server sends those that are ``after`` old. Raises InputError: the log has no such history, or keeps no raw

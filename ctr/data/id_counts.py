@@ -43,7 +43,7 @@ class IdCounts:
         self._counts = counts
 
     def distinct(self) -> int:
-        """Returns how many different ids there are."""
+        """Returns the number of distinct ids."""
         if self.exact or len(self._hashes) < _SMALLEST_HASHES:
             return len(self._counts) if self.exact else len(self._hashes)
         return round((_SMALLEST_HASHES - 1) / (float(self._hashes[-1]) / 2.0**64))

@@ -136,7 +136,7 @@ class LogSummary:
 
 
 def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) -> LogSummary:
-    """Goes over a log once; ``progress`` is called with the rows read since its last call. Raises InputError."""
+    """Summarizes a log in one pass; ``progress`` gets the rows read since its last call. Raises InputError."""
     schema, manifests = read_schema(log), read_manifests(log)
     # The run directory of a training has a schema too.
     if not manifests and (log / "checkpoints").exists():
@@ -214,7 +214,7 @@ def _sidecars(log: Path, manifests: Sequence[Manifest]) -> Iterator[Sidecar]:
 
 @dataclass
 class _Values:
-    """What the rows have of a feature."""
+    """Running statistics of a feature's values."""
 
     counts: IdCounts = field(default_factory=IdCounts)
     values: int = 0

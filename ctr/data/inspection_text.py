@@ -1,4 +1,4 @@
-"""Text of ``ctr inspect``: the summary of a log, and warnings of what is unusual in it."""
+"""Text of ``ctr inspect``: the summary of a log, and warnings about it."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -20,7 +20,7 @@ _YEAR_1980_US = 315_532_800_000_000
 
 
 def log_warnings(summary: LogSummary) -> list[str]:
-    """Lists what is unusual in a log, a line for each."""
+    """Returns warnings about a log, a line each."""
     if not summary.rows:
         return ["the log has no rows"]
     return [*_row_warnings(summary), *_time_warnings(summary), *_feature_warnings(summary.features)]
@@ -243,7 +243,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def _duration(length_us: int) -> str:
-    """In its two largest units, such as ``2 d 5 h``."""
+    """Formats a duration in its two largest units, such as ``2 d 5 h``."""
     seconds = round(length_us / 1_000_000)
     if not seconds:
         return f"{length_us / 1_000_000:g} s"

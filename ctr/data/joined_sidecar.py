@@ -120,7 +120,7 @@ class JoinedSidecar:
         return array
 
     def _partition(self, index: int) -> _Partition | None:
-        """The partition's rows; None when the sidecar does not have them (yet)."""
+        """Returns the partition's rows; None while the sidecar lacks them."""
         if self._cache.get(index) is None:
             self._cache[index] = self._read(self._manifests[index]) if self._is_published(index) else None
         return self._cache[index]

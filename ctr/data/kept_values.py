@@ -35,14 +35,14 @@ _MISSING = "missing"
 
 
 def has_raw_values(feature: AnyFeature) -> bool:
-    """Tells a feature whose ids do not say by themselves what they stand for."""
+    """Returns whether the feature's ids are hashes, whose raw values must be kept to be shown."""
     # What a history lists is kept with the feature that it lists.
     is_history = isinstance(feature, Category) and feature.history is not None
     return feature.has_ids and not (isinstance(feature, Number) or _vocabulary(feature) or is_history)
 
 
 def value_of_id(feature: AnyFeature, number: int) -> str | None:
-    """Returns what an id of a feature stands for; None for a hash, which does not say."""
+    """Returns the value behind an id of a feature; None for a hash, which cannot be inverted."""
     if number == MISSING_ID:
         return _MISSING
     vocabulary = _vocabulary(feature)
@@ -59,7 +59,7 @@ def value_of_id(feature: AnyFeature, number: int) -> str | None:
 
 
 def check_kept(names: Sequence[str], features: Sequence[AnyFeature]) -> None:
-    """Raises ValueError, with what is allowed, for a name that is there twice or of no feature with raw values."""
+    """Raises ValueError, with the allowed names, for a repeated name or one of no feature with raw values."""
     with_values = [feature.name for feature in features if has_raw_values(feature)]
     allowed = ", ".join(with_values) or "none of this mapping"
     all_names = {feature.name for feature in features}
@@ -79,7 +79,7 @@ def _vocabulary(feature: AnyFeature) -> tuple[str, ...]:
 
 
 def value_columns(schema: Schema, names: Sequence[str]) -> dict[str, pa.DataType]:
-    """Returns the columns with raw values that rows need so that values of the features ``names`` can be written."""
+    """Returns the raw value columns that rows need so that values of the features ``names`` can be written."""
     by_name = schema.by_name
     needed = set(names)
     for name in names:
@@ -116,7 +116,7 @@ def values_path(log: Path, partition: str, entry: ValuesEntry) -> Path:
 
 
 def value_dictionary(schema: Schema, names: Sequence[str], rows: pa.Table) -> pa.Table:
-    """Lists what the ids of the features ``names`` in ``rows`` stand for: ``feature``, ``id``, ``value``, sorted."""
+    """Returns the values behind the ids of ``names`` in ``rows``: ``feature``, ``id``, ``value``, sorted."""
     unlimited = {name for history in schema.histories.values() for name in history.names}
     columns = _ValueColumns(schema, rows)
     parts = [_DICTIONARY.empty_table()]
@@ -176,7 +176,7 @@ class _ValueColumns:
 
 
 def read_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-    """Reads what ids stand for, by feature, as far as the dictionaries say; of several values of one id the smallest.
+    """Reads the values behind ids, by feature, as far as dictionaries have them; the smallest value of an id.
 
     Raises InputError: a dictionary is missing or damaged.
     """

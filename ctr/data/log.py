@@ -113,7 +113,7 @@ def shard_file(partition: str, index: int, sha256: str) -> str:
 
 
 def check_log(folder: Path, schema: Schema) -> None:
-    """Raises InputError where the folder neither is a log with this schema nor can become one; changes nothing."""
+    """Raises InputError where the folder is not, and cannot become, a log with this schema; changes nothing."""
     check_log_folder(folder)
     path = folder / "schema.json"
     if path.exists():
@@ -134,7 +134,7 @@ def check_log(folder: Path, schema: Schema) -> None:
 
 
 def check_log_folder(folder: Path) -> None:
-    """Checks the same of a log of any features; hidden files and ``rejects/`` may stand there before there is a log."""
+    """Checks a folder as ``check_log`` does, for any features; hidden files and ``rejects/`` may precede a log."""
 
     def can_be_log(path: Path) -> bool:
         # A run directory has a schema too.
@@ -276,7 +276,7 @@ def log_sha256(manifests: Sequence[Manifest]) -> str:
 
 
 class PublishedPartitions:
-    """Published partitions of a log that grows; reads only new manifests, and misses one that is overwritten."""
+    """Published partitions of a growing log; reads only new manifests, and misses overwritten ones."""
 
     def __init__(self, folder: Path, manifests: Sequence[Manifest] = ()) -> None:
         self._folder = folder
@@ -284,7 +284,7 @@ class PublishedPartitions:
         self._manifests = manifests
 
     def read(self) -> Sequence[Manifest]:
-        """Reads all of them as ``read_manifests`` does; the same object as before when there are no others."""
+        """Reads all manifests as ``read_manifests`` does; returns the same object while there are no new ones."""
         names = frozenset(names_in(self._folder / "manifests", ".json"))
         if names != self._names:
             cached = {(manifest.start, manifest.end): manifest for manifest in self._manifests}

@@ -211,7 +211,7 @@ class Time(StrictModel):
 
     @property
     def range_us(self) -> tuple[int, int]:
-        """From which microsecond since 1970 on, and before which one a time may be."""
+        """Returns the range [begin, end) of allowed times, in microseconds since 1970."""
         first = 0 if self.first is None else _days(self.first) * DAY_US
         limit = TIME_LIMIT_US if self.last is None else (_days(self.last) + 1) * DAY_US
         return max(first, 0), limit
@@ -270,7 +270,7 @@ class Join(StrictModel):
 
     @property
     def own_columns(self) -> tuple[str, ...]:
-        """Columns of the side table by which it is looked up; no row of the log gets them."""
+        """Returns the side table's columns for the look-up; no row of the log gets them."""
         time = None if self.valid_from is None else self.valid_from.column
         return (self.key,) if time is None else (self.key, time)
 
@@ -519,7 +519,7 @@ class Mapping(ShortModel):
 
     @property
     def value_sources(self) -> frozenset[str]:
-        """Columns that are read for categories and texts alone: each different value of them is looked at once."""
+        """Returns the columns read for categories and texts alone: each distinct value is processed once."""
         others = {
             *self.key_columns,
             *self.number_sources,
@@ -531,7 +531,7 @@ class Mapping(ShortModel):
 
     @property
     def list_sources(self) -> dict[str, str | None]:
-        """Sources of multivalent categories, with the separator of their values; None where there are several."""
+        """Returns the sources of multivalent categories, with their values' separator; None where there are several."""
         return self.feature_schema.list_separators
 
 

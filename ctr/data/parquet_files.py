@@ -95,7 +95,7 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
 
 
 def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
-    """A few bytes can stand for any number of equal values: what no shard holds is not unpacked."""
+    """Raises InputError before unpacking more values than a shard holds, as a few bytes can encode any number."""
     for column in range(metadata.num_columns):
         groups = range(metadata.num_row_groups)
         values = sum(metadata.row_group(group).column(column).num_values for group in groups)

@@ -24,7 +24,7 @@ Pages = dict[Literal["pages", "sessions", "largest"], int]
 
 
 def find_pages(begins: np.ndarray, times: np.ndarray) -> Pages:
-    """Counts the queries of several rows, as a manifest has them; empty where there are none.
+    """Counts the queries of several rows for a manifest; empty where there are none.
 
     Args:
         begins: int64, the row numbers at which a query begins.
@@ -40,7 +40,7 @@ def find_pages(begins: np.ndarray, times: np.ndarray) -> Pages:
 
 
 def pages_differ(rows: int, queries: int, pages: Pages) -> bool:
-    """Returns whether the queries of a log are pages of different sizes, by what ``find_pages`` counted.
+    """Returns whether the queries of a log are pages of different sizes, by the counts of ``find_pages``.
 
     A few sessions do not matter. Where they are common, that a value is missing, or 1, would say
     whether more rows come.

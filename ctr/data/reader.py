@@ -1,4 +1,4 @@
-"""Example log as a stream of column blocks in its order, verified before a row of them is used."""
+"""Example log as a stream of column blocks in its order, each verified before use."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -116,7 +116,7 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
 
 
 def adopt_record(path: Path, record: StrictModel) -> None:
-    """Creates the file, or raises InputError where it has other content."""
+    """Creates the file of a sampling, or raises InputError where it has other content."""
     if create_exclusively(path, dump_yaml(record).encode()):
         return
     before = load_model(type(record), path, "record of sampling")
@@ -217,7 +217,7 @@ def _selected(source: _Source) -> list[Manifest]:
 
 @dataclass(frozen=True)
 class _Decided:
-    """A shard's table and the decisions on its N rows; those that are faulty or outside are dropped."""
+    """A shard's table and the decisions on its N rows; faulty rows and rows outside the range are dropped."""
 
     table: pa.Table
     keep_probability: np.ndarray  # float32
@@ -292,7 +292,7 @@ def write_decisions(
 
 
 def _check_name(log: Path, name: str) -> Path:
-    """Returns the folder of a sampling's decisions. Raises InputError where the name is that of something else."""
+    """Returns the folder of a sampling's decisions. Raises InputError for the name of another kind of sidecar."""
     folder = new_sidecar_folder(log, name)
     # Also of a sidecar that was begun, and has no partition yet.
     if folder.exists() and any(folder.iterdir()) and not (folder / RECORD).exists():

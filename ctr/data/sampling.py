@@ -65,7 +65,7 @@ class LowLoss(ByTeacher):
     max_loss: float = Field(gt=0)
 
     def holds(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
-        """Tells whether the loss is below the threshold, bool [N], without a logarithm for each row.
+        """Returns whether the loss is below the threshold, bool [N], without a logarithm for each row.
 
         The loss is log(1 + exp(z)) with z = -logit for a click and logit otherwise, which is below b where z is below
         log(exp(b) - 1). Logits are finite.
@@ -187,7 +187,7 @@ class SamplingConfig(StrictModel):
 
     @property
     def by_teacher(self) -> tuple[str, ByTeacher] | None:
-        """Rule that reads a teacher's predictions, after its key; None: there is none."""
+        """Returns the rule that reads a teacher's predictions, after its key, or None."""
         if self.gradient is not None:
             return "gradient", self.gradient
         if self.uninformative is not None and self.uninformative.low_loss is not None:
@@ -256,7 +256,7 @@ def decide(
 
 
 def condition_names(config: SamplingConfig) -> tuple[str, ...]:
-    """Names what examples are counted by.
+    """Returns the names of the conditions by which examples are counted.
 
     ``all``, ``clicks`` and ``non_clicks``; of ``low_loss``, ``low_visibility`` and ``both`` those that are configured;
     with either of them ``uninformative``, which is any of them; ``low_gradient``, examples whose gradient is below its
@@ -269,7 +269,7 @@ def condition_names(config: SamplingConfig) -> tuple[str, ...]:
 def _finite(
     key: str, rule: ByTeacher, example_id: np.ndarray, inside: np.ndarray, logit: np.ndarray | None
 ) -> np.ndarray:
-    """The teacher's logits, 0 outside the time range; raises InputError where one inside it is missing."""
+    """Returns the teacher's logits, 0 outside the time range; raises InputError where one inside it is missing."""
     if logit is None:
         raise ValueError(f"{key} requires teacher_logit")
     # A comparison with NaN is false: without this, a missing prediction would count as a high loss.

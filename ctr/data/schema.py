@@ -117,13 +117,13 @@ class Schema(ShortModel):
 
     @property
     def single_valued(self) -> tuple[str, ...]:
-        """Names of the features with exactly one id, or value, a row: the columns of the packed id matrix."""
+        """Returns the names of the features with one id, or value, per row: the columns of the packed id matrix."""
         by_name = self.by_name
         return tuple(f.name for f in self.features if not is_multivalent(f, by_name))
 
     @property
     def single_ids(self) -> tuple[str, ...]:
-        """Names of the features with exactly one id a row: those of ``single_valued`` that are no values."""
+        """Returns the names of the features with one id per row: ``single_valued`` without values."""
         by_name = self.by_name
         return tuple(name for name in self.single_valued if by_name[name].has_ids)
 
@@ -134,12 +134,12 @@ class Schema(ShortModel):
 
     @property
     def growing(self) -> tuple[str, ...]:
-        """Names of the features whose ids grow: 64-bit fingerprints."""
+        """Returns the names of the features whose ids grow: 64-bit fingerprints."""
         return tuple(f.name for f in self.features if f.buckets is None)
 
     @property
     def id_type(self) -> np.dtype:
-        """Type of the ids of all features: int64 where one's ids grow, else int32."""
+        """Returns the type of the ids of all features: int64 where a feature's ids grow, else int32."""
         return np.dtype(np.int64 if self.growing else np.int32)
 
     @property
@@ -148,7 +148,7 @@ class Schema(ShortModel):
 
     @property
     def read_sources(self) -> tuple[str, ...]:
-        """The sources that raw rows have: all but those of histories."""
+        """Returns the sources that raw rows have: all but the histories'."""
         histories = self.histories
         return tuple(name for name in self.sources if name not in histories)
 
@@ -181,7 +181,7 @@ class Schema(ShortModel):
 
     @property
     def list_separators(self) -> dict[str, str | None]:
-        """Raw columns that may hold lists, with the separator that joins them; None where features read several."""
+        """Returns the raw columns that may hold lists, with their separator; None where features differ."""
         separators: dict[str, set[str]] = {}
         for feature in self.features:
             if isinstance(feature, Vector) or (isinstance(feature, Category) and feature.multivalent):
@@ -192,12 +192,12 @@ class Schema(ShortModel):
 
     @property
     def histories(self) -> dict[str, History]:
-        """The features that list what earlier rows had, by name."""
+        """Returns the histories of earlier rows' values, by feature name."""
         histories = {f.name: f.history for f in self.features if isinstance(f, Category)}
         return {name: history for name, history in histories.items() if history is not None}
 
     def spells_numbers(self, source: str) -> bool:
-        """Tells whether categories of a source spell 12.0 as 12."""
+        """Returns whether categories of a source spell 12.0 as 12."""
         return not (source in self.derive and self.derive[source].cast == "text")
 
     @property
@@ -233,7 +233,7 @@ class Schema(ShortModel):
 
     @property
     def version(self) -> str:
-        """First 16 hexadecimal digits of the SHA-256 of the canonical text."""
+        """Returns the first 16 hexadecimal digits of the SHA-256 of the canonical text."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
 
 
@@ -297,7 +297,7 @@ def differing_features(before: Schema, now: Schema) -> list[str]:
 
 
 def feature_meanings(schema: Schema) -> dict[str, dict[str, Any]]:
-    """Describes by name what decides a feature's ids; two with the same have the same ids for the same input."""
+    """Returns the settings that decide each feature's ids; equal settings give equal ids for the same input."""
     meanings: dict[str, dict[str, Any]] = {}
     for feature in schema.features:
         meaning = feature.model_dump(mode="json", exclude={"name", "width", "tower"})
@@ -316,6 +316,6 @@ def _way_of_reading(feature: Category | Number | Vector | Text) -> tuple[str, ..
 
 
 def id_bounds(schema: Schema, names: Sequence[str]) -> list[int | None]:
-    """Returns the numbers below which the ids of the named features lie; None where ids grow or are none."""
+    """Returns the exclusive upper bounds of the named features' ids; None where ids grow or there are none."""
     by_name = schema.by_name
     return [by_name[name].buckets or None for name in names]

@@ -215,9 +215,9 @@ def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
 
 
 def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
-    """Reads a shard after verifying its bytes; of one that is not as the manifest says, raises InputError.
+    """Reads a shard after verifying its bytes; raises InputError where they differ from the manifest.
 
-    Its further labels are those of its own log, whatever the labels of ``schema`` are.
+    The shard has its log's further labels, whatever the labels of ``schema`` are.
     """
     path = folder / "shards" / entry.file
     table = read_verified_parquet(path, entry.bytes, entry.sha256)

@@ -63,7 +63,7 @@ def new_sidecar_folder(log: Path, name: str) -> Path:
 
 
 def name_fault(name: str) -> str:
-    """Says why a user cannot give a name to a sidecar; empty where that is possible."""
+    """Returns why a sidecar cannot have a name, or an empty text."""
     allowed = ", ".join(sorted(_RESERVED))
     return f"a part of a log has this name; allowed: any but {allowed}" if name in _RESERVED else ""
 
@@ -166,7 +166,7 @@ def read_sidecar_manifest(log: Path, name: str, partition: Manifest) -> SidecarM
 
 
 def align_sidecar(table: pa.Table, example_ids: np.ndarray, where: str) -> pa.Table:
-    """Puts a sidecar's rows into the order of these examples, int64 [N]. Raises InputError: one is not there."""
+    """Sorts a sidecar's rows in the order of these examples, int64 [N]. Raises InputError: an example is missing."""
     sidecar_ids = table.column(_EXAMPLE_ID).to_numpy()
     if np.array_equal(sidecar_ids, example_ids):
         return table

@@ -18,7 +18,7 @@ _SIZE = hashlib.sha256().digest_size
 
 
 def write_state_file(path: Path, write: bytes | Callable[[Any], object]) -> None:
-    """Creates or replaces a file with some content, or with all that ``write`` writes to a stream, and its hash."""
+    """Creates or replaces a file with content, or with the output of ``write`` to a stream, and its hash."""
 
     def write_all(file: BinaryIO) -> None:
         digest = _begin(path)

@@ -97,7 +97,7 @@ def _metric_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def _training_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns what is known of the rows that the model has learned from; nothing where no row is marked."""
+    """Returns lines on the rows that the model has learned from; none where no row is marked."""
     training = summary.get("training")
     if training is None:
         return []

@@ -173,7 +173,7 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
 
 
 def part_by_day(groups: Sequence[RowGroup]) -> dict[str, list[RowGroup]]:
-    """Parts the rows by the UTC day of their queries, such as 2024-05-31; InputError: a file has no query times."""
+    """Groups the rows by the UTC day of their queries, such as 2024-05-31; InputError: a file has no query times."""
     days: dict[int, list[RowGroup]] = {}
     spans: dict[Path, tuple[int, int]] = {}
     for group in groups:
@@ -211,7 +211,7 @@ def _days(times: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
 def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
     """Count the rows that the model has learned from, as `ctr score` has marked them.
 
-    ``new_rows`` are later, of ``untold_rows`` that is not known. ``held_out``: true where all are later, null where no
+    ``new_rows`` are later, and ``untold_rows`` are unmarked. ``held_out``: true where all are later, null where no
     row is known to be learned from but some are untold. None where no row group is marked, such as progressive
     predictions, which were made before the model learned from the row. Raises InputError: a file is damaged.
     """
@@ -230,7 +230,7 @@ def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
 
 
 def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1, outcome: str = "") -> Rows:
-    """Rows of a table whose columns `check_columns` passed, as `ROW` [N]; labels and weights only if `labeled`.
+    """Returns a table's rows as `ROW` [N], after `check_columns`; labels and weights only if `labeled`.
 
     Raises InputError: a value is null, a logit not finite, a label neither 0 nor 1, a weight negative or not finite; it
     names `where`, the row, of which the first is `first_row`, and the column: that of the further label `outcome`.

@@ -155,7 +155,7 @@ def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _split(group: RowGroup, side: str, keys: int, number: int, passes: int) -> Iterator[Any]:
-    """A row group -> (key, (side, piece)); of the keys, those of this pass."""
+    """Splits a row group into (key, (side, piece)) for the keys of this pass."""
     try:
         for source, rows in read_row_group(group):
             for key, part in split_by_query(rows, keys):
@@ -166,7 +166,7 @@ def _split(group: RowGroup, side: str, keys: int, number: int, passes: int) -> I
 
 
 def _gather(element: Any, sides: Sequence[str]) -> Iterator[Any]:
-    """(key, pieces of each side) -> the whole queries of each side; and, with two, their joined rows."""
+    """Gathers a key's pieces into the whole queries of each side and, with two sides, their joined rows."""
     held: dict[str, list[Piece]] = {side: [] for side in sides}
     for side, piece in element[1]:
         held[side].append(piece)

@@ -148,7 +148,7 @@ def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: i
 
 
 class RecentReports:
-    """Latest units of a job that does not end, with 100,000 events and at most ``max_units``; it is judged by them."""
+    """Latest units of an endless job, 100,000 events and at most ``max_units``, by which its rejects are judged."""
 
     def __init__(self, max_reject_share: float, max_units: int | None = None) -> None:
         self._max_reject_share, self._max_units = max_reject_share, max_units or math.inf

@@ -27,7 +27,7 @@ UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), Fal
 
 
 def fate_counters(kind: Kind) -> tuple[str, ...]:
-    """Names the counters of what became of clicks, or of a label's events."""
+    """Names the counters of the outcomes of clicks, or of a label's events."""
     return tuple(f"{fate}_{kind}" for fate in ("matched", "early", "duplicate", "late", "orphan"))
 
 
@@ -103,7 +103,7 @@ def join_partition(
 def sample_joined(
     rules: PartitionRules, start: int, joined: Joined, schema: Schema, rule: SamplingConfig
 ) -> Joined:
-    """Keeps the examples that the rule keeps, weights multiplied (FF 3.3).
+    """Samples the examples by the rule and multiplies their weights by the importance weights (FF 3.3).
 
     Raises InputError: an unknown feature or value, or a rule that requires a teacher's logit where there is none.
     """
@@ -149,7 +149,7 @@ def _check_conservation(rules: PartitionRules, start: int, joined: Joined) -> No
 
 
 def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, int, pa.Table]:
-    """The impressions with an id of their own, the number of duplicates, and those that conflict."""
+    """Returns impressions with distinct ids, the number of duplicates, and the conflicting impressions."""
     ids = impressions.column("example_id").to_numpy()
     ranked = np.sort(ids)
     repeated = ranked[1:][ranked[1:] == ranked[:-1]]
@@ -187,14 +187,14 @@ def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, 
 
 
 def _among(values: np.ndarray, ranked: np.ndarray) -> np.ndarray:
-    """Which values are among those that are ``ranked``, in rising order; bool [N]. A third of the time of np.isin."""
+    """Returns whether each value occurs in ``ranked``, which is sorted; bool [N]. Takes a third of np.isin's time."""
     if not len(ranked):
         return np.zeros(len(values), bool)
     return ranked[np.minimum(np.searchsorted(ranked, values), len(ranked) - 1)] == values
 
 
 def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
-    """Of each row its id, and all else but the label as a tuple that can be ordered: query time first, arrival last."""
+    """Returns each row's id and its sortable content without the label: query time first, arrival last."""
     table = without_values(table)
     names = [name for name in table.column_names if name not in ("example_id", "label", ARRIVAL)]
     columns = [table.column(name).to_pylist() for name in (*names, ARRIVAL)]
@@ -206,7 +206,7 @@ def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
 
 
 def _distinct_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> tuple[pa.Table, int]:
-    """Each click once, as it first arrived, by (id, time); and how many repetitions this home had."""
+    """Returns the first arrival of each click, by (id, time), and the number of repetitions with this home."""
     ids, times, arrival = (clicks.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     order = np.lexsort((arrival, times, ids))
     ids, times = ids[order], times[order]
@@ -217,7 +217,7 @@ def _distinct_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> tup
 
 
 def _labels(rules: PartitionRules, kind: Kind, start: int, rows: pa.Table, clicks: pa.Table) -> np.ndarray:
-    """1 for each impression with a click inside the window that was there in time, else 0; int8."""
+    """Returns int8 labels [N]: 1 for impressions with a click inside the window that arrived in time."""
     label = np.zeros(rows.num_rows, np.int8)
     ids = rows.column("example_id").to_numpy()
     if not len(ids):

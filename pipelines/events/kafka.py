@@ -79,7 +79,7 @@ class EventsInKafka(beam.PTransform[Any, Any]):
 
 
 def _connector(service: Any, fields: dict[str, Any]) -> ExternalTransform:
-    """Beam's ReadFromKafka with metadata, sending ``fields`` and what every version requires.
+    """Returns Beam's ReadFromKafka with metadata; sends ``fields`` and the fields that every version requires.
 
     The Java side refuses fields that it does not know, and a newer Python side would send all of its own.
     """

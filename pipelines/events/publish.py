@@ -227,7 +227,7 @@ def stage_events(
 
 
 def _logits(model: Path, start: int, examples: pa.Table) -> np.ndarray:
-    """The teacher's logits, float32 [N]. A partition is a batch: its scores do not depend on its neighbors."""
+    """Computes the teacher's logits, float32 [N]. A partition is a batch: its neighbors do not affect its scores."""
     # TensorFlow loads here, in the worker.
     from ctr.serving.score import score_rows
 
@@ -251,7 +251,7 @@ def _teacher(model: Path) -> Any:
 
 
 def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
-    """Pins the teacher's model: that which the log began with, else the newest; InputError for other features."""
+    """Pins the teacher's model to the log's first one, else the newest; InputError for other features."""
     if mapping.teacher is None:
         return mapping
     from ctr.serving.metadata import find_model, model_schema, read_metadata

@@ -205,7 +205,7 @@ class EventFolders:
         return find_events(self._mapping, self._folders)
 
     def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> tuple[list[tuple[Unit, Version]], bool]:
-        """Chooses the files to read now of all unread ones; also whether files being written hold back others."""
+        """Returns the unread files that are complete, and whether files being written hold back others."""
         files = [(unit, version) for unit in unread if (version := Version.of(unit.path))]
         if self._settings.drain:
             return files, False
@@ -215,7 +215,7 @@ class EventFolders:
         return files[:end], end < len(files)
 
     def _is_settled(self, unit: Unit, version: Version, before: dict[str, tuple[Version, float]]) -> bool:
-        """Whether a file has not changed for long enough, by its own time or by what earlier scans have seen."""
+        """Returns whether a file has been unchanged for long enough, by its modification time or earlier scans."""
         limit, now = self._settings.settle_seconds, time.monotonic()
         if time.time_ns() - version.modified_ns >= limit * 1e9:
             return True

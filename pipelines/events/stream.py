@@ -258,7 +258,7 @@ def parts_of(rules: PartitionRules, kind: Kind, routed: dict[int, pa.Table]) -> 
 
 
 def _earlier(rules: PartitionRules, routed: dict[int, pa.Table]) -> Iterator[Part]:
-    # Ids and times for the later partitions whose clicks may be those of these impressions.
+    # Yields ids and times for later partitions that may have clicks on these impressions.
     for table in routed.values():
         candidates = table.select(EARLIER_SCHEMA.names)
         times = candidates.column("query_time").to_numpy()
@@ -273,7 +273,7 @@ def _earlier(rules: PartitionRules, routed: dict[int, pa.Table]) -> Iterator[Par
 
 
 def tables_of(parts: Iterable[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
-    """Reads what a partition got, as ``stage_events`` takes it."""
+    """Reads a partition's events into the tables that ``stage_events`` takes."""
     tables: dict[str, list[pa.Table]] = {}
     for what, content in parts:
         with pa.ipc.open_stream(content) as reader:
@@ -372,7 +372,7 @@ def streaming_options(text: str, drain: bool) -> PipelineOptions:
 
 @contextlib.contextmanager
 def silent_workers() -> Iterator[None]:
-    """Hides what workers inside this process print, in each try and thread again: the error of the job has it all."""
+    """Hides the output of workers inside this process, repeated per try and thread: the job's error contains it."""
     # Also after the block: threads of a worker that has lost its runner end some time later.
     threading.excepthook = lambda failure: None
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):

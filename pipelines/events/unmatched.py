@@ -32,7 +32,7 @@ _STEPS = [
 
 
 def unmatched_warnings(mapping: EventMapping, log: Path) -> list[str]:
-    """Returns how many of a log's clicks are early, late or orphans, where more than 0.5% are, and what would help.
+    """Returns a warning for each kind of which over 0.5% are early, late or orphans, and the settings that would help.
 
     Looks at the latest partitions with 100,000 clicks, a thousand at most, and for their impressions up to a day before
     and after. The events of each label are judged as clicks are.
@@ -79,7 +79,7 @@ def _would_match(
     near: Sequence[Manifest],
     unmatched: Sequence[pa.Table],
 ) -> Iterator[str]:
-    """Says of each duration how many clicks a longer one would match."""
+    """Yields texts: the clicks that a longer skew, window or delay would match, and clicks without an impression."""
     ids, times, arrival = (
         np.concatenate([np.zeros(0, np.int64), *(table.column(name).to_numpy() for table in unmatched)])
         for name in CLICK_SCHEMA.names

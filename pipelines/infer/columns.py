@@ -76,7 +76,7 @@ class Column:
 
     @cached_property
     def finite(self) -> np.ndarray:
-        """The finite numbers, in order of rows; empty for other columns."""
+        """Returns the finite numbers, in order of rows; empty for other columns."""
         return np.zeros(0) if self.numbers is None else self.numbers[np.isfinite(self.numbers)]
 
     @cached_property
@@ -85,11 +85,11 @@ class Column:
 
     @cached_property
     def is_unique(self) -> bool:
-        """Whether nearly every row has its own value."""
+        """Returns whether nearly every row has a distinct value."""
         return self.present >= _ENOUGH and self.distinct > _UNIQUE * self.present
 
     def describe(self) -> str:
-        """Lists some of its distinct values, and the share of rows without one."""
+        """Lists some distinct values, and the share of missing ones."""
         if not self.present:
             return "no values"
         shown = [_shorten(self.texts[index]) for index in np.argsort(-self.counts, kind="stable")[:3]]
@@ -126,7 +126,7 @@ def _shorten(text: str) -> str:
 
 
 def find_nulls(columns: Mapping[str, pa.Array]) -> tuple[str, ...]:
-    """Finds the texts in columns of a delimited file that mean a missing value, apart from the empty one."""
+    """Finds the non-empty texts in columns of a delimited file that mean a missing value."""
     nulls: dict[str, None] = {}
     for array in columns.values():
         distinct = pc.unique(array.drop_null()).to_pylist() if is_text(array.type) else []
@@ -272,7 +272,7 @@ def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> tuple[str, st
 
 
 def _written_items(content: str) -> list[str]:
-    """The items of a list as Python, JSON or NumPy has written them."""
+    """Returns the items of a list as written by Python, JSON or NumPy."""
     try:
         texts = list(map(str, ast.literal_eval(f"[{content}]")))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -281,7 +281,7 @@ def _written_items(content: str) -> list[str]:
 
 
 def _is_separator(texts: Sequence[str], counts: Sequence[int], mark: str) -> bool:
-    """Whether distinct texts, each in so many rows, are lists of items that come back, some longer than others."""
+    """Returns whether distinct texts, with their row counts, are lists of recurring items and varying length."""
     parts = [text.split(mark) for text in texts]
     lengths = [len(part) for part in parts]
     several = sum(length > 1 for length in lengths)
@@ -311,7 +311,7 @@ def _is_prose(texts: Sequence[str]) -> bool:
 
 
 def _with_points(column: Column) -> Column | None:
-    """Decimal commas as points; None unless all values are such: ``1,250`` may have its comma between thousands."""
+    """Converts decimal commas to points; None unless all values have one: ``1,250`` may separate thousands."""
     pattern, spelled = CASTS["decimal_comma"]
     if not any(re.search(r",(\d{1,2}|\d{4,})\s*$", text) for text in column.texts):
         return None
@@ -379,7 +379,7 @@ def _is_even(values: np.ndarray, low: float, high: float, size: float) -> bool:
 
 
 def _round_step(size: float) -> float:
-    """1, 2 or 5 times a power of ten, at most ``size``; 0 where that is no number to count by."""
+    """Returns the largest 1, 2 or 5 times a power of ten up to ``size``; 0 where ``size`` is out of range."""
     if not 1e-20 < size < 1e20:
         return 0.0
     power = 10.0 ** math.floor(math.log10(size))
@@ -428,9 +428,9 @@ def value_groups(column: Column) -> np.ndarray:
 
 
 def auc_alone(column: Column, labels: np.ndarray, labeled: np.ndarray) -> float | None:
-    """AUC of the share of positive rows of each value, where every other block of rows gives the shares.
+    """Computes the AUC of each value's share of positive rows, with shares from every other block of rows.
 
-    ``labels`` is [N] 0 or 1, ``labeled`` [N] bool: the rows whose label is known. The mean of the two halves; None
+    ``labels`` is [N] 0 or 1, ``labeled`` [N] bool: the rows with a label. Returns the mean of the two halves; None
     where one has too few rows of a class.
     """
     label = labels[labeled].astype(np.int64)
@@ -454,7 +454,7 @@ def auc_alone(column: Column, labels: np.ndarray, labeled: np.ndarray) -> float 
 
 
 def strongest_columns(columns: Columns, labels: np.ndarray, labeled: np.ndarray) -> list[tuple[str, float]]:
-    """Returns name and AUC of the columns whose AUC alone is known, the largest first."""
+    """Returns the name and AUC of each column for which ``auc_alone`` is defined, largest first."""
     aucs = [(name, auc_alone(column, labels, labeled)) for name, column in columns.items()]
     return sorted([(name, auc) for name, auc in aucs if auc is not None], key=lambda pair: -pair[1])
 

@@ -103,7 +103,7 @@ def find_table(path: Path, label: str | None) -> TableFiles:
 
 
 def _files_of(folder: Path) -> tuple[list[SourceFile], str]:
-    """The files of a folder, or those below it where it holds none itself; and the glob that finds them."""
+    """Returns the files of a folder, or of its subfolders where it holds none, and their glob."""
     for below in ("", "**/"):
         inside = (path.relative_to(folder) for path in folder.glob(f"{below}*") if path.is_file())
         if paths := sorted(path for path in inside if not is_hidden(path)):
@@ -134,7 +134,7 @@ def read_start(path: Path, size: int = START_BYTES) -> str:
 
 
 def _input_of(path: Path, label: str | None) -> dict[str, Any]:
-    """The ``input`` of a mapping, by the content of a file; InputError where it is no table."""
+    """Infers the ``input`` of a mapping from a file's content; InputError where it is no table."""
     with path.open("rb") as file:
         if file.read(4) == b"PAR1":
             return {"type": "parquet"}
@@ -198,7 +198,7 @@ _Header = tuple[int, str, list[str]]  # the number of lines before it, the delim
 
 
 def _labeled_header(lines: Sequence[str], wanted: set[str]) -> _Header | None:
-    """The first line that has the label among its fields; lines before it are comments or titles."""
+    """Finds the first line with the label among its fields; earlier lines are comments or titles."""
     for index, line in enumerate(lines[: _MOST_SKIPPED + 1]):
         for delimiter in _DELIMITERS:
             fields = _fields(line, delimiter)
@@ -208,7 +208,7 @@ def _labeled_header(lines: Sequence[str], wanted: set[str]) -> _Header | None:
 
 
 def _consistent_header(lines: Sequence[str]) -> _Header | None:
-    """The first line of two fields or more, by the delimiter that gives the most, and nearly as many to all others."""
+    """Finds the first line of several fields, by the delimiter with the most fields, nearly as many in all lines."""
     best: _Header | None = None
     looked = [(index, line) for index, line in enumerate(lines) if line.strip() and not line.startswith("#")]
     text = "\n".join(line for _, line in looked)
@@ -252,7 +252,7 @@ def _check_foreign(path: Path, lines: Sequence[str], has_columns: bool) -> None:
 def _columns_of(
     path: Path, files: Sequence[SourceFile], form: DelimitedInput | ParquetInput
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The columns of all files, and those that some lack; InputError where files are of different tables.
+    """Returns the columns of all files, and the columns that some lack; InputError for files of different tables.
 
     Files are of one table if one of them has all columns, and the others at least half of them.
     """
@@ -387,7 +387,7 @@ def _estimated_rows(table: TableFiles) -> int:
 def _json_keys(
     files: Sequence[SourceFile], limit: int, unusable: dict[str, str]
 ) -> tuple[dict[str, set[str]], set[str]]:
-    """The kinds of values under each key of JSON lines, and the keys of all lines; adds to ``unusable``."""
+    """Returns the kinds of values of each key of JSON lines, and the keys in all lines; adds to ``unusable``."""
     kinds: dict[str, set[str]] = {}
     always: set[str] | None = None
     for file in files:
@@ -419,7 +419,7 @@ def _json_kind(value: object) -> str:
 
 
 def _parquet_faults(files: Sequence[SourceFile]) -> dict[str, str]:
-    """Why columns of Parquet files are not read, by name."""
+    """Returns the reasons why columns of Parquet files are not read, by name."""
     faults: dict[str, str] = {}
     for file in files:
         with faults_named(file.path):

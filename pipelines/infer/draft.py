@@ -74,7 +74,7 @@ def profile_columns(table: TableFiles, sample: Sample) -> tuple[Columns, tuple[s
 
 
 def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
-    """Lists what could be the label, as ``--label`` takes it, with the share of positive rows."""
+    """Lists possible labels, as ``--label`` takes them, with their share of positive rows."""
     columns, _ = profile_columns(table, sample)
     choices = label_choices(columns)
     if any(name in columns[name].texts for name in table.columns if name in columns):
@@ -146,7 +146,7 @@ def _decide_roles(
 def _decide_features(
     draft: Draft, columns: Columns, roles: Mapping[str, Decision], options: Options, whole: bool
 ) -> dict[str, Decision]:
-    """Decides about each column without a role; one that looks like a time or a query is said in a note."""
+    """Decides the use of each column without a role; notes columns that look like a time or a query."""
     decisions: dict[str, Decision] = {}
     seen: dict[bytes, Column] = {columns[name].codes.tobytes(): columns[name] for name in roles}
     for name, column in columns.items():
@@ -268,7 +268,7 @@ def _fill_content(
 def _features(
     draft: Draft, columns: set[str], time: TimeColumn | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the derived columns and the features: of each column that becomes one, and of the time."""
+    """Returns the derived columns, and the features of columns and of the time."""
     derive: dict[str, Any] = {}
     features: list[dict[str, Any]] = []
     taken: set[str] = set()

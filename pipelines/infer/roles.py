@@ -1,4 +1,4 @@
-"""The columns that the user named: label, time, query and weight; and columns that could be one and are not named."""
+"""Columns in the roles label, time, query and weight, and unnamed columns that could have one."""
 
 import re
 import shlex
@@ -114,7 +114,7 @@ def _check_rejects(option: str, column: Column, bad: np.ndarray, allowed: str) -
 
 
 def read_label(text: str, columns: Columns) -> LabelColumn:
-    """Reads the label that ``--label`` names; InputError where it is none."""
+    """Reads the label that ``--label`` names; InputError where the column is not a label."""
     try:
         rule = Label(column=text) if text in columns else Label.model_validate(text)
     except ValidationError as error:
@@ -149,7 +149,7 @@ def _label_of(column: Column, rule: Label) -> LabelColumn:
 
 
 def plain_label(column: Column) -> Label | None:
-    """Returns the label that a column with two values is, or with times that many rows lack; None for others."""
+    """Returns a label for a column of two values, or of times that many rows lack; None for others."""
     name, lower = column.name, [text.strip().lower() for text in column.texts[:3]]
     if column.distinct == 2 and not column.is_list:
         plain = Label(column=name)
@@ -165,7 +165,7 @@ def plain_label(column: Column) -> Label | None:
 
 
 def label_rules(column: Column) -> list[tuple[str, str]]:
-    """Returns rules that make a label of a column of few other values, as ``--label`` takes them, and their shares."""
+    """Returns rules that make a label of a column of few values, as ``--label`` takes them, and their shares."""
     rules: list[tuple[LabelOp, str]] = []
     if column.is_list or not 0 < column.distinct <= _MOST_VALUES:
         return []
@@ -188,9 +188,9 @@ def label_rules(column: Column) -> list[tuple[str, str]]:
 
 
 def label_choices(columns: Columns) -> list[tuple[str, str]]:
-    """Lists what could be the label, as ``--label`` takes it, and the share of positive rows.
+    """Lists possible labels, as ``--label`` takes them, and their share of positive rows.
 
-    Columns that are labels by themselves; where there are none, a rule for each column of few values.
+    Returns columns of two values; where there are none, a rule for each column of few values.
     """
     choices = []
     for name, column in columns.items():

@@ -1,4 +1,4 @@
-"""Conversions of whole columns that say of each row whether it could be converted."""
+"""Conversions of whole columns, with a mask of the rows that could not be converted."""
 
 from collections.abc import Callable
 from operator import eq, ge, gt, le, lt, ne
@@ -48,7 +48,7 @@ Bad = np.ndarray  # [N] bool: the rows that a conversion refuses
 
 
 def is_text_or_number(kind: pa.DataType) -> bool:
-    """Tells whether values of a type have a text of their own: text, numbers and booleans, or nothing."""
+    """Returns whether a type's values can be written as text: text, numbers, booleans and null."""
     types = pa.types
     number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
     return is_text(kind) or number or types.is_boolean(kind) or types.is_null(kind)

@@ -56,7 +56,7 @@ class Verdict:
         self.rejects = list(chunk.rejects)
 
     def refuse(self, bad: np.ndarray, key: str, reason: str, values: pa.Array, allowed: str) -> None:
-        """Sets the ``bad`` rows aside, with the value that each has; a null or empty one is called missing."""
+        """Rejects the ``bad`` rows with their values; a null or empty value is called missing."""
         places = np.flatnonzero(bad & self.good)
         if not len(places):
             return
@@ -68,7 +68,7 @@ class Verdict:
 
 
 def _as_python(value: pa.Scalar) -> Any:
-    """The value, of a time beyond Python's years its number."""
+    """Returns a Python value; for a time beyond Python's years its number."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):
@@ -178,7 +178,7 @@ def _optional_times(
 
 
 def _is_missing(column: pa.Array) -> np.ndarray:
-    """Returns [N] bool: no value, an empty text, or NaN."""
+    """Returns [N] bool: whether a value is null, an empty text, or NaN."""
     missing: np.ndarray = column.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
     if is_text(column.type):
         missing |= pc.fill_null(pc.equal(column, ""), True).to_numpy(zero_copy_only=False)
@@ -412,7 +412,7 @@ class TimesRead:
 
 @dataclass
 class Reading:
-    """What is known of the input so far; ``read_examples`` adds to it."""
+    """Statistics of the input read so far, updated by ``read_examples``."""
 
     rejects: RejectLog
     times: TimesRead
@@ -430,7 +430,7 @@ def read_examples(
     line: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[pa.Table]:
-    """Yields the examples of each chunk of input files, in order, and adds what else is known of them to ``reading``.
+    """Yields the examples of each chunk of input files, in order, and updates ``reading``.
 
     ``row_order`` counts the lines before each file, from ``line`` on. ``progress`` is called with the number of rows
     read since its last call.

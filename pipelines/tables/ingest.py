@@ -194,7 +194,7 @@ def stage(out: Path, mapping: Mapping, histories: Histories, start: int, table: 
 def remove_leftovers(
     out: Path, mapping: Mapping, starts: Iterable[int], manifests: Iterable[Manifest], rejects: Path
 ) -> None:
-    """Deletes the shards and values of these partitions that no manifest names, and what was half written.
+    """Deletes shards and values of these partitions that no manifest names, and temporary files.
 
     Before partitions that are published, readers would take the manifests of such shards for lost.
     """
@@ -264,7 +264,7 @@ class IngestResult:
         return {**asdict(self), "rejects_file": str(self.rejects_file or "")}
 
     def as_text(self) -> str:
-        """Describes it in a line, followed by what is kept unpublished, the reasons of rejects, and warnings."""
+        """Formats the result in a line, followed by the unpublished rows, the reasons of rejects, and warnings."""
         clicks = "no labels" if self.clicks is None else f"{self.clicks} clicks"
         text = f"{self.examples} examples, {self.queries} queries, {clicks}"
         text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
@@ -410,7 +410,7 @@ class _Ingest:
         return self._publish(spill, added)
 
     def _held_tables(self) -> Iterator[pa.Table]:
-        """The rows that were held back, in the order in which they came, their files numbered after the input's."""
+        """Yields the rows held back earlier, in order of arrival; their files are numbered after the input's."""
         if (held := self._inputs.held) is None:
             return
         held_numbers = np.array(list(self._inputs.held_files), np.int64)
@@ -443,7 +443,7 @@ class _Ingest:
                 )
 
     def _publish(self, spill: PartitionSpill, added: Sequence[InputFile]) -> Sequence[Manifest]:
-        """Publishes all partitions of new and held rows but those that stay open, whose rows it holds back."""
+        """Publishes all closed partitions of new and held rows; holds back the rows of open partitions."""
         mapping, out = self._mapping, self._out
         starts, published = spill.starts(), {start for start, _ in list_partitions(out)}
         length = mapping.partition_us
@@ -562,11 +562,11 @@ class _Ingest:
             )
 
     def write_rejects(self) -> None:
-        """Describes what was rejected."""
+        """Writes the rejects file."""
         self._rejects.write(self._rejects_path)
 
     def result(self, manifests: Sequence[Manifest], seconds: float) -> IngestResult:
-        """Counts what was done; raises RuntimeError when rows were lost on the way."""
+        """Returns the counts of the ingest; raises RuntimeError when rows were lost."""
         rejected = len(self._rejects.rejects)
         examples = sum(manifest.rows for manifest in manifests)
         held = self._state.held

@@ -75,12 +75,12 @@ HIDDEN = (".", "_")
 
 
 def is_hidden(path: Path) -> bool:
-    """Tells whether a name on a relative path begins as those of files do that programs keep for themselves."""
+    """Returns whether a part of a relative path begins with . or _, as programs' private files do."""
     return any(part.startswith(HIDDEN) for part in path.parts)
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
-    """Key that sorts names by their parts, digits as numbers."""
+    """Returns a sort key of a name, in which digits count as numbers."""
     parts = re.split(r"([0-9]+)", name)
     key = [(int(part) if part.isdecimal() else -1, part) for part in parts]
     return [*key, (0, name)]
@@ -108,7 +108,7 @@ def faults_named(path: Path) -> Iterator[None]:
 
 
 def open_bytes(path: Path) -> Any:
-    """Opens text as an Arrow stream, decompressed by its extension (.gz, .zst); InputError for what is no such text."""
+    """Opens text as an Arrow stream, decompressed by its extension (.gz, .zst); InputError for other content."""
     compression = _COMPRESSIONS.get(path.suffix)
     encoding = not_text(path)
     expected = f"compressed with {compression}" if compression is not None else ""
@@ -123,7 +123,7 @@ def open_bytes(path: Path) -> Any:
 
 
 def is_blank(path: Path) -> bool:
-    """Tells whether a file holds nothing but white space, as a part does that nothing was written to."""
+    """Returns whether a file holds nothing but white space, as an empty part of an export does."""
     if path.stat().st_size > _BLANK_BYTES:
         return False
     if not_text(path) not in ("", *(f"compressed with {name}" for name in _COMPRESSIONS.values())):
@@ -147,7 +147,7 @@ def folder_keys(path: Path) -> dict[str, str | None]:
 
 
 def require_columns(path: Path, wanted: Sequence[str], names: Sequence[str]) -> None:
-    """Raises InputError naming the file, and the missing columns and those it has, or one that it has twice."""
+    """Raises InputError naming the file for missing columns, with the columns in it, or for a repeated one."""
     counts = Counter(names)
     missing = [name for name in wanted if not counts[name]]
     if missing:
@@ -172,7 +172,7 @@ class Chunk:
 
     @property
     def count(self) -> int:
-        """Rows of the input that this chunk accounts for."""
+        """Returns the number of input rows that this chunk accounts for."""
         return self.table.num_rows + len(self.rejects)
 
     @property

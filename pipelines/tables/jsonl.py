@@ -217,7 +217,7 @@ def _is_harmless(block: bytes, rows: int) -> bool:
 
 
 def _blocks(source: SourceFile, block_bytes: int) -> Iterator[bytes]:
-    """Whole lines, about ``block_bytes`` at a time; of a line of more than 64 MiB only the beginning."""
+    """Yields whole lines, about ``block_bytes`` at a time; only the beginning of a line of more than 64 MiB."""
     rest: list[bytes] = []
     begun = False
     with faults_named(source.path), open_bytes(source.path) as stream:

@@ -164,7 +164,7 @@ class SideTable:
 
 
 def _key_texts(column: pa.ChunkedArray) -> pa.Array:
-    """Keys as categories spell them, so that 12.0 in one file finds 12 in the other."""
+    """Returns keys as categories spell them, so that 12.0 in one file matches 12 in the other."""
     return spell_array(text_array(column.combine_chunks()).cast(pa.string()))
 
 
@@ -207,7 +207,7 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
 
 
 def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) -> np.ndarray:
-    """The times from which rows hold, [K] int64 microseconds; InputError for one that is missing or unreadable."""
+    """Returns the times from which rows hold, [K] int64 microseconds; InputError for a missing or unreadable time."""
     name = str(valid_from.column)
     column = table.column(name).combine_chunks()
     try:
@@ -283,7 +283,7 @@ def read_mind(
 def _explode(
     lines: dict[str, pa.Array], news: SideTable, names: Sequence[str]
 ) -> tuple[pa.Table, np.ndarray]:
-    """Candidates [M] of lines [N]; also the line of each candidate, [M] int64."""
+    """Returns the candidates [M] of lines [N], and the line of each candidate, [M] int64."""
     items = pc.split_pattern_regex(pc.utf8_trim_whitespace(lines["impressions"]), " +")
     candidates, parents = items.flatten(), items.value_parent_indices()
     parts = pc.extract_regex(candidates, r"^(?P<news>.+)-(?P<clicked>[^-]*)$")
@@ -305,7 +305,7 @@ def _explode(
 
 
 def _history_texts(histories: pa.ListArray, news: SideTable, name: str) -> pa.ListArray:
-    """The category or subcategory of each news of a history that is known, in the same order."""
+    """Returns the category or subcategory of each news of a history that is in ``news``, in the same order."""
     places = pc.index_in(histories.flatten(), news.keys)
     valid = places.is_valid()
     counts = np.bincount(histories.value_parent_indices().filter(valid).to_numpy(), minlength=len(histories))

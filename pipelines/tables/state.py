@@ -68,7 +68,7 @@ class IngestState(StrictModel):
 
 
 def rules_of(mapping: Mapping) -> dict[str, str]:
-    """Describes what the files of a log share beside features; the names of columns may differ between them."""
+    """Returns the rules, other than features, that a log's files share; names of columns may differ between files."""
     grouped = "none" if mapping.query is None else "a column"
     if mapping.query is not None and mapping.query.session is not None:
         grouped = f"sessions of gap {mapping.query.session.gap_us / 1e6:.15g} s"
@@ -209,7 +209,7 @@ class Inputs:
         return [*(source.name for source in self.sources), *self.held_files.values()]
 
     def rejects_path(self, log: Path) -> Path:
-        """Returns where rejects are described."""
+        """Returns the path of the rejects file."""
         # Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay.
         # Where no file is new, what is rejected is among the rows that were held back.
         names = [source.name for source in self.sources]
@@ -218,7 +218,7 @@ class Inputs:
 
 
 def compare_inputs(files: Sequence[SourceFile], state: IngestState, append: bool) -> Inputs:
-    """Finds out which of the given files are to be read; ``append``: more files will come."""
+    """Separates the files to read from the files that are in the log; ``append``: more files will come."""
     ingested = [source for source in files if _is_known(state, source)]
     new = [source for source in files if source not in ingested]
     before = {file.name for file in state.inputs}

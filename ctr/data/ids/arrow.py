@@ -64,7 +64,7 @@ def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:
 
 
 def _sizes(strings: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where the strings begin, int64 [N], and how many bytes each has."""
+    """Returns the begins of the strings, int64 [N], and their sizes in bytes."""
     if not len(strings):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     offsets = np.frombuffer(strings.buffers()[1], np.int64)[

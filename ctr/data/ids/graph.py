@@ -114,7 +114,7 @@ def _source(
 
 
 def check_rules(schema: Schema) -> None:
-    """Raises InputError where a rule of another package makes another text here than at ingestion, of its probes."""
+    """Raises InputError where a plug-in rule transforms one of its probes differently here and at ingestion."""
     for name, derived in schema.derive.items():
         if derived.rule is not None:
             probes = (*_PROBES, *derived.rule.probes)
@@ -168,7 +168,7 @@ def apply(strings: tf.Tensor, rule: ColumnRule) -> tf.Tensor:
 
 
 def _valid(strings: tf.Tensor) -> tf.Tensor:
-    """Makes what is not UTF-8 empty."""
+    """Replaces strings that are not UTF-8 by empty ones."""
     # Surrogates are no text in UTF-8, though RE2 reads them.
     return tf.where(tf.strings.regex_full_match(strings, r"(?s)[^\x{D800}-\x{DFFF}]*"), strings, "")
 
@@ -179,7 +179,7 @@ def periods(times: tf.Tensor, length: int, shift: int, count: int) -> tf.Tensor:
 
 
 def split(strings: Tensors, separator: str) -> tuple[tf.Tensor, tf.RaggedTensor]:
-    """Cuts at a separator; what is a RaggedTensor is cut already."""
+    """Splits strings at a separator; a RaggedTensor is split already."""
     items = strings if isinstance(strings, tf.RaggedTensor) else tf.strings.split(strings, separator)
     return items.values, items
 

@@ -34,7 +34,7 @@ SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 class Operations(Protocol):
-    """What the rules are made of. Strings may hold any bytes, the empty one is missing; numbers are float32."""
+    """Operations that the rules use. Strings may hold any bytes, the empty one is missing; numbers are float32."""
 
     def numbers(self, values: Vector) -> Vector: ...  # also of strings and integers; NaN: not a number
     def spell(self, strings: Vector) -> Vector: ...  # whole numbers without a fraction
@@ -65,7 +65,7 @@ class Operations(Protocol):
 
 
 class IdColumn(NamedTuple):
-    """A feature of N rows: ids, fingerprints that crosses mix, strings that were hashed; of lists also the rows."""
+    """A feature of N rows: ids, fingerprints that crosses mix, hashed strings; for lists also the rows."""
 
     ids: Vector
     prints: Vector
@@ -121,7 +121,7 @@ class FeatureIds:
     def hashed(
         self, xp: Operations, features: Sequence[Category | Text], strings: Vector, rows: Rows = None
     ) -> IdColumn:
-        """Hashes strings of one feature, or a stack of those of several that are spelled and counted alike."""
+        """Hashes strings of a feature, or a stack of several features' strings with equal spelling and buckets."""
         first = features[0]
         if isinstance(first, Category) and self._schema.spells_numbers(first.source):
             strings = xp.spell(strings)
@@ -171,7 +171,7 @@ def derived_column(xp: Operations, rule: Derived, values: Vector) -> Vector:
 
 
 def apply_rule(rule: ColumnRule, text: str) -> str:
-    """Applies a rule of another package to one text; InputError: it makes no text, or fails."""
+    """Applies a rule of another package to a text; InputError: its result is not text, or it fails."""
     try:
         new = rule.of_text(text) if text else ""
         fault = "" if isinstance(new, str) else f"makes {new!r:.80} of {text[:80]!r}; a text is required"
@@ -183,7 +183,7 @@ def apply_rule(rule: ColumnRule, text: str) -> str:
 
 
 def number_edges(feature: Number) -> list[float]:
-    """Returns the boundaries between a feature's buckets, rounded to float32, rising."""
+    """Returns the boundaries between a feature's buckets, rounded to float32, ascending."""
     edges = np.asarray(feature.edges(), np.float32)
     # TensorFlow's kernels take subnormal numbers as 0 in some threads and not in others; here they are all 0.
     edges[np.abs(edges) < SMALLEST_NORMAL] = 0

@@ -30,7 +30,7 @@ _SAMPLED = 1024  # rows of a number that show whether its values recur
 
 @dataclass(frozen=True)
 class _Encoded:
-    """A source column: of each row (or list item) the number of its distinct value."""
+    """A dictionary-encoded source column: the index of each row's (or list item's) distinct value."""
 
     codes: np.ndarray  # int32 [rows], or [items] of a list column
     texts: pa.Array  # large strings; missing is empty; the empty string may stand twice
@@ -111,7 +111,7 @@ def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Column:
-    """A feature of the distinct values, and the place of each row's, or of each list's values, among them."""
+    """A feature of the distinct values, and the index of each row's or list item's value among them."""
 
     values: IdColumn
     places: np.ndarray | None = None
@@ -122,7 +122,7 @@ class _Column:
         return ids if self.places is None else ids[self.places]
 
     def of_rows(self) -> IdColumn:
-        """Gathers what a cross reads."""
+        """Gathers the ids and fingerprints that a cross reads."""
         if self.places is None:
             return self.values
         return self.values._replace(ids=self.ids, prints=self.values.prints[self.places])
@@ -141,7 +141,7 @@ class _Column:
 
 
 def _number_column(ids: FeatureIds, feature: Number, values: np.ndarray) -> _Column:
-    """Makes the ids of a number, float32 [N], of each different value once where they recur."""
+    """Makes the ids of numbers, float32 [N]; computes each distinct value once where values recur."""
     some = values[:_SAMPLED]
     if len(np.unique(some)) * 2 > len(some):
         return _Column(ids.of_values(arrow, feature, values))
