@@ -29,7 +29,7 @@ _KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (InputError, Un
 _INPUT_ERROR = re.compile(
     rf"({'|'.join(map(re.escape, _KINDS))}|\bOSError|PermissionError): (.*?)(?: \[while running|\n|$)"
 )
-# The text of the system's errors, which differs from that of the command line.
+# The text of the system's errors, which differs from the command line's.
 _SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
 # What Beam raises of a runner that cannot start, cannot be reached, or cannot run the job.
 _RUNNER_ERRORS = (grpc.RpcError, grpc.FutureTimeoutError, ImportError, OSError, RuntimeError, ValueError)

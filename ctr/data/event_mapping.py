@@ -24,7 +24,7 @@ _TAKEN = re.compile(
 
 
 class EventSource(ShortModel):
-    """How the events of one kind are read.
+    """Source of the events of one kind.
 
     Attributes:
         input: how the files are read.
@@ -63,7 +63,7 @@ class EventSource(ShortModel):
 
 
 class ImpressionSource(EventSource):
-    """How impressions are read.
+    """Source of impressions.
 
     Attributes:
         query_id: the column with the id of the query; the impressions of one query have the same value, and the same
@@ -101,7 +101,7 @@ class LabelSource(EventSource):
 
 
 class EventSampling(StrictModel):
-    """Which examples are published: as ``ctr sample --out`` would keep them. Null: all of them.
+    """Sampling of the published examples, as by ``ctr sample --out``. Null: all are published.
 
     Attributes:
         name: the name of the sampling.

@@ -24,7 +24,7 @@ Name = Annotated[
         pattern=r"^[^\W\d][\w.\-]*$",
         max_length=100,
         title="name of letters, digits, _ . -",
-        # In JavaScript, letters are those of ASCII: without a space and the other signs of ASCII.
+        # In JavaScript, letters are ASCII's: without a space and the other signs of ASCII.
         json_schema_extra={"pattern": r"^[^\s!-@\[-^`{-~][^\s!-,/:-@\[-^`{-~]*$"},
     ),
 ]
@@ -37,7 +37,7 @@ _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 class FeatureBase(ShortModel):
-    """What all features share.
+    """Settings that all features share.
 
     Attributes:
         name: the name of the feature.

@@ -200,8 +200,8 @@ def _is_known(path: Path) -> bool:
 def history_table(log: Path, name: str | None) -> pa.Table:
     """Returns a history, a log's only one or the named feature's, at the end of the log: a row for each key.
 
-    Returns ``key`` (string), ``values`` (list of strings, the latest one last) and ``times`` (their queries' times), of
-    which a server sends those that are ``after`` old. Raises InputError: the log has no such history, or keeps no raw
+    Returns ``key`` (string), ``values`` (list of strings, the latest one last) and ``times`` (their queries' times);
+    a server sends values at least ``after`` old. Raises InputError: the log has no such history, or keeps no raw
     values of the features that it names.
     """
     schema = read_schema(log)

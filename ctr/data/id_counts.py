@@ -5,7 +5,7 @@ import pandas as pd
 
 from ctr.io.hashing import splitmix64
 
-MOST_IDS = 2**18  # that stay in memory, those that occur most often
+MOST_IDS = 2**18  # that stay in memory, the most frequent
 
 _SMALLEST_HASHES = 2**14
 

@@ -79,7 +79,7 @@ class FeatureSummary:
     tower: str
     width: int | None
     buckets: int | None  # the number of ids that it may have; None where they grow
-    ids: int  # different ids that occur, but for the one of a missing value
+    ids: int  # distinct ids that occur, without missing
     exact: bool  # whether ``ids`` and the shares of top ids are
     shortfall: int
     missing: float  # share of the rows without a value

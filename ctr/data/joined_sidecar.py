@@ -78,7 +78,7 @@ class JoinedSidecar:
         if not published:
             beside = ", ".join(list_sidecars(log)) or "none"
             raise InputError(f"{log} has no sidecar {name}; the sidecars beside it: {beside}")
-        # Only the partitions of the log are published in their order: those of a sidecar may be written side by side.
+        # Only a log's partitions are published in order: a sidecar's may be written side by side.
         folder = sidecar_folder(log, name)
         published_partitions(folder, folder, {manifest.name for manifest in self._manifests})
         for number in published:

@@ -28,7 +28,7 @@ from ctr.data.value_arrays import numbers_of_ids
 FOLDER = "values"
 MOST_VALUES = 10_000
 VALUE_PREFIX = "@value:"
-"""Before the name of a feature that of the column with its raw values, beside those of a shard."""
+"""Prefix of a feature's name in the name of its column of raw values, beside a shard's columns."""
 
 _FIRST_ROWS = 65_536  # show that a feature has too many values, sooner than all do
 _MISSING = "missing"
@@ -36,7 +36,7 @@ _MISSING = "missing"
 
 def has_raw_values(feature: AnyFeature) -> bool:
     """Returns whether the feature's ids are hashes, whose raw values must be kept to be shown."""
-    # What a history lists is kept with the feature that it lists.
+    # The values of a history are kept with the feature that it lists.
     is_history = isinstance(feature, Category) and feature.history is not None
     return feature.has_ids and not (isinstance(feature, Number) or _vocabulary(feature) or is_history)
 

@@ -318,7 +318,7 @@ def published_partitions(
         lost = _first_lost(shards, partitions, among)
         if lost is None:
             return partitions
-        # Unless it was published while names were listed, of which those that come meanwhile may be left out.
+        # Unless it was published while names were listed, when a listing may omit new names.
         if not (manifests / f"{lost}.json").is_file():
             raise InputError(
                 f"{manifests / lost}.json: missing, though {shards} holds files of this partition and later ones are "

@@ -292,7 +292,7 @@ class Session(StrictModel):
 
 
 class Query(StrictModel):
-    """Which rows form a query: those with the same value of ``column``, or those of one ``session``.
+    """Grouping of rows into queries: by equal values of ``column``, or by ``session``.
 
     Attributes:
         column: rows with the same value of this column are one query.

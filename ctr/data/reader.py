@@ -29,7 +29,7 @@ FAULTS = (
 )
 _LABEL, _TRAIN_WEIGHT, _METRIC_WEIGHT, _ID, QUERY_TOO_LARGE = range(1, len(FAULTS))
 
-# Few enough that what is found out about them stays in the processor's cache.
+# Few enough that their checks stay in the processor's cache.
 _ROWS_AT_ONCE = 4096
 
 

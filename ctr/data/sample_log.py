@@ -315,7 +315,7 @@ def write_sampled_log(
     """Writes the kept examples of a log as the log ``out``, their weights multiplied by the importance weight.
 
     It has the source's schema, its partitions as far as the time range reaches, and its sidecars cut to the kept rows.
-    Decisions of samplings are not carried along: those that made ``out`` are in its weights already. Raises InputError
+    Decisions of samplings are not copied: the ones behind ``out`` are in its weights already. Raises InputError
     as ``write_decisions`` does, or where ``out`` is another log.
     """
     decisions = _check_name(log, name)

@@ -1,7 +1,7 @@
 """Examples to train on, and their importance weights (FF 3.3).
 
-Non-clicks are kept at one constant rate. Uninformative examples, clicks or not, are kept at another: those of low loss
-by a teacher's recorded prediction, and those that the user is unlikely to have seen. An example that is uninformative
+Non-clicks are kept at one constant rate. Uninformative examples, clicks or not, are kept at another: low loss by a
+teacher's recorded prediction, or unlikely to have been seen by the user. An example that is uninformative
 in both ways gets that rate once; with the rate of non-clicks it multiplies. In place of low loss the size of an
 example's gradient by that prediction may give its rate. What is kept is weighted by the inverse of its
 keep-probability, so every weighted sum over the kept examples is an unbiased estimate of the sum over all.
@@ -135,7 +135,7 @@ class Uninformative(StrictModel):
 
 
 class SamplingConfig(StrictModel):
-    """What to keep of a log.
+    """Rules by which a log is sampled.
 
     Attributes:
         salt: names the random draw; another salt is an independent draw.
@@ -258,8 +258,8 @@ def decide(
 def condition_names(config: SamplingConfig) -> tuple[str, ...]:
     """Returns the names of the conditions by which examples are counted.
 
-    ``all``, ``clicks`` and ``non_clicks``; of ``low_loss``, ``low_visibility`` and ``both`` those that are configured;
-    with either of them ``uninformative``, which is any of them; ``low_gradient``, examples whose gradient is below its
+    ``all``, ``clicks`` and ``non_clicks``; ``low_loss``, ``low_visibility`` and ``both`` as far as configured; with
+    either of them ``uninformative``, the union; ``low_gradient``, examples whose gradient is below its
     threshold, if that is configured.
     """
     none = np.zeros(0)

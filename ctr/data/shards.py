@@ -127,8 +127,8 @@ def stage_partition(
         counters: the partition's input, counted by its outcome; kept in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows; after fewer where vectors are
             so long that these would have more than half of ``MOST_VALUES`` numbers.
-        counts_pages: False: the rows of a query are not those that were shown, or how many these are is not known
-            before they are scored.
+        counts_pages: False: the rows of a query are not the page that was shown, or its size is unknown before they are
+            scored.
         labeled: False: the rows have no labels.
 
     Raises:

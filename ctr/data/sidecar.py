@@ -77,7 +77,7 @@ def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa
     """Publishes a sidecar's columns for one published partition of the log.
 
     ``table`` has ``example_id`` (int64), none twice, and at least one more column, for each row of the partition, in
-    any order (that of the log is the fastest to read). Raises InputError: a bad name or table, or the partition was
+    any order (the log's order is the fastest to read). Raises InputError: a bad name or table, or the partition was
     published before with other content.
     """
     folder = sidecar_folder(log, name)

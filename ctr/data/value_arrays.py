@@ -1,8 +1,8 @@
 """Values of rows as arrays: numbers in the place of ids, and lists.
 
-A number is the bits of its float32 as an int32, so that logs carry it as they do ids. The bits are combined, by
-exclusive or, with those of NaN: a missing number is id 0, as of all features. Lists are the values of all rows one
-after the other, and how many each row has.
+A number is the bits of its float32 as an int32, so that logs carry it as they do ids. The bits are XORed with
+the bits of NaN: a missing number is id 0, as in all features. Lists are the values of all rows, concatenated, and the
+number of values of each row.
 """
 
 import numpy as np

@@ -57,7 +57,7 @@ class RowGroup:
     labeled: bool  # whether the file has labels and metric weights
     marked: bool = False  # whether the file has a column `LEARNED`
     outcomes: tuple[str, ...] = ()  # the further labels that the file has
-    outcome: str = ""  # the one that rows are taken of, where it is known; empty: the click
+    outcome: str = ""  # the label to read, only of rows that have it; empty: the click
     new: bool = False  # whether only the rows are taken that the model has not learned from
     day: int | None = None  # days since 1970, UTC, of the queries whose rows are taken; None: of all
 
@@ -123,7 +123,7 @@ def check_columns(where: str, schema: pa.Schema) -> bool:
 
 
 def _check_types(where: str, schema: pa.Schema, columns: Mapping[str, str]) -> None:
-    # Columns by their names in the file, with those of ``_ALLOWED``.
+    # Maps the columns' names in the file to the names in ``_ALLOWED``.
     for name, of in columns.items():
         kind = schema.field(name).type
         if not _ALLOWED[of][0](kind):
@@ -233,7 +233,7 @@ def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1,
     """Returns a table's rows as `ROW` [N], after `check_columns`; labels and weights only if `labeled`.
 
     Raises InputError: a value is null, a logit not finite, a label neither 0 nor 1, a weight negative or not finite; it
-    names `where`, the row, of which the first is `first_row`, and the column: that of the further label `outcome`.
+    names `where`, the row, counted from `first_row`, and the column, which may be that of the label `outcome`.
     """
     rows = np.zeros(table.num_rows, ROW)
 

@@ -1,6 +1,6 @@
 """Metrics of progressive validation, and the prediction difference, over files of predictions of any size.
 
-The numbers are those of `ctr.eval` to rounding, the counts exactly. Rows are parted by a hash of their query; grouped
+The numbers are those of `ctr.eval` to rounding, the counts exactly. Rows are split by a hash of their query; grouped
 by that hash in Beam, whole queries meet, whatever files and row groups they stood in; a key's rows are one batch of the
 metrics' states, which merge. Elements are NumPy arrays of many rows, never single rows.
 
@@ -233,7 +233,7 @@ def evaluate(
     Returns `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. Where predictions
     were made with further labels, ``labels`` has the same of each, over the rows of which it is known. Where `ctr
     score` has marked the rows that the model has learned from also ``training``, see `count_learned`, and, where there
-    are both kinds, ``new``: the summary of those that it has not learned from. With ``by_day`` also ``days``: the
+    are both kinds, ``new``: the summary of the rows not learned from. With ``by_day`` also ``days``: the
     summary of each day of query times, in UTC, by its date.
 
     Files are read once for each pass over ``rows_per_pass`` rows: by default `ROWS_PER_PASS` for a runner that groups
@@ -272,7 +272,7 @@ def evaluate_difference(
 ) -> dict[str, Any]:
     """Compare two sets of predictions, a the baseline, joined by query_id and example_id (FF section 5).
 
-    Arguments are those of `evaluate`; what `ctr score` writes for a log is allowed.
+    Takes the arguments of `evaluate`; the output of `ctr score` for a log is allowed.
 
     Returns:
         ``baseline``: a. ``predictions``: the paths of both. ``a`` and ``b``: the summaries of both, without metrics

@@ -34,7 +34,7 @@ class UnitReport:
     events: int = 0
     good: int = 0
     late: int = 0
-    last_arrival: int = -1  # of those that move the clock; -1 without good events
+    last_arrival: int = -1  # the last arrival that moves the clock; -1 without good events
     absent: list[str] | None = None  # of lines of JSON: columns of the mapping that none has; None: unknown
     unused: list[str] = field(default_factory=list)  # some of their other keys, where any is absent
     rejected: int = 0

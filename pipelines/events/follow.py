@@ -367,7 +367,7 @@ class _Job:
 
 def _chunks(unit: Unit, mapping: EventMapping, report: UnitReport, keep_going: bool) -> Iterator[Chunk]:
     try:
-        # Before it is read: what is added while it is read must show as a change.
+        # Before reading, so that rows added meanwhile show as a change.
         with faults_named(unit.path):
             version = Version.read(unit.path)
         report.size, report.modified_ns = version.size, version.modified_ns
@@ -381,7 +381,7 @@ def _chunks(unit: Unit, mapping: EventMapping, report: UnitReport, keep_going: b
 
 
 class _Watch:
-    """What a watch knows beside its job: the files that were read, and how far the arrivals of each kind have come."""
+    """State of a watch beside its job: the files that were read, and the latest arrival of each kind."""
 
     def __init__(self, job: _Job, folders: EventFolders, settings: WatchSettings) -> None:
         self._job, self._folders, self._settings = job, folders, settings

@@ -67,9 +67,9 @@ def join_partition(
     is a duplicate; any other one conflicts. A second click on one impression at another time matches as the first one
     does; at the same time it is a duplicate.
 
-    ``impressions`` are those of this partition (``impression_schema``), ``earlier`` those before it
-    (``EARLIER_SCHEMA``; before ``known_from`` they are ignored), ``events`` what ``route_clicks`` gives the partition,
-    by kind.
+    ``impressions`` is this partition's table (``impression_schema``), ``earlier`` has the impressions before it
+    (``EARLIER_SCHEMA``; rows before ``known_from`` are ignored), ``events`` maps kinds to this partition's tables
+    from ``route_clicks``.
     """
     impressions, earlier = impressions.combine_chunks(), earlier.combine_chunks()
     events = {kind: table.combine_chunks() for kind, table in events.items()}

@@ -101,7 +101,7 @@ def _connector(service: Any, fields: dict[str, Any]) -> ExternalTransform:
 
 @beam.typehints.with_output_types(RawEvents)
 class _Gather(beam.DoFn):
-    # The records of a Kafka partition as chunks: those of a bundle, or as many bytes as are read at a time.
+    # Chunks of a Kafka partition's records: the records of a bundle, or as many bytes as are read at a time.
 
     def __init__(self, mapping: EventMapping, kind: Kind) -> None:
         self._mapping, self._kind = mapping, kind

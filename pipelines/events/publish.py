@@ -214,7 +214,7 @@ def stage_events(
 ) -> bytes:
     """Joins, scores and samples the events of a partition, and writes all of it but its manifest.
 
-    ``events`` are those of each kind, and ``EARLIER``. Returns the manifest as JSON, empty without events.
+    ``events`` has the tables of each kind, and ``EARLIER``. Returns the manifest as JSON, empty without events.
     """
     schema, rules = mapping.feature_schema, partition_rules(mapping)
     tables = {what: concat_events(what, mapping, events.get(what, ())) for what in (*mapping.kinds, EARLIER)}

@@ -104,7 +104,7 @@ class PublishStream(beam.PTransform[Any, Any]):
     """Publishes partitions of ``RawEvents`` with their arrival as Beam's timestamp.
 
     The mapping has its teacher pinned; all workers see the log, which was begun, under its path; the share
-    of rejects is that of the latest events of a worker. When the watermark reaches the end of time, ``counts`` gets the
+    of rejects counts a worker's latest events. When the watermark reaches the end of time, ``counts`` gets the
     impressions that were read for each partition as JSON.
     """
 

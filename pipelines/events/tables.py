@@ -236,7 +236,7 @@ def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Arra
     wrong = items.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_integer(items.type):
         limits = np.iinfo(field.type.value_type.to_pandas_dtype())
-        # In a log with ids that grow, those of features with buckets are checked with the rows.
+        # In a log with ids that grow, ids of features with buckets are checked with the rows.
         lowest = limits.min if limits.bits == 64 else MISSING_ID
         numbers = pc.fill_null(items, 0).to_numpy(zero_copy_only=False)
         wrong |= (numbers < lowest) | (numbers > limits.max)

@@ -102,7 +102,7 @@ Columns = Mapping[str, Column]
 
 @dataclass(frozen=True)
 class Decision:
-    """What a column becomes: a role, a feature, or nothing."""
+    """Decision on the use of a column: a role, a feature, or nothing."""
 
     becomes: str
     because: str
@@ -262,7 +262,7 @@ def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> tuple[str, st
         written = [_written_items(text.strip()[1:-1]) for text in texts]
         if not any(written):
             return None
-        # The first of those that fit the most texts.
+        # The first mark of the best fit.
         fits = [
             sum(split_items(text, mark, strip) == items for text, items in zip(texts, written, strict=True))
             for mark in _BRACKETED_MARKS
@@ -409,7 +409,7 @@ LEAK = 0.99  # a column with this AUC alone is refused
 SHOWN = 3  # columns
 QUANTILES = 40  # numbers with more values than this are grouped by so many quantiles
 
-# Rows that follow one another, such as those of a query, stay together; what drifts is in both halves.
+# Consecutive rows, such as a query's, stay together; both halves see drift.
 _BLOCKS = 20
 # A value is held to be like all rows by so many rows of these.
 _PRIOR_ROWS = 10.0
@@ -444,7 +444,7 @@ def auc_alone(column: Column, labels: np.ndarray, labeled: np.ndarray) -> float 
         rows = np.bincount(groups[learned], minlength=count)
         clicks = np.bincount(groups[learned], label[learned], minlength=count)
         shares = (clicks + _PRIOR_ROWS * label[learned].mean()) / (rows + _PRIOR_ROWS)
-        # The AUC of rows whose score is that of their group; equal scores count half.
+        # The AUC of rows scored by their group; equal scores count half.
         _, levels = np.unique(shares, return_inverse=True)
         positive = np.bincount(levels[groups[judged]], label[judged], minlength=len(levels))
         negative = np.bincount(levels[groups[judged]], 1 - label[judged], minlength=len(levels))

@@ -343,7 +343,7 @@ def read_sample(table: TableFiles) -> Sample:
             chunks.append(chunk)
             rows += chunk.table.num_rows
             if rows >= limit:
-                # What is left of the file is not known.
+                # The file may have more rows.
                 whole = whole and next(iter(read), None) is None
                 break
     rows = sum(chunk.table.num_rows for chunk in chunks)

@@ -58,7 +58,7 @@ def convert_checked(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -
     """Applies ``convert``; values that it refuses with ArrowInvalid become null and are marked.
 
     The search for them halves the distinct values, so that a few bad ones cost a few conversions, and the
-    judgement is always that of ``convert`` itself.
+    judgement is always ``convert``'s own.
     """
     try:
         return convert(values), np.zeros(len(values), bool)
@@ -245,7 +245,7 @@ def _in_zone(local: pa.Array, bad: Bad, time: Time) -> tuple[pa.Array, Bad]:
         pc.assume_timezone(shown, time.zone, ambiguous=which, nonexistent=which).cast(pa.int64())
         for which in ("earliest", "latest")
     )
-    # Around what is never shown the two differ by a microsecond.
+    # Around a time that is never shown the two differ by a microsecond.
     apart = pc.fill_null(pc.subtract(second, first), 0).to_numpy()
     refused = (apart > 0) & ((apart <= 1) | (time.ambiguous is None))
     return (second if time.ambiguous == "second" else first), bad | refused

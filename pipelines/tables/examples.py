@@ -248,7 +248,7 @@ def parse_column(name: str, columns: Columns, parse: Callable[..., Any], *argume
         raise InputError(f"the column {name} is {error}") from None
 
 
-# Columns beside those of a shard, with the source of each example; no feature can have such a name.
+# Columns with the source of each example, beside a shard's columns; no feature can have such a name.
 FILE_COLUMN, ROW_COLUMN = "@file", "@row"
 _ORIGIN = (
     pa.field(FILE_COLUMN, pa.int32(), nullable=False),

@@ -124,7 +124,7 @@ def assign_queries(
     """Gives each row its query: [N] int64 query ids (the group, or a hash of group and first time) and query times.
 
     Rows of different groups (int64 [N]) never share a query; a new session of the group starts after a longer pause
-    than ``gap_us``, None: one query a group. The query time is that of the query's last row, so that no label is known
+    than ``gap_us``, None: one query a group. The query time is its last row's time, so that no label is known
     before its query.
     """
     order = np.lexsort((times, groups))
@@ -243,7 +243,7 @@ class IngestResult:
     """Rows that an ingest has read, rejected and published."""
 
     rows: int  # of the input that were read
-    examples: int  # rows in the partitions that it published, those that were held back before among them
+    examples: int  # rows in the published partitions, including rows held back earlier
     queries: int
     clicks: int | None  # examples with label 1; None: rows have no labels
     rejected: int
@@ -404,7 +404,7 @@ class _Ingest:
         begin_state(out)
         create_log(out, mapping.feature_schema)
         self._warn_of_copies(added)
-        # Before anything is published: what is lost, or what histories cannot read, can still be restored.
+        # Before publishing, so that lost files and unreadable histories can still be restored.
         check_published(out, self._state)
         self._histories.at_end()
         return self._publish(spill, added)
@@ -461,7 +461,7 @@ class _Ingest:
             for start, table, duplicates in sorted_partitions(spill, due):
                 staged.append(stage(out, mapping, self._histories, start, table))
                 self._rejects.add(duplicates)
-                # Duplicates are found among the rows of the input and those that were held back.
+                # Duplicates may lie among the input's rows and the held rows.
                 self._rejects.check(self._rows + self._held_before)
             self._warn_of_order(staged, published)
             change = {

@@ -32,9 +32,9 @@ _INT64 = range(-(2**63), 2**63)
 class JsonlReader:
     """Reader of the wanted columns of JSON lines; a key that an object lacks is null.
 
-    Columns among ``numbers`` are only read as numbers, where 5 and 5.0 mean the same, also in lists. Those of ``lists``
-    may hold lists, and have the separator of those that are text instead; None where there is not one alone. With
-    ``all_needed`` some line of a file must have each wanted column but the ``optional`` ones.
+    Columns among ``numbers`` are only read as numbers, where 5 and 5.0 mean the same, also in lists. Columns
+    in ``lists`` may hold lists, or text with the mapped separator, None where there are several. With ``all_needed``
+    some line of a file must have each wanted column but the ``optional`` ones.
     """
 
     wanted: Sequence[str]

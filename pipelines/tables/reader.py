@@ -141,8 +141,8 @@ class SideTable:
     def attach(self, table: pa.Table, times: np.ndarray | None = None) -> pa.Table:
         """Appends the side columns of each row's key, a left join; null where the key is not there.
 
-        Where the side table has times they are those that hold at the row's time, of ``times``, [N] int64 microseconds;
-        null where none does yet.
+        Where the side table has times, takes the row that is valid at the row's time in ``times``, [N] int64
+        microseconds; null before the first one.
         """
         indices = pc.index_in(_key_texts(table.column(self.key)), self.keys)
         if times is not None:

@@ -195,7 +195,7 @@ class Inputs:
     ingested: list[str]  # the names of the given files that are in the log
     changed: list[str]  # the names of files to read that were added before with other content
     first_line: int  # the lines before the first file
-    held: HeldRows | None  # the rows that were held back and are merged with those of the files
+    held: HeldRows | None  # the rows that were held back, to be merged with the files' rows
 
     @property
     def held_files(self) -> dict[int, str]:
@@ -211,7 +211,7 @@ class Inputs:
     def rejects_path(self, log: Path) -> Path:
         """Returns the path of the rejects file."""
         # Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay.
-        # Where no file is new, what is rejected is among the rows that were held back.
+        # Where no file is new, rejected rows are among the rows that were held back.
         names = [source.name for source in self.sources]
         names += [self.held.file] if self.held is not None and not self.sources else []
         return log / "rejects" / f"{digest_of(*names)}.jsonl"

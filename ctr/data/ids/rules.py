@@ -24,10 +24,10 @@ from ctr.io.errors import InputError, listed, one_line
 from ctr.io.farmhash import fingerprint64
 
 Vector: TypeAlias = Any
-"""Values one after the other: a tensor, a list, or an array, as the operations that made it have them."""
+"""Concatenated values: a tensor, a list, or an array, as its operations represent them."""
 Sizes: TypeAlias = Sequence[int]
 Rows: TypeAlias = Any
-"""How many values each row of a multivalent feature has, as the operations that made it write it."""
+"""Number of values in each row of a multivalent feature, as its operations represent it."""
 
 SPACES = " \t\r\n"
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)

@@ -146,7 +146,7 @@ def _number_column(ids: FeatureIds, feature: Number, values: np.ndarray) -> _Col
     if len(np.unique(some)) * 2 > len(some):
         return _Column(ids.of_values(arrow, feature, values))
     codes, distinct = pd.factorize(values)
-    # The code of what is missing is -1.
+    # The code of a missing value is -1.
     return _Column(ids.of_values(arrow, feature, np.append(distinct, np.float32(np.nan))), codes)
 
 
