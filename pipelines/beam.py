@@ -203,7 +203,7 @@ def _errors_of_runners(options: PipelineOptions) -> Iterator[None]:
         if (reported := _INPUT_ERROR.search(str(error))) is not None:
             kind = _KINDS.get(reported[1], InputError)
             raise kind(_SYSTEM_ERROR.sub(r"\2: \1", reported[2])) from None
-        # A traceback is that of a worker: a defect, as is whatever this process itself raises.
+        # A traceback comes from a worker and shows a defect, as any exception of this process does.
         if (
             runs_in_this_process(options)
             or not isinstance(error, _RUNNER_ERRORS)

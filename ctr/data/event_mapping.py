@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from ctr.config import AnyPath, ShortModel, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
 from ctr.data.features import Feature, LabelName, Number, Vector
-from ctr.data.kept_values import check_kept
+from ctr.data.kept_values import check_keep_values
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Schema, make_schema
@@ -213,7 +213,7 @@ class EventMapping(ShortModel):
                 raise ValueError(f"{key}: set it for all of {', '.join(self.kinds)}, or for none")
         if impressions.hashed and self.keep_values:
             raise ValueError("keep_values: hashed impressions have ids alone, and no raw values to keep")
-        check_kept(self.keep_values, self.features)
+        check_keep_values(self.keep_values, self.features)
         self._check_sampling()
         self._check_histories()
         return self

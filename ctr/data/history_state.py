@@ -184,13 +184,13 @@ def write_history(log: Path, name: str | None, out: Path) -> int:
 
     Raises InputError: there is something else at ``out``, or as ``history_table`` does.
     """
-    check_output_file(out, "what ctr history wrote", _is_known)
+    check_output_file(out, "what ctr history wrote", _is_history)
     table = history_table(log, name)
     write_atomic_bytes(out, parquet_bytes(table))
     return int(table.num_rows)
 
 
-def _is_known(path: Path) -> bool:
+def _is_history(path: Path) -> bool:
     try:
         return bool(pq.read_schema(path).names == list(_TABLE_COLUMNS))
     except pa.ArrowException:

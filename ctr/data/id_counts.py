@@ -20,7 +20,7 @@ class IdCounts:
     """
 
     def __init__(self, most: int = MOST_IDS) -> None:
-        self.shortfall = 0  # by how much the count of an id may be too small
+        self.shortfall = 0  # maximum undercount of an id
         self._most = most
         self._counts = pd.DataFrame({"all": [], "clicked": []}, np.zeros(0, np.int64), dtype=np.int64)
         self._hashes = np.zeros(0, np.uint64)

@@ -65,7 +65,7 @@ class TopId:
     """A frequent id."""
 
     id: int
-    value: str | None  # what it stands for, if known
+    value: str | None  # the raw value, if known
     share: float  # of all values of the feature
     click_rate: float  # of its own occurrences
 

@@ -58,7 +58,7 @@ def value_of_id(feature: AnyFeature, number: int) -> str | None:
     return f"{edges[-1]} and more" if number > len(edges) else f"{edges[number - 2]} to {edges[number - 1]}"
 
 
-def check_kept(names: Sequence[str], features: Sequence[AnyFeature]) -> None:
+def check_keep_values(names: Sequence[str], features: Sequence[AnyFeature]) -> None:
     """Raises ValueError, with the allowed names, for a repeated name or one of no feature with raw values."""
     with_values = [feature.name for feature in features if has_raw_values(feature)]
     allowed = ", ".join(with_values) or "none of this mapping"
@@ -183,10 +183,10 @@ def read_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[st
     log = Path(log)
     # What a history lists are values of another feature.
     listed = {name: history.of for name, history in read_schema(log).histories.items()}
-    kept_as = {name: listed.get(name, name) for name in wanted}
-    sought: dict[str, set[int]] = {name: set() for name in kept_as.values()}
+    listed_of = {name: listed.get(name, name) for name in wanted}
+    sought: dict[str, set[int]] = {name: set() for name in listed_of.values()}
     for name, ids in wanted.items():
-        sought[kept_as[name]].update(ids)
+        sought[listed_of[name]].update(ids)
     texts: dict[str, dict[int, str]] = {name: {} for name in sought}
     columns = {name: pa.array(sorted(ids), pa.int64()) for name, ids in sought.items() if ids}
     for manifest in read_manifests(log) if columns else ():
@@ -198,6 +198,6 @@ def read_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[st
                 for key, value in zip(part["id"].to_pylist(), part["value"].to_pylist(), strict=True):
                     texts[name][key] = min(value, texts[name].get(key, value))
     return {
-        name: {key: texts[kept_as[name]][key] for key in sorted(set(ids)) if key in texts[kept_as[name]]}
+        name: {key: texts[listed_of[name]][key] for key in sorted(set(ids)) if key in texts[listed_of[name]]}
         for name, ids in wanted.items()
     }

@@ -17,7 +17,7 @@ from pydantic import (
 from ctr.config import LocalName, ShortModel, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
 from ctr.data.features import Category, Feature, LabelName, Number, Text, Vector
-from ctr.data.kept_values import check_kept
+from ctr.data.kept_values import check_keep_values
 from ctr.data.schema import Schema, make_schema
 from ctr.data.time_formats import check_format
 from ctr.data.times import DAY_US, Duration, duration_us
@@ -473,7 +473,7 @@ class Mapping(ShortModel):
                 f"label: required with the histories {', '.join(histories)}, which list earlier rows of the log; to "
                 "score new rows, give their lists to a Scorer in Python"
             )
-        check_kept(self.keep_values, self.features)
+        check_keep_values(self.keep_values, self.features)
         return self
 
     @property

@@ -65,7 +65,7 @@ from ctr.pipelines.events.read import (
     Version,
     find_events,
     looked_for,
-    nothing_found,
+    no_events_error,
     read_unit,
     split_units,
 )
@@ -208,7 +208,7 @@ def ingest_events(
     mapping = with_pinned_teacher(mapping, log)
     files = find_events(mapping, folders)
     if not files:
-        raise nothing_found(mapping, folders)
+        raise no_events_error(mapping, folders)
     if (log / SPOOL / "units").is_dir():
         raise InputError(f"{log}: this log was made by following events: continue it with --follow")
     units = split_units(files)

@@ -154,10 +154,10 @@ def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, 
     ranked = np.sort(ids)
     repeated = ranked[1:][ranked[1:] == ranked[:-1]]
     earlier_ids = earlier.column("example_id").to_numpy()
-    seen_before = earlier_ids[_among(earlier_ids, ranked)]
+    seen_before = earlier_ids[_isin(earlier_ids, ranked)]
     if not len(repeated) and not len(seen_before):
         return impressions, 0, impressions.slice(0, 0)
-    suspects = _among(ids, np.sort(np.concatenate([repeated, seen_before])))
+    suspects = _isin(ids, np.sort(np.concatenate([repeated, seen_before])))
     indices = np.flatnonzero(suspects)
     suspected = impressions.take(pa.array(indices))
     content = _contents(suspected)
@@ -186,7 +186,7 @@ def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, 
     return rows, duplicates, impressions.take(pa.array(in_order, pa.int64()))
 
 
-def _among(values: np.ndarray, ranked: np.ndarray) -> np.ndarray:
+def _isin(values: np.ndarray, ranked: np.ndarray) -> np.ndarray:
     """Returns whether each value occurs in ``ranked``, which is sorted; bool [N]. Takes a third of np.isin's time."""
     if not len(ranked):
         return np.zeros(len(values), bool)
@@ -242,7 +242,7 @@ def _match_clicks(
     candidates = []
     for table in (earlier, rows):
         columns = [table.column(name).to_numpy() for name in EARLIER_SCHEMA.names]
-        there = _among(columns[0], wanted)
+        there = _isin(columns[0], wanted)
         candidates.append([column[there] for column in columns])
     ids, asked, shown = (np.concatenate(columns) for columns in zip(*candidates, strict=True))
     order = np.lexsort((shown, asked, ids))

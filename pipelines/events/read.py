@@ -84,8 +84,8 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
     return sorted(units.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
 
 
-def nothing_found(mapping: EventMapping, folders: Sequence[Path]) -> InputError:
-    """Makes the error of folders without a file of events; it says where files were looked for."""
+def no_events_error(mapping: EventMapping, folders: Sequence[Path]) -> InputError:
+    """Returns the error for folders without files of events, with the places that were searched."""
     looked = [path for kind in mapping.kinds for path in looked_for(mapping, folders, kind)]
     return InputError(f"no files of impressions or clicks found; looked for {', '.join(looked)}")
 

@@ -244,8 +244,8 @@ class _Stage(beam.DoFn):
                     write_late(self._log, kind, table)
 
 
-# On its way from the worker that reads it to the one that joins its partition: the partition's begin, and what it gets,
-# events of a kind or ``EARLIER``, as an Arrow stream.
+# Message from the worker that reads events to the one that joins their partition: the partition's begin, and a kind or
+# ``EARLIER`` with its events as an Arrow stream.
 Part = tuple[int, tuple[str, bytes]]
 
 

@@ -389,7 +389,7 @@ def _round_step(size: float) -> float:
 def feature_name(column: str, taken: Collection[str]) -> str:
     """Makes a name like the column's, which no other feature and no column of a log has.
 
-    Letters and digits of all scripts, _ . and - stay as they are; whatever else becomes _.
+    Letters and digits of all scripts, _ . and - are unchanged; all other characters become _.
     """
     name = "".join(letter if _stays(letter) else " " for letter in column)
     name = "_".join(name.split()).strip("_") or "column"

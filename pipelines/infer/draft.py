@@ -274,9 +274,9 @@ def _features(
     taken: set[str] = set()
     used = {name: decision for name, decision in draft.columns.items() if decision.feature is not None}
     # A column keeps its name where another one would become the same.
-    kept_names = {name for name in used if feature_name(name, ()) == name}
+    unchanged = {name for name in used if feature_name(name, ()) == name}
     for name, decision in used.items():
-        feature = {"name": feature_name(name, taken | (kept_names - {name})), **(decision.feature or {})}
+        feature = {"name": feature_name(name, taken | (unchanged - {name})), **(decision.feature or {})}
         if decision.cast is not None:
             feature["source"] = feature_name(f"{name}_{decision.cast}", {*columns, *taken})
             derive[feature["source"]] = {"from": name, "cast": decision.cast}

@@ -157,7 +157,7 @@ def read_further_labels(
             if label.until is not None:
                 watched = label.time.model_copy(update={"column": label.until})
                 until, unknown = _optional_times(watched, f"{key}.until", columns, verdict)
-                # Whether it is known does not depend on the label: the rows of which it is are a fair sample.
+                # Whether a label is missing does not depend on it: rows with a label are a fair sample.
                 unknown |= until < end
         labels[label_column(name)] = pa.array(values.astype(np.int8), mask=unknown)
     return labels

@@ -72,7 +72,7 @@ def rules_of(mapping: Mapping) -> dict[str, str]:
     grouped = "none" if mapping.query is None else "a column"
     if mapping.query is not None and mapping.query.session is not None:
         grouped = f"sessions of gap {mapping.query.session.gap_us / 1e6:.15g} s"
-    # Of a log without them the state is what it is without the key.
+    # Without labels, the state is the same as without the key.
     rules = {f"labels.{name}": further.rule for name, further in mapping.labels.items()}
     if mapping.keep_values:
         rules["keep_values"] = ", ".join(sorted(mapping.keep_values))
@@ -219,7 +219,7 @@ class Inputs:
 
 def compare_inputs(files: Sequence[SourceFile], state: IngestState, append: bool) -> Inputs:
     """Separates the files to read from the files that are in the log; ``append``: more files will come."""
-    ingested = [source for source in files if _is_known(state, source)]
+    ingested = [source for source in files if _is_ingested(state, source)]
     new = [source for source in files if source not in ingested]
     before = {file.name for file in state.inputs}
     # Without rows that wait, the lines of the files of one command count by themselves.
@@ -234,7 +234,7 @@ def compare_inputs(files: Sequence[SourceFile], state: IngestState, append: bool
     )
 
 
-def _is_known(state: IngestState, source: SourceFile) -> bool:
+def _is_ingested(state: IngestState, source: SourceFile) -> bool:
     """Returns whether a file was added to the log before, with the same content."""
     size = source.path.stat().st_size
     alike = {file.sha256 for file in state.inputs if (file.name, file.bytes) == (source.name, size)}

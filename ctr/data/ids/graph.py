@@ -30,7 +30,7 @@ _NOT_A_WORD = r"[^\p{L}\p{M}\p{N}]+"
 # Lower-casing follows the process's locale for Turkish, Azeri and Lithuanian. With ASCII lower-cased
 # first, these letters are the ones that would still come out differently under another LANG.
 _LOCALE_LETTERS = {"İ": "i̇", "Ì": "ì", "Í": "í", "Ĩ": "ĩ", "Į": "į"}
-# What ingestion reads as a number, within what it trims as white space; NaN is missing and need not match.
+# Numbers as ingestion reads them, with the white space that it trims; NaN is missing and need not match.
 _SPACE = r"[\t-\r\x1c-\x20\x{85}\p{Z}]*"
 _NUMBER = rf"{_SPACE}([+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity))){_SPACE}"
 
