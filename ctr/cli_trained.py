@@ -252,9 +252,9 @@ def history(
     feature: Annotated[Text, "NAME", "the feature with the history, where there are several"] = None,
 ) -> None:
     """Write what the histories of a log know at its end, for a feature store."""
-    from ctr.data.history_state import write_known
+    from ctr.data.history_state import write_history
 
-    keys = write_known(log, feature, out)
+    keys = write_history(log, feature, out)
     print_result({"out": str(out), "keys": keys}, f"{out}: {keys} keys")
 
 

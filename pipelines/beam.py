@@ -29,7 +29,7 @@ _KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (InputError, Un
 _INPUT_ERROR = re.compile(
     rf"({'|'.join(map(re.escape, _KINDS))}|\bOSError|PermissionError): (.*?)(?: \[while running|\n|$)"
 )
-# The text of the system's errors, which differs from that of the command line.
+# The text of the system's errors, which differs from the command line's.
 _SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
 # What Beam raises of a runner that cannot start, cannot be reached, or cannot run the job.
 _RUNNER_ERRORS = (grpc.RpcError, grpc.FutureTimeoutError, ImportError, OSError, RuntimeError, ValueError)
@@ -46,23 +46,23 @@ _CANCEL_SECONDS = 60
 class _JobServerOptions(PipelineOptions):
     """Options of which a job server knows some that Beam in Python does not; what neither knows is refused."""
 
-    def get_all_options(self, *given: Any, add_extra_args_fn: Any = None, **more: Any) -> dict[str, Any]:
+    def get_all_options(self, *args: Any, add_extra_args_fn: Any = None, **more: Any) -> dict[str, Any]:
         def add(parser: Any) -> None:
             add_extra_args_fn(parser)
             _refuse_unknown(parser, self._flags or ())
 
         more["add_extra_args_fn"] = add_extra_args_fn and add
-        options: dict[str, Any] = super().get_all_options(*given, **more)
+        options: dict[str, Any] = super().get_all_options(*args, **more)
         return options
 
 
 def read_beam_options(arguments: Sequence[str]) -> PipelineOptions:
-    """Reads Beam's options such as ``--runner=...``; without a runner, those of Beam inside this process.
+    """Reads Beam's options such as ``--runner=...``; by default Beam runs inside this process.
 
-    There it runs in memory, with one worker. Raises InputError: an option that Beam does not know, or one with which
+    That runner has one worker, in memory. Raises InputError: an option that Beam does not know, or one with which
     Beam would start a server on this machine.
     """
-    given = shlex.join(arguments)
+    text = shlex.join(arguments)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -75,7 +75,7 @@ def read_beam_options(arguments: Sequence[str]) -> PipelineOptions:
                 options.get_all_options(add_extra_args_fn=lambda parser: _refuse_unknown(parser, arguments))
     except SystemExit:
         fault = complaint.getvalue().strip().rpartition("error: ")[2]
-        raise InputError(f"--beam-options {given}: {fault}") from None
+        raise InputError(f"--beam-options {text}: {fault}") from None
     _refuse_servers(options)
     if runs_in_this_process(options):
         # The others of these names look for a program on the network first.
@@ -92,9 +92,9 @@ def _refuse_servers(options: PipelineOptions) -> None:
     """Raises InputError for options with which Beam would listen, on all networks, for workers or jobs."""
     direct, portable = options.view_as(DirectOptions), options.view_as(PortableOptions)
     if direct.direct_running_mode != "in_memory" or direct.direct_num_workers != 1:
-        given = f"--direct_running_mode={direct.direct_running_mode}"
+        mode = f"--direct_running_mode={direct.direct_running_mode}"
         raise InputError(
-            f"--beam-options: {given} --direct_num_workers={direct.direct_num_workers}: inside this process Beam "
+            f"--beam-options: {mode} --direct_num_workers={direct.direct_num_workers}: inside this process Beam "
             "listens to no port; allowed: in_memory with 1"
         )
     environment = str(portable.environment_type or _ENVIRONMENTS[0])
@@ -115,12 +115,12 @@ def _refuse_servers(options: PipelineOptions) -> None:
     portable.environment_type = environment
 
 
-def split_beam_options(given: str) -> list[str]:
+def split_beam_options(text: str) -> list[str]:
     """Splits the arguments of ``--beam-options``. Raises InputError for a quote that is never closed."""
     try:
-        return shlex.split(given)
+        return shlex.split(text)
     except ValueError as error:
-        raise InputError(f"--beam-options {given}: {error}") from None
+        raise InputError(f"--beam-options {text}: {error}") from None
 
 
 def _short_name(options: PipelineOptions) -> str:
@@ -158,7 +158,7 @@ def run_pipeline(
 ) -> None:
     """Builds a pipeline and waits until it is done; a signal of ``stop``, called ten times a second, cancels it.
 
-    Raises InputError: that of a worker, or of a runner that cannot start, cannot be reached or has failed.
+    Raises InputError: a worker raised one, or the runner cannot start, cannot be reached or has failed.
     """
     with _errors_of_runners(options):
         pipeline = make_pipeline(options)
@@ -203,7 +203,7 @@ def _errors_of_runners(options: PipelineOptions) -> Iterator[None]:
         if (reported := _INPUT_ERROR.search(str(error))) is not None:
             kind = _KINDS.get(reported[1], InputError)
             raise kind(_SYSTEM_ERROR.sub(r"\2: \1", reported[2])) from None
-        # A traceback is that of a worker: a defect, as is whatever this process itself raises.
+        # A traceback comes from a worker and shows a defect, as any exception of this process does.
         if (
             runs_in_this_process(options)
             or not isinstance(error, _RUNNER_ERRORS)

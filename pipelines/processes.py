@@ -18,8 +18,8 @@ def safe_environment() -> dict[str, str]:
     Python would otherwise search every module in the current directory first, so that a ``json.py`` there would be
     run. If that directory is the checkout that this package is imported from, it has to stay on the path.
     """
-    own = Path(ctr.__file__).resolve().parents[1] == Path.cwd().resolve()
-    return {**os.environ, **({} if own else {"PYTHONSAFEPATH": "1"})}
+    in_checkout = Path(ctr.__file__).resolve().parents[1] == Path.cwd().resolve()
+    return {**os.environ, **({} if in_checkout else {"PYTHONSAFEPATH": "1"})}
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The example log: its features, its files, and how they are read.
 
 ``schema.py`` has the kinds of features and ``ids/`` makes their ids of raw values; ``mapping.py`` and
-``event_mapping.py`` say how raw files become examples. ``log.py`` describes a log on disk, its manifests; begin there.
+``event_mapping.py`` map raw files to examples. ``log.py`` describes a log on disk, its manifests; begin there.
 ``shards.py`` and ``sidecar.py`` write and verify its files; ``reader.py``, ``stream.py`` and ``batches.py`` read it.
-``sampling.py`` decides what is kept of a log, ``inspection.py`` sums one up.
+``sampling.py`` samples examples, ``inspection.py`` summarizes a log.
 """

@@ -15,7 +15,7 @@ from ctr.data.reader import QUERY_TOO_LARGE, Rows, join_rows
 
 
 class LargeQuery(NamedTuple):
-    """A query that is set aside, having more rows than are allowed: its rows lie in [begin, end) of the log."""
+    """A rejected query with more rows than are allowed: its rows lie in [begin, end) of the log."""
 
     query_id: int
     begin: int
@@ -49,7 +49,7 @@ class Batch:
 
     @property
     def last_query(self) -> list[int]:
-        """Query time, in microseconds, and query id of the last of them."""
+        """Returns the query time, in microseconds, and query id of the last query."""
         if self.last is not None:
             return list(self.last)
         last = max(self._parts, key=lambda part: part.position[-1])
@@ -85,7 +85,7 @@ Rounded down to a power of four, for which few shapes are compiled.
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Rows of a batch, at most, by where it begins."""
+    """Maximum rows of a batch, by its first row's position."""
 
     rows: int
     growth: float | None = None  # share of the rows before it; None: ``rows`` from the start

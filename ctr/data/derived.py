@@ -100,11 +100,11 @@ class Derived(ShortModel):
     @property
     def rule(self) -> ColumnRule | None:
         """The rule of another package."""
-        return next((one for one in self.plugin.values() if isinstance(one, ColumnRule)), None)
+        return next((rule for rule in self.plugin.values() if isinstance(rule, ColumnRule)), None)
 
     @property
     def periods(self) -> tuple[int, int, int]:
-        """Length in microseconds, shift and count of ``(time // length + shift) % count``; count 0: all."""
+        """Returns length in microseconds, shift and count of ``(time // length + shift) % count``; count 0: all."""
         if self.part is not None:
             # 1970-01-01 was a Thursday; Monday is 0.
             return (duration_us("1h"), 0, 24) if self.part == "hour" else (duration_us("1d"), 3, 7)

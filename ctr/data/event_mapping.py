@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from ctr.config import AnyPath, ShortModel, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
 from ctr.data.features import Feature, LabelName, Number, Vector
-from ctr.data.kept_values import check_kept
+from ctr.data.kept_values import check_keep_values
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Schema, make_schema
@@ -24,7 +24,7 @@ _TAKEN = re.compile(
 
 
 class EventSource(ShortModel):
-    """How the events of one kind are read.
+    """Source of the events of one kind.
 
     Attributes:
         input: how the files are read.
@@ -63,7 +63,7 @@ class EventSource(ShortModel):
 
 
 class ImpressionSource(EventSource):
-    """How impressions are read.
+    """Source of impressions.
 
     Attributes:
         query_id: the column with the id of the query; the impressions of one query have the same value, and the same
@@ -101,7 +101,7 @@ class LabelSource(EventSource):
 
 
 class EventSampling(StrictModel):
-    """Which examples are published: as ``ctr sample --out`` would keep them. Null: all of them.
+    """Sampling of the published examples, as by ``ctr sample --out``. Null: all are published.
 
     Attributes:
         name: the name of the sampling.
@@ -213,7 +213,7 @@ class EventMapping(ShortModel):
                 raise ValueError(f"{key}: set it for all of {', '.join(self.kinds)}, or for none")
         if impressions.hashed and self.keep_values:
             raise ValueError("keep_values: hashed impressions have ids alone, and no raw values to keep")
-        check_kept(self.keep_values, self.features)
+        check_keep_values(self.keep_values, self.features)
         self._check_sampling()
         self._check_histories()
         return self
@@ -310,7 +310,7 @@ class EventMapping(ShortModel):
 
     @property
     def list_sources(self) -> dict[str, str | None]:
-        """Columns that may hold lists, with the separator of their values."""
+        """Returns the columns that may hold lists, with the separator of their values."""
         return {} if self.impressions.hashed else self.feature_schema.list_separators
 
 

@@ -24,7 +24,7 @@ Name = Annotated[
         pattern=r"^[^\W\d][\w.\-]*$",
         max_length=100,
         title="name of letters, digits, _ . -",
-        # In JavaScript, letters are those of ASCII: without a space and the other signs of ASCII.
+        # In JavaScript, letters are ASCII's: without a space and the other signs of ASCII.
         json_schema_extra={"pattern": r"^[^\s!-@\[-^`{-~][^\s!-,/:-@\[-^`{-~]*$"},
     ),
 ]
@@ -37,7 +37,7 @@ _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 class FeatureBase(ShortModel):
-    """What all features share.
+    """Settings that all features share.
 
     Attributes:
         name: the name of the feature.
@@ -51,7 +51,7 @@ class FeatureBase(ShortModel):
 
     @property
     def has_ids(self) -> bool:
-        """Tells all but values and vectors, whose numbers the network reads."""
+        """Returns whether values become ids; False for values and vectors, whose numbers the network reads."""
         return True
 
     @model_validator(mode="after")
@@ -132,8 +132,8 @@ class Category(FeatureBase):
 
 def _with(content: dict[str, Any], source: str, sets: dict[str, Any]) -> dict[str, Any]:
     for key, value in sets.items():
-        given = content.get(key, value)
-        if (tuple(given) if isinstance(given, list) else given) != value:
+        current = content.get(key, value)
+        if (tuple(current) if isinstance(current, list) else current) != value:
             raise ValueError(f"{key} follows from the {source} ({value}) and must not be set")
     return {**content, **sets}
 
@@ -235,7 +235,7 @@ class Number(FeatureBase):
 
     @property
     def buckets(self) -> int:
-        """Number of ids: missing, and one more than there are boundaries; 0 of a value."""
+        """Returns the number of ids: the boundaries plus 2, one for missing; 0 for a value."""
         return len(self.edges()) + 2 if self.has_ids else 0
 
     @property
@@ -322,8 +322,8 @@ AnyFeature = Category | Number | Vector | Text | Cross
 Feature = Annotated[AnyFeature, Field(discriminator="kind")]
 
 
-def is_multivalent(feature: AnyFeature, known: Mapping[str, AnyFeature]) -> bool:
-    """Tells whether a row can have any number of ids; ``known`` resolves the parts of crosses."""
+def is_multivalent(feature: AnyFeature, by_name: Mapping[str, AnyFeature]) -> bool:
+    """Returns whether a row can have any number of ids; ``by_name`` resolves the parts of crosses."""
     if isinstance(feature, Cross):
-        return any(is_multivalent(known[part], known) for part in feature.of)
+        return any(is_multivalent(by_name[part], by_name) for part in feature.of)
     return isinstance(feature, Text | Vector) or (isinstance(feature, Category) and feature.multivalent)

@@ -54,65 +54,65 @@ class History(StrictModel):
 
     @property
     def hidden_us(self) -> int:
-        """Of this many microseconds before its query a row sees nothing; at least 1."""
+        """Returns the microseconds before a query whose rows it does not see; at least 1."""
         return max(self.after_us, 1)
 
 
-class Known(NamedTuple):
-    """Rows that count, in order of key, of one key in order of time: int64 [E] each."""
+class HistoryRows(NamedTuple):
+    """Rows of histories, sorted by key and, within a key, by time: int64 [E] each."""
 
     keys: np.ndarray
     times: np.ndarray
     values: np.ndarray
 
-    def at(self, places: np.ndarray) -> "Known":
-        """Selects rows by place, or by a mask."""
-        return Known(*(column[places] for column in self))
+    def at(self, places: np.ndarray) -> "HistoryRows":
+        """Selects rows by index or mask."""
+        return HistoryRows(*(column[places] for column in self))
 
 
-NOTHING = Known(*np.zeros((3, 0), np.int64))
+NOTHING = HistoryRows(*np.zeros((3, 0), np.int64))
 
 
-def add_known(known: Known, later: Known) -> Known:
-    """Adds rows, of each key in order of time; of equal times they come after the known ones."""
-    both = Known(*map(np.concatenate, zip(known, later, strict=True)))
+def add_rows(rows: HistoryRows, later: HistoryRows) -> HistoryRows:
+    """Adds rows, sorted by key and time; at equal times ``later`` comes after ``rows``."""
+    both = HistoryRows(*map(np.concatenate, zip(rows, later, strict=True)))
     return both.at(np.lexsort((both.times, both.keys)))
 
 
-def split_known(known: Known, keys: np.ndarray) -> tuple[Known, Known]:
-    """Splits off the rows of some keys, int64 [K], which are sorted and distinct: those, and the others."""
-    begins, ends = (np.searchsorted(known.keys, keys, side) for side in ("left", "right"))
-    chosen = np.zeros(len(known.keys), bool)
+def split_by_keys(rows: HistoryRows, keys: np.ndarray) -> tuple[HistoryRows, HistoryRows]:
+    """Splits rows into the rows of some keys, int64 [K], sorted and distinct, and all others."""
+    begins, ends = (np.searchsorted(rows.keys, keys, side) for side in ("left", "right"))
+    chosen = np.zeros(len(rows.keys), bool)
     chosen[places_of(begins, ends - begins)] = True
-    return known.at(chosen), known.at(~chosen)
+    return rows.at(chosen), rows.at(~chosen)
 
 
-def join_known(first: Known, second: Known) -> Known:
+def merge_rows(first: HistoryRows, second: HistoryRows) -> HistoryRows:
     """Joins rows of different keys."""
     places = np.searchsorted(first.keys, second.keys)
-    return Known(*(np.insert(own, places, other) for own, other in zip(first, second, strict=True)))
+    return HistoryRows(*(np.insert(left, places, right) for left, right in zip(first, second, strict=True)))
 
 
 def look_up_history(
-    history: History, known: Known, keys: np.ndarray, times: np.ndarray
+    history: History, rows: HistoryRows, keys: np.ndarray, times: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Looks up what queries see, of N keys, int64 [N], at their times: values int64 [V], and lengths int32 [N]."""
-    ends, oldest = _ranks(known, keys, times - history.hidden_us, times - history.within_us - 1)
+    """Looks up the histories of N keys, int64 [N], at their times: values int64 [V] and lengths int32 [N]."""
+    ends, oldest = _ranks(rows, keys, times - history.hidden_us, times - history.within_us - 1)
     begins = np.maximum(ends - history.last, oldest)
     lengths = (ends - begins).astype(np.int32)
     places = places_of(begins, lengths)
-    return known.values[places], lengths
+    return rows.values[places], lengths
 
 
-def _ranks(known: Known, keys: np.ndarray, *times: np.ndarray) -> np.ndarray:
+def _ranks(rows: HistoryRows, keys: np.ndarray, *times: np.ndarray) -> np.ndarray:
     """Counts the known rows of smaller keys, and of the same key up to each of T times: int64 [T, N]."""
-    total, count = len(known.keys), len(times)
+    total, count = len(rows.keys), len(times)
     # Queries come after the rows of the same time.
     order = np.lexsort(
         (
             np.repeat([0, 1], [total, count * len(keys)]),
-            np.concatenate([known.times, *times]),
-            np.concatenate([known.keys, *[keys] * count]),
+            np.concatenate([rows.times, *times]),
+            np.concatenate([rows.keys, *[keys] * count]),
         )
     )
     ranks = np.empty(len(order), np.int64)
@@ -120,10 +120,10 @@ def _ranks(known: Known, keys: np.ndarray, *times: np.ndarray) -> np.ndarray:
     return ranks[total:].reshape(count, -1)
 
 
-def forget(history: History, known: Known, now_us: int) -> Known:
-    """Drops what no query from ``now_us`` on can see: rows too old, and those with enough later visible ones."""
-    known = known.at(known.times >= now_us - history.within_us)
-    ends = np.searchsorted(known.keys, known.keys, "right")
+def forget(history: History, rows: HistoryRows, now_us: int) -> HistoryRows:
+    """Drops rows that no query from ``now_us`` on can see: too old, or with enough later visible rows."""
+    rows = rows.at(rows.times >= now_us - history.within_us)
+    ends = np.searchsorted(rows.keys, rows.keys, "right")
     # How many rows of the key will come after this one and are visible already.
-    visible: np.ndarray = np.cumsum(known.times <= now_us - history.hidden_us)
-    return known.at(visible[ends - 1] - visible < history.last)
+    visible: np.ndarray = np.cumsum(rows.times <= now_us - history.hidden_us)
+    return rows.at(visible[ends - 1] - visible < history.last)

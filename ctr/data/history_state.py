@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 from ctr.data.history import (
     NOTHING,
     History,
-    Known,
-    add_known,
+    HistoryRows,
+    add_rows,
     forget,
-    join_known,
     look_up_history,
-    split_known,
+    merge_rows,
+    split_by_keys,
 )
 from ctr.data.kept_values import read_values, value_of_id
 from ctr.data.log import Manifest, list_partitions, manifest_bytes, read_manifests, read_schema
@@ -40,7 +40,7 @@ FOLDER = "histories"
 _COLUMNS = ("feature", "key", "time", "value")
 _REMEDY = "delete it: what it held is then found by reading the log's shards"
 _SAVES = 30  # in the time that is remembered
-_KNOWN = ("key", "values", "times")
+_TABLE_COLUMNS = ("key", "values", "times")
 
 
 class Histories:
@@ -52,8 +52,8 @@ class Histories:
         self._among = None if checked else frozenset[str]()
         self._histories = schema.histories
         self._longest = max((history.within_us for history in self._histories.values()), default=0)
-        self._known = dict.fromkeys(self._histories, NOTHING)
-        # What is known is that of the partitions that end by then; what was forgotten is as old as then.
+        self._rows = dict.fromkeys(self._histories, NOTHING)
+        # The end of the partitions that the rows come from, and the time of the last ``_forget``.
         self._at = self._forgot = -1
         self._manifests: dict[tuple[int, int], Manifest] = {}
 
@@ -67,14 +67,14 @@ class Histories:
         self._move_to(start)
         ids, times = self._ids(rows), rows.column("query_time").to_numpy()
         for name, history in self._histories.items():
-            before, _ = split_known(self._known[name], np.unique(ids[history.by]))
+            before, _ = split_by_keys(self._rows[name], np.unique(ids[history.by]))
             # The partition's own rows are known to its later queries.
-            known = add_known(before, _counting(history, rows, ids))
-            values, lengths = look_up_history(history, known, ids[history.by], times)
-            place = rows.schema.get_field_index(name)
-            field = rows.schema.field(place)
+            all_rows = add_rows(before, _counting(history, rows, ids))
+            values, lengths = look_up_history(history, all_rows, ids[history.by], times)
+            index = rows.schema.get_field_index(name)
+            field = rows.schema.field(index)
             column = list_column(name, values.astype(self._schema.id_type), lengths, field.type)
-            rows = rows.set_column(place, field, column)
+            rows = rows.set_column(index, field, column)
         return rows
 
     def add(self, end: int, rows: pa.Table) -> None:
@@ -85,21 +85,21 @@ class Histories:
         ids = self._ids(rows)
         for name, history in self._histories.items():
             later = _counting(history, rows, ids)
-            own, others = split_known(self._known[name], np.unique(later.keys))
-            self._known[name] = join_known(others, forget(history, add_known(own, later), end))
+            earlier, others = split_by_keys(self._rows[name], np.unique(later.keys))
+            self._rows[name] = merge_rows(others, forget(history, add_rows(earlier, later), end))
 
-    def known(self) -> dict[str, Known]:
-        """Returns what is known at the end of the log, by feature."""
+    def at_end(self) -> dict[str, HistoryRows]:
+        """Returns the rows of each feature's history at the end of the log."""
         ends = [end for _, end in list_partitions(self._log)] if self._histories else []
         if ends:
             self._move_to(ends[-1])
-        return dict(self._known)
+        return dict(self._rows)
 
     def save(self) -> None:
-        """Stores what is known at the end of the log, once in a thirtieth of the time that is remembered."""
+        """Stores the histories at the end of the log, at most once in a thirtieth of the time that they reach back."""
         if not self._histories:
             return
-        self.known()
+        self.at_end()
         stored = names_in(self._log / FOLDER, ".parquet")
         latest = max((int(name.partition("-")[0]) for name in stored), default=-1)
         if self._at < 0 or latest > self._at - self._longest // _SAVES:
@@ -107,8 +107,8 @@ class Histories:
         self._forget()
         path = self._path(self._read_manifests())
         tables = [
-            pa.table([np.full(len(known.keys), number, np.int32), *known], names=_COLUMNS)
-            for number, known in enumerate(self._known.values())
+            pa.table([np.full(len(rows.keys), number, np.int32), *rows], names=_COLUMNS)
+            for number, rows in enumerate(self._rows.values())
         ]
         write_state_file(path, parquet_bytes(pa.concat_tables(tables)))
         for name in stored:
@@ -118,7 +118,7 @@ class Histories:
         """Reads on in the published partitions, up to those that end by ``start``."""
         if start == self._at:
             return
-        manifests = [one for one in self._read_manifests() if one.end <= start]
+        manifests = [manifest for manifest in self._read_manifests() if manifest.end <= start]
         if self._at < 0 or start < self._at:
             self._load(manifests, start)
         for manifest in manifests:
@@ -131,13 +131,13 @@ class Histories:
 
     def _forget(self) -> None:
         for name, history in self._histories.items():
-            self._known[name] = forget(history, self._known[name], self._at)
+            self._rows[name] = forget(history, self._rows[name], self._at)
         self._forgot = self._at
 
     def _load(self, manifests: Sequence[Manifest], start: int) -> None:
-        """Begins with what is stored of the latest partition that has it, else with the first one that matters."""
-        self._known = dict.fromkeys(self._histories, NOTHING)
-        self._at = min((one.start for one in manifests if one.end > start - self._longest), default=start)
+        """Loads the latest stored histories; without any, starts at the first partition that matters."""
+        self._rows = dict.fromkeys(self._histories, NOTHING)
+        self._at = min((part.start for part in manifests if part.end > start - self._longest), default=start)
         stored = {name.partition("-")[0] for name in names_in(self._log / FOLDER, ".parquet")}
         for count in range(len(manifests), 0, -1):
             if f"{manifests[count - 1].end:019d}" not in stored:
@@ -147,13 +147,13 @@ class Histories:
                 table = pq.read_table(pa.BufferReader(read_state_file(path, _REMEDY)))
                 features, *columns = (table.column(name).to_numpy() for name in _COLUMNS)
                 for number, name in enumerate(self._histories):
-                    self._known[name] = Known(*columns).at(features == number)
+                    self._rows[name] = HistoryRows(*columns).at(features == number)
                 self._at = manifests[count - 1].end
                 return
 
     def _read_manifests(self) -> list[Manifest]:
         manifests = read_manifests(self._log, self._manifests, self._among)
-        self._manifests = {(one.start, one.end): one for one in manifests}
+        self._manifests = {(manifest.start, manifest.end): manifest for manifest in manifests}
         return manifests
 
     def _path(self, manifests: Sequence[Manifest]) -> Path:
@@ -170,38 +170,38 @@ class Histories:
         return {name: matrix[:, single.index(name)].astype(np.int64) for name in names}
 
 
-def _counting(history: History, rows: pa.Table, ids: dict[str, np.ndarray]) -> Known:
+def _counting(history: History, rows: pa.Table, ids: dict[str, np.ndarray]) -> HistoryRows:
     """Selects the rows that count, in their order."""
     keys, values = ids[history.by], ids[history.of]
     counts = (keys != MISSING_ID) & (values != MISSING_ID)
     if history.where == "clicked":
         counts &= rows.column("label").to_numpy() == 1
-    return Known(keys, rows.column("query_time").to_numpy(), values).at(counts)
+    return HistoryRows(keys, rows.column("query_time").to_numpy(), values).at(counts)
 
 
-def write_known(log: Path, name: str | None, out: Path) -> int:
-    """Writes what a history knows at the end of a log as a Parquet file, for a feature store; returns how many keys.
+def write_history(log: Path, name: str | None, out: Path) -> int:
+    """Writes a history at the end of a log as Parquet, for a feature store; returns the number of keys.
 
-    Raises InputError: there is something else at ``out``, and as ``known_table`` does.
+    Raises InputError: there is something else at ``out``, or as ``history_table`` does.
     """
-    check_output_file(out, "what ctr history wrote", _is_known)
-    table = known_table(log, name)
+    check_output_file(out, "what ctr history wrote", _is_history)
+    table = history_table(log, name)
     write_atomic_bytes(out, parquet_bytes(table))
     return int(table.num_rows)
 
 
-def _is_known(path: Path) -> bool:
+def _is_history(path: Path) -> bool:
     try:
-        return bool(pq.read_schema(path).names == list(_KNOWN))
+        return bool(pq.read_schema(path).names == list(_TABLE_COLUMNS))
     except pa.ArrowException:
         return False
 
 
-def known_table(log: Path, name: str | None) -> pa.Table:
-    """Lists what a history, the only one or that of a feature, knows at the end of a log: a row for each key.
+def history_table(log: Path, name: str | None) -> pa.Table:
+    """Returns a history, a log's only one or the named feature's, at the end of the log: a row for each key.
 
-    Returns ``key`` (string), ``values`` (list of strings, the latest one last) and ``times`` (their queries' times), of
-    which a server sends those that are ``after`` old. Raises InputError: the log has no such history, or keeps no raw
+    Returns ``key`` (string), ``values`` (list of strings, the latest one last) and ``times`` (their queries' times);
+    a server sends values at least ``after`` old. Raises InputError: the log has no such history, or keeps no raw
     values of the features that it names.
     """
     schema = read_schema(log)
@@ -212,25 +212,25 @@ def known_table(log: Path, name: str | None) -> pa.Table:
         raise InputError(
             f"{log}: --feature {name}: allowed: {', '.join(names) or 'none, the log has no histories of values'}"
         )
-    history, known = schema.histories[name], Histories(log, schema).known()[name]
-    wanted = {history.by: np.unique(known.keys).tolist(), history.of: np.unique(known.values).tolist()}
-    kept = read_values(log, wanted)
+    history, rows = schema.histories[name], Histories(log, schema).at_end()[name]
+    wanted = {history.by: np.unique(rows.keys).tolist(), history.of: np.unique(rows.values).tolist()}
+    raw = read_values(log, wanted)
     texts = {
-        feature: {one: value_of_id(schema.by_name[feature], one) or kept[feature].get(one) for one in ids}
+        feature: {key: value_of_id(schema.by_name[feature], key) or raw[feature].get(key) for key in ids}
         for feature, ids in wanted.items()
     }
-    for feature, own in texts.items():
-        if lacking := sum(text is None for text in own.values()):
+    for feature, by_id in texts.items():
+        if lacking := sum(text is None for text in by_id.values()):
             raise InputError(
                 f"{log}: keeps no raw values of {lacking} values of {feature}; allowed: a log of a mapping with "
                 f"keep_values: [{history.by}, {history.of}]"
             )
-    keys, begins = np.unique(known.keys, return_index=True)
-    offsets = np.append(begins, len(known.keys)).astype(np.int32)
-    values = pa.array([texts[history.of][one] for one in known.values.tolist()], pa.string())
+    keys, begins = np.unique(rows.keys, return_index=True)
+    offsets = np.append(begins, len(rows.keys)).astype(np.int32)
+    values = pa.array([texts[history.of][key] for key in rows.values.tolist()], pa.string())
     columns = (
-        pa.array([texts[history.by][one] for one in keys.tolist()], pa.string()),
+        pa.array([texts[history.by][key] for key in keys.tolist()], pa.string()),
         pa.ListArray.from_arrays(offsets, values),
-        pa.ListArray.from_arrays(offsets, pa.array(known.times, pa.timestamp("us", "UTC"))),
+        pa.ListArray.from_arrays(offsets, pa.array(rows.times, pa.timestamp("us", "UTC"))),
     )
-    return pa.table(columns, names=_KNOWN)
+    return pa.table(columns, names=_TABLE_COLUMNS)

@@ -5,7 +5,7 @@ import pandas as pd
 
 from ctr.io.hashing import splitmix64
 
-MOST_IDS = 2**18  # that stay in memory, those that occur most often
+MOST_IDS = 2**18  # that stay in memory, the most frequent
 
 _SMALLEST_HASHES = 2**14
 
@@ -20,7 +20,7 @@ class IdCounts:
     """
 
     def __init__(self, most: int = MOST_IDS) -> None:
-        self.shortfall = 0  # by how much the count of an id may be too small
+        self.shortfall = 0  # maximum undercount of an id
         self._most = most
         self._counts = pd.DataFrame({"all": [], "clicked": []}, np.zeros(0, np.int64), dtype=np.int64)
         self._hashes = np.zeros(0, np.uint64)
@@ -43,7 +43,7 @@ class IdCounts:
         self._counts = counts
 
     def distinct(self) -> int:
-        """Returns how many different ids there are."""
+        """Returns the number of distinct ids."""
         if self.exact or len(self._hashes) < _SMALLEST_HASHES:
             return len(self._counts) if self.exact else len(self._hashes)
         return round((_SMALLEST_HASHES - 1) / (float(self._hashes[-1]) / 2.0**64))
@@ -51,4 +51,4 @@ class IdCounts:
     def top(self, count: int) -> list[tuple[int, int, int]]:
         """Lists the most frequent ids, occurrences, and occurrences in clicked rows; ties by the smaller id."""
         largest = self._counts.sort_values("all", ascending=False, kind="stable")[:count]
-        return [(int(one), int(every), int(clicks)) for one, every, clicks in largest.itertuples()]
+        return [(int(number), int(every), int(clicks)) for number, every, clicks in largest.itertuples()]

@@ -65,7 +65,7 @@ class TopId:
     """A frequent id."""
 
     id: int
-    value: str | None  # what it stands for, if known
+    value: str | None  # the raw value, if known
     share: float  # of all values of the feature
     click_rate: float  # of its own occurrences
 
@@ -79,7 +79,7 @@ class FeatureSummary:
     tower: str
     width: int | None
     buckets: int | None  # the number of ids that it may have; None where they grow
-    ids: int  # different ids that occur, but for the one of a missing value
+    ids: int  # distinct ids that occur, without missing
     exact: bool  # whether ``ids`` and the shares of top ids are
     shortfall: int
     missing: float  # share of the rows without a value
@@ -136,7 +136,7 @@ class LogSummary:
 
 
 def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) -> LogSummary:
-    """Goes over a log once; ``progress`` is called with the rows read since its last call. Raises InputError."""
+    """Summarizes a log in one pass; ``progress`` gets the rows read since its last call. Raises InputError."""
     schema, manifests = read_schema(log), read_manifests(log)
     # The run directory of a training has a schema too.
     if not manifests and (log / "checkpoints").exists():
@@ -144,16 +144,16 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
     shards = [entry for manifest in manifests for entry in manifest.shards]
     first = min((entry.first_query_time for entry in shards), default=None)
     last = max((entry.last_query_time for entry in shards), default=None)
-    found = _Pass(schema, first or 0, last or 0)
+    totals = _Pass(schema, first or 0, last or 0)
     waiting: list[Rows] = []
     for rows in read_rows(log, schema, manifests):
         waiting.append(rows)
         progress(len(rows))
         if sum(map(len, waiting)) >= _AT_ONCE:
-            found.add(join_rows(waiting))
+            totals.add(join_rows(waiting))
             waiting = []
     if waiting:
-        found.add(join_rows(waiting))
+        totals.add(join_rows(waiting))
     partitions = tuple(_partition(manifest) for manifest in manifests)
     counters: Counter[str] = Counter()
     for manifest in manifests:
@@ -165,19 +165,19 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
         clicks=sum(part.clicks for part in partitions),
         bytes=sum(part.bytes for part in partitions),
         shards=len(shards),
-        faulty_rows=found.faulty,
+        faulty_rows=totals.faulty,
         first=first,
         last=last,
-        max_query_rows=found.max_query_rows,
-        ranked_queries=found.ranked_queries,
-        metric_weight=found.weight / max(found.rows, 1),
-        weighted_click_rate=found.clicked_weight / found.weight if found.weight else None,
-        period=found.period,
-        over_time=found.over_time() if shards else (),
-        pauses=tuple(found.pauses),
+        max_query_rows=totals.max_query_rows,
+        ranked_queries=totals.ranked_queries,
+        metric_weight=totals.weight / max(totals.rows, 1),
+        weighted_click_rate=totals.clicked_weight / totals.weight if totals.weight else None,
+        period=totals.period,
+        over_time=totals.over_time() if shards else (),
+        pauses=tuple(totals.pauses),
         partitions=partitions,
         gaps=tuple(Span(a.end, b.start) for a, b in pairwise(partitions) if b.start > a.end),
-        features=_with_values(log, tuple(found.summaries())),
+        features=_with_values(log, tuple(totals.summaries())),
         labels=schema.labels,
         sidecars=tuple(_sidecars(log, manifests)),
         samplings=tuple(applied.name for applied in applied_samplings(log)),
@@ -187,10 +187,10 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
 
 def _with_values(log: Path, features: Sequence[FeatureSummary]) -> tuple[FeatureSummary, ...]:
     wanted = {feature.name: [top.id for top in feature.top if top.value is None] for feature in features}
-    kept = read_values(log, wanted)
+    raw_values = read_values(log, wanted)
 
     def named(feature: FeatureSummary) -> FeatureSummary:
-        values = kept[feature.name]
+        values = raw_values[feature.name]
         tops = (replace(top, value=top.value or values.get(top.id)) for top in feature.top)
         return replace(feature, top=tuple(tops))
 
@@ -214,7 +214,7 @@ def _sidecars(log: Path, manifests: Sequence[Manifest]) -> Iterator[Sidecar]:
 
 @dataclass
 class _Values:
-    """What the rows have of a feature."""
+    """Running statistics of a feature's values."""
 
     counts: IdCounts = field(default_factory=IdCounts)
     values: int = 0

@@ -1,4 +1,4 @@
-"""Text of ``ctr inspect``: the summary of a log, and warnings of what is unusual in it."""
+"""Text of ``ctr inspect``: the summary of a log, and warnings about it."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -20,7 +20,7 @@ _YEAR_1980_US = 315_532_800_000_000
 
 
 def log_warnings(summary: LogSummary) -> list[str]:
-    """Lists what is unusual in a log, a line for each."""
+    """Returns warnings about a log, a line each."""
     if not summary.rows:
         return ["the log has no rows"]
     return [*_row_warnings(summary), *_time_warnings(summary), *_feature_warnings(summary.features)]
@@ -95,15 +95,15 @@ def _feature_warnings(features: Sequence[FeatureSummary]) -> Iterator[str]:
         if feature.missing > MISSING:
             yield f"feature {feature.name} is missing in {_share(feature.missing)} of the rows"
     hashed = [(f.shared, f.name, f.values) for f in features if f.shared is not None and f.values is not None]
-    if found := sorted((f for f in hashed if f[0] > SHARED), key=lambda item: (-item[0], item[1])):
+    if colliding := sorted((f for f in hashed if f[0] > SHARED), key=lambda item: (-item[0], item[1])):
         # 1 - (1 - 1/m)^n is about n / m.
         worst = [
             f"{name} {_share(shared)} (about 10% with {_rounded_up(10 * values):,} buckets)"
-            for shared, name, values in found[:_MOST_NAMED]
+            for shared, name, values in colliding[:_MOST_NAMED]
         ]
-        more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        more = f", and {len(colliding) - _MOST_NAMED} more" if len(colliding) > _MOST_NAMED else ""
         yield (
-            f"hash collisions: in {_count(len(found), 'feature')} more than 10% of the values share a bucket with "
+            f"hash collisions: in {_count(len(colliding), 'feature')} more than 10% of the values share a bucket with "
             f"another one: {', '.join(worst)}{more}; leave buckets out of the mapping, and each value has an id of its "
             "own"
         )
@@ -243,7 +243,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def _duration(length_us: int) -> str:
-    """In its two largest units, such as ``2 d 5 h``."""
+    """Formats a duration in its two largest units, such as ``2 d 5 h``."""
     seconds = round(length_us / 1_000_000)
     if not seconds:
         return f"{length_us / 1_000_000:g} s"

@@ -78,7 +78,7 @@ class JoinedSidecar:
         if not published:
             beside = ", ".join(list_sidecars(log)) or "none"
             raise InputError(f"{log} has no sidecar {name}; the sidecars beside it: {beside}")
-        # Only the partitions of the log are published in their order: those of a sidecar may be written side by side.
+        # Only a log's partitions are published in order: a sidecar's may be written side by side.
         folder = sidecar_folder(log, name)
         published_partitions(folder, folder, {manifest.name for manifest in self._manifests})
         for number in published:
@@ -120,7 +120,7 @@ class JoinedSidecar:
         return array
 
     def _partition(self, index: int) -> _Partition | None:
-        """The partition's rows; None when the sidecar does not have them (yet)."""
+        """Returns the partition's rows; None while the sidecar lacks them."""
         if self._cache.get(index) is None:
             self._cache[index] = self._read(self._manifests[index]) if self._is_published(index) else None
         return self._cache[index]
@@ -132,13 +132,13 @@ class JoinedSidecar:
         back is possible and reads it again. Raises InputError: a partition is damaged or another log's.
         """
         rows = len(example_id)
-        found = np.zeros(rows, bool)
+        present = np.zeros(rows, bool)
         result = {
             name: np.full(rows, np.nan if np.issubdtype(kind, np.floating) else 0, kind)
             for name, kind in self._types.items()
         }
         if not rows:
-            return {**result, FOUND: found}
+            return {**result, FOUND: present}
         for index in [index for index in self._cache if self._manifests[index].end <= query_time[0]]:
             del self._cache[index]
         first = max(int(np.searchsorted(self._starts, query_time[0], side="right")) - 1, 0)
@@ -150,7 +150,7 @@ class JoinedSidecar:
             if partition is None:
                 continue
             places, there = partition.find(example_id[begin:end])
-            found[begin:end] = there
+            present[begin:end] = there
             if there.all():
                 for name, column in partition.columns.items():
                     result[name][begin:end] = column[places]
@@ -158,7 +158,7 @@ class JoinedSidecar:
                 assert isinstance(places, np.ndarray)
                 for name, column in partition.columns.items():
                     result[name][begin:end][there] = column[places[there]]
-        return {**result, FOUND: found}
+        return {**result, FOUND: present}
 
 
 class MissingValues:

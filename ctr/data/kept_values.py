@@ -28,21 +28,21 @@ from ctr.data.value_arrays import numbers_of_ids
 FOLDER = "values"
 MOST_VALUES = 10_000
 VALUE_PREFIX = "@value:"
-"""Before the name of a feature that of the column with its raw values, beside those of a shard."""
+"""Prefix of a feature's name in the name of its column of raw values, beside a shard's columns."""
 
 _FIRST_ROWS = 65_536  # show that a feature has too many values, sooner than all do
 _MISSING = "missing"
 
 
 def has_raw_values(feature: AnyFeature) -> bool:
-    """Tells a feature whose ids do not say by themselves what they stand for."""
-    # What a history lists is kept with the feature that it lists.
+    """Returns whether the feature's ids are hashes, whose raw values must be kept to be shown."""
+    # The values of a history are kept with the feature that it lists.
     is_history = isinstance(feature, Category) and feature.history is not None
     return feature.has_ids and not (isinstance(feature, Number) or _vocabulary(feature) or is_history)
 
 
 def value_of_id(feature: AnyFeature, number: int) -> str | None:
-    """Returns what an id of a feature stands for; None for a hash, which does not say."""
+    """Returns the value behind an id of a feature; None for a hash, which cannot be inverted."""
     if number == MISSING_ID:
         return _MISSING
     vocabulary = _vocabulary(feature)
@@ -58,15 +58,15 @@ def value_of_id(feature: AnyFeature, number: int) -> str | None:
     return f"{edges[-1]} and more" if number > len(edges) else f"{edges[number - 2]} to {edges[number - 1]}"
 
 
-def check_kept(names: Sequence[str], features: Sequence[AnyFeature]) -> None:
-    """Raises ValueError, with what is allowed, for a name that is there twice or of no feature with raw values."""
+def check_keep_values(names: Sequence[str], features: Sequence[AnyFeature]) -> None:
+    """Raises ValueError, with the allowed names, for a repeated name or one of no feature with raw values."""
     with_values = [feature.name for feature in features if has_raw_values(feature)]
     allowed = ", ".join(with_values) or "none of this mapping"
-    known = {feature.name for feature in features}
-    for place, name in enumerate(names):
-        if name in names[:place]:
+    all_names = {feature.name for feature in features}
+    for index, name in enumerate(names):
+        if name in names[:index]:
             raise ValueError(f"keep_values names {name} twice; each feature is named once")
-        if name not in known:
+        if name not in all_names:
             raise ValueError(f"keep_values names {name}, which is not a feature; allowed: {allowed}")
         if name not in with_values:
             raise ValueError(
@@ -78,17 +78,17 @@ def _vocabulary(feature: AnyFeature) -> tuple[str, ...]:
     return (feature.vocabulary or ()) if isinstance(feature, Category) else ()
 
 
-def value_columns(schema: Schema, kept: Sequence[str]) -> dict[str, pa.DataType]:
-    """Returns the columns with raw values that rows need so that values of the features ``kept`` can be written."""
-    known = schema.by_name
-    needed = set(kept)
-    for name in kept:
-        feature = known[name]
+def value_columns(schema: Schema, names: Sequence[str]) -> dict[str, pa.DataType]:
+    """Returns the raw value columns that rows need so that values of the features ``names`` can be written."""
+    by_name = schema.by_name
+    needed = set(names)
+    for name in names:
+        feature = by_name[name]
         if isinstance(feature, Cross):
             needed.update(feature.of)
     return {
-        name: pa.large_list(pa.large_string()) if is_multivalent(feature, known) else pa.large_string()
-        for name, feature in known.items()
+        name: pa.large_list(pa.large_string()) if is_multivalent(feature, by_name) else pa.large_string()
+        for name, feature in by_name.items()
         if name in needed and isinstance(feature, Category | Text)
     }
 
@@ -99,11 +99,11 @@ def without_values(table: pa.Table) -> pa.Table:
 
 
 def stage_with_values(
-    log: Path, schema: Schema, kept: Sequence[str], start: int, end: int, rows: pa.Table, **options: Any
+    log: Path, schema: Schema, names: Sequence[str], start: int, end: int, rows: pa.Table, **options: Any
 ) -> Manifest:
-    """Stages a partition (``stage_partition``) of rows with ``value_columns``, and a dictionary of ``kept`` ones."""
+    """Stages a partition (``stage_partition``) of rows with ``value_columns``, and a dictionary for ``names``."""
     manifest = stage_partition(log, schema, start, end, rows.select(shard_schema(schema).names), **options)
-    values = value_dictionary(schema, kept, rows) if kept else _DICTIONARY.empty_table()
+    values = value_dictionary(schema, names, rows) if names else _DICTIONARY.empty_table()
     if not values.num_rows:
         return manifest
     _, size, digest = write_parquet(log / FOLDER, manifest.name, values)
@@ -115,12 +115,12 @@ def values_path(log: Path, partition: str, entry: ValuesEntry) -> Path:
     return log / FOLDER / f"{partition}-{entry.sha256[:16]}.parquet"
 
 
-def value_dictionary(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.Table:
-    """Lists what the ids of the features ``kept`` in ``rows`` stand for: ``feature``, ``id``, ``value``, sorted."""
+def value_dictionary(schema: Schema, names: Sequence[str], rows: pa.Table) -> pa.Table:
+    """Returns the values behind the ids of ``names`` in ``rows``: ``feature``, ``id``, ``value``, sorted."""
     unlimited = {name for history in schema.histories.values() for name in history.names}
     columns = _ValueColumns(schema, rows)
     parts = [_DICTIONARY.empty_table()]
-    for name in sorted(kept):
+    for name in sorted(names):
         feature = schema.by_name[name]
         ids = pa.array(columns.ids(name), pa.int64())
         if name not in unlimited and pc.count_distinct(ids[:_FIRST_ROWS]).as_py() > MOST_VALUES + 1:
@@ -166,8 +166,8 @@ class _ValueColumns:
             part = self._schema.by_name[name]
             if isinstance(part, Number):
                 numbers, codes = np.unique(self.ids(name), return_inverse=True)
-                known = pa.array([value_of_id(part, one) for one in numbers.tolist()], pa.large_string())
-                values = known.take(pa.array(codes))
+                named = pa.array([value_of_id(part, key) for key in numbers.tolist()], pa.large_string())
+                values = named.take(pa.array(codes))
             else:
                 values = self.raw(name)
                 values = pc.if_else(pc.equal(values, ""), pa.scalar(_MISSING, pa.large_string()), values)
@@ -176,28 +176,28 @@ class _ValueColumns:
 
 
 def read_values(log: Path | str, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
-    """Reads what ids stand for, by feature, as far as the dictionaries say; of several values of one id the smallest.
+    """Reads the values behind ids, by feature, as far as dictionaries have them; the smallest value of an id.
 
     Raises InputError: a dictionary is missing or damaged.
     """
     log = Path(log)
     # What a history lists are values of another feature.
     listed = {name: history.of for name, history in read_schema(log).histories.items()}
-    kept_as = {name: listed.get(name, name) for name in wanted}
-    sought: dict[str, set[int]] = {name: set() for name in kept_as.values()}
+    listed_of = {name: listed.get(name, name) for name in wanted}
+    sought: dict[str, set[int]] = {name: set() for name in listed_of.values()}
     for name, ids in wanted.items():
-        sought[kept_as[name]].update(ids)
+        sought[listed_of[name]].update(ids)
     texts: dict[str, dict[int, str]] = {name: {} for name in sought}
     columns = {name: pa.array(sorted(ids), pa.int64()) for name, ids in sought.items() if ids}
     for manifest in read_manifests(log) if columns else ():
         if (entry := manifest.values) is not None:
             table = read_verified_parquet(values_path(log, manifest.name, entry), entry.bytes, entry.sha256)
             for name, ids in columns.items():
-                found = pc.and_(pc.equal(table["feature"], name), pc.is_in(table["id"], ids))
-                part = table.filter(found)
-                for one, value in zip(part["id"].to_pylist(), part["value"].to_pylist(), strict=True):
-                    texts[name][one] = min(value, texts[name].get(one, value))
+                matches = pc.and_(pc.equal(table["feature"], name), pc.is_in(table["id"], ids))
+                part = table.filter(matches)
+                for key, value in zip(part["id"].to_pylist(), part["value"].to_pylist(), strict=True):
+                    texts[name][key] = min(value, texts[name].get(key, value))
     return {
-        name: {one: texts[kept_as[name]][one] for one in sorted(set(ids)) if one in texts[kept_as[name]]}
+        name: {key: texts[listed_of[name]][key] for key in sorted(set(ids)) if key in texts[listed_of[name]]}
         for name, ids in wanted.items()
     }

@@ -113,20 +113,20 @@ def shard_file(partition: str, index: int, sha256: str) -> str:
 
 
 def check_log(folder: Path, schema: Schema) -> None:
-    """Raises InputError where the folder neither is a log with this schema nor can become one; changes nothing."""
+    """Raises InputError where the folder is not, and cannot become, a log with this schema; changes nothing."""
     check_log_folder(folder)
     path = folder / "schema.json"
     if path.exists():
-        found = read_schema(folder)
-        if found.version != schema.version:
-            differences = joined(differing_features(found, schema)) or "written in a different form"
+        existing = read_schema(folder)
+        if existing.version != schema.version:
+            differences = joined(differing_features(existing, schema)) or "written in a different form"
             raise InputError(
-                f"{path}: this log was written under schema {found.version}, not {schema.version} "
+                f"{path}: this log was written under schema {existing.version}, not {schema.version} "
                 f"({differences}): features cannot change inside a log",
                 "use another output directory",
             )
-        if found.labels != schema.labels:
-            before, now = (", ".join(one.labels) or "none" for one in (found, schema))
+        if existing.labels != schema.labels:
+            before, now = (", ".join(side.labels) or "none" for side in (existing, schema))
             raise InputError(
                 f"{path}: this log was written with labels: {before}, not {now}: labels cannot change inside a log",
                 "use another output directory",
@@ -134,12 +134,12 @@ def check_log(folder: Path, schema: Schema) -> None:
 
 
 def check_log_folder(folder: Path) -> None:
-    """Checks the same of a log of any features; hidden files and ``rejects/`` may stand there before there is a log."""
+    """Checks a folder as ``check_log`` does, for any features; hidden files and ``rejects/`` may precede a log."""
 
-    def can_be_log(found: Path) -> bool:
+    def can_be_log(path: Path) -> bool:
         # A run directory has a schema too.
-        is_log = (found / "schema.json").exists() and not (found / "config.yaml").exists()
-        others = (other for other in found.iterdir() if not is_temporary(other))
+        is_log = (path / "schema.json").exists() and not (path / "config.yaml").exists()
+        others = (other for other in path.iterdir() if not is_temporary(other))
         return is_log or all(other.name == "rejects" or other.name.startswith(".") for other in others)
 
     check_output_folder(folder, "an example log", can_be_log)
@@ -236,11 +236,11 @@ def list_partitions(folder: Path) -> list[tuple[int, int]]:
 
 def read_manifests(
     folder: Path,
-    known: Mapping[tuple[int, int], Manifest] | None = None,
+    cached: Mapping[tuple[int, int], Manifest] | None = None,
     among: Set[str] | None = None,
     needs_labels: bool = True,
 ) -> list[Manifest]:
-    """Returns all partitions in order of time; the manifests of those ``known`` are not read again.
+    """Returns all partitions in order of time; manifests in ``cached`` are not read again.
 
     Raises InputError: a manifest is damaged, overlaps another, or (of the names ``among``, None: of all) was lost while
     its shards are still there; or the rows lack the labels that are needed.
@@ -249,7 +249,7 @@ def read_manifests(
     manifests: list[Manifest] = []
     for start, end in published_partitions(folder / "shards", folder / "manifests", among):
         path = f"{folder}/manifests/{partition_name(start, end)}.json"
-        manifest = (known or {}).get((start, end))
+        manifest = (cached or {}).get((start, end))
         if manifest is None:
             manifest = parse_model(Manifest, read_sealed(Path(path), f"{path}: no such manifest"), path)
         if (manifest.start, manifest.end) != (start, end):
@@ -276,19 +276,19 @@ def log_sha256(manifests: Sequence[Manifest]) -> str:
 
 
 class PublishedPartitions:
-    """Published partitions of a log that grows; reads only new manifests, and misses one that is overwritten."""
+    """Published partitions of a growing log; reads only new manifests, and misses overwritten ones."""
 
-    def __init__(self, folder: Path, known: Sequence[Manifest] = ()) -> None:
+    def __init__(self, folder: Path, manifests: Sequence[Manifest] = ()) -> None:
         self._folder = folder
         self._names: frozenset[str] = frozenset()
-        self._manifests = known
+        self._manifests = manifests
 
     def read(self) -> Sequence[Manifest]:
-        """Reads all of them as ``read_manifests`` does; the same object as before when there are no others."""
+        """Reads all manifests as ``read_manifests`` does; returns the same object while there are no new ones."""
         names = frozenset(names_in(self._folder / "manifests", ".json"))
         if names != self._names:
-            known = {(manifest.start, manifest.end): manifest for manifest in self._manifests}
-            self._manifests = read_manifests(self._folder, known)
+            cached = {(manifest.start, manifest.end): manifest for manifest in self._manifests}
+            self._manifests = read_manifests(self._folder, cached)
             # A manifest that appeared in between may be read now and listed next time, which is harmless.
             self._names = names
         return self._manifests
@@ -318,7 +318,7 @@ def published_partitions(
         lost = _first_lost(shards, partitions, among)
         if lost is None:
             return partitions
-        # Unless it was published while names were listed, of which those that come meanwhile may be left out.
+        # Unless it was published while names were listed, when a listing may omit new names.
         if not (manifests / f"{lost}.json").is_file():
             raise InputError(
                 f"{manifests / lost}.json: missing, though {shards} holds files of this partition and later ones are "
@@ -328,8 +328,8 @@ def published_partitions(
 
 
 def _first_lost(shards: Path, partitions: Sequence[tuple[int, int]], among: Set[str] | None) -> str | None:
-    known = {partition_name(*partition) for partition in partitions}
-    unpublished = {name[:_PARTITION_LENGTH] for name in names_in(shards, ".parquet")} - known
+    published = {partition_name(*partition) for partition in partitions}
+    unpublished = {name[:_PARTITION_LENGTH] for name in names_in(shards, ".parquet")} - published
     for stem in sorted(unpublished if among is None else unpublished & among):
         match = _PARTITION.fullmatch(stem)
         if match is None:

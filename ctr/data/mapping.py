@@ -17,7 +17,7 @@ from pydantic import (
 from ctr.config import LocalName, ShortModel, StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
 from ctr.data.features import Category, Feature, LabelName, Number, Text, Vector
-from ctr.data.kept_values import check_kept
+from ctr.data.kept_values import check_keep_values
 from ctr.data.schema import Schema, make_schema
 from ctr.data.time_formats import check_format
 from ctr.data.times import DAY_US, Duration, duration_us
@@ -211,7 +211,7 @@ class Time(StrictModel):
 
     @property
     def range_us(self) -> tuple[int, int]:
-        """From which microsecond since 1970 on, and before which one a time may be."""
+        """Returns the range [begin, end) of allowed times, in microseconds since 1970."""
         first = 0 if self.first is None else _days(self.first) * DAY_US
         limit = TIME_LIMIT_US if self.last is None else (_days(self.last) + 1) * DAY_US
         return max(first, 0), limit
@@ -270,7 +270,7 @@ class Join(StrictModel):
 
     @property
     def own_columns(self) -> tuple[str, ...]:
-        """Columns of the side table by which it is looked up; no row of the log gets them."""
+        """Returns the side table's columns for the look-up; no row of the log gets them."""
         time = None if self.valid_from is None else self.valid_from.column
         return (self.key,) if time is None else (self.key, time)
 
@@ -292,7 +292,7 @@ class Session(StrictModel):
 
 
 class Query(StrictModel):
-    """Which rows form a query: those with the same value of ``column``, or those of one ``session``.
+    """Grouping of rows into queries: by equal values of ``column``, or by ``session``.
 
     Attributes:
         column: rows with the same value of this column are one query.
@@ -473,7 +473,7 @@ class Mapping(ShortModel):
                 f"label: required with the histories {', '.join(histories)}, which list earlier rows of the log; to "
                 "score new rows, give their lists to a Scorer in Python"
             )
-        check_kept(self.keep_values, self.features)
+        check_keep_values(self.keep_values, self.features)
         return self
 
     @property
@@ -519,7 +519,7 @@ class Mapping(ShortModel):
 
     @property
     def value_sources(self) -> frozenset[str]:
-        """Columns that are read for categories and texts alone: each different value of them is looked at once."""
+        """Returns the columns read for categories and texts alone: each distinct value is processed once."""
         others = {
             *self.key_columns,
             *self.number_sources,
@@ -531,7 +531,7 @@ class Mapping(ShortModel):
 
     @property
     def list_sources(self) -> dict[str, str | None]:
-        """Sources of multivalent categories, with the separator of their values; None where there are several."""
+        """Returns the sources of multivalent categories, with their values' separator; None where there are several."""
         return self.feature_schema.list_separators
 
 

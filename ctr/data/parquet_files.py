@@ -22,8 +22,8 @@ _FEW_VALUED = ("label", "train_weight", "metric_weight")
 def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
     """Writes a table as a Parquet file with page checksums; the same bytes for the same arguments.
 
-    Of small ids the higher bytes are mostly 0, and are better stored apart; those of fingerprints are as random as the
-    lower ones, and LZ4 reads them in half the time of zstd.
+    The higher bytes of small ids are mostly 0, and are better stored apart; a fingerprint's are as random as its lower
+    ones, and LZ4 reads them in half the time of zstd.
     """
     sink = io.BytesIO()
     packed = [IDS_COLUMN] if are_ids_small and IDS_COLUMN in table.column_names else False
@@ -75,15 +75,15 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
     if not path.is_file():
         raise InputError(f"{path}: the file is missing, though a manifest names it")
     try:
-        found = path.stat().st_size
-        content = path.read_bytes() if found == size else b""
+        actual = path.stat().st_size
+        content = path.read_bytes() if actual == size else b""
     except OSError as error:
         # The error of a disk does not name the file.
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    log.info("read %s, %d bytes", path, found)
-    if found != size or hashlib.sha256(content).hexdigest() != sha256:
+    log.info("read %s, %d bytes", path, actual)
+    if actual != size or hashlib.sha256(content).hexdigest() != sha256:
         raise InputError(
-            f"{path}: damaged: its {found} bytes do not have the SHA-256 that the manifest records "
+            f"{path}: damaged: its {actual} bytes do not have the SHA-256 that the manifest records "
             f"({size} bytes, {sha256[:16]}...)"
         )
     try:
@@ -95,7 +95,7 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
 
 
 def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
-    """A few bytes can stand for any number of equal values: what no shard holds is not unpacked."""
+    """Raises InputError before unpacking more values than a shard holds, as a few bytes can encode any number."""
     for column in range(metadata.num_columns):
         groups = range(metadata.num_row_groups)
         values = sum(metadata.row_group(group).column(column).num_values for group in groups)

@@ -1,7 +1,7 @@
 """Number of rows of a query, the size of its page, as a feature that no log holds: it is counted where rows are read.
 
-Of what is shown together the number is known before any of it is clicked. A session that lasts is not: its number of
-rows is the future of its first row. So of a query whose rows have different times the value is missing.
+The size of a page is known before any of its rows is clicked. The size of a session is not: its number of rows is the
+future of its first row. So the value is missing for a query whose rows have different times.
 """
 
 from typing import Literal
@@ -15,16 +15,16 @@ _BOUNDARIES = (2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362,
 """Up to 5 rows each number has an id of its own; from there on they grow by the square root of 2."""
 
 FEATURE = Number(name=QUERY_SIZE, source=QUERY_SIZE, boundaries=_BOUNDARIES, tower="ui")
-"""What a page has is how an ad is shown, and not what it is: its tower is that of positions and formats."""
+"""Page size describes how an ad is shown, not the ad: it belongs to the tower of positions and formats."""
 
 _FEW_SESSIONS = 0.005
 
 Pages = dict[Literal["pages", "sessions", "largest"], int]
-"""Queries of several rows, those of one time and those of different times, and the largest number of rows."""
+"""Counts of queries of several rows, with one time (pages) and with several (sessions), and the most rows."""
 
 
 def find_pages(begins: np.ndarray, times: np.ndarray) -> Pages:
-    """Counts the queries of several rows, as a manifest has them; empty where there are none.
+    """Counts the queries of several rows for a manifest; empty where there are none.
 
     Args:
         begins: int64, the row numbers at which a query begins.
@@ -40,7 +40,7 @@ def find_pages(begins: np.ndarray, times: np.ndarray) -> Pages:
 
 
 def pages_differ(rows: int, queries: int, pages: Pages) -> bool:
-    """Returns whether the queries of a log are pages of different sizes, by what ``find_pages`` counted.
+    """Returns whether the queries of a log are pages of different sizes, by the counts of ``find_pages``.
 
     A few sessions do not matter. Where they are common, that a value is missing, or 1, would say
     whether more rows come.
@@ -61,8 +61,8 @@ def query_size_ids(schema: Schema, begins: np.ndarray, times: np.ndarray) -> np.
     assert isinstance(feature, Number)
     sizes = np.diff(begins, append=len(times)).astype(np.int64)
     ids = 1 + np.searchsorted(feature.edges(), sizes, side="right")
-    known = np.where(_is_of_one_time(begins, times), ids, MISSING_ID).astype(schema.id_type)
-    return np.repeat(known, sizes)
+    ids_by_query = np.where(_is_of_one_time(begins, times), ids, MISSING_ID).astype(schema.id_type)
+    return np.repeat(ids_by_query, sizes)
 
 
 def _is_of_one_time(begins: np.ndarray, times: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Example log as a stream of column blocks in its order, verified before a row of them is used."""
+"""Example log as a stream of column blocks in its order, each verified before use."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ FAULTS = (
 )
 _LABEL, _TRAIN_WEIGHT, _METRIC_WEIGHT, _ID, QUERY_TOO_LARGE = range(1, len(FAULTS))
 
-# Few enough that what is found out about them stays in the processor's cache.
+# Few enough that their checks stay in the processor's cache.
 _ROWS_AT_ONCE = 4096
 
 

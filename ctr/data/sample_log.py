@@ -57,10 +57,10 @@ class Count:
     def kept_fraction(self) -> float | None:
         return self.kept / self.rows if self.rows else None
 
-    def add(self, mask: np.ndarray, kept: np.ndarray, weight: np.ndarray) -> None:
+    def add(self, mask: np.ndarray, selected: np.ndarray, weight: np.ndarray) -> None:
         """Counts the N examples where ``mask`` holds; all three [N], the weight 0 where not kept."""
         self.rows += int(np.count_nonzero(mask))
-        self.kept += int(np.count_nonzero(mask & kept))
+        self.kept += int(np.count_nonzero(mask & selected))
         self.weight_sum += float(weight[mask].sum(dtype=np.float64))
 
 
@@ -116,11 +116,11 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
 
 
 def adopt_record(path: Path, record: StrictModel) -> None:
-    """Creates the file, or raises InputError where it has other content."""
+    """Creates the file of a sampling, or raises InputError where it has other content."""
     if create_exclusively(path, dump_yaml(record).encode()):
         return
     before = load_model(type(record), path, "record of sampling")
-    old, new = (one.model_dump(mode="json") for one in (before, record))
+    old, new = (content.model_dump(mode="json") for content in (before, record))
     differences = differing_keys(old, new)
     if differences:
         raise InputError(
@@ -217,11 +217,11 @@ def _selected(source: _Source) -> list[Manifest]:
 
 @dataclass(frozen=True)
 class _Decided:
-    """A shard's table and the decisions on its N rows; those that are faulty or outside are dropped."""
+    """A shard's table and the decisions on its N rows; faulty rows and rows outside the range are dropped."""
 
     table: pa.Table
     keep_probability: np.ndarray  # float32
-    kept: np.ndarray
+    selected: np.ndarray  # bool
     weight: np.ndarray  # float32
 
 
@@ -245,14 +245,14 @@ def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult)
             keep = partial(source.strata.keep, rows.ids[:, source.stratum].astype(np.int64))
         columns = rows.example_id, rows.query_time, rows.label
         decisions = decide(source.config, *columns, logit, low_visibility, keep)
-        probability, kept, weight = (np.zeros(len(good), kind) for kind in (np.float32, bool, np.float32))
+        probability, selected, weight = (np.zeros(len(good), kind) for kind in (np.float32, bool, np.float32))
         probability[good] = decisions.keep_probability
-        kept[good] = decisions.kept
+        selected[good] = decisions.kept
         weight[good] = decisions.weight
         for name, mask in decisions.conditions.items():
             result.conditions[name].add(mask, decisions.kept, decisions.weight)
         source.progress(entry.rows)
-        yield _Decided(table, probability, kept, weight)
+        yield _Decided(table, probability, selected, weight)
 
 
 def _empty_result(name: str, output: Path, source: _Source) -> SamplingResult:
@@ -278,13 +278,13 @@ def write_decisions(
     result = _empty_result(name, folder, source)
     for manifest in source.manifests:
         kinds = (np.int64, np.float32, np.float32, np.bool_)
-        ids, weight, probability, kept = ([np.zeros(0, kind)] for kind in kinds)
+        ids, weight, probability, selected = ([np.zeros(0, kind)] for kind in kinds)
         for shard in _decided_shards(source, manifest, result):
             ids.append(shard.table.column("example_id").to_numpy())
             weight.append(shard.weight)
             probability.append(shard.keep_probability)
-            kept.append(shard.kept)
-        columns = {"example_id": ids, "weight": weight, "keep_probability": probability, "kept": kept}
+            selected.append(shard.selected)
+        columns = {"example_id": ids, "weight": weight, "keep_probability": probability, "kept": selected}
         table = pa.table({column: np.concatenate(parts) for column, parts in columns.items()})
         write_sidecar_partition(log, name, manifest, table)
         result.partitions += 1
@@ -292,7 +292,7 @@ def write_decisions(
 
 
 def _check_name(log: Path, name: str) -> Path:
-    """Returns the folder of a sampling's decisions. Raises InputError where the name is that of something else."""
+    """Returns the folder of a sampling's decisions. Raises InputError for the name of another kind of sidecar."""
     folder = new_sidecar_folder(log, name)
     # Also of a sidecar that was begun, and has no partition yet.
     if folder.exists() and any(folder.iterdir()) and not (folder / RECORD).exists():
@@ -315,7 +315,7 @@ def write_sampled_log(
     """Writes the kept examples of a log as the log ``out``, their weights multiplied by the importance weight.
 
     It has the source's schema, its partitions as far as the time range reaches, and its sidecars cut to the kept rows.
-    Decisions of samplings are not carried along: those that made ``out`` are in its weights already. Raises InputError
+    Decisions of samplings are not copied: the ones behind ``out`` are in its weights already. Raises InputError
     as ``write_decisions`` does, or where ``out`` is another log.
     """
     decisions = _check_name(log, name)
@@ -359,9 +359,9 @@ def write_sampled_log(
 
 
 def _kept_rows(shard: _Decided) -> pa.Table:
-    table = shard.table.filter(pa.array(shard.kept))
+    table = shard.table.filter(pa.array(shard.selected))
     for name in _WEIGHTS:
         at = table.column_names.index(name)
-        weight = table.column(name).to_numpy() * shard.weight[shard.kept]
+        weight = table.column(name).to_numpy() * shard.weight[shard.selected]
         table = table.set_column(at, table.schema.field(name), pa.array(weight))
     return table

@@ -1,7 +1,7 @@
 """Examples to train on, and their importance weights (FF 3.3).
 
-Non-clicks are kept at one constant rate. Uninformative examples, clicks or not, are kept at another: those of low loss
-by a teacher's recorded prediction, and those that the user is unlikely to have seen. An example that is uninformative
+Non-clicks are kept at one constant rate. Uninformative examples, clicks or not, are kept at another: low loss by a
+teacher's recorded prediction, or unlikely to have been seen by the user. An example that is uninformative
 in both ways gets that rate once; with the rate of non-clicks it multiplies. In place of low loss the size of an
 example's gradient by that prediction may give its rate. What is kept is weighted by the inverse of its
 keep-probability, so every weighted sum over the kept examples is an unbiased estimate of the sum over all.
@@ -65,7 +65,7 @@ class LowLoss(ByTeacher):
     max_loss: float = Field(gt=0)
 
     def holds(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
-        """Tells whether the loss is below the threshold, bool [N], without a logarithm for each row.
+        """Returns whether the loss is below the threshold, bool [N], without a logarithm for each row.
 
         The loss is log(1 + exp(z)) with z = -logit for a click and logit otherwise, which is below b where z is below
         log(exp(b) - 1). Logits are finite.
@@ -135,7 +135,7 @@ class Uninformative(StrictModel):
 
 
 class SamplingConfig(StrictModel):
-    """What to keep of a log.
+    """Rules by which a log is sampled.
 
     Attributes:
         salt: names the random draw; another salt is an independent draw.
@@ -187,7 +187,7 @@ class SamplingConfig(StrictModel):
 
     @property
     def by_teacher(self) -> tuple[str, ByTeacher] | None:
-        """Rule that reads a teacher's predictions, after its key; None: there is none."""
+        """Returns the rule that reads a teacher's predictions, after its key, or None."""
         if self.gradient is not None:
             return "gradient", self.gradient
         if self.uninformative is not None and self.uninformative.low_loss is not None:
@@ -245,21 +245,21 @@ def decide(
         probability *= rates
         conditions["low_gradient"] = inside & (rates < 1)
     if config.stratify_by is None:
-        kept = uniform_hash(example_id, config.salt) < probability
+        selected = uniform_hash(example_id, config.salt) < probability
     else:
         if keep is None:
             raise ValueError("stratify_by requires keep")
-        kept = keep(probability)
+        selected = keep(probability)
     weight = np.zeros(len(probability), np.float32)
-    weight[kept] = 1 / probability[kept]
-    return Decisions(probability, kept, weight, conditions)
+    weight[selected] = 1 / probability[selected]
+    return Decisions(probability, selected, weight, conditions)
 
 
 def condition_names(config: SamplingConfig) -> tuple[str, ...]:
-    """Names what examples are counted by.
+    """Returns the names of the conditions by which examples are counted.
 
-    ``all``, ``clicks`` and ``non_clicks``; of ``low_loss``, ``low_visibility`` and ``both`` those that are configured;
-    with either of them ``uninformative``, which is any of them; ``low_gradient``, examples whose gradient is below its
+    ``all``, ``clicks`` and ``non_clicks``; ``low_loss``, ``low_visibility`` and ``both`` as far as configured; with
+    either of them ``uninformative``, the union; ``low_gradient``, examples whose gradient is below its
     threshold, if that is configured.
     """
     none = np.zeros(0)
@@ -269,7 +269,7 @@ def condition_names(config: SamplingConfig) -> tuple[str, ...]:
 def _finite(
     key: str, rule: ByTeacher, example_id: np.ndarray, inside: np.ndarray, logit: np.ndarray | None
 ) -> np.ndarray:
-    """The teacher's logits, 0 outside the time range; raises InputError where one inside it is missing."""
+    """Returns the teacher's logits, 0 outside the time range; raises InputError where one inside it is missing."""
     if logit is None:
         raise ValueError(f"{key} requires teacher_logit")
     # A comparison with NaN is false: without this, a missing prediction would count as a high loss.

@@ -69,8 +69,8 @@ class Schema(ShortModel):
                 raise ValueError(f"derive.{name}: no feature reads it")
             if not rule.of_time and rule.source in self.derive:
                 raise ValueError(f"derive.{name}: {rule.source} is itself derived")
-        given = {self.column_of(name) for name in self.sources if not self._is_of_time(name)}
-        if any(map(self._is_of_time, self.sources)) and TIME_COLUMN in (given | self.derive.keys()):
+        columns = {self.column_of(name) for name in self.sources if not self._is_of_time(name)}
+        if any(map(self._is_of_time, self.sources)) and TIME_COLUMN in (columns | self.derive.keys()):
             raise ValueError(
                 f"{TIME_COLUMN}: the exported model takes the row's time under this name; "
                 "a column that is read must have another one"
@@ -87,28 +87,28 @@ class Schema(ShortModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        known: dict[str, AnyFeature] = {}
+        earlier: dict[str, AnyFeature] = {}
         kinds: dict[str, Category | Number | Vector | Text] = {}
         for feature in self.features:
             name = feature.name
-            if name in known:
+            if name in earlier:
                 raise ValueError(f"feature {name} is defined twice")
             if name in RESERVED_NAMES:
                 raise ValueError(f"feature {name} has the name of a column of the log: choose another name")
             if isinstance(feature, Cross):
-                _check_cross(feature, known)
+                _check_cross(feature, earlier)
             else:
                 # The exported model gets one tensor for each source: of numbers, or of strings.
                 other = kinds.setdefault(feature.source, feature)
-                if len(ways := {_way_of_reading(one) for one in (other, feature)}) > 1:
+                if len(ways := {_way_of_reading(reader) for reader in (other, feature)}) > 1:
                     shown = " and as ".join(way for way, *_ in sorted(ways))
                     raise ValueError(
                         f"features {other.name} and {name} read the column {feature.source} as {shown}: give the "
                         "column twice, under two names"
                     )
             if isinstance(feature, Category) and feature.history is not None:
-                _check_history(feature, feature.history, known)
-            known[name] = feature
+                _check_history(feature, feature.history, earlier)
+            earlier[name] = feature
         return self
 
     @property
@@ -117,29 +117,29 @@ class Schema(ShortModel):
 
     @property
     def single_valued(self) -> tuple[str, ...]:
-        """Names of the features with exactly one id, or value, a row: the columns of the packed id matrix."""
-        known = self.by_name
-        return tuple(f.name for f in self.features if not is_multivalent(f, known))
+        """Returns the names of the features with one id, or value, per row: the columns of the packed id matrix."""
+        by_name = self.by_name
+        return tuple(f.name for f in self.features if not is_multivalent(f, by_name))
 
     @property
     def single_ids(self) -> tuple[str, ...]:
-        """Names of the features with exactly one id a row: those of ``single_valued`` that are no values."""
-        known = self.by_name
-        return tuple(name for name in self.single_valued if known[name].has_ids)
+        """Returns the names of the features with one id per row: ``single_valued`` without values."""
+        by_name = self.by_name
+        return tuple(name for name in self.single_valued if by_name[name].has_ids)
 
     @property
     def multivalent(self) -> tuple[str, ...]:
-        known = self.by_name
-        return tuple(f.name for f in self.features if is_multivalent(f, known))
+        by_name = self.by_name
+        return tuple(f.name for f in self.features if is_multivalent(f, by_name))
 
     @property
     def growing(self) -> tuple[str, ...]:
-        """Names of the features whose ids grow: 64-bit fingerprints."""
+        """Returns the names of the features whose ids grow: 64-bit fingerprints."""
         return tuple(f.name for f in self.features if f.buckets is None)
 
     @property
     def id_type(self) -> np.dtype:
-        """Type of the ids of all features: int64 where one's ids grow, else int32."""
+        """Returns the type of the ids of all features: int64 where a feature's ids grow, else int32."""
         return np.dtype(np.int64 if self.growing else np.int32)
 
     @property
@@ -148,7 +148,7 @@ class Schema(ShortModel):
 
     @property
     def read_sources(self) -> tuple[str, ...]:
-        """The sources that raw rows have: all but those of histories."""
+        """Returns the sources that raw rows have: all but the histories'."""
         histories = self.histories
         return tuple(name for name in self.sources if name not in histories)
 
@@ -181,23 +181,23 @@ class Schema(ShortModel):
 
     @property
     def list_separators(self) -> dict[str, str | None]:
-        """Raw columns that may hold lists, with the separator that joins them; None where features read several."""
-        found: dict[str, set[str]] = {}
+        """Returns the raw columns that may hold lists, with their separator; None where features differ."""
+        separators: dict[str, set[str]] = {}
         for feature in self.features:
             if isinstance(feature, Vector) or (isinstance(feature, Category) and feature.multivalent):
                 rule = self.derive.get(feature.source)
                 if rule is None or rule.is_copy or rule.cast == "text":
-                    found.setdefault(self.column_of(feature.source), set()).add(feature.separator)
-        return {column: next(iter(texts)) if len(texts) == 1 else None for column, texts in found.items()}
+                    separators.setdefault(self.column_of(feature.source), set()).add(feature.separator)
+        return {name: next(iter(texts)) if len(texts) == 1 else None for name, texts in separators.items()}
 
     @property
     def histories(self) -> dict[str, History]:
-        """The features that list what earlier rows had, by name."""
-        found = {f.name: f.history for f in self.features if isinstance(f, Category)}
-        return {name: history for name, history in found.items() if history is not None}
+        """Returns the histories of earlier rows' values, by feature name."""
+        histories = {f.name: f.history for f in self.features if isinstance(f, Category)}
+        return {name: history for name, history in histories.items() if history is not None}
 
     def spells_numbers(self, source: str) -> bool:
-        """Tells whether categories of a source spell 12.0 as 12."""
+        """Returns whether categories of a source spell 12.0 as 12."""
         return not (source in self.derive and self.derive[source].cast == "text")
 
     @property
@@ -233,28 +233,28 @@ class Schema(ShortModel):
 
     @property
     def version(self) -> str:
-        """First 16 hexadecimal digits of the SHA-256 of the canonical text."""
+        """Returns the first 16 hexadecimal digits of the SHA-256 of the canonical text."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
 
 
-def _check_cross(feature: Cross, known: Mapping[str, AnyFeature]) -> None:
+def _check_cross(feature: Cross, earlier: Mapping[str, AnyFeature]) -> None:
     for part in feature.of:
-        crosses, one = f"feature {feature.name} crosses {part}", known.get(part)
-        if one is None:
+        crosses, component = f"feature {feature.name} crosses {part}", earlier.get(part)
+        if component is None:
             raise ValueError(f"{crosses}, which is not a feature defined before it")
-        if isinstance(one, Cross):
+        if isinstance(component, Cross):
             raise ValueError(f"{crosses}, itself a cross: name its parts instead")
-        if not one.has_ids:
+        if not component.has_ids:
             raise ValueError(f"{crosses}, whose numbers the network reads; allowed: features with ids")
     if len(set(feature.of)) != len(feature.of):
         raise ValueError(f"feature {feature.name} crosses a feature with itself")
-    if sum(is_multivalent(known[part], known) for part in feature.of) > 1:
+    if sum(is_multivalent(earlier[part], earlier) for part in feature.of) > 1:
         raise ValueError(f"feature {feature.name} crosses more than one multivalent feature")
 
 
-def _check_history(feature: Category, history: History, known: Mapping[str, AnyFeature]) -> None:
+def _check_history(feature: Category, history: History, earlier: Mapping[str, AnyFeature]) -> None:
     for key, name in (("by", history.by), ("of", history.of)):
-        other = known.get(name)
+        other = earlier.get(name)
         if not isinstance(other, Category) or other.multivalent:
             raise ValueError(
                 f"feature {feature.name}: history.{key} names {name}; allowed: single-valued categories before it"
@@ -297,12 +297,12 @@ def differing_features(before: Schema, now: Schema) -> list[str]:
 
 
 def feature_meanings(schema: Schema) -> dict[str, dict[str, Any]]:
-    """Describes by name what decides a feature's ids; two with the same have the same ids for the same input."""
+    """Returns the settings that decide each feature's ids; equal settings give equal ids for the same input."""
     meanings: dict[str, dict[str, Any]] = {}
     for feature in schema.features:
         meaning = feature.model_dump(mode="json", exclude={"name", "width", "tower"})
         if isinstance(feature, Cross):
-            meaning["of"] = {str(place): meanings[part] for place, part in enumerate(feature.of)}
+            meaning["of"] = {str(index): meanings[part] for index, part in enumerate(feature.of)}
         elif feature.source in schema.derive:
             meaning["derive"] = schema.derive[feature.source].model_dump(mode="json")
         meanings[feature.name] = meaning
@@ -316,6 +316,6 @@ def _way_of_reading(feature: Category | Number | Vector | Text) -> tuple[str, ..
 
 
 def id_bounds(schema: Schema, names: Sequence[str]) -> list[int | None]:
-    """Returns the numbers below which the ids of the named features lie; None where ids grow or are none."""
-    known = schema.by_name
-    return [known[name].buckets or None for name in names]
+    """Returns the exclusive upper bounds of the named features' ids; None where ids grow or there are none."""
+    by_name = schema.by_name
+    return [by_name[name].buckets or None for name in names]

@@ -104,8 +104,7 @@ def publish_partition(
     counts_pages: bool = True,
 ) -> Manifest:
     """Publishes a partition whole: ``stage_partition``, then the manifest; raises what these raise."""
-    given = folder, schema, start, end, rows, counters, shard_rows
-    manifest = stage_partition(*given, counts_pages=counts_pages)
+    manifest = stage_partition(folder, schema, start, end, rows, counters, shard_rows, counts_pages)
     publish_manifest(folder, manifest)
     return manifest
 
@@ -128,8 +127,8 @@ def stage_partition(
         counters: the partition's input, counted by its outcome; kept in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows; after fewer where vectors are
             so long that these would have more than half of ``MOST_VALUES`` numbers.
-        counts_pages: False: the rows of a query are not those that were shown, or how many these are is not known
-            before they are scored.
+        counts_pages: False: the rows of a query are not the page that was shown, or its size is unknown before they are
+            scored.
         labeled: False: the rows have no labels.
 
     Raises:
@@ -138,10 +137,10 @@ def stage_partition(
     name = f"partition [{start}, {end}) of {folder}"
     if not 0 <= start < end <= MAX_TIME_US:
         raise InputError(f"{name}: start must be below end, both from 0 to {MAX_TIME_US} microseconds")
-    found = read_schema(folder).version
-    if found != schema.version:
+    version = read_schema(folder).version
+    if version != schema.version:
         raise InputError(
-            f"{name}: the rows were made under schema {schema.version}, the log has schema {found}"
+            f"{name}: the rows were made under schema {schema.version}, the log has schema {version}"
         )
     try:
         rows = rows.cast(shard_schema(schema)).combine_chunks()
@@ -151,9 +150,9 @@ def stage_partition(
     times = rows.column("query_time").to_numpy()
     if len(times) and not start <= times[0] <= times[-1] < end:
         raise InputError(f"{name}: holds query times from {times[0]} to {times[-1]}")
-    for one in schema.features:
-        if isinstance(one, Vector):
-            shard_rows = min(shard_rows, max(1, MOST_VALUES // (2 * one.size)))
+    for feature in schema.features:
+        if isinstance(feature, Vector):
+            shard_rows = min(shard_rows, max(1, MOST_VALUES // (2 * feature.size)))
     # Both take about as long, most of it outside Python.
     with ThreadPoolExecutor(1, "count-ids") as counting:
         distinct = counting.submit(_distinct_ids, rows, schema)
@@ -216,9 +215,9 @@ def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
 
 
 def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
-    """Reads a shard after verifying its bytes; of one that is not as the manifest says, raises InputError.
+    """Reads a shard after verifying its bytes; raises InputError where they differ from the manifest.
 
-    Its further labels are those of its own log, whatever the labels of ``schema`` are.
+    The shard has its log's further labels, whatever the labels of ``schema`` are.
     """
     path = folder / "shards" / entry.file
     table = read_verified_parquet(path, entry.bytes, entry.sha256)

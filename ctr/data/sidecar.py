@@ -63,7 +63,7 @@ def new_sidecar_folder(log: Path, name: str) -> Path:
 
 
 def name_fault(name: str) -> str:
-    """Says why a user cannot give a name to a sidecar; empty where that is possible."""
+    """Returns why a sidecar cannot have a name, or an empty text."""
     allowed = ", ".join(sorted(_RESERVED))
     return f"a part of a log has this name; allowed: any but {allowed}" if name in _RESERVED else ""
 
@@ -77,7 +77,7 @@ def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa
     """Publishes a sidecar's columns for one published partition of the log.
 
     ``table`` has ``example_id`` (int64), none twice, and at least one more column, for each row of the partition, in
-    any order (that of the log is the fastest to read). Raises InputError: a bad name or table, or the partition was
+    any order (the log's order is the fastest to read). Raises InputError: a bad name or table, or the partition was
     published before with other content.
     """
     folder = sidecar_folder(log, name)
@@ -166,11 +166,11 @@ def read_sidecar_manifest(log: Path, name: str, partition: Manifest) -> SidecarM
 
 
 def align_sidecar(table: pa.Table, example_ids: np.ndarray, where: str) -> pa.Table:
-    """Puts a sidecar's rows into the order of these examples, int64 [N]. Raises InputError: one is not there."""
-    known = table.column(_EXAMPLE_ID).to_numpy()
-    if np.array_equal(known, example_ids):
+    """Sorts a sidecar's rows in the order of these examples, int64 [N]. Raises InputError: an example is missing."""
+    sidecar_ids = table.column(_EXAMPLE_ID).to_numpy()
+    if np.array_equal(sidecar_ids, example_ids):
         return table
-    rows = pc.index_in(pa.array(example_ids), pa.array(known))
+    rows = pc.index_in(pa.array(example_ids), pa.array(sidecar_ids))
     if rows.null_count:
         missing = example_ids[pc.index(rows.is_null(), True).as_py()]
         raise InputError(f"{where}: has no row for example_id {missing}")

@@ -31,7 +31,7 @@ CASTS: dict[Cast, tuple[str, str]] = {
         r"\1\2\3\4\5\6.\7",
     ),
 }
-"""What a cast accepts, and how it spells it; ``text`` accepts and changes nothing."""
+"""Patterns that a cast accepts, and their spelling; ``text`` is absent, as it changes nothing."""
 
 CAST_NAMES: dict[Cast, str] = {
     "integer": "a whole number",

@@ -18,7 +18,7 @@ _SIZE = hashlib.sha256().digest_size
 
 
 def write_state_file(path: Path, write: bytes | Callable[[Any], object]) -> None:
-    """Creates or replaces a file with some content, or with all that ``write`` writes to a stream, and its hash."""
+    """Creates or replaces a file with content, or with the output of ``write`` to a stream, and its hash."""
 
     def write_all(file: BinaryIO) -> None:
         digest = _begin(path)
@@ -41,15 +41,15 @@ def read_state_file(path: Path, remedy: str) -> pa.Buffer:
         raise InputError(f"{path}: the file is missing", remedy)
     try:
         with pa.memory_map(str(path)) as file:
-            found = file.read_buffer()
+            buffer = file.read_buffer()
     except (OSError, pa.ArrowException) as error:
         # Arrow cannot map an empty file.
         if path.stat().st_size:
             raise InputError(f"{path}: cannot be read: {one_line(error)}") from None
-        found = pa.py_buffer(b"")
-    digest, content = _begin(path), found.slice(0, max(len(found) - _SIZE, 0))
+        buffer = pa.py_buffer(b"")
+    digest, content = _begin(path), buffer.slice(0, max(len(buffer) - _SIZE, 0))
     digest.update(content)
-    if digest.digest() != found.slice(len(content)).to_pybytes():
+    if digest.digest() != buffer.slice(len(content)).to_pybytes():
         raise InputError(f"{path}: damaged: its content does not have the SHA-256 at its end", remedy)
     return content
 

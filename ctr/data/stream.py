@@ -1,4 +1,4 @@
-"""Rows of a log that a run reads: those of a time range, weighted by a sample, with a teacher's logits."""
+"""Rows of a log that a run reads: a time range, weighted by a sample, with a teacher's logits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ TEACHER_LOGIT = "teacher_logit"
 
 @dataclass(frozen=True)
 class Selection:
-    """Choice of rows, and what is joined; a sample multiplies train weights, with ``only_kept`` metric weights, too."""
+    """Selection of rows and joined columns; a sample multiplies train weights, and metric weights if ``only_kept``."""
 
     time_range: TimeRange = field(default_factory=TimeRange)
     sample: JoinedSidecar | None = None  # has a column ``weight``; None: all rows

@@ -1,8 +1,8 @@
 """Values of rows as arrays: numbers in the place of ids, and lists.
 
-A number is the bits of its float32 as an int32, so that logs carry it as they do ids. The bits are combined, by
-exclusive or, with those of NaN: a missing number is id 0, as of all features. Lists are the values of all rows one
-after the other, and how many each row has.
+A number is the bits of its float32 as an int32, so that logs carry it as they do ids. The bits are XORed with
+the bits of NaN: a missing number is id 0, as in all features. Lists are the values of all rows, concatenated, and the
+number of values of each row.
 """
 
 import numpy as np
@@ -22,11 +22,11 @@ def numbers_of_ids(ids: np.ndarray) -> np.ndarray:
 
 
 def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Returns where the values of each of N rows begin, and where the last ones end: int64 [N + 1]."""
+    """Returns the begin of each of N rows' values, and the end of the last: int64 [N + 1]."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def places_of(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns the places of values of lists that begin anywhere, list after list: int64 [V]."""
+    """Returns the indices of the values of lists with any begins, list after list: int64 [V]."""
     offsets = offsets_of(lengths)
     return np.repeat(begins - offsets[:-1], lengths) + np.arange(offsets[-1])

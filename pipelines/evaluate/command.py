@@ -97,7 +97,7 @@ def _metric_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def _training_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns what is known of the rows that the model has learned from; nothing where no row is marked."""
+    """Returns lines on the rows that the model has learned from; none where no row is marked."""
     training = summary.get("training")
     if training is None:
         return []
@@ -116,11 +116,11 @@ def _training_lines(summary: dict[str, Any]) -> list[str]:
 
 def _slice_rows(slices: Sequence[dict[str, Any]]) -> list[list[str]]:
     rows = []
-    for one in slices:
-        low, high = one["calibration_ratio_ci95"]
+    for part in slices:
+        low, high = part["calibration_ratio_ci95"]
         decimals = decimals_for(low, high)
-        ratio = f"{fixed(one['calibration_ratio'], decimals)} {interval(low, high, decimals)}"
-        rows.append([one["id"], f"{one['weight']:,g}", ratio, fixed(one["logloss"]), fixed(one["auc"])])
+        ratio = f"{fixed(part['calibration_ratio'], decimals)} {interval(low, high, decimals)}"
+        rows.append([part["id"], f"{part['weight']:,g}", ratio, fixed(part["logloss"]), fixed(part["auc"])])
     return rows
 
 

@@ -57,7 +57,7 @@ class RowGroup:
     labeled: bool  # whether the file has labels and metric weights
     marked: bool = False  # whether the file has a column `LEARNED`
     outcomes: tuple[str, ...] = ()  # the further labels that the file has
-    outcome: str = ""  # the one that rows are taken of, where it is known; empty: the click
+    outcome: str = ""  # the label to read, only of rows that have it; empty: the click
     new: bool = False  # whether only the rows are taken that the model has not learned from
     day: int | None = None  # days since 1970, UTC, of the queries whose rows are taken; None: of all
 
@@ -74,8 +74,8 @@ def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
             labeled = check_columns(str(path), file.schema_arrow)
             names = file.schema_arrow.names
             marked = LEARNED in names
-            given = (name.removeprefix("logit_") for name in names if name.startswith("logit_"))
-            outcomes = tuple(name for name in given if f"label_{name}" in names)
+            predicted = (name.removeprefix("logit_") for name in names if name.startswith("logit_"))
+            outcomes = tuple(name for name in predicted if f"label_{name}" in names)
             for name in outcomes:
                 _check_types(str(path), file.schema_arrow, {f"{of}_{name}": of for of in ("logit", "label")})
             first_row = 1
@@ -87,25 +87,25 @@ def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
 
 
 def _files(inputs: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
-    for given in inputs:
-        if given.is_file():
-            found.append(given)
+    paths: list[Path] = []
+    for path in inputs:
+        if path.is_file():
+            paths.append(path)
             continue
-        if not given.is_dir():
-            check_local(given)
-            raise InputError(f"input {given}: no such file or folder")
-        folder = given / "predictions" if (given / "predictions").is_dir() else given
+        if not path.is_dir():
+            check_local(path)
+            raise InputError(f"input {path}: no such file or folder")
+        folder = path / "predictions" if (path / "predictions").is_dir() else path
         files = sorted(folder.glob("*.parquet"))
         if not files:
             raise InputError(
-                f"input {given}: no predictions in it; allowed: *.parquet files, folders of them, and run "
+                f"input {path}: no predictions in it; allowed: *.parquet files, folders of them, and run "
                 "directories with record_predictions"
             )
-        found += files
-    if not found:
+        paths += files
+    if not paths:
         raise InputError("no input is given")
-    return found
+    return paths
 
 
 def check_columns(where: str, schema: pa.Schema) -> bool:
@@ -123,11 +123,11 @@ def check_columns(where: str, schema: pa.Schema) -> bool:
 
 
 def _check_types(where: str, schema: pa.Schema, columns: Mapping[str, str]) -> None:
-    # Columns by their names in the file, with those of ``_ALLOWED``.
+    # Maps the columns' names in the file to the names in ``_ALLOWED``.
     for name, of in columns.items():
-        found = schema.field(name).type
-        if not _ALLOWED[of][0](found):
-            raise InputError(f"{where}: column {name} must be {_ALLOWED[of][1]}, got {found}")
+        kind = schema.field(name).type
+        if not _ALLOWED[of][0](kind):
+            raise InputError(f"{where}: column {name} must be {_ALLOWED[of][1]}, got {kind}")
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -157,11 +157,11 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
             batch = batch.rename_columns([of_outcome.get(name, name) for name in batch.schema.names])
             taken = np.ones(batch.num_rows, bool)
             if group.outcome:
-                place, column = batch.schema.get_field_index("label"), batch.column("label")
-                known = pc.invert(pc.is_null(column, nan_is_null=True))
+                index, column = batch.schema.get_field_index("label"), batch.column("label")
+                has_label = pc.invert(pc.is_null(column, nan_is_null=True))
                 values = column.cast(pa.float64(), safe=False)
-                batch = batch.set_column(place, "label", pc.if_else(known, values, 0.0))
-                taken &= known.to_numpy(zero_copy_only=False)
+                batch = batch.set_column(index, "label", pc.if_else(has_label, values, 0.0))
+                taken &= has_label.to_numpy(zero_copy_only=False)
             if group.new:
                 new = pc.invert(batch.column(LEARNED)).fill_null(False)
                 taken &= new.to_numpy(zero_copy_only=False)
@@ -173,8 +173,8 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
 
 
 def part_by_day(groups: Sequence[RowGroup]) -> dict[str, list[RowGroup]]:
-    """Parts the rows by the UTC day of their queries, such as 2024-05-31; InputError: a file has no query times."""
-    found: dict[int, list[RowGroup]] = {}
+    """Groups the rows by the UTC day of their queries, such as 2024-05-31; InputError: a file has no query times."""
+    days: dict[int, list[RowGroup]] = {}
     spans: dict[Path, tuple[int, int]] = {}
     for group in groups:
         path = Path(group.path)
@@ -191,7 +191,7 @@ def part_by_day(groups: Sequence[RowGroup]) -> dict[str, list[RowGroup]]:
                 before = spans.get(path, (least, most))
                 spans[path] = min(least, before[0]), max(most, before[1])
             for day in np.unique(_days(column)).tolist():
-                found.setdefault(day, []).append(replace(group, day=day))
+                days.setdefault(day, []).append(replace(group, day=day))
     for path, (least, most) in spans.items():
         # All would be of this century in another unit, and are not in theirs.
         begin, end = _CENTURY_US
@@ -200,7 +200,7 @@ def part_by_day(groups: Sequence[RowGroup]) -> dict[str, list[RowGroup]]:
                 factor = f"multiply by {per_unit:,}" if per_unit > 1 else "divide by 1,000"
                 got = f"got {least}, which seems to be {unit}"
                 raise InputError(f"{path}: column {_TIME} must be microseconds since 1970, {got}; {factor}")
-    return {str(np.datetime64(day, "D")): found[day] for day in sorted(found)}
+    return {str(np.datetime64(day, "D")): days[day] for day in sorted(days)}
 
 
 def _days(times: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
@@ -211,7 +211,7 @@ def _days(times: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
 def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
     """Count the rows that the model has learned from, as `ctr score` has marked them.
 
-    ``new_rows`` are later, of ``untold_rows`` that is not known. ``held_out``: true where all are later, null where no
+    ``new_rows`` are later, and ``untold_rows`` are unmarked. ``held_out``: true where all are later, null where no
     row is known to be learned from but some are untold. None where no row group is marked, such as progressive
     predictions, which were made before the model learned from the row. Raises InputError: a file is damaged.
     """
@@ -230,10 +230,10 @@ def count_learned(groups: Sequence[RowGroup]) -> dict[str, Any] | None:
 
 
 def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1, outcome: str = "") -> Rows:
-    """Rows of a table whose columns `check_columns` passed, as `ROW` [N]; labels and weights only if `labeled`.
+    """Returns a table's rows as `ROW` [N], after `check_columns`; labels and weights only if `labeled`.
 
     Raises InputError: a value is null, a logit not finite, a label neither 0 nor 1, a weight negative or not finite; it
-    names `where`, the row, of which the first is `first_row`, and the column: that of the further label `outcome`.
+    names `where`, the row, counted from `first_row`, and the column, which may be that of the label `outcome`.
     """
     rows = np.zeros(table.num_rows, ROW)
 

@@ -1,6 +1,6 @@
 """Metrics of progressive validation, and the prediction difference, over files of predictions of any size.
 
-The numbers are those of `ctr.eval` to rounding, the counts exactly. Rows are parted by a hash of their query; grouped
+The numbers are those of `ctr.eval` to rounding, the counts exactly. Rows are split by a hash of their query; grouped
 by that hash in Beam, whole queries meet, whatever files and row groups they stood in; a key's rows are one batch of the
 metrics' states, which merge. Elements are NumPy arrays of many rows, never single rows.
 
@@ -155,7 +155,7 @@ def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _split(group: RowGroup, side: str, keys: int, number: int, passes: int) -> Iterator[Any]:
-    """A row group -> (key, (side, piece)); of the keys, those of this pass."""
+    """Splits a row group into (key, (side, piece)) for the keys of this pass."""
     try:
         for source, rows in read_row_group(group):
             for key, part in split_by_query(rows, keys):
@@ -166,7 +166,7 @@ def _split(group: RowGroup, side: str, keys: int, number: int, passes: int) -> I
 
 
 def _gather(element: Any, sides: Sequence[str]) -> Iterator[Any]:
-    """(key, pieces of each side) -> the whole queries of each side; and, with two, their joined rows."""
+    """Gathers a key's pieces into the whole queries of each side and, with two sides, their joined rows."""
     held: dict[str, list[Piece]] = {side: [] for side in sides}
     for side, piece in element[1]:
         held[side].append(piece)
@@ -205,7 +205,7 @@ def metric_states(sides: Mapping[str, Any], keys: int, number: int = 0, passes: 
     for name in names:
         states[name] = gathered[name] | f"Combine {name}" >> beam.CombineGlobally(StateFn(KINDS[name]))
     join = beam.Map(
-        lambda _, **found: found, **{name: beam.pvalue.AsSingleton(state) for name, state in states.items()}
+        lambda _, **values: values, **{name: beam.pvalue.AsSingleton(state) for name, state in states.items()}
     )
     return faults.pipeline | "Once" >> beam.Create([None]) | "Join" >> join
 
@@ -233,7 +233,7 @@ def evaluate(
     Returns `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty. Where predictions
     were made with further labels, ``labels`` has the same of each, over the rows of which it is known. Where `ctr
     score` has marked the rows that the model has learned from also ``training``, see `count_learned`, and, where there
-    are both kinds, ``new``: the summary of those that it has not learned from. With ``by_day`` also ``days``: the
+    are both kinds, ``new``: the summary of the rows not learned from. With ``by_day`` also ``days``: the
     summary of each day of query times, in UTC, by its date.
 
     Files are read once for each pass over ``rows_per_pass`` rows: by default `ROWS_PER_PASS` for a runner that groups
@@ -243,16 +243,16 @@ def evaluate(
     groups = find_row_groups(inputs)
     _require_labels(groups)
 
-    def summary_of(own: Sequence[RowGroup]) -> dict[str, Any]:
-        found: dict[str, Any] = _run({"a": own}, beam_options, rows_per_key, rows_per_pass)["a"].summary()
-        return found
+    def summary_of(part: Sequence[RowGroup]) -> dict[str, Any]:
+        summary: dict[str, Any] = _run({"a": part}, beam_options, rows_per_key, rows_per_pass)["a"].summary()
+        return summary
 
     summary = summary_of(groups)
     if by_day:
-        summary["days"] = {day: summary_of(own) for day, own in part_by_day(groups).items()}
+        summary["days"] = {day: summary_of(of_day) for day, of_day in part_by_day(groups).items()}
     for name in dict.fromkeys(name for group in groups for name in group.outcomes):
-        own = [replace(group, outcome=name) for group in groups if name in group.outcomes]
-        summary.setdefault("labels", {})[name] = summary_of(own)
+        labeled = [replace(group, outcome=name) for group in groups if name in group.outcomes]
+        summary.setdefault("labels", {})[name] = summary_of(labeled)
     training = count_learned(groups)
     if training is None:
         return summary
@@ -272,7 +272,7 @@ def evaluate_difference(
 ) -> dict[str, Any]:
     """Compare two sets of predictions, a the baseline, joined by query_id and example_id (FF section 5).
 
-    Arguments are those of `evaluate`; what `ctr score` writes for a log is allowed.
+    Takes the arguments of `evaluate`; the output of `ctr score` for a log is allowed.
 
     Returns:
         ``baseline``: a. ``predictions``: the paths of both. ``a`` and ``b``: the summaries of both, without metrics
@@ -377,4 +377,4 @@ def _read_states(path: str) -> dict[str, Any]:
             name, _, rest = key.partition("/")
             if rest:
                 by_state.setdefault(name, {})[rest] = arrays[key]
-    return {name: KINDS[name].from_arrays(found) for name, found in by_state.items()}
+    return {name: KINDS[name].from_arrays(state_arrays) for name, state_arrays in by_state.items()}

@@ -34,7 +34,7 @@ class UnitReport:
     events: int = 0
     good: int = 0
     late: int = 0
-    last_arrival: int = -1  # of those that move the clock; -1 without good events
+    last_arrival: int = -1  # the last arrival that moves the clock; -1 without good events
     absent: list[str] | None = None  # of lines of JSON: columns of the mapping that none has; None: unknown
     unused: list[str] = field(default_factory=list)  # some of their other keys, where any is absent
     rejected: int = 0
@@ -140,15 +140,15 @@ def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: i
         return
     reason, most = next(iter(reject_reasons(r for report in reports for r in report.rejects).items()))
     rejects = ((report.name, reject) for report in reports for reject in report.rejects)
-    place, first = next(one for one in rejects if f"{one[1].key}: {one[1].reason}" == reason)
+    name, first = next(pair for pair in rejects if f"{pair[1].key}: {pair[1].reason}" == reason)
     raise InputError(
         f"{rejected} of {events} events rejected, more than the allowed share of {max_share:g}; most often {reason} "
-        f"({most} described, first {place} row {first.row}, value {first.value!r}; allowed: {first.allowed})"
+        f"({most} described, first {name} row {first.row}, value {first.value!r}; allowed: {first.allowed})"
     )
 
 
 class RecentReports:
-    """Latest units of a job that does not end, with 100,000 events and at most ``max_units``; it is judged by them."""
+    """Latest units of an endless job, 100,000 events and at most ``max_units``, by which its rejects are judged."""
 
     def __init__(self, max_reject_share: float, max_units: int | None = None) -> None:
         self._max_reject_share, self._max_units = max_reject_share, max_units or math.inf
@@ -216,9 +216,9 @@ def sum_counters(manifests: Sequence[Manifest]) -> dict[str, int]:
 def check_conservation(counts: EventCounts, counters: dict[str, int], pending: int) -> None:
     """Raises RuntimeError when impressions that were read are neither in a partition, nor late, rejected or pending."""
     inside = counters.get("impressions", 0)
-    found = counts.impressions
-    if found.read != inside + found.late + found.rejected + pending:
+    count = counts.impressions
+    if count.read != inside + count.late + count.rejected + pending:
         raise RuntimeError(
-            f"{found.read} impressions were read, but {inside} are in partitions, {found.late} late, {found.rejected} "
+            f"{count.read} impressions were read, but {inside} are in partitions, {count.late} late, {count.rejected} "
             f"rejected and {pending} pending"
         )

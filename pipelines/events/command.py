@@ -122,10 +122,10 @@ def _progress_text(progress: "Progress") -> str:
 
 def _counts_text(counts: "EventCounts") -> str:
     parts = []
-    for kind, found in counts.by_kind.items():
-        unused = [f"{found.late} too late"] if found.late else []
-        unused += [f"{found.rejected} rejected"] if found.rejected else []
-        parts.append(f"{found.read} {kind} read" + (f" ({', '.join(unused)})" if unused else ""))
+    for kind, count in counts.by_kind.items():
+        unused = [f"{count.late} too late"] if count.late else []
+        unused += [f"{count.rejected} rejected"] if count.rejected else []
+        parts.append(f"{count.read} {kind} read" + (f" ({', '.join(unused)})" if unused else ""))
     if counts.damaged:
         parts.append(f"{counts.damaged} files damaged")
     return ", ".join(parts)

@@ -99,5 +99,5 @@ def choose_settings(options: EventOptions) -> FollowSettings | KafkaSettings | N
     if not (options.follow or options.stream):
         return None
     seconds = {"poll_seconds": options.poll, "idle_seconds": options.idle_timeout}
-    given = {name: value for name, value in seconds.items() if value is not None}
-    return FollowSettings(**given, drain=options.drain)
+    intervals = {name: value for name, value in seconds.items() if value is not None}
+    return FollowSettings(**intervals, drain=options.drain)

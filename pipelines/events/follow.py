@@ -65,7 +65,7 @@ from ctr.pipelines.events.read import (
     Version,
     find_events,
     looked_for,
-    nothing_found,
+    no_events_error,
     read_unit,
     split_units,
 )
@@ -116,15 +116,15 @@ def list_starts(spool: Path) -> list[int]:
 def read_partition(spool: Path, rules: PartitionRules, start: int) -> dict[str, list[pa.Table]]:
     """Reads the events of a partition, and earlier impressions, as ``stage_events`` takes them."""
     kinds = (IMPRESSIONS, *rules.windows)
-    found: dict[str, list[pa.Table]] = {kind: _read(spool, start, kind) for kind in kinds}
+    tables: dict[str, list[pa.Table]] = {kind: _read(spool, start, kind) for kind in kinds}
     first = known_from(rules, start)
-    found[EARLIER] = [
+    tables[EARLIER] = [
         table.select(EARLIER_SCHEMA.names)
         for other in list_starts(spool)
         if other < start and other + rules.length > first
         for table in _read(spool, other, IMPRESSIONS)
     ]
-    return found
+    return tables
 
 
 def count_impressions(spool: Path, starts: Sequence[int]) -> int:
@@ -208,7 +208,7 @@ def ingest_events(
     mapping = with_pinned_teacher(mapping, log)
     files = find_events(mapping, folders)
     if not files:
-        raise nothing_found(mapping, folders)
+        raise no_events_error(mapping, folders)
     if (log / SPOOL / "units").is_dir():
         raise InputError(f"{log}: this log was made by following events: continue it with --follow")
     units = split_units(files)
@@ -367,7 +367,7 @@ class _Job:
 
 def _chunks(unit: Unit, mapping: EventMapping, report: UnitReport, keep_going: bool) -> Iterator[Chunk]:
     try:
-        # Before it is read: what is added while it is read must show as a change.
+        # Before reading, so that rows added meanwhile show as a change.
         with faults_named(unit.path):
             version = Version.read(unit.path)
         report.size, report.modified_ns = version.size, version.modified_ns
@@ -381,7 +381,7 @@ def _chunks(unit: Unit, mapping: EventMapping, report: UnitReport, keep_going: b
 
 
 class _Watch:
-    """What a watch knows beside its job: the files that were read, and how far the arrivals of each kind have come."""
+    """State of a watch beside its job: the files that were read, and the latest arrival of each kind."""
 
     def __init__(self, job: _Job, folders: EventFolders, settings: WatchSettings) -> None:
         self._job, self._folders, self._settings = job, folders, settings

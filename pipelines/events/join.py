@@ -27,7 +27,7 @@ UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), Fal
 
 
 def fate_counters(kind: Kind) -> tuple[str, ...]:
-    """Names the counters of what became of clicks, or of a label's events."""
+    """Names the counters of the outcomes of clicks, or of a label's events."""
     return tuple(f"{fate}_{kind}" for fate in ("matched", "early", "duplicate", "late", "orphan"))
 
 
@@ -67,9 +67,9 @@ def join_partition(
     is a duplicate; any other one conflicts. A second click on one impression at another time matches as the first one
     does; at the same time it is a duplicate.
 
-    ``impressions`` are those of this partition (``impression_schema``), ``earlier`` those before it
-    (``EARLIER_SCHEMA``; before ``known_from`` they are ignored), ``events`` what ``route_clicks`` gives the partition,
-    by kind.
+    ``impressions`` is this partition's table (``impression_schema``), ``earlier`` has the impressions before it
+    (``EARLIER_SCHEMA``; rows before ``known_from`` are ignored), ``events`` maps kinds to this partition's tables
+    from ``route_clicks``.
     """
     impressions, earlier = impressions.combine_chunks(), earlier.combine_chunks()
     events = {kind: table.combine_chunks() for kind, table in events.items()}
@@ -93,8 +93,8 @@ def join_partition(
     for kind, (clicks, repeated) in distinct.items():
         unmatched[kind], matches = _match_clicks(rules, kind, start, rows, earlier, clicks)
         counters |= {f"duplicate_{kind}": repeated, **matches}
-    kept = [name for name in rows.column_names if name.startswith(VALUE_PREFIX)]
-    examples = rows.select([*shard_schema(schema).names, *kept])
+    values = [name for name in rows.column_names if name.startswith(VALUE_PREFIX)]
+    examples = rows.select([*shard_schema(schema).names, *values])
     joined = Joined(examples, unmatched, without_values(conflicting), counters)
     _check_conservation(rules, start, joined)
     return joined
@@ -103,7 +103,7 @@ def join_partition(
 def sample_joined(
     rules: PartitionRules, start: int, joined: Joined, schema: Schema, rule: SamplingConfig
 ) -> Joined:
-    """Keeps the examples that the rule keeps, weights multiplied (FF 3.3).
+    """Samples the examples by the rule and multiplies their weights by the importance weights (FF 3.3).
 
     Raises InputError: an unknown feature or value, or a rule that requires a teacher's logit where there is none.
     """
@@ -116,15 +116,15 @@ def sample_joined(
         low_visibility = np.isin(ids[:, schema.single_valued.index(seldom_seen.feature)], wanted)
     ids, times, label = (rows.column(name).to_numpy() for name in ("example_id", "query_time", "label"))
     decisions = decide(rule, ids, times, label, joined.teacher_logit, low_visibility)
-    kept = rows.filter(pa.array(decisions.kept))
+    examples = rows.filter(pa.array(decisions.kept))
     for name in ("train_weight", "metric_weight"):
-        at = kept.column_names.index(name)
-        weight = kept.column(name).to_numpy() * decisions.weight[decisions.kept]
-        kept = kept.set_column(at, kept.schema.field(name), pa.array(weight))
+        at = examples.column_names.index(name)
+        weight = examples.column(name).to_numpy() * decisions.weight[decisions.kept]
+        examples = examples.set_column(at, examples.schema.field(name), pa.array(weight))
     sampled = replace(
         joined,
-        examples=kept,
-        counters={**joined.counters, "sampled_out": rows.num_rows - kept.num_rows},
+        examples=examples,
+        counters={**joined.counters, "sampled_out": rows.num_rows - examples.num_rows},
         teacher_logit=None if joined.teacher_logit is None else joined.teacher_logit[decisions.kept],
     )
     _check_conservation(rules, start, sampled)
@@ -149,52 +149,52 @@ def _check_conservation(rules: PartitionRules, start: int, joined: Joined) -> No
 
 
 def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, int, pa.Table]:
-    """The impressions with an id of their own, the number of duplicates, and those that conflict."""
+    """Returns impressions with distinct ids, the number of duplicates, and the conflicting impressions."""
     ids = impressions.column("example_id").to_numpy()
     ranked = np.sort(ids)
     repeated = ranked[1:][ranked[1:] == ranked[:-1]]
-    known = earlier.column("example_id").to_numpy()
-    seen_before = known[_among(known, ranked)]
+    earlier_ids = earlier.column("example_id").to_numpy()
+    seen_before = earlier_ids[_isin(earlier_ids, ranked)]
     if not len(repeated) and not len(seen_before):
         return impressions, 0, impressions.slice(0, 0)
-    suspects = _among(ids, np.sort(np.concatenate([repeated, seen_before])))
-    places = np.flatnonzero(suspects)
-    suspected = impressions.take(pa.array(places))
+    suspects = _isin(ids, np.sort(np.concatenate([repeated, seen_before])))
+    indices = np.flatnonzero(suspects)
+    suspected = impressions.take(pa.array(indices))
     content = _contents(suspected)
     # Events with the same ids may have other values. They decide last, so that the examples are the same without them.
-    kept = [name for name in suspected.column_names if name.startswith(VALUE_PREFIX)]
-    values = [repr(row) for row in suspected.select(kept).to_pylist()] if kept else [""] * len(places)
+    extra = [name for name in suspected.column_names if name.startswith(VALUE_PREFIX)]
+    values = [repr(row) for row in suspected.select(extra).to_pylist()] if extra else [""] * len(indices)
     by_id: dict[int, list[tuple[tuple[object, ...], str, int]]] = {}
-    for place, (key, row), value in zip(places.tolist(), content, values, strict=True):
-        by_id.setdefault(key, []).append((row, value, place))
+    for index, (key, row), value in zip(indices.tolist(), content, values, strict=True):
+        by_id.setdefault(key, []).append((row, value, index))
     dropped = np.zeros(len(ids), bool)
     conflicting: list[tuple[int, tuple[object, ...], int]] = []
     before = set(seen_before.tolist())
-    for key, found in by_id.items():
-        found.sort()
-        first = None if key in before else found[0]
-        for row, _, place in found:
-            if first is not None and place == first[2]:
+    for key, copies in by_id.items():
+        copies.sort()
+        first = None if key in before else copies[0]
+        for row, _, index in copies:
+            if first is not None and index == first[2]:
                 continue
-            dropped[place] = True
+            dropped[index] = True
             # One that was there in an earlier partition has another query time, so it is not the same.
             if first is None or row[:-1] != first[0][:-1]:
-                conflicting.append((key, row, place))
+                conflicting.append((key, row, index))
     duplicates = int(dropped.sum()) - len(conflicting)
-    in_order = [place for _, _, place in sorted(conflicting)]
+    in_order = [index for _, _, index in sorted(conflicting)]
     rows = impressions.filter(pa.array(~dropped))
     return rows, duplicates, impressions.take(pa.array(in_order, pa.int64()))
 
 
-def _among(values: np.ndarray, ranked: np.ndarray) -> np.ndarray:
-    """Which values are among those that are ``ranked``, in rising order; bool [N]. A third of the time of np.isin."""
+def _isin(values: np.ndarray, ranked: np.ndarray) -> np.ndarray:
+    """Returns whether each value occurs in ``ranked``, which is sorted; bool [N]. Takes a third of np.isin's time."""
     if not len(ranked):
         return np.zeros(len(values), bool)
     return ranked[np.minimum(np.searchsorted(ranked, values), len(ranked) - 1)] == values
 
 
 def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
-    """Of each row its id, and all else but the label as a tuple that can be ordered: query time first, arrival last."""
+    """Returns each row's id and its sortable content without the label: query time first, arrival last."""
     table = without_values(table)
     names = [name for name in table.column_names if name not in ("example_id", "label", ARRIVAL)]
     columns = [table.column(name).to_pylist() for name in (*names, ARRIVAL)]
@@ -206,7 +206,7 @@ def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
 
 
 def _distinct_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> tuple[pa.Table, int]:
-    """Each click once, as it first arrived, by (id, time); and how many repetitions this home had."""
+    """Returns the first arrival of each click, by (id, time), and the number of repetitions with this home."""
     ids, times, arrival = (clicks.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     order = np.lexsort((arrival, times, ids))
     ids, times = ids[order], times[order]
@@ -217,18 +217,18 @@ def _distinct_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> tup
 
 
 def _labels(rules: PartitionRules, kind: Kind, start: int, rows: pa.Table, clicks: pa.Table) -> np.ndarray:
-    """1 for each impression with a click inside the window that was there in time, else 0; int8."""
+    """Returns int8 labels [N]: 1 for impressions with a click inside the window that arrived in time."""
     label = np.zeros(rows.num_rows, np.int8)
     ids = rows.column("example_id").to_numpy()
     if not len(ids):
         return label
     order = np.argsort(ids)
     clicked, times, arrival = (clicks.column(name).to_numpy() for name in CLICK_SCHEMA.names)
-    place = order[np.minimum(np.searchsorted(ids[order], clicked), len(ids) - 1)]
-    after = times - rows.column("timestamp").to_numpy()[place]
+    indices = order[np.minimum(np.searchsorted(ids[order], clicked), len(ids) - 1)]
+    after = times - rows.column("timestamp").to_numpy()[indices]
     window, _ = rules.windows[kind]
-    found = (ids[place] == clicked) & (after >= -rules.skew) & (after <= window)
-    label[place[found & (arrival < rules.closes_at(start))]] = 1
+    matched = (ids[indices] == clicked) & (after >= -rules.skew) & (after <= window)
+    label[indices[matched & (arrival < rules.closes_at(start))]] = 1
     return label
 
 
@@ -239,22 +239,22 @@ def _match_clicks(
     home = clicks.filter(pa.array(rules.home_of(clicks.column("time").to_numpy()) == start))
     clicked, times, arrival = (home.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     wanted = np.sort(clicked)
-    known = []
+    candidates = []
     for table in (earlier, rows):
         columns = [table.column(name).to_numpy() for name in EARLIER_SCHEMA.names]
-        there = _among(columns[0], wanted)
-        known.append([column[there] for column in columns])
-    ids, asked, shown = (np.concatenate(columns) for columns in zip(*known, strict=True))
+        there = _isin(columns[0], wanted)
+        candidates.append([column[there] for column in columns])
+    ids, asked, shown = (np.concatenate(columns) for columns in zip(*candidates, strict=True))
     order = np.lexsort((shown, asked, ids))
     ids, asked, shown = ids[order], asked[order], shown[order]
     matched = late = early = np.zeros(len(clicked), bool)
     if len(ids):
         # The first of the places with this id is its earliest impression.
-        place = np.minimum(np.searchsorted(ids, clicked), len(ids) - 1)
-        after = times - shown[place]
+        indices = np.minimum(np.searchsorted(ids, clicked), len(ids) - 1)
+        after = times - shown[indices]
         window, late_window = rules.windows[kind]
-        there = (ids[place] == clicked) & (after >= -rules.skew) & (after <= window + late_window)
-        in_time = arrival < rules.closes_at(rules.start_of(asked[place]))
+        there = (ids[indices] == clicked) & (after >= -rules.skew) & (after <= window + late_window)
+        in_time = arrival < rules.closes_at(rules.start_of(asked[indices]))
         matched = there & (after <= window) & in_time
         early = matched & (after < 0)
         late = there & ~matched

@@ -29,15 +29,15 @@ from ctr.pipelines.events.stream import RawEvents
 from ctr.pipelines.events.tables import Kind
 
 
-def kafka_options(given: Sequence[str]) -> dict[str, str]:
+def kafka_options(settings: Sequence[str]) -> dict[str, str]:
     """Parses settings of the consumer, written KEY=VALUE. Raises InputError for any other text."""
-    found = {}
-    for text in given:
+    options = {}
+    for text in settings:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InputError(f"--kafka-option {text}: KEY=VALUE is required, such as security.protocol=SSL")
-        found[key] = value
-    return found
+        options[key] = value
+    return options
 
 
 class EventsInKafka(beam.PTransform[Any, Any]):
@@ -79,7 +79,7 @@ class EventsInKafka(beam.PTransform[Any, Any]):
 
 
 def _connector(service: Any, fields: dict[str, Any]) -> ExternalTransform:
-    """Beam's ReadFromKafka with metadata, sending ``fields`` and what every version requires.
+    """Returns Beam's ReadFromKafka with metadata; sends ``fields`` and the fields that every version requires.
 
     The Java side refuses fields that it does not know, and a newer Python side would send all of its own.
     """
@@ -101,7 +101,7 @@ def _connector(service: Any, fields: dict[str, Any]) -> ExternalTransform:
 
 @beam.typehints.with_output_types(RawEvents)
 class _Gather(beam.DoFn):
-    # The records of a Kafka partition as chunks: those of a bundle, or as many bytes as are read at a time.
+    # Chunks of a Kafka partition's records: the records of a bundle, or as many bytes as are read at a time.
 
     def __init__(self, mapping: EventMapping, kind: Kind) -> None:
         self._mapping, self._kind = mapping, kind
@@ -127,15 +127,15 @@ class _Gather(beam.DoFn):
             yield self._chunk(topic, partition)
 
     def _chunk(self, topic: str, partition: int) -> WindowedValue:
-        found = self._waiting.pop((topic, partition))
-        offsets = np.array([offset for offset, _, _ in found], np.int64)
-        stamps = np.array([moment.micros for _, _, moment in found], np.int64)
+        records = self._waiting.pop((topic, partition))
+        offsets = np.array([offset for offset, _, _ in records], np.int64)
+        stamps = np.array([moment.micros for _, _, moment in records], np.int64)
         # A record becomes a line. An empty one is no object, and is rejected as such.
-        values = [value if not value.isspace() and value else b"null" for _, value, _ in found]
+        values = [value if not value.isspace() and value else b"null" for _, value, _ in records]
         lines = [value.replace(b"\n", b" ").replace(b"\r", b" ") for value in values]
         chunk, _, _ = line_reader(self._mapping, self._kind).read_block(0, b"\n".join(lines) + b"\n", 0)
         rejects = [replace(reject, row=int(offsets[reject.row])) for reject in chunk.rejects]
         chunk = select_kind(self._mapping, self._kind, chunk)
         stamps, chunk = stamps[chunk.rows], replace(chunk, rows=offsets[chunk.rows], rejects=rejects)
         events = RawEvents(self._kind, f"{topic}/{partition}", chunk, stamps=stamps)
-        return WindowedValue(events, min(moment for _, _, moment in found), (GlobalWindow(),))
+        return WindowedValue(events, min(moment for _, _, moment in records), (GlobalWindow(),))

@@ -109,11 +109,11 @@ def _with_histories(log: Path, mapping: EventMapping, histories: Histories, mani
     schema = mapping.feature_schema
     rows = [read_shard(log, entry, schema) for entry in manifest.shards]
     table = histories.fill(manifest.start, pa.concat_tables(rows or [shard_schema(schema).empty_table()]))
-    found = _stage(log, mapping, manifest.start, table, manifest.counters)
+    staged = _stage(log, mapping, manifest.start, table, manifest.counters)
     histories.add(manifest.end, table)
-    for file in {entry.file for entry in manifest.shards} - {entry.file for entry in found.shards}:
+    for file in {entry.file for entry in manifest.shards} - {entry.file for entry in staged.shards}:
         (log / "shards" / file).unlink(missing_ok=True)
-    return found.model_copy(update={"values": manifest.values})
+    return staged.model_copy(update={"values": manifest.values})
 
 
 def _stage(
@@ -122,12 +122,12 @@ def _stage(
     start: int,
     examples: pa.Table,
     counters: dict[str, int],
-    kept: Sequence[str] = (),
+    keep_values: Sequence[str] = (),
 ) -> Manifest:
     return stage_with_values(
         log,
         mapping.feature_schema,
-        kept,
+        keep_values,
         start,
         start + partition_rules(mapping).length,
         examples,
@@ -214,7 +214,7 @@ def stage_events(
 ) -> bytes:
     """Joins, scores and samples the events of a partition, and writes all of it but its manifest.
 
-    ``events`` are those of each kind, and ``EARLIER``. Returns the manifest as JSON, empty without events.
+    ``events`` has the tables of each kind, and ``EARLIER``. Returns the manifest as JSON, empty without events.
     """
     schema, rules = mapping.feature_schema, partition_rules(mapping)
     tables = {what: concat_events(what, mapping, events.get(what, ())) for what in (*mapping.kinds, EARLIER)}
@@ -227,7 +227,7 @@ def stage_events(
 
 
 def _logits(model: Path, start: int, examples: pa.Table) -> np.ndarray:
-    """The teacher's logits, float32 [N]. A partition is a batch: its scores do not depend on its neighbors."""
+    """Computes the teacher's logits, float32 [N]. A partition is a batch: its neighbors do not affect its scores."""
     # TensorFlow loads here, in the worker.
     from ctr.serving.score import score_rows
 
@@ -251,7 +251,7 @@ def _teacher(model: Path) -> Any:
 
 
 def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
-    """Pins the teacher's model: that which the log began with, else the newest; InputError for other features."""
+    """Pins the teacher's model to the log's first one, else the newest; InputError for other features."""
     if mapping.teacher is None:
         return mapping
     from ctr.serving.metadata import find_model, model_schema, read_metadata

@@ -66,7 +66,7 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
     for the mapping's patterns. Skips files that are being written: their names begin with a dot or end in ``.tmp``.
     Raises InputError: no such folder, or two files of one name.
     """
-    found: dict[tuple[Kind, str], Unit] = {}
+    units: dict[tuple[Kind, str], Unit] = {}
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"events {folder}: no such folder")
@@ -77,16 +77,16 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
                 if path.name.startswith(".") or path.name.endswith(".tmp"):
                     continue
                 key = kind if mapping.sources[kind].where else "", name
-                if key in found:
-                    places = f"{path} and {found[key].path}"
+                if key in units:
+                    places = f"{path} and {units[key].path}"
                     raise InputError(f"events {places} are both named {name}: give the folder above them")
-                found[key] = Unit(kind, name, path)
-    return sorted(found.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
+                units[key] = Unit(kind, name, path)
+    return sorted(units.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
 
 
-def nothing_found(mapping: EventMapping, folders: Sequence[Path]) -> InputError:
-    """Makes the error of folders without a file of events; it says where files were looked for."""
-    looked = [place for kind in mapping.kinds for place in looked_for(mapping, folders, kind)]
+def no_events_error(mapping: EventMapping, folders: Sequence[Path]) -> InputError:
+    """Returns the error for folders without files of events, with the places that were searched."""
+    looked = [path for kind in mapping.kinds for path in looked_for(mapping, folders, kind)]
     return InputError(f"no files of impressions or clicks found; looked for {', '.join(looked)}")
 
 
@@ -158,9 +158,9 @@ def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
     texts = {source.impression_id, *source.where}
     lists: dict[str, str | None] = {}
     if kind == IMPRESSIONS:
-        given = {*mapping.number_sources, *mapping.vector_sources}
-        numbers |= {*given, *filter(None, [mapping.impressions.weight])}
-        texts |= {mapping.impressions.query_id, *mapping.feature_schema.read_sources} - given
+        floats = {*mapping.number_sources, *mapping.vector_sources}
+        numbers |= {*floats, *filter(None, [mapping.impressions.weight])}
+        texts |= {mapping.impressions.query_id, *mapping.feature_schema.read_sources} - floats
         texts |= {derived.source for derived in mapping.impressions.derive.values()}
         lists = mapping.list_sources
     return JsonlReader(wanted_columns(mapping, kind), sorted(numbers - texts), lists, all_needed=False)
@@ -179,8 +179,8 @@ class ReadSoFar:
 
     def unread(self, units: Sequence[Unit]) -> Sequence[Unit]:
         """Returns the units after the last one read; InputError where a file was added before that."""
-        place = natural_order(self.last)
-        before = sum(1 for unit in units if self.last and natural_order(unit.name) <= place)
+        last = natural_order(self.last)
+        before = sum(1 for unit in units if self.last and natural_order(unit.name) <= last)
         if before > self.files:
             raise InputError(
                 f"events: there are {before} files up to {self.last}, of which {self.files} were read: the "
@@ -205,17 +205,17 @@ class EventFolders:
         return find_events(self._mapping, self._folders)
 
     def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> tuple[list[tuple[Unit, Version]], bool]:
-        """Chooses the files to read now of all unread ones; also whether files being written hold back others."""
-        found = [(unit, version) for unit in unread if (version := Version.of(unit.path))]
+        """Returns the unread files that are complete, and whether files being written hold back others."""
+        files = [(unit, version) for unit in unread if (version := Version.of(unit.path))]
         if self._settings.drain:
-            return found, False
+            return files, False
         before, self._waiting[kind] = self._waiting.get(kind, {}), {}
-        settled = [self._is_settled(*file, before) for file in found]
-        end = settled.index(False) if False in settled else len(found)
-        return found[:end], end < len(found)
+        settled = [self._is_settled(*file, before) for file in files]
+        end = settled.index(False) if False in settled else len(files)
+        return files[:end], end < len(files)
 
     def _is_settled(self, unit: Unit, version: Version, before: dict[str, tuple[Version, float]]) -> bool:
-        """Whether a file has not changed for long enough, by its own time or by what earlier scans have seen."""
+        """Returns whether a file has been unchanged for long enough, by its modification time or earlier scans."""
         limit, now = self._settings.settle_seconds, time.monotonic()
         if time.time_ns() - version.modified_ns >= limit * 1e9:
             return True

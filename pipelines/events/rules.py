@@ -51,18 +51,18 @@ class PartitionRules:
         return self.start_of(times + self.ahead)
 
     def closes_at(self, start: Times) -> Times:
-        """Returns the arrival from which on an event is too late for the partition that begins at ``start``."""
+        """Returns the first arrival that is too late for the partition that begins at ``start``."""
         longest = max(window for window, _ in self.windows.values())
         return start + (self.length + self.show + longest + self.delay)
 
     @property
     def ahead(self) -> int:
-        """Returns how long before its impression's query a click can have been."""
+        """Returns the longest time from a click to its impression's later query."""
         return 2 * self.skew if self.show else self.skew
 
     @property
     def lookback(self) -> int:
-        """Returns how long before a click or conversion that is late the query of its impression can have been."""
+        """Returns the longest time from an impression's query to a late click or conversion."""
         return self.show + max(map(sum, self.windows.values()))
 
 
@@ -84,13 +84,13 @@ def partition_rules(mapping: EventMapping) -> PartitionRules:
 
 
 def route_impressions(rules: PartitionRules, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:
-    """Splits impressions by the partition that publishes them; also returns those that are too late for it."""
+    """Splits impressions by the partition that publishes them; also returns the impressions that are too late."""
     starts = rules.start_of(table.column("query_time").to_numpy())
     late = table.column("arrival").to_numpy() >= rules.closes_at(starts)
     if not late.any():
         return split_by_partition(table, starts), table.slice(0, 0)
-    kept = pa.array(~late)
-    return split_by_partition(table.filter(kept), starts[~late]), table.filter(pa.array(late))
+    in_time = pa.array(~late)
+    return split_by_partition(table.filter(in_time), starts[~late]), table.filter(pa.array(late))
 
 
 def route_clicks(
@@ -98,7 +98,7 @@ def route_clicks(
 ) -> tuple[dict[int, pa.Table], pa.Table]:
     """Splits clicks, or a label's events, by each partition that may hold their impression.
 
-    Also returns those that are too late for their home.
+    Also returns the clicks that are too late for their home.
     """
     times = table.column("time").to_numpy()
     arrival = table.column("arrival").to_numpy()
@@ -116,7 +116,7 @@ def route_clicks(
         if there.any():
             for begin, part in split_by_partition(table.filter(pa.array(there)), start[there]).items():
                 parts.setdefault(begin, []).append(part)
-    return {start: pa.concat_tables(found) for start, found in parts.items()}, table.filter(pa.array(late))
+    return {start: pa.concat_tables(tables) for start, tables in parts.items()}, table.filter(pa.array(late))
 
 
 def known_from(rules: PartitionRules, start: int) -> int:

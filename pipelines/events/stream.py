@@ -104,7 +104,7 @@ class PublishStream(beam.PTransform[Any, Any]):
     """Publishes partitions of ``RawEvents`` with their arrival as Beam's timestamp.
 
     The mapping has its teacher pinned; all workers see the log, which was begun, under its path; the share
-    of rejects is that of the latest events of a worker. When the watermark reaches the end of time, ``counts`` gets the
+    of rejects counts a worker's latest events. When the watermark reaches the end of time, ``counts`` gets the
     impressions that were read for each partition as JSON.
     """
 
@@ -223,19 +223,19 @@ class _Stage(beam.DoFn):
         self, element: tuple[int, Iterable[tuple[str, bytes]]], pane: Any = beam.DoFn.PaneInfoParam
     ) -> Iterator[Any]:
         start, parts = element
-        found = tables_of(parts)
+        tables = tables_of(parts)
         # A runner may fire once more, with nothing, when it forgets a window.
-        if found and pane.timing == PaneInfoTiming.LATE:
-            self._write_late(start, found)
-            late = sum(table.num_rows for table in found.get(IMPRESSIONS, []))
+        if tables and pane.timing == PaneInfoTiming.LATE:
+            self._write_late(start, tables)
+            late = sum(table.num_rows for table in tables.get(IMPRESSIONS, []))
             yield beam.pvalue.TaggedOutput(_READ, (start, -late))
-        elif found:
-            yield start, stage_events(self._log, self._mapping, start, found)
+        elif tables:
+            yield start, stage_events(self._log, self._mapping, start, tables)
 
-    def _write_late(self, start: int, found: dict[str, list[pa.Table]]) -> None:
+    def _write_late(self, start: int, tables: dict[str, list[pa.Table]]) -> None:
         rules = partition_rules(self._mapping)
         for kind in self._mapping.kinds:
-            for table in found.get(kind, []):
+            for table in tables.get(kind, []):
                 if kind != IMPRESSIONS:
                     # Other partitions than its own get the same click too.
                     at_home = rules.home_of(table.column("time").to_numpy()) == start
@@ -244,8 +244,8 @@ class _Stage(beam.DoFn):
                     write_late(self._log, kind, table)
 
 
-# On its way from the worker that reads it to the one that joins its partition: the partition's begin, and what it gets,
-# events of a kind or ``EARLIER``, as an Arrow stream.
+# Message from the worker that reads events to the one that joins their partition: the partition's begin, and a kind or
+# ``EARLIER`` with its events as an Arrow stream.
 Part = tuple[int, tuple[str, bytes]]
 
 
@@ -258,27 +258,27 @@ def parts_of(rules: PartitionRules, kind: Kind, routed: dict[int, pa.Table]) -> 
 
 
 def _earlier(rules: PartitionRules, routed: dict[int, pa.Table]) -> Iterator[Part]:
-    # Ids and times for the later partitions whose clicks may be those of these impressions.
+    # Yields ids and times for later partitions that may have clicks on these impressions.
     for table in routed.values():
-        known = table.select(EARLIER_SCHEMA.names)
-        times = known.column("query_time").to_numpy()
+        candidates = table.select(EARLIER_SCHEMA.names)
+        times = candidates.column("query_time").to_numpy()
         begins = rules.start_of(times)
         reach = rules.lookback + rules.ahead
         for ahead in range(1, -(-reach // rules.length) + 1):
             starts = begins + ahead * rules.length
             there = times >= known_from(rules, starts)
-            parts = split_by_partition(known.filter(pa.array(there)), starts[there])
+            parts = split_by_partition(candidates.filter(pa.array(there)), starts[there])
             for start, part in parts.items():
                 yield start, (EARLIER, _to_bytes(part))
 
 
 def tables_of(parts: Iterable[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
-    """Reads what a partition got, as ``stage_events`` takes it."""
-    found: dict[str, list[pa.Table]] = {}
+    """Reads a partition's events into the tables that ``stage_events`` takes."""
+    tables: dict[str, list[pa.Table]] = {}
     for what, content in parts:
         with pa.ipc.open_stream(content) as reader:
-            found.setdefault(what, []).append(reader.read_all())
-    return found
+            tables.setdefault(what, []).append(reader.read_all())
+    return tables
 
 
 def _to_bytes(table: pa.Table) -> bytes:
@@ -356,9 +356,9 @@ _FOR_EVER = 2**63 - 1
 _ALWAYS = {"--max_bundle_time_mills": "=100"}
 
 
-def streaming_options(given: str, drain: bool) -> PipelineOptions:
+def streaming_options(text: str, drain: bool) -> PipelineOptions:
     """Reads Beam's options, or raises InputError; for Flink adds those that such a job needs where they are absent."""
-    arguments = split_beam_options(given)
+    arguments = split_beam_options(text)
     options = read_beam_options(arguments)
     if str(options.view_as(StandardOptions).runner).rpartition(".")[2] in _FLINK:
         names = {argument.partition("=")[0] for argument in arguments}
@@ -372,7 +372,7 @@ def streaming_options(given: str, drain: bool) -> PipelineOptions:
 
 @contextlib.contextmanager
 def silent_workers() -> Iterator[None]:
-    """Hides what workers inside this process print, in each try and thread again: the error of the job has it all."""
+    """Hides the output of workers inside this process, repeated per try and thread: the job's error contains it."""
     # Also after the block: threads of a worker that has lost its runner end some time later.
     threading.excepthook = lambda failure: None
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):

@@ -136,7 +136,7 @@ def _advance(estimator: Any, arrival: int) -> None:
 
 
 def _read(mapping: EventMapping, unit: Unit) -> Iterator[Chunk]:
-    """The chunks of a file; of a damaged one, those before the damage and one with a reject."""
+    """Yields a file's chunks; for a damaged file, the chunks before the damage and one with a reject."""
     try:
         yield from read_unit(mapping, unit)
     except UnreadableNowError:

@@ -61,8 +61,8 @@ def impression_schema(mapping: EventMapping) -> pa.Schema:
     """Returns the columns of an impression."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.keep_values).items()
-    kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values]
-    return pa.schema([*shard_schema(schema), *kept, pa.field(ARRIVAL, pa.int64(), False)])
+    fields = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values]
+    return pa.schema([*shard_schema(schema), *fields, pa.field(ARRIVAL, pa.int64(), False)])
 
 
 def prepare(
@@ -122,7 +122,7 @@ def _prepare(
 def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, before: int) -> tuple[int, int] | None:
     """Returns the first arrival of the raw events with valid times and the last one that moves a clock.
 
-    None without any; ``before`` is that of ``prepare``.
+    Returns None without valid times; ``before`` as in ``prepare``.
     """
     source = mapping.sources[kind]
     names = dict.fromkeys(time.column or "" for time in source.times.values())
@@ -137,12 +137,12 @@ def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, before: int) -> tu
 
 
 def last_arrival(mapping: EventMapping, arrival: np.ndarray, before: int) -> int:
-    """Returns the last of some arrivals, int64 [N], N > 0, that moves a clock; ``before`` is that of ``prepare``."""
+    """Returns the last arrival that moves a clock, of int64 [N], N > 0; ``before`` as in ``prepare``."""
     return int(arrival[arrival <= max(_horizon(mapping, arrival, before)[0], arrival.min())].max())
 
 
 def _horizon(mapping: EventMapping, arrival: np.ndarray, before: int) -> tuple[int, int]:
-    """Until when an arrival among some, int64 [N], moves a clock, and after when it is in the future."""
+    """Returns the last arrival that moves a clock, given all arrivals, int64 [N], and the last before the future."""
     if mapping.future is None:
         return _UNLIMITED, _UNLIMITED
     future = duration_us(mapping.future)
@@ -187,14 +187,14 @@ def _pack_raw(
     tables = [pa.table(keys), pa.table({name: columns[name] for name in schema.read_sources})]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
-    kept = tuple(value_columns(schema, mapping.keep_values))
-    return pack_table(schema, tables[0], tables[1], kept)
+    names = tuple(value_columns(schema, mapping.keep_values))
+    return pack_table(schema, tables[0], tables[1], names)
 
 
 def _pack_hashed(
     mapping: EventMapping, keys: dict[str, np.ndarray], columns: Columns, verdict: Verdict
 ) -> pa.Table:
-    """Columns that hold ids already: their types must be those of a shard, and each id one of its feature."""
+    """Packs columns of ids: their types must match a shard's, and each id its feature's range."""
     schema = mapping.feature_schema
     target, histories = shard_schema(schema), schema.histories
     arrays = []
@@ -225,7 +225,7 @@ def _pack_hashed(
 
 
 def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Array:
-    """Makes null each list that lacks an item or has a value that is no id; a column of nulls gets its type."""
+    """Nulls each list with a missing item or an invalid id, and types a column of nulls."""
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), field.type)
     is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
@@ -236,7 +236,7 @@ def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Arra
     wrong = items.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_integer(items.type):
         limits = np.iinfo(field.type.value_type.to_pandas_dtype())
-        # In a log with ids that grow, those of features with buckets are checked with the rows.
+        # In a log with ids that grow, ids of features with buckets are checked with the rows.
         lowest = limits.min if limits.bits == 64 else MISSING_ID
         numbers = pc.fill_null(items, 0).to_numpy(zero_copy_only=False)
         wrong |= (numbers < lowest) | (numbers > limits.max)
@@ -259,7 +259,7 @@ def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:
 
 
 def _list_sizes(column: pa.Array) -> np.ndarray:
-    """The number of items of each list or, if that is more, the bytes of its texts; int64."""
+    """Returns each list's number of items or, if larger, its bytes of text; int64 [N]."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     if not is_text(column.type.value_type):
         return counts

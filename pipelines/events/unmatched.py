@@ -32,7 +32,7 @@ _STEPS = [
 
 
 def unmatched_warnings(mapping: EventMapping, log: Path) -> list[str]:
-    """Returns how many of a log's clicks are early, late or orphans, where more than 0.5% are, and what would help.
+    """Returns a warning for each kind of which over 0.5% are early, late or orphans, and the settings that would help.
 
     Looks at the latest partitions with 100,000 clicks, a thousand at most, and for their impressions up to a day before
     and after. The events of each label are judged as clicks are.
@@ -45,20 +45,20 @@ def _warnings(
     mapping: EventMapping, rules: PartitionRules, kind: Kind, log: Path, manifests: Sequence[Manifest]
 ) -> list[str]:
     chosen: list[Manifest] = []
-    found = 0
+    recent_clicks = 0
     for manifest in manifests[: -_RECENT_PARTITIONS - 1 : -1]:
-        if found >= _RECENT_CLICKS:
+        if recent_clicks >= _RECENT_CLICKS:
             break
         chosen.append(manifest)
-        found += manifest.counters.get(kind, 0)
+        recent_clicks += manifest.counters.get(kind, 0)
     counters = sum_counters(chosen)
     clicks = sum(counters.get(name, 0) for name in fate_counters(kind))
     early, late, orphans = (counters.get(f"{name}_{kind}", 0) for name in ("early", "late", "orphan"))
     if early + late + orphans <= _SHARE * clicks:
         return []
     reach = max(rules.lookback, DAY_US)
-    near = [one for one in manifests if one.end > chosen[-1].start - reach]
-    unmatched = [_read(unmatched_path(log, one, kind), CLICK_SCHEMA.names) for one in chosen]
+    near = [manifest for manifest in manifests if manifest.end > chosen[-1].start - reach]
+    unmatched = [_read(unmatched_path(log, manifest, kind), CLICK_SCHEMA.names) for manifest in chosen]
     helped = _would_match(
         mapping, rules, kind, log, near, [table for table in unmatched if table is not None]
     )
@@ -79,28 +79,28 @@ def _would_match(
     near: Sequence[Manifest],
     unmatched: Sequence[pa.Table],
 ) -> Iterator[str]:
-    """Says of each duration how many clicks a longer one would match."""
+    """Yields texts: the clicks that a longer skew, window or delay would match, and clicks without an impression."""
     ids, times, arrival = (
         np.concatenate([np.zeros(0, np.int64), *(table.column(name).to_numpy() for table in unmatched)])
         for name in CLICK_SCHEMA.names
     )
-    found = []
-    for file in (shard.file for one in near for shard in one.shards):
+    tables = []
+    for file in (shard.file for manifest in near for shard in manifest.shards):
         table = _read(log / "shards" / file, EARLIER_SCHEMA.names)
         if table is not None:
-            found.append(table.filter(pa.array(np.isin(table.column("example_id").to_numpy(), ids))))
-    if not any(table.num_rows for table in found):
+            tables.append(table.filter(pa.array(np.isin(table.column("example_id").to_numpy(), ids))))
+    if not any(table.num_rows for table in tables):
         if len(ids):
             yield f"{len(ids)} have no impression in the log"
         return
-    known, asked, shown = (
-        np.concatenate([table.column(name).to_numpy() for table in found]) for name in EARLIER_SCHEMA.names
+    shown_ids, asked, shown = (
+        np.concatenate([table.column(name).to_numpy() for table in tables]) for name in EARLIER_SCHEMA.names
     )
-    order = np.argsort(known, kind="stable")
-    place = order[np.minimum(np.searchsorted(known[order], ids), len(order) - 1)]
-    there = known[place] == ids
-    after = times - shown[place]
-    waited = arrival - (rules.closes_at(rules.start_of(asked[place])) - rules.delay)
+    order = np.argsort(shown_ids, kind="stable")
+    indices = order[np.minimum(np.searchsorted(shown_ids[order], ids), len(order) - 1)]
+    there = shown_ids[indices] == ids
+    after = times - shown[indices]
+    waited = arrival - (rules.closes_at(rules.start_of(asked[indices])) - rules.delay)
     before, behind = there & (after < -rules.skew), there & (after > rules.windows[kind][0])
     window = (
         ("click_window", mapping.click_window)

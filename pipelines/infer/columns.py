@@ -76,7 +76,7 @@ class Column:
 
     @cached_property
     def finite(self) -> np.ndarray:
-        """The finite numbers, in order of rows; empty for other columns."""
+        """Returns the finite numbers, in order of rows; empty for other columns."""
         return np.zeros(0) if self.numbers is None else self.numbers[np.isfinite(self.numbers)]
 
     @cached_property
@@ -85,14 +85,14 @@ class Column:
 
     @cached_property
     def is_unique(self) -> bool:
-        """Whether nearly every row has its own value."""
+        """Returns whether nearly every row has a distinct value."""
         return self.present >= _ENOUGH and self.distinct > _UNIQUE * self.present
 
     def describe(self) -> str:
-        """Lists some of its distinct values, and the share of rows without one."""
+        """Lists some distinct values, and the share of missing ones."""
         if not self.present:
             return "no values"
-        shown = [_shorten(self.texts[place]) for place in np.argsort(-self.counts, kind="stable")[:3]]
+        shown = [_shorten(self.texts[index]) for index in np.argsort(-self.counts, kind="stable")[:3]]
         text = f"{self.distinct:,} value{'s' * (self.distinct > 1)}, e.g. {', '.join(shown)}"
         return text + (f"; {percent(self.missing_share)} missing" if self.missing_share else "")
 
@@ -102,7 +102,7 @@ Columns = Mapping[str, Column]
 
 @dataclass(frozen=True)
 class Decision:
-    """What a column becomes: a role, a feature, or nothing."""
+    """Decision on the use of a column: a role, a feature, or nothing."""
 
     becomes: str
     because: str
@@ -126,16 +126,16 @@ def _shorten(text: str) -> str:
 
 
 def find_nulls(columns: Mapping[str, pa.Array]) -> tuple[str, ...]:
-    """Finds the texts in columns of a delimited file that mean a missing value, apart from the empty one."""
-    found: dict[str, None] = {}
+    """Finds the non-empty texts in columns of a delimited file that mean a missing value."""
+    nulls: dict[str, None] = {}
     for array in columns.values():
         distinct = pc.unique(array.drop_null()).to_pylist() if is_text(array.type) else []
         if not (words := [text for text in _NULLS if text in distinct]):
             continue
         others = pa.array([text for text in distinct if text and text not in _NULLS], pa.string())
         between_numbers = len(others) > 0 and not parse_numbers(others)[1].any()
-        found |= dict.fromkeys(word for word in words if between_numbers or word in _NULLS[:3])
-    return tuple(found)
+        nulls |= dict.fromkeys(word for word in words if between_numbers or word in _NULLS[:3])
+    return tuple(nulls)
 
 
 def profile_column(name: str, array: pa.Array, nulls: Sequence[str] = ()) -> Column:
@@ -250,9 +250,9 @@ def _is_vector(column: Column, texts: Sequence[str]) -> bool:
     if column.is_list and pa.types.is_floating(column.array.type.value_type):
         values = column.array.flatten().drop_null().cast(pa.float64())
         return bool(pc.any(pc.not_equal(values, pc.floor(values)), min_count=0).as_py())
-    found = [match for text in texts if (match := _VECTOR.fullmatch(text.strip())) is not None]
-    several = [match for match in found if match[1] is not None and re.search(r"\.\d|\de", match[0])]
-    return len(found) >= 0.99 * len(texts) and len(several) >= 0.5 * len(texts)
+    matches = [match for text in texts if (match := _VECTOR.fullmatch(text.strip())) is not None]
+    several = [match for match in matches if match[1] is not None and re.search(r"\.\d|\de", match[0])]
+    return len(matches) >= 0.99 * len(texts) and len(several) >= 0.5 * len(texts)
 
 
 def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> tuple[str, str] | None:
@@ -262,7 +262,7 @@ def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> tuple[str, st
         written = [_written_items(text.strip()[1:-1]) for text in texts]
         if not any(written):
             return None
-        # The first of those that fit the most texts.
+        # The first mark of the best fit.
         fits = [
             sum(split_items(text, mark, strip) == items for text, items in zip(texts, written, strict=True))
             for mark in _BRACKETED_MARKS
@@ -272,7 +272,7 @@ def find_list_form(texts: Sequence[str], counts: Sequence[int]) -> tuple[str, st
 
 
 def _written_items(content: str) -> list[str]:
-    """The items of a list as Python, JSON or NumPy has written them."""
+    """Returns the items of a list as written by Python, JSON or NumPy."""
     try:
         texts = list(map(str, ast.literal_eval(f"[{content}]")))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -281,7 +281,7 @@ def _written_items(content: str) -> list[str]:
 
 
 def _is_separator(texts: Sequence[str], counts: Sequence[int], mark: str) -> bool:
-    """Whether distinct texts, each in so many rows, are lists of items that come back, some longer than others."""
+    """Returns whether distinct texts, with their row counts, are lists of recurring items and varying length."""
     parts = [text.split(mark) for text in texts]
     lengths = [len(part) for part in parts]
     several = sum(length > 1 for length in lengths)
@@ -311,7 +311,7 @@ def _is_prose(texts: Sequence[str]) -> bool:
 
 
 def _with_points(column: Column) -> Column | None:
-    """Decimal commas as points; None unless all values are such: ``1,250`` may have its comma between thousands."""
+    """Converts decimal commas to points; None unless all values have one: ``1,250`` may separate thousands."""
     pattern, spelled = CASTS["decimal_comma"]
     if not any(re.search(r",(\d{1,2}|\d{4,})\s*$", text) for text in column.texts):
         return None
@@ -367,11 +367,11 @@ def _number(column: Column, because: str) -> Decision:
 
 def _is_even(values: np.ndarray, low: float, high: float, size: float) -> bool:
     """Returns whether even buckets part the values well: neither are many in one, nor half of them at one end."""
-    found, counts = np.unique(values, return_counts=True)
+    distinct, counts = np.unique(values, return_counts=True)
     fullest = np.unique(np.floor(values / size), return_counts=True)[1].max()
     if fullest > max(0.3 * len(values), 1.2 * counts.max()):
         return False
-    others = values[values != found[counts.argmax()]]
+    others = values[values != distinct[counts.argmax()]]
     if not len(others):
         return True
     middle = (float(np.median(others)) - low) / (high - low)
@@ -379,7 +379,7 @@ def _is_even(values: np.ndarray, low: float, high: float, size: float) -> bool:
 
 
 def _round_step(size: float) -> float:
-    """1, 2 or 5 times a power of ten, at most ``size``; 0 where that is no number to count by."""
+    """Returns the largest 1, 2 or 5 times a power of ten up to ``size``; 0 where ``size`` is out of range."""
     if not 1e-20 < size < 1e20:
         return 0.0
     power = 10.0 ** math.floor(math.log10(size))
@@ -389,7 +389,7 @@ def _round_step(size: float) -> float:
 def feature_name(column: str, taken: Collection[str]) -> str:
     """Makes a name like the column's, which no other feature and no column of a log has.
 
-    Letters and digits of all scripts, _ . and - stay as they are; whatever else becomes _.
+    Letters and digits of all scripts, _ . and - are unchanged; all other characters become _.
     """
     name = "".join(letter if _stays(letter) else " " for letter in column)
     name = "_".join(name.split()).strip("_") or "column"
@@ -409,7 +409,7 @@ LEAK = 0.99  # a column with this AUC alone is refused
 SHOWN = 3  # columns
 QUANTILES = 40  # numbers with more values than this are grouped by so many quantiles
 
-# Rows that follow one another, such as those of a query, stay together; what drifts is in both halves.
+# Consecutive rows, such as a query's, stay together; both halves see drift.
 _BLOCKS = 20
 # A value is held to be like all rows by so many rows of these.
 _PRIOR_ROWS = 10.0
@@ -428,42 +428,42 @@ def value_groups(column: Column) -> np.ndarray:
 
 
 def auc_alone(column: Column, labels: np.ndarray, labeled: np.ndarray) -> float | None:
-    """AUC of the share of positive rows of each value, where every other block of rows gives the shares.
+    """Computes the AUC of each value's share of positive rows, with shares from every other block of rows.
 
-    ``labels`` is [N] 0 or 1, ``labeled`` [N] bool: the rows whose label is known. The mean of the two halves; None
+    ``labels`` is [N] 0 or 1, ``labeled`` [N] bool: the rows with a label. Returns the mean of the two halves; None
     where one has too few rows of a class.
     """
     label = labels[labeled].astype(np.int64)
     _, groups = np.unique(value_groups(column)[labeled], return_inverse=True)
     count = int(groups.max(initial=0)) + 1
     odd = np.arange(len(label)) * _BLOCKS // max(len(label), 1) % 2 == 1
-    found = []
+    aucs = []
     for judged, learned in ((odd, ~odd), (~odd, odd)):
         if not _FEWEST_OF_A_CLASS <= label[judged].sum() <= judged.sum() - _FEWEST_OF_A_CLASS:
             return None
         rows = np.bincount(groups[learned], minlength=count)
         clicks = np.bincount(groups[learned], label[learned], minlength=count)
         shares = (clicks + _PRIOR_ROWS * label[learned].mean()) / (rows + _PRIOR_ROWS)
-        # The AUC of rows whose score is that of their group; equal scores count half.
+        # The AUC of rows scored by their group; equal scores count half.
         _, levels = np.unique(shares, return_inverse=True)
         positive = np.bincount(levels[groups[judged]], label[judged], minlength=len(levels))
         negative = np.bincount(levels[groups[judged]], 1 - label[judged], minlength=len(levels))
         below = np.cumsum(negative) - negative
-        found.append(float((positive * (below + negative / 2)).sum() / (positive.sum() * negative.sum())))
-    return sum(found) / len(found)
+        aucs.append(float((positive * (below + negative / 2)).sum() / (positive.sum() * negative.sum())))
+    return sum(aucs) / len(aucs)
 
 
 def strongest_columns(columns: Columns, labels: np.ndarray, labeled: np.ndarray) -> list[tuple[str, float]]:
-    """Returns name and AUC of the columns whose AUC alone is known, the largest first."""
-    found = [(name, auc_alone(column, labels, labeled)) for name, column in columns.items()]
-    return sorted([(name, auc) for name, auc in found if auc is not None], key=lambda pair: -pair[1])
+    """Returns the name and AUC of each column for which ``auc_alone`` is defined, largest first."""
+    aucs = [(name, auc_alone(column, labels, labeled)) for name, column in columns.items()]
+    return sorted([(name, auc) for name, auc in aucs if auc is not None], key=lambda pair: -pair[1])
 
 
-def strongest_text(found: list[tuple[str, float]]) -> str:
+def strongest_text(strongest: list[tuple[str, float]]) -> str:
     """Formats the few strongest columns; empty where there are none."""
-    if not found:
+    if not strongest:
         return ""
-    shown = ", ".join(f"{printable(name)} {auc:.3f}" for name, auc in found[:SHOWN])
+    shown = ", ".join(f"{printable(name)} {auc:.3f}" for name, auc in strongest[:SHOWN])
     return (
         f"The strongest columns alone, by their AUC in the sample: {shown}. One that is known only after the click has "
         "no place in a model: --drop COLUMN --out OTHER trains without it"

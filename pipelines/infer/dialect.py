@@ -66,18 +66,18 @@ class TableFiles:
     notes: tuple[str, ...]
 
 
-def find_table(given: Path, label: str | None) -> TableFiles:
+def find_table(path: Path, label: str | None) -> TableFiles:
     """Finds how a file, or the files of a folder, are read; ``label`` is the rule whose column the header names.
 
     Raises InputError: files that are no table, or are several.
     """
-    found, pattern = _files_of(given) if given.is_dir() else (find_files([given], (), ()), None)
-    files = tuple(file for file in found if not is_blank(file.path))
+    inputs, pattern = _files_of(path) if path.is_dir() else (find_files([path], (), ()), None)
+    files = tuple(file for file in inputs if not is_blank(file.path))
     if not files:
-        raise InputError(f"{found[0].path}: is empty; a table with a label and a feature is required")
+        raise InputError(f"{inputs[0].path}: is empty; a table with a label and a feature is required")
     if any(file.path.name.startswith("behaviors.tsv") for file in files):
         raise InputError(
-            f"{given}: a row of MIND's behaviors.tsv is a whole list of impressions, not one: use ctr ingest mind"
+            f"{path}: a row of MIND's behaviors.tsv is a whole list of impressions, not one: use ctr ingest mind"
         )
     first = files[0].path
     content = _input_of(first, label)
@@ -88,22 +88,22 @@ def find_table(given: Path, label: str | None) -> TableFiles:
     columns: tuple[str, ...] = ()
     notes = []
     if not isinstance(form, JsonlInput):
-        columns, lacking = _columns_of(given, files, form)
+        columns, lacking = _columns_of(path, files, form)
         if lacking:
             form = form.model_copy(update={"optional": tuple(lacking)})
             notes.append(f"missing where a file lacks them: {', '.join(lacking)}")
     keys = [set(folder_keys(Path("/", file.name))) for file in files]
     folders = tuple(sorted(set.intersection(*keys).difference(columns)))
-    if len(files) < len(found):
-        empty = [file.name for file in found if file not in files]
-        notes.append(f"{len(empty)} of {len(found)} files are empty and are skipped: {', '.join(empty[:3])}")
+    if len(files) < len(inputs):
+        empty = [file.name for file in inputs if file not in files]
+        notes.append(f"{len(empty)} of {len(inputs)} files are empty and are skipped: {', '.join(empty[:3])}")
     if folders:
         notes.append(f"the folders of the files give the column {' and '.join(folders)}")
     return TableFiles(files, form, columns, folders, tuple(notes))
 
 
 def _files_of(folder: Path) -> tuple[list[SourceFile], str]:
-    """The files of a folder, or those below it where it holds none itself; and the glob that finds them."""
+    """Returns the files of a folder, or of its subfolders where it holds none, and their glob."""
     for below in ("", "**/"):
         inside = (path.relative_to(folder) for path in folder.glob(f"{below}*") if path.is_file())
         if paths := sorted(path for path in inside if not is_hidden(path)):
@@ -134,7 +134,7 @@ def read_start(path: Path, size: int = START_BYTES) -> str:
 
 
 def _input_of(path: Path, label: str | None) -> dict[str, Any]:
-    """The ``input`` of a mapping, by the content of a file; InputError where it is no table."""
+    """Infers the ``input`` of a mapping from a file's content; InputError where it is no table."""
     with path.open("rb") as file:
         if file.read(4) == b"PAR1":
             return {"type": "parquet"}
@@ -164,19 +164,19 @@ def _delimited_input(path: Path, text: str, label: str | None) -> dict[str, Any]
     lines = whole.split("\n")[:_LINES]
     # Names may hold what looks like a rule.
     wanted = {label, re.split(r"\s*(?:>=|<=|==|!=|>|<)", label)[0]} - {""} if label is not None else set()
-    found = _labeled_header(lines, wanted)
-    is_numbered = found is None and any(map(_NUMBERED.fullmatch, wanted))
-    found = found or _consistent_header(lines)
-    if found is None or not (wanted & set(found[2]) or is_numbered):
+    layout = _labeled_header(lines, wanted)
+    is_numbered = layout is None and any(map(_NUMBERED.fullmatch, wanted))
+    layout = layout or _consistent_header(lines)
+    if layout is None or not (wanted & set(layout[2]) or is_numbered):
         # Nothing says that this is a table with the label: it may be of another format.
-        _check_foreign(path, lines, found is not None)
-    if found is None:
+        _check_foreign(path, lines, layout is not None)
+    if layout is None:
         shown = next((line for line in lines if line.strip()), "")[:40]
         raise InputError(
             f"{path}: has one column ({shown}); a label and at least one feature are required, in columns "
             "between commas, tabs, ; or |"
         )
-    skipped, delimiter, header = found
+    skipped, delimiter, header = layout
     content: dict[str, Any] = {"type": "tsv" if delimiter == "\t" else "csv"}
     if delimiter not in ",\t":
         content["delimiter"] = delimiter
@@ -185,7 +185,7 @@ def _delimited_input(path: Path, text: str, label: str | None) -> dict[str, Any]
     if skipped:
         content["skip_lines"] = skipped
     if is_numbered:
-        content |= {"header": False, "columns": [f"c{place}" for place in range(1, len(header) + 1)]}
+        content |= {"header": False, "columns": [f"c{number}" for number in range(1, len(header) + 1)]}
     return content
 
 
@@ -198,19 +198,19 @@ _Header = tuple[int, str, list[str]]  # the number of lines before it, the delim
 
 
 def _labeled_header(lines: Sequence[str], wanted: set[str]) -> _Header | None:
-    """The first line that has the label among its fields; lines before it are comments or titles."""
-    for place, line in enumerate(lines[: _MOST_SKIPPED + 1]):
+    """Finds the first line with the label among its fields; earlier lines are comments or titles."""
+    for index, line in enumerate(lines[: _MOST_SKIPPED + 1]):
         for delimiter in _DELIMITERS:
             fields = _fields(line, delimiter)
             if len(fields) > 1 and wanted & set(fields):
-                return place, delimiter, fields
+                return index, delimiter, fields
     return None
 
 
 def _consistent_header(lines: Sequence[str]) -> _Header | None:
-    """The first line of two fields or more, by the delimiter that gives the most, and nearly as many to all others."""
+    """Finds the first line of several fields, by the delimiter with the most fields, nearly as many in all lines."""
     best: _Header | None = None
-    looked = [(place, line) for place, line in enumerate(lines) if line.strip() and not line.startswith("#")]
+    looked = [(index, line) for index, line in enumerate(lines) if line.strip() and not line.startswith("#")]
     text = "\n".join(line for _, line in looked)
     for delimiter in _DELIMITERS:
         rows = split_rows(text, delimiter, delimiter != "\t" or '"' in text, _LINES)
@@ -218,8 +218,8 @@ def _consistent_header(lines: Sequence[str]) -> _Header | None:
         # A header may lack the name of the row's number, or end with a delimiter.
         fitting = sum(abs(len(row) - len(rows[0])) < 2 for row in rows)
         if rows and fitting >= _CONSISTENT * len(rows) and (best is None or len(rows[0]) > len(best[2])):
-            place = next(place for place, line in looked if len(_fields(line, delimiter)) > 1)
-            best = place, delimiter, rows[0]
+            index = next(index for index, line in looked if len(_fields(line, delimiter)) > 1)
+            best = index, delimiter, rows[0]
     return best
 
 
@@ -250,24 +250,24 @@ def _check_foreign(path: Path, lines: Sequence[str], has_columns: bool) -> None:
 
 
 def _columns_of(
-    given: Path, files: Sequence[SourceFile], form: DelimitedInput | ParquetInput
+    path: Path, files: Sequence[SourceFile], form: DelimitedInput | ParquetInput
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The columns of all files, and those that some lack; InputError where files are of different tables.
+    """Returns the columns of all files, and the columns that some lack; InputError for files of different tables.
 
     Files are of one table if one of them has all columns, and the others at least half of them.
     """
-    found = [table_file_columns(file.path, form) for file in files]
-    widest = max(found, key=len)
-    for file, names in zip(files, found, strict=True):
+    names_by_file = [table_file_columns(file.path, form) for file in files]
+    widest = max(names_by_file, key=len)
+    for file, names in zip(files, names_by_file, strict=True):
         others = set(names) ^ set(widest)
         if set(names) - set(widest) or len(others) > 0.5 * len(widest):
             raise InputError(
-                f"input {given}: {files[found.index(widest)].name} and {file.name} have different columns: "
+                f"input {path}: {files[names_by_file.index(widest)].name} and {file.name} have different columns: "
                 f"{', '.join(sorted(others)[:3])} in one alone; give one file; a side table is joined by a mapping of "
                 "your own (ctr ingest table)"
             )
-    columns = (*found[0], *(name for name in widest if name not in found[0]))
-    return columns, [name for name in columns if any(name not in names for names in found)]
+    columns = (*names_by_file[0], *(name for name in widest if name not in names_by_file[0]))
+    return columns, [name for name in columns if any(name not in names for names in names_by_file)]
 
 
 SAMPLE_ROWS, SAMPLE_FILES = 50_000, 16
@@ -343,7 +343,7 @@ def read_sample(table: TableFiles) -> Sample:
             chunks.append(chunk)
             rows += chunk.table.num_rows
             if rows >= limit:
-                # What is left of the file is not known.
+                # The file may have more rows.
                 whole = whole and next(iter(read), None) is None
                 break
     rows = sum(chunk.table.num_rows for chunk in chunks)
@@ -387,7 +387,7 @@ def _estimated_rows(table: TableFiles) -> int:
 def _json_keys(
     files: Sequence[SourceFile], limit: int, unusable: dict[str, str]
 ) -> tuple[dict[str, set[str]], set[str]]:
-    """The kinds of values under each key of JSON lines, and the keys of all lines; adds to ``unusable``."""
+    """Returns the kinds of values of each key of JSON lines, and the keys in all lines; adds to ``unusable``."""
     kinds: dict[str, set[str]] = {}
     always: set[str] | None = None
     for file in files:
@@ -402,12 +402,12 @@ def _json_keys(
                 always = set(content) if always is None else always & set(content)
                 for name, value in content.items():
                     kinds.setdefault(name, set()).add(_json_kind(value))
-    for name, found in kinds.items():
+    for name, types in kinds.items():
         if not name:
             unusable[name] = "the column has no name"
-        elif "nested" in found:
+        elif "nested" in types:
             unusable[name] = "it holds objects or lists of lists"
-        elif {"list", "single"} <= found:
+        elif {"list", "single"} <= types:
             unusable[name] = "it holds lists in some rows and single values in others"
     return kinds, always or set()
 
@@ -419,17 +419,17 @@ def _json_kind(value: object) -> str:
 
 
 def _parquet_faults(files: Sequence[SourceFile]) -> dict[str, str]:
-    """Why columns of Parquet files are not read, by name."""
-    found: dict[str, str] = {}
+    """Returns the reasons why columns of Parquet files are not read, by name."""
+    faults: dict[str, str] = {}
     for file in files:
         with faults_named(file.path):
             schema = pq.read_schema(file.path)
-        found |= {
+        faults |= {
             name: f"it is of type {kind}"
             for name, kind in zip(schema.names, schema.types, strict=True)
             if not _is_read(kind)
         }
-    return found
+    return faults
 
 
 def _is_read(kind: pa.DataType) -> bool:

@@ -74,13 +74,13 @@ def profile_columns(table: TableFiles, sample: Sample) -> tuple[Columns, tuple[s
 
 
 def list_labels(table: TableFiles, sample: Sample) -> list[tuple[str, str]]:
-    """Lists what could be the label, as ``--label`` takes it, with the share of positive rows."""
+    """Lists possible labels, as ``--label`` takes them, with their share of positive rows."""
     columns, _ = profile_columns(table, sample)
-    found = label_choices(columns)
+    choices = label_choices(columns)
     if any(name in columns[name].texts for name in table.columns if name in columns):
         shown = "or c2, ...: the columns of a file without a header, as the first line looks like values"
-        found.insert(0, ("c1", shown))
-    return found
+        choices.insert(0, ("c1", shown))
+    return choices
 
 
 def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
@@ -103,8 +103,8 @@ def draft_mapping(table: TableFiles, sample: Sample, options: Options) -> Draft:
         because = "; ".join(filter(None, (decided[name].because, column.describe())))
         draft.columns[name] = replace(decided[name], because=because)
     draft.columns |= {name: not_used(why) for name, why in sample.unusable.items()}
-    used = {name: columns[name] for name, one in decided.items() if one.feature is not None}
-    draft.strongest = strongest_columns(used, label.values, label.known)
+    used = {name: columns[name] for name, decision in decided.items() if decision.feature is not None}
+    draft.strongest = strongest_columns(used, label.values, label.labeled)
     if leaks := [name for name, auc in draft.strongest if auc >= LEAK and name not in options.keep]:
         shown = ", ".join(f"{name} (AUC {auc:.3f})" for name, auc in draft.strongest if name in leaks)
         drops = " ".join(f"--drop {shlex.quote(name)}" for name in leaks)
@@ -122,31 +122,31 @@ def _decide_roles(
     """Returns the columns that have a role, by their names; InputError where a column has two."""
     value = f"{label.rule.value:g}" if isinstance(label.rule.value, float) else repr(label.rule.value)
     role = "label" if label.rule.op is None else f"label {label.rule.op} {value}"
-    found = [("--label", label.rule.column, Decision(role, f"given by --label; {label.percent} positive"))]
+    chosen = [("--label", label.rule.column, Decision(role, f"given by --label; {label.percent} positive"))]
     if time is not None and time.time.column is not None:
         lost = f"; {count_rows(time.bad)} have no readable time and become rejects" if time.bad.any() else ""
-        found.append(
+        chosen.append(
             ("--time", time.time.column, Decision(f"time, {time.time.form}", f"given by --time{lost}"))
         )
     if (query := read_query(options, columns)) is not None:
         missing = query.codes < 0
         lost = f"; {count_rows(missing)} have none and become rejects" if missing.any() else ""
-        found.append(("--query", query.name, Decision("query", f"given by --query{lost}")))
+        chosen.append(("--query", query.name, Decision("query", f"given by --query{lost}")))
     if options.weight is not None:
         weight = read_weight(options.weight, columns)
-        found.append(("--weight", weight.name, Decision("weight", "given by --weight")))
+        chosen.append(("--weight", weight.name, Decision("weight", "given by --weight")))
     roles: dict[str, str] = dict.fromkeys(options.drop, "--drop")
-    for option, name, _ in found:
+    for option, name, _ in chosen:
         if name in roles:
             raise InputError(f"{option} {name}: {roles[name]} names the same column")
         roles[name] = option
-    return {name: decision for _, name, decision in found}
+    return {name: decision for _, name, decision in chosen}
 
 
 def _decide_features(
     draft: Draft, columns: Columns, roles: Mapping[str, Decision], options: Options, whole: bool
 ) -> dict[str, Decision]:
-    """Decides about each column without a role; one that looks like a time or a query is said in a note."""
+    """Decides the use of each column without a role; notes columns that look like a time or a query."""
     decisions: dict[str, Decision] = {}
     seen: dict[bytes, Column] = {columns[name].codes.tobytes(): columns[name] for name in roles}
     for name, column in columns.items():
@@ -245,7 +245,7 @@ def _fill_content(
             draft.comments[key] = draft.columns[column].because
     derive, features = _features(draft, set(sample.columns), time)
     if not features:
-        unused = joined([f"{name}: {one.because}" for name, one in draft.columns.items() if not one.feature])
+        unused = joined([f"{name}: {use.because}" for name, use in draft.columns.items() if not use.feature])
         raise InputError(
             f"{table.files[0].path}: no column is left as a feature ({unused})",
             "--keep COLUMN keeps one that was excluded",
@@ -259,7 +259,7 @@ def _fill_content(
     if "optional" in content["input"]:
         wanted = mapping.raw_columns
         content["input"]["optional"] = [name for name in content["input"]["optional"] if name in wanted]
-    content["keep_values"] = [one.name for one in mapping.features if has_raw_values(one)]
+    content["keep_values"] = [feature.name for feature in mapping.features if has_raw_values(feature)]
     draft.comments["keep_values"] = (
         "The values behind ids are kept beside the log where they are few, so that the report shows them."
     )
@@ -268,15 +268,15 @@ def _fill_content(
 def _features(
     draft: Draft, columns: set[str], time: TimeColumn | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns the derived columns and the features: of each column that becomes one, and of the time."""
+    """Returns the derived columns, and the features of columns and of the time."""
     derive: dict[str, Any] = {}
     features: list[dict[str, Any]] = []
     taken: set[str] = set()
-    used = {name: one for name, one in draft.columns.items() if one.feature is not None}
+    used = {name: decision for name, decision in draft.columns.items() if decision.feature is not None}
     # A column keeps its name where another one would become the same.
-    kept_names = {name for name in used if feature_name(name, ()) == name}
+    unchanged = {name for name in used if feature_name(name, ()) == name}
     for name, decision in used.items():
-        feature = {"name": feature_name(name, taken | (kept_names - {name})), **(decision.feature or {})}
+        feature = {"name": feature_name(name, taken | (unchanged - {name})), **(decision.feature or {})}
         if decision.cast is not None:
             feature["source"] = feature_name(f"{name}_{decision.cast}", {*columns, *taken})
             derive[feature["source"]] = {"from": name, "cast": decision.cast}
@@ -339,7 +339,7 @@ def mapping_text(draft: Draft, source: str) -> str:
                 lines += [*_comment(draft.comments[feature["name"]], "  "), f"  - {_flow(feature)}"]
         else:
             lines.append(f"{key}: {_flow(value)}")
-    unused = {name: one for name, one in draft.columns.items() if one.becomes == "not used"}
+    unused = {name: decision for name, decision in draft.columns.items() if decision.becomes == "not used"}
     lines += _comment("Not used:") if unused else []
     for name, decision in unused.items():
         lines += _comment(f"- {name or '(no name)'}: {decision.because}")
@@ -376,12 +376,12 @@ def _flow(value: Any) -> str:
 def decision_table(columns: Mapping[str, Decision], width: int) -> str:
     """Formats what each column becomes as a table of one line each, cut at ``width`` characters."""
     rows = [("column", "becomes", "because")]
-    for name, one in columns.items():
+    for name, decision in columns.items():
         column, becomes, because = (
-            printable(" ".join(text.split())) for text in (name, one.becomes, one.because)
+            printable(" ".join(text.split())) for text in (name, decision.becomes, decision.because)
         )
         rows.append((column or "(no name)", becomes, because))
-    wide = [min(32, max(len(row[place]) for row in rows)) for place in (0, 1)]
+    wide = [min(32, max(len(row[index]) for row in rows)) for index in (0, 1)]
     lines = []
     for row in rows:
         line = f"{row[0][: wide[0]]:<{wide[0]}}  {row[1][: wide[1]]:<{wide[1]}}  {row[2]}"

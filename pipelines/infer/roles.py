@@ -1,4 +1,4 @@
-"""The columns that the user named: label, time, query and weight; and columns that could be one and are not named."""
+"""Columns in the roles label, time, query and weight, and unnamed columns that could have one."""
 
 import re
 import shlex
@@ -70,11 +70,11 @@ class LabelColumn:
 
     rule: Label
     values: np.ndarray  # [N] 0 or 1; 0 where it is not known
-    known: np.ndarray  # [N] bool, the rows with a label; the others become rejects
+    labeled: np.ndarray  # [N] bool, the rows with a label; the others become rejects
 
     @property
     def share(self) -> float:
-        return float(self.values[self.known].mean()) if self.known.any() else 0.0
+        return float(self.values[self.labeled].mean()) if self.labeled.any() else 0.0
 
     @property
     def percent(self) -> str:
@@ -114,24 +114,24 @@ def _check_rejects(option: str, column: Column, bad: np.ndarray, allowed: str) -
 
 
 def read_label(text: str, columns: Columns) -> LabelColumn:
-    """Reads the label that ``--label`` names; InputError where it is none."""
+    """Reads the label that ``--label`` names; InputError where the column is not a label."""
     try:
         rule = Label(column=text) if text in columns else Label.model_validate(text)
     except ValidationError as error:
         raise InputError(describe_validation_error(error, Label, f"--label {text!r}")) from None
     column = find_column(rule.column, columns, "--label")
     if rule.op is None:
-        found = plain_label(column)
-        if found is None:
+        plain_rule = plain_label(column)
+        if plain_rule is None:
             rules = [f"--label {shlex.quote(choice)} ({share})" for choice, share in label_rules(column)]
             raise InputError(
                 f"--label {text}: this column is no label by itself ({column.describe()}); allowed: two values such as "
                 "0 and 1 or no and yes, times that are empty where there was none, or a rule",
                 joined(rules or ["such as --label 'COLUMN>=4' or 'COLUMN==sold'"]),
             )
-        rule = found
+        rule = plain_rule
     label = _label_of(column, rule)
-    _check_rejects(f"--label {text}", column, ~label.known, "a label")
+    _check_rejects(f"--label {text}", column, ~label.labeled, "a label")
     if label.share in (0.0, 1.0):
         raise InputError(
             f"--label {text}: all rows that were looked at have the label {label.share:.0f}; both 0 and 1 are required "
@@ -149,7 +149,7 @@ def _label_of(column: Column, rule: Label) -> LabelColumn:
 
 
 def plain_label(column: Column) -> Label | None:
-    """Returns the label that a column with two values is, or with times that many rows lack; None for others."""
+    """Returns a label for a column of two values, or of times that many rows lack; None for others."""
     name, lower = column.name, [text.strip().lower() for text in column.texts[:3]]
     if column.distinct == 2 and not column.is_list:
         plain = Label(column=name)
@@ -165,7 +165,7 @@ def plain_label(column: Column) -> Label | None:
 
 
 def label_rules(column: Column) -> list[tuple[str, str]]:
-    """Returns rules that make a label of a column of few other values, as ``--label`` takes them, and their shares."""
+    """Returns rules that make a label of a column of few values, as ``--label`` takes them, and their shares."""
     rules: list[tuple[LabelOp, str]] = []
     if column.is_list or not 0 < column.distinct <= _MOST_VALUES:
         return []
@@ -173,31 +173,31 @@ def label_rules(column: Column) -> list[tuple[str, str]]:
         rules = [("!=", '""')]
     elif column.numbers is not None and column.is_whole and column.distinct > 2:
         levels = np.unique(column.finite)
-        level = next((one for one in levels if (column.finite >= one).mean() <= 0.6), levels[-1])
+        level = next((low for low in levels if (column.finite >= low).mean() <= 0.6), levels[-1])
         rules = [(">=", f"{1 if levels[0] == 0 else level:g}")]
     elif column.distinct > 1 and (is_text(column.array.type) or column.numbers is not None):
         rarest = np.argsort(column.counts, kind="stable")[: 1 if column.distinct == 2 else 3]
-        texts = [column.texts[place] for place in rarest.tolist()]
+        texts = [column.texts[index] for index in rarest.tolist()]
         # A text that is a number, or has spaces around it, stands in quotes.
         rules = [("==", f'"{text}"' if re.fullmatch(r"[\d.+-]+|.*\s|\s.*", text) else text) for text in texts]
-    found = []
+    choices = []
     for op, value in rules:
         rule = Label.model_validate(f"x{op}{value}").model_copy(update={"column": column.name})
-        found.append((f"{column.name}{op}{value}", f"{_label_of(column, rule).percent} positive"))
-    return found
+        choices.append((f"{column.name}{op}{value}", f"{_label_of(column, rule).percent} positive"))
+    return choices
 
 
 def label_choices(columns: Columns) -> list[tuple[str, str]]:
-    """Lists what could be the label, as ``--label`` takes it, and the share of positive rows.
+    """Lists possible labels, as ``--label`` takes them, and their share of positive rows.
 
-    Columns that are labels by themselves; where there are none, a rule for each column of few values.
+    Returns columns of two values; where there are none, a rule for each column of few values.
     """
-    found = []
+    choices = []
     for name, column in columns.items():
         if (rule := plain_label(column)) is not None:
             what = "times, none in other rows" if rule.value == "" else " and ".join(sorted(column.texts))
-            found.append((name, f"{what}; {_label_of(column, rule).percent} positive"))
-    return found or [rules[0] for column in columns.values() if (rules := label_rules(column))]
+            choices.append((name, f"{what}; {_label_of(column, rule).percent} positive"))
+    return choices or [rules[0] for column in columns.values() if (rules := label_rules(column))]
 
 
 def _read_time(column: Column, time: Time) -> tuple[np.ndarray, np.ndarray]:
@@ -224,18 +224,18 @@ def time_readings(column: Column) -> list[TimeColumn]:
     some = (
         pa.array(column.texts[:_LOOKED], pa.string()) if is_text(kind) else column.array.drop_null()[:_LOOKED]
     )
-    found: list[TimeColumn] = []
+    readings: list[TimeColumn] = []
     for time in ways if column.present else ():
         # Digits are a date sooner than a number; a few values, such as 0, may stand for none.
-        if (time.unit is not None and found) or parse_times(some, time)[1].mean() > 0.5:
+        if (time.unit is not None and readings) or parse_times(some, time)[1].mean() > 0.5:
             continue
         us, bad = _read_time(column, time)
         is_most = (bad & (column.codes >= 0)).mean() <= MAX_REJECT_SHARE
-        if is_most and not any(np.array_equal(us, one.us) for one in found):
-            found.append(TimeColumn(time, us, bad))
+        if is_most and not any(np.array_equal(us, reading.us) for reading in readings):
+            readings.append(TimeColumn(time, us, bad))
     # A day above 12 decides which number is the month.
-    least = min((int(one.bad.sum()) for one in found), default=0)
-    return [one for one in found if int(one.bad.sum()) == least]
+    least = min((int(reading.bad.sum()) for reading in readings), default=0)
+    return [reading for reading in readings if int(reading.bad.sum()) == least]
 
 
 def read_time(text: str, columns: Columns) -> TimeColumn:
@@ -245,18 +245,18 @@ def read_time(text: str, columns: Columns) -> TimeColumn:
     name = max(named, key=len, default=text.partition("=")[0])
     column, form = find_column(name, columns, "--time"), text[len(name) + 1 :]
     if not form:
-        found = time_readings(column)
-        forms = [shlex.quote(f"{name}={one.time.format or one.time.unit}") for one in found]
-        if len(found) > 1:
+        readings = time_readings(column)
+        forms = [shlex.quote(f"{name}={reading.time.format or reading.time.unit}") for reading in readings]
+        if len(readings) > 1:
             raise InputError(
                 f"--time {text}: {column.texts[0]!r} can be read as --time {' or --time '.join(forms)}"
             )
-        if not found:
+        if not readings:
             raise InputError(
                 f"--time {text}: not read as a time ({column.describe()}); name its form with "
                 f"--time '{name}=FORM': {FORMS}"
             )
-        [reading] = found
+        [reading] = readings
     else:
         form, _, zone = form.rpartition(" ") if form.split(" ")[-1] in _ZONES else (form, "", None)
         way = {"unit" if form in ("s", "ms", "us", "ns", "serial") else "format": form, "zone": zone}
@@ -308,7 +308,7 @@ def looks_like_time(column: Column) -> bool:
     """Returns whether values read as times; whole numbers only where they are many, of a few years."""
     if column.distinct < (_RUNS if column.numbers is not None else _DATES_ENOUGH):
         return False
-    spans = [int(np.ptp(one.us[~one.bad])) for one in time_readings(column)]
+    spans = [int(np.ptp(reading.us[~reading.bad])) for reading in time_readings(column)]
     return bool(spans) and (column.numbers is None or min(spans) <= _FEW_YEARS_US)
 
 

@@ -1,4 +1,4 @@
-"""Conversions of whole columns that say of each row whether it could be converted."""
+"""Conversions of whole columns, with a mask of the rows that could not be converted."""
 
 from collections.abc import Callable
 from operator import eq, ge, gt, le, lt, ne
@@ -48,7 +48,7 @@ Bad = np.ndarray  # [N] bool: the rows that a conversion refuses
 
 
 def is_text_or_number(kind: pa.DataType) -> bool:
-    """Tells whether values of a type have a text of their own: text, numbers and booleans, or nothing."""
+    """Returns whether a type's values can be written as text: text, numbers, booleans and null."""
     types = pa.types
     number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
     return is_text(kind) or number or types.is_boolean(kind) or types.is_null(kind)
@@ -58,7 +58,7 @@ def convert_checked(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -
     """Applies ``convert``; values that it refuses with ArrowInvalid become null and are marked.
 
     The search for them halves the distinct values, so that a few bad ones cost a few conversions, and the
-    judgement is always that of ``convert`` itself.
+    judgement is always ``convert``'s own.
     """
     try:
         return convert(values), np.zeros(len(values), bool)
@@ -177,9 +177,9 @@ def parse_vectors(column: pa.Array, vector: Vector) -> tuple[pa.Array, Bad]:
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     bad = (lengths > 0) & (lengths != vector.size)
     bad[np.repeat(np.arange(len(column)), lengths)[bad_items | ~np.isfinite(values)]] = True
-    kept = (lengths > 0) & ~bad
-    offsets = np.concatenate([[0], np.cumsum(np.where(kept, vector.size, 0))]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[np.repeat(kept, lengths)])), bad
+    good = (lengths > 0) & ~bad
+    offsets = np.concatenate([[0], np.cumsum(np.where(good, vector.size, 0))]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[np.repeat(good, lengths)])), bad
 
 
 def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:
@@ -245,7 +245,7 @@ def _in_zone(local: pa.Array, bad: Bad, time: Time) -> tuple[pa.Array, Bad]:
         pc.assume_timezone(shown, time.zone, ambiguous=which, nonexistent=which).cast(pa.int64())
         for which in ("earliest", "latest")
     )
-    # Around what is never shown the two differ by a microsecond.
+    # Around a time that is never shown the two differ by a microsecond.
     apart = pc.fill_null(pc.subtract(second, first), 0).to_numpy()
     refused = (apart > 0) & ((apart <= 1) | (time.ambiguous is None))
     return (second if time.ambiguous == "second" else first), bad | refused

@@ -84,7 +84,7 @@ class StrictQuotes:
         return ready
 
     def _checked(self, data: bytes, final: bool) -> tuple[bytes, int]:
-        """What can be passed on of ``data``, which begins with a record, and how many bytes of it that stands for."""
+        """Returns checked bytes from the start of ``data``, a record's begin, and the number of bytes consumed."""
         if _QUOTE not in data:
             cut = len(data) if final else max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
             cut = cut or (len(data) if len(data) > self.limit else 0)
@@ -93,7 +93,7 @@ class StrictQuotes:
         return self._scan(data, begin, final)
 
     def _scan(self, data: bytes, begin: int, final: bool) -> tuple[bytes, int]:
-        """Goes from fault to fault and replaces the lines where records with them begin; as ``_checked``."""
+        """Replaces each line where a faulty record begins; returns the same as ``_checked``."""
         pieces: list[bytes] = []
         passed, record = 0, begin
         while (record := _end(self._records, data, record)) < len(data):
@@ -125,7 +125,7 @@ class StrictQuotes:
 
 
 def _end(pattern: re.Pattern[bytes], data: bytes, begin: int) -> int:
-    """Where the longest match from ``begin`` on ends, of a pattern that matches everywhere."""
+    """Returns the end of the longest match from ``begin`` on, for a pattern that matches everywhere."""
     match = pattern.match(data, begin)
     assert match is not None
     return match.end()
@@ -159,7 +159,7 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
 
 
 def _read_header(path: Path, form: DelimitedInput) -> tuple[str, list[list[str]]]:
-    """The line with the names, and the fields of some lines below it."""
+    """Reads the line with the names, and the fields of some lines below it."""
     with faults_named(path), open_bytes(path) as stream:
         start = bytes(stream.read(_HEADER_LIMIT))
         lines = _LINE_END.split(start, form.skip_lines + 1)
@@ -221,7 +221,7 @@ def read_delimited(
 
     # Columns that are not wanted get unique names, since a header may repeat them.
     read = set(wanted)
-    given = [name if name in read else f"\0{place}" for place, name in enumerate(names)]
+    column_names = [name if name in read else f"\0{index}" for index, name in enumerate(names)]
     first = 1 + form.skip_lines + form.header
     header = _Header(source.number, names, wanted, form.field_delimiter) if form.header else None
     faults: dict[str, tuple[str, bytes]] = {}
@@ -239,7 +239,7 @@ def read_delimited(
                 content,
                 # One thread: only then does Arrow number the refused rows. The reader is not the bottleneck.
                 pa_csv.ReadOptions(
-                    use_threads=False, block_size=block_bytes, column_names=given, skip_rows=first - 1
+                    use_threads=False, block_size=block_bytes, column_names=column_names, skip_rows=first - 1
                 ),
                 pa_csv.ParseOptions(
                     delimiter=form.field_delimiter,
@@ -297,21 +297,21 @@ class _Header:
         )
 
     def set_aside(self, chunk: Chunk) -> Chunk:
-        """Makes rejects of the rows that have the name of its column in every wanted one."""
-        found: pa.ChunkedArray | None = None
+        """Rejects the rows that repeat the header in every wanted column."""
+        repeated: pa.ChunkedArray | None = None
         for name in sorted(self._wanted, key=lambda name: pa.types.is_dictionary(chunk.table[name].type)):
             column = chunk.table[name]
             if pa.types.is_dictionary(column.type):
                 column = column.cast(pa.binary())
             same = pc.fill_null(pc.equal(column, name.encode()), False)
-            found = same if found is None else pc.and_(found, same)
-            if not pc.any(found).as_py():
+            repeated = same if repeated is None else pc.and_(repeated, same)
+            if not pc.any(repeated).as_py():
                 return chunk
-        if found is None:
+        if repeated is None:
             return chunk
-        places = found.to_numpy()
+        places = repeated.to_numpy()
         rejects = [*chunk.rejects, *map(self.reject, chunk.rows[places].tolist())]
-        return Chunk(chunk.file, chunk.table.filter(pc.invert(found)), chunk.rows[~places], rejects)
+        return Chunk(chunk.file, chunk.table.filter(pc.invert(repeated)), chunk.rows[~places], rejects)
 
 
 @contextmanager

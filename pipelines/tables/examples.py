@@ -56,19 +56,19 @@ class Verdict:
         self.rejects = list(chunk.rejects)
 
     def refuse(self, bad: np.ndarray, key: str, reason: str, values: pa.Array, allowed: str) -> None:
-        """Sets the ``bad`` rows aside, with the value that each has; a null or empty one is called missing."""
+        """Rejects the ``bad`` rows with their values; a null or empty value is called missing."""
         places = np.flatnonzero(bad & self.good)
         if not len(places):
             return
         self.good[places] = False
-        found = [_as_python(value) for value in values.take(pa.array(places))]
-        for row, value in zip(self._chunk.rows[places].tolist(), found, strict=True):
+        refused = [_as_python(value) for value in values.take(pa.array(places))]
+        for row, value in zip(self._chunk.rows[places].tolist(), refused, strict=True):
             why = "missing" if value is None or value == "" else reason
             self.rejects.append(make_reject(self._chunk.file, row, key, why, value, allowed))
 
 
 def _as_python(value: pa.Scalar) -> Any:
-    """The value, of a time beyond Python's years its number."""
+    """Returns a Python value; for a time beyond Python's years its number."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):
@@ -138,7 +138,7 @@ def read_further_labels(
     mapping: Mapping, columns: Columns, times: np.ndarray, verdict: Verdict
 ) -> dict[str, pa.Array]:
     """Reads the columns of the further labels of N rows of these times, int64 in microseconds: int8, null: unknown."""
-    found: dict[str, pa.Array] = {}
+    labels: dict[str, pa.Array] = {}
     for name, label in mapping.labels.items():
         key = f"labels.{name}"
         if label.value is not None:
@@ -157,10 +157,10 @@ def read_further_labels(
             if label.until is not None:
                 watched = label.time.model_copy(update={"column": label.until})
                 until, unknown = _optional_times(watched, f"{key}.until", columns, verdict)
-                # Whether it is known does not depend on the label: the rows of which it is are a fair sample.
+                # Whether a label is missing does not depend on it: rows with a label are a fair sample.
                 unknown |= until < end
-        found[label_column(name)] = pa.array(values.astype(np.int8), mask=unknown)
-    return found
+        labels[label_column(name)] = pa.array(values.astype(np.int8), mask=unknown)
+    return labels
 
 
 def _optional_times(
@@ -178,7 +178,7 @@ def _optional_times(
 
 
 def _is_missing(column: pa.Array) -> np.ndarray:
-    """Returns [N] bool: no value, an empty text, or NaN."""
+    """Returns [N] bool: whether a value is null, an empty text, or NaN."""
     missing: np.ndarray = column.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
     if is_text(column.type):
         missing |= pc.fill_null(pc.equal(column, ""), True).to_numpy(zero_copy_only=False)
@@ -196,21 +196,21 @@ def read_weights(name: str | None, columns: Columns, verdict: Verdict) -> np.nda
 
 def add_derived(derive: Table[str, Derived], columns: Columns, times: np.ndarray, verdict: Verdict) -> None:
     """Adds the columns that a mapping derives; ``times`` are int64 [N], in microseconds."""
-    made = {}
+    derived = {}
     for name, rule in derive.items():
         if rule.of_time:
-            made[name] = pa.array(derived_column(arrow, rule, times))
+            derived[name] = pa.array(derived_column(arrow, rule, times))
             continue
         values = columns[rule.source]
         if not rule.is_copy:
             values = _as_text(name, rule, values)
-        made[name] = derived_column(arrow, rule, values)
+        derived[name] = derived_column(arrow, rule, values)
         if rule.cast in CAST_NAMES:
-            bad = pc.and_(pc.equal(made[name], ""), pc.not_equal(values, ""))
+            bad = pc.and_(pc.equal(derived[name], ""), pc.not_equal(values, ""))
             bad = pc.fill_null(bad, False).to_numpy(zero_copy_only=False)
             what = CAST_NAMES[rule.cast]
             verdict.refuse(bad, name, f"not {what}", values, f"{what}, or empty")
-    columns |= made
+    columns |= derived
 
 
 def _as_text(name: str, rule: Derived, source: pa.Array) -> pa.Array:
@@ -248,7 +248,7 @@ def parse_column(name: str, columns: Columns, parse: Callable[..., Any], *argume
         raise InputError(f"the column {name} is {error}") from None
 
 
-# Columns beside those of a shard, with the source of each example; no feature can have such a name.
+# Columns with the source of each example, beside a shard's columns; no feature can have such a name.
 FILE_COLUMN, ROW_COLUMN = "@file", "@row"
 _ORIGIN = (
     pa.field(FILE_COLUMN, pa.int32(), nullable=False),
@@ -270,8 +270,8 @@ def spill_schema(mapping: Mapping) -> pa.Schema:
     """Returns the columns of a shard, kept raw values, and file and row."""
     schema = mapping.feature_schema
     values = value_columns(schema, mapping.keep_values)
-    kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]
-    return pa.schema([*shard_schema(schema), *kept, *_ORIGIN])
+    fields = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()]
+    return pa.schema([*shard_schema(schema), *fields, *_ORIGIN])
 
 
 def _is_local(time: Time, chunk: Chunk) -> bool:
@@ -412,7 +412,7 @@ class TimesRead:
 
 @dataclass
 class Reading:
-    """What is known of the input so far; ``read_examples`` adds to it."""
+    """Statistics of the input read so far, updated by ``read_examples``."""
 
     rejects: RejectLog
     times: TimesRead
@@ -430,7 +430,7 @@ def read_examples(
     line: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[pa.Table]:
-    """Yields the examples of each chunk of input files, in order, and adds what else is known of them to ``reading``.
+    """Yields the examples of each chunk of input files, in order, and updates ``reading``.
 
     ``row_order`` counts the lines before each file, from ``line`` on. ``progress`` is called with the number of rows
     read since its last call.

@@ -124,7 +124,7 @@ def assign_queries(
     """Gives each row its query: [N] int64 query ids (the group, or a hash of group and first time) and query times.
 
     Rows of different groups (int64 [N]) never share a query; a new session of the group starts after a longer pause
-    than ``gap_us``, None: one query a group. The query time is that of the query's last row, so that no label is known
+    than ``gap_us``, None: one query a group. The query time is its last row's time, so that no label is known
     before its query.
     """
     order = np.lexsort((times, groups))
@@ -185,8 +185,8 @@ def stage(out: Path, mapping: Mapping, histories: Histories, start: int, table: 
     end = start + mapping.partition_us
     table = histories.fill(start, table)
     options = {"shard_rows": mapping.shard_rows, "labeled": mapping.label is not None}
-    kept = mapping.keep_values
-    manifest = stage_with_values(out, mapping.feature_schema, kept, start, end, table, **options)
+    names = mapping.keep_values
+    manifest = stage_with_values(out, mapping.feature_schema, names, start, end, table, **options)
     histories.add(end, table)
     return manifest
 
@@ -194,13 +194,13 @@ def stage(out: Path, mapping: Mapping, histories: Histories, start: int, table: 
 def remove_leftovers(
     out: Path, mapping: Mapping, starts: Iterable[int], manifests: Iterable[Manifest], rejects: Path
 ) -> None:
-    """Deletes the shards and values of these partitions that no manifest names, and what was half written.
+    """Deletes shards and values of these partitions that no manifest names, and temporary files.
 
     Before partitions that are published, readers would take the manifests of such shards for lost.
     """
     stems = tuple(f"{start:019d}-{start + mapping.partition_us:019d}" for start in starts)
     named = {out / "shards" / shard.file for manifest in manifests for shard in manifest.shards}
-    named |= {values_path(out, one.name, one.values) for one in manifests if one.values is not None}
+    named |= {values_path(out, part.name, part.values) for part in manifests if part.values is not None}
     for folder in (out / "shards", out / VALUES):
         for path in (folder / name for name in names_in(folder, "")):
             if path not in named and path.name.startswith(stems):
@@ -243,7 +243,7 @@ class IngestResult:
     """Rows that an ingest has read, rejected and published."""
 
     rows: int  # of the input that were read
-    examples: int  # rows in the partitions that it published, those that were held back before among them
+    examples: int  # rows in the published partitions, including rows held back earlier
     queries: int
     clicks: int | None  # examples with label 1; None: rows have no labels
     rejected: int
@@ -264,7 +264,7 @@ class IngestResult:
         return {**asdict(self), "rejects_file": str(self.rejects_file or "")}
 
     def as_text(self) -> str:
-        """Describes it in a line, followed by what is kept unpublished, the reasons of rejects, and warnings."""
+        """Formats the result in a line, followed by the unpublished rows, the reasons of rejects, and warnings."""
         clicks = "no labels" if self.clicks is None else f"{self.clicks} clicks"
         text = f"{self.examples} examples, {self.queries} queries, {clicks}"
         text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
@@ -333,7 +333,7 @@ class _Ingest:
     def __init__(
         self,
         mapping: Mapping,
-        given: Sequence[SourceFile],
+        files: Sequence[SourceFile],
         out: Path,
         append: bool,
         lateness_us: int,
@@ -348,7 +348,7 @@ class _Ingest:
         self._completed = state.publishing
         self._state = finish_publishing(out, state)
         check_rules(out, self._state, rules_of(mapping))
-        self._inputs = compare_inputs(given, self._state, append)
+        self._inputs = compare_inputs(files, self._state, append)
         # Most of its rows would be added again, or fall into partitions that are published.
         if changed := self._inputs.changed:
             raise InputError(
@@ -404,13 +404,13 @@ class _Ingest:
         begin_state(out)
         create_log(out, mapping.feature_schema)
         self._warn_of_copies(added)
-        # Before anything is published: what is lost, or what histories cannot read, can still be restored.
+        # Before publishing, so that lost files and unreadable histories can still be restored.
         check_published(out, self._state)
-        self._histories.known()
+        self._histories.at_end()
         return self._publish(spill, added)
 
     def _held_tables(self) -> Iterator[pa.Table]:
-        """The rows that were held back, in the order in which they came, their files numbered after the input's."""
+        """Yields the rows held back earlier, in order of arrival; their files are numbered after the input's."""
         if (held := self._inputs.held) is None:
             return
         held_numbers = np.array(list(self._inputs.held_files), np.int64)
@@ -443,7 +443,7 @@ class _Ingest:
                 )
 
     def _publish(self, spill: PartitionSpill, added: Sequence[InputFile]) -> Sequence[Manifest]:
-        """Publishes all partitions of new and held rows but those that stay open, whose rows it holds back."""
+        """Publishes all closed partitions of new and held rows; holds back the rows of open partitions."""
         mapping, out = self._mapping, self._out
         starts, published = spill.starts(), {start for start, _ in list_partitions(out)}
         length = mapping.partition_us
@@ -461,7 +461,7 @@ class _Ingest:
             for start, table, duplicates in sorted_partitions(spill, due):
                 staged.append(stage(out, mapping, self._histories, start, table))
                 self._rejects.add(duplicates)
-                # Duplicates are found among the rows of the input and those that were held back.
+                # Duplicates may lie among the input's rows and the held rows.
                 self._rejects.check(self._rows + self._held_before)
             self._warn_of_order(staged, published)
             change = {
@@ -562,11 +562,11 @@ class _Ingest:
             )
 
     def write_rejects(self) -> None:
-        """Describes what was rejected."""
+        """Writes the rejects file."""
         self._rejects.write(self._rejects_path)
 
     def result(self, manifests: Sequence[Manifest], seconds: float) -> IngestResult:
-        """Counts what was done; raises RuntimeError when rows were lost on the way."""
+        """Returns the counts of the ingest; raises RuntimeError when rows were lost."""
         rejected = len(self._rejects.rejects)
         examples = sum(manifest.rows for manifest in manifests)
         held = self._state.held
@@ -592,7 +592,7 @@ class _Ingest:
             held_rows=0 if held is None else held.rows,
             held_partitions=[] if held is None else [(start, start + length) for start in held.partitions],
             closed_until_us=published[-1][1] if published else None,
-            known_files=self._inputs.known,
+            known_files=self._inputs.ingested,
             warnings=[*self._warnings, *self._content_warnings()],
             seconds={"total": seconds},
         )

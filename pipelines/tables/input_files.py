@@ -40,24 +40,24 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     """
     files: list[SourceFile] = []
     seen: dict[str, Path] = {}
-    for given in inputs:
-        if given.is_dir():
+    for entry in inputs:
+        if entry.is_dir():
             matches = {
                 path
                 for pattern in patterns
-                for path in given.glob(pattern)
-                if path.is_file() and (pattern[:1] in HIDDEN or not is_hidden(path.relative_to(given)))
+                for path in entry.glob(pattern)
+                if path.is_file() and (pattern[:1] in HIDDEN or not is_hidden(path.relative_to(entry)))
             }
-            found = sorted(matches, key=lambda path: natural_order(path.relative_to(given).as_posix()))
-            found = [path for path in found if not any(path.match(glob) for glob in excluded)]
-            if not found:
-                raise InputError(f"input {given}: no file in this folder matches {' or '.join(patterns)}")
-            named = [(path, path.relative_to(given).as_posix()) for path in found]
-        elif given.is_file():
-            named = [(given, given.name)]
+            paths = sorted(matches, key=lambda path: natural_order(path.relative_to(entry).as_posix()))
+            paths = [path for path in paths if not any(path.match(glob) for glob in excluded)]
+            if not paths:
+                raise InputError(f"input {entry}: no file in this folder matches {' or '.join(patterns)}")
+            named = [(path, path.relative_to(entry).as_posix()) for path in paths]
+        elif entry.is_file():
+            named = [(entry, entry.name)]
         else:
-            check_local(given)
-            raise InputError(f"input {given}: no such file or folder")
+            check_local(entry)
+            raise InputError(f"input {entry}: no such file or folder")
         for path, name in named:
             if name in seen:
                 raise InputError(
@@ -75,12 +75,12 @@ HIDDEN = (".", "_")
 
 
 def is_hidden(path: Path) -> bool:
-    """Tells whether a name on a relative path begins as those of files do that programs keep for themselves."""
+    """Returns whether a part of a relative path begins with . or _, as programs' private files do."""
     return any(part.startswith(HIDDEN) for part in path.parts)
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
-    """Key that sorts names by their parts, digits as numbers."""
+    """Returns a sort key of a name, in which digits count as numbers."""
     parts = re.split(r"([0-9]+)", name)
     key = [(int(part) if part.isdecimal() else -1, part) for part in parts]
     return [*key, (0, name)]
@@ -108,22 +108,22 @@ def faults_named(path: Path) -> Iterator[None]:
 
 
 def open_bytes(path: Path) -> Any:
-    """Opens text as an Arrow stream, decompressed by its extension (.gz, .zst); InputError for what is no such text."""
+    """Opens text as an Arrow stream, decompressed by its extension (.gz, .zst); InputError for other content."""
     compression = _COMPRESSIONS.get(path.suffix)
-    found = not_text(path)
+    encoding = not_text(path)
     expected = f"compressed with {compression}" if compression is not None else ""
-    if found != expected and path.stat().st_size:
+    if encoding != expected and path.stat().st_size:
         names = " or ".join(_COMPRESSIONS)
         allowed = f"text in UTF-8, and compressed text whose name ends in {names}"
-        is_what = found or f"not {expected}, though its name ends in {path.suffix}"
-        how = f": iconv -f {found} -t UTF-8 makes it so" if found == "UTF-16" else ""
+        is_what = encoding or f"not {expected}, though its name ends in {path.suffix}"
+        how = f": iconv -f {encoding} -t UTF-8 makes it so" if encoding == "UTF-16" else ""
         raise InputError(f"{path}: is {is_what}; allowed: {allowed}{how}")
     file = pa.OSFile(str(path))
     return file if compression is None else pa.CompressedInputStream(file, compression)
 
 
 def is_blank(path: Path) -> bool:
-    """Tells whether a file holds nothing but white space, as a part does that nothing was written to."""
+    """Returns whether a file holds nothing but white space, as an empty part of an export does."""
     if path.stat().st_size > _BLANK_BYTES:
         return False
     if not_text(path) not in ("", *(f"compressed with {name}" for name in _COMPRESSIONS.values())):
@@ -138,21 +138,21 @@ def folder_keys(path: Path) -> dict[str, str | None]:
 
     Of two folders of one key the nearer counts. Hive writes %3A for a colon, and a name of its own for a missing value.
     """
-    found: dict[str, str | None] = {}
+    values: dict[str, str | None] = {}
     for part in path.absolute().parts[:-1]:
         key, equals, value = part.partition("=")
         if key and equals and value:
-            found[unquote(key)] = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
-    return found
+            values[unquote(key)] = None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+    return values
 
 
-def require_columns(path: Path, wanted: Sequence[str], found: Sequence[str]) -> None:
-    """Raises InputError naming the file, and the missing columns and those it has, or one that it has twice."""
-    counts = Counter(found)
+def require_columns(path: Path, wanted: Sequence[str], names: Sequence[str]) -> None:
+    """Raises InputError naming the file for missing columns, with the columns in it, or for a repeated one."""
+    counts = Counter(names)
     missing = [name for name in wanted if not counts[name]]
     if missing:
         raise InputError(
-            f"{path}: no column {', '.join(missing)}; the columns found are {', '.join(found) or '(none)'}"
+            f"{path}: no column {', '.join(missing)}; the columns found are {', '.join(names) or '(none)'}"
         )
     repeated = [name for name in wanted if counts[name] > 1]
     if repeated:
@@ -172,7 +172,7 @@ class Chunk:
 
     @property
     def count(self) -> int:
-        """Rows of the input that this chunk accounts for."""
+        """Returns the number of input rows that this chunk accounts for."""
         return self.table.num_rows + len(self.rejects)
 
     @property

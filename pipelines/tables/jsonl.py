@@ -32,9 +32,9 @@ _INT64 = range(-(2**63), 2**63)
 class JsonlReader:
     """Reader of the wanted columns of JSON lines; a key that an object lacks is null.
 
-    Columns among ``numbers`` are only read as numbers, where 5 and 5.0 mean the same, also in lists. Those of ``lists``
-    may hold lists, and have the separator of those that are text instead; None where there is not one alone. With
-    ``all_needed`` some line of a file must have each wanted column but the ``optional`` ones.
+    Columns among ``numbers`` are only read as numbers, where 5 and 5.0 mean the same, also in lists. Columns
+    in ``lists`` may hold lists, or text with the mapped separator, None where there are several. With ``all_needed``
+    some line of a file must have each wanted column but the ``optional`` ones.
     """
 
     wanted: Sequence[str]
@@ -115,7 +115,7 @@ class JsonlReader:
 
     def _slow(self, file: int, texts: list[bytes], rows: np.ndarray, line: int) -> tuple[Chunk, list[str]]:
         rejects: list[Reject] = []
-        kept: list[int] = []
+        good_rows: list[int] = []
         objects: list[dict[str, Any]] = []
         keys: dict[str, None] = {}
         for row in rows.tolist():
@@ -140,11 +140,11 @@ class JsonlReader:
                 value = _shown(content[nested])
                 rejects.append(make_reject(file, row, nested, "a nested value", value, allowed))
                 continue
-            kept.append(row)
+            good_rows.append(row)
             objects.append(content)
         columns = [self._column(name, [content.get(name) for content in objects]) for name in self.wanted]
         table = pa.table(columns, names=list(self.wanted))
-        return Chunk(file, table, np.array(kept, np.int64), rejects, list(keys)), list(keys)
+        return Chunk(file, table, np.array(good_rows, np.int64), rejects, list(keys)), list(keys)
 
     def _plain(self, name: str, value: object) -> bool:
         if isinstance(value, list):
@@ -217,7 +217,7 @@ def _is_harmless(block: bytes, rows: int) -> bool:
 
 
 def _blocks(source: SourceFile, block_bytes: int) -> Iterator[bytes]:
-    """Whole lines, about ``block_bytes`` at a time; of a line of more than 64 MiB only the beginning."""
+    """Yields whole lines, about ``block_bytes`` at a time; only the beginning of a line of more than 64 MiB."""
     rest: list[bytes] = []
     begun = False
     with faults_named(source.path), open_bytes(source.path) as stream:

@@ -89,11 +89,11 @@ def read_table_file(
     if form.optional:
         names = table_file_columns(source.path, form)
         absent = [name for name in wanted if name in form.optional and name not in names]
-    own = [name for name in wanted if name not in absent]
+    present = [name for name in wanted if name not in absent]
     if isinstance(form, ParquetInput):
-        chunks = read_parquet(source, own, row_groups)
+        chunks = read_parquet(source, present, row_groups)
     else:
-        chunks = read_delimited(source, form, own, block_bytes, encoded)
+        chunks = read_delimited(source, form, present, block_bytes, encoded)
     for chunk in chunks:
         yield with_constants(chunk, dict.fromkeys(absent))
 
@@ -141,8 +141,8 @@ class SideTable:
     def attach(self, table: pa.Table, times: np.ndarray | None = None) -> pa.Table:
         """Appends the side columns of each row's key, a left join; null where the key is not there.
 
-        Where the side table has times they are those that hold at the row's time, of ``times``, [N] int64 microseconds;
-        null where none does yet.
+        Where the side table has times, takes the row that is valid at the row's time in ``times``, [N] int64
+        microseconds; null before the first one.
         """
         indices = pc.index_in(_key_texts(table.column(self.key)), self.keys)
         if times is not None:
@@ -164,17 +164,17 @@ class SideTable:
 
 
 def _key_texts(column: pa.ChunkedArray) -> pa.Array:
-    """Keys as categories spell them, so that 12.0 in one file finds 12 in the other."""
+    """Returns keys as categories spell them, so that 12.0 in one file matches 12 in the other."""
     return spell_array(text_array(column.combine_chunks()).cast(pa.string()))
 
 
 def find_side_file(join: Join, folder: Path) -> Path:
     """Finds the file of a join for the input files of ``folder``; InputError for none or several."""
-    found = sorted(path for path in folder.glob(join.file) if path.is_file())
-    if len(found) != 1:
-        several = f"matches {', '.join(path.name for path in found)}" if found else "no such file"
+    paths = sorted(path for path in folder.glob(join.file) if path.is_file())
+    if len(paths) != 1:
+        several = f"matches {', '.join(path.name for path in paths)}" if paths else "no such file"
         raise InputError(f"join {join.file} in {folder}: {several}; exactly one file is required")
-    return found[0]
+    return paths[0]
 
 
 def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]) -> SideTable:
@@ -193,11 +193,11 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
         order = order * (len(distinct) + 1) + 1 + ranks
     _, firsts, counts = np.unique(order, return_index=True, return_counts=True)
     if (counts > 1).any():
-        place = int(firsts[counts > 1].min())
-        what = f"{path}: the key {join.key} {keys[place].as_py()!r} appears more than once"
+        index = int(firsts[counts > 1].min())
+        what = f"{path}: the key {join.key} {keys[index].as_py()!r} appears more than once"
         if join.valid_from is not None:
-            what += f" with {join.valid_from.column} {format_time(int(times[place]))}"
-        raise InputError(f"{what} (first in row {rows[place]})")
+            what += f" with {join.valid_from.column} {format_time(int(times[index]))}"
+        raise InputError(f"{what} (first in row {rows[index]})")
     columns = table.drop_columns(list(join.own_columns))
     columns = columns.rename_columns([join.prefix + name for name in columns.column_names])
     if join.valid_from is None:
@@ -207,7 +207,7 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
 
 
 def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) -> np.ndarray:
-    """The times from which rows hold, [K] int64 microseconds; InputError for one that is missing or unreadable."""
+    """Returns the times from which rows hold, [K] int64 microseconds; InputError for a missing or unreadable time."""
     name = str(valid_from.column)
     column = table.column(name).combine_chunks()
     try:
@@ -215,11 +215,11 @@ def _starts(path: Path, valid_from: Time, table: pa.Table, rows: Sequence[int]) 
     except InputError as error:
         raise InputError(f"{path}: the column {name} is {error}") from None
     if bad.any():
-        place = int(bad.argmax())
-        value = column[place].as_py()
+        index = int(bad.argmax())
+        value = column[index].as_py()
         what = "missing" if value in (None, "") else f"unreadable or out of range ({value!r})"
         allowed = f"{valid_from.form}, {valid_from.range_text}"
-        raise InputError(f"{path} row {rows[place]}: valid_from {name}: {what}; allowed: {allowed}")
+        raise InputError(f"{path} row {rows[index]}: valid_from {name}: {what}; allowed: {allowed}")
     return times
 
 
@@ -283,7 +283,7 @@ def read_mind(
 def _explode(
     lines: dict[str, pa.Array], news: SideTable, names: Sequence[str]
 ) -> tuple[pa.Table, np.ndarray]:
-    """Candidates [M] of lines [N]; also the line of each candidate, [M] int64."""
+    """Returns the candidates [M] of lines [N], and the line of each candidate, [M] int64."""
     items = pc.split_pattern_regex(pc.utf8_trim_whitespace(lines["impressions"]), " +")
     candidates, parents = items.flatten(), items.value_parent_indices()
     parts = pc.extract_regex(candidates, r"^(?P<news>.+)-(?P<clicked>[^-]*)$")
@@ -305,12 +305,12 @@ def _explode(
 
 
 def _history_texts(histories: pa.ListArray, news: SideTable, name: str) -> pa.ListArray:
-    """The category or subcategory of each news of a history that is known, in the same order."""
+    """Returns the category or subcategory of each news of a history that is in ``news``, in the same order."""
     places = pc.index_in(histories.flatten(), news.keys)
-    known = places.is_valid()
-    counts = np.bincount(histories.value_parent_indices().filter(known).to_numpy(), minlength=len(histories))
+    valid = places.is_valid()
+    counts = np.bincount(histories.value_parent_indices().filter(valid).to_numpy(), minlength=len(histories))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    texts = news.columns.column(name).combine_chunks().take(places.filter(known))
+    texts = news.columns.column(name).combine_chunks().take(places.filter(valid))
     return pa.ListArray.from_arrays(pa.array(offsets), texts)
 
 

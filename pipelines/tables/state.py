@@ -68,11 +68,11 @@ class IngestState(StrictModel):
 
 
 def rules_of(mapping: Mapping) -> dict[str, str]:
-    """Describes what the files of a log share beside features; the names of columns may differ between them."""
+    """Returns the rules, other than features, that a log's files share; names of columns may differ between files."""
     grouped = "none" if mapping.query is None else "a column"
     if mapping.query is not None and mapping.query.session is not None:
         grouped = f"sessions of gap {mapping.query.session.gap_us / 1e6:.15g} s"
-    # Of a log without them the state is what it is without the key.
+    # Without labels, the state is the same as without the key.
     rules = {f"labels.{name}": further.rule for name, further in mapping.labels.items()}
     if mapping.keep_values:
         rules["keep_values"] = ", ".join(sorted(mapping.keep_values))
@@ -192,10 +192,10 @@ class Inputs:
     """Files that an ingest reads, and those that it leaves out."""
 
     sources: list[SourceFile]  # not in the log yet, numbered from 0
-    known: list[str]  # the names of the given files that are in the log
+    ingested: list[str]  # the names of the given files that are in the log
     changed: list[str]  # the names of files to read that were added before with other content
     first_line: int  # the lines before the first file
-    held: HeldRows | None  # the rows that were held back and are merged with those of the files
+    held: HeldRows | None  # the rows that were held back, to be merged with the files' rows
 
     @property
     def held_files(self) -> dict[int, str]:
@@ -209,24 +209,24 @@ class Inputs:
         return [*(source.name for source in self.sources), *self.held_files.values()]
 
     def rejects_path(self, log: Path) -> Path:
-        """Returns where rejects are described."""
+        """Returns the path of the rejects file."""
         # Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay.
-        # Where no file is new, what is rejected is among the rows that were held back.
+        # Where no file is new, rejected rows are among the rows that were held back.
         names = [source.name for source in self.sources]
         names += [self.held.file] if self.held is not None and not self.sources else []
         return log / "rejects" / f"{digest_of(*names)}.jsonl"
 
 
-def compare_inputs(given: Sequence[SourceFile], state: IngestState, append: bool) -> Inputs:
-    """Finds out which of the given files are to be read; ``append``: more files will come."""
-    known = [source for source in given if _is_known(state, source)]
-    new = [source for source in given if source not in known]
+def compare_inputs(files: Sequence[SourceFile], state: IngestState, append: bool) -> Inputs:
+    """Separates the files to read from the files that are in the log; ``append``: more files will come."""
+    ingested = [source for source in files if _is_ingested(state, source)]
+    new = [source for source in files if source not in ingested]
     before = {file.name for file in state.inputs}
     # Without rows that wait, the lines of the files of one command count by themselves.
-    continues = append or state.held is not None or bool(known and new)
+    continues = append or state.held is not None or bool(ingested and new)
     return Inputs(
         sources=[replace(source, number=number) for number, source in enumerate(new)],
-        known=[source.name for source in known],
+        ingested=[source.name for source in ingested],
         changed=[source.name for source in new if source.name in before],
         first_line=state.lines if continues else 0,
         # More files will come: without a new one nothing changes.
@@ -234,7 +234,7 @@ def compare_inputs(given: Sequence[SourceFile], state: IngestState, append: bool
     )
 
 
-def _is_known(state: IngestState, source: SourceFile) -> bool:
+def _is_ingested(state: IngestState, source: SourceFile) -> bool:
     """Returns whether a file was added to the log before, with the same content."""
     size = source.path.stat().st_size
     alike = {file.sha256 for file in state.inputs if (file.name, file.bytes) == (source.name, size)}

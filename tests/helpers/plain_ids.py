@@ -15,8 +15,8 @@ import numpy as np
 
 from ctr.data.derived import ColumnRule
 from ctr.data.features import Cross, Number
-from ctr.data.ids import graph
-from ctr.data.ids.rules import SMALLEST_NORMAL, FeatureIds, Made, apply_rule, cross_ids, derived_column
+from ctr.data.ids import graph, rules
+from ctr.data.ids.rules import SMALLEST_NORMAL, FeatureIds, apply_rule, cross_ids, derived_column
 from ctr.data.schema import Schema
 from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED, Cast
 from ctr.data.value_arrays import ids_of_numbers, numbers_of_ids
@@ -68,7 +68,7 @@ class RowIds:
         negative where missing. Raises UnicodeEncodeError: a string has no bytes.
         """
         operations, ids = Operations(), FeatureIds(self._schema)
-        made: dict[str, Made] = {}
+        made: dict[str, rules.IdColumn] = {}
         for feature in self._schema.features:
             if isinstance(feature, Cross):
                 made[feature.name] = cross_ids(operations, feature, [made[part] for part in feature.of])

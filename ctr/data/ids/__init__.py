@@ -1,6 +1,6 @@
 """Ids of features, made of raw values.
 
-``rules.py`` has the one rule of each kind of feature, over a few operations; begin there. The operations exist twice:
+``rules.py`` has the rule of each kind of feature, over a few operations; begin there. The operations exist twice:
 in ``graph.py`` for TensorFlow, which the exported model carries; in ``arrow.py`` for columns of tables, which ingestion
 reads by ``tables.py``, and for the values that configurations name (``values.py``). Others call
 ``transform_tensors``, ``feature_ids``, ``transform_table`` and ``pack_table``, or ``string_ids``.

@@ -30,7 +30,7 @@ def spell_array(strings: pa.Array) -> pa.Array:
     """Spells Arrow strings as a category does; null stays null."""
     content = strings.buffers()[2]
     # A quick test excludes most columns. One byte is found many times faster than two.
-    if content is None or b"." not in (found := content.to_pybytes()) or b".0" not in found:
+    if content is None or b"." not in (data := content.to_pybytes()) or b".0" not in data:
         return strings
     return pc.replace_substring_regex(strings, WHOLE, WHOLE_SPELLED)
 
@@ -64,7 +64,7 @@ def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:
 
 
 def _sizes(strings: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where the strings begin, int64 [N], and how many bytes each has."""
+    """Returns the begins of the strings, int64 [N], and their sizes in bytes."""
     if not len(strings):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     offsets = np.frombuffer(strings.buffers()[1], np.int64)[
@@ -101,13 +101,13 @@ def cast(strings: pa.Array, cast: Cast) -> pa.Array:
 
 def apply(strings: pa.Array, rule: ColumnRule) -> pa.Array:
     encoded = pc.fill_null(strings, "").dictionary_encode()
-    made = [apply_rule(rule, text) for text in encoded.dictionary.to_pylist()]
-    return pa.array(made, strings.type).take(encoded.indices)
+    texts = [apply_rule(rule, text) for text in encoded.dictionary.to_pylist()]
+    return pa.array(texts, strings.type).take(encoded.indices)
 
 
 def periods(times: np.ndarray, length: int, shift: int, count: int) -> np.ndarray:
-    found = times // length + shift
-    return found % count if count else found
+    numbers = times // length + shift
+    return numbers % count if count else numbers
 
 
 def split(strings: pa.Array, separator: str) -> tuple[pa.Array, np.ndarray]:
@@ -122,12 +122,12 @@ def strip(strings: pa.Array, characters: str) -> pa.Array:
 def keep(strings: pa.Array, rows: np.ndarray, most: int, which: str) -> tuple[pa.Array, np.ndarray]:
     present = ~is_empty(strings)
     lengths = np.bincount(np.repeat(np.arange(len(rows)), rows)[present], minlength=len(rows))
-    kept = np.minimum(lengths, most)
-    begins = np.cumsum(lengths) - lengths + (lengths - kept if which == "last" else 0)
+    counts = np.minimum(lengths, most)
+    begins = np.cumsum(lengths) - lengths + (lengths - counts if which == "last" else 0)
     places = np.flatnonzero(present)
-    if (kept < lengths).any():
-        places = places[places_of(begins, kept)]
-    return strings.take(pa.array(places)), kept.astype(np.int32)
+    if (counts < lengths).any():
+        places = places[places_of(begins, counts)]
+    return strings.take(pa.array(places)), counts.astype(np.int32)
 
 
 def ngrams(
@@ -150,8 +150,8 @@ def fingerprint(strings: Any) -> np.ndarray:
         prints: np.ndarray = graph.fingerprint(strings).numpy()
         return prints
     if pa.types.is_dictionary(strings.type):
-        found: np.ndarray = fingerprint(strings.dictionary)[strings.indices.to_numpy()]
-        return found
+        gathered: np.ndarray = fingerprint(strings.dictionary)[strings.indices.to_numpy()]
+        return gathered
     begins, sizes = _sizes(strings)
     content = strings.buffers()[2]
     data = np.frombuffer(b"" if content is None else content, np.uint8)
@@ -170,10 +170,10 @@ def grown(prints: np.ndarray) -> np.ndarray:
 
 
 def look_up(prints: np.ndarray, places: Mapping[int, int]) -> np.ndarray:
-    known = np.array(sorted(places), np.uint64)
-    ids = np.array([places[one] for one in known.tolist()], np.int32)
-    place = np.minimum(np.searchsorted(known, prints), len(known) - 1)
-    return np.where(known[place] == prints, ids[place], len(known) + 1)
+    keys = np.array(sorted(places), np.uint64)
+    ids = np.array([places[key] for key in keys.tolist()], np.int32)
+    index = np.minimum(np.searchsorted(keys, prints), len(keys) - 1)
+    return np.where(keys[index] == prints, ids[index], len(keys) + 1)
 
 
 def rank(numbers: np.ndarray, edges: Sequence[float]) -> np.ndarray:
@@ -189,9 +189,9 @@ def bits(numbers: np.ndarray) -> np.ndarray:
 
 def whole(bits: np.ndarray, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     finite = np.isfinite(numbers_of_ids(bits))
-    found = np.bincount(np.repeat(np.arange(len(rows)), rows)[finite], minlength=len(rows))
-    kept = (rows == size) & (found == size)
-    return bits[np.repeat(kept, rows)], np.where(kept, rows, 0).astype(np.int32)
+    counts = np.bincount(np.repeat(np.arange(len(rows)), rows)[finite], minlength=len(rows))
+    valid = (rows == size) & (counts == size)
+    return bits[np.repeat(valid, rows)], np.where(valid, rows, 0).astype(np.int32)
 
 
 def mix(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -213,8 +213,8 @@ def is_empty(strings: Any) -> np.ndarray:
     if not isinstance(strings, pa.Array):
         return np.zeros(len(strings), bool)  # no n-gram is
     if pa.types.is_dictionary(strings.type):
-        found: np.ndarray = is_empty(strings.dictionary)[strings.indices.to_numpy()]
-        return found
+        empty: np.ndarray = is_empty(strings.dictionary)[strings.indices.to_numpy()]
+        return empty
     return _sizes(strings)[1] == 0
 
 
@@ -223,7 +223,7 @@ def is_nan(numbers: np.ndarray) -> np.ndarray:
 
 
 def all_zero(ids: Sequence[np.ndarray]) -> np.ndarray:
-    return np.logical_and.reduce([one == MISSING_ID for one in ids])
+    return np.logical_and.reduce([column == MISSING_ID for column in ids])
 
 
 def where(condition: np.ndarray, constant: Any, values: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from ctr.data.features import Category, Cross, Number, Text, Vector
 from ctr.data.ids.rules import (
     SMALLEST_NORMAL,
     FeatureIds,
-    Made,
+    IdColumn,
     apply_rule,
     column_of,
     cross_ids,
@@ -30,7 +30,7 @@ _NOT_A_WORD = r"[^\p{L}\p{M}\p{N}]+"
 # Lower-casing follows the process's locale for Turkish, Azeri and Lithuanian. With ASCII lower-cased
 # first, these letters are the ones that would still come out differently under another LANG.
 _LOCALE_LETTERS = {"İ": "i̇", "Ì": "ì", "Í": "í", "Ĩ": "ĩ", "Į": "į"}
-# What ingestion reads as a number, within what it trims as white space; NaN is missing and need not match.
+# Numbers as ingestion reads them, with the white space that it trims; NaN is missing and need not match.
 _SPACE = r"[\t-\r\x1c-\x20\x{85}\p{Z}]*"
 _NUMBER = rf"{_SPACE}([+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity))){_SPACE}"
 
@@ -77,21 +77,22 @@ def transform_tensors(schema: Schema, raw: Mapping[str, Tensors]) -> dict[str, T
         if isinstance(feature, Category) and not feature.multivalent and feature.vocabulary is None:
             key = schema.spells_numbers(feature.source), feature.buckets is None
             alike.setdefault(key, []).append(feature)
-    made: dict[str, Made] = {}
+    results: dict[str, IdColumn] = {}
     for features in alike.values():
         # In a few operations: a model that is served has few rows of many features.
         together = ids.hashed(
             operations, features, tf.stack([columns[feature.source] for feature in features])
         )
         parts = (tf.unstack(vector, num=len(features)) for vector in (together.ids, together.prints))
-        made |= zip((feature.name for feature in features), map(Made, *parts), strict=True)
+        results |= zip((feature.name for feature in features), map(IdColumn, *parts), strict=True)
     for feature in schema.features:
         if isinstance(feature, Cross):
-            made[feature.name] = cross_ids(operations, feature, [made[part] for part in feature.of])
-        elif feature.name not in made:
-            made[feature.name] = ids.of_values(operations, feature, columns[feature.source])
+            results[feature.name] = cross_ids(operations, feature, [results[part] for part in feature.of])
+        elif feature.name not in results:
+            results[feature.name] = ids.of_values(operations, feature, columns[feature.source])
     return {
-        name: one.ids if one.rows is None else one.rows.with_values(one.ids) for name, one in made.items()
+        name: result.ids if result.rows is None else result.rows.with_values(result.ids)
+        for name, result in results.items()
     }
 
 
@@ -107,23 +108,23 @@ def _source(
     if not rule.of_time:
         return derived
     missing = tf.cast(values, tf.int64) < 0
-    if any(isinstance(one, Number) and one.source == feature.source for one in schema.features):
+    if any(isinstance(other, Number) and other.source == feature.source for other in schema.features):
         return where(missing, np.nan, numbers(derived))
     return where(missing, "", tf.strings.as_string(derived))
 
 
 def check_rules(schema: Schema) -> None:
-    """Raises InputError where a rule of another package makes another text here than at ingestion, of its probes."""
+    """Raises InputError where a plug-in rule transforms one of its probes differently here and at ingestion."""
     for name, derived in schema.derive.items():
         if derived.rule is not None:
             probes = (*_PROBES, *derived.rule.probes)
-            made = apply(tf.constant(probes), derived.rule).numpy()
-            for probe, found in zip(probes, made, strict=True):
+            texts = apply(tf.constant(probes), derived.rule).numpy()
+            for probe, text in zip(probes, texts, strict=True):
                 expected = apply_rule(derived.rule, probe)
-                if found != expected.encode():
+                if text != expected.encode():
                     raise InputError(
                         f"derive.{name}: the plug-in {next(iter(derived.plugin))} makes {expected!r} of {probe!r} at "
-                        f"ingestion and {found.decode(errors='replace')!r} in the exported graph"
+                        f"ingestion and {text.decode(errors='replace')!r} in the exported graph"
                     )
 
 
@@ -135,11 +136,11 @@ def numbers(values: tf.Tensor) -> tf.Tensor:
     if values.dtype != tf.string:
         return tf.cast(values, tf.float32)
     plain = tf.strings.regex_replace(values, f"^{_NUMBER}$", r"\1", replace_global=False)
-    found = tf.where(tf.strings.regex_full_match(values, _NUMBER), plain, "nan")
+    texts = tf.where(tf.strings.regex_full_match(values, _NUMBER), plain, "nan")
     # As a column of truth values becomes numbers.
-    found = tf.where(tf.equal(values, "true"), "1", tf.where(tf.equal(values, "false"), "0", found))
+    texts = tf.where(tf.equal(values, "true"), "1", tf.where(tf.equal(values, "false"), "0", texts))
     # By way of float64, as ingestion does, so that both round alike.
-    return tf.cast(tf.strings.to_number(found, tf.float64), tf.float32)
+    return tf.cast(tf.strings.to_number(texts, tf.float64), tf.float32)
 
 
 def spell(strings: tf.Tensor) -> tf.Tensor:
@@ -167,18 +168,18 @@ def apply(strings: tf.Tensor, rule: ColumnRule) -> tf.Tensor:
 
 
 def _valid(strings: tf.Tensor) -> tf.Tensor:
-    """Makes what is not UTF-8 empty."""
+    """Replaces strings that are not UTF-8 by empty ones."""
     # Surrogates are no text in UTF-8, though RE2 reads them.
     return tf.where(tf.strings.regex_full_match(strings, r"(?s)[^\x{D800}-\x{DFFF}]*"), strings, "")
 
 
 def periods(times: tf.Tensor, length: int, shift: int, count: int) -> tf.Tensor:
-    found = tf.cast(times, tf.int64) // length + shift
-    return found % count if count else found
+    numbers = tf.cast(times, tf.int64) // length + shift
+    return numbers % count if count else numbers
 
 
 def split(strings: Tensors, separator: str) -> tuple[tf.Tensor, tf.RaggedTensor]:
-    """Cuts at a separator; what is a RaggedTensor is cut already."""
+    """Splits strings at a separator; a RaggedTensor is split already."""
     items = strings if isinstance(strings, tf.RaggedTensor) else tf.strings.split(strings, separator)
     return items.values, items
 
@@ -214,13 +215,13 @@ def cut_words(strings: tf.Tensor) -> tf.RaggedTensor:
 def ngrams(
     strings: tf.Tensor, words: Sequence[int], subwords: Sequence[int], most: int
 ) -> tuple[tf.Tensor, tf.RaggedTensor]:
-    found = cut_words(strings)
-    grams = [tf.strings.ngrams(found, size, separator=" ") for size in words]
+    tokens = cut_words(strings)
+    grams = [tf.strings.ngrams(tokens, size, separator=" ") for size in words]
     if subwords:
-        marked = tf.strings.join(["<", found.values, ">"])
+        marked = tf.strings.join(["<", tokens.values, ">"])
         letters = tf.strings.unicode_split(marked, "UTF-8", errors="replace")
         for size in subwords:
-            of_words = found.with_values(tf.strings.ngrams(letters, size, separator=""))
+            of_words = tokens.with_values(tf.strings.ngrams(letters, size, separator=""))
             grams.append(of_words.merge_dims(1, 2))
     joined = tf.concat(grams, axis=1)[:, :most]
     return joined.values, joined
@@ -244,14 +245,14 @@ def grown(prints: tf.Tensor) -> tf.Tensor:
 
 def look_up(prints: tf.Tensor, places: Mapping[int, int]) -> tf.Tensor:
     # By search among fingerprints: a lookup table would be state that the exported model must carry.
-    known = np.array(sorted(places), np.uint64)
-    ids = np.array([places[one] for one in known.tolist()], np.int32)
+    keys = np.array(sorted(places), np.uint64)
+    ids = np.array([places[key] for key in keys.tolist()], np.int32)
     # searchsorted has no unsigned kernel; flipping the top bit keeps the order in int64.
     flip = np.uint64(1 << 63)
     sought = tf.bitcast(tf.bitwise.bitwise_xor(prints, flip), tf.int64)
-    place = tf.minimum(tf.searchsorted(tf.constant((known ^ flip).view(np.int64)), sought), len(known) - 1)
-    found = tf.equal(tf.gather(tf.constant(known), place), prints)
-    return tf.where(found, tf.gather(tf.constant(ids), place), len(known) + 1)
+    index = tf.minimum(tf.searchsorted(tf.constant((keys ^ flip).view(np.int64)), sought), len(keys) - 1)
+    matches = tf.equal(tf.gather(tf.constant(keys), index), prints)
+    return tf.where(matches, tf.gather(tf.constant(ids), index), len(keys) + 1)
 
 
 def rank(numbers: tf.Tensor, edges: Sequence[float]) -> tf.Tensor:
@@ -272,10 +273,10 @@ def whole(bits: tf.Tensor, rows: tf.RaggedTensor, size: int) -> tuple[tf.Tensor,
     items, numbers = rows.with_values(bits), row_numbers(rows)
     finite = tf.cast(tf.math.is_finite(numbers_of_bits(bits)), tf.int32)
     count = rows.nrows(tf.int32)
-    found = tf.math.unsorted_segment_sum(finite, numbers, count)
-    given = tf.math.unsorted_segment_sum(tf.ones_like(finite), numbers, count)
-    kept = tf.equal(found, size) & tf.equal(given, size)
-    items = tf.ragged.boolean_mask(items, items.with_values(tf.gather(kept, numbers)))
+    finite_counts = tf.math.unsorted_segment_sum(finite, numbers, count)
+    lengths = tf.math.unsorted_segment_sum(tf.ones_like(finite), numbers, count)
+    valid = tf.equal(finite_counts, size) & tf.equal(lengths, size)
+    items = tf.ragged.boolean_mask(items, items.with_values(tf.gather(valid, numbers)))
     return items.values, items
 
 
@@ -311,7 +312,7 @@ def is_nan(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def all_zero(ids: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.reduce_all([tf.equal(one, 0) for one in ids], axis=0)
+    return tf.reduce_all([tf.equal(column, 0) for column in ids], axis=0)
 
 
 def where(condition: tf.Tensor, constant: object, values: tf.Tensor) -> tf.Tensor:

@@ -24,17 +24,17 @@ from ctr.io.errors import InputError, listed, one_line
 from ctr.io.farmhash import fingerprint64
 
 Vector: TypeAlias = Any
-"""Values one after the other: a tensor, a list, or an array, as the operations that made it have them."""
+"""Concatenated values: a tensor, a list, or an array, as its operations represent them."""
 Sizes: TypeAlias = Sequence[int]
 Rows: TypeAlias = Any
-"""How many values each row of a multivalent feature has, as the operations that made it write it."""
+"""Number of values in each row of a multivalent feature, as its operations represent it."""
 
 SPACES = " \t\r\n"
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 class Operations(Protocol):
-    """What the rules are made of. Strings may hold any bytes, the empty one is missing; numbers are float32."""
+    """Operations that the rules use. Strings may hold any bytes, the empty one is missing; numbers are float32."""
 
     def numbers(self, values: Vector) -> Vector: ...  # also of strings and integers; NaN: not a number
     def spell(self, strings: Vector) -> Vector: ...  # whole numbers without a fraction
@@ -64,8 +64,8 @@ class Operations(Protocol):
     def where(self, condition: Vector, constant: Any, values: Vector) -> Vector: ...
 
 
-class Made(NamedTuple):
-    """A feature of N rows: ids, fingerprints that crosses mix, strings that were hashed; of lists also the rows."""
+class IdColumn(NamedTuple):
+    """A feature of N rows: ids, fingerprints that crosses mix, hashed strings; for lists also the rows."""
 
     ids: Vector
     prints: Vector
@@ -79,12 +79,12 @@ class FeatureIds:
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._edges = {
-            one.name: number_edges(one) for one in schema.features if isinstance(one, Number) and one.has_ids
+            f.name: number_edges(f) for f in schema.features if isinstance(f, Number) and f.has_ids
         }
         self._places = {
-            one.name: {fingerprint64(value.encode()): place for place, value in enumerate(one.vocabulary, 1)}
-            for one in schema.features
-            if isinstance(one, Category) and one.vocabulary
+            f.name: {fingerprint64(value.encode()): index for index, value in enumerate(f.vocabulary, 1)}
+            for f in schema.features
+            if isinstance(f, Category) and f.vocabulary
         }
 
     def of_values(
@@ -93,21 +93,21 @@ class FeatureIds:
         feature: Category | Number | VectorFeature | Text,
         values: Vector,
         rows: Rows = None,
-    ) -> Made:
+    ) -> IdColumn:
         """Makes the ids of the values of a feature's source, of lists that are cut already with their rows."""
         if isinstance(feature, Number):
             values = xp.numbers(values)
             if not feature.has_ids:
-                return Made(bits := xp.bits(values), bits)
+                return IdColumn(bits := xp.bits(values), bits)
             ids = xp.where(xp.is_nan(values), MISSING_ID, xp.rank(values, self._edges[feature.name]))
-            return Made(ids, ids)
+            return IdColumn(ids, ids)
         if isinstance(feature, VectorFeature):
             if rows is None:
                 values = xp.strip(values, feature.strip + SPACES) if feature.separator.isspace() else values
                 values, rows = xp.split(values, feature.separator if feature.separator.strip() else "")
                 values = xp.strip(values, feature.strip) if feature.strip else values
             bits, rows = xp.whole(xp.bits(xp.numbers(values)), rows, feature.size)
-            return Made(bits, bits, rows=rows)
+            return IdColumn(bits, bits, rows=rows)
         if isinstance(feature, Text):
             values, rows = xp.ngrams(values, feature.words, feature.subwords, feature.max_values)
         elif feature.multivalent:
@@ -120,17 +120,17 @@ class FeatureIds:
 
     def hashed(
         self, xp: Operations, features: Sequence[Category | Text], strings: Vector, rows: Rows = None
-    ) -> Made:
-        """Hashes strings of one feature, or a stack of those of several that are spelled and counted alike."""
-        one = features[0]
-        if isinstance(one, Category) and self._schema.spells_numbers(one.source):
+    ) -> IdColumn:
+        """Hashes strings of a feature, or a stack of several features' strings with equal spelling and buckets."""
+        first = features[0]
+        if isinstance(first, Category) and self._schema.spells_numbers(first.source):
             strings = xp.spell(strings)
         prints = xp.fingerprint(strings)
-        if one.name in self._places:
-            ids = xp.look_up(prints, self._places[one.name])
+        if first.name in self._places:
+            ids = xp.look_up(prints, self._places[first.name])
         else:
             ids = ids_of_prints(xp, prints, [feature.buckets for feature in features])
-        return Made(xp.where(xp.is_empty(strings), MISSING_ID, ids), prints, strings, rows)
+        return IdColumn(xp.where(xp.is_empty(strings), MISSING_ID, ids), prints, strings, rows)
 
 
 def ids_of_prints(xp: Operations, prints: Vector, buckets: Sequence[int | None]) -> Vector:
@@ -140,15 +140,15 @@ def ids_of_prints(xp: Operations, prints: Vector, buckets: Sequence[int | None])
     return xp.bucket(prints, counts) if counts else xp.grown(prints)
 
 
-def cross_ids(xp: Operations, feature: Cross, parts: Sequence[Made]) -> Made:
+def cross_ids(xp: Operations, feature: Cross, parts: Sequence[IdColumn]) -> IdColumn:
     """Makes the ids of a cross of the ids of its parts, of which at most one is multivalent."""
     rows = next((part.rows for part in parts if part.rows is not None), None)
     if rows is None:
         state = xp.mix([part.prints for part in parts])
         missing = xp.all_zero([part.ids for part in parts])
-        return Made(xp.where(missing, MISSING_ID, ids_of_prints(xp, state, [feature.buckets])), state)
+        return IdColumn(xp.where(missing, MISSING_ID, ids_of_prints(xp, state, [feature.buckets])), state)
     state = xp.mix([xp.spread(part.prints, rows) if part.rows is None else part.prints for part in parts])
-    return Made(ids_of_prints(xp, state, [feature.buckets]), state, rows=rows)
+    return IdColumn(ids_of_prints(xp, state, [feature.buckets]), state, rows=rows)
 
 
 def pair_ids(xp: Operations, left: Vector, right: Vector) -> Vector:
@@ -171,24 +171,24 @@ def derived_column(xp: Operations, rule: Derived, values: Vector) -> Vector:
 
 
 def apply_rule(rule: ColumnRule, text: str) -> str:
-    """Applies a rule of another package to one text; InputError: it makes no text, or fails."""
+    """Applies a rule of another package to a text; InputError: its result is not text, or it fails."""
     try:
-        made = rule.of_text(text) if text else ""
-        fault = "" if isinstance(made, str) else f"makes {made!r:.80} of {text[:80]!r}; a text is required"
+        new = rule.of_text(text) if text else ""
+        fault = "" if isinstance(new, str) else f"makes {new!r:.80} of {text[:80]!r}; a text is required"
     except (Exception, SystemExit) as error:
-        made, fault = "", f"fails for {text[:80]!r}: {type(error).__name__}: {one_line(error)}"
+        new, fault = "", f"fails for {text[:80]!r}: {type(error).__name__}: {one_line(error)}"
     if fault:
         raise InputError(f"the rule {type(rule).__module__}.{type(rule).__name__} {fault}")
-    return made
+    return new
 
 
 def number_edges(feature: Number) -> list[float]:
-    """Returns the boundaries between a feature's buckets, rounded to float32, rising."""
+    """Returns the boundaries between a feature's buckets, rounded to float32, ascending."""
     edges = np.asarray(feature.edges(), np.float32)
     # TensorFlow's kernels take subnormal numbers as 0 in some threads and not in others; here they are all 0.
     edges[np.abs(edges) < SMALLEST_NORMAL] = 0
-    found: list[float] = edges.tolist()
-    return found
+    boundaries: list[float] = edges.tolist()
+    return boundaries
 
 
 def column_of(
@@ -196,8 +196,8 @@ def column_of(
 ) -> Vector:
     """Returns the column that a feature reads. Raises InputError: it is absent."""
     if name not in columns:
-        known = listed(list(columns), name)
+        names = listed(list(columns), name)
         raise InputError(
-            f"feature {feature.name}: its source column {name} is absent; the columns are {known}"
+            f"feature {feature.name}: its source column {name} is absent; the columns are {names}"
         )
     return columns[name]

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from ctr.data.features import Category, Cross, Number, Text, Vector
 from ctr.data.ids import arrow
 from ctr.data.ids.arrow import is_text, text_array
-from ctr.data.ids.rules import FeatureIds, Made, column_of, cross_ids
+from ctr.data.ids.rules import FeatureIds, IdColumn, column_of, cross_ids
 from ctr.data.kept_values import VALUE_PREFIX
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
@@ -30,7 +30,7 @@ _SAMPLED = 1024  # rows of a number that show whether its values recur
 
 @dataclass(frozen=True)
 class _Encoded:
-    """A source column: of each row (or list item) the number of its distinct value."""
+    """A dictionary-encoded source column: the index of each row's (or list item's) distinct value."""
 
     codes: np.ndarray  # int32 [rows], or [items] of a list column
     texts: pa.Array  # large strings; missing is empty; the empty string may stand twice
@@ -111,42 +111,42 @@ def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Column:
-    """A feature of the distinct values, and the place of each row's, or of each list's values, among them."""
+    """A feature of the distinct values, and the index of each row's or list item's value among them."""
 
-    made: Made
+    values: IdColumn
     places: np.ndarray | None = None
 
     @property
     def ids(self) -> np.ndarray:
-        ids: np.ndarray = self.made.ids
+        ids: np.ndarray = self.values.ids
         return ids if self.places is None else ids[self.places]
 
-    def of_rows(self) -> Made:
-        """Gathers what a cross reads."""
+    def of_rows(self) -> IdColumn:
+        """Gathers the ids and fingerprints that a cross reads."""
         if self.places is None:
-            return self.made
-        return self.made._replace(ids=self.ids, prints=self.made.prints[self.places])
+            return self.values
+        return self.values._replace(ids=self.ids, prints=self.values.prints[self.places])
 
     def raw_values(self) -> pa.Array:
-        values = self.made.strings
+        values = self.values.strings
         if not isinstance(values, pa.Array):  # n-grams, in TensorFlow
             values = pa.array(values.numpy(), pa.large_binary()).cast(pa.large_string())
         if self.places is not None:
             values = values.take(pa.array(self.places))
-        if self.made.rows is None:
+        if self.values.rows is None:
             return values
         return pa.LargeListArray.from_arrays(
-            pa.array(offsets_of(self.made.rows)), values.cast(pa.large_string())
+            pa.array(offsets_of(self.values.rows)), values.cast(pa.large_string())
         )
 
 
 def _number_column(ids: FeatureIds, feature: Number, values: np.ndarray) -> _Column:
-    """Makes the ids of a number, float32 [N], of each different value once where they recur."""
+    """Makes the ids of numbers, float32 [N]; computes each distinct value once where values recur."""
     some = values[:_SAMPLED]
     if len(np.unique(some)) * 2 > len(some):
         return _Column(ids.of_values(arrow, feature, values))
     codes, distinct = pd.factorize(values)
-    # The code of what is missing is -1.
+    # The code of a missing value is -1.
     return _Column(ids.of_values(arrow, feature, np.append(distinct, np.float32(np.nan))), codes)
 
 
@@ -168,12 +168,12 @@ def _string_column(ids: FeatureIds, feature: Category | Text, source: _Encoded) 
     if source.lengths is not None:
         items = pa.DictionaryArray.from_arrays(pa.array(source.codes), source.texts)
         return _Column(ids.of_values(arrow, feature, items, source.lengths))
-    made = ids.of_values(arrow, feature, source.texts)
-    if made.rows is None:
-        return _Column(made, source.codes)
+    values = ids.of_values(arrow, feature, source.texts)
+    if values.rows is None:
+        return _Column(values, source.codes)
     # The lists of the rows, one after the other.
-    chosen = made.rows[source.codes]
-    return _Column(made._replace(rows=chosen), places_of(offsets_of(made.rows)[source.codes], chosen))
+    chosen = values.rows[source.codes]
+    return _Column(values._replace(rows=chosen), places_of(offsets_of(values.rows)[source.codes], chosen))
 
 
 def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[str, Lists]]:
@@ -219,16 +219,16 @@ def _packed(schema: Schema, columns: Mapping[str, _Column], rows: int) -> tuple[
     single = [columns[name].ids for name in schema.single_valued]
     kind = schema.id_type
     matrix = np.stack(single, axis=1, dtype=kind) if single else np.zeros((rows, 0), kind)
-    lists = {name: (columns[name].ids.astype(kind), columns[name].made.rows) for name in schema.multivalent}
+    lists = {name: (columns[name].ids.astype(kind), columns[name].values.rows) for name in schema.multivalent}
     return matrix, lists
 
 
-def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str] = ()) -> pa.Table:
+def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, value_names: Sequence[str] = ()) -> pa.Table:
     """Makes rows of a shard of key columns (those of ``shard_schema`` that are not features) and raw source columns.
 
-    Of the features ``kept`` raw values follow in columns of their own (``ctr.data.kept_values.value_columns``). Raises
-    InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to ``LARGEST_WEIGHT``); and
-    all that ``transform_table`` refuses.
+    Raw values of the features ``value_names`` follow in columns of their own (``ctr.data.kept_values.value_columns``).
+    Raises InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to
+    ``LARGEST_WEIGHT``); and all that ``transform_table`` refuses.
     """
     target = shard_schema(schema)
     transformed = _transformed(schema, raw)
@@ -242,7 +242,7 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str
         else:
             columns.append(_key_column(keys, field))
     packed = pa.table(columns, schema=target)
-    for name in kept:
+    for name in value_names:
         packed = packed.append_column(VALUE_PREFIX + name, transformed[name].raw_values())
     return packed
 

@@ -45,7 +45,7 @@ def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.nda
                 raise InputError(
                     f"feature {name}: {unknown[0]!r} is not in its vocabulary; allowed: {', '.join(allowed)}"
                 )
-        given: Any = pa.array(texts, pa.large_string())
+        column: Any = pa.array(texts, pa.large_string())
     else:
         numbers = []
         for value in values:
@@ -53,8 +53,8 @@ def feature_ids(schema: Schema, name: str, values: Sequence[RawValue]) -> np.nda
                 raise InputError(f"feature {name}: {value!r} is not a number")
             numbers.append(float("nan") if value is None or value == "" else float(value))
         with np.errstate(over="ignore"):
-            given = np.array(numbers, np.float32)
-    ids: list[int] = FeatureIds(schema).of_values(arrow, feature, given).ids.tolist()
+            column = np.array(numbers, np.float32)
+    ids: list[int] = FeatureIds(schema).of_values(arrow, feature, column).ids.tolist()
     seen: dict[int, object] = {}
     for value, number in zip(values, ids, strict=True):
         if number in seen:
